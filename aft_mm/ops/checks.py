@@ -1,0 +1,146 @@
+"""Argument checks of the public ops: one sentence that names the argument, what came, what is allowed."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .geometry import Window
+
+GATES = ('sigmoid', 'relu', 'none')
+KEY_FUNCTIONS = ('softmax', 'relu')
+
+
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise ValueError unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f'{name} must be one of {", ".join(allowed)}, got {value!r}')
+
+
+def _check_query(query: Tensor | None, value: Tensor, gate: str) -> None:
+    check_choice('gate', gate, GATES)
+    if (query is None) != (gate == 'none'):
+        came = 'no query' if query is None else 'a query'
+        raise ValueError(f"query is left out exactly when gate='none', got {came} with gate={gate!r}")
+    if query is None:
+        return
+    same = query.dim() == value.dim() and query.shape[0] == value.shape[0]
+    if not same or query.shape[-1] != value.shape[-1]:
+        raise ValueError(
+            f'query must be [B, T, D] with the B and D of value, got query {list(query.shape)} '
+            f'and value {list(value.shape)}'
+        )
+
+
+def check_tokens(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+    same_length: bool,
+    heads: int | None = None,
+) -> None:
+    """Check query [B, T, D], key [B, S, D] (or [B, S, heads]), value [B, S, D] and key_mask [B, S]."""
+    if value.dim() != 3 or key.dim() != 3 or key.shape[:2] != value.shape[:2] or not value.numel():
+        raise ValueError(
+            f'key and value must be non-empty [B, S, channels] with the same B and S, '
+            f'got {list(key.shape)} and {list(value.shape)}'
+        )
+    channels = value.shape[-1]
+    if heads is None and key.shape[-1] != channels:
+        raise ValueError(f'key must have the {channels} channels of value, got {key.shape[-1]}')
+    if heads is not None and (key.shape[-1] != heads or channels % heads):
+        raise ValueError(
+            f'the {heads} heads of weight must equal the channels of key and divide those of value, '
+            f'got key {key.shape[-1]} and value {channels}'
+        )
+    _check_query(query, value, gate)
+    if query is not None and (same_length or causal) and query.shape[1] != key.shape[1]:
+        raise ValueError(
+            f'query and key must have the same length here, got T={query.shape[1]} and '
+            f'S={key.shape[1]}'
+        )
+    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != key.shape[:2]):
+        raise ValueError(
+            f'key_mask must be bool {list(key.shape[:2])} with True for keys to keep, '
+            f'got {key_mask.dtype} {list(key_mask.shape)}'
+        )
+
+
+def check_grid(grid: Sequence[int] | None, tokens: int, dims: Sequence[int]) -> None:
+    """Check that `grid` has an allowed number of dimensions and holds `tokens` tokens."""
+    if grid is None:
+        return
+    if len(grid) not in dims or any(size < 1 for size in grid):
+        raise ValueError(
+            f'grid must have {" or ".join(map(str, dims))} positive sizes, got {tuple(grid)}'
+        )
+    if math.prod(grid) != tokens:
+        raise ValueError(
+            f'grid {tuple(grid)} holds {math.prod(grid)} tokens, but the sequence has {tokens}'
+        )
+
+
+def _sizes(window: Window, grid: Sequence[int] | None) -> Sequence[int]:
+    sizes = (window,) if isinstance(window, int) else tuple(window)
+    flat = grid is None or len(grid) == 1
+    if len(sizes) > (1 if flat else 2) or not sizes or not all(isinstance(s, int) for s in sizes):
+        allowed = 'an int' if flat else 'an int or a pair of ints'
+        raise ValueError(f'window must be {allowed} for grid {grid}, got {window!r}')
+    return sizes
+
+
+def check_window(window: Window, grid: Sequence[int] | None) -> None:
+    """Check a soft window (0 and up, one size per grid dimension or one for both)."""
+    if any(size < 0 for size in _sizes(window, grid)):
+        raise ValueError(f'window must be 0 or larger, got {window!r}')
+
+
+def check_hard_window(window: Window, grid: Sequence[int] | None) -> None:
+    """Check a hard window: 1 and up in 1-d, even and positive in 2-d, else no token sees itself."""
+    sizes = _sizes(window, grid)
+    if any(size < 1 for size in sizes):
+        raise ValueError(f'window must be 1 or larger, got {window!r}')
+    if grid is not None and len(grid) == 2 and any(size % 2 for size in sizes):
+        raise ValueError(f'a 2-d window must have even sizes, got {window!r}')
+
+
+def check_factors(pos_u: Tensor, pos_v: Tensor, targets: int, sources: int) -> None:
+    """Check the factors u [T, d'] and v [S, d'] of the position bias."""
+    fits = pos_u.dim() == 2 and pos_v.dim() == 2 and pos_u.shape[1] == pos_v.shape[1]
+    if not fits or len(pos_u) != targets or len(pos_v) != sources:
+        raise ValueError(
+            f"pos_u and pos_v must be [{targets}, d'] and [{sources}, d'], "
+            f'got {list(pos_u.shape)} and {list(pos_v.shape)}'
+        )
+
+
+def check_position_bias(
+    position_bias: Tensor, query: Tensor | None, key: Tensor, causal: bool
+) -> None:
+    """Check the dense bias [T, S]; without a query it says T itself, unless the op is causal."""
+    sources = key.shape[1]
+    if query is not None:
+        targets = query.shape[1]
+    else:
+        targets = sources if causal else position_bias.shape[0]
+    if position_bias.shape != (targets, sources):
+        raise ValueError(
+            f'position_bias must be [T, S] = [{targets}, {sources}], '
+            f'got {list(position_bias.shape)}'
+        )
+
+
+def check_kernel(kernel: Sequence[int], grid: Sequence[int]) -> None:
+    """Check that the kernel is odd in each of the grid's dimensions."""
+    if len(kernel) != len(grid):
+        raise ValueError(
+            f'weight must be [heads, *kernel] with a kernel of {len(grid)} dimensions for grid '
+            f'{tuple(grid)}, got kernel {tuple(kernel)}'
+        )
+    if any(size % 2 == 0 for size in kernel):
+        raise ValueError(f'every kernel size must be odd, got {tuple(kernel)}')

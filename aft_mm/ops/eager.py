@@ -1,0 +1,167 @@
+"""The default backend: composite torch operations that autograd and torch.compile see through.
+
+The numerics policy, kept by every backend:
+
+- exponentials and sums are float32 whatever the input (float64 stays float64), outputs have the type of
+  value;
+- each op has a fast path, one common shift and plain sums, that is exact to tolerance while keys and
+  biases spread over less than the exponents of float32, and checks that; beyond it a safe path takes
+  over, in float64 and with sums that carry their own shift (`sums.py`), for any finite key and
+  |w| up to 80;
+- shifts are detached: they cancel in the quotient, so its gradient does not depend on them.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .blocks import Band, dense_band, local_band, normalized_mean, weighted_mean
+from .convolution import conv_mean
+from .geometry import Window, as_pair
+from .reference import GATES
+from .sums import (
+    FAST_SPREAD,
+    Summable,
+    choose,
+    column_shift,
+    leaf,
+    mean,
+    merge,
+    prefix,
+    sliding,
+    spread,
+)
+
+
+def _accumulation_type(value: Tensor) -> torch.dtype:
+    return torch.float64 if value.dtype == torch.float64 else torch.float32
+
+
+def hide(
+    key: Tensor, value: Tensor, key_mask: Tensor | None, fill: float = -torch.inf
+) -> tuple[Tensor, Tensor]:
+    """Key and value in the accumulation type, hidden keys at `fill` and hidden values at 0."""
+    dtype = _accumulation_type(value)
+    key, value = key.to(dtype), value.to(dtype)
+    if key_mask is None:
+        return key, value
+    hidden = ~key_mask.unsqueeze(-1)
+    return key.masked_fill(hidden, fill), value.masked_fill(hidden, 0)
+
+
+def apply_gate(query: Tensor | None, mixed: Tensor, gate: str, dtype: torch.dtype) -> Tensor:
+    """``g(q) ⊙ mixed`` in the output type."""
+    if gate != 'none':
+        mixed = GATES[gate](query.to(mixed.dtype)) * mixed
+    return mixed.to(dtype)
+
+
+def _columns(x: Tensor) -> Tensor:
+    """[B, T, D] as [T, B·D]: one matrix product serves the batch."""
+    return x.transpose(0, 1).flatten(1)
+
+
+def _banded(query, key, value, band: Band, key_mask, gate) -> Tensor:
+    dtype, batch = value.dtype, value.shape[0]
+    key, value = hide(key, value, key_mask)
+    mixed = weighted_mean(_columns(key), _columns(value), band)
+    return apply_gate(query, mixed.unflatten(1, (batch, -1)).transpose(0, 1), gate, dtype)
+
+
+def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
+    """O(T·D): a softmax over tokens, or running sums when causal."""
+    dtype = value.dtype
+    if key_function == 'relu':
+        key, value = hide(key, value, key_mask, fill=0)
+        terms = torch.relu(key) * value
+        mixed = terms.cumsum(1) if causal else terms.sum(1, keepdim=True)
+    else:
+        key, value = hide(key, value, key_mask)
+        if causal:
+            mixed = choose(spread(key, 1) <= FAST_SPREAD, _running_mean, _safe_running_mean, key, value)
+        else:
+            weight = torch.exp(key - column_shift(key, 1))
+            mixed = mean((weight * value).sum(1, True), weight.sum(1, True))
+    if query is None and not causal:
+        mixed = mixed.expand(-1, key.shape[1], -1)
+    return apply_gate(query, mixed, gate, dtype)
+
+
+def _running_mean(key: Tensor, value: Tensor) -> Tensor:
+    weight = torch.exp(key - column_shift(key, 1))
+    return mean((weight * value).cumsum(1), weight.cumsum(1))
+
+
+def _safe_running_mean(key: Tensor, value: Tensor) -> Tensor:
+    sums = prefix(leaf(key.double(), value.double()), 1)
+    return mean(sums.numerator, sums.denominator).to(key.dtype)
+
+
+def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
+    """O(T·S·D) time: the product of exp(w) with e^k v and e^k; halved diagonals when it must be safe."""
+    bias = position_bias.to(_accumulation_type(value))
+    return _banded(query, key, value, dense_band(bias, causal), key_mask, gate)
+
+
+def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
+    """O(T·s·D) time: products in blocks of the window and running sums of the blocks beyond."""
+    dtype = _accumulation_type(value)
+    band = local_band(pos_u.to(dtype), pos_v.to(dtype), window, grid, causal, outside=0.0)
+    return _banded(query, key, value, band, key_mask, gate)
+
+
+def aft_conv(
+    query, key, value, weight, *, grid: Sequence[int], global_connectivity, causal, key_mask, gate
+) -> Tensor:
+    """O(T·K·D) time: depthwise convolutions with exp(w) − 1 plus global sums (`convolution.py`)."""
+    dtype = value.dtype
+    key, value = hide(key, value, key_mask)
+    mixed = conv_mean(key, value, weight.to(key.dtype), grid, global_connectivity, causal)
+    return apply_gate(query, mixed, gate, dtype)
+
+
+def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
+    """O(T·log(s)·D) time: sliding sums that double their length."""
+    dtype, tokens = value.dtype, value.shape[1]
+    key, value = hide(key, value, key_mask)
+    grid = (tokens,) if grid is None else tuple(grid)
+    key, value = key.unflatten(1, grid), value.unflatten(1, grid)
+    places = tuple(range(1, 1 + len(grid)))
+
+    def fast(key: Tensor, value: Tensor) -> Tensor:
+        weight = torch.exp(key - column_shift(key, places))
+        return mean(*(_window_sums(x, window, grid, causal) for x in (weight * value, weight)))
+
+    def safe(key: Tensor, value: Tensor) -> Tensor:
+        sums = _window_sums(leaf(key.double(), value.double()), window, grid, causal)
+        return mean(sums.numerator, sums.denominator).to(key.dtype)
+
+    mixed = choose(spread(key, places) <= FAST_SPREAD, fast, safe, key, value)
+    return apply_gate(query, mixed.flatten(1, len(grid)), gate, dtype)
+
+
+def _window_sums(x: Summable, window: Window, grid: tuple[int, ...], causal: bool) -> Summable:
+    """Sums over the hard window of x [B, *grid, D]."""
+    if len(grid) == 1:
+        size = window if isinstance(window, int) else window[0]
+        return sliding(x, size - 1, 0 if causal else size - 1, 1)
+    rows, columns = (size // 2 for size in as_pair(window))
+    across = sliding(x, columns - 1, columns, 2)
+    if not causal:
+        return sliding(across, rows - 1, rows, 1)
+    return merge(sliding(across, rows - 1, -1, 1), sliding(x, columns - 1, 0, 2))
+
+
+def aft_local_normalized(
+    query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
+) -> Tensor:
+    """O(T·s·D) time: the window's own softmax in blocks, over the running sums of all keys."""
+    dtype, batch = value.dtype, value.shape[0]
+    key, value = hide(key, value, key_mask)
+    band = local_band(
+        pos_u.to(key.dtype), pos_v.to(key.dtype), window, grid, causal, outside=-torch.inf
+    )
+    seen = torch.ones_like(key[..., 0]) if key_mask is None else key_mask.to(key.dtype)
+    mixed = normalized_mean(_columns(key), _columns(value), seen.T, band)
+    return apply_gate(query, mixed.unflatten(1, (batch, -1)).transpose(0, 1), gate, dtype)

@@ -1,0 +1,184 @@
+"""The public AFT ops: check the arguments, choose a backend, call it.
+
+All are batch first and compute ``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` with
+different ``W = exp(w)``. Shared arguments:
+
+- query [B, T, D]: gates the output; None with ``gate='none'``.
+- key [B, S, D], value [B, S, D].
+- causal: sums run over t' ≤ t in raster order.
+- key_mask [B, S] bool: True for keys to keep; hidden keys and values may hold NaN or inf and get zero
+  gradient, a row that sees nothing gives 0.
+- gate: g, one of 'sigmoid', 'relu', 'none'.
+
+Exponentials and sums are float32 for every input type but float64; the output has the type of value.
+Every op raises ValueError for arguments that do not fit together.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .dispatch import implementation
+from .geometry import Window
+
+
+def _run(op: str, value: Tensor, *tensors: Tensor | None, **options) -> Tensor:
+    # Autocast would turn the float32 products inside the op back into bfloat16.
+    with torch.autocast(device_type=value.device.type, enabled=False):
+        return implementation(op, value.device)(*tensors, **options)
+
+
+def aft_simple(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_function: str = 'softmax',
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    gate: str = 'sigmoid',
+) -> Tensor:
+    """AFT without position bias, ``W = 1`` (arXiv 2105.14103, eq. 5).
+
+    ``key_function='relu'`` is the unnormalised ``g(q) ⊙ Σ relu(k) ⊙ v`` (ICLR submission, eq. 3).
+    Without `causal` T may differ from S. Returns [B, T, D].
+    """
+    shared = dict(causal=causal, key_mask=key_mask, gate=gate)
+    checks.check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
+    checks.check_tokens(query, key, value, same_length=False, **shared)
+    return _run('aft_simple', value, query, key, value, key_function=key_function, **shared)
+
+
+def aft_full(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    gate: str = 'sigmoid',
+) -> Tensor:
+    """AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
+
+    position_bias is w [T, S]; without `causal` T may differ from S. Returns [B, T, D].
+    """
+    shared = dict(causal=causal, key_mask=key_mask, gate=gate)
+    checks.check_tokens(query, key, value, same_length=False, **shared)
+    checks.check_position_bias(position_bias, query, key, causal)
+    return _run('aft_full', value, query, key, value, position_bias, **shared)
+
+
+def aft_local(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    pos_u: Tensor,
+    pos_v: Tensor,
+    *,
+    window: Window,
+    grid: Sequence[int] | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    gate: str = 'sigmoid',
+) -> Tensor:
+    """AFT with a position bias inside a window only (arXiv 2105.14103, eq. 4 and 7).
+
+    ``w = pos_u pos_vᵀ`` where ``|t − t'| < window``, on a 2-d `grid` (H, W) where ``|Δrow| < s_r`` and
+    ``|Δcol| < s_c`` with window an int or the pair (s_r, s_c); w = 0 elsewhere, so far tokens still
+    count. pos_u, pos_v [T, d']. Returns [B, T, D].
+    """
+    shared = dict(causal=causal, key_mask=key_mask, gate=gate)
+    checks.check_tokens(query, key, value, same_length=True, **shared)
+    _check_local(pos_u, pos_v, key.shape[1], window, grid)
+    factors = dict(window=window, grid=grid)
+    return _run('aft_local', value, query, key, value, pos_u, pos_v, **factors, **shared)
+
+
+def aft_conv(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    *,
+    grid: Sequence[int],
+    global_connectivity: bool = True,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    gate: str = 'sigmoid',
+) -> Tensor:
+    """AFT whose position bias depends on the offset only, per head (arXiv 2105.14103, eq. 6 and 8).
+
+    key [B, T, h]; head i serves the channels i·D/h … (i+1)·D/h − 1. weight is w [h, *kernel], already
+    reparameterised: entry ``centre + (t' − t)`` is the bias of the source at t'. grid has 1, 2 or 3
+    sizes, kernels are odd and may be larger than the grid. ``global_connectivity=False`` sets W = 0
+    outside the kernel instead of 1. Returns [B, T, D].
+    """
+    shared = dict(causal=causal, key_mask=key_mask, gate=gate)
+    checks.check_tokens(query, key, value, same_length=True, heads=weight.shape[0], **shared)
+    checks.check_grid(grid, key.shape[1], dims=(1, 2, 3))
+    checks.check_kernel(weight.shape[1:], grid)
+    places = dict(grid=grid, global_connectivity=global_connectivity)
+    return _run('aft_conv', value, query, key, value, weight, **places, **shared)
+
+
+def aft_window(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    window: Window,
+    grid: Sequence[int] | None = None,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    gate: str = 'sigmoid',
+) -> Tensor:
+    """AFT over a hard window, W = 1 inside and 0 outside (ICLR submission, algorithms 1 and 2).
+
+    1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``). 2-d with `grid` (H, W) and the even window
+    (s_h, s_w): rows ``r − s_h/2 < r' ≤ r``, columns ``c − s_w/2 < c' ≤ c + s_w/2``, in the own row only
+    ``c' ≤ c`` (not causal: rows up to ``r + s_h/2``, the own row whole). Returns [B, T, D].
+    """
+    shared = dict(causal=causal, key_mask=key_mask, gate=gate)
+    checks.check_tokens(query, key, value, same_length=True, **shared)
+    checks.check_grid(grid, key.shape[1], dims=(1, 2))
+    checks.check_hard_window(window, grid)
+    return _run('aft_window', value, query, key, value, window=window, grid=grid, **shared)
+
+
+def aft_local_normalized(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    pos_u: Tensor,
+    pos_v: Tensor,
+    *,
+    window: Window,
+    grid: Sequence[int] | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    gate: str = 'sigmoid',
+) -> Tensor:
+    """AFT with learned local weights that have a softmax of their own (ICLR submission, eq. 8).
+
+    ``y_t = g(q_t) ⊙ Σ_t' a[t,t'] softmax(k)[t'] ⊙ v_t'`` where ``a = softmax(pos_u pos_vᵀ)`` over the
+    window of :func:`aft_local` and the softmax of the keys runs over all visible tokens. The product of
+    the two does not sum to one. A window of 0 is empty and not allowed. Returns [B, T, D].
+    """
+    shared = dict(causal=causal, key_mask=key_mask, gate=gate)
+    checks.check_tokens(query, key, value, same_length=True, **shared)
+    _check_local(pos_u, pos_v, key.shape[1], window, grid)
+    if 0 in ((window,) if isinstance(window, int) else window):
+        raise ValueError(f'window must be 1 or larger, got {window!r}')
+    factors = dict(window=window, grid=grid)
+    return _run('aft_local_normalized', value, query, key, value, pos_u, pos_v, **factors, **shared)
+
+
+def _check_local(
+    pos_u: Tensor, pos_v: Tensor, tokens: int, window: Window, grid: Sequence[int] | None
+) -> None:
+    checks.check_grid(grid, tokens, dims=(1, 2))
+    checks.check_window(window, grid)
+    checks.check_factors(pos_u, pos_v, tokens, tokens)

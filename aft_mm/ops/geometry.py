@@ -1,0 +1,88 @@
+"""Which tokens lie inside which window: the one place where grids, windows and kernels become masks."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Window = int | Sequence[int]
+
+
+def as_pair(window: Window) -> tuple[int, int]:
+    """A window on a 2-d grid as (rows, columns); an int stands for both."""
+    return (window, window) if isinstance(window, int) else (window[0], window[1])
+
+
+def near_mask(target: Tensor, source: Tensor, window: Window, grid: Sequence[int] | None) -> Tensor:
+    """True where ``|Δt| < s``, on a 2-d grid where ``|Δrow| < s_r and |Δcol| < s_c`` (eq. 4)."""
+    if grid is None or len(grid) == 1:
+        size = window if isinstance(window, int) else window[0]
+        return (target - source).abs() < size
+    rows, columns = as_pair(window)
+    width = grid[1]
+    return ((target // width - source // width).abs() < rows) & (
+        (target % width - source % width).abs() < columns
+    )
+
+
+def near_radius(window: Window, grid: Sequence[int] | None) -> int:
+    """The largest raster distance ``|t − t'|`` inside the window of :func:`near_mask`; −1 if empty."""
+    if grid is None or len(grid) == 1:
+        return (window if isinstance(window, int) else window[0]) - 1
+    rows, columns = as_pair(window)
+    rows, columns = min(rows, grid[0]), min(columns, grid[1])
+    return -1 if 0 in (rows, columns) else (rows - 1) * grid[1] + columns - 1
+
+
+def hard_mask(
+    target: Tensor, source: Tensor, window: Window, grid: Sequence[int] | None, causal: bool
+) -> Tensor:
+    """True inside the hard window of AFTWindow (ICLR submission, algorithms 1 and 2).
+
+    1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``). 2-d with ``(s_h, s_w)``, both even: rows
+    ``r − s_h/2 < r' ≤ r``, columns ``c − s_w/2 < c' ≤ c + s_w/2``, in the own row ``c' ≤ c``
+    (not causal: rows up to ``r + s_h/2`` and the own row whole).
+    """
+    if grid is None or len(grid) == 1:
+        size = window if isinstance(window, int) else window[0]
+        distance = target - source
+        return (distance >= 0) & (distance < size) if causal else distance.abs() < size
+    half_rows, half_columns = (size // 2 for size in as_pair(window))
+    width = grid[1]
+    down = source // width - target // width
+    right = source % width - target % width
+    inside = (right > -half_columns) & (right <= half_columns) & (down > -half_rows)
+    if causal:
+        return inside & (down <= 0) & ((down < 0) | (right <= 0))
+    return inside & (down <= half_rows)
+
+
+def kernel_index(
+    target: Tensor, source: Tensor, kernel: Sequence[int], grid: Sequence[int]
+) -> Tensor:
+    """Flat index into the kernel of the source seen from the target, −1 outside the kernel.
+
+    Per dimension the index is ``centre + (t' − t)``, the order of torch's cross-correlation.
+    """
+    index = torch.zeros_like(target - source)
+    inside = torch.ones_like(index, dtype=torch.bool)
+    stride = math.prod(grid)
+    for size, length in zip(kernel, grid, strict=True):
+        stride //= length
+        step = (source // stride) % length - (target // stride) % length + size // 2
+        inside &= (step >= 0) & (step < size)
+        index = index * size + step
+    return torch.where(inside, index, -1)
+
+
+def kernel_offsets(kernel: Sequence[int]) -> list[tuple[int, ...]]:
+    """The offset ``t' − t`` of every kernel entry, in the order of ``weight.flatten(1)``."""
+    return list(itertools.product(*(range(-(size // 2), size // 2 + 1) for size in kernel)))
+
+
+def past_kernel(kernel: Sequence[int], device: torch.device) -> Tensor:
+    """True at the kernel entries that a causal raster may see (offsets ≤ 0 in raster order)."""
+    visible = [offset <= (0,) * len(kernel) for offset in kernel_offsets(kernel)]
+    return torch.tensor(visible, device=device).view(*kernel)

@@ -1,0 +1,126 @@
+"""The oracle: every op as the sum that the papers write, in float64, with no cleverness.
+
+``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` is evaluated as it stands, with
+``log W`` as a dense ``[h, T, S]`` tensor (−inf where W = 0) and all ``[B, T, S, D]`` products in memory.
+Use it on small inputs: it is what the other backends are tested against.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .geometry import Window, hard_mask, kernel_index, near_mask
+
+GATES = {'sigmoid': torch.sigmoid, 'relu': torch.relu}
+
+
+def _apply_gate(query: Tensor | None, mixed: Tensor, gate: str, dtype: torch.dtype) -> Tensor:
+    return (mixed if gate == 'none' else GATES[gate](query.double()) * mixed).to(dtype)
+
+
+def _hide(
+    key: Tensor, value: Tensor, key_mask: Tensor | None, fill: float = -torch.inf
+) -> tuple[Tensor, Tensor]:
+    key, value = key.double(), value.double()
+    if key_mask is None:
+        return key, value
+    keep = key_mask.unsqueeze(-1)
+    return key.masked_fill(~keep, fill), value.masked_fill(~keep, 0)
+
+
+def _indices(num_targets: int, num_sources: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    return (
+        torch.arange(num_targets, device=device)[:, None],
+        torch.arange(num_sources, device=device)[None, :],
+    )
+
+
+def _weights(key: Tensor, log_weight: Tensor) -> Tensor:
+    """``exp(w + k)`` over ``[B, T, S, D]`` divided by its sum over S; rows that see nothing give 0."""
+    channels = key.shape[-1]
+    per_channel = log_weight.repeat_interleave(channels // log_weight.shape[0], 0).permute(1, 2, 0)
+    logits = key[:, None] + per_channel[None]
+    shift = logits.detach().amax(2, keepdim=True)
+    weights = torch.exp(logits - shift.masked_fill(shift == -torch.inf, 0))
+    total = weights.sum(2, keepdim=True)
+    return weights / total.masked_fill(total == 0, 1)
+
+
+def _mix(query, key, value, log_weight, causal, key_mask, gate):
+    dtype = value.dtype
+    key, value = _hide(key, value, key_mask)
+    if causal:
+        target, source = _indices(*log_weight.shape[1:], key.device)
+        log_weight = log_weight.masked_fill(source > target, -torch.inf)
+    key = key.repeat_interleave(value.shape[-1] // key.shape[-1], -1)
+    mixed = (_weights(key, log_weight) * value[:, None]).sum(2)
+    return _apply_gate(query, mixed, gate, dtype)
+
+
+def _near_bias(pos_u: Tensor, pos_v: Tensor, window: Window, grid, outside: float) -> Tensor:
+    near = near_mask(*_indices(len(pos_u), len(pos_v), pos_u.device), window, grid)
+    return (pos_u.double() @ pos_v.double().T).masked_fill(~near, outside)
+
+
+def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
+    """``W = 1`` (eq. 5); ``key_function='relu'`` is ``g(q) ⊙ Σ relu(k) v`` (ICLR submission eq. 3)."""
+    targets = key.shape[1] if query is None else query.shape[1]
+    zeros = key.new_zeros(1, targets, key.shape[1], dtype=torch.float64)
+    if key_function == 'softmax':
+        return _mix(query, key, value, zeros, causal, key_mask, gate)
+    dtype = value.dtype
+    key, value = _hide(key, value, key_mask, fill=0)
+    terms = torch.relu(key) * value
+    mixed = terms.cumsum(1) if causal else terms.sum(1, keepdim=True).expand(-1, targets, -1)
+    return _apply_gate(query, mixed, gate, dtype)
+
+
+def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
+    """``W = exp(w)``, w dense (eq. 2)."""
+    return _mix(query, key, value, position_bias.double()[None], causal, key_mask, gate)
+
+
+def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
+    """``W = exp(u vᵀ)`` inside the window, 1 outside (eq. 4, 7)."""
+    bias = _near_bias(pos_u, pos_v, window, grid, outside=0)
+    return _mix(query, key, value, bias[None], causal, key_mask, gate)
+
+
+def aft_conv(
+    query, key, value, weight, *, grid: Sequence[int], global_connectivity, causal, key_mask, gate
+) -> Tensor:
+    """``W = exp(w[t' − t])`` per head inside the kernel, 1 (or 0) outside (eq. 6, 8)."""
+    tokens = key.shape[1]
+    index = kernel_index(*_indices(tokens, tokens, key.device), weight.shape[1:], grid)
+    bias = weight.double().flatten(1)[:, index.clamp_min(0)]
+    bias = bias.masked_fill(index < 0, 0 if global_connectivity else -torch.inf)
+    return _mix(query, key, value, bias, causal, key_mask, gate)
+
+
+def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
+    """``W = 1`` inside the hard window, 0 outside (ICLR submission, algorithms 1 and 2)."""
+    tokens = key.shape[1]
+    inside = hard_mask(*_indices(tokens, tokens, key.device), window, grid, causal)
+    zeros = key.new_zeros(1, tokens, tokens, dtype=torch.float64)
+    bias = zeros.masked_fill(~inside, -torch.inf)
+    return _mix(query, key, value, bias, False, key_mask, gate)
+
+
+def aft_local_normalized(
+    query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
+) -> Tensor:
+    """``y_t = g(q_t) ⊙ Σ_near softmax_t'(w_t)[t'] softmax_t'(k)[t'] v_t'`` (ICLR submission eq. 8)."""
+    dtype, tokens = value.dtype, key.shape[1]
+    key, value = _hide(key, value, key_mask)
+    target, source = _indices(tokens, tokens, key.device)
+    hidden = (source > target) if causal else torch.zeros_like(source > target)
+    bias = _near_bias(pos_u, pos_v, window, grid, outside=-torch.inf)
+    bias = bias.masked_fill(hidden, -torch.inf)
+    seen = key.new_zeros(key.shape[0], tokens, 1)
+    if key_mask is not None:
+        seen = seen.masked_fill(~key_mask.unsqueeze(-1), -torch.inf)
+    local = _weights(seen, bias[None])
+    everywhere = key.new_zeros(1, tokens, tokens).masked_fill(hidden, -torch.inf)
+    mixed = (local * _weights(key, everywhere) * value[:, None]).sum(2)
+    return _apply_gate(query, mixed, gate, dtype)

@@ -1,0 +1,180 @@
+"""Weighted sums that never overflow or underflow, and the choice between them and plain sums.
+
+A :class:`Sums` stands for numerator ``Σ e^k v`` and denominator ``Σ e^k`` as (shift, numerator,
+denominator), both divided by ``e^shift``. Merging two rescales to the larger shift, so a row is never
+scaled by a key that it does not see. The functions below take either a Sums or a plain tensor (whose
+merge is the sum): the fast paths run on tensors, the safe ones on Sums.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# How far exponents (keys and biases together) may spread for plain float32 sums with one common shift:
+# e^±70 is normal and leaves room for millions of terms, e^-88 would be flushed and e^88 overflow.
+FAST_SPREAD = 70.0
+# Without causality every row sees the largest key: only the bias can starve it, and what is flushed is
+# below e^(60 - 88) of the sum.
+FAST_BIAS_SPREAD = 60.0
+
+
+class Sums(NamedTuple):
+    """Shifted numerator and denominator; no key yet is (lowest, 0, 0)."""
+
+    shift: Tensor
+    numerator: Tensor
+    denominator: Tensor
+
+
+Summable = Sums | Tensor
+
+
+def choose(
+    condition: Tensor, fast: Callable[..., Tensor], safe: Callable[..., Tensor], *operands: Tensor
+) -> Tensor:
+    """``fast(*operands)`` if the scalar bool tensor holds, else ``safe(*operands)``; compiles too."""
+    if torch.compiler.is_compiling():
+        return torch.cond(condition, fast, safe, operands)
+    if condition.is_meta:  # shapes only: no value to decide on
+        return fast(*operands)
+    return fast(*operands) if condition else safe(*operands)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The shift that stands for no key; −inf would give NaN when two of them meet."""
+    return torch.finfo(dtype).min
+
+
+def spread(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Largest minus smallest visible key along `dim`, for the worst column; hidden keys are −inf."""
+    key = key.detach()
+    low = key.masked_fill(key == -torch.inf, torch.inf).amin(dim)
+    # Columns in which every key is hidden give −inf and do not count.
+    return (key.amax(dim) - low).amax().clamp_min(0)
+
+
+def column_shift(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Detached maximum along `dim` (kept), finite also where every key is hidden."""
+    return key.detach().amax(dim, keepdim=True).clamp_min(lowest(key.dtype))
+
+
+def leaf(key: Tensor, value: Tensor) -> Sums:
+    """Each token as a sum of one."""
+    shift = key.detach().clamp_min(lowest(key.dtype))
+    weight = torch.exp(key - shift)
+    return Sums(shift, weight * value, weight)
+
+
+def reduce(key: Tensor, value: Tensor, dim: int) -> Sums:
+    """The sum over `dim` (kept)."""
+    shift = column_shift(key, dim)
+    weight = torch.exp(key - shift)
+    return Sums(shift, (weight * value).sum(dim, True), weight.sum(dim, True))
+
+
+def merge(a: Summable, b: Summable) -> Summable:
+    """The sum of two sums, shapes broadcast."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return a + b
+    shift = torch.maximum(a.shift, b.shift)
+    scale_a, scale_b = torch.exp(a.shift - shift), torch.exp(b.shift - shift)
+    return Sums(
+        shift,
+        a.numerator * scale_a + b.numerator * scale_b,
+        a.denominator * scale_a + b.denominator * scale_b,
+    )
+
+
+def over(x: Summable, function: Callable[[Tensor], Tensor]) -> Summable:
+    """`function` (a view, say) on the tensor or on the three parts."""
+    return function(x) if isinstance(x, Tensor) else Sums(*map(function, x))
+
+
+def _fill(x: Tensor, amount: tuple[int, int], dim: int, value: float) -> Tensor:
+    """Pad `dim` by (before, after); negative amounts cut."""
+    pad = [0, 0] * (x.dim() - 1 - dim % x.dim()) + list(amount)
+    return F.pad(x, pad, value=value)
+
+
+def pad(x: Summable, before: int, after: int, dim: int) -> Summable:
+    """Pad with empty sums; negative amounts cut."""
+    if isinstance(x, Tensor):
+        return _fill(x, (before, after), dim, 0.0)
+    return Sums(
+        _fill(x.shift, (before, after), dim, lowest(x.shift.dtype)),
+        _fill(x.numerator, (before, after), dim, 0.0),
+        _fill(x.denominator, (before, after), dim, 0.0),
+    )
+
+
+def _length(x: Summable, dim: int) -> int:
+    return (x if isinstance(x, Tensor) else x.numerator).shape[dim]
+
+
+def move(x: Summable, steps: int, dim: int) -> Summable:
+    """``y[t] = x[t − steps]``, empty where that falls outside."""
+    length = _length(x, dim)
+    steps = max(-length, min(length, steps))
+    return pad(x, steps, -steps, dim)
+
+
+def sliding(x: Summable, before: int, after: int, dim: int) -> Summable:
+    """``y[t] = Σ x[t − before … t + after]``; a negative bound leaves tokens near t out.
+
+    Doubles the length until the window is composed: no subtraction, so nothing cancels, O(log) passes.
+    """
+    length = _length(x, dim)
+    before, after = min(before, length - 1), min(after, length - 1)
+    need = before + after + 1
+    if need < 1:
+        return move(x, length, dim)
+    # Grow the sequence so that windows which end beyond it exist, then read at t + after.
+    x = pad(x, 0, max(after, 0), dim)
+    result, have, power, size = None, 0, x, 1
+    while True:
+        if need & size:
+            result = power if result is None else merge(result, move(power, have, dim))
+            have += size
+        if have == need:
+            break
+        power = merge(power, move(power, size, dim))
+        size *= 2
+    return pad(result, -after, 0, dim) if after >= 0 else move(result, -after, dim)
+
+
+def prefix(x: Summable, dim: int) -> Summable:
+    """Inclusive running sum along `dim`."""
+    if isinstance(x, Tensor):
+        return x.cumsum(dim)
+    step = 1
+    while step < _length(x, dim):
+        x = merge(x, move(x, step, dim))
+        step *= 2
+    return x
+
+
+def suffix(x: Summable, dim: int) -> Summable:
+    """Inclusive running sum from the end."""
+
+    def flip(part: Tensor) -> Tensor:
+        return part.flip(dim)
+
+    return over(prefix(over(x, flip), dim), flip)
+
+
+def total(x: Summable, dim: int) -> Summable:
+    """The sum over `dim` (kept)."""
+    if isinstance(x, Tensor):
+        return x.sum(dim, True)
+    shift = x.shift.amax(dim, keepdim=True)
+    scale = torch.exp(x.shift - shift)
+    parts = (part * scale for part in (x.numerator, x.denominator))
+    return Sums(shift, *(part.sum(dim, True) for part in parts))
+
+
+def mean(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Numerator over denominator, 0 where nothing was seen."""
+    return numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)

@@ -1,0 +1,42 @@
+"""Every backend against the float64 oracle: forward and every gradient."""
+
+import pytest
+import torch
+
+from aft_mm.ops.dispatch import BACKENDS, ENVIRONMENT_VARIABLE
+
+from .cases import CASES, IDS, Case, run_with_gradients
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def oracle(case: Case, tensors, monkeypatch, **extra):
+    """The reference backend on the same inputs in float64."""
+    wide = [tensor.double() for tensor in tensors]
+    with monkeypatch.context() as patch:
+        patch.setenv(ENVIRONMENT_VARIABLE, 'reference')
+        return run_with_gradients(case, wide, **extra)
+
+
+def assert_close(got, expected, relative, floor=1e-3):
+    """Errors against the largest entry of each tensor, or `floor` if that is larger."""
+    for index, (a, b) in enumerate(zip(got, expected, strict=True)):
+        assert torch.isfinite(a).all(), f'tensor {index} is not finite'
+        scale = b.abs().max().clamp_min(floor)
+        error = (a.double() - b).abs().max() / scale
+        assert error <= relative, f'tensor {index}: relative error {error:.2e} > {relative:.0e}'
+
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
+@pytest.mark.parametrize('case', CASES, ids=IDS)
+def test_matches_oracle(case, dtype, monkeypatch):
+    tensors = case.inputs(dtype=dtype)
+    assert_close(
+        run_with_gradients(case, tensors), oracle(case, tensors, monkeypatch), TOLERANCE[dtype]
+    )

@@ -1,0 +1,112 @@
+"""The inputs on which a common maximum, a difference of sums or a product of shifts breaks."""
+
+import pytest
+import torch
+
+from .cases import CASES, CAUSAL_CASES, IDS, run_with_gradients
+from .test_backends import TOLERANCE, assert_close, oracle
+
+SPIKES = [0, 1, 7, 8, 31, 32, 33, 62]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+# One key takes all the weight here: the gradients towards the keys are differences of O(1) terms that
+# cancel to 0, so their rounding is measured against the terms.
+TERMS = 1.0
+
+
+def compare(case, tensors, monkeypatch, dtype=torch.float32, **extra):
+    expected = oracle(case, tensors, monkeypatch, **extra)
+    assert_close(run_with_gradients(case, tensors, **extra), expected, TOLERANCE[dtype], TERMS)
+
+
+def with_key(tensors, key):
+    """The inputs with another key; what the tensor type cannot hold is rounded for both sides."""
+    return [tensors[0], key.to(tensors[1].dtype), *tensors[2:]]
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize('case', CASES, ids=IDS)
+def test_huge_keys(case, dtype, monkeypatch):
+    tensors = case.inputs(dtype=dtype)
+    signs = torch.randn(tensors[1].shape).sign()
+    compare(case, with_key(tensors, 1e4 * signs + tensors[1].detach()), monkeypatch, dtype)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize('case', CASES, ids=IDS)
+def test_late_spike(case, dtype, monkeypatch):
+    tensors = case.inputs(dtype=dtype)
+    key = tensors[1].detach().clone()
+    key[:, -1] += 1000
+    compare(case, with_key(tensors, key), monkeypatch, dtype)
+
+
+@pytest.mark.parametrize('place', SPIKES)
+@pytest.mark.parametrize('case', CAUSAL_CASES, ids=lambda case: case.name)
+def test_step_at_every_offset_of_a_block(case, place, monkeypatch):
+    if place >= case.tokens:
+        pytest.skip(f'{case.tokens} tokens have no offset {place}')
+    tensors = case.inputs(dtype=torch.float32)
+    key = tensors[1].detach().clone()
+    key[:, place:] += 120
+    compare(case, with_key(tensors, key), monkeypatch)
+
+
+@pytest.mark.parametrize('case', CASES, ids=IDS)
+def test_staircase(case, monkeypatch):
+    tensors = case.inputs(dtype=torch.float32)
+    steps = 120.0 * torch.arange(tensors[1].shape[1]).view(1, -1, 1)
+    compare(case, with_key(tensors, tensors[1].detach() + steps), monkeypatch)
+    compare(case, with_key(tensors, tensors[1].detach() - steps), monkeypatch)
+
+
+@pytest.mark.parametrize('case', [c for c in CASES if c.parameters], ids=lambda case: case.name)
+def test_large_bias(case, monkeypatch):
+    """|w| up to 80, also against keys that make up for it."""
+    tensors = case.inputs(dtype=torch.float32)
+    if len(case.parameters) == 1:
+        big = [tensors[3].detach().sign() * 80]
+    else:  # u v' of rank one with entries of ±80
+        big = [torch.zeros_like(part) for part in tensors[3:]]
+        big[0][:, 0], big[1][:, 0] = 80, torch.randn(len(big[1])).sign()
+    for scale in (1, 100):
+        scaled = with_key(tensors, tensors[1].detach() * scale)
+        compare(case, scaled[:3] + big, monkeypatch)
+
+
+@pytest.mark.parametrize('case', [c for c in CASES if c.parameters], ids=lambda case: case.name)
+def test_suppressed_spike(case, monkeypatch):
+    """w = −20 at the token itself under a key of +20: the difference of sums is 0/0 in float32."""
+    tensors = case.inputs(dtype=torch.float32, bias_scale=0.0)
+    key = torch.zeros_like(tensors[1])
+    key[:, key.shape[1] // 2] = 20
+    bias = [part.detach().clone() for part in tensors[3:]]
+    if len(bias) == 1:
+        bias[0].fill_(-20)
+    else:
+        bias[0][:, 0], bias[1][:, 0] = -20, 1
+    compare(case, with_key(tensors, key)[:3] + bias, monkeypatch)
+
+
+@pytest.mark.parametrize('key_scale', [1, 1000])
+@pytest.mark.parametrize('case', CASES, ids=IDS)
+def test_padding_holds_anything(case, key_scale, monkeypatch):
+    """NaN and inf under the mask change nothing and get zero gradient; all hidden gives 0."""
+    tensors = case.inputs(batch=3, dtype=torch.float32)
+    tensors[1] = tensors[1].detach() * key_scale
+    mask = torch.rand(3, tensors[1].shape[1]) < 0.6
+    mask[1] = False
+    mask[0, 0] = True
+    poisoned = [part.detach().clone() for part in tensors]
+    poisoned[1][~mask], poisoned[2][~mask] = torch.nan, torch.inf
+    clean = [part.detach().clone() for part in tensors]
+    got = run_with_gradients(case, poisoned, key_mask=mask)
+    expected = oracle(case, clean, monkeypatch, key_mask=mask)
+    assert_close(got, expected, TOLERANCE[torch.float32], TERMS)
+    assert (got[0][1] == 0).all()
+    assert (got[2][~mask] == 0).all() and (got[3][~mask] == 0).all()
