@@ -1,0 +1,36 @@
+# `make quickstart` and `make test` need Python 3.10 or newer and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+QUICKSTART := $(wildcard configs/image_classification/aft-conv-quickstart_*_digits.py)
+WORK_DIR := work_dirs/quickstart
+
+.PHONY: quickstart test lint clean
+
+$(VENV)/installed: requirements/lock.txt setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements/lock.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+quickstart: $(VENV)/installed
+	$(BIN)/python tools/train.py $(QUICKSTART) --work-dir $(WORK_DIR)
+	checkpoint=$$(cat $(WORK_DIR)/last_checkpoint) && \
+	$(BIN)/python tools/test.py $(QUICKSTART) $$checkpoint \
+		--work-dir $(WORK_DIR)/test --out $(WORK_DIR)/metrics.json && \
+	$(BIN)/python tools/analysis_tools/plot_position_bias.py $(QUICKSTART) $$checkpoint \
+		--out $(WORK_DIR)/position_bias.png && \
+	echo "accuracy, %:    $$(cat $(WORK_DIR)/metrics.json)" && \
+	echo "checkpoint:     $$checkpoint" && \
+	echo "log:            $$(ls -td $(WORK_DIR)/2*/ | head -n 1)" && \
+	echo "position bias:  $(WORK_DIR)/position_bias.png"
+
+test: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) work_dirs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,3 @@
+"""Attention Free Transformer for mmengine and mmpretrain."""
+
+__version__ = '0.1.0'

@@ -1,0 +1,11 @@
+"""Hooks of a run."""
+
+from .check_images_hook import CheckImagesHook
+from .checkpoint_fit_hook import CheckpointFitHook
+from .compile_hook import CompileHook
+from .epoch_seed_hook import EpochSeedHook
+from .regularization_hook import RegularizationHook
+
+__all__ = [
+    'CheckImagesHook', 'CheckpointFitHook', 'CompileHook', 'EpochSeedHook', 'RegularizationHook'
+]

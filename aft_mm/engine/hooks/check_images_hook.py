@@ -1,0 +1,54 @@
+"""Damaged images, found before the first iteration."""
+
+import os
+
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from PIL import Image
+
+from aft_mm.registry import HOOKS
+
+from ..errors import UserError
+
+_END_OF_IMAGE = b'\xff\xd9'  # JPEG's last marker
+
+
+@HOOKS.register_module()
+class CheckImagesHook(Hook):
+    """Look for empty and truncated image files of the training set before training starts.
+
+    OpenCV decodes a truncated JPEG without complaint and fills the rest with grey. Only the end of
+    each file is read; a JPEG whose end looks wrong is decoded to be sure. Each rank looks at its
+    share of the files.
+    """
+
+    def before_train(self, runner: Runner) -> None:
+        """Check every file that ``img_path`` of the training set names.
+
+        Raises:
+            UserError: an image is missing, empty or truncated.
+        """
+        dataset = runner.train_dataloader.dataset
+        for index in range(runner.rank, len(dataset), runner.world_size):
+            path = dataset.get_data_info(index).get('img_path')
+            if path is not None:
+                check_image(path)
+
+
+def check_image(path: str) -> None:
+    """Raise a :class:`UserError` that names ``path`` if the file is missing, empty or truncated."""
+    try:
+        with open(path, 'rb') as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 4096))
+            tail = file.read()
+    except OSError as error:
+        raise UserError(f'image {path!r} of the training set cannot be read: {error}') from error
+    if size == 0:
+        raise UserError(f'image {path!r} of the training set is empty')
+    if path.lower().endswith(('.jpg', '.jpeg')) and _END_OF_IMAGE not in tail:
+        try:
+            with Image.open(path) as image:
+                image.load()
+        except OSError as error:
+            raise UserError(f'image {path!r} of the training set is truncated: {error}') from error

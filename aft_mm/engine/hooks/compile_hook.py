@@ -1,0 +1,31 @@
+"""Compilation of the backbone."""
+
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from mmengine.runner import Runner
+
+from aft_mm.registry import HOOKS
+
+
+@HOOKS.register_module()
+class CompileHook(Hook):
+    """Compile one part of the model, whole or not at all, before a run.
+
+    mmengine's ``cfg.compile`` compiles the training step, with a graph break at every backward and
+    optimizer call. The part is compiled in place: state dict keys stay as they are, and a copy such
+    as the EMA model stays uncompiled.
+
+    Args:
+        module: Attribute of the model to compile.
+        **kwargs: Those of ``torch.compile``, such as ``backend`` or ``mode``. ``fullgraph`` is True
+            unless given, so that a graph break is an error.
+    """
+
+    def __init__(self, module: str = 'backbone', **kwargs) -> None:
+        self.module = module
+        self.kwargs = {'fullgraph': True, **kwargs}
+
+    def before_run(self, runner: Runner) -> None:
+        """Compile before anything else of the run; weights are loaded in place later."""
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model.get_submodule(self.module).compile(**self.kwargs)

@@ -1,0 +1,44 @@
+"""A penalty that layers name themselves."""
+
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from mmengine.runner import Runner
+from torch import nn
+
+from aft_mm.registry import HOOKS
+
+
+@HOOKS.register_module()
+class RegularizationHook(Hook):
+    """Add ``weight * sum of layer.regularization_loss()`` to the losses, over all layers with one.
+
+    ``AFTConv(sparsity='entropy')`` has one, the mean entropy of its position biases in nats; the
+    paper trains it with weight 0.001 (arXiv 2105.14103, section 8).
+
+    Args:
+        weight: Factor of the summed penalty, dimensionless.
+    """
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+    def before_train(self, runner: Runner) -> None:
+        """Extend the loss dict of the model by ``loss_regularization``.
+
+        Raises:
+            ValueError: no layer of the model has a ``regularization_loss``.
+        """
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        layers = [layer for layer in model.modules() if hasattr(layer, 'regularization_loss')]
+        if not layers:
+            raise ValueError(f'RegularizationHook(weight={self.weight}) needs a layer with a '
+                             "regularization_loss, such as AFTConv(sparsity='entropy'), but the "
+                             'model has none.')
+
+        def add_penalty(module: nn.Module, args: tuple, kwargs: dict, output: dict) -> None:
+            if kwargs.get('mode') == 'loss':
+                output['loss_regularization'] = self.weight * sum(
+                    layer.regularization_loss() for layer in layers)
+
+        # Inside the forward of the model, so that DistributedDataParallel sees the gradients.
+        model.register_forward_hook(add_penalty, with_kwargs=True)

@@ -1,0 +1,25 @@
+"""Registries of the package, children of mmengine's root: a type of ours is written ``aft_mm.X``.
+
+mmengine imports this module when it first meets the prefix ``aft_mm.``, and a registry's locations
+when it first looks a name up, so configs need no further import. An ImportError in here would be
+hidden by mmengine; import nothing that can fail.
+"""
+
+from mmengine import registry as root
+
+from aft_mm.checkpoint import register_safe_loading
+
+__all__ = ['DATASETS', 'HOOKS', 'MODELS', 'OPTIM_WRAPPERS']
+
+# Token mixers and blocks, then backbones and the rest of a model.
+MODELS = root.Registry(
+    'model', parent=root.MODELS, scope='aft_mm', locations=['aft_mm.layers', 'aft_mm.models'])
+# One file per kind of data.
+DATASETS = root.Registry(
+    'dataset', parent=root.DATASETS, scope='aft_mm', locations=['aft_mm.datasets'])
+# What happens around the iterations of a run, and how a gradient becomes a step.
+HOOKS = root.Registry('hook', parent=root.HOOKS, scope='aft_mm', locations=['aft_mm.engine'])
+OPTIM_WRAPPERS = root.Registry(
+    'optim_wrapper', parent=root.OPTIM_WRAPPERS, scope='aft_mm', locations=['aft_mm.engine'])
+
+register_safe_loading()

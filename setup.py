@@ -1,0 +1,45 @@
+"""Package metadata; the settings of the tools are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r"__version__ = '(.+)'", (ROOT / 'aft_mm/__init__.py').read_text()).group(1)
+
+setup(
+    name='aft_mm',
+    version=VERSION,
+    description='Attention Free Transformer for mmengine and mmpretrain',
+    license='Apache-2.0',
+    packages=find_packages(include=['aft_mm', 'aft_mm.*']),
+    python_requires='>=3.10',
+    install_requires=[
+        'torch>=2.4',
+        'torchvision',
+        'numpy',
+        'mmengine>=0.10.7,<1',
+        'mmpretrain>=1.2,<2',
+        # mmdet 3.3 and mmseg 1.2 refuse 2.2. The compiled mmcv holds the same files and its
+        # operators on top, so the extra below can be installed over it.
+        'mmcv-lite>=2.1,<2.2',
+        'scikit-learn',
+        # mmengine imports pkg_resources.
+        'setuptools<82',
+    ],
+    extras_require={
+        'downstream': [
+            'mmcv>=2.1,<2.2', 'mmdet>=3.3,<3.4', 'mmsegmentation>=1.2,<1.3', 'ftfy', 'regex'
+        ],
+        'tracking': ['tensorboard'],
+        'bench': ['timm', 'psutil'],
+        'docs': ['sphinx', 'myst-parser'],
+        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', 'psutil', 'tensorboard'],
+    },
+    classifiers=[
+        'Programming Language :: Python :: 3',
+        'Operating System :: OS Independent',
+        'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    ],
+)
