@@ -1,0 +1,32 @@
+"""Layers with parameters: token mixers, the block around them, embeddings, position biases."""
+
+from .block import Block
+from .embedding import PatchEmbedding, PositionEmbedding
+from .grid import GridParameters
+from .mixers import (
+    AFTConv,
+    AFTFull,
+    AFTLocal,
+    AFTLocalNormalized,
+    AFTMixer,
+    AFTSimple,
+    AFTWindow,
+    SoftmaxAttention,
+    TokenMixer,
+)
+
+__all__ = [
+    'AFTConv',
+    'AFTFull',
+    'AFTLocal',
+    'AFTLocalNormalized',
+    'AFTMixer',
+    'AFTSimple',
+    'AFTWindow',
+    'Block',
+    'GridParameters',
+    'PatchEmbedding',
+    'PositionEmbedding',
+    'SoftmaxAttention',
+    'TokenMixer',
+]

@@ -1,0 +1,78 @@
+"""The pre-norm block around a token mixer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torchvision.ops import MLP, StochasticDepth
+
+from aft_mm.registry import MODELS
+
+__all__ = ['Block']
+
+
+class Block(nn.Module):
+    """Pre-norm block, ``x + drop(mixer(norm(x)))`` then ``x + drop(mlp(norm(x)))``, [B, T, D].
+
+    Linear layers start as in DeiT: N(0, 0.02²) truncated, bias 0.
+
+    Args:
+        embed_dims: channels D.
+        token_mixer: config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``; the
+            block adds embed_dims, grid and num_prefix_tokens.
+        grid, num_prefix_tokens: see :class:`TokenMixer`.
+        mlp_ratio: width of the MLP over D.
+        drop_rate: dropout probability inside the MLP and after the mixer.
+        drop_path_rate: probability that a sample skips a branch, while training.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        token_mixer: dict[str, Any],
+        grid: Sequence[int] | None = None,
+        num_prefix_tokens: int = 0,
+        mlp_ratio: float = 4.0,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        context = dict(
+            embed_dims=embed_dims,
+            grid=grid,
+            num_prefix_tokens=num_prefix_tokens,
+            proj_drop=drop_rate,
+        )
+        self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
+        self.token_mixer = MODELS.build({**context, **token_mixer})
+        self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6)
+        self.mlp = MLP(
+            embed_dims,
+            [int(embed_dims * mlp_ratio), embed_dims],
+            activation_layer=nn.GELU,
+            inplace=None,
+            dropout=drop_rate,
+        )
+        self.drop_path = StochasticDepth(drop_path_rate, mode='row')
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+
+    def forward(
+        self, x: Tensor, grid: Sequence[int] | None = None, key_mask: Tensor | None = None
+    ) -> Tensor:
+        """x [B, T, D] on `grid`, key_mask [B, T] True = keep; returns [B, T, D]."""
+        x = x + self.drop_path(self.token_mixer(self.norm1(x), grid=grid, key_mask=key_mask))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+    def init_state(self, batch_size: int) -> Any:
+        """The state of the mixer before the first token."""
+        return self.token_mixer.init_state(batch_size)
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One token, x_t [B, D] -> y_t [B, D], and the next state; see :meth:`TokenMixer.step`."""
+        mixed, state = self.token_mixer.step(self.norm1(x_t), state)
+        x_t = x_t + self.drop_path(mixed)
+        return x_t + self.drop_path(self.mlp(self.norm2(x_t))), state

@@ -1,0 +1,114 @@
+"""AFT-conv."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from aft_mm import ops
+from aft_mm.ops.checks import check_choice
+from aft_mm.registry import MODELS
+
+from ..grid import Grid
+from ..position_bias import ConvPositionBias
+from .base import AFTMixer
+
+SPARSITIES = ('none', 'entropy', 'gumbel')
+
+
+@MODELS.register_module()
+class AFTConv(AFTMixer):
+    """AFT whose bias depends on the offset only, per head (arXiv 2105.14103, eq. 6 and 8).
+
+    Fully convolutional: any grid of the kernel's number of dimensions. Keys have h channels, one per
+    head of D/h value channels.
+
+    Args:
+        embed_dims: channels D.
+        num_heads: h, a divisor of D.
+        kernel_size: odd sizes, an int for all dimensions or one per dimension; may exceed the grid.
+        reparameterize: ``γ (w − mean) / std + β`` (eq. 8); False is the ablation of table 12.
+        query: False leaves out query and gate (table 10).
+        global_connectivity: False sets W = 0 outside the kernel (§5.3).
+        sparsity: 'entropy' gives :meth:`regularization_loss` a value, 'gumbel' keeps one position of
+            the kernel per head, see :class:`ConvPositionBias` (§8).
+        others: see :class:`AFTMixer`. Without a grid the kernel tells the number of dimensions.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        kernel_size: int | Sequence[int],
+        reparameterize: bool = True,
+        query: bool = True,
+        global_connectivity: bool = True,
+        sparsity: str = 'none',
+        gate: str = 'sigmoid',
+        qkv_bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(embed_dims, gate=gate if query else 'none', qkv_bias=qkv_bias, **kwargs)
+        if num_heads < 1 or embed_dims % num_heads:
+            raise ValueError(f'num_heads must divide embed_dims={embed_dims}, got {num_heads}')
+        check_choice('sparsity', sparsity, SPARSITIES)
+        dims = 1 if self.grid is None else len(self.grid)
+        kernel = (kernel_size,) * dims if isinstance(kernel_size, int) else tuple(kernel_size)
+        if self.grid is not None and len(kernel) != dims:
+            raise ValueError(
+                f'kernel_size must be an int or {dims} ints for grid {self.grid}, got {kernel}'
+            )
+        self.num_heads = num_heads
+        self.global_connectivity = global_connectivity
+        self.sparsity = sparsity
+        self.key = nn.Linear(embed_dims, num_heads, bias=qkv_bias)
+        self.pos_bias = ConvPositionBias(
+            num_heads, kernel, reparameterize, one_hot=sparsity == 'gumbel'
+        )
+
+    def position_bias(self) -> Tensor:
+        """w [h, *kernel] as evaluation uses it."""
+        return self.pos_bias()
+
+    def regularization_loss(self) -> Tensor:
+        """Mean entropy of softmax(w) over the kernel in nats with sparsity='entropy', else 0."""
+        if self.sparsity == 'entropy':
+            return self.pos_bias.entropy()
+        return self.pos_bias.weight.new_zeros(())
+
+    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        return ops.aft_conv(
+            query,
+            key,
+            value,
+            self.pos_bias(sample=self.training),
+            grid=grid,
+            global_connectivity=self.global_connectivity,
+            causal=self.causal,
+            key_mask=key_mask,
+            gate=self.gate,
+        )
+
+    def _init_state(self, batch_size: int) -> Any:
+        if self.grid is None:
+            raise ValueError('grid must be given to AFTConv for init_state, got None')
+        return ops.aft_conv_init_state(
+            batch_size,
+            self.embed_dims,
+            num_heads=self.num_heads,
+            kernel_size=self.pos_bias.weight.shape[1:],
+            grid=self.grid,
+            device=self._device,
+        )
+
+    def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
+        return ops.aft_conv_step(
+            state,
+            query,
+            key,
+            value,
+            self.pos_bias(),
+            grid=self.grid,
+            global_connectivity=self.global_connectivity,
+            gate=self.gate,
+        )

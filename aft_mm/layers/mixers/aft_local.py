@@ -1,0 +1,84 @@
+"""AFT-local."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aft_mm import ops
+from aft_mm.ops.checks import check_window
+from aft_mm.ops.geometry import near_mask
+from aft_mm.registry import MODELS
+
+from ..grid import Grid
+from ..position_bias import FactorizedPositionBias
+from .base import AFTMixer
+
+
+@MODELS.register_module()
+class AFTLocal(AFTMixer):
+    """AFT with ``w = u vᵀ`` inside a window and w = 0 outside (arXiv 2105.14103, eq. 4 and 7).
+
+    Tokens outside the window still count, with W = 1. A sequence may be shorter than the
+    constructor's grid, a picture may have another grid; the window is in tokens and stays.
+
+    Args:
+        embed_dims: channels D.
+        window: s of ``|t − t'| < s``, 0 for AFT-simple; on a 2-d grid a pair (s_r, s_c) or an int for
+            both.
+        rank: d' of u and v.
+        others: see :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
+    """
+
+    op = staticmethod(ops.aft_local)
+    op_init_state = staticmethod(getattr(ops, 'aft_local_init_state', None))
+    op_step = staticmethod(getattr(ops, 'aft_local_step', None))
+
+    def __init__(
+        self, embed_dims: int, window: int | Sequence[int], rank: int = 128, **kwargs: Any
+    ) -> None:
+        super().__init__(embed_dims, **kwargs)
+        if self.grid is None or len(self.grid) > 2:
+            raise ValueError(
+                f'grid must have 1 or 2 dimensions for {type(self).__name__}, got {self.grid}'
+            )
+        self.window = window if isinstance(window, int) else tuple(window)
+        check_window(self.window, self.grid)
+        self.pos_bias = FactorizedPositionBias(self.grid, rank)
+
+    def position_bias(self) -> Tensor:
+        """w [1, T, T], 0 outside the window."""
+        token = torch.arange(self.pos_bias.num_tokens, device=self._device)
+        near = near_mask(token[:, None], token, self.window, self.grid)
+        return self.pos_bias().masked_fill(~near, 0).unsqueeze(0)
+
+    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        return self.op(
+            query,
+            key,
+            value,
+            *self.pos_bias.factors(grid),
+            window=self.window,
+            grid=grid,
+            causal=self.causal,
+            key_mask=key_mask,
+            gate=self.gate,
+        )
+
+    def _init_state(self, batch_size: int) -> Any:
+        return self.op_init_state(
+            batch_size, self.embed_dims, window=self.window, grid=self.grid, device=self._device
+        )
+
+    def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
+        return self.op_step(
+            state,
+            query,
+            key,
+            value,
+            *self.pos_bias.factors(),
+            window=self.window,
+            grid=self.grid,
+            gate=self.gate,
+        )

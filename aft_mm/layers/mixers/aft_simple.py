@@ -1,0 +1,57 @@
+"""AFT-simple."""
+
+from typing import Any
+
+from torch import Tensor
+
+from aft_mm import ops
+from aft_mm.ops.checks import KEY_FUNCTIONS, check_choice
+from aft_mm.registry import MODELS
+
+from ..grid import Grid
+from .base import AFTMixer
+
+
+@MODELS.register_module()
+class AFTSimple(AFTMixer):
+    """AFT without position bias, W = 1 (arXiv 2105.14103, eq. 5); O(D) state per step.
+
+    Args:
+        embed_dims: channels D.
+        key_function: 'softmax', or 'relu' for the unnormalised ``Σ relu(k) ⊙ v`` (ICLR submission,
+            eq. 3).
+        others: see :class:`AFTMixer`.
+    """
+
+    takes_prefix_tokens = True
+
+    def __init__(self, embed_dims: int, key_function: str = 'softmax', **kwargs: Any) -> None:
+        check_choice('key_function', key_function, KEY_FUNCTIONS)
+        super().__init__(embed_dims, **kwargs)
+        self.key_function = key_function
+
+    @property
+    def takes_memory(self) -> bool:
+        """Without a query there is nothing that tells the op how many rows to give."""
+        return self.query is not None
+
+    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        return ops.aft_simple(
+            query,
+            key,
+            value,
+            key_function=self.key_function,
+            causal=self.causal,
+            key_mask=key_mask,
+            gate=self.gate,
+        )
+
+    def _init_state(self, batch_size: int) -> Any:
+        return ops.aft_simple_init_state(
+            batch_size, self.embed_dims, key_function=self.key_function, device=self._device
+        )
+
+    def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
+        return ops.aft_simple_step(
+            state, query, key, value, key_function=self.key_function, gate=self.gate
+        )

@@ -1,0 +1,58 @@
+"""AFT-local-hard of the ICLR submission."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from aft_mm import ops
+from aft_mm.ops.checks import check_hard_window
+from aft_mm.registry import MODELS
+
+from ..grid import Grid
+from .base import AFTMixer
+
+
+@MODELS.register_module()
+class AFTWindow(AFTMixer):
+    """AFT over a hard window, W = 1 inside and 0 outside (ICLR submission, algorithms 1 and 2).
+
+    1-d: ``t − s < t' ≤ t``, not causal ``|t − t'| < s``. 2-d: see :func:`aft_mm.ops.aft_window`.
+
+    Args:
+        embed_dims: channels D.
+        window: s, 1 or larger; on a 2-d grid an even pair (s_h, s_w) or an even int for both.
+        causal: as in :class:`AFTMixer`, but the default here, as in the paper.
+        others: see :class:`AFTMixer`.
+    """
+
+    def __init__(
+        self, embed_dims: int, window: int | Sequence[int], causal: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(embed_dims, causal=causal, **kwargs)
+        self.window = window if isinstance(window, int) else tuple(window)
+        if self.grid is not None and len(self.grid) > 2:
+            raise ValueError(f'grid must have 1 or 2 dimensions for AFTWindow, got {self.grid}')
+        check_hard_window(self.window, self.grid)
+
+    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        return ops.aft_window(
+            query,
+            key,
+            value,
+            window=self.window,
+            grid=grid,
+            causal=self.causal,
+            key_mask=key_mask,
+            gate=self.gate,
+        )
+
+    def _init_state(self, batch_size: int) -> Any:
+        return ops.aft_window_init_state(
+            batch_size, self.embed_dims, window=self.window, grid=self.grid, device=self._device
+        )
+
+    def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
+        return ops.aft_window_step(
+            state, query, key, value, window=self.window, grid=self.grid, gate=self.gate
+        )

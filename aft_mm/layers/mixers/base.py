@@ -1,0 +1,194 @@
+"""What every token mixer shares: projections, masks, grids, steps."""
+
+import inspect
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aft_mm.ops.checks import GATES, check_choice
+
+from ..grid import Grid, check_grid
+
+__all__ = ['AFTMixer', 'TokenMixer']
+
+
+class TokenMixer(nn.Module):
+    """A layer that mixes tokens, ``[B, T, D] -> [B, T, D]``: projections around an op.
+
+    A subclass calls its op in `_mix` and, if it can be causal, in `_init_state` and `_mix_step`.
+
+    Args:
+        embed_dims: channels D.
+        grid: sizes of the token grid: (T,) of a sequence, (H, W) of a picture, or of a volume. None
+            for a mixer without learned positions and sequences of any length.
+        num_prefix_tokens: class tokens P in front of the grid's, T = P + prod(grid).
+        causal: sums run over t' ≤ t in raster order.
+        qkv_bias: whether query, key and value projection have a bias.
+        proj_drop: dropout probability of the output.
+
+    Raises ValueError for an argument outside these ranges and TypeError for an unknown one.
+    """
+
+    takes_memory = False
+    takes_prefix_tokens = False
+
+    def __init__(
+        self,
+        embed_dims: int,
+        grid: Sequence[int] | None = None,
+        num_prefix_tokens: int = 0,
+        causal: bool = False,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        **unknown: Any,
+    ) -> None:
+        name = type(self).__name__
+        if unknown:
+            raise TypeError(f'{name} has no argument {next(iter(unknown))!r}, only {_arguments(self)}')
+        if embed_dims < 1:
+            raise ValueError(f'embed_dims must be 1 or larger, got {embed_dims}')
+        if num_prefix_tokens < 0 or (num_prefix_tokens and not self.takes_prefix_tokens):
+            raise ValueError(
+                f'num_prefix_tokens must be {"0 or larger" if self.takes_prefix_tokens else 0} for '
+                f'{name}, got {num_prefix_tokens}'
+            )
+        super().__init__()
+        self.embed_dims = embed_dims
+        self.grid = None if grid is None else check_grid(grid)
+        self.num_prefix_tokens = num_prefix_tokens
+        self.causal = causal
+        self.query: nn.Module | None = nn.Linear(embed_dims, embed_dims, bias=qkv_bias)
+        self.key = nn.Linear(embed_dims, embed_dims, bias=qkv_bias)
+        self.value = nn.Linear(embed_dims, embed_dims, bias=qkv_bias)
+        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(
+        self,
+        x: Tensor,
+        grid: Sequence[int] | None = None,
+        memory: Tensor | None = None,
+        key_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Mix the tokens x [B, T, D]; returns [B, T, D].
+
+        Args:
+            grid: the grid of these tokens where it is not that of the constructor.
+            memory: tokens [B, S, D] that keys and values come from instead (cross-attention).
+            key_mask: bool [B, S], True = keep; padding may hold NaN and gets zero gradient.
+
+        Raises ValueError if T is not P + prod(grid), for memory where the mixer takes none, and for
+        a mask of another shape or type.
+        """
+        grid = self._resolve_grid(x.shape[1], grid)
+        source = x if memory is None else self._check_memory(memory)
+        if key_mask is not None:
+            _check_mask(key_mask, source)
+            # Hidden from the projections too: 0 · NaN would reach the gradient of their weights.
+            source = source.masked_fill(~key_mask.unsqueeze(-1), 0)
+        x = source if memory is None else x
+        query = None if self.query is None else self.query(x)
+        mixed = self._mix(query, self.key(source), self.value(source), grid, key_mask)
+        return self.proj_drop(self.proj(mixed))
+
+    def init_state(self, batch_size: int) -> Any:
+        """The state before the first token; its size is that of the op's, see docs/ops.md.
+
+        Raises ValueError for a mixer that is not causal.
+        """
+        if not self.causal:
+            raise ValueError(f'init_state needs {type(self).__name__}(causal=True), got causal=False')
+        return self._init_state(batch_size)
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One token: x_t [B, D] and the state so far give y_t [B, D] and the next state.
+
+        Token after token this is the causal `forward`.
+        """
+        query = None if self.query is None else self.query(x_t)
+        mixed, state = self._mix_step(query, self.key(x_t), self.value(x_t), state)
+        return self.proj_drop(self.proj(mixed)), state
+
+    def position_bias(self) -> Tensor | None:
+        """The bias w for pictures, [1, T, T] or [h, *kernel], or None where there is none."""
+        return None
+
+    def _mix(
+        self,
+        query: Tensor | None,
+        key: Tensor,
+        value: Tensor,
+        grid: Grid,
+        key_mask: Tensor | None,
+    ) -> Tensor:
+        raise NotImplementedError
+
+    def _init_state(self, batch_size: int) -> Any:
+        raise NotImplementedError
+
+    def _mix_step(
+        self, query: Tensor | None, key: Tensor, value: Tensor, state: Any
+    ) -> tuple[Tensor, Any]:
+        raise NotImplementedError
+
+    @property
+    def _device(self) -> torch.device:
+        return self.proj.weight.device
+
+    def _resolve_grid(self, num_tokens: int, grid: Sequence[int] | None = None) -> Grid:
+        """The grid of `num_tokens` tokens: as given, else that of the constructor.
+
+        A sequence may have another length than the constructor's grid (T,).
+        """
+        length = num_tokens - self.num_prefix_tokens
+        if grid is None:
+            grid = (length,) if self.grid is None or len(self.grid) == 1 else self.grid
+        if prod(grid) != length:
+            raise ValueError(
+                f'grid {tuple(grid)} with {self.num_prefix_tokens} prefix tokens does not hold '
+                f'{num_tokens} tokens'
+            )
+        return tuple(grid)
+
+    def _check_memory(self, memory: Tensor) -> Tensor:
+        if self.causal or not self.takes_memory:
+            raise ValueError(
+                f'memory must be None for {type(self).__name__} with causal={self.causal}, '
+                f'got {list(memory.shape)}'
+            )
+        return memory
+
+
+class AFTMixer(TokenMixer):
+    """A token mixer with a gate in the place of the query, ``y = proj(g(query) ⊙ mix(key, value))``.
+
+    Args:
+        embed_dims: channels D.
+        gate: g, 'sigmoid', 'relu', or 'none', which leaves out the query projection too.
+        others: see :class:`TokenMixer`.
+    """
+
+    def __init__(self, embed_dims: int, *, gate: str = 'sigmoid', **kwargs: Any) -> None:
+        check_choice('gate', gate, GATES)
+        super().__init__(embed_dims, **kwargs)
+        self.gate = gate
+        if gate == 'none':
+            self.query = None
+
+
+def _arguments(mixer: TokenMixer) -> str:
+    classes = (cls for cls in type(mixer).__mro__ if issubclass(cls, TokenMixer))
+    parameters = (p for cls in classes for p in inspect.signature(cls.__init__).parameters.values())
+    names = dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+    return ', '.join(name for name in names if name != 'self')
+
+
+def _check_mask(key_mask: Tensor, source: Tensor) -> None:
+    if key_mask.dtype != torch.bool or key_mask.shape != source.shape[:2]:
+        raise ValueError(
+            f'key_mask must be bool {list(source.shape[:2])} with True for tokens to keep, '
+            f'got {key_mask.dtype} {list(key_mask.shape)}'
+        )

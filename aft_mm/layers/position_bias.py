@@ -1,0 +1,124 @@
+"""What w is: the learned position biases of AFT, the only place that defines them.
+
+A bias module holds the parameters, a mixer asks it for w, and an op turns w into ``W = exp(w)``. Autocast
+stays out of it: w is an exponent, so its rounding error is the relative error of a weight.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .grid import Grid, GridParameters
+
+__all__ = ['ConvPositionBias', 'FactorizedPositionBias', 'FreePositionBias']
+
+
+class FactorizedPositionBias(GridParameters):
+    """``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7), T = P + prod(grid).
+
+    u and v start as N(0, 0.01²), which is how the paper's "N(0, 1e-2)" is read: w itself then has a
+    standard deviation of 1e-4 √d', so that training starts near AFT-simple. On another grid the
+    factors are interpolated, see :class:`GridParameters`. Raises ValueError for a rank below 1.
+    """
+
+    def __init__(self, grid: Sequence[int], rank: int, num_prefix_tokens: int = 0) -> None:
+        super().__init__(grid, num_prefix_tokens)
+        if rank < 1:
+            raise ValueError(f'rank must be 1 or larger, or None for a free matrix, got {rank}')
+        self.pos_u = nn.Parameter(torch.empty(self.num_tokens, rank))
+        self.pos_v = nn.Parameter(torch.empty(self.num_tokens, rank))
+        nn.init.normal_(self.pos_u, std=0.01)
+        nn.init.normal_(self.pos_v, std=0.01)
+
+    def factors(self, grid: Grid | None = None) -> tuple[Tensor, Tensor]:
+        """u and v [T, d'] for the tokens of `grid`."""
+        return self.on_grid(self.pos_u, grid), self.on_grid(self.pos_v, grid)
+
+    def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:
+        """w [T, S]; S belongs to `source_grid`, which is `grid` unless given."""
+        with torch.autocast(self.pos_u.device.type, enabled=False):
+            pos_u = self.on_grid(self.pos_u, grid)
+            pos_v = self.on_grid(self.pos_v, grid if source_grid is None else source_grid)
+            return pos_u @ pos_v.T
+
+
+class FreePositionBias(GridParameters):
+    """A free matrix w [T, T] (arXiv 2105.14103, eq. 2; the non-factorised ablation).
+
+    Starts as N(0, 0.01²) and is interpolated along both axes for another grid.
+    """
+
+    def __init__(self, grid: Sequence[int], num_prefix_tokens: int = 0) -> None:
+        super().__init__(grid, num_prefix_tokens)
+        self.weight = nn.Parameter(torch.empty(self.num_tokens, self.num_tokens))
+        nn.init.normal_(self.weight, std=0.01)
+
+    def resize(self, loaded: Tensor, source: Grid) -> Tensor:
+        """A matrix of the grid `source` on this grid, targets first, then sources."""
+        return super().resize(super().resize(loaded, source).T, source).T
+
+    def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:
+        """w [T, S]; S belongs to `source_grid`, which is `grid` unless given."""
+        rows = self.on_grid(self.weight, grid)
+        return self.on_grid(rows.T, grid if source_grid is None else source_grid).T
+
+
+class ConvPositionBias(nn.Module):
+    """A kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6 and 8).
+
+    With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head, 0 at
+    the start: the model starts as AFT-simple. In the first step only γ and β have a gradient, and w
+    gets one as soon as γ ≠ 0. Without `reparameterize` the bias is w. w starts as N(0, 0.02²).
+
+    With `one_hot` each head keeps one position: the bias becomes ``p ⊙ w``. In evaluation p is 1 at the
+    largest bias and 0 elsewhere, so that ``exp(w) − 1``, what the kernel adds to AFT-simple, is left
+    at one position only; in training p is the Gumbel-softmax sample ``softmax((w + noise) / τ)`` with
+    τ = 0.5, a new one for every forward pass. Raises ValueError for an even kernel.
+    """
+
+    temperature = 0.5
+
+    def __init__(
+        self,
+        num_heads: int,
+        kernel_size: Sequence[int],
+        reparameterize: bool = True,
+        one_hot: bool = False,
+    ) -> None:
+        super().__init__()
+        if not all(isinstance(n, int) and n > 0 and n % 2 for n in kernel_size):
+            raise ValueError(f'kernel_size must be odd and positive, got {tuple(kernel_size)}')
+        self.one_hot = one_hot
+        self.weight = nn.Parameter(torch.empty(num_heads, *kernel_size))
+        nn.init.normal_(self.weight, std=0.02)
+        self.register_parameter('gamma', None)
+        self.register_parameter('beta', None)
+        if reparameterize:
+            self.gamma = nn.Parameter(torch.zeros(num_heads))
+            self.beta = nn.Parameter(torch.zeros(num_heads))
+
+    def forward(self, sample: bool = False) -> Tensor:
+        """w [h, *kernel] as the op takes it; `sample` draws p instead of taking the largest bias."""
+        bias = self.reparameterized()
+        if self.one_hot:
+            if sample:
+                chosen = F.gumbel_softmax(bias, tau=self.temperature)
+            else:
+                chosen = F.one_hot(bias.argmax(1), bias.shape[1])
+            bias = bias * chosen
+        return bias.view_as(self.weight)
+
+    def reparameterized(self) -> Tensor:
+        """w [h, prod(kernel)] before a position is chosen."""
+        weight = self.weight.flatten(1)
+        if self.gamma is None:
+            return weight
+        normalized = F.layer_norm(weight, weight.shape[1:], eps=1e-6)
+        return self.gamma[:, None] * normalized + self.beta[:, None]
+
+    def entropy(self) -> Tensor:
+        """Mean over the heads of the entropy in nats of ``softmax(w)`` over the kernel, a scalar."""
+        log_p = self.reparameterized().log_softmax(1)
+        return -(log_p.exp() * log_p).sum(1).mean()

@@ -1,0 +1,5 @@
+"""Backbones."""
+
+from .aft_vit import AFTViT
+
+__all__ = ['AFTViT']

@@ -1,0 +1,235 @@
+"""A plain vision transformer with any token mixer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from aft_mm.layers import Block, GridParameters, PatchEmbedding, PositionEmbedding
+from aft_mm.registry import MODELS
+
+OUT_TYPES = ('avg_featmap', 'cls_token', 'featmap')
+
+
+@MODELS.register_module()
+class AFTViT(BaseModule):
+    """Vision transformer of arXiv 2105.14103 §4.3: patches, blocks around a token mixer, norm.
+
+    ``AFTViT(arch, with_cls_token=True, out_type='cls_token', token_mixer=dict(
+    type='aft_mm.SoftmaxAttention', num_heads=3))`` is DeiT; AFT-conv takes no class token and no
+    position embedding and averages the tokens.
+
+    Args:
+        arch: 'tiny', 'small', 'base' (D = 192, 384, 768, 12 layers), or a dict with embed_dims,
+            num_layers and, if it is not 4, mlp_ratio.
+        img_size: the image size (H, W), or one int, that learned positions are made for.
+        patch_size: side of a patch in pixels.
+        in_channels: channels of the image.
+        token_mixer: config of the mixer of every block.
+        with_cls_token: put a learned class token in front, for mixers that take one.
+        position_embedding: add a learned vector per token.
+        out_indices: the layer or layers, negative ones from the end, whose output is returned; none
+            after the last of them is run. The final norm is applied to that of the last layer.
+        out_type: 'avg_featmap' gives [B, D], the mean over the grid, 'cls_token' [B, D], 'featmap'
+            [B, D, H', W'] with ``H' = ⌈H / patch⌉``.
+        drop_rate: dropout probability after the embedding, after mixers and in MLPs.
+        drop_path_rate: drop path probability of the last layer; it rises linearly from 0.
+        frozen_stages: freeze embeddings and the first n layers (all of them: the norm too), which
+            then stay in evaluation mode; below 1 for none.
+        with_cp: gradient checkpointing per block, non-reentrant.
+        final_norm: LayerNorm after the last layer.
+        init_cfg: see mmengine's BaseModule; the constructor already initialises as in the paper.
+
+    Images of any size are taken: padded at the bottom and on the right where the patch does not
+    divide them, with learned positions interpolated for another grid, in the forward pass as in
+    loading a checkpoint. Loading is strict whatever the caller's `strict` says: a checkpoint whose
+    backbone has other parameters raises ValueError.
+    """
+
+    architectures = {
+        'tiny': dict(embed_dims=192, num_layers=12),
+        'small': dict(embed_dims=384, num_layers=12),
+        'base': dict(embed_dims=768, num_layers=12),
+    }
+
+    def __init__(
+        self,
+        arch: str | dict[str, Any] = 'tiny',
+        img_size: int | Sequence[int] = 224,
+        patch_size: int = 16,
+        in_channels: int = 3,
+        token_mixer: dict[str, Any] = dict(type='aft_mm.AFTFull', rank=128),
+        with_cls_token: bool = False,
+        position_embedding: bool = True,
+        out_indices: int | Sequence[int] = -1,
+        out_type: str = 'avg_featmap',
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        frozen_stages: int = -1,
+        with_cp: bool = False,
+        final_norm: bool = True,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        embed_dims, num_layers, mlp_ratio = self._parse_arch(arch)
+        if out_type not in OUT_TYPES or (out_type == 'cls_token' and not with_cls_token):
+            raise ValueError(
+                f"out_type must be one of {', '.join(OUT_TYPES)}, 'cls_token' only with a class "
+                f'token, got {out_type!r} with with_cls_token={with_cls_token}'
+            )
+        if frozen_stages > num_layers:
+            raise ValueError(f'frozen_stages must be at most {num_layers}, got {frozen_stages}')
+        self.embed_dims = embed_dims
+        self.out_type = out_type
+        self.out_indices = _absolute(out_indices, num_layers)
+        self.frozen_stages = frozen_stages
+        self.with_cp = with_cp
+        self.num_prefix_tokens = int(with_cls_token)
+
+        self.patch_embed = PatchEmbedding(in_channels, embed_dims, patch_size)
+        size = (img_size, img_size) if isinstance(img_size, int) else img_size
+        self.grid = self.patch_embed.grid_of(*size)
+        self.cls_token = None
+        if with_cls_token:
+            self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dims))
+            nn.init.trunc_normal_(self.cls_token, std=0.02)
+        self.pos_embed = None
+        if position_embedding:
+            self.pos_embed = PositionEmbedding(self.grid, embed_dims, self.num_prefix_tokens)
+        self.drop = nn.Dropout(drop_rate)
+        self.layers = nn.ModuleList(
+            Block(
+                embed_dims,
+                token_mixer,
+                grid=self.grid,
+                num_prefix_tokens=self.num_prefix_tokens,
+                mlp_ratio=mlp_ratio,
+                drop_rate=drop_rate,
+                drop_path_rate=drop_path_rate * i / max(num_layers - 1, 1),
+            )
+            for i in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(embed_dims, eps=1e-6) if final_norm else nn.Identity()
+        for module in self._frozen_modules():
+            module.requires_grad_(False)
+        if frozen_stages > 0 and with_cls_token:
+            self.cls_token.requires_grad_(False)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        """image [B, C, H, W]; one output per entry of out_indices, in ascending order."""
+        x, grid = self.patch_embed(image)
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+        if self.pos_embed is not None:
+            x = x + self.pos_embed(grid)
+        x = self.drop(x)
+        outputs = []
+        for i in range(self.out_indices[-1] + 1):
+            layer = self.layers[i]
+            if self.with_cp and torch.is_grad_enabled():
+                x = checkpoint(layer, x, grid, use_reentrant=False)
+            else:
+                x = layer(x, grid)
+            if i in self.out_indices:
+                last = i == len(self.layers) - 1
+                outputs.append(self._format(self.norm(x) if last else x, grid))
+        return tuple(outputs)
+
+    def train(self, mode: bool = True) -> 'AFTViT':
+        """Set the training mode; frozen stages stay in evaluation mode."""
+        super().train(mode)
+        for module in self._frozen_modules():
+            module.eval()
+        return self
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """Depth of a parameter and the number of depths, for layer-wise learning rate decay.
+
+        The embeddings have depth 0, layer i has i + 1, what follows has the last one.
+        """
+        num_depths = len(self.layers) + 2
+        name = param_name.removeprefix(prefix)
+        stem, _, rest = name.partition('.')
+        if not param_name.startswith(prefix):
+            return num_depths - 1, num_depths
+        if stem in ('patch_embed', 'cls_token', 'pos_embed'):
+            return 0, num_depths
+        if stem == 'layers':
+            return int(rest.partition('.')[0]) + 1, num_depths
+        return num_depths - 1, num_depths
+
+    def _parse_arch(self, arch: str | dict[str, Any]) -> tuple[int, int, float]:
+        if isinstance(arch, str):
+            if arch not in self.architectures:
+                raise ValueError(f'arch must be one of {", ".join(self.architectures)}, got {arch!r}')
+            arch = self.architectures[arch]
+        settings = {'mlp_ratio': 4.0, **arch}
+        if settings.keys() != {'embed_dims', 'num_layers', 'mlp_ratio'}:
+            raise ValueError(
+                f'arch must be a dict of embed_dims, num_layers and mlp_ratio, got {dict(arch)}'
+            )
+        return settings['embed_dims'], settings['num_layers'], settings['mlp_ratio']
+
+    def _frozen_modules(self) -> list[nn.Module]:
+        if self.frozen_stages < 1:
+            return []
+        frozen = [self.patch_embed, self.pos_embed, self.drop, *self.layers[: self.frozen_stages]]
+        if self.frozen_stages == len(self.layers):
+            frozen.append(self.norm)
+        return [module for module in frozen if module is not None]
+
+    def _format(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        if self.out_type == 'cls_token':
+            return x[:, 0]
+        x = x[:, self.num_prefix_tokens :]
+        if self.out_type == 'avg_featmap':
+            return x.mean(dim=1)
+        return x.unflatten(1, grid).permute(0, 3, 1, 2)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        """Refuse a checkpoint of another architecture, which mmengine's loader would only log."""
+        own = self.state_dict()
+        loaded = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in state_dict.items()
+            if name.startswith(prefix)
+        }
+        on_grid = {
+            f'{path}.{name}'
+            for path, module in self.named_modules()
+            if isinstance(module, GridParameters)
+            for name, _ in module.named_parameters()
+        }
+        fixed = own.keys() & loaded.keys() - on_grid
+        # Keys of other modules, such as a head, are left to the loader.
+        ours = {name.partition('.')[0] for name in own} | {'cls_token', 'pos_embed', 'norm'}
+        complaints = {
+            'lacks': [name for name in own if name not in loaded],
+            'has another shape of': [
+                name for name in own if name in fixed and loaded[name].shape != own[name].shape
+            ],
+            'has an unknown': [
+                name for name in loaded if name not in own and name.partition('.')[0] in ours
+            ],
+        }
+        for complaint, names in complaints.items():
+            if names:
+                mixer = type(self.layers[0].token_mixer).__name__
+                raise ValueError(
+                    f'the checkpoint does not fit AFTViT with {len(self.layers)} layers of {mixer} '
+                    f'and D={self.embed_dims}: it {complaint} {prefix}{names[0]!s}'
+                    f'{f" and {len(names) - 1} more" if len(names) > 1 else ""}'
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _absolute(out_indices: int | Sequence[int], num_layers: int) -> tuple[int, ...]:
+    indices = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
+    if not indices or not all(-num_layers <= i < num_layers for i in indices):
+        raise ValueError(
+            f'out_indices must lie between {-num_layers} and {num_layers - 1}, got {out_indices}'
+        )
+    return tuple(sorted({i % num_layers for i in indices}))
