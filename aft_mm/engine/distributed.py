@@ -38,13 +38,13 @@ def start_distributed(cfg: Config) -> None:
         return
     dist.init_process_group('gloo')
     atexit.register(_leave_gloo)
-    wrapper = cfg.setdefault(
+    cfg.setdefault(
         'model_wrapper_cfg',
         dict(
             type='MMDistributedDataParallel',
             broadcast_buffers=False,
             find_unused_parameters=cfg.get('find_unused_parameters', False)))
-    wrapper.setdefault('device_ids', None)
+    cfg.model_wrapper_cfg.setdefault('device_ids', None)
 
 
 def _export_environment(launcher: str) -> None:

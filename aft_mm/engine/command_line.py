@@ -1,0 +1,109 @@
+"""What ``tools/train.py`` and ``tools/test.py`` share."""
+
+import argparse
+import importlib
+import os
+from importlib.metadata import distributions
+from pathlib import Path
+
+import torch
+from mmengine.config import Config, ConfigDict, DictAction
+
+from .distributed import start_distributed
+from .errors import UserError
+
+#: What goes wrong when a config with a mistake is turned into objects.
+CONFIG_ERRORS = (TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that both tools have."""
+    parser.add_argument('--work-dir', help='folder of logs and checkpoints')
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
+        help='override entries of the config, such as train_cfg.max_epochs=10')
+    parser.add_argument(
+        '--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
+        help='what started the processes of a distributed run')
+    # torch.distributed.launch passes it; torchrun sets the variable.
+    parser.add_argument(
+        '--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
+
+
+def check_torchvision() -> None:
+    """Import torchvision, which fails beside a torch that it was not built for.
+
+    Raises:
+        UserError: the installed pair does not work.
+    """
+    try:
+        importlib.import_module('torchvision')
+    except (ImportError, RuntimeError) as error:
+        version = next((found.version for found in distributions(name='torchvision')), '(none)')
+        raise UserError(
+            f'torch {torch.__version__} and torchvision {version} do not work together ({error}); '
+            'install a matching pair, such as torch 2.11.0 with torchvision 0.26.0') from error
+
+
+def load_config(args: argparse.Namespace) -> Config:
+    """Read ``args.config``, apply the shared arguments and start the process group.
+
+    Raises:
+        UserError: the config file does not exist.
+    """
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    if not os.path.isfile(args.config):
+        raise UserError(f'config {args.config!r} does not exist')
+    cfg = Config.fromfile(args.config)
+    cfg.merge_from_dict(args.cfg_options)
+    cfg.launcher = args.launcher
+    cfg.work_dir = (
+        args.work_dir or cfg.get('work_dir') or os.path.join('work_dirs', Path(args.config).stem))
+    for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        if cfg.get(name) and cfg[name].get('num_workers') == 0:
+            cfg[name].persistent_workers = False  # torch refuses the pair
+    start_distributed(cfg)
+    return cfg
+
+
+def check_checkpoint(path: str | None) -> None:
+    """Refuse a checkpoint file that is not there, before anything is built.
+
+    Raises:
+        UserError: ``path`` is neither a file nor an address.
+    """
+    if path and '://' not in path and not os.path.isfile(os.path.expanduser(path)):
+        raise UserError(f'checkpoint {path!r} does not exist')
+
+
+def check_data(cfg: Config, *splits: str) -> None:
+    """Look for the folders and files that the data sets of ``splits`` are read from.
+
+    Raises:
+        UserError: one is missing.
+    """
+    for split in splits:
+        loader = cfg.get(f'{split}_dataloader')
+        if loader:
+            _check_dataset(loader.dataset, f'{split}_dataloader.dataset')
+
+
+def _check_dataset(dataset: ConfigDict, key: str) -> None:
+    if 'dataset' in dataset:  # a wrapper, such as RepeatDataset
+        _check_dataset(dataset.dataset, f'{key}.dataset')
+    for index, part in enumerate(dataset.get('datasets', ())):
+        _check_dataset(part, f'{key}.datasets.{index}')
+    if dataset.get('download'):
+        return
+    root = dataset.get('data_root') or ''
+    prefix = dataset.get('data_prefix') or ''
+    if not prefix and dataset.type.endswith('ImageNet'):
+        prefix = dataset.get('split') or ''
+    prefixes = prefix.values() if isinstance(prefix, dict) else [prefix]
+    for place in [root, *(os.path.join(root, path) for path in prefixes),
+                  os.path.join(root, dataset.get('ann_file') or '')]:
+        if place and '://' not in place and not os.path.exists(place):
+            raise UserError(
+                f'{key} reads {place!r}, which does not exist; put the data there or set '
+                f'AFT_MM_DATA (now {os.environ.get("AFT_MM_DATA", "data")!r}) to the folder that '
+                'holds the data sets')

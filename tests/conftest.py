@@ -1,0 +1,45 @@
+"""Fixtures that more than one test file needs."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope='session')
+def root() -> Path:
+    """The project folder."""
+    return ROOT
+
+
+@pytest.fixture(scope='session')
+def config() -> Callable[[str], str]:
+    """The path of a config in tests/configs by its name."""
+    return lambda name: str(ROOT / 'tests/configs' / f'{name}.py')
+
+
+@pytest.fixture(scope='session')
+def run() -> Callable[..., subprocess.CompletedProcess]:
+    """Run a command of the project in a folder; ``env`` adds to the environment."""
+
+    def call(*command, cwd, env=None):
+        paths = [str(ROOT / 'tests/configs'), os.environ.get('PYTHONPATH', '')]
+        with socket.socket() as free:
+            free.bind(('127.0.0.1', 0))
+            port = str(free.getsockname()[1])
+        environment = {
+            **os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, paths)), 'PORT': port,
+            'MASTER_PORT': port, 'PYTHON': sys.executable, 'OMP_NUM_THREADS': '1', **(env or {})
+        }
+        if str(command[0]).endswith('.py'):
+            command = (sys.executable, *command)
+        return subprocess.run([str(part) for part in command], cwd=cwd, env=environment,
+                              capture_output=True, text=True, timeout=300)
+
+    return call

@@ -1,0 +1,143 @@
+"""Whole runs through the tools: killed and resumed, in one process and in two, then tested."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import aft_mm.registry  # noqa: F401  lets torch load training checkpoints
+
+# The tiny config trains 3 epochs of 6 iterations; this one is in the middle of the third.
+KILL = {'KILL_AFTER': '15'}
+
+pytestmark = pytest.mark.slow
+
+
+def load(path):
+    return torch.load(path, map_location='cpu', weights_only=True)
+
+
+def losses(work_dir, rank=0):
+    """{iteration: loss}; an iteration that ran again counts as it ran last."""
+    return dict(json.loads(line) for line in open(work_dir / f'loss_{rank}.jsonl'))
+
+
+def assert_same(one, other, path='checkpoint'):
+    """Bit by bit, through dicts and lists."""
+    assert type(one) is type(other), path
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            assert_same(one[key], other[key], f'{path}.{key}')
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), path
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            assert_same(*pair, f'{path}.{index}')
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    else:
+        assert one == other, path
+
+
+@pytest.fixture(scope='module')
+def unkilled(run, root, config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('unkilled')
+    result = run(root / 'tools/train.py', config('tiny'), '--amp', '--work-dir', '.', cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture(scope='module')
+def resumed(run, root, config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('resumed')
+    train = [root / 'tools/train.py', config('tiny'), '--amp', '--work-dir', '.']
+    result = run(*train, cwd=folder, env=KILL)
+    assert result.returncode == -signal.SIGKILL
+    assert (folder / 'epoch_2.pth').exists() and not (folder / 'epoch_3.pth').exists()
+    result = run(*train, '--resume', cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture(scope='module')
+def one_process(run, root, config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('one')
+    result = run(root / 'tools/train.py', config('tiny_without_chance'), '--work-dir', '.',
+                 cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture(scope='module')
+def two_processes(run, root, config, tmp_path_factory):
+    """Killed in the third epoch and resumed."""
+    folder = tmp_path_factory.mktemp('two')
+    train = ['bash', root / 'tools/dist_train.sh', config('tiny_without_chance'), 2, '--work-dir',
+             '.', '--cfg-options', 'train_dataloader.batch_size=8']
+    result = run(*train, cwd=folder, env=KILL)
+    assert result.returncode != 0 and (folder / 'epoch_2.pth').exists(), result.stderr
+    assert not (folder / 'epoch_3.pth').exists()
+    result = run(*train, '--resume', 'epoch_2.pth', cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_resume_after_a_kill_is_bit_identical(unkilled, resumed):
+    one, other = load(unkilled / 'epoch_3.pth'), load(resumed / 'epoch_3.pth')
+    for part in ('state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers'):
+        assert_same(one[part], other[part], part)
+    assert losses(unkilled) == losses(resumed)
+
+
+def test_training_moves_the_weights_and_the_average_follows(unkilled):
+    first, last = load(unkilled / 'epoch_1.pth'), load(unkilled / 'epoch_3.pth')
+    for name, value in last['state_dict'].items():
+        assert not torch.equal(value, first['state_dict'][name]), name
+        assert not torch.equal(value, last['ema_state_dict'][f'module.{name}']), name
+
+
+def test_two_processes_have_the_loss_of_one(one_process, two_processes):
+    one = losses(one_process)
+    ranks = [losses(two_processes, rank) for rank in (0, 1)]
+    assert one.keys() == ranks[0].keys() == ranks[1].keys()
+    both = [np.mean([rank[iteration] for rank in ranks]) for iteration in one]
+    np.testing.assert_allclose(both, list(one.values()), rtol=2e-5)
+    assert ranks[0] != ranks[1]
+
+
+def test_two_processes_have_the_weights_of_one(one_process, two_processes):
+    one = load(one_process / 'epoch_3.pth')['state_dict']
+    two = load(two_processes / 'epoch_3.pth')['state_dict']
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_tested_in_one_process_in_two_and_on_a_cluster_alike(run, root, config, one_process,
+                                                              tmp_path):
+    test = [config('tiny_without_chance'), one_process / 'epoch_3.pth']
+    one = run(root / 'tools/test.py', *test, '--out', 'one.json', cwd=tmp_path)
+    assert one.returncode == 0, one.stderr
+    two = run('bash', root / 'tools/dist_test.sh', *test, 2, '--out', 'two.json', cwd=tmp_path)
+    assert two.returncode == 0, two.stderr
+
+    srun = tmp_path / 'bin/srun'
+    srun.parent.mkdir()
+    srun.write_text('#!/bin/bash\nwhile [[ $1 == -* ]]; do echo "$1" >> options; shift; done\n'
+                    'SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 exec "$@"\n')
+    srun.chmod(0o755)
+    slurm = run('bash', root / 'tools/slurm_test.sh', 'a-partition', 'a-job', *test, '--out',
+                'slurm.json', cwd=tmp_path,
+                env={'PATH': f'{srun.parent}:/usr/bin:/bin', 'GPUS': '0',
+                     'MASTER_ADDR': '127.0.0.1'})
+    assert slurm.returncode == 0, slurm.stderr
+    assert '--partition=a-partition' in (tmp_path / 'options').read_text().split()
+
+    results = [json.loads((tmp_path / f'{name}.json').read_text())
+               for name in ('one', 'two', 'slurm')]
+    assert results[0] == results[1] == results[2]
+    # What the last validation of training said of the same weights.
+    scalars = next(one_process.glob('*/vis_data/scalars.json')).read_text().splitlines()
+    last = json.loads(scalars[-1])
+    assert results[0]['accuracy/top1'] == pytest.approx(last['accuracy/top1'])

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Usage: bash tools/slurm_train.sh PARTITION JOB_NAME CONFIG [arguments of train.py]
+# GPUS (8; 0 for one task on the CPU), GPUS_PER_NODE (8), CPUS_PER_TASK (5) and SRUN_ARGS shape the
+# job; PYTHON names the interpreter.
+set -euo pipefail
+
+GPUS=${GPUS:-8}
+PER_NODE=${GPUS_PER_NODE:-8}
+if ((GPUS < PER_NODE)); then PER_NODE=$GPUS; fi
+if ((GPUS > 0)); then
+    SHAPE="--gres=gpu:$PER_NODE --ntasks=$GPUS --ntasks-per-node=$PER_NODE"
+else
+    SHAPE='--ntasks=1'
+fi
+# SHAPE and SRUN_ARGS hold several words each.
+# shellcheck disable=SC2086
+srun --partition="$1" --job-name="$2" $SHAPE --cpus-per-task="${CPUS_PER_TASK:-5}" \
+    --kill-on-bad-exit=1 ${SRUN_ARGS:-} \
+    "${PYTHON:-python}" -u "$(dirname "$0")/train.py" "$3" --launcher slurm "${@:4}"

@@ -1,0 +1,68 @@
+"""Test a checkpoint with the metrics of a config file."""
+
+import argparse
+from collections.abc import Sequence
+
+import mmengine
+from mmengine.config import Config, ConfigDict
+from mmengine.evaluator import DumpResults
+from mmengine.registry import RUNNERS
+
+from aft_mm.engine import CheckpointFitHook
+from aft_mm.engine.command_line import (CONFIG_ERRORS, add_arguments, check_checkpoint, check_data,
+                                        check_torchvision, load_config)
+from aft_mm.engine.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='path of the config file')
+    parser.add_argument('checkpoint', help='path or http address of the checkpoint')
+    parser.add_argument('--out', metavar='JSON', help='write the metrics to this file')
+    parser.add_argument('--dump', metavar='PKL', help='write the predictions to this file')
+    parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
+    parser.add_argument(
+        '--tta', action='store_true',
+        help='average over augmented copies of each image, as tta_model and tta_pipeline say')
+    add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def apply_args(cfg: Config, args: argparse.Namespace) -> None:
+    """Write the arguments of testing into the config."""
+    cfg.load_from = args.checkpoint
+    cfg.resume = False
+    for option, suffix in (('out', '.json'), ('dump', '.pkl')):
+        path = getattr(args, option)
+        if path and not path.endswith(suffix):
+            raise UserError(f'--{option} needs a file name that ends in {suffix}, but got {path!r}')
+    if args.amp:
+        cfg.test_cfg.fp16 = True
+    if args.tta:
+        if 'tta_model' not in cfg or 'tta_pipeline' not in cfg:
+            raise UserError(f'--tta needs tta_model and tta_pipeline in {args.config}, because not '
+                            'every task allows the same augmentation')
+        cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
+        cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
+    with one_sentence(*CONFIG_ERRORS):
+        check_torchvision()
+        cfg = load_config(args)
+        apply_args(cfg, args)
+        check_checkpoint(args.checkpoint)
+        check_data(cfg, 'test')
+        runner = RUNNERS.build(cfg)
+        if args.dump:
+            runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.dump))
+    with one_sentence():
+        runner.register_hook(CheckpointFitHook())
+        metrics = runner.test()
+    if args.out and runner.rank == 0:
+        mmengine.dump(metrics, args.out)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,61 @@
+"""Train a model from a config file."""
+
+import argparse
+from collections.abc import Sequence
+
+from mmengine.config import Config
+from mmengine.registry import RUNNERS
+
+from aft_mm.engine import CheckpointFitHook
+from aft_mm.engine.command_line import (CONFIG_ERRORS, add_arguments, check_checkpoint, check_data,
+                                        check_torchvision, load_config)
+from aft_mm.engine.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='path of the config file')
+    parser.add_argument(
+        '--resume', nargs='?', const='auto', metavar='CHECKPOINT',
+        help='go on from this checkpoint, or from the latest one in the work dir')
+    parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
+    parser.add_argument('--no-validate', action='store_true', help='do not validate')
+    parser.add_argument(
+        '--auto-scale-lr', action='store_true',
+        help='scale the learning rate by the batch size over auto_scale_lr.base_batch_size')
+    add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def apply_args(cfg: Config, args: argparse.Namespace) -> None:
+    """Write the arguments of training into the config."""
+    if args.no_validate:
+        cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    if args.amp:
+        cfg.optim_wrapper.type = 'aft_mm.AutocastOptimWrapper'
+    if args.resume:
+        cfg.resume = True
+        cfg.load_from = None if args.resume == 'auto' else args.resume
+    if args.auto_scale_lr:
+        if not cfg.get('auto_scale_lr', {}).get('base_batch_size'):
+            raise UserError(f'--auto-scale-lr needs auto_scale_lr.base_batch_size in {args.config}')
+        cfg.auto_scale_lr.enable = True
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
+    with one_sentence(*CONFIG_ERRORS):
+        check_torchvision()
+        cfg = load_config(args)
+        apply_args(cfg, args)
+        check_checkpoint(cfg.get('load_from'))
+        check_data(cfg, 'train', 'val')
+        runner = RUNNERS.build(cfg)
+    with one_sentence():
+        if cfg.get('resume') or cfg.get('load_from'):
+            runner.register_hook(CheckpointFitHook(strict=cfg.get('resume', False)))
+        runner.train()
+
+
+if __name__ == '__main__':
+    main()
