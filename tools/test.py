@@ -9,8 +9,14 @@ from mmengine.evaluator import DumpResults
 from mmengine.registry import RUNNERS
 
 from aft_mm.engine import CheckpointFitHook
-from aft_mm.engine.command_line import (CONFIG_ERRORS, add_arguments, check_checkpoint, check_data,
-                                        check_torchvision, load_config)
+from aft_mm.engine.command_line import (
+    CONFIG_ERRORS,
+    add_arguments,
+    check_checkpoint,
+    check_data,
+    check_torchvision,
+    load_config,
+)
 from aft_mm.engine.errors import UserError, one_sentence
 
 

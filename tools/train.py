@@ -7,8 +7,14 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS
 
 from aft_mm.engine import CheckpointFitHook
-from aft_mm.engine.command_line import (CONFIG_ERRORS, add_arguments, check_checkpoint, check_data,
-                                        check_torchvision, load_config)
+from aft_mm.engine.command_line import (
+    CONFIG_ERRORS,
+    add_arguments,
+    check_checkpoint,
+    check_data,
+    check_torchvision,
+    load_config,
+)
 from aft_mm.engine.errors import UserError, one_sentence
 
 

@@ -1,6 +1,7 @@
 """Start and end of a distributed run on machines without an accelerator.
 
-mmengine starts NCCL runs itself; on a CPU its start-up asks for a CUDA device, whatever the backend.
+mmengine starts NCCL runs itself; on a CPU its start-up fails, because it asks for a CUDA device
+whatever the backend.
 """
 
 import atexit

@@ -1,0 +1,193 @@
+"""Safe loading: training state passes, code does not, whatever way the file comes."""
+
+import http.server
+import os
+import pickle
+import re
+import struct
+import subprocess
+import sys
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from mmengine.logging import HistoryBuffer, MessageHub
+from mmengine.optim import OptimWrapper
+from mmengine.registry import PARAM_SCHEDULERS
+from mmengine.runner.checkpoint import CheckpointLoader
+
+import aft_mm.registry  # noqa: F401  registers what is tested here
+from aft_mm.checkpoint import load_from_local, register_safe_loading
+
+OPTIMIZER = OptimWrapper(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=.9))
+
+
+def training_state(**extra):
+    """What mmengine writes around the weights: log history and numpy scalars."""
+    hub = MessageHub(f'test-{len(extra)}')
+    for step in range(3):
+        hub.update_scalar('train/loss', 1.0 / (step + 1))
+    hub.update_info('eta', np.float64(3.5))
+    hub.update_info('iter', np.int64(7))
+    return dict(meta=dict(epoch=1, seed=0), state_dict=dict(weight=torch.randn(3, 5)),
+                message_hub=hub.state_dict(), **extra)
+
+
+def one_cycle():
+    scheduler = PARAM_SCHEDULERS.build(
+        dict(type='OneCycleLR', optimizer=OPTIMIZER, eta_max=1., total_steps=10, by_epoch=False))
+    return dict(param_schedulers=[scheduler.state_dict()])
+
+
+CASES = {
+    'log history': dict,
+    'best score of a float32 metric': lambda: dict(best=np.float32(0.25)),
+    'one cycle schedule': one_cycle,
+    'numpy meta of a data set': lambda: dict(palette=np.arange(6, dtype=np.uint8).reshape(2, 3),
+                                             flags=np.array([True, False]),
+                                             mean=np.array([.5, .25], dtype=np.float32),
+                                             classes=np.array(['cat', 'dog'])),
+    'optimizer': lambda: dict(optimizer=OPTIMIZER.state_dict()),
+}
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_training_state_loads(name, tmp_path):
+    state = training_state(**CASES[name]())
+    torch.save(state, tmp_path / 'a.pth')
+    loaded = CheckpointLoader.load_checkpoint(str(tmp_path / 'a.pth'), map_location='cpu')
+    history = loaded['message_hub']['log_scalars']['train/loss']
+    assert history.min() == pytest.approx(1 / 3) and history.mean(2) == pytest.approx(5 / 12)
+    for key, value in CASES[name]().items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(loaded[key], value)
+            assert loaded[key].dtype == value.dtype
+        else:
+            assert str(loaded[key]) == str(value)
+
+
+def test_files_written_under_numpy_1_load(tmp_path, monkeypatch):
+    state = training_state()
+    torch.save(state, tmp_path / 'numpy2.pth', _use_new_zipfile_serialization=False)
+    text = (tmp_path / 'numpy2.pth').read_bytes()
+    assert b'numpy._core.multiarray' in text
+    (tmp_path / 'numpy1.pth').write_bytes(
+        text.replace(b'numpy._core.multiarray', b'numpy.core.multiarray'))
+    loaded = load_from_local(str(tmp_path / 'numpy1.pth'))
+    assert torch.equal(loaded['state_dict']['weight'], state['state_dict']['weight'])
+    assert loaded['message_hub']['runtime_info']['eta'] == 3.5
+
+
+class Call:
+    """Pickles as a call of ``function`` with ``args``."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+ATTACKS = {
+    'eval': lambda: Call(eval, '1 + 1'),
+    'os.system': lambda: Call(os.system, 'true'),
+    'getattr of an allowed class': lambda: Call(getattr, np.ndarray, '__subclasses__'),
+    'getattr of another method': lambda: Call(
+        getattr, HistoryBuffer, 'register_statistics'),
+    'getattr of a tensor': lambda: Call(getattr, torch.zeros(1), 'numpy'),
+}
+
+
+@pytest.mark.parametrize('name', ATTACKS)
+def test_a_file_with_code_is_refused(name, tmp_path):
+    torch.save(training_state(payload=ATTACKS[name]()), tmp_path / 'bad.pth')
+    with pytest.raises(pickle.UnpicklingError, match=r'bad\.pth.* is refused because it asks for'):
+        CheckpointLoader.load_checkpoint(str(tmp_path / 'bad.pth'), map_location='cpu')
+
+
+def eval_through_getattr():
+    """A pickle of ``HistoryBuffer.min.__globals__``, whose builtins hold ``eval``."""
+
+    def text(value):
+        return b'X' + struct.pack('<I', len(value)) + value.encode()
+
+    fetch = (b'cbuiltins\ngetattr\n' + b'cmmengine.logging.history_buffer\nHistoryBuffer\n' +
+             text('min') + b'\x86R')
+    return b'\x80\x02cbuiltins\ngetattr\n' + fetch + text('__globals__') + b'\x86R.'
+
+
+def test_a_file_that_fetches_eval_through_getattr_is_refused(tmp_path):
+    # The same file under the plain getattr, which is what torch's own message proposes to allow.
+    payload = eval_through_getattr()
+    assert pickle.loads(payload)['__builtins__']['eval'] is eval
+    file = tmp_path / 'bad.pth'
+    # torch's legacy format: magic number, protocol, system info, then the object.
+    head = b''.join(pickle.dumps(part, protocol=2) for part in
+                    (0x1950a86a20f9469cfc6c, 1001, dict(little_endian=True)))
+    file.write_bytes(head + payload + pickle.dumps([], protocol=2))
+    with pytest.raises(pickle.UnpicklingError, match=r"asks for getattr\(.*'__globals__'\)"):
+        load_from_local(str(file))
+
+
+def test_the_legacy_config_entry_is_dropped(tmp_path):
+    # mmengine's Runner.resume would execute it.
+    torch.save(dict(meta=dict(config='import os', cfg='a = 1'), state_dict={}), tmp_path / 'a.pth')
+    assert load_from_local(str(tmp_path / 'a.pth'))['meta'] == dict(cfg='a = 1')
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=re.escape(f"'{tmp_path}/no.pth' does not exist")):
+        load_from_local(f'{tmp_path}/no.pth')
+
+
+@pytest.fixture
+def server(tmp_path):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    folder = tmp_path / 'served'
+    folder.mkdir()
+    with http.server.ThreadingHTTPServer(
+            ('127.0.0.1', 0), partial(Quiet, directory=folder)) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield folder, f'http://127.0.0.1:{httpd.server_port}'
+        httpd.shutdown()
+
+
+def test_http_checkpoints_load_as_safely_as_files(server, tmp_path, monkeypatch):
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'hub'))
+    folder, address = server
+    good = training_state()
+    torch.save(good, folder / 'good.pth')
+    torch.save(training_state(payload=Call(eval, '1 + 1')), folder / 'bad.pth')
+    loaded = CheckpointLoader.load_checkpoint(f'{address}/good.pth', map_location='cpu')
+    assert torch.equal(loaded['state_dict']['weight'], good['state_dict']['weight'])
+    with pytest.raises(pickle.UnpicklingError, match='bad.pth.* asks for eval'):
+        CheckpointLoader.load_checkpoint(f'{address}/bad.pth', map_location='cpu')
+
+
+def test_registering_again_changes_nothing():
+    before = set(torch.serialization.get_safe_globals())
+    schemes = dict(CheckpointLoader._schemes)
+    register_safe_loading()
+    assert set(torch.serialization.get_safe_globals()) == before
+    assert CheckpointLoader._schemes == schemes
+
+
+def test_importing_the_package_does_nothing():
+    code = ('import sys, warnings; warnings.simplefilter("error"); before = set(sys.modules);'
+            'import aft_mm; print(sorted(set(sys.modules) - before))')
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert result.stdout.strip() == "['aft_mm']" and result.stderr == ''
+
+
+def test_the_prefix_alone_registers_loading():
+    code = ('import torch; from mmengine.registry import MODELS;'
+            'MODELS.get("aft_mm.AFTViT").__name__;'
+            'print(any(f.__qualname__ == "HistoryBuffer" for f in '
+            'torch.serialization.get_safe_globals()))')
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert result.stdout.strip() == 'True', result.stderr

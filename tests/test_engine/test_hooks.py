@@ -1,0 +1,227 @@
+"""The hooks, each on a runner or a stand-in with what the hook reads."""
+
+import copy
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from mmengine.dataset import BaseDataset
+from mmengine.model import BaseModel
+from PIL import Image
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+from aft_mm.datasets import Digits
+from aft_mm.engine import (
+    AutocastOptimWrapper,
+    CheckImagesHook,
+    CheckpointFitHook,
+    CompileHook,
+    EpochSeedHook,
+    RegularizationHook,
+)
+from aft_mm.engine.errors import UserError
+from aft_mm.registry import MODELS
+
+
+class Penalised(nn.Linear):
+    """A layer with a penalty of its own."""
+
+    def regularization_loss(self):
+        return self.weight.square().mean()
+
+
+class Model(BaseModel):
+    """A task model with a backbone."""
+
+    def __init__(self, width=7, layer=Penalised):
+        super().__init__()
+        self.backbone = nn.Sequential(layer(5, width), nn.GELU(), layer(width, 5))
+
+    def forward(self, x, mode='tensor'):
+        y = self.backbone(x)
+        return dict(loss=y.mean()) if mode == 'loss' else y
+
+
+class Images(BaseDataset):
+    """A data set of one file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+        super().__init__()
+
+    def load_data_list(self):
+        return [dict(img_path=self.path)]
+
+
+def runner(model=None, **kwargs):
+    return SimpleNamespace(model=model or Model(), experiment_name='this_config', **kwargs)
+
+
+class TestCompileHook:
+
+    @pytest.fixture
+    def model(self):
+        torch._dynamo.reset()
+        model = BaseModel()
+        model.backbone = MODELS.build(
+            dict(
+                type='aft_mm.AFTViT',
+                arch=dict(embed_dims=16, num_layers=2),
+                img_size=8,
+                patch_size=2,
+                token_mixer=dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3)))
+        return model
+
+    def test_one_graph_same_result_same_keys(self, model):
+        x, keys = torch.randn(3, 3, 8, 8), list(model.state_dict())
+        expected = model.backbone(x)
+        graphs = CompileCounter()
+        CompileHook(backend=graphs).before_run(runner(model))
+        torch.testing.assert_close(model.backbone(x), expected)
+        assert graphs.frame_count == 1
+        assert list(model.state_dict()) == keys
+
+    def test_under_autocast(self, model):
+        CompileHook(backend='aot_eager').before_run(runner(model))
+        optim = AutocastOptimWrapper(optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        with optim.optim_context(model):
+            loss = model.backbone(torch.randn(3, 3, 8, 8))[0].float().square().mean()
+        optim.update_params(loss)
+        assert all(torch.isfinite(value).all() for value in model.parameters())
+
+    def test_a_graph_break_is_an_error(self, model):
+        model.backbone.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+        CompileHook(backend='eager').before_run(runner(model))
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            model.backbone(torch.randn(3, 3, 8, 8))
+
+    def test_a_copy_such_as_the_ema_model_still_works(self, model):
+        x = torch.randn(3, 3, 8, 8)
+        CompileHook(backend='eager').before_run(runner(model))
+        torch.testing.assert_close(copy.deepcopy(model).backbone(x), model.backbone(x))
+
+
+class TestEpochSeedHook:
+
+    def draw(self, iteration, rank=0):
+        loader = SimpleNamespace(num_workers=2)
+        EpochSeedHook().before_train_epoch(
+            SimpleNamespace(seed=3, iter=iteration, rank=rank, train_dataloader=loader))
+        here = torch.rand(1).item(), np.random.rand(), random.random()
+        workers = []
+        for worker in range(2):
+            loader.worker_init_fn(worker)
+            workers.append((torch.rand(1).item(), np.random.rand(), random.random()))
+        return here, *workers
+
+    def test_depends_on_nothing_but_seed_iteration_and_rank(self):
+        first = self.draw(12)
+        torch.rand(5), np.random.rand(5)
+        assert self.draw(12) == first
+
+    def test_epochs_ranks_and_workers_differ(self):
+        draws = [value for iteration in (0, 6) for rank in (0, 1)
+                 for value in self.draw(iteration, rank)]
+        assert len(set(draws)) == len(draws)
+
+
+class TestRegularizationHook:
+
+    def test_adds_the_weighted_sum_of_the_layers_to_the_losses_only(self):
+        model, x = Model(), torch.randn(3, 5)
+        RegularizationHook(weight=0.5).before_train(runner(model))
+        losses = model(x, mode='loss')
+        expected = 0.5 * sum(model.backbone[i].weight.square().mean() for i in (0, 2))
+        torch.testing.assert_close(losses['loss_regularization'], expected)
+        assert isinstance(model(x), torch.Tensor)
+        total, _ = model.parse_losses(losses)
+        plain = Model.forward(model, x, mode='loss')['loss']
+        torch.testing.assert_close(total, plain + expected)
+
+    def test_reaches_the_gradient_under_a_training_step(self):
+        model = Model()
+        RegularizationHook(weight=2.).before_train(runner(model))
+        model(torch.zeros(3, 5), mode='loss')['loss_regularization'].backward()
+        weight = model.backbone[0].weight
+        torch.testing.assert_close(weight.grad, 4 * weight.detach() / weight.numel())
+
+    def test_no_layer_to_regularise_is_an_error(self):
+        with pytest.raises(ValueError, match=r'weight=0\.1.*regularization_loss.*none'):
+            RegularizationHook(weight=0.1).before_train(runner(Model(layer=nn.Linear)))
+
+
+class TestCheckpointFitHook:
+
+    def check(self, state, strict=True, model=None):
+        checkpoint = dict(state_dict=state, meta=dict(experiment_name='that_run'))
+        CheckpointFitHook(strict).after_load_checkpoint(runner(model), checkpoint)
+
+    def test_own_weights_fit_also_with_the_prefix_of_a_wrapper(self):
+        state = Model().state_dict()
+        self.check(state)
+        self.check({f'module.{name}': value for name, value in state.items()})
+
+    def test_another_width_is_counted(self):
+        with pytest.raises(UserError, match=r'that_run.*this_config.*0 .*missing, 0 unexpected '
+                           'and 3 of another shape'):
+            self.check(Model(width=9).state_dict())
+
+    def test_other_names_are_counted(self):
+        state = {f'x.{name}': value for name, value in Model().state_dict().items()}
+        with pytest.raises(UserError, match='4 tensors are missing, 4 unexpected and 0 of another'):
+            self.check(state)
+
+    def test_fine_tuning_takes_a_part_but_not_nothing(self):
+        state = Model().state_dict()
+        self.check({name: state[name] for name in list(state)[:1]}, strict=False)
+        with pytest.raises(UserError, match='no weight matrix fits'):
+            self.check(Model(width=9).state_dict(), strict=False)
+
+
+class TestCheckImagesHook:
+
+    @pytest.fixture
+    def image(self, tmp_path):
+        noise = np.random.default_rng(0).integers(0, 256, (40, 31, 3), dtype=np.uint8)
+        path = tmp_path / 'a.JPEG'
+        Image.fromarray(noise).save(path, format='jpeg')
+        return path
+
+    def check(self, path, rank=0, world_size=1):
+        self.check_dataset(Images(path), rank, world_size)
+
+    def check_dataset(self, dataset, rank=0, world_size=1):
+        loader = torch.utils.data.DataLoader(dataset)
+        CheckImagesHook().before_train(
+            SimpleNamespace(rank=rank, world_size=world_size, train_dataloader=loader))
+
+    def test_a_whole_image_passes_also_with_bytes_after_its_end(self, image):
+        self.check(image)
+        image.write_bytes(image.read_bytes() + bytes(5000))
+        self.check(image)
+
+    @pytest.mark.parametrize('share', [0.3, 0.9, 0.999])
+    def test_a_truncated_jpeg_is_named(self, image, share):
+        data = image.read_bytes()
+        image.write_bytes(data[:int(share * len(data))])
+        with pytest.raises(UserError, match=rf"'{image}' of the training set is truncated"):
+            self.check(image)
+
+    def test_an_empty_and_a_missing_file_are_named(self, image):
+        image.write_bytes(b'')
+        with pytest.raises(UserError, match=rf"'{image}' of the training set is empty"):
+            self.check(image)
+        image.unlink()
+        with pytest.raises(UserError, match=rf"'{image}' of the training set cannot be read"):
+            self.check(image)
+
+    def test_each_rank_reads_its_share(self, image):
+        image.write_bytes(b'')
+        self.check(image, rank=1, world_size=2)
+
+    def test_data_without_files_passes(self):
+        self.check_dataset(torch.utils.data.TensorDataset(torch.zeros(3, 1)))
+        self.check_dataset(Digits())

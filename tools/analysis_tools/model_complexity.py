@@ -1,0 +1,157 @@
+"""Parameters, FLOPs and activations of the models of configs, AFT's own operations included.
+
+Convention: a multiplication with the addition that follows it is one FLOP (a MAC counts once), as in
+most papers on image models. An exponential or another element-wise operation is one FLOP per element
+it writes, a sum one per element it reads, a softmax or layer norm five per element; comparisons,
+selections and moving data are free. Activations are the elements that the counted operations write.
+
+All is for one image and for the operations that run in evaluation mode on the CPU, so the algorithm
+an AFT op chooses matters: AFT-conv may cost h k^2 T as a convolution or h T^2 as a matrix product.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.analysis import ActivationAnalyzer, FlopAnalyzer, parameter_count
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+# mmengine counts convolutions, linear layers, matrix products and norms; the rest is ours.
+ELEMENTWISE = ('abs', 'add', 'addcmul', 'div', 'exp', 'expm1', 'gelu', 'log', 'maximum', 'minimum',
+               'mul', 'neg', 'pow', 'reciprocal', 'rsub', 'sigmoid', 'sqrt', 'sub')
+REDUCTIONS = ('amax', 'amin', 'cumsum', 'mean', 'sum')
+PRODUCTS = ('_convolution', 'addmm', 'baddbmm', 'bmm', 'einsum', 'linear', 'matmul', 'mm',
+            'scaled_dot_product_attention')
+NORMS = ('group_norm', 'layer_norm', 'softmax')
+# Free, and unknown to mmengine's own list of such.
+FREE = ('alias', 'broadcast_tensors', 'clamp_min', 'clone', 'cummax', 'diagonal', 'expand_as', 'flip',
+        'isfinite', 'le', 'lift_fresh', 'logical_and', 'lt', 'movedim', 'nan_to_num', 'ne', 'new_ones',
+        'ones_like', 'pad', 'unflatten', 'unfold', 'where')
+
+Handle = Callable[[list[Any], list[Any]], int]
+
+
+def _elements(value: Any) -> int:
+    """Elements of a traced tensor; indices and truth values are not counted."""
+    shape = value.type().sizes() if value.isCompleteTensor() else None
+    return prod(shape) if shape is not None and value.type().dtype().is_floating_point else 0
+
+
+def _written(inputs: list[Any], outputs: list[Any]) -> int:
+    return _elements(outputs[0])
+
+
+def _read(inputs: list[Any], outputs: list[Any]) -> int:
+    return _elements(inputs[0])
+
+
+def _softmax(inputs: list[Any], outputs: list[Any]) -> int:
+    return 5 * _elements(outputs[0])  # maximum, difference, exponential, sum, quotient
+
+
+def _baddbmm(inputs: list[Any], outputs: list[Any]) -> int:
+    return _elements(outputs[0]) * inputs[1].type().sizes()[-1]
+
+
+def _attention(inputs: list[Any], outputs: list[Any]) -> int:
+    """Scaled dot products of ``[B, h, T, d]`` with ``[B, h, S, d]``, their softmax, the mean of v."""
+    query, key, value = (x.type().sizes() for x in inputs[:3])
+    return prod(query[:-1]) * key[-2] * (query[-1] + value[-1] + 5)
+
+
+def _handles(names: Sequence[str], handle: Handle | None) -> dict[str, Handle | None]:
+    """The handle for each operator and for its in-place form; None makes it free."""
+    return {f'aten::{name}{suffix}': handle for name in names for suffix in ('', '_')}
+
+
+def analyse(model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Count one forward pass of the model in evaluation mode.
+
+    Args:
+        model: Any module that takes one float tensor.
+        shape: Shape of one input without the batch, such as ``(3, 224, 224)``.
+
+    Returns:
+        parameters, flops and activations (ints), flops_by_operator and flops_by_module (dicts), and
+        uncounted: operators that no rule covers, with the number of their calls.
+    """
+    inputs = torch.randn(1, *shape)
+    flops = FlopAnalyzer(model.eval(), inputs)
+    flops.set_op_handle(**_handles(ELEMENTWISE, _written), **_handles(REDUCTIONS, _read),
+                        **_handles(FREE, None), **{
+                            'aten::softmax': _softmax,
+                            'aten::baddbmm': _baddbmm,
+                            'aten::scaled_dot_product_attention': _attention
+                        })
+    activations = ActivationAnalyzer(model, inputs)
+    activations.set_op_handle(
+        **_handles(ELEMENTWISE + REDUCTIONS + PRODUCTS + NORMS, _written))
+    for analysis in (flops, activations):
+        analysis.unsupported_ops_warnings(False)
+        analysis.uncalled_modules_warnings(False)
+        analysis.tracer_warnings('none')
+    with torch.no_grad():
+        return dict(
+            parameters=parameter_count(model)[''],
+            flops=int(flops.total()),
+            activations=int(activations.total()),
+            flops_by_operator={name: int(n) for name, n in flops.by_operator().most_common() if n},
+            flops_by_module={name: int(n) for name, n in flops.by_module().items() if n},
+            uncounted=dict(flops.unsupported_ops()))
+
+
+def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, Any]:
+    """:func:`analyse` the model of a config; `shape` is (height, width), by default the config's."""
+    config = Config.fromfile(path)
+    init_default_scope(config.get('default_scope', 'mmengine'))
+    backbone = config.model.get('backbone', {})
+    if shape is None:
+        size = backbone.get('img_size')
+        if size is None:
+            raise ValueError(f'model.backbone of {path} says no img_size, so --shape is needed.')
+        shape = (size, size) if isinstance(size, int) else tuple(size)
+    shape = (backbone.get('in_channels', 3), *shape)
+    return dict(config=Path(path).stem, shape=shape, **analyse(MODELS.build(config.model), shape))
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """One line per config, and the operators that were not counted, if there were any."""
+    table = Table('config', 'input', title='of one image; a multiply-add is one FLOP')
+    for column in ('parameters [M]', 'FLOPs [G]', 'activations [M]'):
+        table.add_column(column, justify='right')
+    for row in rows:
+        table.add_row(row['config'], ' x '.join(map(str, row['shape'])),
+                      f"{row['parameters'] / 1e6:.2f}", f"{row['flops'] / 1e9:.3f}",
+                      f"{row['activations'] / 1e6:.2f}")
+    console = Console(width=None if Console().is_terminal else 120)
+    console.print(table)
+    uncounted = {name for row in rows for name in row['uncounted']}
+    if uncounted:
+        console.print(f"Not counted, no rule for: {', '.join(sorted(uncounted))}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('configs', nargs='+', help='paths of configs')
+    parser.add_argument(
+        '--shape', nargs=2, type=int, metavar=('HEIGHT', 'WIDTH'), help='default: the config says')
+    parser.add_argument('--json', metavar='FILE', help='write all counts, also by operator and module')
+    args = parser.parse_args()
+
+    rows = [analyse_config(path, args.shape) for path in args.configs]
+    print_table(rows)
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=2))
+
+
+if __name__ == '__main__':
+    main()

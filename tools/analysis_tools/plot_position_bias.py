@@ -1,0 +1,51 @@
+"""Draw the learned position biases of a checkpoint, exp(w) - 1 per layer and head."""
+
+import argparse
+
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.runner import load_checkpoint
+from torch import nn
+
+import aft_mm.registry  # noqa: F401, the allow-list for safe checkpoint loading
+from aft_mm.visualization import draw_position_bias
+
+
+def mixers_with_bias(model: nn.Module) -> dict[str, nn.Module]:
+    """The token mixers of a model that have a position bias, by layer name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if callable(getattr(module, 'position_bias', None)) and module.position_bias() is not None
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='path of the config')
+    parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
+    parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
+    parser.add_argument(
+        '--columns', type=int, default=12, help='heads or query tokens to draw, evenly spread')
+    parser.add_argument('--dpi', type=int, default=150)
+    args = parser.parse_args()
+
+    config = Config.fromfile(args.config)
+    init_default_scope(config.get('default_scope', 'mmengine'))
+    model = MODELS.build(config.model).eval()
+    load_checkpoint(model, args.checkpoint, map_location='cpu', strict=True)
+    mixers = mixers_with_bias(model)
+    if not mixers:
+        parser.error(f'the model of {args.config} has no token mixer with a position bias.')
+    mixer = next(iter(mixers.values()))
+    figure = draw_position_bias(
+        {f'layer {i}': mixer.position_bias() for i, mixer in enumerate(mixers.values())},
+        grid=mixer.grid,
+        num_prefix_tokens=mixer.num_prefix_tokens,
+        max_columns=args.columns)
+    figure.savefig(args.out, dpi=args.dpi)
+    print(f'{len(mixers)} layers drawn to {args.out}')
+
+
+if __name__ == '__main__':
+    main()

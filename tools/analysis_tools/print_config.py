@@ -1,0 +1,22 @@
+"""Print a config with everything it inherits and the variables of the environment filled in."""
+
+import argparse
+
+from mmengine.config import Config, DictAction
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='path of the config')
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, help='override, key.sub=value ...')
+    args = parser.parse_args()
+
+    config = Config.fromfile(args.config)
+    if args.cfg_options:
+        config.merge_from_dict(args.cfg_options)
+    print(config.pretty_text)
+
+
+if __name__ == '__main__':
+    main()
