@@ -71,6 +71,20 @@ def check_tokens(
         )
 
 
+def check_step(
+    query: Tensor | None, key: Tensor, value: Tensor, gate: str, buffer: Tensor
+) -> None:
+    """Check one token: query and value [B, D] and key [B, channels] for a state of [B, n, D]."""
+    check_choice('gate', gate, GATES)
+    _check_query(query, value, gate)
+    batch, channels = buffer.shape[0], buffer.shape[2]
+    if value.shape != (batch, channels) or key.dim() != 2 or len(key) != batch:
+        raise ValueError(
+            f'key and value of a step must be [B, channels] with the state for B={batch}, '
+            f'D={channels}, got {list(key.shape)} and {list(value.shape)}'
+        )
+
+
 def check_grid(grid: Sequence[int] | None, tokens: int, dims: Sequence[int]) -> None:
     """Check that `grid` has an allowed number of dimensions and holds `tokens` tokens."""
     if grid is None:

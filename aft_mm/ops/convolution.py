@@ -10,32 +10,16 @@ Keys are [B, *grid, h], values [B, *grid, h·d]: viewed channels-last, so nothin
 channels-last depthwise convolution shows no cliff over the kernel sizes (3 to 27 measured).
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .geometry import kernel_offsets, past_kernel
-from .sums import (
-    FAST_BIAS_SPREAD,
-    FAST_SPREAD,
-    Summable,
-    Sums,
-    choose,
-    column_shift,
-    leaf,
-    lowest,
-    mean,
-    merge,
-    move,
-    prefix,
-    sliding,
-    spread,
-    suffix,
-    total,
-)
+from .conv_exact import outside_sums
+from .geometry import past_kernel
+from .library import exact_conv
+from .sums import FAST_BIAS_SPREAD, FAST_SPREAD, choose, column_shift, mean, spread
 
 # The difference form loses a factor e^−w of precision: 3 nats keep 5 of float32's 7 digits.
 DIFFERENCE_LOWEST_BIAS = -3.0
@@ -51,8 +35,10 @@ def conv_mean(
 ) -> Tensor:
     """``Σ W e^k v / Σ W e^k`` [B, T, D] of key [B, T, h] and value [B, T, D], hidden keys being −inf."""
     weight = _crop(weight, grid)
-    visible = past_kernel(weight.shape[1:], weight.device) if causal else None
-    places = dict(grid=tuple(grid), visible=visible)
+    visible = None
+    if causal:
+        visible = weight.new_tensor(past_kernel(weight.shape[1:])).view(weight.shape[1:])
+    places = dict(grid=grid, visible=visible)
 
     def difference(key, value, weight):
         kernel = torch.expm1(weight) if global_connectivity else torch.exp(weight)
@@ -63,8 +49,7 @@ def conv_mean(
         return _convolved_mean(key, value, torch.exp(weight), _outside_of(weight, causal), **places)
 
     def exact(key, value, weight):
-        doubles = (x.double() for x in (key, value, weight))
-        return _exact_mean(*doubles, global_connectivity, causal, **places).to(key.dtype)
+        return exact_conv(key, value, weight, grid, global_connectivity, causal)
 
     def additive_or_exact(key, value, weight):
         return choose(fits, additive, exact, key, value, weight)
@@ -107,9 +92,9 @@ def _running(x: Tensor) -> Tensor:
     return x.flatten(1, -2).cumsum(1).view_as(x)
 
 
-def _outside_of(weight: Tensor, causal: bool):
+def _outside_of(weight: Tensor, causal: bool) -> Callable[[Tensor], Tensor]:
     reach = [size // 2 for size in weight.shape[1:]]
-    return lambda x: _outside(x, reach, causal)
+    return lambda x: outside_sums(x, reach, causal)
 
 
 def _convolved_mean(key, value, kernel, background, grid, visible) -> Tensor:
@@ -126,59 +111,3 @@ def _convolved_mean(key, value, kernel, background, grid, visible) -> Tensor:
             convolved = convolved + background(x)
         sums.append(convolved.flatten(1, -2).unflatten(-1, (heads, -1)))
     return mean(*sums).flatten(2)
-
-
-def _outside(x: Summable, reach: Sequence[int], causal: bool, dim: int = 1) -> Summable:
-    """Sums over the grid dimensions from `dim` on, outside of ``|Δ| ≤ reach`` in any of them.
-
-    Splits the complement of the box into disjoint boxes, one dimension at a time; causal leaves only
-    what comes earlier in raster order.
-    """
-    here = reach[0]
-    beyond = x
-    for later in range(dim + 1, dim + len(reach)):
-        beyond = total(beyond, later)
-    result = move(prefix(beyond, dim), here + 1, dim)
-    if not causal:
-        result = merge(result, move(suffix(beyond, dim), -here - 1, dim))
-    if len(reach) > 1:
-        inner = _outside(x, reach[1:], False, dim + 1)
-        result = merge(result, sliding(inner, here, -1 if causal else here, dim))
-        if causal:
-            result = merge(result, _outside(x, reach[1:], True, dim + 1))
-    return result
-
-
-def _exact_mean(key, value, weight, global_connectivity, causal, grid, visible) -> Tensor:
-    """One pass over the kernel for the maximum per row and one for the sums."""
-    heads = key.shape[-1]
-    key = key.unflatten(1, grid).unsqueeze(-1)
-    value = value.unflatten(1, grid).unflatten(-1, (heads, -1))
-    shown = [True] * math.prod(weight.shape[1:]) if visible is None else visible.flatten().tolist()
-    terms = [
-        (offset, bias.view(heads, 1))
-        for offset, bias, show in zip(
-            kernel_offsets(weight.shape[1:]), weight.flatten(1).unbind(1), shown, strict=True
-        )
-        if show
-    ]
-    shift = torch.full_like(key, lowest(key.dtype)).detach()
-    for offset, bias in terms:
-        shift = torch.maximum(shift, _seen_at(key.detach(), offset, -torch.inf) + bias.detach())
-    inside = Sums(shift, torch.zeros_like(value), torch.zeros_like(key))
-    for offset, bias in terms:
-        term = torch.exp(_seen_at(key, offset, -torch.inf) + bias - shift)
-        numerator = inside.numerator + term * _seen_at(value, offset, 0.0)
-        inside = Sums(shift, numerator, inside.denominator + term)
-    if global_connectivity:
-        reach = [size // 2 for size in weight.shape[1:]]
-        inside = merge(inside, _outside(leaf(key, value), reach, causal))
-    return mean(inside.numerator, inside.denominator).flatten(-2).flatten(1, -2)
-
-
-def _seen_at(x: Tensor, offset: Sequence[int], fill: float) -> Tensor:
-    """``y[t] = x[t + offset]`` on the grid dimensions (from 1 on), `fill` outside."""
-    pad = [0, 0] * (x.dim() - 1 - len(offset))
-    for step in reversed(offset):
-        pad += [-step, step]
-    return F.pad(x, pad, value=fill)

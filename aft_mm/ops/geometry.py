@@ -82,7 +82,6 @@ def kernel_offsets(kernel: Sequence[int]) -> list[tuple[int, ...]]:
     return list(itertools.product(*(range(-(size // 2), size // 2 + 1) for size in kernel)))
 
 
-def past_kernel(kernel: Sequence[int], device: torch.device) -> Tensor:
-    """True at the kernel entries that a causal raster may see (offsets ≤ 0 in raster order)."""
-    visible = [offset <= (0,) * len(kernel) for offset in kernel_offsets(kernel)]
-    return torch.tensor(visible, device=device).view(*kernel)
+def past_kernel(kernel: Sequence[int]) -> list[bool]:
+    """Which kernel entries a causal raster may see: offsets up to 0 in raster order."""
+    return [offset <= (0,) * len(kernel) for offset in kernel_offsets(kernel)]

@@ -1,0 +1,315 @@
+"""Causal ops one token at a time: ``NAME_init_state`` makes a state, ``NAME_step`` consumes a token.
+
+Fed the tokens in order, the steps give the rows of the parallel causal op. query, key, value are [B, D]
+(key [B, h] for aft_conv, query None with ``gate='none'``), outputs [B, D]. What a step must remember:
+
+=====================  ==========================================================  ================
+op                     state per sequence                                          time per step
+=====================  ==========================================================  ================
+aft_simple             running sums, O(D)                                          O(D)
+aft_local              the last r + 1 tokens and sums of those before, O(r·D)      O(r·D)
+aft_conv               the same with the reach r of the kernel in raster order     O(r·D)
+aft_window             the tokens of the window, O(r·D)                            O(r·D)
+aft_local_normalized   as aft_local                                                O(r·D)
+aft_full               every token, O(T·D): each row weighs all of them anew       O(t·D)
+=====================  ==========================================================  ================
+
+States are float32 (or the `dtype` given), are updated in place and returned; a step needs no gradient.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .eager import apply_gate
+from .geometry import Window, as_pair, hard_mask, kernel_index, near_mask, near_radius
+from .sums import Sums, leaf, lowest, mean, merge, reduce
+
+
+class StepState(NamedTuple):
+    """Sums of the tokens that left the buffer [B, 1, D], the buffer [B, n, ...], the next index."""
+
+    sums: Sums
+    keys: Tensor
+    values: Tensor
+    position: int
+
+
+def _init_state(
+    batch_size: int,
+    embed_dims: int,
+    size: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+    heads: int | None = None,
+) -> StepState:
+    options = dict(device=device, dtype=dtype)
+    keys = torch.full((batch_size, size, heads or embed_dims), -torch.inf, **options)
+    values = torch.zeros(batch_size, size, embed_dims, **options)
+    zeros = torch.zeros(batch_size, 1, embed_dims, **options)
+    return StepState(Sums(zeros + lowest(dtype), zeros, zeros), keys, values, 0)
+
+
+def _channels(key: Tensor, value: Tensor) -> Tensor:
+    """Keys per head [..., h] for each of the channels [..., D]."""
+    return key.repeat_interleave(value.shape[-1] // key.shape[-1], -1)
+
+
+def _push(state: StepState, key: Tensor, value: Tensor, keep_sums: bool) -> tuple[StepState, Tensor]:
+    """Store the token; what it overwrites joins the sums. Also the token index of every slot."""
+    size = state.keys.shape[1]
+    slot = state.position % size
+    sums = state.sums
+    if keep_sums and state.position >= size:
+        old = state.values[:, slot : slot + 1]
+        sums = merge(sums, leaf(_channels(state.keys[:, slot : slot + 1], old), old))
+    state.keys[:, slot], state.values[:, slot] = key, value
+    ages = (state.position - torch.arange(size, device=key.device)) % size
+    return StepState(sums, state.keys, state.values, state.position + 1), state.position - ages
+
+
+def _weighted_step(
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    bias_of: Callable[[Tensor, Tensor], Tensor],
+    gate: str,
+    far: bool,
+) -> tuple[Tensor, StepState]:
+    """One token with the bias ``bias_of(t, tokens)`` [n] or [n, h]; `far`: W = 1 beyond the buffer."""
+    checks.check_step(query, key, value, gate, state.values)
+    target = torch.tensor(state.position, device=key.device)
+    state, tokens = _push(state, key, value, keep_sums=far)
+    bias = bias_of(target, tokens.clamp_min(0)).to(state.keys.dtype)
+    logits = _channels(state.keys + (bias if bias.dim() == 2 else bias[:, None]), state.values)
+    result = reduce(logits, state.values, 1)
+    if far:
+        result = merge(result, state.sums)
+    mixed = mean(result.numerator, result.denominator).squeeze(1)
+    return apply_gate(query, mixed, gate, value.dtype), state
+
+
+def aft_simple_init_state(
+    batch_size: int,
+    embed_dims: int,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> StepState:
+    """Empty running sums: three tensors [B, 1, D]."""
+    return _init_state(batch_size, embed_dims, 0, device, dtype)
+
+
+def aft_simple_step(
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_function: str = 'softmax',
+    gate: str = 'sigmoid',
+) -> tuple[Tensor, StepState]:
+    """One token of causal :func:`aft_simple` at constant cost."""
+    checks.check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
+    checks.check_step(query, key, value, gate, state.values)
+    dtype = state.values.dtype
+    wide_key, wide_value = key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1)
+    if key_function == 'relu':
+        numerator = state.sums.numerator + torch.relu(wide_key) * wide_value
+        sums, mixed = state.sums._replace(numerator=numerator), numerator
+    else:
+        sums = merge(state.sums, leaf(wide_key, wide_value))
+        mixed = mean(sums.numerator, sums.denominator)
+    state = state._replace(sums=sums, position=state.position + 1)
+    return apply_gate(query, mixed.squeeze(1), gate, value.dtype), state
+
+
+def aft_full_init_state(
+    batch_size: int,
+    embed_dims: int,
+    num_tokens: int,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> StepState:
+    """Room for all `num_tokens` keys and values: every row of w weighs all of them anew."""
+    return _init_state(batch_size, embed_dims, num_tokens, device, dtype)
+
+
+def aft_full_step(
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    *,
+    gate: str = 'sigmoid',
+) -> tuple[Tensor, StepState]:
+    """One token of causal :func:`aft_full`; position_bias is w [T, T]."""
+    length = min(state.keys.shape[1], len(position_bias))
+    if state.position >= length:
+        raise ValueError(f'the state and position_bias hold {length} tokens, got one more')
+    return _weighted_step(
+        state, query, key, value, lambda t, s: position_bias[t, s], gate, far=False
+    )
+
+
+def aft_local_init_state(
+    batch_size: int,
+    embed_dims: int,
+    *,
+    window: Window,
+    grid: Sequence[int] | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> StepState:
+    """A buffer as long as the window reaches back in raster order, and running sums."""
+    checks.check_window(window, grid)
+    size = max(near_radius(window, grid), 0) + 1
+    return _init_state(batch_size, embed_dims, size, device, dtype)
+
+
+def _near_row(pos_u, pos_v, window, grid, outside: float):
+    def row(target: Tensor, source: Tensor) -> Tensor:
+        bias = pos_v[source] @ pos_u[target]
+        return bias.masked_fill(~near_mask(target, source, window, grid), outside)
+
+    return row
+
+
+def aft_local_step(
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    pos_u: Tensor,
+    pos_v: Tensor,
+    *,
+    window: Window,
+    grid: Sequence[int] | None = None,
+    gate: str = 'sigmoid',
+) -> tuple[Tensor, StepState]:
+    """One token of causal :func:`aft_local`; pos_u and pos_v are the whole factors [T, d']."""
+    _check_position(state, len(pos_u))
+    row = _near_row(pos_u, pos_v, window, grid, outside=0.0)
+    return _weighted_step(state, query, key, value, row, gate, far=True)
+
+
+def aft_conv_init_state(
+    batch_size: int,
+    embed_dims: int,
+    *,
+    num_heads: int,
+    kernel_size: Sequence[int],
+    grid: Sequence[int],
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> StepState:
+    """A buffer as long as the kernel reaches back in raster order, and running sums."""
+    checks.check_kernel(kernel_size, grid)
+    reach, stride = 0, 1
+    for size, length in zip(reversed(kernel_size), reversed(grid), strict=True):
+        reach += min(size // 2, length - 1) * stride
+        stride *= length
+    return _init_state(batch_size, embed_dims, reach + 1, device, dtype, num_heads)
+
+
+def aft_conv_step(
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    *,
+    grid: Sequence[int],
+    global_connectivity: bool = True,
+    gate: str = 'sigmoid',
+) -> tuple[Tensor, StepState]:
+    """One token of causal :func:`aft_conv`; key [B, h], weight [h, *kernel]."""
+    _check_position(state, math.prod(grid))
+    outside = 0.0 if global_connectivity else -torch.inf
+
+    def row(target: Tensor, source: Tensor) -> Tensor:
+        index = kernel_index(target, source, weight.shape[1:], grid)
+        bias = weight.flatten(1).T[index.clamp_min(0)]
+        return bias.masked_fill((index < 0).unsqueeze(-1), outside)
+
+    return _weighted_step(state, query, key, value, row, gate, far=global_connectivity)
+
+
+def aft_window_init_state(
+    batch_size: int,
+    embed_dims: int,
+    *,
+    window: Window,
+    grid: Sequence[int] | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> StepState:
+    """A buffer as long as the hard window reaches back in raster order."""
+    checks.check_hard_window(window, grid)
+    if grid is None or len(grid) == 1:
+        size = window if isinstance(window, int) else window[0]
+    else:
+        rows, columns = (half // 2 - 1 for half in as_pair(window))
+        size = min(rows, grid[0] - 1) * grid[1] + min(columns, grid[1] - 1) + 1
+    return _init_state(batch_size, embed_dims, size, device, dtype)
+
+
+def aft_window_step(
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    window: Window,
+    grid: Sequence[int] | None = None,
+    gate: str = 'sigmoid',
+) -> tuple[Tensor, StepState]:
+    """One token of causal :func:`aft_window`."""
+
+    def row(target: Tensor, source: Tensor) -> Tensor:
+        inside = hard_mask(target, source, window, grid, causal=True)
+        return torch.zeros(inside.shape, device=inside.device).masked_fill(~inside, -torch.inf)
+
+    return _weighted_step(state, query, key, value, row, gate, far=False)
+
+
+aft_local_normalized_init_state = aft_local_init_state
+
+
+def aft_local_normalized_step(
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    pos_u: Tensor,
+    pos_v: Tensor,
+    *,
+    window: Window,
+    grid: Sequence[int] | None = None,
+    gate: str = 'sigmoid',
+) -> tuple[Tensor, StepState]:
+    """One token of causal :func:`aft_local_normalized`; pos_u and pos_v are the whole factors."""
+    checks.check_step(query, key, value, gate, state.values)
+    _check_position(state, len(pos_u))
+    target = torch.tensor(state.position, device=key.device)
+    state, tokens = _push(state, key, value, keep_sums=True)
+    row = _near_row(pos_u, pos_v, window, grid, outside=-torch.inf)
+    bias = row(target, tokens.clamp_min(0)).masked_fill(tokens < 0, -torch.inf)
+    local = torch.log_softmax(bias.to(state.keys.dtype), 0)[:, None]
+    near = reduce(state.keys + local, state.values, 1)
+    everywhere = merge(reduce(state.keys, state.values, 1), state.sums)
+    scale = torch.exp(near.shift - everywhere.shift)
+    mixed = (near.numerator * scale / everywhere.denominator).squeeze(1)
+    return apply_gate(query, mixed, gate, value.dtype), state
+
+
+def _check_position(state: StepState, tokens: int) -> None:
+    if state.position >= tokens:
+        raise ValueError(f'the position bias covers {tokens} tokens, got one more')

@@ -1,0 +1,185 @@
+"""The boundary of the package: backends, argument checks, autocast, torch.compile, memory."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aft_mm import ops
+from aft_mm.ops import dispatch, eager, reference
+from aft_mm.ops.library import exact_conv
+
+from .cases import CASES, run_with_gradients
+
+CPU = torch.device('cpu')
+ONE_OF_EACH = {
+    f'{case.op}-{case.options.get("causal", False)}': case for case in CASES if 7 < case.tokens < 64
+}
+EACH = pytest.mark.parametrize('case', ONE_OF_EACH.values(), ids=ONE_OF_EACH)
+
+
+def test_environment_variable_chooses_the_backend(monkeypatch):
+    assert dispatch.implementation('aft_simple', CPU) is eager.aft_simple
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'reference')
+    assert dispatch.implementation('aft_simple', CPU) is reference.aft_simple
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'fast')
+    with pytest.raises(ValueError, match="must be one of eager, reference, got 'fast'"):
+        dispatch.implementation('aft_simple', CPU)
+
+
+def test_a_backend_that_cannot_serve_says_why(monkeypatch):
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'reference')
+    with pytest.raises(RuntimeError, match='float64, which the mps device lacks'):
+        dispatch.choose_backend(torch.device('mps'))
+
+
+def test_table_of_backends():
+    command = [sys.executable, '-m', 'aft_mm.ops']
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for op in dispatch.OPS:
+        assert f'{op} ' in output
+    assert 'reference does not serve cpu: the oracle serves only when' in output
+
+
+def test_ops_import_only_torch():
+    code = (
+        "import sys, aft_mm.ops; "
+        "print([m for m in sys.modules if m.split('.')[0] in ('mmengine', 'mmcv', 'mmpretrain', 'cv2')])"
+    )
+    output = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == '[]'
+
+
+Q = torch.randn(2, 6, 4)
+U = torch.randn(6, 3)
+W = torch.randn(4, 3, 3)
+BAD = {
+    'grid (2, 4) holds 8 tokens, but the sequence has 6': lambda: ops.aft_conv(
+        Q, Q, Q, W, grid=(2, 4)
+    ),
+    'every kernel size must be odd, got (2, 3)': lambda: ops.aft_conv(
+        Q, Q, Q, torch.randn(4, 2, 3), grid=(2, 3)
+    ),
+    'kernel of 1 dimensions for grid (6,), got kernel (3, 3)': lambda: ops.aft_conv(
+        Q, Q, Q, W, grid=(6,)
+    ),
+    'grid must have 1 or 2 or 3 positive sizes, got (1, 1, 2, 3)': lambda: ops.aft_conv(
+        Q, Q, Q, W, grid=(1, 1, 2, 3)
+    ),
+    'the 3 heads of weight must equal the channels of key': lambda: ops.aft_conv(
+        Q, Q[..., :3], Q, W[:3], grid=(2, 3)
+    ),
+    'window must be 0 or larger, got -1': lambda: ops.aft_local(Q, Q, Q, U, U, window=-1),
+    'window must be an int for grid None, got (2, 2)': lambda: ops.aft_local(
+        Q, Q, Q, U, U, window=(2, 2)
+    ),
+    'window must be 1 or larger, got 0': lambda: ops.aft_window(Q, Q, Q, window=0),
+    'a 2-d window must have even sizes, got (3, 2)': lambda: ops.aft_window(
+        Q, Q, Q, window=(3, 2), grid=(2, 3)
+    ),
+    'window must be 1 or larger, got (0, 2)': lambda: ops.aft_local_normalized(
+        Q, Q, Q, U, U, window=(0, 2), grid=(2, 3)
+    ),
+    "pos_u and pos_v must be [6, d'] and [6, d'], got [5, 3] and [6, 3]": lambda: ops.aft_local(
+        Q, Q, Q, U[:5], U, window=2
+    ),
+    'position_bias must be [T, S] = [6, 6], got [6, 5]': lambda: ops.aft_full(
+        Q, Q, Q, torch.randn(6, 5)
+    ),
+    'key_mask must be bool [2, 6] with True for keys to keep, got torch.bool [2, 5]': lambda: (
+        ops.aft_simple(Q, Q, Q, key_mask=torch.ones(2, 5, dtype=torch.bool))
+    ),
+    'key_mask must be bool [2, 6] with True for keys to keep, got torch.float32': lambda: (
+        ops.aft_simple(Q, Q, Q, key_mask=torch.ones(2, 6))
+    ),
+    "gate must be one of sigmoid, relu, none, got 'tanh'": lambda: ops.aft_simple(
+        Q, Q, Q, gate='tanh'
+    ),
+    "key_function must be one of softmax, relu, got 'elu'": lambda: ops.aft_simple(
+        Q, Q, Q, key_function='elu'
+    ),
+    "got no query with gate='sigmoid'": lambda: ops.aft_simple(None, Q, Q),
+    "got a query with gate='none'": lambda: ops.aft_simple(Q, Q, Q, gate='none'),
+    'query and key must have the same length here, got T=5 and S=6': lambda: ops.aft_simple(
+        Q[:, :5], Q, Q, causal=True
+    ),
+    'key must have the 4 channels of value, got 3': lambda: ops.aft_simple(Q, Q[..., :3], Q),
+    'query must be [B, T, D] with the B and D of value': lambda: ops.aft_simple(Q[:1], Q, Q),
+    'key and value must be non-empty': lambda: ops.aft_simple(Q[:, :0], Q[:, :0], Q[:, :0]),
+}
+
+
+@pytest.mark.parametrize('message', BAD)
+def test_bad_arguments_end_in_one_sentence(message):
+    with pytest.raises(ValueError) as error:
+        BAD[message]()
+    assert message in str(error.value) and '\n' not in str(error.value)
+
+
+@EACH
+def test_autocast_does_not_reach_the_sums(case):
+    tensors = [part.detach() for part in case.inputs(dtype=torch.float32)]
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        inside = case(*tensors)
+    assert inside.dtype == torch.float32 and torch.equal(inside, case(*tensors))
+
+
+@EACH
+@pytest.mark.parametrize('key_scale', [1, 300], ids=['fast', 'safe'])
+def test_compiles_without_graph_break(case, key_scale):
+    """fullgraph, forward and backward, both sides of the fast/safe decision in one graph."""
+    torch._dynamo.reset()
+    tensors = case.inputs(dtype=torch.float32)
+    tensors[1] = (tensors[1] * key_scale).detach()
+    compiled = torch.compile(case.function, fullgraph=True, backend='aot_eager')
+
+    def call(*parts):
+        return compiled(*parts, **case.options)
+
+    expected = run_with_gradients(case, tensors)
+    for got, want in zip(run_with_gradients(call, tensors), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that any operation returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for part in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(part, torch.Tensor):
+                self.largest = max(self.largest, part.numel())
+        return result
+
+
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('key_scale', [1, 100], ids=['fast', 'safe'])
+@pytest.mark.parametrize('op', ['aft_simple', 'aft_local', 'aft_conv', 'aft_window'])
+def test_memory_grows_with_tokens_not_their_square(op, key_scale, causal):
+    tokens, dims, window, rank = 4096, 4, 8, 2
+    query, value, key = torch.randn(3, 1, tokens, dims).unbind()
+    bias = {
+        'aft_local': [torch.randn(2, tokens, rank, requires_grad=True)],
+        'aft_conv': [torch.randn(dims, 2 * window - 1, requires_grad=True)],
+    }.get(op, [])
+    bias = [*bias[0].unbind()] if op == 'aft_local' else bias
+    options = {'aft_conv': dict(grid=(tokens,)), 'aft_simple': {}}.get(op, dict(window=window))
+    with LargestTensor() as recorder:
+        output = getattr(ops, op)(
+            query, (key * key_scale).requires_grad_(), value, *bias, causal=causal, **options
+        )
+        output.sum().backward()
+    # Tiles are 32 wide; [T, T] would be 4096 · T.
+    assert recorder.largest <= 3 * 32 * tokens
+
+
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('global_connectivity', [False, True])
+def test_exact_convolution_is_a_sound_custom_op(causal, global_connectivity):
+    shapes = (2, 12, 2), (2, 12, 6), (2, 3, 3)
+    tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    torch.library.opcheck(exact_conv, (*tensors, (3, 4), global_connectivity, causal))

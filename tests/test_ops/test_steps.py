@@ -1,0 +1,77 @@
+"""Steps fed one token at a time give the rows of the parallel causal op."""
+
+import pytest
+import torch
+
+from aft_mm import ops
+
+from .cases import CASES, CAUSAL_CASES, CHANNELS
+
+
+def start(case, batch, dtype):
+    """The initial state and the step options of a case."""
+    options = {k: v for k, v in case.options.items() if k != 'causal'}
+    init = getattr(ops, f'{case.op}_init_state')
+    if case.op == 'aft_simple':
+        return init(batch, CHANNELS, dtype=dtype), options
+    if case.op == 'aft_full':
+        return init(batch, CHANNELS, case.tokens, dtype=dtype), options
+    if case.op == 'aft_conv':
+        shape = dict(num_heads=case.heads, kernel_size=case.parameters[0][1:], grid=options['grid'])
+        return init(batch, CHANNELS, **shape, dtype=dtype), options
+    return init(batch, CHANNELS, **options, dtype=dtype), options
+
+
+@pytest.mark.parametrize('key_scale', [1, 1000])
+@pytest.mark.parametrize('case', CAUSAL_CASES, ids=lambda case: case.name)
+def test_steps_equal_the_parallel_form(case, key_scale):
+    torch.manual_seed(0)
+    query, key, value, *bias = (part.detach() for part in case.inputs())
+    key = key * key_scale
+    state, options = start(case, 2, torch.float64)
+    step = getattr(ops, f'{case.op}_step')
+    rows = []
+    for token in range(case.tokens):
+        assert state.position == token
+        row, state = step(state, query[:, token], key[:, token], value[:, token], *bias, **options)
+        rows.append(row)
+    torch.testing.assert_close(torch.stack(rows, 1), case(query, key, value, *bias))
+
+
+def numbers(state):
+    return sum(part.numel() for part in (*state.sums, state.keys, state.values))
+
+
+def test_state_size_does_not_depend_on_the_length():
+    simple = ops.aft_simple_init_state(1, CHANNELS)
+    local = ops.aft_local_init_state(1, CHANNELS, window=4)
+    size = numbers(local)
+    pos = torch.randn(50, 2), torch.randn(50, 2)
+    assert numbers(simple) == 3 * CHANNELS
+    for _ in range(50):
+        token = torch.randn(3, 1, CHANNELS).unbind()
+        simple = ops.aft_simple_step(simple, *token)[1]
+        local = ops.aft_local_step(local, *token, *pos, window=4)[1]
+    assert numbers(simple) == 3 * CHANNELS and numbers(local) == size == (3 + 2 * 4) * CHANNELS
+
+
+def test_bfloat16_steps_keep_float32_sums():
+    state = ops.aft_simple_init_state(2, CHANNELS)
+    row, state = ops.aft_simple_step(state, *torch.randn(3, 2, CHANNELS).bfloat16().unbind())
+    assert row.dtype == torch.bfloat16 and state.sums.numerator.dtype == torch.float32
+
+
+def test_a_token_too_many_is_refused():
+    token = torch.randn(3, 1, CHANNELS).unbind()
+    state = ops.aft_full_init_state(1, CHANNELS, 1)
+    state = ops.aft_full_step(state, *token, torch.zeros(1, 1))[1]
+    with pytest.raises(ValueError, match='hold 1 tokens, got one more'):
+        ops.aft_full_step(state, *token, torch.zeros(1, 1))
+    with pytest.raises(ValueError, match='covers 1 tokens'):
+        ops.aft_local_step(state, *token, torch.zeros(1, 1), torch.zeros(1, 1), window=1)
+    with pytest.raises(ValueError, match='B=1, D=6'):
+        ops.aft_simple_step(state, *torch.randn(3, 2, CHANNELS).unbind())
+
+
+def test_every_causal_op_has_a_case():
+    assert {case.op for case in CAUSAL_CASES} == {case.op for case in CASES}
