@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .conv_exact import outside_sums
 from .geometry import past_kernel
-from .library import exact_conv
+from .library import exact_conv, opaque_exact_conv
 from .sums import FAST_BIAS_SPREAD, FAST_SPREAD, choose, column_shift, mean, spread
 
 # The difference form loses a factor e^−w of precision: 3 nats keep 5 of float32's 7 digits.
@@ -49,7 +49,8 @@ def conv_mean(
         return _convolved_mean(key, value, torch.exp(weight), _outside_of(weight, causal), **places)
 
     def exact(key, value, weight):
-        return exact_conv(key, value, weight, grid, global_connectivity, causal)
+        mix = opaque_exact_conv if torch.compiler.is_compiling() else exact_conv
+        return mix(key, value, weight, grid, global_connectivity, causal)
 
     def additive_or_exact(key, value, weight):
         return choose(fits, additive, exact, key, value, weight)

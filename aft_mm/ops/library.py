@@ -1,7 +1,7 @@
 """The torch.library boundary: operations that torch.compile must not look into.
 
-The exact convolution takes thousands of small operations for a large kernel; as one opaque op it costs a
-compiled graph nothing, and its backward recomputes instead of keeping every term.
+The exact convolution takes thousands of small operations for a large kernel: traced, they would make a
+graph that takes minutes to compile for a path that is hardly ever taken.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,14 @@ from torch import Tensor
 from .conv_exact import exact_conv_mean
 
 
-def _in_double(key: Tensor, value: Tensor, weight: Tensor, *options) -> Tensor:
+def exact_conv(key: Tensor, value: Tensor, weight: Tensor, *options) -> Tensor:
+    """:func:`exact_conv_mean` in float64, returned in the type of value."""
     doubles = (part.double() for part in (key, value, weight))
     return exact_conv_mean(*doubles, *options).to(value.dtype)
 
 
 @torch.library.custom_op('aft_mm::exact_conv', mutates_args=())
-def exact_conv(
+def opaque_exact_conv(
     key: Tensor,
     value: Tensor,
     weight: Tensor,
@@ -26,8 +27,8 @@ def exact_conv(
     global_connectivity: bool,
     causal: bool,
 ) -> Tensor:
-    """:func:`exact_conv_mean` in float64: key [B, T, h], value [B, T, D], weight [h, *kernel]."""
-    return _in_double(key, value, weight, grid, global_connectivity, causal)
+    """:func:`exact_conv` as one node of a graph."""
+    return exact_conv(key, value, weight, grid, global_connectivity, causal)
 
 
 @torch.library.custom_op('aft_mm::exact_conv_backward', mutates_args=())
@@ -42,12 +43,12 @@ def _exact_conv_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     # An operator runs below autograd; torch.func differentiates there all the same.
     def forward(*leaves: Tensor) -> Tensor:
-        return _in_double(*leaves, grid, global_connectivity, causal)
+        return exact_conv(*leaves, grid, global_connectivity, causal)
 
     return torch.func.vjp(forward, key, value, weight)[1](gradient)
 
 
-@exact_conv.register_fake
+@opaque_exact_conv.register_fake
 def _(key, value, weight, grid, global_connectivity, causal):
     return torch.empty_like(value, memory_format=torch.contiguous_format)
 
@@ -66,4 +67,4 @@ def _backward(ctx, gradient: Tensor):
     return *_exact_conv_backward(gradient, *ctx.saved_tensors, *ctx.options), None, None, None
 
 
-exact_conv.register_autograd(_backward, setup_context=_setup_context)
+opaque_exact_conv.register_autograd(_backward, setup_context=_setup_context)
