@@ -1,0 +1,50 @@
+"""The handwritten digits of scikit-learn."""
+
+import numpy as np
+from mmengine.dataset import BaseDataset
+
+from aft_mm.registry import DATASETS
+
+
+@DATASETS.register_module()
+class Digits(BaseDataset):
+    """The 1,797 handwritten digits of 8 x 8 pixels that scikit-learn ships (UCI optdigits).
+
+    A fifth of every class is held back as the test split, the same images on every run.
+    A sample is ``dict(img=uint8 [8, 8, 1], gt_label=int)``, grey levels 0 (paper) to 255 (ink).
+
+    Args:
+        split: ``'train'`` (1,437 images) or ``'test'`` (360 images).
+        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+        ValueError: ``split`` is unknown.
+    """
+
+    METAINFO = dict(classes=tuple('0123456789'))
+
+    def __init__(self, split: str = 'train', **kwargs) -> None:
+        if split not in ('train', 'test'):
+            raise ValueError(f"split must be 'train' or 'test', but got {split!r}.")
+        self.split = split
+        super().__init__(**kwargs)
+
+    def load_data_list(self) -> list[dict]:
+        """One ``dict(img, gt_label)`` per digit of the split."""
+        try:
+            from sklearn.datasets import load_digits
+            from sklearn.model_selection import train_test_split
+        except ImportError as error:
+            raise ImportError('Digits reads the images that scikit-learn ships, but scikit-learn '
+                              'cannot be imported: pip install scikit-learn.') from error
+
+        digits = load_digits()
+        chosen = train_test_split(
+            np.arange(len(digits.target)),
+            test_size=0.2,
+            stratify=digits.target,
+            random_state=0)[self.split == 'test']
+        # The data set counts ink in 0..16.
+        images = np.rint(digits.images[..., None] * (255 / 16)).astype(np.uint8)
+        return [dict(img=images[i], gt_label=int(digits.target[i])) for i in chosen]

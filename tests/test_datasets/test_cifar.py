@@ -1,0 +1,142 @@
+"""CIFAR-10 in both distributed formats."""
+
+import hashlib
+import pickle
+
+import numpy as np
+import pytest
+from mmengine.registry import DATASETS, init_default_scope
+
+from aft_mm.datasets import CIFAR10Binary
+
+RECORDS = 7
+NAMES = [*(f'data_batch_{i}' for i in range(1, 6)), 'test_batch']
+
+
+@pytest.fixture
+def batches():
+    """Random labels [7] and pixels [7, 3072] (planes R, G, B) for each of the six files."""
+    rng = np.random.default_rng(0)
+    return {
+        name: (rng.integers(0, 10, RECORDS, dtype=np.uint8),
+               rng.integers(0, 256, (RECORDS, 3072), dtype=np.uint8))
+        for name in NAMES
+    }
+
+
+@pytest.fixture
+def binary_root(tmp_path, batches):
+    folder = tmp_path / 'cifar-10-batches-bin'
+    folder.mkdir()
+    for name, (labels, pixels) in batches.items():
+        np.concatenate([labels[:, None], pixels], axis=1).tofile(folder / f'{name}.bin')
+    return tmp_path
+
+
+@pytest.fixture
+def pickle_root(tmp_path, batches, monkeypatch):
+    """The python distribution; its MD5 list is replaced by that of the files written here."""
+    init_default_scope('mmpretrain')
+    folder = tmp_path / 'cifar-10-batches-py'
+    folder.mkdir()
+    sums = {}
+    for name, (labels, pixels) in batches.items():
+        content = pickle.dumps(dict(data=pixels, labels=labels.tolist()))
+        (folder / name).write_bytes(content)
+        sums[name] = hashlib.md5(content).hexdigest()
+    dataset = DATASETS.get('mmpretrain.CIFAR10')
+    monkeypatch.setattr(dataset, 'train_list', [[name, sums[name]] for name in NAMES[:5]])
+    monkeypatch.setattr(dataset, 'test_list', [[NAMES[5], sums[NAMES[5]]]])
+    return tmp_path
+
+
+def build_pickle(root, split):
+    return DATASETS.build(dict(type='CIFAR10', data_root=str(root), split=split, download=False))
+
+
+@pytest.mark.parametrize('split, files', [('train', NAMES[:5]), ('test', NAMES[5:])])
+def test_records_keep_order_planes_and_labels(binary_root, batches, split, files):
+    dataset = CIFAR10Binary(str(binary_root), split)
+
+    assert len(dataset) == RECORDS * len(files)
+    for i, sample in enumerate(dataset):
+        labels, pixels = batches[files[i // RECORDS]]
+        row, column = 5, 17
+        expected = [pixels[i % RECORDS, plane * 1024 + row * 32 + column] for plane in range(3)]
+        assert sample['img'].shape == (32, 32, 3)
+        assert sample['img'][row, column].tolist() == expected
+        assert sample['gt_label'] == labels[i % RECORDS]
+
+
+@pytest.mark.parametrize('split', ['train', 'test'])
+def test_both_formats_give_the_same_samples(binary_root, pickle_root, split):
+    binary, pickled = CIFAR10Binary(str(binary_root), split), build_pickle(pickle_root, split)
+
+    assert len(binary) == len(pickled)
+    for one, other in zip(binary, pickled):
+        np.testing.assert_array_equal(one['img'], other['img'])
+        assert one['gt_label'] == other['gt_label']
+    assert binary.metainfo['classes'] == tuple(pickled.metainfo['classes'])
+
+
+def test_truncated_file_is_refused(binary_root):
+    path = binary_root / 'cifar-10-batches-bin' / 'data_batch_3.bin'
+    path.write_bytes(path.read_bytes()[:-10])
+
+    with pytest.raises(ValueError, match=r'data_batch_3.bin has 21501 bytes.*3073.*truncated'):
+        CIFAR10Binary(str(binary_root))
+
+
+def test_empty_file_is_refused(binary_root):
+    (binary_root / 'cifar-10-batches-bin' / 'test_batch.bin').write_bytes(b'')
+
+    with pytest.raises(ValueError, match='test_batch.bin has 0 bytes'):
+        CIFAR10Binary(str(binary_root), 'test')
+
+
+def test_label_above_nine_is_refused(binary_root):
+    np.full(2 * 3073, 10, np.uint8).tofile(binary_root / 'cifar-10-batches-bin' / 'test_batch.bin')
+
+    with pytest.raises(ValueError, match='has the label 10, but .* 0 to 9'):
+        CIFAR10Binary(str(binary_root), 'test')
+
+
+def test_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match='cifar-10-batches-bin.data_batch_1.bin.*AFT_MM_DATA'):
+        CIFAR10Binary(str(tmp_path))
+
+
+def test_unknown_split_is_named(tmp_path):
+    with pytest.raises(ValueError, match="split must be 'train' or 'test', but got 'val'"):
+        CIFAR10Binary(str(tmp_path), 'val')
+
+
+def test_missing_pickles_are_not_downloaded(tmp_path):
+    init_default_scope('mmpretrain')
+
+    with pytest.raises(RuntimeError, match='Cannot find CIFAR10 dataset'):
+        build_pickle(tmp_path, 'train')
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tampered_pickle_is_refused_before_it_is_unpickled(pickle_root):
+    class Bomb:
+        def __reduce__(self):
+            return (pytest.fail, ('the file was unpickled', ))
+
+    (pickle_root / 'cifar-10-batches-py' / 'data_batch_1').write_bytes(pickle.dumps(Bomb()))
+
+    with pytest.raises(RuntimeError, match='Cannot find CIFAR10 dataset'):
+        build_pickle(pickle_root, 'train')
+
+
+def test_data_pack(shared_data):
+    root = shared_data / 'cifar10'
+    if not root.is_dir():
+        pytest.skip(f'the CIFAR-10 pack is not at {root}')
+    train, test = CIFAR10Binary(str(root)), CIFAR10Binary(str(root), 'test')
+
+    # The first training image of CIFAR-10 is a frog, the first test image a cat.
+    assert train.metainfo['classes'][train[0]['gt_label']] == 'frog'
+    assert test.metainfo['classes'][test[0]['gt_label']] == 'cat'
+    assert {sample['gt_label'] for sample in train} == set(range(10))
