@@ -45,11 +45,16 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
     if args.amp:
         cfg.test_cfg.fp16 = True
     if args.tta:
-        if 'tta_model' not in cfg or 'tta_pipeline' not in cfg:
+        if not (cfg.get('tta_model') and cfg.get('tta_pipeline')):
             raise UserError(f'--tta needs tta_model and tta_pipeline in {args.config}, because not '
                             'every task allows the same augmentation')
         cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+        # A checkpoint's state_dict already holds the averaged weights, and mmpretrain's EMAHook
+        # cannot load into a model that is wrapped for augmentation.
+        cfg.custom_hooks = [
+            hook for hook in cfg.get('custom_hooks', []) if not hook.type.endswith('EMAHook')
+        ]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -43,7 +43,7 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
         cfg.resume = True
         cfg.load_from = None if args.resume == 'auto' else args.resume
     if args.auto_scale_lr:
-        if not cfg.get('auto_scale_lr', {}).get('base_batch_size'):
+        if not (cfg.get('auto_scale_lr') or {}).get('base_batch_size'):
             raise UserError(f'--auto-scale-lr needs auto_scale_lr.base_batch_size in {args.config}')
         cfg.auto_scale_lr.enable = True
 

@@ -1,12 +1,12 @@
 """Does a checkpoint belong to this model?"""
 
 from mmengine.hooks import Hook
-from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import Runner
 
 from aft_mm.registry import HOOKS
 
 from ..errors import UserError
+from .task_model import task_model
 
 
 @HOOKS.register_module()
@@ -14,8 +14,8 @@ class CheckpointFitHook(Hook):
     """Refuse a checkpoint of another architecture, which mmengine loads with a mere warning.
 
     Args:
-        strict: True wants every tensor of the model and no other; False, for fine-tuning, wants at
-            least one weight matrix with the name and the shape of the model's.
+        strict: True wants every tensor of the model and no other, as a test and a resume need.
+            False, for fine-tuning, leaves the decision to the model's own loading.
     """
 
     priority = 'VERY_HIGH'
@@ -24,39 +24,27 @@ class CheckpointFitHook(Hook):
         self.strict = strict
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Compare before mmengine loads.
+        """Load on trial, before mmengine loads.
 
         Raises:
             UserError: the checkpoint does not fit.
         """
-        model = runner.model
-        while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
-            model = model.module
+        model = task_model(runner)
         weights = checkpoint.get('state_dict', checkpoint)
         weights = {name.removeprefix('module.'): value for name, value in weights.items()}
-        if self.strict:
-            self._check_all(runner, model, weights, checkpoint)
-        else:
-            own = model.state_dict()
-            if not any(value.ndim > 1 and name in own and own[name].shape == value.shape
-                       for name, value in weights.items()):
-                raise UserError(self._sentence(runner, checkpoint, 'no weight matrix fits'))
-
-    def _check_all(self, runner, model, weights: dict, checkpoint: dict) -> None:
-        # Torch's own loading decides, because a layer may resize or rename on the way in.
+        reshaped = 0
+        # Torch's loading decides, because a layer may resize, rename or refuse on the way in.
         try:
             missing, unexpected = model.load_state_dict(weights, strict=False)
-            reshaped = 0
+        except ValueError as error:
+            raise UserError(str(error)) from error
         except RuntimeError as error:
             own = model.state_dict()
             missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
             reshaped = str(error).count('size mismatch for ')
-        if missing or unexpected or reshaped:
-            raise UserError(self._sentence(
-                runner, checkpoint, f'{len(missing)} tensors are missing, {len(unexpected)} '
-                f'unexpected and {reshaped} of another shape'))
-
-    def _sentence(self, runner, checkpoint: dict, reason: str) -> str:
-        source = checkpoint.get('meta', {}).get('experiment_name', 'an unnamed run')
-        return (f'the checkpoint (from {source}) does not fit the model of this config '
-                f'({runner.experiment_name}): {reason}')
+        if self.strict and (missing or unexpected or reshaped):
+            source = checkpoint.get('meta', {}).get('experiment_name', 'an unnamed run')
+            raise UserError(
+                f'the checkpoint (from {source}) does not fit the model of this config '
+                f'({runner.experiment_name}): {len(missing)} tensors are missing, '
+                f'{len(unexpected)} unexpected and {reshaped} of another shape')

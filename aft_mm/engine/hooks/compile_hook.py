@@ -1,10 +1,11 @@
 """Compilation of the backbone."""
 
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
 from aft_mm.registry import HOOKS
+
+from .task_model import task_model
 
 
 @HOOKS.register_module()
@@ -27,5 +28,4 @@ class CompileHook(Hook):
 
     def before_run(self, runner: Runner) -> None:
         """Compile before anything else of the run; weights are loaded in place later."""
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        model.get_submodule(self.module).compile(**self.kwargs)
+        task_model(runner).get_submodule(self.module).compile(**self.kwargs)

@@ -1,11 +1,12 @@
 """A penalty that layers name themselves."""
 
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
 
 from aft_mm.registry import HOOKS
+
+from .task_model import task_model
 
 
 @HOOKS.register_module()
@@ -28,7 +29,7 @@ class RegularizationHook(Hook):
         Raises:
             ValueError: no layer of the model has a ``regularization_loss``.
         """
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = task_model(runner)
         layers = [layer for layer in model.modules() if hasattr(layer, 'regularization_loss')]
         if not layers:
             raise ValueError(f'RegularizationHook(weight={self.weight}) needs a layer with a '

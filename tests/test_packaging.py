@@ -1,0 +1,58 @@
+"""What pip sees."""
+
+import subprocess
+import sys
+import zipfile
+from email import message_from_string
+
+import pytest
+from packaging.requirements import Requirement
+
+import aft_mm
+
+
+@pytest.fixture(scope='module')
+def wheel(root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('wheel')
+    subprocess.run([sys.executable, 'setup.py', '-q', 'bdist_wheel', '-d', folder, '-b',
+                    folder / 'build', 'egg_info', '-e', folder], cwd=root, check=True,
+                   capture_output=True)
+    (path, ) = folder.glob('*.whl')
+    with zipfile.ZipFile(path) as file:
+        names = file.namelist()
+        (name, ) = [name for name in names if name.endswith('/METADATA')]
+        return path, names, message_from_string(file.read(name).decode())
+
+
+def test_every_module_and_nothing_else_is_in_the_wheel(wheel, root):
+    names = {name for name in wheel[1] if '.dist-info/' not in name}
+    expected = {path.relative_to(root).as_posix() for path in (root / 'aft_mm').rglob('*.py')}
+    assert names == expected
+
+
+def test_metadata(wheel):
+    path, _, metadata = wheel
+    assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-any.whl'  # nothing compiled
+    assert metadata['Version'] == aft_mm.__version__
+    assert metadata['Requires-Python'] == '>=3.10'
+    assert set(metadata.get_all('Provides-Extra')) == {
+        'downstream', 'tracking', 'bench', 'docs', 'dev'}
+
+
+def test_the_lock_is_within_the_ranges(wheel, root):
+    lock = {}
+    for line in (root / 'requirements/lock.txt').read_text().splitlines():
+        requirement = Requirement(line)
+        lock.setdefault(requirement.name, []).append(requirement)
+    for text in wheel[2].get_all('Requires-Dist'):
+        requirement = Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate({'extra': 'dev'}):
+            continue
+        for pinned in lock[requirement.name]:
+            (specifier, ) = pinned.specifier
+            assert requirement.specifier.contains(specifier.version), (text, str(pinned))
+
+
+def test_torch_and_torchvision_are_pinned_as_a_pair(root):
+    lines = (root / 'requirements/lock.txt').read_text().splitlines()
+    assert {'torch==2.11.0', 'torchvision==0.26.0'} <= set(lines)

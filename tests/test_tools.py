@@ -1,0 +1,245 @@
+"""What each argument of train.py and test.py does, and what bad input gets."""
+
+import importlib.util
+import json
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from PIL import Image
+
+
+@pytest.fixture
+def tool(root, monkeypatch):
+    """A tool as a module, for what ends before a run starts."""
+    monkeypatch.setenv('LOCAL_RANK', '0')  # the tools set it
+    monkeypatch.syspath_prepend(str(root / 'tests/configs'))
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(f'tool_{name}', root / f'tools/{name}.py')
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture(scope='module')
+def trained(run, root, config, tmp_path_factory):
+    """One epoch with nearly every argument of train.py."""
+    folder = tmp_path_factory.mktemp('trained')
+    result = run(root / 'tools/train.py', config('tiny_compiled'), '--work-dir', 'here',
+                 '--no-validate', '--auto-scale-lr', '--amp', '--cfg-options',
+                 'train_dataloader.num_workers=0', 'train_dataloader.persistent_workers=True',
+                 'param_scheduler=None', '--local-rank', '0', cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return folder, result.stdout + result.stderr
+
+
+@pytest.fixture(scope='module')
+def tested(trained, run, root, config):
+    """The same checkpoint tested plainly, and with test-time augmentation and autocast."""
+    folder, _ = trained
+    results = {}
+    for name, words in dict(plain=[], tta=['--tta', '--amp']).items():
+        result = run(root / 'tools/test.py', config('tiny_compiled'), 'here/epoch_1.pth', '--out',
+                     f'{name}.json', '--dump', f'out/{name}.pkl', '--work-dir', name, *words,
+                     cwd=folder)
+        assert result.returncode == 0, result.stderr
+        with open(folder / f'out/{name}.pkl', 'rb') as file:
+            results[name] = pickle.load(file)
+    return folder, results
+
+
+def only_error(result):
+    """The one line that a failed tool adds to the log."""
+    assert result.returncode == 1
+    assert 'Traceback' not in result.stderr
+    (line, ) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
+    return line
+
+
+class TestTrainArguments:
+
+    def test_work_dir(self, trained):
+        folder, _ = trained
+        assert (folder / 'here/epoch_1.pth').exists()
+
+    def test_no_validate(self, trained):
+        assert 'Epoch(train)' in trained[1] and 'Epoch(val)' not in trained[1]
+
+    def test_auto_scale_lr(self, trained):
+        folder, _ = trained
+        scalars = next(folder.glob('here/*/vis_data/scalars.json')).read_text().splitlines()
+        assert json.loads(scalars[0])['lr'] == pytest.approx(3e-3 * 16 / 32)
+
+    def test_amp_and_cfg_options(self, trained):
+        cfg = Config.fromfile(
+            trained[0] / 'here/tiny_compiled.py', import_custom_modules=False)
+        assert cfg.optim_wrapper.type == 'aft_mm.AutocastOptimWrapper'
+        assert cfg.train_dataloader.num_workers == 0
+        assert cfg.train_dataloader.persistent_workers is False  # torch refuses it without workers
+
+    @pytest.mark.parametrize(('words', 'resume', 'load_from'), [
+        ([], False, None),
+        (['--resume'], True, None),
+        (['--resume', 'auto'], True, None),
+        (['--resume', 'a.pth'], True, 'a.pth'),
+    ])
+    def test_resume(self, tool, config, words, resume, load_from):
+        train = tool('train')
+        cfg = Config(dict(load_from=None))
+        train.apply_args(cfg, train.parse_args([config('tiny'), *words]))
+        assert (cfg.get('resume', False), cfg.load_from) == (resume, load_from)
+
+    @pytest.mark.parametrize('launcher', ['none', 'pytorch', 'slurm', 'mpi'])
+    def test_launcher_needs_its_environment(self, tool, config, monkeypatch, launcher):
+        for name in ('RANK', 'SLURM_PROCID', 'OMPI_COMM_WORLD_RANK'):
+            monkeypatch.delenv(name, raising=False)
+        train = tool('train')
+        args = train.parse_args([config('tiny'), '--launcher', launcher])
+        if launcher == 'none':
+            assert train.load_config(args).launcher == 'none'
+        else:
+            with pytest.raises(ValueError, match=f"launcher='{launcher}' needs .*_?RANK|PROCID"):
+                train.load_config(args)
+
+
+class TestTestArguments:
+
+    def test_out_is_the_accuracy_of_the_dump(self, tested):
+        folder, results = tested
+        for name, samples in results.items():
+            assert len(samples) == 65
+            right = [sample['pred_label'] == sample['gt_label'] for sample in samples]
+            metrics = json.loads((folder / f'{name}.json').read_text())
+            assert metrics['accuracy/top1'] == pytest.approx(100 * np.mean(right))
+
+    def test_tta_and_amp_change_the_scores(self, tested):
+        plain, tta = tested[1].values()
+        assert any(not torch.equal(a['pred_score'], b['pred_score'])
+                   for a, b in zip(plain, tta, strict=True))
+
+    def test_work_dir_holds_the_log(self, tested):
+        assert list((tested[0] / 'plain').glob('*/*.log'))
+
+
+class TestErrorsBeforeARun:
+    """One sentence, and nothing was built."""
+
+    @pytest.fixture
+    def fails(self, tool, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+
+        def call(name, *words, match):
+            with pytest.raises(SystemExit, match=match) as error:
+                tool(name).main([str(word) for word in words])
+            assert str(error.value).count('\n') == 0
+            assert not (tmp_path / 'work_dirs').exists()
+
+        return call
+
+    @pytest.mark.parametrize('words', [['train', 'no.py'], ['test', 'no.py', 'a.pth']])
+    def test_missing_config(self, fails, words):
+        fails(*words, match="Error: config 'no.py' does not exist")
+
+    def test_missing_checkpoint(self, fails, config):
+        match = "Error: checkpoint 'no.pth' does not exist"
+        fails('test', config('tiny'), 'no.pth', match=match)
+        fails('train', config('tiny'), '--resume', 'no.pth', match=match)
+
+    def test_missing_data(self, fails, config, monkeypatch):
+        monkeypatch.setenv('AFT_MM_DATA', 'elsewhere')
+        fails('train', config('tiny_images'), match='Error: train_dataloader.dataset reads '
+              "'elsewhere/pictures', which does not exist; .* AFT_MM_DATA \\(now 'elsewhere'\\)")
+
+    def test_missing_split_of_imagenet(self, fails, config, tmp_path):
+        (tmp_path / 'data/train').mkdir(parents=True)
+        fails('train', config('tiny'), '--cfg-options', 'val_dataloader.dataset.type=ImageNet',
+              'val_dataloader.dataset.data_root=data', 'val_dataloader.dataset.split=val',
+              match="Error: val_dataloader.dataset reads 'data/val', which does not exist")
+
+    def test_tta_without_a_pipeline(self, fails, config, tmp_path):
+        (tmp_path / 'a.pth').touch()
+        fails('test', config('tiny'), 'a.pth', '--tta', '--cfg-options', 'tta_model=None',
+              match='Error: --tta needs tta_model and tta_pipeline in .*tiny.py')
+
+    @pytest.mark.parametrize(('option', 'suffix'), [('--out', '.json'), ('--dump', '.pkl')])
+    def test_wrong_suffix(self, fails, config, option, suffix):
+        fails('test', config('tiny'), 'a.pth', option, 'a.txt',
+              match=f"Error: {option} needs a file name that ends in {suffix}, but got 'a.txt'")
+
+    def test_no_batch_size_to_scale_by(self, fails, config):
+        fails('train', config('tiny'), '--auto-scale-lr', '--cfg-options', 'auto_scale_lr=None',
+              match='Error: --auto-scale-lr needs auto_scale_lr.base_batch_size in .*tiny.py')
+
+    def test_torchvision_of_another_torch(self, run, root, config, tmp_path):
+        package = tmp_path / 'torchvision'
+        package.mkdir()
+        (package / '__init__.py').write_text(
+            "raise RuntimeError('operator torchvision::nms does not exist')")
+        for words in (['train.py', config('tiny')], ['test.py', config('tiny'), 'a.pth']):
+            result = run(root / 'tools' / words[0], *words[1:], cwd=tmp_path,
+                         env={'PYTHONPATH': str(tmp_path)})
+            assert f'torch {torch.__version__} and torchvision' in only_error(result)
+
+
+class TestErrorsOfARun:
+    """One sentence, before the first iteration."""
+
+    def test_unknown_key_of_a_mixer(self, run, root, config, tmp_path):
+        result = run(root / 'tools/train.py', config('tiny'), '--cfg-options',
+                     'model.backbone.token_mixer.kernel=3', cwd=tmp_path)
+        line = only_error(result)
+        assert 'AFTConv' in line and "'kernel'" in line
+
+    def test_checkpoint_of_another_architecture(self, trained, run, root, config):
+        folder, _ = trained
+        command = [config('tiny'), '--work-dir', 'other', '--cfg-options',
+                   'model.backbone.arch.embed_dims=32', 'model.head.in_channels=32']
+        for words in ([root / 'tools/test.py', command[0], 'here/epoch_1.pth', *command[1:]],
+                      [root / 'tools/train.py', *command, '--resume', 'here/epoch_1.pth']):
+            line = only_error(run(*words, cwd=folder))
+            assert 'D=32' in line and 'another shape' in line
+        assert 'Epoch(' not in ''.join(path.read_text() for path in folder.glob('other/*/*.log'))
+
+    def test_truncated_jpeg(self, run, root, config, tmp_path):
+        for label in 'ab':
+            for number in range(8):
+                path = tmp_path / f'data/pictures/{label}/{number}.jpg'
+                path.parent.mkdir(parents=True, exist_ok=True)
+                noise = np.random.default_rng(number).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+                Image.fromarray(noise).save(path)
+        path.write_bytes(path.read_bytes()[:-20])
+        result = run(root / 'tools/train.py', config('tiny_images'), '--no-validate', cwd=tmp_path)
+        assert "image 'data/pictures/b/7.jpg' of the training set is truncated" in only_error(result)
+        assert 'Epoch(train)' not in result.stdout + result.stderr
+
+    def test_a_bug_keeps_its_traceback(self, run, root, config, tmp_path):
+        (tmp_path / 'buggy.py').write_text(
+            'from mmengine.hooks import Hook\nfrom mmengine.registry import HOOKS\n'
+            '@HOOKS.register_module()\nclass BuggyHook(Hook):\n'
+            '    def before_train(self, runner):\n        {}[0]\n')
+        (tmp_path / 'config.py').write_text(
+            f"_base_ = '{config('tiny')}'\n"
+            "custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks', 'buggy'])\n"
+            "custom_hooks = [dict(type='BuggyHook')]\n")
+        result = run(root / 'tools/train.py', 'config.py', cwd=tmp_path,
+                     env={'PYTHONPATH': f'{tmp_path}:{root}/tests/configs'})
+        assert result.returncode == 1
+        assert 'Traceback' in result.stderr and 'KeyError: 0' in result.stderr
+
+
+def test_slurm_train_asks_for_what_the_variables_say(run, root, tmp_path):
+    (tmp_path / 'srun').write_text('#!/bin/bash\necho "$@"\n')
+    (tmp_path / 'srun').chmod(0o755)
+    result = run('bash', root / 'tools/slurm_train.sh', 'gpu', 'job', 'a.py', '--amp', cwd=tmp_path,
+                 env={'PATH': f'{tmp_path}:/usr/bin:/bin', 'GPUS': '16', 'GPUS_PER_NODE': '4'})
+    assert result.stdout.split() == [
+        '--partition=gpu', '--job-name=job', '--gres=gpu:4', '--ntasks=16', '--ntasks-per-node=4',
+        '--cpus-per-task=5', '--kill-on-bad-exit=1', sys.executable, '-u',
+        str(root / 'tools/train.py'), 'a.py', '--launcher', 'slurm', '--amp'
+    ]
