@@ -1,4 +1,4 @@
-"""Products of a dense or banded ``exp(w)`` with the keys, in blocks of the window, O(T·(D + s)) memory.
+"""Products of a dense or banded ``exp(w)`` with the keys, in blocks, O(T·(D + s)) memory.
 
 Tokens come as columns: key and value are [T, C] with C = B·D, so that a block product is one matrix
 product for the whole batch. A :class:`Band` holds w in blocks: block (i, i + offset) is
@@ -35,7 +35,7 @@ SMALLEST_HALF = 8
 
 
 class Band(NamedTuple):
-    """w in tiles [n, c, c] by block offset; hidden entries are −inf; `far`: W = 1 outside the tiles."""
+    """w in tiles [n, c, c] by block offset, −inf where hidden; `far`: W = 1 outside the tiles."""
 
     tiles: dict[int, Tensor]
     far: bool
@@ -96,7 +96,7 @@ def weighted_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
 
 
 def normalized_mean(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Tensor:
-    """``Σ softmax(w) softmax(k) v`` [T, C]; seen [S, B] is 1 for visible keys, 0 for hidden ones."""
+    """``Σ softmax(w) softmax(k) v`` [T, C]; seen [S, B] is 1 for visible keys, else 0."""
 
     def fast(key: Tensor, value: Tensor, seen: Tensor, *tiles: Tensor) -> Tensor:
         return _plain_normalized(key, value, seen, band.with_tiles(tiles))
@@ -184,7 +184,8 @@ def _tile_product(key: Tensor, value: Tensor, tile: Tensor) -> Sums:
     """``exp(w + k)`` sums of tile [n, c, s] with key and value [n, s, C], all keys visible."""
     key_shift, row_shift = column_shift(key, 1), column_shift(tile, 2)
     weight, exp_key = torch.exp(tile - row_shift), torch.exp(key - key_shift)
-    return Sums(key_shift + row_shift, torch.bmm(weight, exp_key * value), torch.bmm(weight, exp_key))
+    numerator = torch.bmm(weight, exp_key * value)
+    return Sums(key_shift + row_shift, numerator, torch.bmm(weight, exp_key))
 
 
 def _diagonal_sums(key: Tensor, value: Tensor, tile: Tensor) -> Sums:
@@ -209,9 +210,7 @@ def _diagonal_sums(key: Tensor, value: Tensor, tile: Tensor) -> Sums:
         below = _tile_product(halves[0][:, 0], halves[1][:, 0], squares)
         result = Sums(*(part.view(-1, 2, size, columns) for part in result))
         late = merge(Sums(*(part[:, 1] for part in result)), below)
-        result = Sums(
-            *(torch.stack((a[:, 0], b), 1) for a, b in zip(result, late, strict=True))
-        )
+        result = Sums(*(torch.stack((a[:, 0], b), 1) for a, b in zip(result, late, strict=True)))
         size *= 2
     return Sums(*(part.reshape(count, -1, columns)[:, :length] for part in result))
 
@@ -248,7 +247,7 @@ def _causal_sums(key: Tensor, value: Tensor, band: Band) -> Sums:
 
 
 def _row_normalizer(seen: Tensor, band: Band) -> tuple[Tensor, Tensor]:
-    """The maximum of w per row [T, 1] and ``Σ exp(w − maximum)`` over the visible keys [T, B, 1]."""
+    """Maximum of w per row [T, 1] and ``Σ exp(w − maximum)`` over visible keys [T, B, 1]."""
     row_shift = _row_maximum(band.tiles)
     weights = {offset: torch.exp(tile - row_shift) for offset, tile in band.tiles.items()}
     normalizer = _apply_tiles(weights, _split(seen, row_shift.shape[1]))

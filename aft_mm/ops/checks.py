@@ -1,4 +1,4 @@
-"""Argument checks of the public ops: one sentence that names the argument, what came, what is allowed."""
+"""Argument checks of the public ops: the argument, what came and what is allowed in a sentence."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,9 @@ def _check_query(query: Tensor | None, value: Tensor, gate: str) -> None:
     check_choice('gate', gate, GATES)
     if (query is None) != (gate == 'none'):
         came = 'no query' if query is None else 'a query'
-        raise ValueError(f"query is left out exactly when gate='none', got {came} with gate={gate!r}")
+        raise ValueError(
+            f"query must be None exactly for gate='none', got {came} with gate={gate!r}"
+        )
     if query is None:
         return
     same = query.dim() == value.dim() and query.shape[0] == value.shape[0]
@@ -44,7 +46,7 @@ def check_tokens(
     same_length: bool,
     heads: int | None = None,
 ) -> None:
-    """Check query [B, T, D], key [B, S, D] (or [B, S, heads]), value [B, S, D] and key_mask [B, S]."""
+    """Check query [B, T, D], key [B, S, D or heads], value [B, S, D] and key_mask [B, S]."""
     if value.dim() != 3 or key.dim() != 3 or key.shape[:2] != value.shape[:2] or not value.numel():
         raise ValueError(
             f'key and value must be non-empty [B, S, channels] with the same B and S, '
@@ -55,8 +57,8 @@ def check_tokens(
         raise ValueError(f'key must have the {channels} channels of value, got {key.shape[-1]}')
     if heads is not None and (key.shape[-1] != heads or channels % heads):
         raise ValueError(
-            f'the {heads} heads of weight must equal the channels of key and divide those of value, '
-            f'got key {key.shape[-1]} and value {channels}'
+            f'the {heads} heads of weight must equal the channels of key and divide those of '
+            f'value, got key {key.shape[-1]} and value {channels}'
         )
     _check_query(query, value, gate)
     if query is not None and (same_length or causal) and query.shape[1] != key.shape[1]:
@@ -71,9 +73,7 @@ def check_tokens(
         )
 
 
-def check_step(
-    query: Tensor | None, key: Tensor, value: Tensor, gate: str, buffer: Tensor
-) -> None:
+def check_step(query: Tensor | None, key: Tensor, value: Tensor, gate: str, buffer: Tensor) -> None:
     """Check one token: query and value [B, D] and key [B, channels] for a state of [B, n, D]."""
     check_choice('gate', gate, GATES)
     _check_query(query, value, gate)

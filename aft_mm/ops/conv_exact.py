@@ -13,8 +13,8 @@ from .sums import Summable, Sums, leaf, lowest, mean, merge, move, prefix, slidi
 def outside_sums(x: Summable, reach: Sequence[int], causal: bool, dim: int = 1) -> Summable:
     """Sums over the grid dimensions from `dim` on, outside of ``|Δ| ≤ reach`` in any of them.
 
-    Splits the complement of the box into disjoint boxes, one dimension at a time; causal leaves only
-    what comes earlier in raster order.
+    Splits the complement of the box into disjoint boxes, one dimension at a time; causal leaves
+    only what comes earlier in raster order.
     """
     here = reach[0]
     beyond = x
@@ -39,7 +39,7 @@ def exact_conv_mean(
     global_connectivity: bool,
     causal: bool,
 ) -> Tensor:
-    """``Σ W e^k v / Σ W e^k`` [B, T, D]: one pass over the kernel for each row's maximum, one to sum."""
+    """``Σ W e^k v / Σ W e^k`` [B, T, D]: a pass over the kernel for the maximum, one to sum."""
     heads, kernel = key.shape[-1], weight.shape[1:]
     key = key.unflatten(1, grid).unsqueeze(-1)
     value = value.unflatten(1, grid).unflatten(-1, (heads, -1))

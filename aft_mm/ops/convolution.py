@@ -4,10 +4,10 @@ Three forms, the fastest that is exact to tolerance serves:
 
 - *difference*: ``conv(e^k v, e^w − 1) + Σ e^k v``, the paper's; loses digits where e^w is small;
 - *additive*: ``conv(e^k v, e^w) +`` the sums outside of the kernel, none of which is a difference;
-- *exact*: kernel entry by kernel entry in float64, every row with its own shift, for any finite key.
+- *exact*: entry by entry of the kernel in float64, every row with its own shift, for any key.
 
-Keys are [B, *grid, h], values [B, *grid, h·d]: viewed channels-last, so nothing is copied, and torch's
-channels-last depthwise convolution shows no cliff over the kernel sizes (3 to 27 measured).
+Keys are [B, *grid, h], values [B, *grid, h·d]: viewed channels-last, so nothing is copied, and
+torch's channels-last depthwise convolution has no cliff over the kernel sizes (docs/benchmarks.md).
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def conv_mean(
     global_connectivity: bool,
     causal: bool,
 ) -> Tensor:
-    """``Σ W e^k v / Σ W e^k`` [B, T, D] of key [B, T, h] and value [B, T, D], hidden keys being −inf."""
+    """``Σ W e^k v / Σ W e^k`` [B, T, D] of key [B, T, h], −inf where hidden, value [B, T, D]."""
     weight = _crop(weight, grid)
     visible = None
     if causal:
@@ -109,6 +109,6 @@ def _convolved_mean(key, value, kernel, background, grid, visible) -> Tensor:
         x = x.unflatten(1, grid)
         convolved = _depthwise(x, kernel)
         if background is not None:
-            convolved = convolved + background(x)
+            convolved += background(x)
         sums.append(convolved.flatten(1, -2).unflatten(-1, (heads, -1)))
     return mean(*sums).flatten(2)

@@ -2,12 +2,12 @@
 
 The numerics policy, kept by every backend:
 
-- exponentials and sums are float32 whatever the input (float64 stays float64), outputs have the type of
-  value;
-- each op has a fast path, one common shift and plain sums, that is exact to tolerance while keys and
-  biases spread over less than the exponents of float32, and checks that; beyond it a safe path takes
-  over, in float64 and with sums that carry their own shift (`sums.py`), for any finite key and
-  |w| up to 80;
+- exponentials and sums are float32 whatever the input (float64 stays float64), outputs have the
+  type of value;
+- each op has a fast path, one common shift and plain sums, that is exact to tolerance while keys
+  and biases spread over less than the exponents of float32, and checks that; beyond it a safe path
+  takes over, in float64 and with sums that carry their own shift (`sums.py`), for any finite key
+  and |w| up to 80;
 - shifts are detached: they cancel in the quotient, so its gradient does not depend on them.
 """
 
@@ -79,7 +79,8 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
     else:
         key, value = hide(key, value, key_mask)
         if causal:
-            mixed = choose(spread(key, 1) <= FAST_SPREAD, _running_mean, _safe_running_mean, key, value)
+            fits = spread(key, 1) <= FAST_SPREAD
+            mixed = choose(fits, _running_mean, _safe_running_mean, key, value)
         else:
             weight = torch.exp(key - column_shift(key, 1))
             mixed = mean((weight * value).sum(1, True), weight.sum(1, True))
@@ -99,7 +100,7 @@ def _safe_running_mean(key: Tensor, value: Tensor) -> Tensor:
 
 
 def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
-    """O(T·S·D) time: the product of exp(w) with e^k v and e^k; halved diagonals when it must be safe."""
+    """O(T·S·D) time: the products of exp(w) with e^k v and e^k."""
     bias = position_bias.to(_accumulation_type(value))
     return _banded(query, key, value, dense_band(bias, causal), key_mask, gate)
 

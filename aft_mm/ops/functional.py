@@ -1,17 +1,18 @@
 """The public AFT ops: check the arguments, choose a backend, call it.
 
-All are batch first and compute ``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` with
-different ``W = exp(w)``. Shared arguments:
+All are batch first and compute
+``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` with different ``W = exp(w)``.
+Shared arguments:
 
 - query [B, T, D]: gates the output; None with ``gate='none'``.
 - key [B, S, D], value [B, S, D].
 - causal: sums run over t' ≤ t in raster order.
-- key_mask [B, S] bool: True for keys to keep; hidden keys and values may hold NaN or inf and get zero
-  gradient, a row that sees nothing gives 0.
+- key_mask [B, S] bool: True for keys to keep; hidden keys and values may hold NaN or inf and get
+  zero gradient, a row that sees nothing gives 0.
 - gate: g, one of 'sigmoid', 'relu', 'none'.
 
-Exponentials and sums are float32 for every input type but float64; the output has the type of value.
-Every op raises ValueError for arguments that do not fit together.
+Exponentials and sums are float32 for every input type but float64; the output has the type of
+value. Every op raises ValueError for arguments that do not fit together.
 """
 
 from collections.abc import Sequence
@@ -86,9 +87,9 @@ def aft_local(
 ) -> Tensor:
     """AFT with a position bias inside a window only (arXiv 2105.14103, eq. 4 and 7).
 
-    ``w = pos_u pos_vᵀ`` where ``|t − t'| < window``, on a 2-d `grid` (H, W) where ``|Δrow| < s_r`` and
-    ``|Δcol| < s_c`` with window an int or the pair (s_r, s_c); w = 0 elsewhere, so far tokens still
-    count. pos_u, pos_v [T, d']. Returns [B, T, D].
+    ``w = pos_u pos_vᵀ`` where ``|t − t'| < window``, on a 2-d `grid` (H, W) where ``|Δrow| < s_r``
+    and ``|Δcol| < s_c`` with window an int or the pair (s_r, s_c); w = 0 elsewhere, so far tokens
+    still count. pos_u, pos_v [T, d']. Returns [B, T, D].
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
@@ -111,9 +112,9 @@ def aft_conv(
 ) -> Tensor:
     """AFT whose position bias depends on the offset only, per head (arXiv 2105.14103, eq. 6 and 8).
 
-    key [B, T, h]; head i serves the channels i·D/h … (i+1)·D/h − 1. weight is w [h, *kernel], already
-    reparameterised: entry ``centre + (t' − t)`` is the bias of the source at t'. grid has 1, 2 or 3
-    sizes, kernels are odd and may be larger than the grid. ``global_connectivity=False`` sets W = 0
+    key [B, T, h]; head i serves the channels i·D/h … (i+1)·D/h − 1. weight is w [h, *kernel],
+    already reparameterised: entry ``centre + (t' − t)`` is the bias of the source at t'. grid has
+    1, 2 or 3 sizes, kernels are odd and may be larger than the grid. ``global_connectivity=False`` sets W = 0
     outside the kernel instead of 1. Returns [B, T, D].
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
@@ -137,9 +138,10 @@ def aft_window(
 ) -> Tensor:
     """AFT over a hard window, W = 1 inside and 0 outside (ICLR submission, algorithms 1 and 2).
 
-    1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``). 2-d with `grid` (H, W) and the even window
-    (s_h, s_w): rows ``r − s_h/2 < r' ≤ r``, columns ``c − s_w/2 < c' ≤ c + s_w/2``, in the own row only
-    ``c' ≤ c`` (not causal: rows up to ``r + s_h/2``, the own row whole). Returns [B, T, D].
+    1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``). 2-d with `grid` (H, W) and the even
+    window (s_h, s_w): rows ``r − s_h/2 < r' ≤ r``, columns ``c − s_w/2 < c' ≤ c + s_w/2``, in the
+    own row only ``c' ≤ c`` (not causal: rows up to ``r + s_h/2``, the own row whole).
+    Returns [B, T, D].
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
@@ -163,9 +165,9 @@ def aft_local_normalized(
 ) -> Tensor:
     """AFT with learned local weights that have a softmax of their own (ICLR submission, eq. 8).
 
-    ``y_t = g(q_t) ⊙ Σ_t' a[t,t'] softmax(k)[t'] ⊙ v_t'`` where ``a = softmax(pos_u pos_vᵀ)`` over the
-    window of :func:`aft_local` and the softmax of the keys runs over all visible tokens. The product of
-    the two does not sum to one. A window of 0 is empty and not allowed. Returns [B, T, D].
+    ``y_t = g(q_t) ⊙ Σ_t' a[t,t'] softmax(k)[t'] ⊙ v_t'`` where ``a = softmax(pos_u pos_vᵀ)`` over
+    the window of :func:`aft_local` and the softmax of the keys runs over all visible tokens. The
+    product of the two does not sum to one. A window of 0 is empty and refused. Returns [B, T, D].
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)

@@ -1,4 +1,4 @@
-"""Which tokens lie inside which window: the one place where grids, windows and kernels become masks."""
+"""Which tokens lie inside which window: where grids, windows and kernels become masks."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ def near_mask(target: Tensor, source: Tensor, window: Window, grid: Sequence[int
 
 
 def near_radius(window: Window, grid: Sequence[int] | None) -> int:
-    """The largest raster distance ``|t − t'|`` inside the window of :func:`near_mask`; −1 if empty."""
+    """The largest distance ``|t − t'|`` inside the window of :func:`near_mask`; −1 if empty."""
     if grid is None or len(grid) == 1:
         return (window if isinstance(window, int) else window[0]) - 1
     rows, columns = as_pair(window)

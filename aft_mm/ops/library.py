@@ -1,7 +1,7 @@
 """The torch.library boundary: operations that torch.compile must not look into.
 
-The exact convolution takes thousands of small operations for a large kernel: traced, they would make a
-graph that takes minutes to compile for a path that is hardly ever taken.
+The exact convolution takes thousands of small operations for a large kernel: traced, they would
+make a graph that takes minutes to compile, for a path that is hardly ever taken.
 """
 
 from collections.abc import Sequence

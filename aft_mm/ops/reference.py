@@ -1,8 +1,8 @@
 """The oracle: every op as the sum that the papers write, in float64, with no cleverness.
 
-``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` is evaluated as it stands, with
-``log W`` as a dense ``[h, T, S]`` tensor (−inf where W = 0) and all ``[B, T, S, D]`` products in memory.
-Use it on small inputs: it is what the other backends are tested against.
+``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` is evaluated as it stands,
+with ``log W`` as a dense ``[h, T, S]`` tensor (−inf where W = 0) and all ``[B, T, S, D]`` products
+in memory. Use it on small inputs: it is what the other backends are tested against.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def _indices(num_targets: int, num_sources: int, device: torch.device) -> tuple[
 
 
 def _weights(key: Tensor, log_weight: Tensor) -> Tensor:
-    """``exp(w + k)`` over ``[B, T, S, D]`` divided by its sum over S; rows that see nothing give 0."""
+    """``exp(w + k)`` [B, T, S, D] divided by its sum over S; rows that see nothing give 0."""
     channels = key.shape[-1]
     per_channel = log_weight.repeat_interleave(channels // log_weight.shape[0], 0).permute(1, 2, 0)
     logits = key[:, None] + per_channel[None]
@@ -64,7 +64,7 @@ def _near_bias(pos_u: Tensor, pos_v: Tensor, window: Window, grid, outside: floa
 
 
 def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
-    """``W = 1`` (eq. 5); ``key_function='relu'`` is ``g(q) ⊙ Σ relu(k) v`` (ICLR submission eq. 3)."""
+    """``W = 1`` (eq. 5); with relu keys ``g(q) ⊙ Σ relu(k) v`` (ICLR submission eq. 3)."""
     targets = key.shape[1] if query is None else query.shape[1]
     zeros = key.new_zeros(1, targets, key.shape[1], dtype=torch.float64)
     if key_function == 'softmax':
@@ -110,7 +110,7 @@ def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Te
 def aft_local_normalized(
     query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
 ) -> Tensor:
-    """``y_t = g(q_t) ⊙ Σ_near softmax_t'(w_t)[t'] softmax_t'(k)[t'] v_t'`` (ICLR submission eq. 8)."""
+    """``y_t = g(q_t) ⊙ Σ_near softmax(w_t)[t'] softmax(k)[t'] v_t'`` (ICLR submission eq. 8)."""
     dtype, tokens = value.dtype, key.shape[1]
     key, value = _hide(key, value, key_mask)
     target, source = _indices(tokens, tokens, key.device)

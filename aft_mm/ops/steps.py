@@ -1,7 +1,8 @@
-"""Causal ops one token at a time: ``NAME_init_state`` makes a state, ``NAME_step`` consumes a token.
+"""Causal ops one token at a time: ``NAME_init_state`` makes a state, ``NAME_step`` takes a token.
 
-Fed the tokens in order, the steps give the rows of the parallel causal op. query, key, value are [B, D]
-(key [B, h] for aft_conv, query None with ``gate='none'``), outputs [B, D]. What a step must remember:
+Fed the tokens in order, the steps give the rows of the parallel causal op. query, key, value are
+[B, D] (key [B, h] for aft_conv, query None with ``gate='none'``), outputs [B, D]. What a step must
+remember:
 
 =====================  ==========================================================  ================
 op                     state per sequence                                          time per step
@@ -14,7 +15,7 @@ aft_local_normalized   as aft_local                                             
 aft_full               every token, O(T·D): each row weighs all of them anew       O(t·D)
 =====================  ==========================================================  ================
 
-States are float32 (or the `dtype` given), are updated in place and returned; a step needs no gradient.
+States are float32 (or the `dtype` given), are updated in place and returned; no gradient flows.
 """
 
 import math
@@ -59,7 +60,9 @@ def _channels(key: Tensor, value: Tensor) -> Tensor:
     return key.repeat_interleave(value.shape[-1] // key.shape[-1], -1)
 
 
-def _push(state: StepState, key: Tensor, value: Tensor, keep_sums: bool) -> tuple[StepState, Tensor]:
+def _push(
+    state: StepState, key: Tensor, value: Tensor, keep_sums: bool
+) -> tuple[StepState, Tensor]:
     """Store the token; what it overwrites joins the sums. Also the token index of every slot."""
     size = state.keys.shape[1]
     slot = state.position % size
@@ -81,7 +84,7 @@ def _weighted_step(
     gate: str,
     far: bool,
 ) -> tuple[Tensor, StepState]:
-    """One token with the bias ``bias_of(t, tokens)`` [n] or [n, h]; `far`: W = 1 beyond the buffer."""
+    """A token with the bias ``bias_of(t, tokens)`` [n] or [n, h]; `far`: W = 1 beyond the buffer."""
     checks.check_step(query, key, value, gate, state.values)
     target = torch.tensor(state.position, device=key.device)
     state, tokens = _push(state, key, value, keep_sums=far)

@@ -1,9 +1,9 @@
 """Weighted sums that never overflow or underflow, and the choice between them and plain sums.
 
 A :class:`Sums` stands for numerator ``Σ e^k v`` and denominator ``Σ e^k`` as (shift, numerator,
-denominator), both divided by ``e^shift``. Merging two rescales to the larger shift, so a row is never
-scaled by a key that it does not see. The functions below take either a Sums or a plain tensor (whose
-merge is the sum): the fast paths run on tensors, the safe ones on Sums.
+denominator), both divided by ``e^shift``. Merging two rescales to the larger shift, so a row is
+never scaled by a key that it does not see. The functions below take either a Sums or a plain tensor
+(whose merge is the sum): the fast paths run on tensors, the safe ones on Sums.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# How far exponents (keys and biases together) may spread for plain float32 sums with one common shift:
+# How far exponents (keys and biases together) may spread for plain float32 sums with one shift:
 # e^±70 is normal and leaves room for millions of terms, e^-88 would be flushed and e^88 overflow.
 FAST_SPREAD = 70.0
-# Without causality every row sees the largest key: only the bias can starve it, and what is flushed is
-# below e^(60 - 88) of the sum.
+# Without causality every row sees the largest key: only the bias can starve it, and what is flushed
+# is below e^(60 - 88) of the sum.
 FAST_BIAS_SPREAD = 60.0
 
 
@@ -35,7 +35,7 @@ Summable = Sums | Tensor
 def choose(
     condition: Tensor, fast: Callable[..., Tensor], safe: Callable[..., Tensor], *operands: Tensor
 ) -> Tensor:
-    """``fast(*operands)`` if the scalar bool tensor holds, else ``safe(*operands)``; compiles too."""
+    """``fast(*operands)`` if the scalar bool tensor holds, else ``safe(*operands)``; compiles."""
     if torch.compiler.is_compiling():
         return torch.cond(condition, fast, safe, operands)
     if condition.is_meta:  # shapes only: no value to decide on
@@ -49,7 +49,7 @@ def lowest(dtype: torch.dtype) -> float:
 
 
 def spread(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Largest minus smallest visible key along `dim`, for the worst column; hidden keys are −inf."""
+    """Largest minus smallest visible key along `dim`, for the worst column; −inf is hidden."""
     key = key.detach()
     low = key.masked_fill(key == -torch.inf, torch.inf).amin(dim)
     # Columns in which every key is hidden give −inf and do not count.
@@ -124,7 +124,7 @@ def move(x: Summable, steps: int, dim: int) -> Summable:
 def sliding(x: Summable, before: int, after: int, dim: int) -> Summable:
     """``y[t] = Σ x[t − before … t + after]``; a negative bound leaves tokens near t out.
 
-    Doubles the length until the window is composed: no subtraction, so nothing cancels, O(log) passes.
+    Doubles the length until the window is composed: O(log) passes, and nothing is subtracted.
     """
     length = _length(x, dim)
     before, after = min(before, length - 1), min(after, length - 1)

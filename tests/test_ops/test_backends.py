@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aft_mm.ops.dispatch import BACKENDS, ENVIRONMENT_VARIABLE
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
 from .cases import CASES, IDS, Case, run_with_gradients
 

@@ -101,7 +101,9 @@ def test_local_is_full_with_the_banded_bias(tokens, window, grid, causal):
 
 
 @pytest.mark.parametrize('causal', [False, True])
-@pytest.mark.parametrize('grid, kernel', [((4, 5), (3, 5)), ((3, 4), (9, 9)), ((2, 3, 4), (3, 3, 3))])
+@pytest.mark.parametrize(
+    'grid, kernel', [((4, 5), (3, 5)), ((3, 4), (9, 9)), ((2, 3, 4), (3, 3, 3))]
+)
 def test_conv_is_full_with_the_toeplitz_bias_per_head(grid, kernel, causal):
     tokens, heads = torch.Size(grid).numel(), 2
     query, key, value = randn(2, tokens, 6), randn(2, tokens, heads), randn(2, tokens, 6)
@@ -172,9 +174,7 @@ def test_simple_is_linear_attention_with_exponential_features_and_one_channel():
     expected = torch.nn.functional.scaled_dot_product_attention(
         torch.ones_like(key), key, value, is_causal=True, scale=1.0
     )
-    torch.testing.assert_close(
-        ops.aft_simple(None, key, value, causal=True, gate='none'), expected
-    )
+    torch.testing.assert_close(ops.aft_simple(None, key, value, causal=True, gate='none'), expected)
 
 
 @pytest.mark.parametrize('case', CASES, ids=IDS)

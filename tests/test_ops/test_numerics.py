@@ -14,8 +14,8 @@ def _seed():
     torch.manual_seed(0)
 
 
-# One key takes all the weight here: the gradients towards the keys are differences of O(1) terms that
-# cancel to 0, so their rounding is measured against the terms.
+# One key takes all the weight here: the gradients towards the keys are differences of O(1) terms
+# that cancel to 0, so their rounding is measured against the terms.
 TERMS = 1.0
 
 

@@ -1,0 +1,198 @@
+"""Images per second and peak memory of AFT-conv backbones against DeiT, as ratios.
+
+Per round every model sees the same batch once, in turn, so that a slow moment of the machine falls
+on all of them; a ratio is the median over rounds of time(DeiT) / time(model). Three kinds of models
+of the same size, without the classification head:
+
+- DeiT: timm's, with torch's scaled_dot_product_attention inside (1.00 by definition);
+- AFT-conv;
+- bound: the same AFT-conv with the mixing left out (projections only), the most that any
+  implementation of the op could reach.
+
+    python tools/benchmarks/vit_throughput.py --size 224 384 --dtype float32 --json out.json
+
+A case whose op disagrees with the float64 oracle is not timed: the run stops with the error seen.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import timm
+import torch
+from torch import Tensor, nn
+
+import aft_mm.models  # noqa: F401 - registers what is built below
+from aft_mm.layers.mixers import AFTConv
+from aft_mm.ops import aft_conv, reference
+from aft_mm.registry import MODELS
+
+TOLERANCE = {'float32': 1e-4, 'bfloat16': 2e-2}
+
+
+@MODELS.register_module()
+class ProjectionsOnly(AFTConv):
+    """AFT-conv without the op: every projection runs, the value passes through."""
+
+    def _mix(self, query, key, value, grid, key_mask):
+        return value
+
+
+def build(name: str, arch: str, size: int) -> nn.Module:
+    """'deit', 'aft-h{heads}-k{kernel}' or 'bound-h{heads}-k{kernel}' for images of `size` px."""
+    if name == 'deit':
+        return timm.create_model(
+            f'deit_{arch}_patch16_224', img_size=size, num_classes=0, dynamic_img_size=False
+        )
+    kind, heads, kernel = name.split('-')
+    mixer = 'AFTConv' if kind == 'aft' else 'ProjectionsOnly'
+    return MODELS.build(
+        dict(
+            type='aft_mm.AFTViT',
+            arch=arch,
+            img_size=size,
+            position_embedding=False,
+            token_mixer=dict(
+                type=f'aft_mm.{mixer}', num_heads=int(heads[1:]), kernel_size=int(kernel[1:])
+            ),
+        )
+    )
+
+
+def check_op(name: str, arch: str, size: int, dtype: torch.dtype) -> None:
+    """Hold the op on this grid against the float64 oracle, on one image and two heads."""
+    if not name.startswith('aft'):
+        return
+    _, heads, kernel = name.split('-')
+    dims = {'tiny': 192, 'small': 384, 'base': 768}[arch] // int(heads[1:]) * 2
+    grid = (size // 16, size // 16)
+    tokens = grid[0] * grid[1]
+    query, value = (torch.randn(1, tokens, dims, dtype=dtype) for _ in range(2))
+    key, weight = torch.randn(1, tokens, 2, dtype=dtype), torch.randn(2, *[int(kernel[1:])] * 2)
+    options = dict(grid=grid, global_connectivity=True, causal=False, key_mask=None, gate='sigmoid')
+    expected = reference.aft_conv(query, key, value.double(), weight, **options)
+    error = (aft_conv(query, key, value, weight, **options).double() - expected).abs().max().item()
+    allowed = TOLERANCE[str(dtype).removeprefix('torch.')]
+    if not error <= allowed:
+        raise SystemExit(
+            f'{name} at {size} px {dtype} is wrong by {error:.2e} > {allowed}: not timed'
+        )
+
+
+@torch.inference_mode()
+def measure(models: dict[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
+    """Seconds per batch, per model and round, the models interleaved."""
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for model in models.values():
+        model(images)
+    for done in range(rounds):
+        for name, model in models.items():
+            start = time.perf_counter()
+            model(images)
+            times[name].append(time.perf_counter() - start)
+        print(f'\r  round {done + 1}/{rounds}', end='', file=sys.stderr, flush=True)
+    print('\r', end='', file=sys.stderr)
+    return times
+
+
+def proc_status(field: str) -> float:
+    """A memory field of this process in MiB: VmRSS now, VmHWM the peak since its last reset."""
+    lines = Path('/proc/self/status').read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def peak_memory(name: str, arch: str, size: int, dtype: str, batch: int) -> float:
+    """MiB that one inference adds to a fresh process that holds model and images (Linux)."""
+    code = (
+        'import sys, torch\n'
+        f'sys.path.insert(0, {str(Path(__file__).parent)!r})\n'
+        'import vit_throughput as bench\n'
+        f'model = bench.build({name!r}, {arch!r}, {size}).eval().to(torch.{dtype})\n'
+        f'images = torch.randn({batch}, 3, {size}, {size}, dtype=torch.{dtype})\n'
+        'with torch.inference_mode():\n'
+        '    model(images[:1])\n'
+        "    open('/proc/self/clear_refs', 'w').write('5')\n"
+        "    before = bench.proc_status('VmRSS')\n"
+        '    model(images)\n'
+        "print(bench.proc_status('VmHWM') - before)"
+    )
+    command = [sys.executable, '-W', 'ignore', '-c', code]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
+    """Measure all models at one size and type; one row per model."""
+    models = {}
+    for name in args.models:
+        torch.manual_seed(0)
+        check_op(name, args.arch, size, getattr(torch, dtype))
+        models[name] = build(name, args.arch, size).eval().to(getattr(torch, dtype))
+    images = torch.randn(args.batch, 3, size, size, dtype=getattr(torch, dtype))
+    times = measure(models, images, args.rounds)
+    rows = []
+    for name, seconds in times.items():
+        row = dict(model=name, size=size, dtype=dtype)
+        row['images_per_second'] = args.batch / statistics.median(seconds)
+        for other in ('deit', name.replace('aft', 'bound')):
+            if other in times and other != name:
+                pairs = zip(times[other], seconds, strict=True)
+                label = 'deit' if other == 'deit' else 'bound'
+                row[f'speed_vs_{label}'] = statistics.median(a / b for a, b in pairs)
+        row['peak_mib'] = peak_memory(name, args.arch, size, dtype, args.batch)
+        rows.append(row)
+        print(
+            f'{size:>4} px {dtype:<9} {name:<12} {row["images_per_second"]:8.1f} images/s   '
+            f'x DeiT {row.get("speed_vs_deit", 1):5.2f}   '
+            f'x bound {row.get("speed_vs_bound", 1):5.2f}   peak {row["peak_mib"]:7.1f} MiB'
+        )
+    return rows
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--arch', default='tiny', choices=['tiny', 'small', 'base'])
+    parser.add_argument('--size', type=int, nargs='+', default=[224], help='image sides in px')
+    parser.add_argument('--dtype', nargs='+', default=['float32'], choices=list(TOLERANCE))
+    parser.add_argument(
+        '--models',
+        nargs='+',
+        default=['deit', 'aft-h32-k11', 'bound-h32-k11', 'aft-h192-k11'],
+        help='deit, aft-h{heads}-k{kernel}, bound-h{heads}-k{kernel}',
+    )
+    parser.add_argument('--batch', type=int, default=16)
+    parser.add_argument('--rounds', type=int, default=15)
+    parser.add_argument('--threads', type=int, default=os.cpu_count())
+    parser.add_argument('--json', type=Path, help='write rows and the environment here')
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run every combination of size and type."""
+    args = parse_args()
+    torch.set_num_threads(args.threads)
+    rows = [
+        row for size in args.size for dtype in args.dtype for row in run_case(args, size, dtype)
+    ]
+    if args.json:
+        about = dict(
+            torch=torch.__version__,
+            timm=timm.__version__,
+            machine=platform.machine(),
+            threads=args.threads,
+            batch=args.batch,
+            rounds=args.rounds,
+            arch=args.arch,
+        )
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(dict(environment=about, rows=rows), indent=2) + '\n')
+
+
+if __name__ == '__main__':
+    main()
