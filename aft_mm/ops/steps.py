@@ -84,7 +84,7 @@ def _weighted_step(
     gate: str,
     far: bool,
 ) -> tuple[Tensor, StepState]:
-    """A token with the bias ``bias_of(t, tokens)`` [n] or [n, h]; `far`: W = 1 beyond the buffer."""
+    """A token with the bias ``bias_of(t, tokens)`` [n] or [n, h]; `far`: W = 1 past the buffer."""
     checks.check_step(query, key, value, gate, state.values)
     target = torch.tensor(state.position, device=key.device)
     state, tokens = _push(state, key, value, keep_sums=far)
