@@ -42,6 +42,8 @@ def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
     The same number of tokens is taken for the same grid; else a grid of equal sides, else one in
     the proportions of `like`.
     """
+    if num_tokens < 1:
+        return None
     sides = num_tokens ** (1 / len(like))
     scale = sides / prod(like) ** (1 / len(like))
     guesses = [like, (round(sides),) * len(like), tuple(round(n * scale) for n in like)]

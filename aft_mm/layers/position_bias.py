@@ -1,7 +1,7 @@
 """What w is: the learned position biases of AFT, the only place that defines them.
 
-A bias module holds the parameters, a mixer asks it for w, and an op turns w into ``W = exp(w)``. Autocast
-stays out of it: w is an exponent, so its rounding error is the relative error of a weight.
+A bias module holds the parameters, a mixer asks it for w, and an op turns w into ``W = exp(w)``.
+Autocast stays out of it: w is an exponent, so its rounding error is the relative error of a weight.
 """
 
 from collections.abc import Sequence
@@ -68,14 +68,16 @@ class FreePositionBias(GridParameters):
 class ConvPositionBias(nn.Module):
     """A kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6 and 8).
 
-    With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head, 0 at
-    the start: the model starts as AFT-simple. In the first step only γ and β have a gradient, and w
-    gets one as soon as γ ≠ 0. Without `reparameterize` the bias is w. w starts as N(0, 0.02²).
+    With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head, 0
+    at the start: the model starts as AFT-simple. In the first step only γ and β have a gradient,
+    and w gets one as soon as γ ≠ 0. Without `reparameterize` it is w. w starts as N(0, 0.02²).
 
-    With `one_hot` each head keeps one position: the bias becomes ``p ⊙ w``. In evaluation p is 1 at the
-    largest bias and 0 elsewhere, so that ``exp(w) − 1``, what the kernel adds to AFT-simple, is left
-    at one position only; in training p is the Gumbel-softmax sample ``softmax((w + noise) / τ)`` with
-    τ = 0.5, a new one for every forward pass. Raises ValueError for an even kernel.
+    With `one_hot` each head keeps one position: the bias becomes ``p ⊙ w``. In evaluation p is 1 at
+    the largest bias and 0 elsewhere, so that ``exp(w) − 1``, what the kernel adds to AFT-simple, is
+    left at one position only; in training p is the Gumbel-softmax sample
+    ``softmax((w + noise) / τ)``, τ = 0.5, a new one in every forward pass.
+
+    Raises ValueError for an even kernel.
     """
 
     temperature = 0.5
@@ -100,7 +102,7 @@ class ConvPositionBias(nn.Module):
             self.beta = nn.Parameter(torch.zeros(num_heads))
 
     def forward(self, sample: bool = False) -> Tensor:
-        """w [h, *kernel] as the op takes it; `sample` draws p instead of taking the largest bias."""
+        """w [h, *kernel] as the op takes it; `sample` draws p instead of choosing the largest."""
         bias = self.reparameterized()
         if self.one_hot:
             if sample:
@@ -115,10 +117,10 @@ class ConvPositionBias(nn.Module):
         weight = self.weight.flatten(1)
         if self.gamma is None:
             return weight
-        normalized = F.layer_norm(weight, weight.shape[1:], eps=1e-6)
+        normalized = F.layer_norm(weight, weight.shape[1:], eps=1e-12)
         return self.gamma[:, None] * normalized + self.beta[:, None]
 
     def entropy(self) -> Tensor:
-        """Mean over the heads of the entropy in nats of ``softmax(w)`` over the kernel, a scalar."""
+        """Entropy in nats of ``softmax(w)`` over the kernel, the mean over the heads, a scalar."""
         log_p = self.reparameterized().log_softmax(1)
         return -(log_p.exp() * log_p).sum(1).mean()

@@ -20,8 +20,8 @@ SPARSITIES = ('none', 'entropy', 'gumbel')
 class AFTConv(AFTMixer):
     """AFT whose bias depends on the offset only, per head (arXiv 2105.14103, eq. 6 and 8).
 
-    Fully convolutional: any grid of the kernel's number of dimensions. Keys have h channels, one per
-    head of D/h value channels.
+    Fully convolutional: any grid of the kernel's number of dimensions. Keys have h channels, one
+    per head of D/h value channels.
 
     Args:
         embed_dims: channels D.
@@ -30,8 +30,8 @@ class AFTConv(AFTMixer):
         reparameterize: ``γ (w − mean) / std + β`` (eq. 8); False is the ablation of table 12.
         query: False leaves out query and gate (table 10).
         global_connectivity: False sets W = 0 outside the kernel (§5.3).
-        sparsity: 'entropy' gives :meth:`regularization_loss` a value, 'gumbel' keeps one position of
-            the kernel per head, see :class:`ConvPositionBias` (§8).
+        sparsity: 'entropy' gives :meth:`regularization_loss` a value, 'gumbel' keeps one position
+            of the kernel per head, see :class:`ConvPositionBias` (§8).
         others: see :class:`AFTMixer`. Without a grid the kernel tells the number of dimensions.
     """
 
@@ -89,15 +89,18 @@ class AFTConv(AFTMixer):
             gate=self.gate,
         )
 
-    def _init_state(self, batch_size: int) -> Any:
+    def _step_grid(self) -> Grid:
         if self.grid is None:
             raise ValueError('grid must be given to AFTConv for init_state, got None')
+        return self.grid
+
+    def _init_state(self, batch_size: int) -> Any:
         return ops.aft_conv_init_state(
             batch_size,
             self.embed_dims,
             num_heads=self.num_heads,
             kernel_size=self.pos_bias.weight.shape[1:],
-            grid=self.grid,
+            grid=self._step_grid(),
             device=self._device,
         )
 
@@ -108,7 +111,7 @@ class AFTConv(AFTMixer):
             key,
             value,
             self.pos_bias(),
-            grid=self.grid,
+            grid=self._step_grid(),
             global_connectivity=self.global_connectivity,
             gate=self.gate,
         )

@@ -29,7 +29,7 @@ class AFTFullState:
 
 @MODELS.register_module()
 class AFTFull(AFTMixer):
-    """AFT with a dense position bias, ``w = u vᵀ`` or a free matrix (arXiv 2105.14103, eq. 2 and 7).
+    """AFT with a dense position bias, ``w = u vᵀ`` or a free matrix (arXiv 2105.14103, eq. 2, 7).
 
     A sequence may be shorter than the constructor's grid, a picture may have another grid: the bias
     is cropped or interpolated. The state of a step is O(T·D).
@@ -47,6 +47,7 @@ class AFTFull(AFTMixer):
         super().__init__(embed_dims, **kwargs)
         if self.grid is None:
             raise ValueError('grid must be given for AFTFull, whose bias has its size, got None')
+        self.pos_bias: FactorizedPositionBias | FreePositionBias
         if rank is None:
             self.pos_bias = FreePositionBias(self.grid, self.num_prefix_tokens)
         else:
@@ -70,5 +71,7 @@ class AFTFull(AFTMixer):
         return AFTFullState(state, bias)
 
     def _mix_step(self, query, key, value, state: AFTFullState) -> tuple[Tensor, AFTFullState]:
-        mixed, mixing = ops.aft_full_step(state.mixing, query, key, value, state.bias, gate=self.gate)
+        mixed, mixing = ops.aft_full_step(
+            state.mixing, query, key, value, state.bias, gate=self.gate
+        )
         return mixed, AFTFullState(mixing, state.bias)

@@ -25,15 +25,15 @@ class AFTLocal(AFTMixer):
 
     Args:
         embed_dims: channels D.
-        window: s of ``|t − t'| < s``, 0 for AFT-simple; on a 2-d grid a pair (s_r, s_c) or an int for
-            both.
+        window: s of ``|t − t'| < s``, 0 for AFT-simple; on a 2-d grid a pair (s_r, s_c) or an int
+            for both.
         rank: d' of u and v.
         others: see :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
     """
 
     op = staticmethod(ops.aft_local)
-    op_init_state = staticmethod(getattr(ops, 'aft_local_init_state', None))
-    op_step = staticmethod(getattr(ops, 'aft_local_step', None))
+    op_init_state = staticmethod(ops.aft_local_init_state)
+    op_step = staticmethod(ops.aft_local_step)
 
     def __init__(
         self, embed_dims: int, window: int | Sequence[int], rank: int = 128, **kwargs: Any

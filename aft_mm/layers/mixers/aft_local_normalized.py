@@ -23,8 +23,8 @@ class AFTLocalNormalized(AFTLocal):
     """
 
     op = staticmethod(ops.aft_local_normalized)
-    op_init_state = staticmethod(getattr(ops, 'aft_local_normalized_init_state', None))
-    op_step = staticmethod(getattr(ops, 'aft_local_normalized_step', None))
+    op_init_state = staticmethod(ops.aft_local_normalized_init_state)
+    op_step = staticmethod(ops.aft_local_normalized_step)
 
     def __init__(
         self, embed_dims: int, window: int | Sequence[int], rank: int = 128, **kwargs: Any

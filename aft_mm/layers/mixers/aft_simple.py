@@ -29,11 +29,8 @@ class AFTSimple(AFTMixer):
         check_choice('key_function', key_function, KEY_FUNCTIONS)
         super().__init__(embed_dims, **kwargs)
         self.key_function = key_function
-
-    @property
-    def takes_memory(self) -> bool:
-        """Without a query there is nothing that tells the op how many rows to give."""
-        return self.query is not None
+        # Without a query nothing tells the op how many rows to give.
+        self.takes_memory = self.query is not None
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         return ops.aft_simple(
@@ -47,9 +44,7 @@ class AFTSimple(AFTMixer):
         )
 
     def _init_state(self, batch_size: int) -> Any:
-        return ops.aft_simple_init_state(
-            batch_size, self.embed_dims, key_function=self.key_function, device=self._device
-        )
+        return ops.aft_simple_init_state(batch_size, self.embed_dims, device=self._device)
 
     def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
         return ops.aft_simple_step(

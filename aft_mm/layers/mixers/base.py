@@ -32,7 +32,7 @@ class TokenMixer(nn.Module):
     Raises ValueError for an argument outside these ranges and TypeError for an unknown one.
     """
 
-    takes_memory = False
+    takes_memory: bool = False
     takes_prefix_tokens = False
 
     def __init__(
@@ -47,7 +47,9 @@ class TokenMixer(nn.Module):
     ) -> None:
         name = type(self).__name__
         if unknown:
-            raise TypeError(f'{name} has no argument {next(iter(unknown))!r}, only {_arguments(self)}')
+            raise TypeError(
+                f'{name} has no argument {next(iter(unknown))!r}, only {_arguments(self)}'
+            )
         if embed_dims < 1:
             raise ValueError(f'embed_dims must be 1 or larger, got {embed_dims}')
         if num_prefix_tokens < 0 or (num_prefix_tokens and not self.takes_prefix_tokens):
@@ -94,19 +96,23 @@ class TokenMixer(nn.Module):
         mixed = self._mix(query, self.key(source), self.value(source), grid, key_mask)
         return self.proj_drop(self.proj(mixed))
 
+    @torch.no_grad()
     def init_state(self, batch_size: int) -> Any:
         """The state before the first token; its size is that of the op's, see docs/ops.md.
 
         Raises ValueError for a mixer that is not causal.
         """
         if not self.causal:
-            raise ValueError(f'init_state needs {type(self).__name__}(causal=True), got causal=False')
+            raise ValueError(
+                f'init_state needs {type(self).__name__}(causal=True), got causal=False'
+            )
         return self._init_state(batch_size)
 
+    @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token: x_t [B, D] and the state so far give y_t [B, D] and the next state.
 
-        Token after token this is the causal `forward`.
+        Token after token this is the causal `forward`. Without gradient; `state` is used up.
         """
         query = None if self.query is None else self.query(x_t)
         mixed, state = self._mix_step(query, self.key(x_t), self.value(x_t), state)
@@ -163,7 +169,7 @@ class TokenMixer(nn.Module):
 
 
 class AFTMixer(TokenMixer):
-    """A token mixer with a gate in the place of the query, ``y = proj(g(query) ⊙ mix(key, value))``.
+    """A token mixer with a gate, ``y = proj(g(query(x)) ⊙ mix(key(x), value(x)))``.
 
     Args:
         embed_dims: channels D.

@@ -68,9 +68,7 @@ class SoftmaxAttention(TokenMixer):
         empty = torch.empty(shape, device=self._device, dtype=self.proj.weight.dtype)
         return KeyValueCache(empty, empty)
 
-    def _mix_step(
-        self, query: Tensor, key: Tensor, value: Tensor, state: KeyValueCache
-    ) -> tuple[Tensor, KeyValueCache]:
+    def _mix_step(self, query, key, value, state: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
         query, key, value = (self._heads(x.unsqueeze(1)) for x in (query, key, value))
         # Under autocast keys have another type than the weights, and than the empty cache.
         key = torch.cat([state.key.to(key.dtype), key], dim=2)

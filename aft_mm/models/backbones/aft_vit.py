@@ -28,7 +28,7 @@ class AFTViT(BaseModule):
         img_size: the image size (H, W), or one int, that learned positions are made for.
         patch_size: side of a patch in pixels.
         in_channels: channels of the image.
-        token_mixer: config of the mixer of every block.
+        token_mixer: config of the mixer of every block; None is AFT-full of rank 128.
         with_cls_token: put a learned class token in front, for mixers that take one.
         position_embedding: add a learned vector per token.
         out_indices: the layer or layers, negative ones from the end, whose output is returned; none
@@ -61,7 +61,7 @@ class AFTViT(BaseModule):
         img_size: int | Sequence[int] = 224,
         patch_size: int = 16,
         in_channels: int = 3,
-        token_mixer: dict[str, Any] = dict(type='aft_mm.AFTFull', rank=128),
+        token_mixer: dict[str, Any] | None = None,
         with_cls_token: bool = False,
         position_embedding: bool = True,
         out_indices: int | Sequence[int] = -1,
@@ -103,7 +103,7 @@ class AFTViT(BaseModule):
         self.layers = nn.ModuleList(
             Block(
                 embed_dims,
-                token_mixer,
+                token_mixer or dict(type='aft_mm.AFTFull', rank=128),
                 grid=self.grid,
                 num_prefix_tokens=self.num_prefix_tokens,
                 mlp_ratio=mlp_ratio,
@@ -115,7 +115,7 @@ class AFTViT(BaseModule):
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6) if final_norm else nn.Identity()
         for module in self._frozen_modules():
             module.requires_grad_(False)
-        if frozen_stages > 0 and with_cls_token:
+        if self.cls_token is not None and frozen_stages > 0:
             self.cls_token.requires_grad_(False)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
@@ -164,7 +164,9 @@ class AFTViT(BaseModule):
     def _parse_arch(self, arch: str | dict[str, Any]) -> tuple[int, int, float]:
         if isinstance(arch, str):
             if arch not in self.architectures:
-                raise ValueError(f'arch must be one of {", ".join(self.architectures)}, got {arch!r}')
+                raise ValueError(
+                    f'arch must be one of {", ".join(self.architectures)}, got {arch!r}'
+                )
             arch = self.architectures[arch]
         settings = {'mlp_ratio': 4.0, **arch}
         if settings.keys() != {'embed_dims', 'num_layers', 'mlp_ratio'}:

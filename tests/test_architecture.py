@@ -1,0 +1,113 @@
+"""The house rules that a reader cannot be relied on to keep: who imports whom, and how."""
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import aft_mm
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / 'aft_mm'
+FILES = sorted(PACKAGE.rglob('*.py'))
+HOSTS = {'mmpretrain', 'mmdet', 'mmseg'}
+# What a folder or module of aft_mm may import of the others; itself it always may.
+ALLOWED = {
+    '__init__': set(),
+    'checkpoint': set(),
+    'registry': {'checkpoint'},
+    'ops': set(),
+    'layers': {'ops', 'registry'},
+    'models': {'layers', 'structures', 'registry'},
+    'structures': set(),
+    'datasets': {'structures', 'registry'},
+    'evaluation': {'structures', 'registry'},
+    'visualization': {'structures', 'registry'},
+    'engine': {'registry', 'structures', 'visualization'},
+}
+every_file = pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def owner(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix('.py')
+
+
+def imports(path: Path) -> list[tuple[ast.stmt, str]]:
+    """Every import statement of a file and the absolute name of what it imports."""
+    module = path.relative_to(ROOT).with_suffix('').parts
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = module[: len(module) - node.level] if node.level else ()
+            stem = '.'.join([*base, *filter(None, [node.module])])
+            found += [(node, f'{stem}.{alias.name}') for alias in node.names]
+    return found
+
+
+@every_file
+def test_imports_follow_the_layers(path):
+    # apis are for people and may use everything.
+    if owner(path) == 'apis':
+        return
+    for _, name in imports(path):
+        package, _, rest = name.partition('.')
+        if package == 'aft_mm':
+            target = rest.partition('.')[0]
+            assert target in ALLOWED[owner(path)] | {owner(path)}, f'{path} imports {name}'
+        assert package not in HOSTS, f'{path} imports {name}; reach it through a config'
+
+
+@every_file
+def test_ops_import_torch_and_the_standard_library_only(path):
+    if owner(path) == 'ops':
+        third_party = {'mmengine', 'mmcv', 'torchvision', 'numpy', 'timm'}
+        assert not third_party & {name.partition('.')[0] for _, name in imports(path)}
+
+
+@every_file
+def test_imports_stand_at_the_top_and_name_what_they_import(path):
+    for node, name in imports(path):
+        # Only a library that the package can do without may wait until it is needed.
+        optional = not name.startswith('aft_mm')
+        assert node.col_offset == 0 or optional, f'{path} line {node.lineno}: import not at the top'
+        assert not name.endswith('.*'), f'{path} line {node.lineno}: star import'
+        public = all(not part.startswith('_') or part == '__future__' for part in name.split('.'))
+        relative = isinstance(node, ast.ImportFrom) and node.level > 0
+        assert public or relative, f'{path} line {node.lineno}: private name {name}'
+
+
+@every_file
+def test_no_failed_import_is_passed_over(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Try) and any(
+            isinstance(n, ast.Import | ast.ImportFrom) for n in node.body
+        ):
+            assert all(isinstance(h.body[-1], ast.Raise) for h in node.handlers), path
+
+
+@pytest.mark.parametrize('folder', ['aft_mm', 'tools', 'tests'])
+def test_files_are_short(folder):
+    lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / folder).rglob('*.py')}
+    assert lengths and not {path: length for path, length in lengths.items() if length >= 400}
+
+
+def test_configs_import_nothing():
+    configs = sorted((ROOT / 'configs').rglob('*.py'))
+    assert configs and not [path for path in configs if imports(path)]
+
+
+def test_tools_use_public_names():
+    for path in (ROOT / 'tools').rglob('*.py'):
+        private = [name for _, name in imports(path) if 'aft_mm' in name and '._' in name]
+        assert not private, f'{path} imports {private}'
+
+
+def test_every_module_imports_alone_and_in_any_order():
+    names = [m.name for m in pkgutil.walk_packages(aft_mm.__path__, 'aft_mm.')]
+    for name in names:
+        if not name.endswith('__main__'):
+            importlib.import_module(name)

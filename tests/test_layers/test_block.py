@@ -1,0 +1,89 @@
+"""The block and the embeddings."""
+
+import pytest
+import torch
+from torch import nn
+
+from aft_mm.layers import Block, PatchEmbedding, PositionEmbedding
+
+MIXER = dict(type='aft_mm.AFTLocal', window=2, rank=3)
+
+
+def test_block_is_pre_norm_with_two_residuals():
+    block = Block(8, MIXER, grid=(3, 5), mlp_ratio=2)
+    x = torch.randn(2, 15, 8)
+    mixed = x + block.token_mixer(block.norm1(x))
+    torch.testing.assert_close(block(x), mixed + block.mlp(block.norm2(mixed)))
+    assert block.mlp[0].out_features == 16
+    assert block.norm1.eps == block.norm2.eps == 1e-6
+
+
+def test_linear_layers_start_as_in_deit():
+    block = Block(64, dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3), grid=(3, 5))
+    linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
+    assert len(linear) == 6
+    for layer in linear:
+        assert (layer.bias == 0).all() and abs(layer.weight.std().item() - 0.02) < 0.005
+
+
+def test_block_steps_equal_its_forward():
+    block = Block(8, dict(causal=True, **MIXER), grid=(9,), drop_path_rate=0.5).eval()
+    x, state, rows = torch.randn(2, 9, 8), block.init_state(2), []
+    for t in range(9):
+        y_t, state = block.step(x[:, t], state)
+        rows.append(y_t)
+    torch.testing.assert_close(torch.stack(rows, 1), block(x))
+
+
+def test_mask_and_grid_reach_the_mixer():
+    block = Block(8, MIXER, grid=(3, 5))
+    x = torch.randn(2, 15, 8)
+    mask = torch.arange(15).expand(2, 15) < 8
+    assert (block(x) - block(x, key_mask=mask)).abs().max() > 1e-5
+    assert block(torch.randn(2, 8, 8), grid=(2, 4)).shape == (2, 8, 8)
+
+
+def test_drop_path_skips_whole_samples():
+    block = Block(8, MIXER, grid=(3, 5), drop_path_rate=0.9)
+    x = torch.randn(200, 15, 8)
+    skipped = (block(x) == x).flatten(1).all(1).float().mean()
+    assert 0.7 < skipped < 0.9
+    assert torch.equal(block.eval()(x), block(x))
+
+
+def test_drop_rate_reaches_mixer_and_mlp():
+    block = Block(8, MIXER, grid=(3, 5), drop_rate=0.3)
+    rates = [module.p for module in block.modules() if isinstance(module, nn.Dropout)]
+    assert rates == [0.3, 0.3, 0.3]
+
+
+@pytest.mark.parametrize('size', [(8, 12), (9, 12), (5, 3)], ids=str)
+def test_patches_are_padded_at_the_bottom_and_on_the_right(size):
+    embedding = PatchEmbedding(3, 10, patch_size=4)
+    image = torch.randn(2, 3, *size)
+    grid = (-(-size[0] // 4), -(-size[1] // 4))
+    padded = torch.zeros(2, 3, 4 * grid[0], 4 * grid[1])
+    padded[..., : size[0], : size[1]] = image
+    tokens, found = embedding(image)
+    assert found == grid and tokens.is_contiguous()
+    weight = embedding.projection.weight.flatten(1)
+    for row in range(grid[0]):
+        for column in range(grid[1]):
+            patch = padded[..., 4 * row : 4 * row + 4, 4 * column : 4 * column + 4].flatten(1)
+            expected = patch @ weight.T + embedding.projection.bias
+            torch.testing.assert_close(
+                tokens[:, row * grid[1] + column], expected, atol=1e-5, rtol=1e-4
+            )
+
+
+def test_position_embedding_is_loaded_from_another_grid():
+    small, large = PositionEmbedding((3, 3), 4, 1), PositionEmbedding((6, 6), 4, 1)
+    nn.init.constant_(small.weight, 0.7)
+    large.load_state_dict(small.state_dict())
+    torch.testing.assert_close(large(), torch.full((37, 4), 0.7))
+    torch.testing.assert_close(small((6, 6)), large())
+
+
+def test_patch_size_is_checked():
+    with pytest.raises(ValueError, match='patch_size must be 1 or larger, got 0'):
+        PatchEmbedding(3, 8, 0)

@@ -1,0 +1,181 @@
+"""Position biases: eq. 7 and 8, their gradients, sparsity, and the change of the grid."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from aft_mm.layers import AFTConv, AFTFull
+from aft_mm.layers.grid import infer_grid, interpolate
+from aft_mm.layers.position_bias import (
+    ConvPositionBias,
+    FactorizedPositionBias,
+    FreePositionBias,
+)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize('kernel', [(1,), (5,), (3, 7), (3, 1, 5)], ids=str)
+def test_reparameterisation_is_equation_8(kernel):
+    bias = ConvPositionBias(4, kernel)
+    nn.init.normal_(bias.gamma)
+    nn.init.normal_(bias.beta)
+    w = bias.weight.double().flatten(1)
+    std = w.std(1, correction=0, keepdim=True) if w.shape[1] > 1 else 1
+    expected = bias.gamma[:, None] * (w - w.mean(1, keepdim=True)) / std + bias.beta[:, None]
+    torch.testing.assert_close(bias().flatten(1).double(), expected, atol=1e-5, rtol=1e-5)
+    assert bias().shape == (4, *kernel)
+
+
+def test_aft_conv_starts_as_aft_simple_and_then_learns_its_kernel():
+    mixer = AFTConv(8, num_heads=4, kernel_size=3, grid=(4, 5))
+    assert (mixer.position_bias() == 0).all()
+    x, target = torch.randn(2, 20, 8), torch.randn(2, 20, 8)
+    optimizer = torch.optim.SGD(mixer.parameters(), lr=1.0)
+    bias = mixer.pos_bias
+
+    def gradients():
+        optimizer.zero_grad()
+        (mixer(x) - target).square().mean().backward()
+        return [p.grad.abs().max() for p in (bias.gamma, bias.beta, bias.weight)]
+
+    gamma, beta, weight = gradients()
+    assert gamma > 0 and beta > 0 and weight == 0
+    optimizer.step()
+    assert (bias.gamma != 0).all()
+    assert all(gradient > 0 for gradient in gradients())
+
+
+def test_naive_parameterisation_is_the_kernel_itself():
+    bias = ConvPositionBias(4, (3, 3), reparameterize=False)
+    assert bias() is not None and torch.equal(bias(), bias.weight)
+    assert [name for name, _ in bias.named_parameters()] == ['weight']
+
+
+def gumbel_mixer() -> AFTConv:
+    mixer = AFTConv(8, num_heads=4, kernel_size=3, grid=(4, 5), sparsity='gumbel')
+    nn.init.ones_(mixer.pos_bias.gamma)
+    return mixer
+
+
+def test_gumbel_keeps_the_largest_bias_in_evaluation():
+    mixer = gumbel_mixer().eval()
+    dense = mixer.pos_bias.reparameterized()
+    sparse = mixer.position_bias().flatten(1)
+    assert torch.equal((sparse != 0).sum(1), torch.ones(4, dtype=torch.long))
+    torch.testing.assert_close(sparse.sum(1), dense.amax(1))
+    x = torch.randn(2, 20, 8)
+    assert torch.equal(mixer(x), mixer(x))
+    assert torch.equal(mixer.train().position_bias().flatten(1), sparse)
+
+
+def test_gumbel_samples_positions_in_training():
+    mixer = gumbel_mixer()
+    x = torch.randn(2, 20, 8)
+    assert (mixer(x) - mixer(x)).abs().max() > 1e-4
+    dense = mixer.pos_bias.reparameterized().detach()
+    samples = torch.stack([mixer.pos_bias(sample=True).flatten(1) for _ in range(4000)])
+    chosen = (samples / dense).detach()
+    torch.testing.assert_close(chosen.sum(2), torch.ones(4000, 4))
+    # The position of the largest entry of a Gumbel-softmax sample is a sample of softmax(w).
+    counts = nn.functional.one_hot(chosen.argmax(2), 9).float().mean(0)
+    torch.testing.assert_close(counts, dense.softmax(1), atol=0.03, rtol=0)
+    samples.square().sum().backward()
+    assert (mixer.pos_bias.weight.grad != 0).any() and (mixer.pos_bias.gamma.grad != 0).any()
+
+
+def test_entropy_of_the_kernel():
+    mixer = AFTConv(8, num_heads=4, kernel_size=3, grid=(4, 5), sparsity='entropy')
+    torch.testing.assert_close(mixer.regularization_loss().item(), math.log(9))
+    nn.init.normal_(mixer.pos_bias.gamma)
+    nn.init.normal_(mixer.pos_bias.beta)
+    oracle = torch.distributions.Categorical(logits=mixer.position_bias().flatten(1))
+    loss = mixer.regularization_loss()
+    torch.testing.assert_close(loss, oracle.entropy().mean())
+    loss.backward()
+    assert (mixer.pos_bias.weight.grad != 0).any() and (mixer.pos_bias.gamma.grad != 0).all()
+    dense = AFTConv(8, num_heads=4, kernel_size=3, grid=(4, 5))
+    assert dense.regularization_loss() == 0
+
+
+@pytest.mark.parametrize('rank', [3, None])
+def test_factors_start_small_and_autocast_leaves_w_alone(rank):
+    mixer = AFTFull(8, rank=rank, grid=(12, 12))
+    for parameter in mixer.pos_bias.parameters():
+        assert abs(parameter.std().item() - 0.01) < 0.002
+    expected = mixer.position_bias()
+    with torch.autocast('cpu', torch.bfloat16):
+        assert torch.equal(mixer.position_bias(), expected)
+
+
+@pytest.mark.parametrize('target', [(4, 6), (7, 5), (2, 3)], ids=str)
+def test_interpolating_the_factors_interpolates_w(target):
+    factors = FactorizedPositionBias((4, 6), rank=3, num_prefix_tokens=1)
+    free = FreePositionBias((4, 6), num_prefix_tokens=1)
+    free.weight.data = factors().detach()
+    torch.testing.assert_close(factors(target), free(target))
+    torch.testing.assert_close(factors((4, 6), target), free((4, 6), target))
+    assert factors(target, (4, 6)).shape == (1 + target[0] * target[1], 25)
+
+
+@pytest.mark.parametrize('grid', [(9,), (5, 7), (3, 4, 5)], ids=str)
+def test_interpolation_keeps_prefix_constants_and_slopes(grid):
+    target = tuple(2 * n for n in grid)
+    rows = torch.randn(math.prod(grid), 3)
+    assert interpolate(rows, grid, grid) is rows
+    prefix = torch.randn(2, 3)
+    constant = torch.cat([prefix, torch.full_like(rows, 0.3)])
+    resized = interpolate(constant, grid, target, num_prefix_tokens=2)
+    torch.testing.assert_close(resized[:2], prefix)
+    torch.testing.assert_close(resized[2:], torch.full((math.prod(target), 3), 0.3))
+    slope = torch.arange(float(grid[0])).view(-1, *[1] * (len(grid) - 1)).expand(grid)
+    resized = interpolate(slope.reshape(-1, 1), grid, target).view(target)
+    expected = (torch.arange(2.0 * grid[0]) + 0.5) / 2 - 0.5
+    # torch's bicubic kernel (a = −0.75) bends a slope a little.
+    inner, tolerance = (slice(4, -4), 0.05) if len(grid) == 2 else (slice(1, -1), 1e-5)
+    expected = expected.view(-1, *[1] * (len(grid) - 1)).expand(target)
+    torch.testing.assert_close(resized[inner], expected[inner], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    'num_tokens, like, expected',
+    [
+        (35, (5, 7), (5, 7)),
+        (196, (24, 24), (14, 14)),
+        (196, (10, 12), (14, 14)),
+        (140, (5, 7), (10, 14)),
+        (27, (2, 2, 2), (3, 3, 3)),
+        (11, (5,), (11,)),
+        (11, (5, 7), None),
+        (-1, (5,), None),
+    ],
+)
+def test_grid_of_a_checkpoint(num_tokens, like, expected):
+    assert infer_grid(num_tokens, like) == expected
+
+
+@pytest.mark.parametrize('rank', [3, None])
+def test_a_sequence_takes_the_first_positions(rank):
+    mixer = AFTFull(8, rank=rank, grid=(9,))
+    torch.testing.assert_close(mixer.pos_bias((4,)), mixer.pos_bias()[:4, :4])
+    torch.testing.assert_close(mixer.pos_bias((4,), (6,)), mixer.pos_bias()[:4, :6])
+
+
+@pytest.mark.parametrize(
+    'loaded, message',
+    [
+        (dict(grid=(7,), rank=3), r'pos_u of the checkpoint is \[7, 3\], .* grid \(3, 4\)'),
+        (dict(grid=(3, 4), rank=2), r'\[12, 2\], which cannot be interpolated to \[12, 3\]'),
+        (dict(grid=(5, 5), rank=3, num_prefix_tokens=1), r'\[26, 3\]'),
+    ],
+    ids=str,
+)
+def test_a_bias_that_cannot_be_interpolated_is_refused(loaded, message):
+    bias = FactorizedPositionBias((3, 4), rank=3)
+    with pytest.raises(ValueError, match=message):
+        bias.load_state_dict(FactorizedPositionBias(**loaded).state_dict(), strict=False)

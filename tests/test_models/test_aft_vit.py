@@ -1,0 +1,307 @@
+"""The backbone: sizes, outputs, other image sizes, checkpoints, host library, compiler."""
+
+import pytest
+import timm
+import torch
+from mmengine.model import BaseModule
+from mmengine.registry import DefaultScope
+from mmengine.runner.checkpoint import load_state_dict
+from mmpretrain.registry import MODELS as HOST_MODELS
+from mmpretrain.structures import DataSample
+from torch import nn
+
+from aft_mm.models import AFTViT
+from aft_mm.registry import MODELS
+
+ARCH = dict(embed_dims=12, num_layers=3, mlp_ratio=2)
+CONV = dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3)
+FULL = dict(type='aft_mm.AFTFull', rank=4)
+SOFTMAX = dict(type='aft_mm.SoftmaxAttention', num_heads=3)
+CLS = dict(with_cls_token=True, out_type='cls_token')
+
+
+def tiny(**kwargs) -> AFTViT:
+    """Three layers of 12 channels on 4 × 4 patches, all parameters random."""
+    model = AFTViT(**{**dict(arch=ARCH, img_size=32, patch_size=8, token_mixer=FULL), **kwargs})
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def conv(heads, kernel, **kwargs):
+    mixer = dict(type='aft_mm.AFTConv', num_heads=heads, kernel_size=kernel, **kwargs)
+    return dict(token_mixer=mixer, position_embedding=False)
+
+
+def deit(heads):
+    return dict(token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=heads), **CLS)
+
+
+@pytest.mark.parametrize(
+    'arch, config, exact, millions',
+    [
+        # Millions as tables 7 to 9 of arXiv 2105.14103 print them, some rounded and some cut off.
+        ('tiny', deit(3), 5_717_416, 5.7),
+        ('small', deit(6), 22_050_664, 22.1),
+        ('tiny', dict(token_mixer=dict(type='aft_mm.AFTFull', rank=128), **CLS), 6_322_600, 6.3),
+        ('small', dict(token_mixer=dict(type='aft_mm.AFTFull', rank=128), **CLS), 22_655_848, 22.6),
+        ('tiny', conv(32, 11), 5_356_072, 5.4),
+        ('tiny', conv(192, 11), 5_962_792, 5.96),
+        ('small', conv(16, 11), 20_298_088, 20.3),
+        ('small', conv(384, 11), 22_541_416, 22.5),
+        ('small', conv(384, 15), 23_020_648, 23.0),
+    ],
+)
+def test_parameters_with_the_linear_head(arch, config, exact, millions):
+    with torch.device('meta'):
+        model = AFTViT(arch=arch, **config)
+        head = nn.Linear(model.embed_dims, 1000)
+    count = sum(p.numel() for module in (model, head) for p in module.parameters())
+    assert count == exact
+    assert abs(count / 1e6 - millions) < 0.06
+
+
+def test_with_softmax_attention_it_is_timm_deit():
+    theirs = timm.create_model('deit_tiny_patch16_224', num_classes=0, depth=2, img_size=64).eval()
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    ours = AFTViT(arch=dict(embed_dims=192, num_layers=2), img_size=64, **deit(3)).eval()
+    renamed = {
+        'patch_embed.proj': 'patch_embed.projection',
+        'blocks': 'layers',
+        'pos_embed': 'pos_embed.weight',
+        'attn.proj': 'token_mixer.proj',
+        'fc1': '0',
+        'fc2': '3',
+    }
+    state = {}
+    for name, tensor in theirs.state_dict().items():
+        for old, new in renamed.items():
+            name = name.replace(old, new)
+        tensor = tensor[0] if name == 'pos_embed.weight' else tensor
+        if 'attn.qkv' in name:
+            for part, chunk in zip(('query', 'key', 'value'), tensor.chunk(3), strict=True):
+                state[name.replace('attn.qkv', f'token_mixer.{part}')] = chunk
+        else:
+            state[name] = tensor
+    ours.load_state_dict(state)
+    image = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(ours(image)[0], theirs(image), atol=1e-4, rtol=1e-4)
+
+
+def test_output_types_are_views_of_the_same_tokens():
+    maps = tiny(with_cls_token=True, out_type='featmap', out_indices=(0, -1))
+    image = torch.randn(2, 3, 32, 24)
+    outputs = maps(image)
+    assert [tuple(y.shape) for y in outputs] == [(2, 12, 4, 3)] * 2
+    for out_type, expected in [('avg_featmap', outputs[1].mean((2, 3))), ('cls_token', None)]:
+        other = tiny(with_cls_token=True, out_type=out_type)
+        other.load_state_dict(maps.state_dict())
+        (y,) = other(image)
+        assert y.shape == (2, 12)
+        if expected is not None:
+            torch.testing.assert_close(y, expected)
+        else:
+            shifted = y - other(image + torch.randn_like(image))[0]
+            assert shifted.abs().max() > 1e-3
+
+
+def test_the_final_norm_is_only_on_the_last_layer():
+    normed = tiny(out_type='featmap', out_indices=(1, 2))
+    plain = tiny(out_type='featmap', out_indices=(1, 2), final_norm=False)
+    plain.load_state_dict({k: v for k, v in normed.state_dict().items() if k[:5] != 'norm.'})
+    image = torch.randn(2, 3, 32, 32)
+    middle, last = normed(image)
+    assert torch.equal(middle, plain(image)[0])
+    expected = normed.norm(plain(image)[1].permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    torch.testing.assert_close(last, expected)
+
+
+def test_layers_after_the_last_output_do_not_run():
+    model = tiny(out_indices=0)
+    model(torch.randn(1, 3, 32, 32))[0].sum().backward()
+    assert model.layers[0].norm1.weight.grad is not None
+    assert model.layers[1].norm1.weight.grad is None
+
+
+@pytest.mark.parametrize('mixer', [CONV, FULL, SOFTMAX], ids=lambda mixer: mixer['type'])
+def test_checkpointing_changes_no_gradient(mixer):
+    gradients = []
+    image = torch.randn(2, 3, 32, 32)
+    plain = tiny(token_mixer=mixer, drop_path_rate=0.5, drop_rate=0.1)
+    for with_cp in (False, True):
+        model = tiny(token_mixer=mixer, drop_path_rate=0.5, drop_rate=0.1, with_cp=with_cp)
+        model.load_state_dict(plain.state_dict())
+        torch.manual_seed(1)
+        model(image)[0].square().sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient)
+        if not name.endswith('key.bias'):  # no output depends on it
+            assert gradient.abs().max() > 1e-6, name
+
+
+def test_drop_path_rises_linearly():
+    rates = [layer.drop_path.p for layer in tiny(drop_path_rate=0.3).layers]
+    assert rates == pytest.approx([0, 0.15, 0.3])
+
+
+@pytest.mark.parametrize('stages', [-1, 0, 1, 3])
+def test_frozen_stages(stages):
+    model = tiny(frozen_stages=stages, drop_rate=0.1, **CLS).train()
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    groups = {'patch_embed', 'cls_token', 'pos_embed', *(f'layers.{i}' for i in range(stages))}
+    expected = groups if stages > 0 else set()
+    expected = expected | ({'norm'} if stages == 3 else set())
+    assert frozen == {
+        name
+        for name, _ in model.named_parameters()
+        if any(name == group or name.startswith(group + '.') for group in expected)
+    }
+    assert [layer.training for layer in model.layers] == [i >= stages for i in range(3)]
+    if 0 < stages < 3:
+        before = {name: p.clone() for name, p in model.named_parameters()}
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+        model(torch.randn(2, 3, 32, 32))[0].square().sum().backward()
+        optimizer.step()
+        moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+        assert not moved & frozen and any(name.startswith('layers.2') for name in moved)
+
+
+@pytest.mark.parametrize('mixer', [CONV, FULL, SOFTMAX], ids=lambda mixer: mixer['type'])
+def test_a_size_that_the_patch_does_not_divide_is_padded(mixer):
+    model = tiny(token_mixer=mixer, out_type='featmap')
+    image = torch.randn(2, 3, 29, 44)
+    padded = torch.zeros(2, 3, 32, 48)
+    padded[..., :29, :44] = image
+    (y,) = model(image)
+    assert y.shape == (2, 12, 4, 6)
+    assert torch.equal(y, model(padded)[0])
+
+
+@pytest.mark.parametrize('options', [dict(token_mixer=FULL), dict(token_mixer=FULL, **CLS)])
+def test_another_grid_is_interpolated_alike_in_loading_and_in_the_forward_pass(options):
+    small, large = tiny(**options), tiny(img_size=(40, 40), **options)
+    large.load_state_dict(small.state_dict())
+    image = torch.randn(2, 3, 40, 40)
+    torch.testing.assert_close(large(image), small(image))
+    again = tiny(**options)
+    again.load_state_dict(small.state_dict())
+    image = torch.randn(2, 3, 32, 32)
+    assert torch.equal(again(image)[0], small(image)[0])
+
+
+def torch_load(model, state):
+    model.load_state_dict(state, strict=False)
+
+
+LOADERS = [pytest.param(torch_load, id='torch'), pytest.param(load_state_dict, id='mmengine')]
+
+
+@pytest.mark.parametrize('load', LOADERS)
+@pytest.mark.parametrize(
+    'other, message',
+    [
+        (dict(token_mixer=CONV), r'layers of AFTFull and D=12: it lacks backbone.layers.0.*pos_u'),
+        (dict(arch={**ARCH, 'num_layers': 2}), 'lacks backbone.layers.2.norm1.weight and .* more'),
+        (dict(arch={**ARCH, 'num_layers': 4}), 'an unknown backbone.layers.3.norm1.weight and'),
+        (dict(arch={**ARCH, 'mlp_ratio': 1}), 'another shape of backbone.layers.0.mlp.0.weight'),
+        (dict(patch_size=4), 'another shape of backbone.patch_embed.projection.weight'),
+        (CLS, r'unknown backbone.cls_token'),
+        (dict(position_embedding=False), r'lacks backbone.pos_embed.weight'),
+        (dict(token_mixer={**FULL, 'rank': 5}), r'pos_u .* is \[16, 5\], which cannot be inter'),
+        (dict(img_size=(8, 88)), r'pos_embed.weight .* is \[11, 12\], which cannot be inter'),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_another_architecture_is_refused(load, other, message):
+    state = nn.ModuleDict(dict(backbone=tiny(**other), head=nn.Linear(2, 2))).state_dict()
+    with pytest.raises(ValueError, match=message) as error:
+        load(nn.ModuleDict(dict(backbone=tiny(), head=nn.Linear(2, 2))), state)
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('load', LOADERS)
+def test_a_checkpoint_without_the_backbone_is_refused_and_foreign_keys_are_not(load):
+    model = tiny()
+    with pytest.raises(ValueError, match='lacks patch_embed.projection.weight'):
+        load(tiny(), {'blocks.0.norm1.weight': torch.ones(12)})
+    load(model, {**tiny().state_dict(), 'head.weight': torch.ones(3)})
+
+
+def test_layer_depth_for_layer_wise_decay():
+    model = tiny(**CLS)
+    depths = {
+        name: model.get_layer_depth('backbone.' + name, 'backbone.')
+        for name, _ in model.named_parameters()
+    }
+    assert depths['cls_token'] == depths['pos_embed.weight'] == (0, 5)
+    assert depths['patch_embed.projection.bias'] == (0, 5)
+    assert depths['layers.0.token_mixer.pos_bias.pos_u'] == (1, 5)
+    assert depths['layers.2.mlp.0.weight'] == (3, 5)
+    assert depths['norm.weight'] == model.get_layer_depth('head.weight', 'backbone.') == (4, 5)
+
+
+@pytest.mark.parametrize('head', ['LinearClsHead', 'VisionTransformerClsHead'])
+@pytest.mark.parametrize('scope', ['mmpretrain', 'aft_mm'])
+def test_inside_an_image_classifier(head, scope):
+    options = CLS if head == 'VisionTransformerClsHead' else {}
+    backbone = dict(type='aft_mm.AFTViT', arch=ARCH, img_size=32, patch_size=8, **options)
+    loss = dict(type='mmpretrain.CrossEntropyLoss')
+    config = dict(
+        type='mmpretrain.ImageClassifier',
+        _scope_='mmpretrain',
+        backbone=dict(**backbone, token_mixer=FULL),
+        head=dict(type=head, num_classes=5, in_channels=12, loss=loss),
+    )
+    with DefaultScope.overwrite_default_scope(scope):
+        model = HOST_MODELS.build(config)
+    assert isinstance(model.backbone, AFTViT) and isinstance(model.backbone, BaseModule)
+    before = model.backbone.layers[0].mlp[0].weight.clone()
+    model.init_weights()
+    assert torch.equal(model.backbone.layers[0].mlp[0].weight, before)
+    image = torch.randn(2, 3, 32, 32)
+    for parameter in model.head.parameters():  # zeros at the start
+        nn.init.normal_(parameter)
+    samples = [DataSample().set_gt_label(label) for label in (1, 4)]
+    model(image, samples, mode='loss')['loss'].backward()
+    scores = torch.stack([s.pred_score for s in model(image, samples, mode='predict')])
+    torch.testing.assert_close(scores.sum(1), torch.ones(2))
+    assert model.backbone.patch_embed.projection.weight.grad.abs().max() > 0
+    assert model.get_layer_depth('backbone.layers.1.norm1.weight') == (2, 5)
+
+
+@pytest.mark.parametrize('mixer', [CONV, FULL], ids=lambda mixer: mixer['type'])
+def test_it_compiles_without_graph_breaks(mixer):
+    model = tiny(arch={**ARCH, 'num_layers': 1}, token_mixer=mixer, drop_path_rate=0.1)
+    model.eval()
+    image = torch.randn(2, 3, 32, 32)
+    expected = model(image)
+    compiled = torch.compile(model, fullgraph=True, backend='eager', dynamic=False)
+    torch.testing.assert_close(compiled(image), expected)
+    assert compiled.train()(torch.randn(2, 3, 30, 40))[0].requires_grad
+
+
+@pytest.mark.parametrize(
+    'config, message',
+    [
+        (dict(arch='huge'), "arch must be one of tiny, small, base, got 'huge'"),
+        (dict(arch=dict(embed_dims=3)), 'arch must be a dict of embed_dims, num_layers and mlp_r'),
+        (dict(arch=dict(ARCH, depth=2)), 'arch must be a dict .* got .*depth'),
+        (dict(out_type='raw'), "out_type must be one of avg_featmap, .* got 'raw'"),
+        (dict(out_type='cls_token'), "got 'cls_token' with with_cls_token=False"),
+        (dict(out_indices=3), 'out_indices must lie between -3 and 2, got 3'),
+        (dict(out_indices=()), r'out_indices must lie between -3 and 2, got \(\)'),
+        (dict(frozen_stages=4), 'frozen_stages must be at most 3, got 4'),
+        (dict(token_mixer=CONV, **CLS), 'num_prefix_tokens must be 0 for AFTConv, got 1'),
+    ],
+    ids=str,
+)
+def test_bad_arguments_end_in_one_sentence(config, message):
+    with pytest.raises(ValueError, match=message):
+        MODELS.build(dict(type='aft_mm.AFTViT', **{'arch': ARCH, **config}))
