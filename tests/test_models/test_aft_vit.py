@@ -234,6 +234,16 @@ def test_a_checkpoint_without_the_backbone_is_refused_and_foreign_keys_are_not(l
     load(model, {**tiny().state_dict(), 'head.weight': torch.ones(3)})
 
 
+def test_a_classifier_checkpoint_initialises_the_backbone_of_another_size(tmp_path):
+    classifier = nn.ModuleDict(dict(backbone=tiny(), head=nn.Linear(2, 2)))
+    torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'classifier.pth')
+    pretrained = dict(type='Pretrained', checkpoint=str(tmp_path / 'classifier.pth'))
+    model = tiny(img_size=48, init_cfg=dict(prefix='backbone.', **pretrained))
+    model.init_weights()
+    image = torch.randn(2, 3, 48, 48)
+    torch.testing.assert_close(model(image), classifier['backbone'](image))
+
+
 def test_layer_depth_for_layer_wise_decay():
     model = tiny(**CLS)
     depths = {

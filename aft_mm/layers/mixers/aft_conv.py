@@ -1,6 +1,6 @@
 """AFT-conv."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,8 +30,8 @@ class AFTConv(AFTMixer):
         reparameterize: ``γ (w − mean) / std + β`` (eq. 8); False is the ablation of table 12.
         query: False leaves out query and gate (table 10).
         global_connectivity: False sets W = 0 outside the kernel (§5.3).
-        sparsity: 'entropy' gives :meth:`regularization_loss` a value, 'gumbel' keeps one position
-            of the kernel per head, see :class:`ConvPositionBias` (§8).
+        sparsity: 'entropy' adds :attr:`regularization_loss`, 'gumbel' keeps one position of the
+            kernel per head, see :class:`ConvPositionBias` (§8).
         others: see :class:`AFTMixer`. Without a grid the kernel tells the number of dimensions.
     """
 
@@ -70,11 +70,15 @@ class AFTConv(AFTMixer):
         """w [h, *kernel] as evaluation uses it."""
         return self.pos_bias()
 
-    def regularization_loss(self) -> Tensor:
-        """Mean entropy of softmax(w) over the kernel in nats with sparsity='entropy', else 0."""
-        if self.sparsity == 'entropy':
-            return self.pos_bias.entropy()
-        return self.pos_bias.weight.new_zeros(())
+    @property
+    def regularization_loss(self) -> Callable[[], Tensor]:
+        """With sparsity='entropy' the method of that name, absent otherwise.
+
+        It gives the mean over the heads of the entropy of softmax(w) over the kernel, in nats.
+        """
+        if self.sparsity != 'entropy':
+            raise AttributeError(f'AFTConv has no regularization_loss, sparsity={self.sparsity!r}')
+        return self.pos_bias.entropy
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         return ops.aft_conv(
