@@ -45,7 +45,7 @@ def deit(heads):
 @pytest.mark.parametrize(
     'arch, config, exact, millions',
     [
-        # Millions as tables 7 to 9 of arXiv 2105.14103 print them, some rounded and some cut off.
+        # Millions as arXiv 2105.14103 prints them, some rounded and some cut off.
         ('tiny', deit(3), 5_717_416, 5.7),
         ('small', deit(6), 22_050_664, 22.1),
         ('tiny', dict(token_mixer=dict(type='aft_mm.AFTFull', rank=128), **CLS), 6_322_600, 6.3),

@@ -27,8 +27,8 @@ class AFTConv(AFTMixer):
         embed_dims: channels D.
         num_heads: h, a divisor of D.
         kernel_size: odd sizes, an int for all dimensions or one per dimension; may exceed the grid.
-        reparameterize: ``γ (w − mean) / std + β`` (eq. 8); False is the ablation of table 12.
-        query: False leaves out query and gate (table 10).
+        reparameterize: ``γ (w − mean) / std + β`` (eq. 8); False is an ablation of the paper.
+        query: False leaves out query and gate, an ablation too.
         global_connectivity: False sets W = 0 outside the kernel (§5.3).
         sparsity: 'entropy' adds :attr:`regularization_loss`, 'gumbel' keeps one position of the
             kernel per head, see :class:`ConvPositionBias` (§8).

@@ -16,7 +16,7 @@ OUT_TYPES = ('avg_featmap', 'cls_token', 'featmap')
 
 @MODELS.register_module()
 class AFTViT(BaseModule):
-    """Vision transformer of arXiv 2105.14103 §4.3: patches, blocks around a token mixer, norm.
+    """Vision transformer of arXiv 2105.14103, §5.3: patches, blocks around a token mixer, norm.
 
     ``AFTViT(arch, with_cls_token=True, out_type='cls_token', token_mixer=dict(
     type='aft_mm.SoftmaxAttention', num_heads=3))`` is DeiT; AFT-conv takes no class token and no
