@@ -1,11 +1,10 @@
 """Products of a dense or banded ``exp(w)`` with the keys, in blocks, O(T·(D + s)) memory.
 
 Tokens come as columns: key and value are [T, C] with C = B·D, so that a block product is one matrix
-product for the whole batch. A :class:`Band` holds w in blocks: block (i, i + offset) is
-``tiles[offset][i]``, [n, c, c]; what no tile covers has W = 1 (`far`) or W = 0.
+product for the whole batch. A :class:`Band` holds w in tiles: the rows of a block of c tokens
+against the blocks around it; what no tile covers has W = 1 (`far`) or W = 0.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from .geometry import Window, near_mask, near_radius
 from .sums import (
     FAST_BIAS_SPREAD,
     FAST_SPREAD,
+    Summable,
     Sums,
     choose,
     column_shift,
@@ -26,92 +26,99 @@ from .sums import (
     prefix,
     reduce,
     spread,
+    suffix,
 )
 
-# Smaller tiles are more launches than work.
+# Smaller tiles are more launches than work; of tiles as large as the window half is outside of it.
 SMALLEST_BLOCK = 32
+BLOCKS_PER_WINDOW = 2
 # Below this length the diagonal is summed term by term instead of being halved again.
 SMALLEST_HALF = 8
 
 
 class Band(NamedTuple):
-    """w in tiles [n, c, c] by block offset, −inf where hidden; `far`: W = 1 outside the tiles."""
+    """w [n, c, (before + 1 + after)·c] of each block against its neighbours, −inf where hidden."""
 
-    tiles: dict[int, Tensor]
+    tiles: Tensor
+    before: int
+    after: int
     far: bool
     causal: bool
 
-    def with_tiles(self, tiles: Sequence[Tensor]) -> 'Band':
-        """The same band with other values in its tiles."""
-        return self._replace(tiles=dict(zip(self.tiles, tiles, strict=True)))
+    @property
+    def block(self) -> int:
+        """Tokens c per block; the columns of a lone tile may be of another length."""
+        return self.tiles.shape[2] // (self.before + 1 + self.after)
 
 
 def dense_band(bias: Tensor, causal: bool) -> Band:
     """The bias [T, S] as one tile."""
     if causal:
         bias = bias.masked_fill(_future(len(bias), bias.device), -torch.inf)
-    return Band({0: bias[None]}, far=False, causal=causal)
+    return Band(bias[None], 0, 0, far=False, causal=causal)
 
 
 def local_band(
     pos_u: Tensor, pos_v: Tensor, window: Window, grid, causal: bool, outside: float
 ) -> Band:
     """``w = u vᵀ`` inside the window and `outside` elsewhere: 0, or −inf for a window alone."""
-    tokens = len(pos_u)
-    block = max(near_radius(window, grid), SMALLEST_BLOCK)
-    offsets = (0, -1) if causal else (0, -1, 1)
-    if tokens <= block * len(offsets):
-        block, offsets = tokens, (0,)
-    count = -(-tokens // block)
-    extra = count * block - tokens
-    pos_u, pos_v = (F.pad(p, (0, 0, 0, extra)).view(count, block, -1) for p in (pos_u, pos_v))
-    target = torch.arange(count * block, device=pos_u.device).view(count, block, 1)
+    tokens, radius = len(pos_u), near_radius(window, grid)
+    block = max(-(-radius // BLOCKS_PER_WINDOW), SMALLEST_BLOCK)
+    before = -(-max(radius, 0) // block)
+    after = 0 if causal else before
+    if tokens <= block * (before + 1 + after):
+        block, before, after = tokens, 0, 0
+    rows, columns = _split(pos_u, block), _neighbours(pos_v, block, before, after)
+    target = torch.arange(len(rows) * block, device=pos_u.device).view(-1, block, 1)
     if grid is None or len(grid) == 1:
         target = target[:1]  # the mask of a 1-d window is the same in every block
-    tiles = {}
-    for offset in offsets:
-        source = target.transpose(1, 2) + offset * block
-        tile = torch.bmm(pos_u, pos_v.roll(-offset, 0).transpose(1, 2))
-        tile = tile.masked_fill(~near_mask(target, source, window, grid), outside)
-        if causal and offset == 0:
-            tile = tile.masked_fill(_future(block, tile.device), -torch.inf)
-        tiles[offset] = tile
-    return Band(tiles, far=outside == 0, causal=causal)
+    reach = torch.arange(-before * block, (after + 1) * block, device=pos_u.device)
+    source = target[:, :1] + reach
+    tiles = torch.bmm(rows, columns.transpose(1, 2))
+    tiles = tiles.masked_fill(~near_mask(target, source, window, grid), outside)
+    if causal:
+        tiles = tiles.masked_fill(source > target, -torch.inf)
+    return Band(tiles, before, after, far=outside == 0, causal=causal)
 
 
 def weighted_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
     """``Σ W e^k v / Σ W e^k`` [T, C] of key and value [S, C], hidden keys being −inf."""
 
-    def fast(key: Tensor, value: Tensor, *tiles: Tensor) -> Tensor:
-        return _plain_mean(key, value, band.with_tiles(tiles))
+    def fast(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
+        return _plain_mean(key, value, band._replace(tiles=tiles))
 
-    def safe(key: Tensor, value: Tensor, *tiles: Tensor) -> Tensor:
-        wide = band.with_tiles([tile.double() for tile in tiles])
+    def safe(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
+        wide = band._replace(tiles=tiles.double())
         if band.causal:
             sums = _causal_sums(key.double(), value.double(), wide)
             return mean(sums.numerator, sums.denominator).to(key.dtype)
         return _plain_mean(key.double(), value.double(), wide).to(key.dtype)
 
-    return choose(_fits(key, band), fast, safe, key, value, *band.tiles.values())
+    return choose(_fits(key, band), fast, safe, key, value, band.tiles)
 
 
 def normalized_mean(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Tensor:
     """``Σ softmax(w) softmax(k) v`` [T, C]; seen [S, B] is 1 for visible keys, else 0."""
 
-    def fast(key: Tensor, value: Tensor, seen: Tensor, *tiles: Tensor) -> Tensor:
-        return _plain_normalized(key, value, seen, band.with_tiles(tiles))
+    def fast(key: Tensor, value: Tensor, seen: Tensor, tiles: Tensor) -> Tensor:
+        return _plain_normalized(key, value, seen, band._replace(tiles=tiles))
 
-    def safe(key: Tensor, value: Tensor, seen: Tensor, *tiles: Tensor) -> Tensor:
-        wide = band.with_tiles([tile.double() for tile in tiles])
+    def safe(key: Tensor, value: Tensor, seen: Tensor, tiles: Tensor) -> Tensor:
+        wide = band._replace(tiles=tiles.double())
         mix = _causal_normalized if band.causal else _plain_normalized
         return mix(key.double(), value.double(), seen.double(), wide).to(key.dtype)
 
-    return choose(_fits(key, band), fast, safe, key, value, seen, *band.tiles.values())
+    return choose(_fits(key, band), fast, safe, key, value, seen, band.tiles)
 
 
 def _fits(key: Tensor, band: Band) -> Tensor:
     """Whether one common shift and float32 are exact to tolerance (`sums.py`)."""
-    bias_spread = _bias_spread(band)
+    tiles = band.tiles.detach()
+    high, low = tiles.amax(2), tiles.masked_fill(tiles == -torch.inf, torch.inf).amin(2)
+    if band.far:  # far tokens have w = 0 in every row
+        bias_spread = high.amax().clamp_min(0) - low.amin().clamp_max(0)
+    else:
+        bias_spread = (high - low).amax()
     fits = spread(key, 0) + bias_spread <= FAST_SPREAD
     return fits if band.causal else fits | (bias_spread <= FAST_BIAS_SPREAD)
 
@@ -138,46 +145,33 @@ def _split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
     return F.pad(x, (0, 0, 0, count * block - len(x)), value=fill).view(count, block, -1)
 
 
-def _apply_tiles(weights: dict[int, Tensor], x: Tensor) -> Tensor:
-    """The banded product of the tiles [n, c, s] with the blocks x [n, s, C]: [n, c, C]."""
-    result = torch.bmm(weights[0], x)
-    if -1 in weights:
-        result[1:] += torch.bmm(weights[-1][1:], x[:-1])
-    if 1 in weights:
-        result[:-1] += torch.bmm(weights[1][:-1], x[1:])
-    return result
+def _neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
+    """[T, C] as the tokens around each block, [n, (before + 1 + after)·c, C], overlapping views."""
+    tail = -len(x) % block + after * block
+    x = F.pad(x, (0, 0, before * block, tail), value=fill)
+    return x.unfold(0, (before + 1 + after) * block, block).transpose(1, 2)
 
 
-def _far_sums(totals, causal: bool):
-    """From the block totals [n, 1, C], what lies beyond the neighbouring blocks of each block."""
-    far = move(prefix(totals, 0), 2, 0)
-    if causal:
+def _far_sums(totals: Summable, band: Band) -> Summable:
+    """From the block totals [n, 1, C], what lies beyond the neighbours of each block."""
+    far = move(prefix(totals, 0), band.before + 1, 0)
+    if band.causal:
         return far
-    after = prefix(totals.flip(0), 0)
-    return merge(far, move(after, 2, 0).flip(0))
+    return merge(far, move(suffix(totals, 0), -band.after - 1, 0))
 
 
 def _plain_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
-    tiles, block = band.tiles, band.tiles[0].shape[2]
     # Far tokens have W = 1, so only without them may the rows of w be shifted.
-    row_shift = 0 if band.far else _row_maximum(tiles)
-    weights = {offset: torch.exp(tile - row_shift) for offset, tile in tiles.items()}
+    weights = torch.exp(band.tiles if band.far else band.tiles - column_shift(band.tiles, 2))
     exp_key = torch.exp(key - column_shift(key, 0))
     sums = []
     for x in (exp_key * value, exp_key):
-        x = _split(x, block)
-        result = _apply_tiles(weights, x)
-        if band.far and len(tiles) > 1:
-            result = result + _far_sums(x.sum(1, True), band.causal)
+        result = torch.bmm(weights, _neighbours(x, band.block, band.before, band.after))
+        if band.far and len(band.tiles) > 1:
+            result += _far_sums(_split(x, band.block).sum(1, True), band)
         sums.append(result.flatten(0, 1))
     result = mean(*sums)
-    return result[: len(key)] if len(tiles) > 1 else result
-
-
-def _row_maximum(tiles: dict[int, Tensor]) -> Tensor:
-    """Detached row maximum [n, c, 1] over all tiles, finite also where a row is hidden."""
-    high = torch.stack([column_shift(tile, 2) for tile in tiles.values()])
-    return high.amax(0)
+    return result[: len(key)] if len(band.tiles) > 1 else result
 
 
 def _tile_product(key: Tensor, value: Tensor, tile: Tensor) -> Sums:
@@ -233,25 +227,25 @@ def _term_by_term(key: Tensor, value: Tensor, tile: Tensor, size: int) -> Sums:
 
 def _causal_sums(key: Tensor, value: Tensor, band: Band) -> Sums:
     """The causal sums [T, C] for any keys: each part with a shift that its own rows see."""
-    tokens, tiles = len(key), band.tiles
-    block = tiles[0].shape[2]
-    key, value = _split(key, block, -torch.inf), _split(value, block)
-    result = _diagonal_sums(key, value, tiles[0])
-    if -1 in tiles:
-        # Key block i seen from row block i + 1; the last one wraps round and is moved out.
-        before = _tile_product(key, value, tiles[-1].roll(-1, 0))
-        result = merge(result, move(before, 1, 0))
-        if band.far:
-            result = merge(result, _far_sums(reduce(key, value, 1), causal=True))
+    tokens, block, own = len(key), band.block, band.before * band.block
+    blocks = _split(key, block, -torch.inf), _split(value, block)
+    result = _diagonal_sums(*blocks, band.tiles[:, :, own:])
+    if own:
+        earlier = (
+            _neighbours(x, block, band.before, 0, fill)[:, :own]
+            for x, fill in ((key, -torch.inf), (value, 0.0))
+        )
+        result = merge(result, _tile_product(*earlier, band.tiles[:, :, :own]))
+    if band.far:
+        result = merge(result, _far_sums(reduce(*blocks, 1), band))
     return Sums(*(part.flatten(0, 1)[:tokens] for part in result))
 
 
-def _row_normalizer(seen: Tensor, band: Band) -> tuple[Tensor, Tensor]:
-    """Maximum of w per row [T, 1] and ``Σ exp(w − maximum)`` over visible keys [T, B, 1]."""
-    row_shift = _row_maximum(band.tiles)
-    weights = {offset: torch.exp(tile - row_shift) for offset, tile in band.tiles.items()}
-    normalizer = _apply_tiles(weights, _split(seen, row_shift.shape[1]))
-    return row_shift.flatten(0, 1)[: len(seen)], normalizer.flatten(0, 1)[: len(seen), :, None]
+def _row_normalizer(seen: Tensor, band: Band) -> Tensor:
+    """``Σ exp(w − maximum of the row)`` over the visible keys: [T, B, 1]."""
+    weights = torch.exp(band.tiles - column_shift(band.tiles, 2))
+    normalizer = torch.bmm(weights, _neighbours(seen, band.block, band.before, band.after))
+    return normalizer.flatten(0, 1)[: len(seen), :, None]
 
 
 def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Tensor:
@@ -261,19 +255,17 @@ def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Ten
 
 
 def _plain_normalized(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Tensor:
-    row_shift, normalizer = _row_normalizer(seen, band)
-    block = band.tiles[0].shape[1]
-    row_shift = _split(row_shift, block)
-    weights = {offset: torch.exp(tile - row_shift) for offset, tile in band.tiles.items()}
+    weights = torch.exp(band.tiles - column_shift(band.tiles, 2))
     exp_key = torch.exp(key - column_shift(key, 0))
-    near = _apply_tiles(weights, _split(exp_key * value, block)).flatten(0, 1)[: len(key)]
+    around = _neighbours(exp_key * value, band.block, band.before, band.after)
+    near = torch.bmm(weights, around).flatten(0, 1)[: len(key)]
     everywhere = exp_key.cumsum(0) if band.causal else exp_key.sum(0, True)
-    return _quotient(near, normalizer, everywhere.expand_as(near))
+    return _quotient(near, _row_normalizer(seen, band), everywhere.expand_as(near))
 
 
 def _causal_normalized(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Tensor:
-    row_shift, normalizer = _row_normalizer(seen, band)
+    row_shift = column_shift(band.tiles, 2).flatten(0, 1)[: len(key)]
     near, everywhere = _causal_sums(key, value, band), prefix(leaf(key, value), 0)
     # The visible keys include the near ones, so this exponent is at most about the spread of w.
     scale = torch.exp(near.shift - row_shift - everywhere.shift)
-    return _quotient(near.numerator * scale, normalizer, everywhere.denominator)
+    return _quotient(near.numerator * scale, _row_normalizer(seen, band), everywhere.denominator)
