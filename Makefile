@@ -26,7 +26,7 @@ quickstart: $(VENV)/installed
 	echo "position bias:  $(WORK_DIR)/position_bias.png"
 
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

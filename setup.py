@@ -12,6 +12,8 @@ setup(
     name='aft_mm',
     version=VERSION,
     description='Attention Free Transformer for mmengine and mmpretrain',
+    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
+    long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['aft_mm', 'aft_mm.*']),
     python_requires='>=3.10',
