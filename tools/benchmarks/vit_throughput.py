@@ -15,18 +15,17 @@ A case whose op disagrees with the float64 oracle is not timed: the run stops wi
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import timm
 import torch
-from torch import Tensor, nn
+from timing import interleaved, ratio, write_json
+from torch import nn
 
 import aft_mm.models  # noqa: F401 - registers what is built below
 from aft_mm.layers.mixers import AFTConv
@@ -85,22 +84,6 @@ def check_op(name: str, arch: str, size: int, dtype: torch.dtype) -> None:
         )
 
 
-@torch.inference_mode()
-def measure(models: dict[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
-    """Seconds per batch, per model and round, the models interleaved."""
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for model in models.values():
-        model(images)
-    for done in range(rounds):
-        for name, model in models.items():
-            start = time.perf_counter()
-            model(images)
-            times[name].append(time.perf_counter() - start)
-        print(f'\r  round {done + 1}/{rounds}', end='', file=sys.stderr, flush=True)
-    print('\r', end='', file=sys.stderr)
-    return times
-
-
 def proc_status(field: str) -> float:
     """A memory field of this process in MiB: VmRSS now, VmHWM the peak since its last reset."""
     lines = Path('/proc/self/status').read_text().splitlines()
@@ -134,16 +117,17 @@ def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
         check_op(name, args.arch, size, getattr(torch, dtype))
         models[name] = build(name, args.arch, size).eval().to(getattr(torch, dtype))
     images = torch.randn(args.batch, 3, size, size, dtype=getattr(torch, dtype))
-    times = measure(models, images, args.rounds)
+    with torch.inference_mode():
+        calls = {name: partial(model, images) for name, model in models.items()}
+        times = interleaved(calls, args.rounds)
     rows = []
     for name, seconds in times.items():
         row = dict(model=name, size=size, dtype=dtype)
         row['images_per_second'] = args.batch / statistics.median(seconds)
         for other in ('deit', name.replace('aft', 'bound')):
             if other in times and other != name:
-                pairs = zip(times[other], seconds, strict=True)
                 label = 'deit' if other == 'deit' else 'bound'
-                row[f'speed_vs_{label}'] = statistics.median(a / b for a, b in pairs)
+                row[f'speed_vs_{label}'] = ratio(times, other, name)
         row['peak_mib'] = peak_memory(name, args.arch, size, dtype, args.batch)
         rows.append(row)
         print(
@@ -180,18 +164,8 @@ def main() -> None:
     rows = [
         row for size in args.size for dtype in args.dtype for row in run_case(args, size, dtype)
     ]
-    if args.json:
-        about = dict(
-            torch=torch.__version__,
-            timm=timm.__version__,
-            machine=platform.machine(),
-            threads=args.threads,
-            batch=args.batch,
-            rounds=args.rounds,
-            arch=args.arch,
-        )
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(dict(environment=about, rows=rows), indent=2) + '\n')
+    settings = {name: getattr(args, name) for name in ('threads', 'batch', 'rounds', 'arch')}
+    write_json(args.json, rows, timm=timm.__version__, **settings)
 
 
 if __name__ == '__main__':
