@@ -212,7 +212,7 @@ def test_small_models_train(name):
 
 
 def expected_parameters(name):
-    """Weights of a model, added up by hand from the layout of a ViT and the options of its mixer."""
+    """Weights of a model, added up by hand from the layout of a ViT and the mixer's options."""
     dims, grid = DIMS[fields(name)['arch']], (image_size(name) // 16)**2
     mixer = load(name).model.backbone.token_mixer
     linear = dims * dims + dims

@@ -48,7 +48,7 @@ class CIFAR10Binary(BaseDataset):
         images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         return [
             dict(img=np.ascontiguousarray(image), gt_label=int(label))
-            for image, label in zip(images, records[:, 0])
+            for image, label in zip(images, records[:, 0], strict=True)
         ]
 
     def _read(self, path: Path) -> np.ndarray:

@@ -17,7 +17,7 @@ def test_splits_are_disjoint_and_complete():
     digits = load_digits()
     train, test = as_bytes(Digits('train')), as_bytes(Digits('test'))
     everything = [(np.rint(image * 255 / 16).astype(np.uint8).tobytes(), int(label))
-                  for image, label in zip(digits.images, digits.target)]
+                  for image, label in zip(digits.images, digits.target, strict=True)]
 
     assert (len(train), len(test)) == (1437, 360)
     # As multisets, so that no image is in both splits or left out.
@@ -25,10 +25,10 @@ def test_splits_are_disjoint_and_complete():
 
 
 def test_test_split_is_a_fifth_of_every_class():
-    counts = {split: np.bincount([s['gt_label'] for s in Digits(split)]) for split in ('train', 'test')}
+    train, test = (np.bincount([sample['gt_label'] for sample in Digits(split)])
+                   for split in ('train', 'test'))
 
-    share = counts['test'] / (counts['train'] + counts['test'])
-    np.testing.assert_allclose(share, 0.2, atol=0.005)
+    np.testing.assert_allclose(test / (train + test), 0.2, atol=0.005)
 
 
 def test_split_is_deterministic():

@@ -1,9 +1,10 @@
 """Parameters, FLOPs and activations of the models of configs, AFT's own operations included.
 
-Convention: a multiplication with the addition that follows it is one FLOP (a MAC counts once), as in
-most papers on image models. An exponential or another element-wise operation is one FLOP per element
-it writes, a sum one per element it reads, a softmax or layer norm five per element; comparisons,
-selections and moving data are free. Activations are the elements that the counted operations write.
+Convention: a multiplication with the addition that follows it is one FLOP (a MAC counts once), as
+in most papers on image models. An exponential or another element-wise operation is one FLOP per
+element it writes, a sum one per element it reads, a softmax or layer norm five per element;
+comparisons, selections and moving data are free. Activations are the elements that the counted
+operations write.
 
 All is for one image and for the operations that run in evaluation mode on the CPU, so the algorithm
 an AFT op chooses matters: AFT-conv may cost h k^2 T as a convolution or h T^2 as a matrix product.
@@ -28,13 +29,12 @@ from torch import nn
 ELEMENTWISE = ('abs', 'add', 'addcmul', 'div', 'exp', 'expm1', 'gelu', 'log', 'maximum', 'minimum',
                'mul', 'neg', 'pow', 'reciprocal', 'rsub', 'sigmoid', 'sqrt', 'sub')
 REDUCTIONS = ('amax', 'amin', 'cumsum', 'mean', 'sum')
-PRODUCTS = ('_convolution', 'addmm', 'baddbmm', 'bmm', 'einsum', 'linear', 'matmul', 'mm',
-            'scaled_dot_product_attention')
-NORMS = ('group_norm', 'layer_norm', 'softmax')
+OTHERS = ('_convolution', 'addmm', 'baddbmm', 'bmm', 'einsum', 'layer_norm', 'linear', 'matmul',
+          'mm', 'scaled_dot_product_attention', 'softmax')
 # Free, and unknown to mmengine's own list of such.
-FREE = ('alias', 'broadcast_tensors', 'clamp_min', 'clone', 'cummax', 'diagonal', 'expand_as', 'flip',
-        'isfinite', 'le', 'lift_fresh', 'logical_and', 'lt', 'movedim', 'nan_to_num', 'ne', 'new_ones',
-        'ones_like', 'pad', 'unflatten', 'unfold', 'where')
+FREE = ('alias', 'clamp_min', 'clone', 'expand_as', 'flip', 'isfinite', 'le', 'lift_fresh',
+        'logical_and', 'lt', 'movedim', 'ne', 'nan_to_num', 'new_ones', 'numpy_T', 'ones_like',
+        'pad', 'repeat_interleave', 'unflatten', 'unfold', 'view_as', 'where')
 
 Handle = Callable[[list[Any], list[Any]], int]
 
@@ -62,7 +62,7 @@ def _baddbmm(inputs: list[Any], outputs: list[Any]) -> int:
 
 
 def _attention(inputs: list[Any], outputs: list[Any]) -> int:
-    """Scaled dot products of ``[B, h, T, d]`` with ``[B, h, S, d]``, their softmax, the mean of v."""
+    """Scaled dot products of ``[B, h, T, d]`` with ``[B, h, S, d]``, softmax, mean of v."""
     query, key, value = (x.type().sizes() for x in inputs[:3])
     return prod(query[:-1]) * key[-2] * (query[-1] + value[-1] + 5)
 
@@ -93,7 +93,7 @@ def analyse(model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
                         })
     activations = ActivationAnalyzer(model, inputs)
     activations.set_op_handle(
-        **_handles(ELEMENTWISE + REDUCTIONS + PRODUCTS + NORMS, _written))
+        **_handles(ELEMENTWISE + REDUCTIONS + OTHERS, _written))
     for analysis in (flops, activations):
         analysis.unsupported_ops_warnings(False)
         analysis.uncalled_modules_warnings(False)
@@ -109,7 +109,7 @@ def analyse(model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, Any]:
-    """:func:`analyse` the model of a config; `shape` is (height, width), by default the config's."""
+    """:func:`analyse` the model of a config; `shape` is (height, width), or else the config's."""
     config = Config.fromfile(path)
     init_default_scope(config.get('default_scope', 'mmengine'))
     backbone = config.model.get('backbone', {})
@@ -144,7 +144,8 @@ def main() -> None:
     parser.add_argument('configs', nargs='+', help='paths of configs')
     parser.add_argument(
         '--shape', nargs=2, type=int, metavar=('HEIGHT', 'WIDTH'), help='default: the config says')
-    parser.add_argument('--json', metavar='FILE', help='write all counts, also by operator and module')
+    parser.add_argument(
+        '--json', metavar='FILE', help='write all counts, also by operator and by module')
     args = parser.parse_args()
 
     rows = [analyse_config(path, args.shape) for path in args.configs]

@@ -1,0 +1,170 @@
+"""What tools/analysis_tools print, count and draw."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ROOT / 'tools' / 'analysis_tools'
+QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-quickstart_*.py'))
+sys.path.insert(0, str(TOOLS))
+
+from model_complexity import analyse, analyse_config  # noqa: E402
+
+
+def run(tool, *arguments):
+    return subprocess.run(
+        [sys.executable, str(TOOLS / tool), *map(str, arguments)],
+        cwd=ROOT, capture_output=True, text=True)
+
+
+# A 6 x 9 grid of tokens with 48 channels.
+GRID, T, D = (6, 9), 54, 48
+PROJECTIONS = 4 * T * D * D
+# exp, times v, the two sums, and what follows: the quotient, the sigmoid, the gate.
+WEIGHTED_MEAN = T * D * (1 + 1 + 2)
+GATE = 3 * T * D
+
+
+@pytest.mark.parametrize('mixer, expected', [
+    # Queries by keys, softmax, weights by values.
+    (dict(type='SoftmaxAttention', num_heads=4), PROJECTIONS + T * T * (2 * D + 5 * 4)),
+    (dict(type='AFTSimple'), PROJECTIONS + WEIGHTED_MEAN + GATE),
+    # u v^T, exp(w), and exp(w) by numerator and denominator.
+    (dict(type='AFTFull', rank=16),
+     PROJECTIONS + T * T * (16 + 1) + 2 * T * T * D + 2 * T * D + GATE),
+    (dict(type='AFTFull', rank=None), PROJECTIONS + T * T + 2 * T * T * D + 2 * T * D + GATE),
+    # A key of 12 channels, a 5 x 5 kernel on value and on key channels, and the two global sums.
+    (dict(type='AFTConv', num_heads=12, kernel_size=5),
+     PROJECTIONS - T * D * (D - 12) + (25 + 2) * T * (D + 12) + T * (D + 12) + GATE),
+    (dict(type='AFTConv', num_heads=48, kernel_size=5),
+     PROJECTIONS + (25 + 2) * T * 2 * D + 2 * T * D + GATE),
+    (dict(type='AFTConv', num_heads=12, kernel_size=5, query=False),
+     PROJECTIONS - T * D * D - T * D * (D - 12) + (25 + 2) * T * (D + 12) + T * (D + 12) + T * D),
+])
+def test_flops_are_those_of_the_formula(mixer, expected):
+    """Shifts against overflow and the like come on top: at most 8 per cent of the layer."""
+    module = MODELS.build(
+        dict(mixer, type=f"aft_mm.{mixer['type']}", embed_dims=D, grid=GRID))
+    counted = analyse(module, (T, D))
+
+    assert counted['uncounted'] == {}
+    assert expected <= counted['flops'] <= 1.08 * expected
+
+
+DENSE = PROJECTIONS + T * T * (16 + 1) + 2 * T * T * D + 2 * T * D + GATE
+
+
+@pytest.mark.parametrize('mixer, least, most', [
+    # The biases of the 5 x 5 tokens |Δ| < 3, or a dense product, which is faster when T is small.
+    (dict(type='AFTLocal', window=3, rank=16), PROJECTIONS + 25 * T * D + GATE, DENSE),
+    (dict(type='AFTLocalNormalized', window=3, rank=16), PROJECTIONS + 25 * T * D + GATE, DENSE),
+    # Six sources, 4 in the row above and 2 in the own one; doubling needs fewer additions.
+    (dict(type='AFTWindow', window=(4, 4)), PROJECTIONS + 2 * (1 + 2) * T * D + GATE,
+     PROJECTIONS + 2 * (1 + 5) * T * D + GATE),
+])
+def test_flops_of_a_window_are_between_bounds(mixer, least, most):
+    module = MODELS.build(
+        dict(mixer, type=f"aft_mm.{mixer['type']}", embed_dims=D, grid=GRID))
+    counted = analyse(module, (T, D))
+
+    assert counted['uncounted'] == {}
+    assert least < counted['flops'] < 1.08 * most
+
+
+def test_parameters_and_activations_of_a_known_network():
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+            self.fc = torch.nn.Linear(8, 5)
+
+        def forward(self, x):
+            x = self.conv(x).sigmoid()
+            return self.fc(x.flatten(2).transpose(1, 2)).softmax(-1)
+
+    counted = analyse(Network(), (3, 7, 4))
+    assert counted['parameters'] == 3 * 8 * 9 + 8 + 8 * 5 + 5
+    assert counted['flops'] == 28 * (8 * 27 + 8 + 8 * 5 + 5 * 5)
+    assert counted['activations'] == 28 * (8 + 8 + 5 + 5)
+
+
+def test_unknown_operators_are_reported():
+    class Network(torch.nn.Module):
+        def forward(self, x):
+            return torch.erfinv(x)
+
+    assert analyse(Network(), (4, ))['uncounted'] == {'aten::erfinv': 1}
+
+
+def test_shape_is_that_of_the_config_or_the_one_given():
+    default, larger = analyse_config(QUICKSTART), analyse_config(QUICKSTART, (16, 24))
+
+    assert default['shape'] == (1, 8, 8) and larger['shape'] == (1, 16, 24)
+    assert larger['parameters'] == default['parameters']
+    # Six times the tokens: linear in them but for the kernel, larger than the grid of 4 x 4.
+    assert 5.9 < larger['flops'] / default['flops'] < 8
+
+
+def test_model_complexity_writes_its_table(tmp_path):
+    done = run('model_complexity.py', QUICKSTART, '--json', tmp_path / 'counts.json')
+
+    assert done.returncode == 0, done.stderr
+    assert QUICKSTART.stem in done.stdout and 'Not counted' not in done.stdout
+    (counts, ) = json.loads((tmp_path / 'counts.json').read_text())
+    assert sum(counts['flops_by_operator'].values()) == counts['flops']
+    assert counts['flops_by_module'][''] == counts['flops']
+    assert counts['flops_by_module']['head.fc'] == 64 * 10
+
+
+def test_print_config_fills_in_what_is_inherited_and_overridden():
+    done = run('print_config.py', QUICKSTART, '--cfg-options', 'train_cfg.max_epochs=7')
+
+    assert done.returncode == 0, done.stderr
+    printed = Config.fromstring(done.stdout, '.py')
+    assert printed.train_cfg.max_epochs == 7
+    assert printed.default_scope == 'mmpretrain' and '_base_' not in printed
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """The quickstart model with biases that are not 0, saved as a checkpoint."""
+    config = Config.fromfile(QUICKSTART)
+    init_default_scope(config.default_scope)
+    torch.manual_seed(0)
+    model = MODELS.build(config.model)
+    for layer in model.backbone.layers:
+        torch.nn.init.constant_(layer.token_mixer.pos_bias.gamma, 1.0)
+    torch.save(dict(meta={}, state_dict=model.state_dict()), tmp_path / 'model.pth')
+    return tmp_path / 'model.pth'
+
+
+def test_plot_position_bias_draws_every_layer(checkpoint, tmp_path):
+    done = run('plot_position_bias.py', QUICKSTART, checkpoint, '--out', tmp_path / 'bias.png')
+
+    assert done.returncode == 0, done.stderr
+    assert '4 layers drawn to' in done.stdout
+    image = matplotlib.image.imread(tmp_path / 'bias.png')[..., :3]
+    red, blue = image[..., 0] - image[..., 2] > 0.3, image[..., 2] - image[..., 0] > 0.3
+    assert red.mean() > 0.01 and blue.mean() > 0.01
+
+
+def test_plot_position_bias_refuses_a_model_without_one(tmp_path):
+    config = Config.fromfile(QUICKSTART)
+    config.model.backbone.token_mixer = dict(type='aft_mm.AFTSimple')
+    config.dump(tmp_path / 'simple.py')
+    init_default_scope(config.default_scope)
+    torch.save(dict(state_dict=MODELS.build(config.model).state_dict()), tmp_path / 'simple.pth')
+    done = run('plot_position_bias.py', tmp_path / 'simple.py', tmp_path / 'simple.pth', '--out',
+               tmp_path / 'bias.png')
+
+    assert done.returncode != 0
+    assert 'no token mixer with a position bias' in done.stderr
+    assert not (tmp_path / 'bias.png').exists()
