@@ -116,7 +116,7 @@ def test_name_says_the_ablation(name):
     if field['what'] in ABLATIONS:
         assert ABLATIONS[field['what']].items() <= dict(mixer).items()
     else:
-        assert field['what'] in (None, 'from-deit')
+        assert field['what'] in (None, 'from-deit', 'pickle')
         assert mixer.get('rank', 128) and set(mixer) <= {'type', 'rank', 'num_heads', 'kernel_size'}
     assert bool(load(name).load_from) == (field['what'] == 'from-deit')
 
@@ -136,7 +136,10 @@ def test_name_says_the_schedule(name):
 
 @every_leaf
 def test_name_says_the_data(name, monkeypatch):
-    kind, folder, _, num_classes = DATA[fields(name)['data']]
+    field = fields(name)
+    kind, folder, _, num_classes = DATA[field['data']]
+    if field['what'] == 'pickle':
+        kind = 'CIFAR10'
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
     config = Config.fromfile(LEAVES[name])
 
@@ -145,7 +148,8 @@ def test_name_says_the_data(name, monkeypatch):
     for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
         assert loader.dataset.type == kind
         assert loader.dataset.get('data_root') == (folder and f'data/{folder}')
-        DATASETS.get('mmpretrain.ImageNet' if kind == 'ImageNet' else kind)
+        assert not loader.dataset.get('download', kind == 'CIFAR10')
+        assert DATASETS.get(kind if '.' in kind else f'mmpretrain.{kind}')
 
 
 @every_leaf
@@ -295,6 +299,7 @@ def test_learning_rate_warms_up_for_five_epochs():
     rates = []
     for _ in range(300 * epoch_length):
         rates.append(optimizer.param_groups[0]['lr'])
+        optimizer.step()
         for scheduler in schedulers:
             scheduler.step()
 
@@ -317,3 +322,12 @@ def test_metafile_lists_every_leaf_and_its_parameters():
 def test_readme_links_every_leaf():
     linked = re.findall(r'\(([\w.-]+)\.py\)', (TASK / 'README.md').read_text())
     assert set(linked) == set(LEAVES)
+
+
+def test_example_of_the_documentation_builds(tmp_path):
+    (example, ) = re.findall('```python\n(.*?)```', (ROOT / 'docs/configs.md').read_text(), re.S)
+    (tmp_path / 'example.py').write_text(example)
+    config = Config.fromfile(tmp_path / 'example.py')
+    init_default_scope(config.default_scope)
+    model = MODELS.build(config.model)
+    assert model(torch.randn(1, 3, 224, 224)).shape == (1, 1000)

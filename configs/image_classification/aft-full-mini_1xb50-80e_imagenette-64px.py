@@ -13,4 +13,4 @@ model = dict(
         position_embedding=True))
 
 train_dataloader = dict(batch_size=50)
-train_cfg = dict(max_epochs=60)
+train_cfg = dict(max_epochs=80)

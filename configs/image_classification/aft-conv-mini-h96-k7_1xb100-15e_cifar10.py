@@ -9,7 +9,7 @@ model = dict(
     backbone=dict(
         img_size=32,
         patch_size=4,
-        token_mixer=dict(type='aft_mm.AFTConv', num_heads=128, kernel_size=7),
+        token_mixer=dict(type='aft_mm.AFTConv', num_heads=96, kernel_size=7),
         position_embedding=False))
 
 train_dataloader = dict(batch_size=100)
