@@ -189,8 +189,14 @@ def test_only_matrices_of_layers_are_decayed(name):
 def test_hooks_build(name):
     config = load(name)
     init_default_scope(config.default_scope)
-    hooks = [type(HOOKS.build(hook)).__name__ for hook in config.get('custom_hooks', [])]
+    ours = [hook for hook in config.default_hooks.values() if hook.type.startswith('aft_mm.')]
+    built = ours + config.get('custom_hooks', [])
+    hooks = [type(HOOKS.build(hook)).__name__ for hook in built]
     what = fields(name)['what']
+
+    # Truncated images stop a run, and a resumed run repeats the unkilled one.
+    assert {'CheckImagesHook', 'EpochSeedHook'} <= set(hooks)
+    assert not config.train_dataloader.persistent_workers
 
     assert ('EMAHook' in hooks) == (fields(name)['data'] == 'in1k')
     assert ('RegularizationHook' in hooks) == (what == 'entropy')

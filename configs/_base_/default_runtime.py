@@ -10,6 +10,10 @@ default_hooks = dict(
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=3),
     sampler_seed=dict(type='DistSamplerSeedHook'),
+    # A resumed run draws the random numbers of the run that was never killed.
+    epoch_seed=dict(type='aft_mm.EpochSeedHook'),
+    # A truncated image stops the run before its first iteration.
+    check_images=dict(type='aft_mm.CheckImagesHook'),
     visualization=dict(type='VisualizationHook', enable=False))
 
 env_cfg = dict(

@@ -2,8 +2,8 @@
 
 `kernels`: AFT-conv for kernels 3 to 27 on a 14×14 grid, as multiples of kernel 11: a cliff would
 stand out.
-`local`: causal AFT-local (T = 3072, D = 256, window 256, batch 2) in blocks against its dense masked
-form and torch's causal scaled_dot_product_attention, and its safe path against the fast one.
+`local`: causal AFT-local (T = 3072, D = 256, window 256, batch 2) in blocks against its dense
+masked form and torch's scaled_dot_product_attention, and its safe path against the fast one.
 
     python tools/benchmarks/op_speed.py kernels local --json out.json
 

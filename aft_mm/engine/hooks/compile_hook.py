@@ -18,13 +18,14 @@ class CompileHook(Hook):
 
     Args:
         module: Attribute of the model to compile.
-        **kwargs: Those of ``torch.compile``, such as ``backend`` or ``mode``. ``fullgraph`` is True
-            unless given, so that a graph break is an error.
+        **kwargs: Those of ``torch.compile``, such as ``backend`` or ``mode``. Unless given,
+            ``fullgraph`` is True, so that a graph break is an error, and ``dynamic`` is False: an
+            image size is a graph, because torch 2.11 cannot trace ``torch.cond`` for a symbolic one.
     """
 
     def __init__(self, module: str = 'backbone', **kwargs) -> None:
         self.module = module
-        self.kwargs = {'fullgraph': True, **kwargs}
+        self.kwargs = {'fullgraph': True, 'dynamic': False, **kwargs}
 
     def before_run(self, runner: Runner) -> None:
         """Compile before anything else of the run; weights are loaded in place later."""
