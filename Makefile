@@ -33,4 +33,4 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) work_dirs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
