@@ -35,9 +35,9 @@ setup(
             'mmcv>=2.1,<2.2', 'mmdet>=3.3,<3.4', 'mmsegmentation>=1.2,<1.3', 'ftfy', 'regex'
         ],
         'tracking': ['tensorboard'],
-        'bench': ['timm', 'psutil'],
+        'bench': ['timm'],
         'docs': ['sphinx', 'myst-parser'],
-        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', 'psutil', 'tensorboard'],
+        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', 'tensorboard'],
     },
     classifiers=[
         'Programming Language :: Python :: 3',

@@ -231,11 +231,9 @@ def _causal_sums(key: Tensor, value: Tensor, band: Band) -> Sums:
     blocks = _split(key, block, -torch.inf), _split(value, block)
     result = _diagonal_sums(*blocks, band.tiles[:, :, own:])
     if own:
-        earlier = (
-            _neighbours(x, block, band.before, 0, fill)[:, :own]
-            for x, fill in ((key, -torch.inf), (value, 0.0))
-        )
-        result = merge(result, _tile_product(*earlier, band.tiles[:, :, :own]))
+        keys = _neighbours(key, block, band.before, 0, -torch.inf)[:, :own]
+        values = _neighbours(value, block, band.before, 0)[:, :own]
+        result = merge(result, _tile_product(keys, values, band.tiles[:, :, :own]))
     if band.far:
         result = merge(result, _far_sums(reduce(*blocks, 1), band))
     return Sums(*(part.flatten(0, 1)[:tokens] for part in result))

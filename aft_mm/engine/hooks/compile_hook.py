@@ -19,8 +19,8 @@ class CompileHook(Hook):
     Args:
         module: Attribute of the model to compile.
         **kwargs: Those of ``torch.compile``, such as ``backend`` or ``mode``. Unless given,
-            ``fullgraph`` is True, so that a graph break is an error, and ``dynamic`` is False: an
-            image size is a graph, because torch 2.11 cannot trace ``torch.cond`` for a symbolic one.
+            ``fullgraph`` is True, so that a graph break is an error, and ``dynamic`` is False, a
+            graph per image size: torch 2.11 cannot trace ``torch.cond`` for a symbolic one.
     """
 
     def __init__(self, module: str = 'backbone', **kwargs) -> None:
