@@ -65,3 +65,12 @@ val_evaluator = dict(type='Accuracy', topk=(1, 5))
 # The labels of the test split are not public: test on val, as everybody does.
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
+
+# `tools/test.py --tta`: the mean of the scores of an image and its mirror image.
+tta_model = dict(type='AverageClsScoreTTA')
+tta_pipeline = test_pipeline[:-1] + [
+    dict(
+        type='TestTimeAug',
+        transforms=[[dict(type='RandomFlip', prob=0.0),
+                     dict(type='RandomFlip', prob=1.0)], [dict(type='PackInputs')]])
+]
