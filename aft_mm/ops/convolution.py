@@ -19,7 +19,7 @@ from torch import Tensor
 from .conv_exact import outside_sums
 from .geometry import past_kernel
 from .library import exact_conv, opaque_exact_conv
-from .sums import FAST_BIAS_SPREAD, FAST_SPREAD, choose, column_shift, mean, spread
+from .sums import FAST_BIAS_SPREAD, FAST_SPREAD, choose, column_shift, mean_in_place, spread
 
 # The difference form loses a factor e^−w of precision: 3 nats keep 5 of float32's 7 digits.
 DIFFERENCE_LOWEST_BIAS = -3.0
@@ -111,4 +111,4 @@ def _convolved_mean(key, value, kernel, background, grid, visible) -> Tensor:
         if background is not None:
             convolved += background(x)
         sums.append(convolved.flatten(1, -2).unflatten(-1, (heads, -1)))
-    return mean(*sums).flatten(2)
+    return mean_in_place(*sums).flatten(2)

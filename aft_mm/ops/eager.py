@@ -29,6 +29,7 @@ from .sums import (
     mean,
     merge,
     prefix,
+    product_in_place,
     sliding,
     spread,
 )
@@ -53,7 +54,7 @@ def hide(
 def apply_gate(query: Tensor | None, mixed: Tensor, gate: str, dtype: torch.dtype) -> Tensor:
     """``g(q) ⊙ mixed`` in the output type."""
     if gate != 'none':
-        mixed = GATES[gate](query.to(mixed.dtype)) * mixed
+        mixed = product_in_place(GATES[gate](query.to(mixed.dtype)), mixed)
     return mixed.to(dtype)
 
 

@@ -51,7 +51,7 @@ def lowest(dtype: torch.dtype) -> float:
 def spread(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """Largest minus smallest visible key along `dim`, for the worst column; −inf is hidden."""
     key = key.detach()
-    low = key.masked_fill(key == -torch.inf, torch.inf).amin(dim)
+    low = key.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf).amin(dim)
     # Columns in which every key is hidden give −inf and do not count.
     return (key.amax(dim) - low).amax().clamp_min(0)
 
@@ -177,4 +177,18 @@ def total(x: Summable, dim: int) -> Summable:
 
 def mean(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Numerator over denominator, 0 where nothing was seen."""
-    return numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
+    return numerator * _inverse(denominator)
+
+
+def mean_in_place(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """:func:`mean` over a numerator that nobody else holds; see :func:`product_in_place`."""
+    return product_in_place(numerator, _inverse(denominator))
+
+
+def product_in_place(x: Tensor, factor: Tensor) -> Tensor:
+    """``x · factor``, written over x without autograd: fresh pages cost more than the product."""
+    return x * factor if torch.is_grad_enabled() else x.mul_(factor)
+
+
+def _inverse(denominator: Tensor) -> Tensor:
+    return denominator.clamp_min(torch.finfo(denominator.dtype).tiny).reciprocal()

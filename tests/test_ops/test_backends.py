@@ -40,3 +40,14 @@ def test_matches_oracle(case, dtype, monkeypatch):
     assert_close(
         run_with_gradients(case, tensors), oracle(case, tensors, monkeypatch), TOLERANCE[dtype]
     )
+
+
+@pytest.mark.parametrize('case', CASES, ids=IDS)
+def test_inference_gives_the_same_and_leaves_its_inputs_alone(case):
+    tensors = [part.detach() for part in case.inputs(dtype=torch.float32)]
+    before = [part.clone() for part in tensors]
+    expected = case(*tensors)
+    with torch.inference_mode():
+        got = case(*tensors)
+    assert torch.equal(got, expected)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
