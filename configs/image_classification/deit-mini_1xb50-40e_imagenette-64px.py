@@ -9,8 +9,8 @@ model = dict(
     backbone=dict(
         img_size=64,
         patch_size=8,
-        token_mixer=dict(type='aft_mm.AFTConv', num_heads=96, kernel_size=7),
-        position_embedding=False))
+        token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=4),
+        position_embedding=True))
 
 train_dataloader = dict(batch_size=50)
-train_cfg = dict(max_epochs=80)
+train_cfg = dict(max_epochs=40)

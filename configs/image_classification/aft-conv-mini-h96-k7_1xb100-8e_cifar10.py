@@ -13,4 +13,4 @@ model = dict(
         position_embedding=False))
 
 train_dataloader = dict(batch_size=100)
-train_cfg = dict(max_epochs=15)
+train_cfg = dict(max_epochs=8)

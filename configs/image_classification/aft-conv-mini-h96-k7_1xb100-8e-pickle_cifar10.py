@@ -1,4 +1,4 @@
-_base_ = './aft-conv-mini-h96-k7_1xb100-15e_cifar10.py'
+_base_ = './aft-conv-mini-h96-k7_1xb100-8e_cifar10.py'
 
 # CIFAR-10 in its python distribution, <data_root>/cifar-10-batches-py/: the whole set only, and
 # each file is held against its published MD5 before it is unpickled.
