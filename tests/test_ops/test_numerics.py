@@ -6,7 +6,9 @@ import torch
 from .cases import CASES, CAUSAL_CASES, IDS, run_with_gradients
 from .test_backends import TOLERANCE, assert_close, oracle
 
-SPIKES = [0, 1, 7, 8, 31, 32, 33, 62]
+# Every offset inside a block of the smallest size, its ends and the last token.
+PLACES = [*range(34), 62]
+DTYPES = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +31,7 @@ def with_key(tensors, key):
     return [tensors[0], key.to(tensors[1].dtype), *tensors[2:]]
 
 
-@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
+@DTYPES
 @pytest.mark.parametrize('case', CASES, ids=IDS)
 def test_huge_keys(case, dtype, monkeypatch):
     tensors = case.inputs(dtype=dtype)
@@ -37,7 +39,7 @@ def test_huge_keys(case, dtype, monkeypatch):
     compare(case, with_key(tensors, 1e4 * signs + tensors[1].detach()), monkeypatch, dtype)
 
 
-@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
+@DTYPES
 @pytest.mark.parametrize('case', CASES, ids=IDS)
 def test_late_spike(case, dtype, monkeypatch):
     tensors = case.inputs(dtype=dtype)
@@ -51,23 +53,25 @@ def test_late_spike(case, dtype, monkeypatch):
     [
         pytest.param(case, place, id=f'{case.name}-{place}')
         for case in CAUSAL_CASES
-        for place in SPIKES
+        for place in PLACES
         if place < case.tokens
     ],
 )
 def test_step_at_every_offset_of_a_block(case, place, monkeypatch):
-    tensors = case.inputs(dtype=torch.float32)
-    key = tensors[1].detach().clone()
-    key[:, place:] += 120
-    compare(case, with_key(tensors, key), monkeypatch)
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = case.inputs(dtype=dtype)
+        key = tensors[1].detach().clone()
+        key[:, place:] += 120
+        compare(case, with_key(tensors, key), monkeypatch, dtype)
 
 
+@DTYPES
 @pytest.mark.parametrize('case', CASES, ids=IDS)
-def test_staircase(case, monkeypatch):
-    tensors = case.inputs(dtype=torch.float32)
+def test_staircase(case, dtype, monkeypatch):
+    tensors = case.inputs(dtype=dtype)
     steps = 120.0 * torch.arange(tensors[1].shape[1]).view(1, -1, 1)
-    compare(case, with_key(tensors, tensors[1].detach() + steps), monkeypatch)
-    compare(case, with_key(tensors, tensors[1].detach() - steps), monkeypatch)
+    compare(case, with_key(tensors, tensors[1].detach() + steps), monkeypatch, dtype)
+    compare(case, with_key(tensors, tensors[1].detach() - steps), monkeypatch, dtype)
 
 
 @pytest.mark.parametrize('case', [c for c in CASES if c.parameters], ids=lambda case: case.name)
@@ -84,10 +88,11 @@ def test_large_bias(case, monkeypatch):
         compare(case, scaled[:3] + big, monkeypatch)
 
 
+@DTYPES
 @pytest.mark.parametrize('case', [c for c in CASES if c.parameters], ids=lambda case: case.name)
-def test_suppressed_spike(case, monkeypatch):
+def test_suppressed_spike(case, dtype, monkeypatch):
     """w = −20 at the token itself under a key of +20: the difference of sums is 0/0 in float32."""
-    tensors = case.inputs(dtype=torch.float32, bias_scale=0.0)
+    tensors = case.inputs(dtype=dtype, bias_scale=0.0)
     key = torch.zeros_like(tensors[1])
     key[:, key.shape[1] // 2] = 20
     bias = [part.detach().clone() for part in tensors[3:]]
@@ -95,7 +100,7 @@ def test_suppressed_spike(case, monkeypatch):
         bias[0].fill_(-20)
     else:
         bias[0][:, 0], bias[1][:, 0] = -20, 1
-    compare(case, with_key(tensors, key)[:3] + bias, monkeypatch)
+    compare(case, with_key(tensors, key)[:3] + bias, monkeypatch, dtype)
 
 
 @pytest.mark.parametrize('key_scale', [1, 1000])
