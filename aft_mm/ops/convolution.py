@@ -16,16 +16,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .conv_exact import outside_sums
+from .conv_exact import exact_conv_mean, outside_sums
 from .geometry import past_kernel
-from .library import exact_conv, opaque_exact_conv
 from .sums import FAST_BIAS_SPREAD, FAST_SPREAD, choose, column_shift, mean_in_place, spread
 
 # The difference form loses a factor e^−w of precision: 3 nats keep 5 of float32's 7 digits.
 DIFFERENCE_LOWEST_BIAS = -3.0
 
 
-def conv_mean(
+def difference_fits(key: Tensor, weight: Tensor, global_connectivity: bool, causal: bool) -> Tensor:
+    """Whether the difference form is exact to tolerance; a lone kernel subtracts nothing."""
+    fits = _one_shift_fits(key, weight, global_connectivity, causal)
+    if not global_connectivity:
+        return fits
+    return fits & (weight.detach().amin() >= DIFFERENCE_LOWEST_BIAS)
+
+
+def difference_mean(
     key: Tensor,
     value: Tensor,
     weight: Tensor,
@@ -34,39 +41,50 @@ def conv_mean(
     causal: bool,
 ) -> Tensor:
     """``Σ W e^k v / Σ W e^k`` [B, T, D] of key [B, T, h], −inf where hidden, value [B, T, D]."""
-    weight = _crop(weight, grid)
-    visible = None
-    if causal:
-        visible = weight.new_tensor(past_kernel(weight.shape[1:])).view(weight.shape[1:])
-    places = dict(grid=grid, visible=visible)
-
-    def difference(key, value, weight):
-        kernel = torch.expm1(weight) if global_connectivity else torch.exp(weight)
-        background = (_running if causal else _everything) if global_connectivity else None
-        return _convolved_mean(key, value, kernel, background, **places)
-
-    def additive(key, value, weight):
-        return _convolved_mean(key, value, torch.exp(weight), _outside_of(weight, causal), **places)
-
-    def exact(key, value, weight):
-        mix = opaque_exact_conv if torch.compiler.is_compiling() else exact_conv
-        return mix(key, value, weight, grid, global_connectivity, causal)
-
-    def additive_or_exact(key, value, weight):
-        return choose(fits, additive, exact, key, value, weight)
-
-    high = weight.detach().amax().clamp_min(0)
-    low = weight.detach().amin().clamp_max(0)
-    fits = spread(key, 1) + high - low <= FAST_SPREAD
     if not global_connectivity:
-        return choose(fits, difference, exact, key, value, weight)
-    if not causal:
-        fits = fits | (high - low <= FAST_BIAS_SPREAD)
-    precise = fits & (low >= DIFFERENCE_LOWEST_BIAS)
-    return choose(precise, difference, additive_or_exact, key, value, weight)
+        return _convolved_mean(key, value, torch.exp(weight), None, grid, causal)
+    background = _running if causal else _everything
+    return _convolved_mean(key, value, torch.expm1(weight), background, grid, causal)
 
 
-def _crop(weight: Tensor, grid: Sequence[int]) -> Tensor:
+def safe_mean(
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    causal: bool,
+) -> Tensor:
+    """The same for any finite key and |w| up to 80: additive where that fits, else exact."""
+
+    def additive(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+        reach = [size // 2 for size in weight.shape[1:]]
+
+        def outside(x: Tensor) -> Tensor:
+            return outside_sums(x, reach, causal)
+
+        return _convolved_mean(key, value, torch.exp(weight), outside, grid, causal)
+
+    def exact(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+        doubles = (part.double() for part in (key, value, weight))
+        return exact_conv_mean(*doubles, grid, global_connectivity, causal).to(value.dtype)
+
+    if not global_connectivity:
+        return exact(key, value, weight)
+    fits = _one_shift_fits(key, weight, global_connectivity, causal)
+    return choose(fits, additive, exact, key, value, weight)
+
+
+def _one_shift_fits(key: Tensor, weight: Tensor, global_connectivity: bool, causal: bool) -> Tensor:
+    weight = weight.detach()
+    bias_spread = weight.amax().clamp_min(0) - weight.amin().clamp_max(0)
+    fits = spread(key, 1) + bias_spread <= FAST_SPREAD
+    if global_connectivity and not causal:  # every row sees the largest key
+        fits = fits | (bias_spread <= FAST_BIAS_SPREAD)
+    return fits
+
+
+def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
     """Leave out kernel entries that no pair of tokens on the grid can reach."""
     for dim, length in enumerate(grid, start=1):
         extra = max(0, weight.shape[dim] // 2 - (length - 1))
@@ -93,14 +111,18 @@ def _running(x: Tensor) -> Tensor:
     return x.flatten(1, -2).cumsum(1).view_as(x)
 
 
-def _outside_of(weight: Tensor, causal: bool) -> Callable[[Tensor], Tensor]:
-    reach = [size // 2 for size in weight.shape[1:]]
-    return lambda x: outside_sums(x, reach, causal)
-
-
-def _convolved_mean(key, value, kernel, background, grid, visible) -> Tensor:
-    if visible is not None:
-        kernel = kernel * visible
+def _convolved_mean(
+    key: Tensor,
+    value: Tensor,
+    kernel: Tensor,
+    background: Callable[[Tensor], Tensor] | None,
+    grid: Sequence[int],
+    causal: bool,
+) -> Tensor:
+    """Convolutions of ``e^k v`` and ``e^k``, each plus its background, and their quotient."""
+    if causal:
+        sizes = kernel.shape[1:]
+        kernel = kernel * kernel.new_tensor(past_kernel(sizes)).view(sizes)
     heads = key.shape[-1]
     exp_key = torch.exp(key - column_shift(key, 1))
     terms = exp_key.unsqueeze(-1) * value.unflatten(-1, (heads, -1))

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from .blocks import Band, dense_band, local_band, normalized_mean, weighted_mean
-from .convolution import conv_mean
+from .convolution import crop_kernel, difference_fits, difference_mean, safe_mean
 from .geometry import Window, as_pair
+from .library import opaque_safe_mean
 from .reference import GATES
 from .sums import (
     FAST_SPREAD,
@@ -119,8 +120,17 @@ def aft_conv(
     """O(T·K·D) time: depthwise convolutions with exp(w) − 1 plus global sums (`convolution.py`)."""
     dtype = value.dtype
     key, value = hide(key, value, key_mask)
-    mixed = conv_mean(key, value, weight.to(key.dtype), grid, global_connectivity, causal)
-    return apply_gate(query, mixed, gate, dtype)
+    weight = crop_kernel(weight.to(key.dtype), grid)
+
+    def fast(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+        return difference_mean(key, value, weight, grid, global_connectivity, causal)
+
+    def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+        mix = opaque_safe_mean if torch.compiler.is_compiling() else safe_mean
+        return mix(key, value, weight, grid, global_connectivity, causal)
+
+    fits = difference_fits(key, weight, global_connectivity, causal)
+    return apply_gate(query, choose(fits, fast, safe, key, value, weight), gate, dtype)
 
 
 def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:

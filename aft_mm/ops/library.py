@@ -1,7 +1,7 @@
 """The torch.library boundary: operations that torch.compile must not look into.
 
-The exact convolution takes thousands of small operations for a large kernel: traced, they would
-make a graph that takes minutes to compile, for a path that is hardly ever taken.
+The safe path of the convolution takes thousands of small operations for a large kernel: traced,
+they would make a graph that takes minutes to compile, for a path that is hardly ever taken.
 """
 
 from collections.abc import Sequence
@@ -9,17 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .conv_exact import exact_conv_mean
+from .convolution import safe_mean
 
 
-def exact_conv(key: Tensor, value: Tensor, weight: Tensor, *options) -> Tensor:
-    """:func:`exact_conv_mean` in float64, returned in the type of value."""
-    doubles = (part.double() for part in (key, value, weight))
-    return exact_conv_mean(*doubles, *options).to(value.dtype)
-
-
-@torch.library.custom_op('aft_mm::exact_conv', mutates_args=())
-def opaque_exact_conv(
+@torch.library.custom_op('aft_mm::safe_conv_mean', mutates_args=())
+def opaque_safe_mean(
     key: Tensor,
     value: Tensor,
     weight: Tensor,
@@ -27,12 +21,12 @@ def opaque_exact_conv(
     global_connectivity: bool,
     causal: bool,
 ) -> Tensor:
-    """:func:`exact_conv` as one node of a graph."""
-    return exact_conv(key, value, weight, grid, global_connectivity, causal)
+    """:func:`safe_mean` as one node of a graph."""
+    return safe_mean(key, value, weight, grid, global_connectivity, causal)
 
 
-@torch.library.custom_op('aft_mm::exact_conv_backward', mutates_args=())
-def _exact_conv_backward(
+@torch.library.custom_op('aft_mm::safe_conv_mean_backward', mutates_args=())
+def _opaque_safe_mean_backward(
     gradient: Tensor,
     key: Tensor,
     value: Tensor,
@@ -43,17 +37,17 @@ def _exact_conv_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     # An operator runs below autograd; torch.func differentiates there all the same.
     def forward(*leaves: Tensor) -> Tensor:
-        return exact_conv(*leaves, grid, global_connectivity, causal)
+        return safe_mean(*leaves, grid, global_connectivity, causal)
 
     return torch.func.vjp(forward, key, value, weight)[1](gradient)
 
 
-@opaque_exact_conv.register_fake
+@opaque_safe_mean.register_fake
 def _(key, value, weight, grid, global_connectivity, causal):
     return torch.empty_like(value, memory_format=torch.contiguous_format)
 
 
-@_exact_conv_backward.register_fake
+@_opaque_safe_mean_backward.register_fake
 def _(gradient, key, value, weight, grid, global_connectivity, causal):
     return tuple(map(torch.empty_like, (key, value, weight)))
 
@@ -64,7 +58,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, gradient: Tensor):
-    return *_exact_conv_backward(gradient, *ctx.saved_tensors, *ctx.options), None, None, None
+    return *_opaque_safe_mean_backward(gradient, *ctx.saved_tensors, *ctx.options), None, None, None
 
 
-opaque_exact_conv.register_autograd(_backward, setup_context=_setup_context)
+opaque_safe_mean.register_autograd(_backward, setup_context=_setup_context)
