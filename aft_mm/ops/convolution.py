@@ -66,8 +66,8 @@ def safe_mean(
         return _convolved_mean(key, value, torch.exp(weight), outside, grid, causal)
 
     def exact(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        doubles = (part.double() for part in (key, value, weight))
-        return exact_conv_mean(*doubles, grid, global_connectivity, causal).to(value.dtype)
+        places = (grid, global_connectivity, causal)
+        return exact_conv_mean(key.double(), value.double(), weight.double(), *places).to(key.dtype)
 
     if not global_connectivity:
         return exact(key, value, weight)

@@ -36,8 +36,8 @@ def _opaque_safe_mean_backward(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     # An operator runs below autograd; torch.func differentiates there all the same.
-    def forward(*leaves: Tensor) -> Tensor:
-        return safe_mean(*leaves, grid, global_connectivity, causal)
+    def forward(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+        return safe_mean(key, value, weight, grid, global_connectivity, causal)
 
     return torch.func.vjp(forward, key, value, weight)[1](gradient)
 
