@@ -127,18 +127,6 @@ def _future(tokens: int, device: torch.device) -> Tensor:
     return torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
 
 
-def _bias_spread(band: Band) -> Tensor:
-    """The range of w that one common shift must bridge: per row, with 0 where far tokens count."""
-    tiles = [tile.detach() for tile in band.tiles.values()]
-    high = [tile.amax(2) for tile in tiles]
-    low = [tile.masked_fill(tile == -torch.inf, torch.inf).amin(2) for tile in tiles]
-    if band.far:
-        return torch.stack([h.amax() for h in high]).amax().clamp_min(0) - torch.stack(
-            [part.amin() for part in low]
-        ).amin().clamp_max(0)
-    return (torch.stack(high).amax(0) - torch.stack(low).amin(0)).amax()
-
-
 def _split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
     """[T, C] as blocks [n, c, C]."""
     count = -(-len(x) // block)

@@ -176,19 +176,21 @@ def total(x: Summable, dim: int) -> Summable:
 
 
 def mean(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Numerator over denominator, 0 where nothing was seen."""
-    return numerator * _inverse(denominator)
+    """Numerator over denominator, 0 where nothing was seen.
+
+    A quotient, not a product with the reciprocal: its gradient squares 1 / denominator, which
+    overflows long before the quotient's does.
+    """
+    return numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
 
 
 def mean_in_place(numerator: Tensor, denominator: Tensor) -> Tensor:
     """:func:`mean` over a numerator that nobody else holds; see :func:`product_in_place`."""
-    return product_in_place(numerator, _inverse(denominator))
+    if torch.is_grad_enabled():
+        return mean(numerator, denominator)
+    return numerator.div_(denominator.clamp_min(torch.finfo(denominator.dtype).tiny))
 
 
 def product_in_place(x: Tensor, factor: Tensor) -> Tensor:
     """``x · factor``, written over x without autograd: fresh pages cost more than the product."""
     return x * factor if torch.is_grad_enabled() else x.mul_(factor)
-
-
-def _inverse(denominator: Tensor) -> Tensor:
-    return denominator.clamp_min(torch.finfo(denominator.dtype).tiny).reciprocal()

@@ -65,6 +65,30 @@ def test_step_at_every_offset_of_a_block(case, place, monkeypatch):
         compare(case, with_key(tensors, key), monkeypatch, dtype)
 
 
+@pytest.mark.parametrize('step', [40, 55, 62, 66, 69, 71, -40, -55, -62, -69, -71])
+@pytest.mark.parametrize('case', CASES, ids=IDS)
+def test_both_sides_of_the_limit_of_the_fast_path(case, step, monkeypatch):
+    """Denominators of e^-70 are allowed there, and their gradients must not overflow."""
+    tensors = case.inputs(dtype=torch.float32)
+    key = tensors[1].detach().clone()
+    key[:, key.shape[1] // 2 :] += step
+    compare(case, with_key(tensors, key), monkeypatch)
+
+
+@pytest.mark.parametrize('size', [-2.9, -3.1, 25, -25, 29, 31])
+@pytest.mark.parametrize('spike', [0, 50])
+@pytest.mark.parametrize(
+    'case', [c for c in CASES if len(c.parameters) == 1], ids=lambda case: case.name
+)
+def test_both_sides_of_the_limit_of_the_bias(case, spike, size, monkeypatch):
+    tensors = case.inputs(dtype=torch.float32)
+    bias = tensors[3].detach()
+    bias = size * bias.sign() if abs(size) > 3 and size != -3.1 else bias.abs().clamp_max(1) * size
+    key = tensors[1].detach().clone()
+    key[:, key.shape[1] // 2] += spike
+    compare(case, with_key(tensors, key)[:3] + [bias], monkeypatch)
+
+
 @DTYPES
 @pytest.mark.parametrize('case', CASES, ids=IDS)
 def test_staircase(case, dtype, monkeypatch):
