@@ -73,15 +73,26 @@ def check_tokens(
         )
 
 
-def check_step(query: Tensor | None, key: Tensor, value: Tensor, gate: str, buffer: Tensor) -> None:
-    """Check one token: query and value [B, D] and key [B, channels] for a state of [B, n, D]."""
+def check_step(
+    query: Tensor | None, key: Tensor, value: Tensor, gate: str, keys: Tensor, values: Tensor
+) -> None:
+    """Check one token [B, channels] against the buffers of the state, [B, n, channels] each."""
     check_choice('gate', gate, GATES)
     _check_query(query, value, gate)
-    batch, channels = buffer.shape[0], buffer.shape[2]
-    if value.shape != (batch, channels) or key.dim() != 2 or len(key) != batch:
+    allowed = (keys.shape[0], keys.shape[2]), (values.shape[0], values.shape[2])
+    if (key.shape, value.shape) != allowed:
         raise ValueError(
-            f'key and value of a step must be [B, channels] with the state for B={batch}, '
-            f'D={channels}, got {list(key.shape)} and {list(value.shape)}'
+            f'key and value of a step must be {list(allowed[0])} and {list(allowed[1])} as the '
+            f'state was made for, got {list(key.shape)} and {list(value.shape)}'
+        )
+
+
+def check_buffer(size: int, needed: int) -> None:
+    """Check that the buffer of a state is that of the window, kernel and grid of the step."""
+    if size != needed:
+        raise ValueError(
+            f'state must be made with the window, kernel_size and grid of the step, which need '
+            f'{needed} tokens, but it holds {size}'
         )
 
 
@@ -89,9 +100,10 @@ def check_grid(grid: Sequence[int] | None, tokens: int, dims: Sequence[int]) -> 
     """Check that `grid` has an allowed number of dimensions and holds `tokens` tokens."""
     if grid is None:
         return
-    if len(grid) not in dims or any(size < 1 for size in grid):
+    sizes = grid if isinstance(grid, Sequence) else ()
+    if len(sizes) not in dims or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ValueError(
-            f'grid must have {" or ".join(map(str, dims))} positive sizes, got {tuple(grid)}'
+            f'grid must have {" or ".join(map(str, dims))} positive sizes, got {grid!r}'
         )
     if math.prod(grid) != tokens:
         raise ValueError(
@@ -100,7 +112,7 @@ def check_grid(grid: Sequence[int] | None, tokens: int, dims: Sequence[int]) -> 
 
 
 def _sizes(window: Window, grid: Sequence[int] | None) -> Sequence[int]:
-    sizes = (window,) if isinstance(window, int) else tuple(window)
+    sizes = tuple(window) if isinstance(window, Sequence) else (window,)
     flat = grid is None or len(grid) == 1
     if len(sizes) > (1 if flat else 2) or not sizes or not all(isinstance(s, int) for s in sizes):
         allowed = 'an int' if flat else 'an int or a pair of ints'
@@ -157,4 +169,4 @@ def check_kernel(kernel: Sequence[int], grid: Sequence[int]) -> None:
             f'{tuple(grid)}, got kernel {tuple(kernel)}'
         )
     if any(size % 2 == 0 for size in kernel):
-        raise ValueError(f'every kernel size must be odd, got {tuple(kernel)}')
+        raise ValueError(f'weight must have odd kernel sizes, got {tuple(kernel)}')

@@ -63,7 +63,7 @@ def _channels(key: Tensor, value: Tensor) -> Tensor:
 def _push(
     state: StepState, key: Tensor, value: Tensor, keep_sums: bool
 ) -> tuple[StepState, Tensor]:
-    """Store the token; what it overwrites joins the sums. Also the token index of every slot."""
+    """Store the token; what it overwrites joins the sums. Also the token of every used slot."""
     size = state.keys.shape[1]
     slot = state.position % size
     sums = state.sums
@@ -71,8 +71,10 @@ def _push(
         old = state.values[:, slot : slot + 1]
         sums = merge(sums, leaf(_channels(state.keys[:, slot : slot + 1], old), old))
     state.keys[:, slot], state.values[:, slot] = key, value
-    ages = (state.position - torch.arange(size, device=key.device)) % size
-    return StepState(sums, state.keys, state.values, state.position + 1), state.position - ages
+    position = state.position + 1
+    slots = torch.arange(min(position, size), device=key.device)
+    tokens = state.position - (state.position - slots) % size
+    return StepState(sums, state.keys, state.values, position), tokens
 
 
 def _weighted_step(
@@ -85,12 +87,13 @@ def _weighted_step(
     far: bool,
 ) -> tuple[Tensor, StepState]:
     """A token with the bias ``bias_of(t, tokens)`` [n] or [n, h]; `far`: W = 1 past the buffer."""
-    checks.check_step(query, key, value, gate, state.values)
+    checks.check_step(query, key, value, gate, state.keys, state.values)
     target = torch.tensor(state.position, device=key.device)
     state, tokens = _push(state, key, value, keep_sums=far)
-    bias = bias_of(target, tokens.clamp_min(0)).to(state.keys.dtype)
-    logits = _channels(state.keys + (bias if bias.dim() == 2 else bias[:, None]), state.values)
-    result = reduce(logits, state.values, 1)
+    keys, values = state.keys[:, : len(tokens)], state.values[:, : len(tokens)]
+    bias = bias_of(target, tokens).to(keys.dtype)
+    logits = _channels(keys + (bias if bias.dim() == 2 else bias[:, None]), values)
+    result = reduce(logits, values, 1)
     if far:
         result = merge(result, state.sums)
     mixed = mean(result.numerator, result.denominator).squeeze(1)
@@ -108,6 +111,7 @@ def aft_simple_init_state(
     return _init_state(batch_size, embed_dims, 0, device, dtype)
 
 
+@torch.no_grad()
 def aft_simple_step(
     state: StepState,
     query: Tensor | None,
@@ -119,7 +123,7 @@ def aft_simple_step(
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_simple` at constant cost."""
     checks.check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
-    checks.check_step(query, key, value, gate, state.values)
+    checks.check_step(query, key, value, gate, state.keys, state.values)
     dtype = state.values.dtype
     wide_key, wide_value = key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1)
     if key_function == 'relu':
@@ -144,6 +148,7 @@ def aft_full_init_state(
     return _init_state(batch_size, embed_dims, num_tokens, device, dtype)
 
 
+@torch.no_grad()
 def aft_full_step(
     state: StepState,
     query: Tensor | None,
@@ -172,9 +177,12 @@ def aft_local_init_state(
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
     """A buffer as long as the window reaches back in raster order, and running sums."""
+    return _init_state(batch_size, embed_dims, _local_size(window, grid), device, dtype)
+
+
+def _local_size(window: Window, grid: Sequence[int] | None) -> int:
     checks.check_window(window, grid)
-    size = max(near_radius(window, grid), 0) + 1
-    return _init_state(batch_size, embed_dims, size, device, dtype)
+    return max(near_radius(window, grid), 0) + 1
 
 
 def _near_row(pos_u, pos_v, window, grid, outside: float):
@@ -185,6 +193,7 @@ def _near_row(pos_u, pos_v, window, grid, outside: float):
     return row
 
 
+@torch.no_grad()
 def aft_local_step(
     state: StepState,
     query: Tensor | None,
@@ -199,6 +208,7 @@ def aft_local_step(
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_local`; pos_u and pos_v are the whole factors [T, d']."""
     _check_position(state, len(pos_u))
+    checks.check_buffer(state.keys.shape[1], _local_size(window, grid))
     row = _near_row(pos_u, pos_v, window, grid, outside=0.0)
     return _weighted_step(state, query, key, value, row, gate, far=True)
 
@@ -214,14 +224,20 @@ def aft_conv_init_state(
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
     """A buffer as long as the kernel reaches back in raster order, and running sums."""
-    checks.check_kernel(kernel_size, grid)
+    size = _conv_size(kernel_size, grid)
+    return _init_state(batch_size, embed_dims, size, device, dtype, num_heads)
+
+
+def _conv_size(kernel: Sequence[int], grid: Sequence[int]) -> int:
+    checks.check_kernel(kernel, grid)
     reach, stride = 0, 1
-    for size, length in zip(reversed(kernel_size), reversed(grid), strict=True):
+    for size, length in zip(reversed(kernel), reversed(grid), strict=True):
         reach += min(size // 2, length - 1) * stride
         stride *= length
-    return _init_state(batch_size, embed_dims, reach + 1, device, dtype, num_heads)
+    return reach + 1
 
 
+@torch.no_grad()
 def aft_conv_step(
     state: StepState,
     query: Tensor | None,
@@ -235,6 +251,7 @@ def aft_conv_step(
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_conv`; key [B, h], weight [h, *kernel]."""
     _check_position(state, math.prod(grid))
+    checks.check_buffer(state.keys.shape[1], _conv_size(weight.shape[1:], grid))
     outside = 0.0 if global_connectivity else -torch.inf
 
     def row(target: Tensor, source: Tensor) -> Tensor:
@@ -255,15 +272,18 @@ def aft_window_init_state(
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
     """A buffer as long as the hard window reaches back in raster order."""
+    return _init_state(batch_size, embed_dims, _window_size(window, grid), device, dtype)
+
+
+def _window_size(window: Window, grid: Sequence[int] | None) -> int:
     checks.check_hard_window(window, grid)
     if grid is None or len(grid) == 1:
-        size = window if isinstance(window, int) else window[0]
-    else:
-        rows, columns = (half // 2 - 1 for half in as_pair(window))
-        size = min(rows, grid[0] - 1) * grid[1] + min(columns, grid[1] - 1) + 1
-    return _init_state(batch_size, embed_dims, size, device, dtype)
+        return window if isinstance(window, int) else window[0]
+    rows, columns = (half // 2 - 1 for half in as_pair(window))
+    return min(rows, grid[0] - 1) * grid[1] + min(columns, grid[1] - 1) + 1
 
 
+@torch.no_grad()
 def aft_window_step(
     state: StepState,
     query: Tensor | None,
@@ -275,6 +295,7 @@ def aft_window_step(
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_window`."""
+    checks.check_buffer(state.keys.shape[1], _window_size(window, grid))
 
     def row(target: Tensor, source: Tensor) -> Tensor:
         inside = hard_mask(target, source, window, grid, causal=True)
@@ -286,6 +307,7 @@ def aft_window_step(
 aft_local_normalized_init_state = aft_local_init_state
 
 
+@torch.no_grad()
 def aft_local_normalized_step(
     state: StepState,
     query: Tensor | None,
@@ -299,15 +321,16 @@ def aft_local_normalized_step(
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_local_normalized`; pos_u and pos_v are the whole factors."""
-    checks.check_step(query, key, value, gate, state.values)
+    checks.check_step(query, key, value, gate, state.keys, state.values)
     _check_position(state, len(pos_u))
+    checks.check_buffer(state.keys.shape[1], _local_size(window, grid))
     target = torch.tensor(state.position, device=key.device)
     state, tokens = _push(state, key, value, keep_sums=True)
     row = _near_row(pos_u, pos_v, window, grid, outside=-torch.inf)
-    bias = row(target, tokens.clamp_min(0)).masked_fill(tokens < 0, -torch.inf)
-    local = torch.log_softmax(bias.to(state.keys.dtype), 0)[:, None]
-    near = reduce(state.keys + local, state.values, 1)
-    everywhere = merge(reduce(state.keys, state.values, 1), state.sums)
+    keys, values = state.keys[:, : len(tokens)], state.values[:, : len(tokens)]
+    local = torch.log_softmax(row(target, tokens).to(keys.dtype), 0)[:, None]
+    near = reduce(keys + local, values, 1)
+    everywhere = merge(reduce(keys, values, 1), state.sums)
     scale = torch.exp(near.shift - everywhere.shift)
     mixed = (near.numerator * scale / everywhere.denominator).squeeze(1)
     return apply_gate(query, mixed, gate, value.dtype), state

@@ -189,6 +189,8 @@ def test_bfloat16_and_autocast(name, causal):
 def test_each_option_changes_the_output(name, change):
     x, plain, changed = tokens((3, 5)), build(name, (3, 5)), build(name, (3, 5), **change)
     changed.load_state_dict(plain.state_dict(), strict=False)
+    if 'proj_drop' not in change:  # else chance alone would tell the two apart
+        plain.eval(), changed.eval()
     assert (plain(x) - changed(x)).abs().max() > 1e-3
 
 

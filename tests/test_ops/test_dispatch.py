@@ -61,7 +61,7 @@ BAD = {
     'grid (2, 4) holds 8 tokens, but the sequence has 6': lambda: ops.aft_conv(
         Q, Q, Q, W, grid=(2, 4)
     ),
-    'every kernel size must be odd, got (2, 3)': lambda: ops.aft_conv(
+    'weight must have odd kernel sizes, got (2, 3)': lambda: ops.aft_conv(
         Q, Q, Q, torch.randn(4, 2, 3), grid=(2, 3)
     ),
     'kernel of 1 dimensions for grid (6,), got kernel (3, 3)': lambda: ops.aft_conv(
@@ -72,6 +72,10 @@ BAD = {
     ),
     'the 3 heads of weight must equal the channels of key': lambda: ops.aft_conv(
         Q, Q[..., :3], Q, W[:3], grid=(2, 3)
+    ),
+    'grid must have 1 or 2 or 3 positive sizes, got 6': lambda: ops.aft_conv(Q, Q, Q, W, grid=6),
+    'window must be an int for grid None, got 2.5': lambda: ops.aft_local(
+        Q, Q, Q, U, U, window=2.5
     ),
     'window must be 0 or larger, got -1': lambda: ops.aft_local(Q, Q, Q, U, U, window=-1),
     'window must be an int for grid None, got (2, 2)': lambda: ops.aft_local(

@@ -69,8 +69,23 @@ def test_a_token_too_many_is_refused():
         ops.aft_full_step(state, *token, torch.zeros(1, 1))
     with pytest.raises(ValueError, match='covers 1 tokens'):
         ops.aft_local_step(state, *token, torch.zeros(1, 1), torch.zeros(1, 1), window=1)
-    with pytest.raises(ValueError, match='B=1, D=6'):
-        ops.aft_simple_step(state, *torch.randn(3, 2, CHANNELS).unbind())
+
+
+def test_a_token_or_window_of_another_state_is_refused():
+    state = ops.aft_local_init_state(1, CHANNELS, window=3)
+    query, key, value = torch.randn(3, 1, CHANNELS).unbind()
+    pos = torch.randn(2, 9, 2).unbind()
+    with pytest.raises(ValueError, match=r'must be \[1, 6\] and \[1, 6\] as the state'):
+        ops.aft_local_step(state, query, key[:, :1], value, *pos, window=3)
+    with pytest.raises(ValueError, match='which need 5 tokens, but it holds 3'):
+        ops.aft_local_step(state, query, key, value, *pos, window=5)
+
+
+def test_steps_keep_no_graph():
+    state = ops.aft_window_init_state(1, CHANNELS, window=2)
+    token = torch.randn(3, 1, CHANNELS, requires_grad=True).unbind()
+    row, state = ops.aft_window_step(state, *token, window=2)
+    assert not row.requires_grad and not state.keys.requires_grad
 
 
 def test_every_causal_op_has_a_case():

@@ -48,6 +48,8 @@ class AFTConv(AFTMixer):
         qkv_bias: bool = True,
         **kwargs: Any,
     ) -> None:
+        if not query and gate != 'sigmoid':
+            raise ValueError(f'gate must be left at its default with query=False, got {gate!r}')
         super().__init__(embed_dims, gate=gate if query else 'none', qkv_bias=qkv_bias, **kwargs)
         if num_heads < 1 or embed_dims % num_heads:
             raise ValueError(f'num_heads must divide embed_dims={embed_dims}, got {num_heads}')
