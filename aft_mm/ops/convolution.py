@@ -54,6 +54,7 @@ def safe_mean(
     grid: Sequence[int],
     global_connectivity: bool,
     causal: bool,
+    recompute: bool = True,
 ) -> Tensor:
     """The same for any finite key and |w| up to 80: additive where that fits, else exact."""
 
@@ -66,7 +67,7 @@ def safe_mean(
         return _convolved_mean(key, value, torch.exp(weight), outside, grid, causal)
 
     def exact(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        places = (grid, global_connectivity, causal)
+        places = (grid, global_connectivity, causal, recompute)
         return exact_conv_mean(key.double(), value.double(), weight.double(), *places).to(key.dtype)
 
     if not global_connectivity:

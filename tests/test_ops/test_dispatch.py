@@ -189,3 +189,23 @@ def test_safe_convolution_is_a_sound_custom_op(causal, global_connectivity):
     shapes = (2, 12, 2), (2, 12, 6), (2, 3, 3)
     tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
     torch.library.opcheck(opaque_safe_mean, (*tensors, (3, 4), global_connectivity, causal))
+
+
+def test_safe_convolution_saves_no_more_for_a_larger_kernel():
+    """Bytes that autograd keeps for the backward pass on keys that need the exact form."""
+
+    def saved_bytes(kernel: int) -> int:
+        sizes = {}
+        query, value = torch.randn(2, 1, 400, 4, requires_grad=True).unbind()
+        key = (300 * torch.randn(1, 400, 4)).requires_grad_()
+        weight = torch.randn(4, kernel, kernel, requires_grad=True)
+
+        def pack(tensor):
+            sizes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            ops.aft_conv(query, key, value, weight, grid=(20, 20), global_connectivity=False)
+        return sum(sizes.values())
+
+    assert saved_bytes(13) < 1.5 * saved_bytes(3)
