@@ -132,6 +132,7 @@ CASES = [
     _conv((5, 4), (3, 3), heads=1),
     _conv((5, 7), (3, 5), heads=6),
     _conv((4, 5), (9, 13), heads=3),
+    _conv((3, 14), (3, 13), heads=3),
     _conv((5, 4), (3, 5), causal=True),
     _conv((3, 4, 2), (3, 1, 3)),
     _conv((3, 2, 4), (3, 3, 5), causal=True),

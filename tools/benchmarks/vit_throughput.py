@@ -109,6 +109,24 @@ def peak_memory(name: str, arch: str, size: int, dtype: str, batch: int) -> floa
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+def profile(model: nn.Module, images: torch.Tensor, top: int = 14) -> list[dict]:
+    """The operations that take most of one batch: name, input shapes, calls, own milliseconds."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as recorded:
+        model(images)
+    events = recorded.key_averages(group_by_input_shape=True)
+    events = sorted(events, key=lambda event: -event.self_cpu_time_total)[:top]
+    return [
+        dict(
+            op=event.key,
+            shapes=str([shape for shape in event.input_shapes if shape]),
+            calls=event.count,
+            milliseconds=round(event.self_cpu_time_total / 1e3, 2),
+        )
+        for event in events
+    ]
+
+
 def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
     """Measure all models at one size and type; one row per model."""
     models = {}
@@ -120,6 +138,7 @@ def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
     with torch.inference_mode():
         calls = {name: partial(model, images) for name, model in models.items()}
         times = interleaved(calls, args.rounds)
+        profiles = {name: profile(models[name], images) for name in models if 'aft' in name}
     rows = []
     for name, seconds in times.items():
         row = dict(model=name, size=size, dtype=dtype)
@@ -129,6 +148,8 @@ def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
                 label = 'deit' if other == 'deit' else 'bound'
                 row[f'speed_vs_{label}'] = ratio(times, other, name)
         row['peak_mib'] = peak_memory(name, args.arch, size, dtype, args.batch)
+        if name in profiles:
+            row['profile'] = profiles[name]
         rows.append(row)
         print(
             f'{size:>4} px {dtype:<9} {name:<12} {row["images_per_second"]:8.1f} images/s   '
