@@ -18,9 +18,12 @@ setup(
     packages=find_packages(include=['aft_mm', 'aft_mm.*']),
     python_requires='>=3.10',
     install_requires=[
+        # Compiling AFT needs 2.6, where torch.cond has a gradient.
         'torch>=2.4',
         'torchvision',
         'numpy',
+        'pillow',
+        'matplotlib',
         'mmengine>=0.10.7,<1',
         'mmpretrain>=1.2,<2',
         # mmdet 3.3 and mmseg 1.2 refuse 2.2. The compiled mmcv holds the same files and its

@@ -9,6 +9,7 @@ file fetch ``eval``.
 import os
 import pickle
 import re
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -61,18 +62,32 @@ _SAFE_GLOBALS = [
 ]
 
 
+# What torch raises for a file that is no checkpoint, or half of one.
+_CORRUPT = (AssertionError, AttributeError, EOFError, LookupError, RuntimeError, TypeError,
+            ValueError, struct.error)
+
+
 def _load(load: Callable[[], dict], filename: str) -> dict:
     """Run ``load`` and say in one sentence why a file is refused."""
     try:
         checkpoint = load()
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, *_CORRUPT) as error:
         found = re.search(r'GLOBAL (getattr\(.*\)|\S+)', str(error))
-        what = found.group(1) if found else str(error).splitlines()[0]
+        if found:
+            raise pickle.UnpicklingError(
+                f'checkpoint {filename!r} is refused because it asks for {found.group(1)}, which '
+                'is neither a weight nor the training state of mmengine') from error
+        # Torch puts its advice around the reason.
+        lines = str(error).rpartition('WeightsUnpickler error:')[2].split('\n')
+        reason = next(filter(None, map(str.strip, lines)), '')
         raise pickle.UnpicklingError(
-            f'checkpoint {filename!r} is refused because it asks for {what}, which is neither a '
-            'weight nor the training state of mmengine') from error
+            f'checkpoint {filename!r} is damaged or holds something other than weights and '
+            f'training state ({type(error).__name__}: {reason})') from error
+    if not isinstance(checkpoint, dict):
+        raise pickle.UnpicklingError(f'checkpoint {filename!r} holds a '
+                                     f'{type(checkpoint).__name__} instead of a dict')
     # mmengine's Runner.resume executes this entry of old checkpoints as a python file.
-    meta = checkpoint.get('meta') if isinstance(checkpoint, dict) else None
+    meta = checkpoint.get('meta')
     if isinstance(meta, dict):
         meta.pop('config', None)
     return checkpoint
@@ -83,7 +98,8 @@ def load_from_local(filename: str, map_location: Any = None) -> dict:
 
     Raises:
         FileNotFoundError: there is no such file.
-        pickle.UnpicklingError: the file asks for anything outside the allow-list.
+        pickle.UnpicklingError: the file asks for anything outside the allow-list, is damaged, or
+            holds no dict.
     """
     filename = os.path.expanduser(filename)
     if not os.path.isfile(filename):
@@ -98,7 +114,8 @@ def load_from_http(filename: str, map_location: Any = None) -> dict:
     One process per machine downloads. mmengine's own loader reads the file as a plain pickle.
 
     Raises:
-        pickle.UnpicklingError: the file asks for anything outside the allow-list.
+        pickle.UnpicklingError: the file asks for anything outside the allow-list, is damaged, or
+            holds no dict.
     """
 
     def fetch():
@@ -108,10 +125,11 @@ def load_from_http(filename: str, map_location: Any = None) -> dict:
     first_on_machine = int(os.environ.get('LOCAL_RANK', 0)) == 0
     if is_distributed() and not first_on_machine:
         barrier()
-    checkpoint = _load(fetch, filename)
-    if is_distributed() and first_on_machine:
-        barrier()
-    return checkpoint
+    try:
+        return _load(fetch, filename)
+    finally:  # also after an error, for which the others would wait in vain
+        if is_distributed() and first_on_machine:
+            barrier()
 
 
 def register_safe_loading() -> None:

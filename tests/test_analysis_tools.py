@@ -147,11 +147,11 @@ def checkpoint(tmp_path):
 
 
 def test_plot_position_bias_draws_every_layer(checkpoint, tmp_path):
-    done = run('plot_position_bias.py', QUICKSTART, checkpoint, '--out', tmp_path / 'bias.png')
+    done = run('plot_position_bias.py', QUICKSTART, checkpoint, '--out', tmp_path / 'new/bias.png')
 
     assert done.returncode == 0, done.stderr
     assert '4 layers drawn to' in done.stdout
-    image = matplotlib.image.imread(tmp_path / 'bias.png')[..., :3]
+    image = matplotlib.image.imread(tmp_path / 'new/bias.png')[..., :3]
     red, blue = image[..., 0] - image[..., 2] > 0.3, image[..., 2] - image[..., 0] > 0.3
     assert red.mean() > 0.01 and blue.mean() > 0.01
 
@@ -168,3 +168,16 @@ def test_plot_position_bias_refuses_a_model_without_one(tmp_path):
     assert done.returncode != 0
     assert 'no token mixer with a position bias' in done.stderr
     assert not (tmp_path / 'bias.png').exists()
+
+
+@pytest.mark.parametrize('words', [
+    ('print_config.py', 'no.py'),
+    ('model_complexity.py', 'no.py'),
+    ('plot_position_bias.py', QUICKSTART, 'no.pth', '--out', 'bias.png'),
+])
+def test_a_missing_file_is_one_sentence(words):
+    done = run(*words)
+
+    assert done.returncode == 1 and 'Traceback' not in done.stderr
+    (line, ) = [line for line in done.stderr.splitlines() if line.startswith('Error: ')]
+    assert 'no.py' in line or 'no.pth' in line

@@ -19,7 +19,7 @@ from mmengine.registry import PARAM_SCHEDULERS
 from mmengine.runner.checkpoint import CheckpointLoader
 
 import aft_mm.registry  # noqa: F401  registers what is tested here
-from aft_mm.checkpoint import load_from_local, register_safe_loading
+from aft_mm.checkpoint import load_from_http, load_from_local, register_safe_loading
 
 OPTIMIZER = OptimWrapper(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=.9))
 
@@ -135,6 +135,47 @@ def test_the_legacy_config_entry_is_dropped(tmp_path):
     # mmengine's Runner.resume would execute it.
     torch.save(dict(meta=dict(config='import os', cfg='a = 1'), state_dict={}), tmp_path / 'a.pth')
     assert load_from_local(str(tmp_path / 'a.pth'))['meta'] == dict(cfg='a = 1')
+
+
+DAMAGES = {
+    'text': lambda data: b'hello world, these are no weights\n',
+    'a web page': lambda data: b'<!DOCTYPE html><html></html>',
+    'empty': lambda data: b'',
+    'half written': lambda data: data[:len(data) // 2],
+    'half written legacy pickle': lambda data: pickle.dumps(0x1950a86a20f9469cfc6c, protocol=2),
+}
+
+
+@pytest.mark.parametrize('name', DAMAGES)
+def test_a_damaged_file_is_named_in_one_sentence(name, tmp_path):
+    torch.save(training_state(), tmp_path / 'good.pth')
+    (tmp_path / 'bad.pth').write_bytes(DAMAGES[name]((tmp_path / 'good.pth').read_bytes()))
+    with pytest.raises(pickle.UnpicklingError, match=r'bad\.pth. is damaged or holds') as error:
+        load_from_local(str(tmp_path / 'bad.pth'))
+    assert '\n' not in str(error.value)
+
+
+def test_a_file_without_a_dict_is_refused(tmp_path):
+    torch.save([torch.randn(3)], tmp_path / 'list.pth')
+    with pytest.raises(pickle.UnpicklingError, match=r'list\.pth. holds a list instead of a dict'):
+        load_from_local(str(tmp_path / 'list.pth'))
+
+
+@pytest.mark.parametrize('local_rank', ['0', '1'])
+def test_a_failed_download_keeps_no_process_waiting(local_rank, monkeypatch):
+    calls = []
+
+    def fail(*args, **kwargs):
+        calls.append('load')
+        raise OSError('no network')
+
+    monkeypatch.setenv('LOCAL_RANK', local_rank)
+    monkeypatch.setattr('aft_mm.checkpoint.is_distributed', lambda: True)
+    monkeypatch.setattr('aft_mm.checkpoint.barrier', lambda: calls.append('barrier'))
+    monkeypatch.setattr('torch.hub.load_state_dict_from_url', fail)
+    with pytest.raises(OSError, match='no network'):
+        load_from_http('http://localhost/a.pth')
+    assert calls == (['load', 'barrier'] if local_rank == '0' else ['barrier', 'load'])
 
 
 def test_a_missing_file_is_named(tmp_path):

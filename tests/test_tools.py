@@ -172,6 +172,10 @@ class TestErrorsBeforeARun:
         fails('test', config('tiny'), 'a.pth', option, 'a.txt',
               match=f"Error: {option} needs a file name that ends in {suffix}, but got 'a.txt'")
 
+    def test_no_test_loop(self, fails, config):
+        fails('test', config('tiny'), 'a.pth', '--amp', '--cfg-options', 'test_cfg=None',
+              match='Error: testing needs test_cfg, which may be empty, in .*tiny.py')
+
     def test_no_batch_size_to_scale_by(self, fails, config):
         fails('train', config('tiny'), '--auto-scale-lr', '--cfg-options', 'auto_scale_lr=None',
               match='Error: --auto-scale-lr needs auto_scale_lr.base_batch_size in .*tiny.py')
@@ -195,6 +199,17 @@ class TestErrorsOfARun:
                      'model.backbone.token_mixer.kernel=3', cwd=tmp_path)
         line = only_error(result)
         assert 'AFTConv' in line and "'kernel'" in line
+
+    @pytest.mark.parametrize(('options', 'message'), [
+        (['train_dataloader.dataset.type=CIFAR10', 'train_dataloader.dataset.download=False'],
+         'Cannot find CIFAR10 dataset in data/pictures'),
+        ([], 'Found 0 files in subfolders of: '),
+    ])
+    def test_empty_data(self, run, root, config, tmp_path, options, message):
+        (tmp_path / 'data/pictures/a').mkdir(parents=True)
+        result = run(root / 'tools/train.py', config('tiny_images'), '--no-validate',
+                     '--cfg-options', 'train_cfg.max_epochs=1', *options, cwd=tmp_path)
+        assert message in only_error(result)
 
     def test_checkpoint_of_another_architecture(self, trained, run, root, config):
         folder, _ = trained

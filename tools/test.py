@@ -11,6 +11,7 @@ from mmengine.registry import RUNNERS
 from aft_mm.engine import CheckpointFitHook
 from aft_mm.engine.command_line import (
     CONFIG_ERRORS,
+    DATA_ERRORS,
     add_arguments,
     check_checkpoint,
     check_data,
@@ -26,7 +27,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('checkpoint', help='path or http address of the checkpoint')
     parser.add_argument('--out', metavar='JSON', help='write the metrics to this file')
     parser.add_argument('--dump', metavar='PKL', help='write the predictions to this file')
-    parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
+    parser.add_argument(
+        '--amp', action='store_true',
+        help="mmengine's autocast of the test loop: bfloat16 on a CPU, float16 on CUDA")
     parser.add_argument(
         '--tta', action='store_true',
         help='average over augmented copies of each image, as tta_model and tta_pipeline say')
@@ -42,6 +45,8 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
         path = getattr(args, option)
         if path and not path.endswith(suffix):
             raise UserError(f'--{option} needs a file name that ends in {suffix}, but got {path!r}')
+    if cfg.get('test_cfg') is None:
+        raise UserError(f'testing needs test_cfg, which may be empty, in {args.config}')
     if args.amp:
         cfg.test_cfg.fp16 = True
     if args.tta:
@@ -66,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_checkpoint(args.checkpoint)
         check_data(cfg, 'test')
         runner = RUNNERS.build(cfg)
+    with one_sentence(*DATA_ERRORS):
+        _ = runner.test_loop  # builds the data set
         if args.dump:
             runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.dump))
     with one_sentence():

@@ -9,9 +9,11 @@ from mmengine.registry import RUNNERS
 from aft_mm.engine import CheckpointFitHook
 from aft_mm.engine.command_line import (
     CONFIG_ERRORS,
+    DATA_ERRORS,
     add_arguments,
     check_checkpoint,
     check_data,
+    check_regularization,
     check_torchvision,
     load_config,
 )
@@ -57,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_checkpoint(cfg.get('load_from'))
         check_data(cfg, 'train', 'val')
         runner = RUNNERS.build(cfg)
+        check_regularization(runner)
+    with one_sentence(*DATA_ERRORS):
+        _ = runner.train_loop, runner.val_loop  # builds the data sets
     with one_sentence():
         if cfg.get('resume') or cfg.get('load_from'):
             runner.register_hook(CheckpointFitHook(strict=cfg.get('resume', False)))

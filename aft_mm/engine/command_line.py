@@ -8,12 +8,16 @@ from pathlib import Path
 
 import torch
 from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.runner import Runner
 
 from .distributed import start_distributed
 from .errors import UserError
+from .hooks import RegularizationHook
 
 #: What goes wrong when a config with a mistake is turned into objects.
 CONFIG_ERRORS = (TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError)
+#: What goes wrong when a data set is built; mmpretrain says with a RuntimeError that it is empty.
+DATA_ERRORS = (*CONFIG_ERRORS, RuntimeError, EOFError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,3 +111,17 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
                 f'{key} reads {place!r}, which does not exist; put the data there or set '
                 f'AFT_MM_DATA (now {os.environ.get("AFT_MM_DATA", "data")!r}) to the folder that '
                 'holds the data sets')
+
+
+def check_regularization(runner: Runner) -> None:
+    """Refuse a penalty that a layer has and nobody adds to the loss.
+
+    Raises:
+        UserError: the model has a ``regularization_loss``, but there is no RegularizationHook.
+    """
+    penalised = any(hasattr(layer, 'regularization_loss') for layer in runner.model.modules())
+    if penalised and not any(isinstance(hook, RegularizationHook) for hook in runner.hooks):
+        raise UserError(
+            "the model has a regularization_loss, as AFTConv(sparsity='entropy') does, but "
+            "custom_hooks has no dict(type='aft_mm.RegularizationHook', weight=...) that adds it "
+            'to the losses')

@@ -25,5 +25,6 @@ def one_sentence(*errors: type[Exception]) -> Iterator[None]:
     except errors as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         message = error.args[0] if isinstance(error, KeyError) else error
+        message = ' '.join(str(message).split())  # some span several lines
         raise SystemExit(f'Error: {message} ({type(error).__name__} at '
                          f'{place.filename}:{place.lineno})') from None

@@ -1,6 +1,7 @@
 """The hooks, each on a runner or a stand-in with what the hook reads."""
 
 import copy
+import logging
 import random
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from aft_mm.engine import (
     EpochSeedHook,
     RegularizationHook,
 )
+from aft_mm.engine.command_line import check_regularization
 from aft_mm.engine.errors import UserError
 from aft_mm.registry import MODELS
 
@@ -149,8 +151,19 @@ class TestRegularizationHook:
         torch.testing.assert_close(weight.grad, 4 * weight.detach() / weight.numel())
 
     def test_no_layer_to_regularise_is_an_error(self):
-        with pytest.raises(ValueError, match=r'weight=0\.1.*regularization_loss.*none'):
+        with pytest.raises(UserError, match=r'weight=0\.1.*regularization_loss.*none'):
             RegularizationHook(weight=0.1).before_train(runner(Model(layer=nn.Linear)))
+
+    @pytest.mark.parametrize('sparsity', ['none', 'entropy'])
+    def test_a_penalty_that_nobody_adds_is_an_error(self, sparsity):
+        model = MODELS.build(dict(type='aft_mm.AFTConv', embed_dims=12, grid=(5, 7), num_heads=4,
+                                  kernel_size=3, sparsity=sparsity))
+        check_regularization(runner(model, hooks=[RegularizationHook(weight=0.1)]))
+        if sparsity == 'none':
+            check_regularization(runner(model, hooks=[EpochSeedHook()]))
+        else:
+            with pytest.raises(UserError, match='custom_hooks has no .*RegularizationHook'):
+                check_regularization(runner(model, hooks=[EpochSeedHook()]))
 
 
 class TestCheckpointFitHook:
@@ -205,7 +218,8 @@ class TestCheckImagesHook:
     def check_dataset(self, dataset, rank=0, world_size=1):
         loader = torch.utils.data.DataLoader(dataset)
         CheckImagesHook().before_train(
-            SimpleNamespace(rank=rank, world_size=world_size, train_dataloader=loader))
+            SimpleNamespace(rank=rank, world_size=world_size, train_dataloader=loader,
+                            logger=logging.getLogger('check_images')))
 
     def test_a_whole_image_passes_also_with_bytes_after_its_end(self, image):
         self.check(image)
@@ -218,6 +232,21 @@ class TestCheckImagesHook:
         image.write_bytes(data[:int(share * len(data))])
         with pytest.raises(UserError, match=rf"'{image}' of the training set is truncated"):
             self.check(image)
+
+    def test_the_end_marker_of_a_thumbnail_does_not_hide_the_truncation(self, image):
+        data = image.read_bytes()
+        comment = b'\xff\xfe\x00\x06' + b'ab\xff\xd9'  # as long as the two bytes before it say
+        data = data[:2] + comment + data[2:]
+        image.write_bytes(data)
+        self.check(image)
+        image.write_bytes(data[:len(data) // 2])
+        with pytest.raises(UserError, match=rf"'{image}' of the training set is truncated"):
+            self.check(image)
+
+    def test_says_how_many_files_it_checks(self, image, caplog):
+        with caplog.at_level(logging.INFO):
+            self.check(image)
+        assert 'checks 1 image files' in caplog.text
 
     def test_an_empty_and_a_missing_file_are_named(self, image):
         image.write_bytes(b'')

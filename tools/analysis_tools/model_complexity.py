@@ -7,7 +7,7 @@ comparisons, selections and moving data are free. Activations are the elements t
 operations write.
 
 All is for one image and for the operations that run in evaluation mode on the CPU, so the algorithm
-an AFT op chooses matters: AFT-conv may cost h k^2 T as a convolution or h T^2 as a matrix product.
+an AFT op chooses matters: AFT-local may sum over its window or be a dense product, if T is small.
 """
 
 import argparse
@@ -24,6 +24,8 @@ from mmengine.registry import MODELS, init_default_scope
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+
+from aft_mm.engine.errors import UserError, one_sentence
 
 # mmengine counts convolutions, linear layers, matrix products and norms; the rest is ours.
 ELEMENTWISE = ('abs', 'add', 'addcmul', 'div', 'exp', 'expm1', 'gelu', 'log', 'maximum', 'minimum',
@@ -116,7 +118,7 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
     if shape is None:
         size = backbone.get('img_size')
         if size is None:
-            raise ValueError(f'model.backbone of {path} says no img_size, so --shape is needed.')
+            raise UserError(f'model.backbone of {path} says no img_size, so --shape is needed')
         shape = (size, size) if isinstance(size, int) else tuple(size)
     shape = (backbone.get('in_channels', 3), *shape)
     return dict(config=Path(path).stem, shape=shape, **analyse(MODELS.build(config.model), shape))
@@ -151,8 +153,10 @@ def main() -> None:
     rows = [analyse_config(path, args.shape) for path in args.configs]
     print_table(rows)
     if args.json:
+        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         Path(args.json).write_text(json.dumps(rows, indent=2))
 
 
 if __name__ == '__main__':
-    main()
+    with one_sentence(FileNotFoundError):
+        main()

@@ -1,6 +1,7 @@
 """Draw the learned position biases of a checkpoint, exp(w) - 1 per layer and head."""
 
 import argparse
+from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
@@ -8,6 +9,7 @@ from mmengine.runner import load_checkpoint
 from torch import nn
 
 import aft_mm.registry  # noqa: F401, the allow-list for safe checkpoint loading
+from aft_mm.engine.errors import one_sentence
 from aft_mm.visualization import draw_position_bias
 
 
@@ -43,9 +45,11 @@ def main() -> None:
         grid=mixer.grid,
         num_prefix_tokens=mixer.num_prefix_tokens,
         max_columns=args.columns)
+    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out, dpi=args.dpi)
     print(f'{len(mixers)} layers drawn to {args.out}')
 
 
 if __name__ == '__main__':
-    main()
+    with one_sentence(FileNotFoundError):
+        main()

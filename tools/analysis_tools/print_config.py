@@ -4,6 +4,8 @@ import argparse
 
 from mmengine.config import Config, DictAction
 
+from aft_mm.engine.errors import one_sentence
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -19,4 +21,5 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    with one_sentence(FileNotFoundError):
+        main()

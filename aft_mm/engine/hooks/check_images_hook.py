@@ -19,8 +19,9 @@ class CheckImagesHook(Hook):
     """Look for empty and truncated image files of the training set before training starts.
 
     OpenCV decodes a truncated JPEG without complaint and fills the rest with grey. Only the end of
-    each file is read; a JPEG whose end looks wrong is decoded to be sure. Each rank looks at its
-    share of the files.
+    each file is read; a JPEG (.jpg, .jpeg) that does not end with the end marker, zero bytes after
+    it aside, is decoded to be sure. Files of other types need only be there and not be empty. Each
+    rank looks at its share of the files.
 
     Args:
         num_threads: Files read at the same time.
@@ -40,6 +41,8 @@ class CheckImagesHook(Hook):
             return
         infos = map(dataset.get_data_info, range(runner.rank, len(dataset), runner.world_size))
         paths = [info['img_path'] for info in infos if 'img_path' in info]
+        runner.logger.info(
+            f'CheckImagesHook: this rank checks {len(paths)} image files of the training set')
         with ThreadPoolExecutor(self.num_threads) as pool:
             for _ in pool.map(check_image, paths):
                 pass
@@ -56,7 +59,7 @@ def check_image(path: str) -> None:
         raise UserError(f'image {path!r} of the training set cannot be read: {error}') from error
     if size == 0:
         raise UserError(f'image {path!r} of the training set is empty')
-    if path.lower().endswith(('.jpg', '.jpeg')) and _END_OF_IMAGE not in tail:
+    if path.lower().endswith(('.jpg', '.jpeg')) and not tail.rstrip(b'\0').endswith(_END_OF_IMAGE):
         try:
             with Image.open(path) as image:
                 image.load()

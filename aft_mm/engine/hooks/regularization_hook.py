@@ -6,6 +6,7 @@ from torch import nn
 
 from aft_mm.registry import HOOKS
 
+from ..errors import UserError
 from .task_model import task_model
 
 
@@ -27,14 +28,14 @@ class RegularizationHook(Hook):
         """Extend the loss dict of the model by ``loss_regularization``.
 
         Raises:
-            ValueError: no layer of the model has a ``regularization_loss``.
+            UserError: no layer of the model has a ``regularization_loss``.
         """
         model = task_model(runner)
         layers = [layer for layer in model.modules() if hasattr(layer, 'regularization_loss')]
         if not layers:
-            raise ValueError(f'RegularizationHook(weight={self.weight}) needs a layer with a '
-                             "regularization_loss, such as AFTConv(sparsity='entropy'), but the "
-                             'model has none.')
+            raise UserError(f'RegularizationHook(weight={self.weight}) needs a layer with a '
+                            "regularization_loss, such as AFTConv(sparsity='entropy'), but the "
+                            'model has none')
 
         def add_penalty(module: nn.Module, args: tuple, kwargs: dict, output: dict) -> None:
             if kwargs.get('mode') == 'loss':

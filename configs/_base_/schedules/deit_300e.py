@@ -20,7 +20,7 @@ optim_wrapper = dict(
             'pos_bias': dict(decay_mult=0.0)
         }))
 
-# From 1e-6 to the full rate step by step, then down to 1e-5 epoch by epoch.
+# From a thousandth of the rate to the full rate step by step, then down to 1e-5 epoch by epoch.
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, begin=0, end=5, convert_to_iter_based=True),
     dict(type='CosineAnnealingLR', eta_min=1e-5, begin=5)
