@@ -101,7 +101,7 @@ def check_grid(grid: Sequence[int] | None, tokens: int, dims: Sequence[int]) -> 
     if grid is None:
         return
     sizes = grid if isinstance(grid, Sequence) else ()
-    if len(sizes) not in dims or not all(isinstance(size, int) and size > 0 for size in sizes):
+    if len(sizes) not in dims or any(size < 1 for size in sizes):
         raise ValueError(
             f'grid must have {" or ".join(map(str, dims))} positive sizes, got {grid!r}'
         )
