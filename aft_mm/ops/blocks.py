@@ -140,6 +140,11 @@ def _neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.
     return x.unfold(0, (before + 1 + after) * block, block).transpose(1, 2)
 
 
+def _near_sums(weights: Tensor, x: Tensor, band: Band) -> Tensor:
+    """The weights of every block times x [T, C] around it: [n, c, C]."""
+    return torch.bmm(weights, _neighbours(x, band.block, band.before, band.after))
+
+
 def _far_sums(totals: Summable, band: Band) -> Summable:
     """From the block totals [n, 1, C], what lies beyond the neighbours of each block."""
     far = move(prefix(totals, 0), band.before + 1, 0)
@@ -150,11 +155,11 @@ def _far_sums(totals: Summable, band: Band) -> Summable:
 
 def _plain_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
     # Far tokens have W = 1, so only without them may the rows of w be shifted.
-    weights = torch.exp(band.tiles if band.far else band.tiles - column_shift(band.tiles, 2))
+    weights = torch.exp(band.tiles) if band.far else _row_weights(band)
     exp_key = torch.exp(key - column_shift(key, 0))
     sums = []
     for x in (exp_key * value, exp_key):
-        result = torch.bmm(weights, _neighbours(x, band.block, band.before, band.after))
+        result = _near_sums(weights, x, band)
         if band.far and len(band.tiles) > 1:
             result += _far_sums(_split(x, band.block).sum(1, True), band)
         sums.append(result.flatten(0, 1))
@@ -227,11 +232,14 @@ def _causal_sums(key: Tensor, value: Tensor, band: Band) -> Sums:
     return Sums(*(part.flatten(0, 1)[:tokens] for part in result))
 
 
-def _row_normalizer(seen: Tensor, band: Band) -> Tensor:
-    """``Σ exp(w − maximum of the row)`` over the visible keys: [T, B, 1]."""
-    weights = torch.exp(band.tiles - column_shift(band.tiles, 2))
-    normalizer = torch.bmm(weights, _neighbours(seen, band.block, band.before, band.after))
-    return normalizer.flatten(0, 1)[: len(seen), :, None]
+def _row_weights(band: Band) -> Tensor:
+    """``exp(w − maximum of the row)``."""
+    return torch.exp(band.tiles - column_shift(band.tiles, 2))
+
+
+def _row_normalizer(weights: Tensor, seen: Tensor, band: Band) -> Tensor:
+    """The sum of each row's weights over the visible keys: [T, B, 1]."""
+    return _near_sums(weights, seen, band).flatten(0, 1)[: len(seen), :, None]
 
 
 def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Tensor:
@@ -241,12 +249,11 @@ def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Ten
 
 
 def _plain_normalized(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Tensor:
-    weights = torch.exp(band.tiles - column_shift(band.tiles, 2))
-    exp_key = torch.exp(key - column_shift(key, 0))
-    around = _neighbours(exp_key * value, band.block, band.before, band.after)
-    near = torch.bmm(weights, around).flatten(0, 1)[: len(key)]
+    weights, exp_key = _row_weights(band), torch.exp(key - column_shift(key, 0))
+    near = _near_sums(weights, exp_key * value, band).flatten(0, 1)[: len(key)]
     everywhere = exp_key.cumsum(0) if band.causal else exp_key.sum(0, True)
-    return _quotient(near, _row_normalizer(seen, band), everywhere.expand_as(near))
+    normalizer = _row_normalizer(weights, seen, band)
+    return _quotient(near, normalizer, everywhere.expand_as(near))
 
 
 def _causal_normalized(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Tensor:
@@ -254,4 +261,5 @@ def _causal_normalized(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> 
     near, everywhere = _causal_sums(key, value, band), prefix(leaf(key, value), 0)
     # The visible keys include the near ones, so this exponent is at most about the spread of w.
     scale = torch.exp(near.shift - row_shift - everywhere.shift)
-    return _quotient(near.numerator * scale, _row_normalizer(seen, band), everywhere.denominator)
+    normalizer = _row_normalizer(_row_weights(band), seen, band)
+    return _quotient(near.numerator * scale, normalizer, everywhere.denominator)
