@@ -22,6 +22,7 @@ from .steps import (
     aft_simple_step,
     aft_window_init_state,
     aft_window_step,
+    prefill,
 )
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     'aft_window',
     'aft_window_init_state',
     'aft_window_step',
+    'prefill',
 ]

@@ -87,6 +87,22 @@ def check_step(
         )
 
 
+def check_prefill(key: Tensor, value: Tensor, lengths: Tensor, position: Tensor) -> None:
+    """Check a prompt [B, L, channels], its lengths [B] and that the state is fresh."""
+    if key.dim() != 3 or key.shape[:2] != value.shape[:2] or not key.shape[1]:
+        raise ValueError(
+            f'key and value of a prompt must be [B, L, channels] with the same B and L ≥ 1, '
+            f'got {list(key.shape)} and {list(value.shape)}'
+        )
+    outside = lengths.shape != position.shape or (lengths < 0).any()
+    if outside or (lengths > key.shape[1]).any():
+        raise ValueError(
+            f'lengths must be {len(position)} ints of 0 to {key.shape[1]}, got {lengths.tolist()}'
+        )
+    if position.any():
+        raise ValueError(f'state must be fresh for prefill, got one at {position.tolist()}')
+
+
 def check_buffer(size: int, needed: int) -> None:
     """Check that the buffer of a state is that of the window, kernel and grid of the step."""
     if size != needed:

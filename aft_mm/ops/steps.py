@@ -1,8 +1,9 @@
 """Causal ops one token at a time: ``NAME_init_state`` makes a state, ``NAME_step`` takes a token.
 
 Fed the tokens in order, the steps give the rows of the parallel causal op. query, key, value are
-[B, D] (key [B, h] for aft_conv, query None with ``gate='none'``), outputs [B, D]. What a step must
-remember:
+[B, D] (key [B, h] for aft_conv, query None with ``gate='none'``), outputs [B, D]. :func:`prefill`
+takes a whole prompt at once; each sequence counts its own tokens, so prompts may differ in length.
+What a step must remember, and what it costs whatever its position:
 
 =====================  ==========================================================  ================
 op                     state per sequence                                          time per step
@@ -12,7 +13,7 @@ aft_local              the last r + 1 tokens and sums of those before, O(r·D)  
 aft_conv               the same with the reach r of the kernel in raster order     O(r·D)
 aft_window             the tokens of the window, O(r·D)                            O(r·D)
 aft_local_normalized   as aft_local                                                O(r·D)
-aft_full               every token, O(T·D): each row weighs all of them anew       O(t·D)
+aft_full               every token, O(T·D): each row weighs all of them anew       O(T·D)
 =====================  ==========================================================  ================
 
 States are float32 (or the `dtype` given), are updated in place and returned; no gradient flows.
@@ -32,12 +33,15 @@ from .sums import Sums, leaf, lowest, mean, merge, reduce
 
 
 class StepState(NamedTuple):
-    """Sums of the tokens that left the buffer [B, 1, D], the buffer [B, n, ...], the next index."""
+    """Sums of the tokens that left the buffer [B, 1, D], the buffer [B, n, ...], next index [B].
+
+    Token t lies in slot t mod n; the keys of empty slots are −inf.
+    """
 
     sums: Sums
     keys: Tensor
     values: Tensor
-    position: int
+    position: Tensor
 
 
 def _init_state(
@@ -52,7 +56,8 @@ def _init_state(
     keys = torch.full((batch_size, size, heads or embed_dims), -torch.inf, **options)
     values = torch.zeros(batch_size, size, embed_dims, **options)
     zeros = torch.zeros(batch_size, 1, embed_dims, **options)
-    return StepState(Sums(zeros + lowest(dtype), zeros, zeros), keys, values, 0)
+    position = torch.zeros(batch_size, dtype=torch.long, device=device)
+    return StepState(Sums(zeros + lowest(dtype), zeros, zeros), keys, values, position)
 
 
 def _channels(key: Tensor, value: Tensor) -> Tensor:
@@ -60,21 +65,24 @@ def _channels(key: Tensor, value: Tensor) -> Tensor:
     return key.repeat_interleave(value.shape[-1] // key.shape[-1], -1)
 
 
-def _push(
-    state: StepState, key: Tensor, value: Tensor, keep_sums: bool
-) -> tuple[StepState, Tensor]:
-    """Store the token; what it overwrites joins the sums. Also the token of every used slot."""
-    size = state.keys.shape[1]
-    slot = state.position % size
+def _slot_tokens(last: Tensor, size: int) -> Tensor:
+    """Which token each slot holds once token `last` [B] is in, [B, n]; negative where empty."""
+    slots = torch.arange(size, device=last.device)
+    return last[:, None] - (last[:, None] - slots) % size
+
+
+def _push(state: StepState, key: Tensor, value: Tensor, keep_sums: bool) -> StepState:
+    """Store the token in place; what it overwrites joins the sums."""
+    size, dtype = state.keys.shape[1], state.keys.dtype
+    slot = (state.position % size).view(-1, 1, 1)
+    key_slot, value_slot = (slot.expand(-1, 1, x.shape[2]) for x in (state.keys, state.values))
     sums = state.sums
-    if keep_sums and state.position >= size:
-        old = state.values[:, slot : slot + 1]
-        sums = merge(sums, leaf(_channels(state.keys[:, slot : slot + 1], old), old))
-    state.keys[:, slot], state.values[:, slot] = key, value
-    position = state.position + 1
-    slots = torch.arange(min(position, size), device=key.device)
-    tokens = state.position - (state.position - slots) % size
-    return StepState(sums, state.keys, state.values, position), tokens
+    if keep_sums:
+        old = state.values.gather(1, value_slot)
+        sums = merge(sums, leaf(_channels(state.keys.gather(1, key_slot), old), old))
+    state.keys.scatter_(1, key_slot, key.to(dtype).unsqueeze(1))
+    state.values.scatter_(1, value_slot, value.to(dtype).unsqueeze(1))
+    return StepState(sums, state.keys, state.values, state.position + 1)
 
 
 def _weighted_step(
@@ -86,18 +94,55 @@ def _weighted_step(
     gate: str,
     far: bool,
 ) -> tuple[Tensor, StepState]:
-    """A token with the bias ``bias_of(t, tokens)`` [n] or [n, h]; `far`: W = 1 past the buffer."""
+    """A token with the bias ``bias_of(t [B, 1], tokens [B, n])``, which is [B, n] or [B, n, h].
+
+    `far`: W = 1 past the buffer.
+    """
     checks.check_step(query, key, value, gate, state.keys, state.values)
-    target = torch.tensor(state.position, device=key.device)
-    state, tokens = _push(state, key, value, keep_sums=far)
-    keys, values = state.keys[:, : len(tokens)], state.values[:, : len(tokens)]
-    bias = bias_of(target, tokens).to(keys.dtype)
-    logits = _channels(keys + (bias if bias.dim() == 2 else bias[:, None]), values)
-    result = reduce(logits, values, 1)
+    target = state.position[:, None]
+    tokens = _slot_tokens(state.position, state.keys.shape[1])
+    state = _push(state, key, value, keep_sums=far)
+    bias = bias_of(target, tokens.clamp_min(0)).to(state.keys.dtype)
+    bias = bias if bias.dim() == 3 else bias.unsqueeze(-1)
+    result = reduce(_channels(state.keys + bias, state.values), state.values, 1)
     if far:
         result = merge(result, state.sums)
     mixed = mean(result.numerator, result.denominator).squeeze(1)
     return apply_gate(query, mixed, gate, value.dtype), state
+
+
+@torch.no_grad()
+def prefill(
+    state: StepState,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    *,
+    key_function: str = 'softmax',
+) -> StepState:
+    """The state after the first lengths[b] tokens of key and value [B, L, D], in one parallel pass.
+
+    `state` is fresh from the ``init_state`` of any op; `key_function` is that of aft_simple.
+    lengths [B] are 0 … L; tokens past them are padding, NaN allowed. Raises ValueError for a state
+    that has taken a token, and for lengths outside 0 … L.
+    """
+    checks.check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
+    checks.check_prefill(key, value, lengths, state.position)
+    size, dtype = state.keys.shape[1], state.keys.dtype
+    key, value = key.to(dtype), value.to(dtype)
+    left = (torch.arange(key.shape[1], device=key.device) < lengths[:, None] - size).unsqueeze(-1)
+    old = value.masked_fill(~left, 0)
+    if key_function == 'relu':
+        numerator = (torch.relu(key.masked_fill(~left, 0)) * old).sum(1, True)
+        sums = state.sums._replace(numerator=numerator)
+    else:
+        sums = reduce(_channels(key.masked_fill(~left, -torch.inf), old), old, 1)
+    tokens = _slot_tokens(lengths - 1, size).unsqueeze(-1)
+    keys, values = (
+        x.gather(1, tokens.clamp_min(0).expand(-1, -1, x.shape[2])).masked_fill(tokens < 0, empty)
+        for x, empty in ((key, -torch.inf), (value, 0))
+    )
+    return StepState(sums, keys, values, lengths.to(state.position))
 
 
 def aft_simple_init_state(
@@ -159,9 +204,7 @@ def aft_full_step(
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_full`; position_bias is w [T, T]."""
-    length = min(state.keys.shape[1], len(position_bias))
-    if state.position >= length:
-        raise ValueError(f'the state and position_bias hold {length} tokens, got one more')
+    _check_position(state, min(state.keys.shape[1], len(position_bias)))
     return _weighted_step(
         state, query, key, value, lambda t, s: position_bias[t, s], gate, far=False
     )
@@ -187,7 +230,7 @@ def _local_size(window: Window, grid: Sequence[int] | None) -> int:
 
 def _near_row(pos_u, pos_v, window, grid, outside: float):
     def row(target: Tensor, source: Tensor) -> Tensor:
-        bias = pos_v[source] @ pos_u[target]
+        bias = (pos_v[source] @ pos_u[target].transpose(1, 2)).squeeze(2)
         return bias.masked_fill(~near_mask(target, source, window, grid), outside)
 
     return row
@@ -256,7 +299,7 @@ def aft_conv_step(
 
     def row(target: Tensor, source: Tensor) -> Tensor:
         index = kernel_index(target, source, weight.shape[1:], grid)
-        bias = weight.flatten(1).T[index.clamp_min(0)]
+        bias = weight.flatten(1).T[index.clamp_min(0)]  # [B, n, h]
         return bias.masked_fill((index < 0).unsqueeze(-1), outside)
 
     return _weighted_step(state, query, key, value, row, gate, far=global_connectivity)
@@ -324,18 +367,19 @@ def aft_local_normalized_step(
     checks.check_step(query, key, value, gate, state.keys, state.values)
     _check_position(state, len(pos_u))
     checks.check_buffer(state.keys.shape[1], _local_size(window, grid))
-    target = torch.tensor(state.position, device=key.device)
-    state, tokens = _push(state, key, value, keep_sums=True)
-    row = _near_row(pos_u, pos_v, window, grid, outside=-torch.inf)
-    keys, values = state.keys[:, : len(tokens)], state.values[:, : len(tokens)]
-    local = torch.log_softmax(row(target, tokens).to(keys.dtype), 0)[:, None]
-    near = reduce(keys + local, values, 1)
-    everywhere = merge(reduce(keys, values, 1), state.sums)
+    target = state.position[:, None]
+    tokens = _slot_tokens(state.position, state.keys.shape[1])
+    state = _push(state, key, value, keep_sums=True)
+    bias = _near_row(pos_u, pos_v, window, grid, outside=-torch.inf)(target, tokens.clamp_min(0))
+    bias = bias.to(state.keys.dtype).masked_fill(tokens < 0, -torch.inf)
+    local = torch.log_softmax(bias, 1).unsqueeze(-1)
+    near = reduce(state.keys + local, state.values, 1)
+    everywhere = merge(reduce(state.keys, state.values, 1), state.sums)
     scale = torch.exp(near.shift - everywhere.shift)
     mixed = (near.numerator * scale / everywhere.denominator).squeeze(1)
     return apply_gate(query, mixed, gate, value.dtype), state
 
 
 def _check_position(state: StepState, tokens: int) -> None:
-    if state.position >= tokens:
-        raise ValueError(f'the position bias covers {tokens} tokens, got one more')
+    if (state.position >= tokens).any():
+        raise ValueError(f'the state and the position bias hold {tokens} tokens, got one more')

@@ -115,8 +115,27 @@ def test_steps_equal_the_parallel_forward(name, grid):
     for t in range(x.shape[1]):
         y_t, state = mixer.step(x[:, t], state)
         rows.append(y_t)
-        assert state.position == t + 1
+        assert (state.position == t + 1).all()
     torch.testing.assert_close(torch.stack(rows, dim=1), mixer(x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize('lengths', [(0, 3), (1, 1), (6, 2)], ids=str)
+@every_grid
+@every_mixer
+def test_steps_go_on_after_prompts_of_different_lengths(name, grid, lengths):
+    mixer = build(name, grid, causal=True).eval()
+    x = tokens(grid)
+    expected = mixer(x)
+    lengths = torch.tensor(lengths).clamp_max(x.shape[1] - 1)
+    prompt = int(lengths.max()) or 1
+    y, state = mixer.prefill(x[:, :prompt], lengths)
+    close = dict(atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(y, expected[:, :prompt], **close)
+    each = torch.arange(B)
+    for n in range(x.shape[1] - prompt):
+        y_t, state = mixer.step(x[each, lengths + n], state)
+        torch.testing.assert_close(y_t, expected[each, lengths + n], **close)
+        assert (state.position == lengths + n + 1).all()
 
 
 @both_ways

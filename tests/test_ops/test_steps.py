@@ -32,10 +32,46 @@ def test_steps_equal_the_parallel_form(case, key_scale):
     step = getattr(ops, f'{case.op}_step')
     rows = []
     for token in range(case.tokens):
-        assert state.position == token
+        assert (state.position == token).all()
         row, state = step(state, query[:, token], key[:, token], value[:, token], *bias, **options)
         rows.append(row)
     torch.testing.assert_close(torch.stack(rows, 1), case(query, key, value, *bias))
+
+
+@pytest.mark.parametrize('lengths', [(0, 0), (1, 1), (0, 5), (60, 31)], ids=str)
+@pytest.mark.parametrize('case', CAUSAL_CASES, ids=lambda case: case.name)
+def test_steps_go_on_after_prompts_of_different_lengths(case, lengths):
+    torch.manual_seed(0)
+    query, key, value, *bias = (part.detach() for part in case.inputs())
+    expected = case(query, key, value, *bias)
+    lengths = torch.tensor(lengths).clamp_max(case.tokens - 1)
+    start_state, options = start(case, 2, torch.float64)
+    key_function = dict(key_function=options['key_function']) if 'key_function' in options else {}
+    padding = torch.arange(case.tokens)[None, :, None] >= lengths[:, None, None]
+    hidden = [part.masked_fill(padding, torch.nan) for part in (key, value)]
+    state = ops.prefill(start_state, *hidden, lengths, **key_function)
+    step = getattr(ops, f'{case.op}_step')
+    each = torch.arange(2)
+    for n in range(case.tokens - int(lengths.max())):
+        token = lengths + n
+        row = [part[each, token] for part in (query, key, value)]
+        y, state = step(state, *row, *bias, **options)
+        torch.testing.assert_close(y, expected[each, token])
+        assert (state.position == token + 1).all()
+
+
+def test_a_prompt_that_does_not_fit_is_refused():
+    state = ops.aft_simple_init_state(2, CHANNELS)
+    key, value = torch.randn(2, 2, 3, CHANNELS)
+    with pytest.raises(ValueError, match=r'2 ints of 0 to 3, got \[1, 4\]'):
+        ops.prefill(state, key, value, torch.tensor([1, 4]))
+    with pytest.raises(ValueError, match=r'2 ints of 0 to 3, got \[1\]'):
+        ops.prefill(state, key, value, torch.tensor([1]))
+    with pytest.raises(ValueError, match=r'L ≥ 1, got \[2, 0, 6\]'):
+        ops.prefill(state, key[:, :0], value[:, :0], torch.tensor([0, 0]))
+    state = ops.prefill(state, key, value, torch.tensor([0, 3]))
+    with pytest.raises(ValueError, match=r'fresh for prefill, got one at \[0, 3\]'):
+        ops.prefill(state, key, value, torch.tensor([1, 1]))
 
 
 def numbers(state):
@@ -67,7 +103,7 @@ def test_a_token_too_many_is_refused():
     state = ops.aft_full_step(state, *token, torch.zeros(1, 1))[1]
     with pytest.raises(ValueError, match='hold 1 tokens, got one more'):
         ops.aft_full_step(state, *token, torch.zeros(1, 1))
-    with pytest.raises(ValueError, match='covers 1 tokens'):
+    with pytest.raises(ValueError, match='hold 1 tokens, got one more'):
         ops.aft_local_step(state, *token, torch.zeros(1, 1), torch.zeros(1, 1), window=1)
 
 

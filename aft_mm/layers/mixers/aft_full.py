@@ -22,8 +22,8 @@ class AFTFullState:
     bias: Tensor
 
     @property
-    def position(self) -> int:
-        """Index of the next token."""
+    def position(self) -> Tensor:
+        """Index of the next token of each sequence, [B]."""
         return self.mixing.position
 
 
@@ -69,6 +69,9 @@ class AFTFull(AFTMixer):
         bias = self.pos_bias()
         state = ops.aft_full_init_state(batch_size, self.embed_dims, len(bias), device=self._device)
         return AFTFullState(state, bias)
+
+    def _prefill(self, state: AFTFullState, key, value, lengths: Tensor) -> AFTFullState:
+        return AFTFullState(ops.prefill(state.mixing, key, value, lengths), state.bias)
 
     def _mix_step(self, query, key, value, state: AFTFullState) -> tuple[Tensor, AFTFullState]:
         mixed, mixing = ops.aft_full_step(

@@ -46,6 +46,9 @@ class AFTSimple(AFTMixer):
     def _init_state(self, batch_size: int) -> Any:
         return ops.aft_simple_init_state(batch_size, self.embed_dims, device=self._device)
 
+    def _prefill(self, state: Any, key, value, lengths: Tensor) -> Any:
+        return ops.prefill(state, key, value, lengths, key_function=self.key_function)
+
     def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
         return ops.aft_simple_step(
             state, query, key, value, key_function=self.key_function, gate=self.gate

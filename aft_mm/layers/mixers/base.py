@@ -6,8 +6,10 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aft_mm import ops
 from aft_mm.ops.checks import GATES, check_choice
 
 from ..grid import Grid, check_grid
@@ -18,7 +20,8 @@ __all__ = ['AFTMixer', 'TokenMixer']
 class TokenMixer(nn.Module):
     """A layer that mixes tokens, ``[B, T, D] -> [B, T, D]``: projections around an op.
 
-    A subclass calls its op in `_mix` and, if it can be causal, in `_init_state` and `_mix_step`.
+    A subclass calls its op in `_mix` and, if it can be causal, in `_init_state`, `_mix_step` and,
+    if its state is not that of an op, in `_prefill`.
 
     Args:
         embed_dims: channels D.
@@ -109,6 +112,24 @@ class TokenMixer(nn.Module):
         return self._init_state(batch_size)
 
     @torch.no_grad()
+    def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Any]:
+        """A whole prompt in one parallel pass: x [B, L, D] gives y [B, L, D] and the state.
+
+        lengths [B]: the tokens of each sequence, 0 to L; what follows them in x is padding and not
+        in the state. L may be shorter than the grid. Raises as `init_state` and `forward` do.
+        """
+        length, state = x.shape[1], self.init_state(len(x))
+        query = None if self.query is None else self.query(x)
+        key, value = self.key(x), self.value(x)
+        prompt = (query, key, value)
+        if self.grid is not None and len(self.grid) > 1:
+            # A raster has no shorter form; the op is causal, so what fills it up changes nothing.
+            rest = self.num_prefix_tokens + prod(self.grid) - length
+            prompt = tuple(None if p is None else F.pad(p, (0, 0, 0, rest)) for p in prompt)
+        mixed = self._mix(*prompt, self._resolve_grid(prompt[1].shape[1]), None)[:, :length]
+        return self.proj_drop(self.proj(mixed)), self._prefill(state, key, value, lengths)
+
+    @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token: x_t [B, D] and the state so far give y_t [B, D] and the next state.
 
@@ -134,6 +155,9 @@ class TokenMixer(nn.Module):
 
     def _init_state(self, batch_size: int) -> Any:
         raise NotImplementedError
+
+    def _prefill(self, state: Any, key: Tensor, value: Tensor, lengths: Tensor) -> Any:
+        return ops.prefill(state, key, value, lengths)
 
     def _mix_step(
         self, query: Tensor | None, key: Tensor, value: Tensor, state: Any

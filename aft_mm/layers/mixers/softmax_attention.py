@@ -13,15 +13,30 @@ from .base import TokenMixer
 
 
 class KeyValueCache(NamedTuple):
-    """The keys and values so far, each [B, h, t, D/h]."""
+    """Room for N keys and values, [B, h, N, D/h], of which the first `used` hold a token.
+
+    visible [B, N] leaves out the padding of prompts of different lengths; None: nothing is padding.
+    """
 
     key: Tensor
     value: Tensor
+    visible: Tensor | None
+    used: int
+    position: Tensor
 
-    @property
-    def position(self) -> int:
-        """Index of the next token."""
-        return self.key.shape[2]
+    def append(self, key: Tensor, value: Tensor) -> 'KeyValueCache':
+        """With one more token [B, h, 1, D/h], in place while there is room."""
+        cache = self if self.used < self.key.shape[2] else self._grown(key.dtype)
+        cache.key[:, :, self.used : self.used + 1] = key
+        cache.value[:, :, self.used : self.used + 1] = value
+        return cache._replace(used=self.used + 1, position=self.position + 1)
+
+    def _grown(self, dtype: torch.dtype) -> 'KeyValueCache':
+        # Doubling: a token costs O(1) copies on average, whatever the length in the end.
+        room = max(64, self.used)
+        key, value = (F.pad(x.to(dtype), (0, 0, 0, room)) for x in (self.key, self.value))
+        visible = None if self.visible is None else F.pad(self.visible, (0, room), value=True)
+        return self._replace(key=key, value=value, visible=visible)
 
 
 @MODELS.register_module()
@@ -29,7 +44,7 @@ class SoftmaxAttention(TokenMixer):
     """Multi-head attention, ``softmax(q kᵀ / √(D/h)) v`` per head, on scaled_dot_product_attention.
 
     A query that sees no key gets 0. The state of a step grows with the tokens, O(t·D), and so does
-    the cost of a step.
+    the cost of a step: the keys and values of all tokens so far are kept, see `KeyValueCache`.
 
     Args:
         embed_dims: channels D.
@@ -66,12 +81,24 @@ class SoftmaxAttention(TokenMixer):
     def _init_state(self, batch_size: int) -> KeyValueCache:
         shape = (batch_size, self.num_heads, 0, self.embed_dims // self.num_heads)
         empty = torch.empty(shape, device=self._device, dtype=self.proj.weight.dtype)
-        return KeyValueCache(empty, empty)
+        position = torch.zeros(batch_size, dtype=torch.long, device=self._device)
+        return KeyValueCache(empty, empty, None, 0, position)
+
+    def _prefill(self, state: KeyValueCache, key, value, lengths: Tensor) -> KeyValueCache:
+        tokens = key.shape[1]
+        visible = torch.arange(tokens, device=key.device) < lengths[:, None]
+        return KeyValueCache(
+            self._heads(key),
+            self._heads(value),
+            None if bool(visible.all()) else visible,
+            tokens,
+            lengths.to(state.position),
+        )
 
     def _mix_step(self, query, key, value, state: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
         query, key, value = (self._heads(x.unsqueeze(1)) for x in (query, key, value))
-        # Under autocast keys have another type than the weights, and than the empty cache.
-        key = torch.cat([state.key.to(key.dtype), key], dim=2)
-        value = torch.cat([state.value.to(value.dtype), value], dim=2)
-        mixed = F.scaled_dot_product_attention(query, key, value)
-        return mixed.transpose(1, 2).flatten(1), KeyValueCache(key, value)
+        state = state.append(key, value)
+        visible = None if state.visible is None else state.visible[:, None, None, : state.used]
+        key, value = (x[:, :, : state.used].to(query.dtype) for x in (state.key, state.value))
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=visible)
+        return mixed.transpose(1, 2).flatten(1), state
