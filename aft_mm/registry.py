@@ -9,7 +9,7 @@ from mmengine import registry as root
 
 from aft_mm.checkpoint import register_safe_loading
 
-__all__ = ['DATASETS', 'HOOKS', 'MODELS', 'OPTIM_WRAPPERS']
+__all__ = ['DATASETS', 'HOOKS', 'MODELS', 'OPTIM_WRAPPERS', 'PARAM_SCHEDULERS']
 
 # Token mixers and blocks, then backbones and the rest of a model.
 MODELS = root.Registry(
@@ -17,9 +17,14 @@ MODELS = root.Registry(
 # One file per kind of data.
 DATASETS = root.Registry(
     'dataset', parent=root.DATASETS, scope='aft_mm', locations=['aft_mm.datasets'])
-# What happens around the iterations of a run, and how a gradient becomes a step.
+# What happens around the iterations of a run, how a gradient becomes a step, and how large a one.
 HOOKS = root.Registry('hook', parent=root.HOOKS, scope='aft_mm', locations=['aft_mm.engine'])
 OPTIM_WRAPPERS = root.Registry(
     'optim_wrapper', parent=root.OPTIM_WRAPPERS, scope='aft_mm', locations=['aft_mm.engine'])
+PARAM_SCHEDULERS = root.Registry(
+    'parameter scheduler',
+    parent=root.PARAM_SCHEDULERS,
+    scope='aft_mm',
+    locations=['aft_mm.engine'])
 
 register_safe_loading()

@@ -8,6 +8,7 @@ from .hooks import (
     RegularizationHook,
 )
 from .optim_wrapper import AutocastOptimWrapper
+from .param_scheduler import InverseSqrtLR
 
 __all__ = [
     'AutocastOptimWrapper',
@@ -15,5 +16,6 @@ __all__ = [
     'CheckpointFitHook',
     'CompileHook',
     'EpochSeedHook',
+    'InverseSqrtLR',
     'RegularizationHook',
 ]
