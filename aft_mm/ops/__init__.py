@@ -8,8 +8,8 @@ from .functional import (
     aft_simple,
     aft_window,
 )
+from .state import StepState, prefill
 from .steps import (
-    StepState,
     aft_conv_init_state,
     aft_conv_step,
     aft_full_init_state,
@@ -22,7 +22,6 @@ from .steps import (
     aft_simple_step,
     aft_window_init_state,
     aft_window_step,
-    prefill,
 )
 
 __all__ = [

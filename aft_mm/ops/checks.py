@@ -9,13 +9,20 @@ from torch import Tensor
 from .geometry import Window
 
 GATES = ('sigmoid', 'relu', 'none')
-KEY_FUNCTIONS = ('softmax', 'relu')
+KEY_FUNCTIONS = ('softmax', 'relu', 'relu2')
 
 
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     """Raise ValueError unless `value` is one of `allowed`."""
     if value not in allowed:
         raise ValueError(f'{name} must be one of {", ".join(allowed)}, got {value!r}')
+
+
+def check_key_function(key_function: str, gate: str) -> None:
+    """Check the key function, and that relu2, whose two terms are gated apart, has its gate."""
+    check_choice('key_function', key_function, KEY_FUNCTIONS)
+    if key_function == 'relu2' and gate != 'relu':
+        raise ValueError(f"gate must be 'relu' for key_function='relu2', got {gate!r}")
 
 
 def _check_query(query: Tensor | None, value: Tensor, gate: str) -> None:
@@ -101,6 +108,16 @@ def check_prefill(key: Tensor, value: Tensor, lengths: Tensor, position: Tensor)
         )
     if position.any():
         raise ValueError(f'state must be fresh for prefill, got one at {position.tolist()}')
+
+
+def check_terms(sums: Tensor, value: Tensor, key_function: str) -> None:
+    """Check that the sums of a state are those of relu2, which has two, or of the others."""
+    terms = 2 if key_function == 'relu2' else 1
+    if sums.shape[-1] != terms * value.shape[-1]:
+        raise ValueError(
+            f'state must be made with the key_function of the step, {key_function!r}, which sums '
+            f'{terms * value.shape[-1]} channels, but it holds {sums.shape[-1]}'
+        )
 
 
 def check_buffer(size: int, needed: int) -> None:

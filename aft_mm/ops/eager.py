@@ -59,6 +59,20 @@ def apply_gate(query: Tensor | None, mixed: Tensor, gate: str, dtype: torch.dtyp
     return mixed.to(dtype)
 
 
+def relu_terms(key: Tensor, value: Tensor, key_function: str) -> Tensor:
+    """``relu(k) ⊙ v`` [..., D]; for relu2 followed by ``relu(−k) ⊙ v``, [..., 2·D]."""
+    if key_function == 'relu2':
+        key, value = torch.cat((key, -key), -1), torch.cat((value, value), -1)
+    return torch.relu(key) * value
+
+
+def apply_relu2_gates(query: Tensor, mixed: Tensor, dtype: torch.dtype) -> Tensor:
+    """``relu(q) ⊙ a + relu(−q) ⊙ b`` in the output type, of the sums (a, b) = mixed [..., 2·D]."""
+    query = query.to(mixed.dtype)
+    positive, negative = mixed.chunk(2, -1)
+    return (torch.relu(query) * positive + torch.relu(-query) * negative).to(dtype)
+
+
 def _columns(x: Tensor) -> Tensor:
     """[B, T, D] as [T, B·D]: one matrix product serves the batch."""
     return x.transpose(0, 1).flatten(1)
@@ -74,10 +88,12 @@ def _banded(query, key, value, band: Band, key_mask, gate) -> Tensor:
 def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
     """O(T·D): a softmax over tokens, or running sums when causal."""
     dtype = value.dtype
-    if key_function == 'relu':
+    if key_function != 'softmax':
         key, value = hide(key, value, key_mask, fill=0)
-        terms = torch.relu(key) * value
+        terms = relu_terms(key, value, key_function)
         mixed = terms.cumsum(1) if causal else terms.sum(1, keepdim=True)
+        if key_function == 'relu2':
+            return apply_relu2_gates(query, mixed, dtype)
     else:
         key, value = hide(key, value, key_mask)
         if causal:

@@ -43,11 +43,13 @@ def aft_simple(
 ) -> Tensor:
     """AFT without position bias, ``W = 1`` (arXiv 2105.14103, eq. 5).
 
-    ``key_function='relu'`` is the unnormalised ``g(q) ⊙ Σ relu(k) ⊙ v`` (ICLR submission, eq. 3).
-    Without `causal` T may differ from S. Returns [B, T, D].
+    ``key_function='relu'`` is the unnormalised ``g(q) ⊙ Σ relu(k) ⊙ v`` (ICLR submission, eq. 3);
+    ``'relu2'``, with gate='relu' only, is ``relu(q) ⊙ Σ relu(k) ⊙ v + relu(−q) ⊙ Σ relu(−k) ⊙ v``,
+    which is ``Σ relu(q ⊙ k) ⊙ v`` (eq. 6 there). Without `causal` T may differ from S.
+    Returns [B, T, D].
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
-    checks.check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
+    checks.check_key_function(key_function, gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
     return _run('aft_simple', value, query, key, value, key_function=key_function, **shared)
 

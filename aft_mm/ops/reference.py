@@ -64,13 +64,19 @@ def _near_bias(pos_u: Tensor, pos_v: Tensor, window: Window, grid, outside: floa
 
 
 def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
-    """``W = 1`` (eq. 5); with relu keys ``g(q) ⊙ Σ relu(k) v`` (ICLR submission eq. 3)."""
+    """``W = 1`` (eq. 5); relu keys: ``g(q) ⊙ Σ relu(k) v`` (ICLR submission eq. 3), relu2 eq. 6."""
     targets = key.shape[1] if query is None else query.shape[1]
     zeros = key.new_zeros(1, targets, key.shape[1], dtype=torch.float64)
     if key_function == 'softmax':
         return _mix(query, key, value, zeros, causal, key_mask, gate)
     dtype = value.dtype
     key, value = _hide(key, value, key_mask, fill=0)
+    if key_function == 'relu2':
+        terms = torch.relu(query.double()[:, :, None] * key[:, None]) * value[:, None]
+        if causal:
+            target, source = _indices(targets, targets, key.device)
+            terms = terms.masked_fill((source > target)[..., None], 0)
+        return terms.sum(2).to(dtype)
     terms = torch.relu(key) * value
     mixed = terms.cumsum(1) if causal else terms.sum(1, keepdim=True).expand(-1, targets, -1)
     return _apply_gate(query, mixed, gate, dtype)

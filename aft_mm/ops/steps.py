@@ -1,14 +1,14 @@
 """Causal ops one token at a time: ``NAME_init_state`` makes a state, ``NAME_step`` takes a token.
 
 Fed the tokens in order, the steps give the rows of the parallel causal op. query, key, value are
-[B, D] (key [B, h] for aft_conv, query None with ``gate='none'``), outputs [B, D]. :func:`prefill`
-takes a whole prompt at once; each sequence counts its own tokens, so prompts may differ in length.
-What a step must remember, and what it costs whatever its position:
+[B, D] (key [B, h] for aft_conv, query None with ``gate='none'``), outputs [B, D].
+:func:`aft_mm.ops.prefill` takes a whole prompt at once; each sequence counts its own tokens, so
+prompts may differ in length. What a step must remember, and what it costs at any position:
 
 =====================  ==========================================================  ================
 op                     state per sequence                                          time per step
 =====================  ==========================================================  ================
-aft_simple             running sums, O(D)                                          O(D)
+aft_simple             running sums, O(D), two of them for relu2                   O(D)
 aft_local              the last r + 1 tokens and sums of those before, O(r·D)      O(r·D)
 aft_conv               the same with the reach r of the kernel in raster order     O(r·D)
 aft_window             the tokens of the window, O(r·D)                            O(r·D)
@@ -21,68 +21,15 @@ States are float32 (or the `dtype` given), are updated in place and returned; no
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import checks
-from .eager import apply_gate
+from .eager import apply_gate, apply_relu2_gates, relu_terms
 from .geometry import Window, as_pair, hard_mask, kernel_index, near_mask, near_radius
-from .sums import Sums, leaf, lowest, mean, merge, reduce
-
-
-class StepState(NamedTuple):
-    """Sums of the tokens that left the buffer [B, 1, D], the buffer [B, n, ...], next index [B].
-
-    Token t lies in slot t mod n; the keys of empty slots are −inf.
-    """
-
-    sums: Sums
-    keys: Tensor
-    values: Tensor
-    position: Tensor
-
-
-def _init_state(
-    batch_size: int,
-    embed_dims: int,
-    size: int,
-    device: torch.device | str | None,
-    dtype: torch.dtype,
-    heads: int | None = None,
-) -> StepState:
-    options = dict(device=device, dtype=dtype)
-    keys = torch.full((batch_size, size, heads or embed_dims), -torch.inf, **options)
-    values = torch.zeros(batch_size, size, embed_dims, **options)
-    zeros = torch.zeros(batch_size, 1, embed_dims, **options)
-    position = torch.zeros(batch_size, dtype=torch.long, device=device)
-    return StepState(Sums(zeros + lowest(dtype), zeros, zeros), keys, values, position)
-
-
-def _channels(key: Tensor, value: Tensor) -> Tensor:
-    """Keys per head [..., h] for each of the channels [..., D]."""
-    return key.repeat_interleave(value.shape[-1] // key.shape[-1], -1)
-
-
-def _slot_tokens(last: Tensor, size: int) -> Tensor:
-    """Which token each slot holds once token `last` [B] is in, [B, n]; negative where empty."""
-    slots = torch.arange(size, device=last.device)
-    return last[:, None] - (last[:, None] - slots) % size
-
-
-def _push(state: StepState, key: Tensor, value: Tensor, keep_sums: bool) -> StepState:
-    """Store the token in place; what it overwrites joins the sums."""
-    size, dtype = state.keys.shape[1], state.keys.dtype
-    slot = (state.position % size).view(-1, 1, 1)
-    key_slot, value_slot = (slot.expand(-1, 1, x.shape[2]) for x in (state.keys, state.values))
-    sums = state.sums
-    if keep_sums:
-        old = state.values.gather(1, value_slot)
-        sums = merge(sums, leaf(_channels(state.keys.gather(1, key_slot), old), old))
-    state.keys.scatter_(1, key_slot, key.to(dtype).unsqueeze(1))
-    state.values.scatter_(1, value_slot, value.to(dtype).unsqueeze(1))
-    return StepState(sums, state.keys, state.values, state.position + 1)
+from .state import StepState, new_state, per_channel, push, slot_tokens
+from .sums import Sums, leaf, mean, merge, reduce
 
 
 def _weighted_step(
@@ -100,60 +47,31 @@ def _weighted_step(
     """
     checks.check_step(query, key, value, gate, state.keys, state.values)
     target = state.position[:, None]
-    tokens = _slot_tokens(state.position, state.keys.shape[1])
-    state = _push(state, key, value, keep_sums=far)
+    tokens = slot_tokens(state.position, state.keys.shape[1])
+    state = push(state, key, value, keep_sums=far)
     bias = bias_of(target, tokens.clamp_min(0)).to(state.keys.dtype)
     bias = bias if bias.dim() == 3 else bias.unsqueeze(-1)
-    result = reduce(_channels(state.keys + bias, state.values), state.values, 1)
+    result = reduce(per_channel(state.keys + bias, state.values), state.values, 1)
     if far:
         result = merge(result, state.sums)
     mixed = mean(result.numerator, result.denominator).squeeze(1)
     return apply_gate(query, mixed, gate, value.dtype), state
 
 
-@torch.no_grad()
-def prefill(
-    state: StepState,
-    key: Tensor,
-    value: Tensor,
-    lengths: Tensor,
-    *,
-    key_function: str = 'softmax',
-) -> StepState:
-    """The state after the first lengths[b] tokens of key and value [B, L, D], in one parallel pass.
-
-    `state` is fresh from the ``init_state`` of any op; `key_function` is that of aft_simple.
-    lengths [B] are 0 … L; tokens past them are padding, NaN allowed. Raises ValueError for a state
-    that has taken a token, and for lengths outside 0 … L.
-    """
-    checks.check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
-    checks.check_prefill(key, value, lengths, state.position)
-    size, dtype = state.keys.shape[1], state.keys.dtype
-    key, value = key.to(dtype), value.to(dtype)
-    left = (torch.arange(key.shape[1], device=key.device) < lengths[:, None] - size).unsqueeze(-1)
-    old = value.masked_fill(~left, 0)
-    if key_function == 'relu':
-        numerator = (torch.relu(key.masked_fill(~left, 0)) * old).sum(1, True)
-        sums = state.sums._replace(numerator=numerator)
-    else:
-        sums = reduce(_channels(key.masked_fill(~left, -torch.inf), old), old, 1)
-    tokens = _slot_tokens(lengths - 1, size).unsqueeze(-1)
-    keys, values = (
-        x.gather(1, tokens.clamp_min(0).expand(-1, -1, x.shape[2])).masked_fill(tokens < 0, empty)
-        for x, empty in ((key, -torch.inf), (value, 0))
-    )
-    return StepState(sums, keys, values, lengths.to(state.position))
-
-
 def aft_simple_init_state(
     batch_size: int,
     embed_dims: int,
     *,
+    key_function: str = 'softmax',
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
-    """Empty running sums: three tensors [B, 1, D]."""
-    return _init_state(batch_size, embed_dims, 0, device, dtype)
+    """Empty running sums: three tensors [B, 1, D], or [B, 1, 2·D] for relu2 with its two terms."""
+    checks.check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
+    state = new_state(batch_size, embed_dims, 0, device, dtype)
+    if key_function == 'relu2':
+        state = state._replace(sums=Sums(*(torch.cat((part, part), -1) for part in state.sums)))
+    return state
 
 
 @torch.no_grad()
@@ -167,17 +85,20 @@ def aft_simple_step(
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_simple` at constant cost."""
-    checks.check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
+    checks.check_key_function(key_function, gate)
     checks.check_step(query, key, value, gate, state.keys, state.values)
+    checks.check_terms(state.sums.numerator, value, key_function)
     dtype = state.values.dtype
     wide_key, wide_value = key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1)
-    if key_function == 'relu':
-        numerator = state.sums.numerator + torch.relu(wide_key) * wide_value
+    if key_function != 'softmax':
+        numerator = state.sums.numerator + relu_terms(wide_key, wide_value, key_function)
         sums, mixed = state.sums._replace(numerator=numerator), numerator
     else:
         sums = merge(state.sums, leaf(wide_key, wide_value))
         mixed = mean(sums.numerator, sums.denominator)
     state = state._replace(sums=sums, position=state.position + 1)
+    if key_function == 'relu2':
+        return apply_relu2_gates(query, mixed.squeeze(1), value.dtype), state
     return apply_gate(query, mixed.squeeze(1), gate, value.dtype), state
 
 
@@ -190,7 +111,7 @@ def aft_full_init_state(
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
     """Room for all `num_tokens` keys and values: every row of w weighs all of them anew."""
-    return _init_state(batch_size, embed_dims, num_tokens, device, dtype)
+    return new_state(batch_size, embed_dims, num_tokens, device, dtype)
 
 
 @torch.no_grad()
@@ -220,7 +141,7 @@ def aft_local_init_state(
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
     """A buffer as long as the window reaches back in raster order, and running sums."""
-    return _init_state(batch_size, embed_dims, _local_size(window, grid), device, dtype)
+    return new_state(batch_size, embed_dims, _local_size(window, grid), device, dtype)
 
 
 def _local_size(window: Window, grid: Sequence[int] | None) -> int:
@@ -268,7 +189,7 @@ def aft_conv_init_state(
 ) -> StepState:
     """A buffer as long as the kernel reaches back in raster order, and running sums."""
     size = _conv_size(kernel_size, grid)
-    return _init_state(batch_size, embed_dims, size, device, dtype, num_heads)
+    return new_state(batch_size, embed_dims, size, device, dtype, num_heads)
 
 
 def _conv_size(kernel: Sequence[int], grid: Sequence[int]) -> int:
@@ -315,7 +236,7 @@ def aft_window_init_state(
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
     """A buffer as long as the hard window reaches back in raster order."""
-    return _init_state(batch_size, embed_dims, _window_size(window, grid), device, dtype)
+    return new_state(batch_size, embed_dims, _window_size(window, grid), device, dtype)
 
 
 def _window_size(window: Window, grid: Sequence[int] | None) -> int:
@@ -368,8 +289,8 @@ def aft_local_normalized_step(
     _check_position(state, len(pos_u))
     checks.check_buffer(state.keys.shape[1], _local_size(window, grid))
     target = state.position[:, None]
-    tokens = _slot_tokens(state.position, state.keys.shape[1])
-    state = _push(state, key, value, keep_sums=True)
+    tokens = slot_tokens(state.position, state.keys.shape[1])
+    state = push(state, key, value, keep_sums=True)
     bias = _near_row(pos_u, pos_v, window, grid, outside=-torch.inf)(target, tokens.clamp_min(0))
     bias = bias.to(state.keys.dtype).masked_fill(tokens < 0, -torch.inf)
     local = torch.log_softmax(bias, 1).unsqueeze(-1)

@@ -15,6 +15,7 @@ MIXERS = {
     'AFTLocalNormalized': dict(window=2, rank=5),
     'AFTSimple': dict(),
     'AFTSimple-relu': dict(key_function='relu'),
+    'AFTSimple-relu2': dict(key_function='relu2'),
     'AFTConv': dict(num_heads=4, kernel_size=3),
     'AFTConv-no-query': dict(num_heads=12, kernel_size=3, query=False),
     'AFTConv-degenerate': dict(num_heads=1, kernel_size=5, global_connectivity=False),
@@ -23,7 +24,7 @@ MIXERS = {
     'SoftmaxAttention': dict(num_heads=3),
 }
 GRIDS = [(1,), (7,), (3, 5), (6, 1)]
-UNNORMALISED = ('AFTSimple-relu', 'AFTLocalNormalized')
+UNNORMALISED = ('AFTSimple-relu', 'AFTSimple-relu2', 'AFTLocalNormalized')
 
 every_mixer = pytest.mark.parametrize('name', MIXERS)
 every_grid = pytest.mark.parametrize('grid', GRIDS, ids=str)
@@ -188,6 +189,7 @@ def test_bfloat16_and_autocast(name, causal):
         ('AFTFull', dict(gate='none')),
         ('AFTFull', dict(causal=True)),
         ('AFTSimple', dict(key_function='relu')),
+        ('AFTSimple', dict(key_function='relu2')),
         ('AFTLocal', dict(window=0)),
         ('AFTLocal', dict(window=(2, 1))),
         ('AFTLocalNormalized', dict(window=1)),
@@ -273,6 +275,10 @@ def test_softmax_attention_equals_torch(causal):
         (dict(type='AFTFull', num_prefix_tokens=-1), 'num_prefix_tokens must be 0 or larger'),
         (dict(type='AFTFull', embed_dims=0), 'embed_dims must be 1 or larger, got 0'),
         (dict(type='AFTSimple', key_function='exp'), "key_function must be one .* got 'exp'"),
+        (
+            dict(type='AFTSimple', key_function='relu2', gate='sigmoid'),
+            "gate must be 'relu' for key_function='relu2', got 'sigmoid'",
+        ),
         (dict(type='AFTLocal', window=-1), 'window must be 0 or larger, got -1'),
         (dict(type='AFTLocal', window=(1, 2, 3)), 'window must be an int or a pair'),
         (dict(type='AFTLocal', window=1, grid=None), 'grid must have 1 or 2 dimensions .* None'),

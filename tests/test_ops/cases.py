@@ -50,14 +50,15 @@ class Case:
 def _simple(tokens, **options):
     label = '-'.join(f'{k}={v}' for k, v in options.items() if k != 'sources')
     sources = options.pop('sources', None)
-    relu = options.get('key_function') == 'relu'
+    if options.get('key_function') == 'relu2':
+        options['gate'] = 'relu'
     return Case(
         f'simple-{tokens}-{label}',
         'aft_simple',
         tokens,
         options,
         sources,
-        weights_sum_to_one=not relu,
+        weights_sum_to_one='key_function' not in options,
     )
 
 
@@ -111,6 +112,9 @@ CASES = [
     _simple(1, causal=True),
     _simple(7, key_function='relu'),
     _simple(7, key_function='relu', causal=True),
+    _simple(7, key_function='relu2'),
+    _simple(5, key_function='relu2', sources=9),
+    _simple(7, key_function='relu2', causal=True),
     _full(1),
     _full(7, sources=4),
     _full(63),

@@ -103,8 +103,11 @@ BAD = {
     "gate must be one of sigmoid, relu, none, got 'tanh'": lambda: ops.aft_simple(
         Q, Q, Q, gate='tanh'
     ),
-    "key_function must be one of softmax, relu, got 'elu'": lambda: ops.aft_simple(
+    "key_function must be one of softmax, relu, relu2, got 'elu'": lambda: ops.aft_simple(
         Q, Q, Q, key_function='elu'
+    ),
+    "gate must be 'relu' for key_function='relu2', got 'sigmoid'": lambda: ops.aft_simple(
+        Q, Q, Q, key_function='relu2'
     ),
     "got no query with gate='sigmoid'": lambda: ops.aft_simple(None, Q, Q),
     "got a query with gate='none'": lambda: ops.aft_simple(Q, Q, Q, gate='none'),

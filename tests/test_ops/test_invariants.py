@@ -30,7 +30,7 @@ def test_constant_value_passes_through(case):
     torch.testing.assert_close(case(query, key, value, *bias), expected)
 
 
-NORMALISED = [case for case in CASES if case.options.get('key_function') != 'relu']
+NORMALISED = [case for case in CASES if 'key_function' not in case.options]
 
 
 @pytest.mark.parametrize('case', NORMALISED, ids=lambda case: case.name)
@@ -158,6 +158,21 @@ def test_far_tokens_count_in_local_and_conv_but_not_in_window():
     assert not moved(ops.aft_conv, weight, grid=(30,), global_connectivity=False, **options)
     assert not moved(ops.aft_window, window=3, **options)
     assert not moved(ops.aft_local_normalized, *pos, window=3, **options)
+
+
+@pytest.mark.parametrize('causal', [False, True])
+def test_relu2_is_the_sum_of_the_rectified_products(causal):
+    query, key, value = randn(2, 9, 4), randn(2, 9, 4), randn(2, 9, 4)
+    expected = torch.relu(query[:, :, None] * key[:, None]) * value[:, None]
+    if causal:
+        expected = expected * torch.ones(9, 9).tril()[None, :, :, None]
+    options = dict(causal=causal, gate='relu')
+    got = ops.aft_simple(query, key, value, key_function='relu2', **options)
+    torch.testing.assert_close(got, expected.sum(2).to(got))
+    # The two signs of the query see different keys: one relu term has nothing where q < 0.
+    one_term = ops.aft_simple(query, key, value, key_function='relu', **options)
+    torch.testing.assert_close(got[query > 0], one_term[query > 0])
+    assert (one_term[query < 0] == 0).all() and (got[query < 0] != 0).any()
 
 
 @pytest.mark.parametrize('gate', ['sigmoid', 'relu', 'none'])

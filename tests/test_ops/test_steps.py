@@ -8,12 +8,16 @@ from aft_mm import ops
 from .cases import CASES, CAUSAL_CASES, CHANNELS
 
 
+def key_function(options):
+    return {k: v for k, v in options.items() if k == 'key_function'}
+
+
 def start(case, batch, dtype):
     """The initial state and the step options of a case."""
     options = {k: v for k, v in case.options.items() if k != 'causal'}
     init = getattr(ops, f'{case.op}_init_state')
     if case.op == 'aft_simple':
-        return init(batch, CHANNELS, dtype=dtype), options
+        return init(batch, CHANNELS, **key_function(options), dtype=dtype), options
     if case.op == 'aft_full':
         return init(batch, CHANNELS, case.tokens, dtype=dtype), options
     if case.op == 'aft_conv':
@@ -46,10 +50,9 @@ def test_steps_go_on_after_prompts_of_different_lengths(case, lengths):
     expected = case(query, key, value, *bias)
     lengths = torch.tensor(lengths).clamp_max(case.tokens - 1)
     start_state, options = start(case, 2, torch.float64)
-    key_function = dict(key_function=options['key_function']) if 'key_function' in options else {}
     padding = torch.arange(case.tokens)[None, :, None] >= lengths[:, None, None]
     hidden = [part.masked_fill(padding, torch.nan) for part in (key, value)]
-    state = ops.prefill(start_state, *hidden, lengths, **key_function)
+    state = ops.prefill(start_state, *hidden, lengths, **key_function(options))
     step = getattr(ops, f'{case.op}_step')
     each = torch.arange(2)
     for n in range(case.tokens - int(lengths.max())):
@@ -115,6 +118,18 @@ def test_a_token_or_window_of_another_state_is_refused():
         ops.aft_local_step(state, query, key[:, :1], value, *pos, window=3)
     with pytest.raises(ValueError, match='which need 5 tokens, but it holds 3'):
         ops.aft_local_step(state, query, key, value, *pos, window=5)
+
+
+def test_a_key_function_of_another_state_is_refused():
+    token = torch.randn(3, 1, CHANNELS).unbind()
+    state = ops.aft_simple_init_state(1, CHANNELS)
+    with pytest.raises(ValueError, match="'relu2', which sums 12 channels, but it holds 6"):
+        ops.aft_simple_step(state, *token, key_function='relu2', gate='relu')
+    with pytest.raises(ValueError, match="gate must be 'relu' for .*'relu2', got 'sigmoid'"):
+        ops.aft_simple_step(state, *token, key_function='relu2')
+    state = ops.aft_simple_init_state(1, CHANNELS, key_function='relu2')
+    with pytest.raises(ValueError, match="'relu', which sums 6 channels, but it holds 12"):
+        ops.aft_simple_step(state, *token, key_function='relu')
 
 
 def test_steps_keep_no_graph():

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from aft_mm import ops
-from aft_mm.ops.checks import KEY_FUNCTIONS, check_choice
+from aft_mm.ops.checks import check_key_function
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -19,15 +19,25 @@ class AFTSimple(AFTMixer):
     Args:
         embed_dims: channels D.
         key_function: 'softmax', or 'relu' for the unnormalised ``Σ relu(k) ⊙ v`` (ICLR submission,
-            eq. 3).
+            eq. 3), or 'relu2' for ``relu(q) ⊙ Σ relu(k) ⊙ v + relu(−q) ⊙ Σ relu(−k) ⊙ v`` (eq. 6).
+        gate: as in :class:`AFTMixer`; None for 'sigmoid', or 'relu' with relu2, which has no other.
         others: see :class:`AFTMixer`.
     """
 
     takes_prefix_tokens = True
 
-    def __init__(self, embed_dims: int, key_function: str = 'softmax', **kwargs: Any) -> None:
-        check_choice('key_function', key_function, KEY_FUNCTIONS)
-        super().__init__(embed_dims, **kwargs)
+    def __init__(
+        self,
+        embed_dims: int,
+        key_function: str = 'softmax',
+        *,
+        gate: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if gate is None:
+            gate = 'relu' if key_function == 'relu2' else 'sigmoid'
+        check_key_function(key_function, gate)
+        super().__init__(embed_dims, gate=gate, **kwargs)
         self.key_function = key_function
         # Without a query nothing tells the op how many rows to give.
         self.takes_memory = self.query is not None
@@ -44,7 +54,9 @@ class AFTSimple(AFTMixer):
         )
 
     def _init_state(self, batch_size: int) -> Any:
-        return ops.aft_simple_init_state(batch_size, self.embed_dims, device=self._device)
+        return ops.aft_simple_init_state(
+            batch_size, self.embed_dims, key_function=self.key_function, device=self._device
+        )
 
     def _prefill(self, state: Any, key, value, lengths: Tensor) -> Any:
         return ops.prefill(state, key, value, lengths, key_function=self.key_function)

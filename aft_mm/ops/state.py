@@ -1,0 +1,98 @@
+"""The state of a causal op between steps, and what every step does with it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .eager import relu_terms
+from .sums import Sums, leaf, lowest, merge, reduce
+
+
+class StepState(NamedTuple):
+    """Sums of the tokens that left the buffer [B, 1, D], the buffer [B, n, ...], next index [B].
+
+    Token t lies in slot t mod n; the keys of empty slots are −inf.
+    """
+
+    sums: Sums
+    keys: Tensor
+    values: Tensor
+    position: Tensor
+
+
+def new_state(
+    batch_size: int,
+    embed_dims: int,
+    size: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+    heads: int | None = None,
+) -> StepState:
+    """The state before the first token, with room for `size` tokens; key heads h are D or given."""
+    options = dict(device=device, dtype=dtype)
+    keys = torch.full((batch_size, size, heads or embed_dims), -torch.inf, **options)
+    values = torch.zeros(batch_size, size, embed_dims, **options)
+    zeros = torch.zeros(batch_size, 1, embed_dims, **options)
+    position = torch.zeros(batch_size, dtype=torch.long, device=device)
+    return StepState(Sums(zeros + lowest(dtype), zeros, zeros), keys, values, position)
+
+
+def per_channel(key: Tensor, value: Tensor) -> Tensor:
+    """Keys per head [..., h] for each of the channels [..., D]."""
+    return key.repeat_interleave(value.shape[-1] // key.shape[-1], -1)
+
+
+def slot_tokens(last: Tensor, size: int) -> Tensor:
+    """Which token each slot holds once token `last` [B] is in, [B, n]; negative where empty."""
+    slots = torch.arange(size, device=last.device)
+    return last[:, None] - (last[:, None] - slots) % size
+
+
+def push(state: StepState, key: Tensor, value: Tensor, keep_sums: bool) -> StepState:
+    """Store the token in place; what it overwrites joins the sums."""
+    size, dtype = state.keys.shape[1], state.keys.dtype
+    slot = (state.position % size).view(-1, 1, 1)
+    key_slot, value_slot = (slot.expand(-1, 1, x.shape[2]) for x in (state.keys, state.values))
+    sums = state.sums
+    if keep_sums:
+        old = state.values.gather(1, value_slot)
+        sums = merge(sums, leaf(per_channel(state.keys.gather(1, key_slot), old), old))
+    state.keys.scatter_(1, key_slot, key.to(dtype).unsqueeze(1))
+    state.values.scatter_(1, value_slot, value.to(dtype).unsqueeze(1))
+    return StepState(sums, state.keys, state.values, state.position + 1)
+
+
+@torch.no_grad()
+def prefill(
+    state: StepState,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    *,
+    key_function: str = 'softmax',
+) -> StepState:
+    """The state after the first lengths[b] tokens of key and value [B, L, D], in one parallel pass.
+
+    `state` is fresh from the ``init_state`` of any op; `key_function` is that of aft_simple.
+    lengths [B] are 0 … L; tokens past them are padding, NaN allowed. Raises ValueError for a state
+    that has taken a token, and for lengths outside 0 … L.
+    """
+    checks.check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
+    checks.check_prefill(key, value, lengths, state.position)
+    size, dtype = state.keys.shape[1], state.keys.dtype
+    key, value = key.to(dtype), value.to(dtype)
+    left = (torch.arange(key.shape[1], device=key.device) < lengths[:, None] - size).unsqueeze(-1)
+    old = value.masked_fill(~left, 0)
+    if key_function != 'softmax':
+        terms = relu_terms(key.masked_fill(~left, 0), old, key_function)
+        sums = state.sums._replace(numerator=terms.sum(1, True))
+    else:
+        sums = reduce(per_channel(key.masked_fill(~left, -torch.inf), old), old, 1)
+    tokens = slot_tokens(lengths - 1, size).unsqueeze(-1)
+    keys, values = (
+        x.gather(1, tokens.clamp_min(0).expand(-1, -1, x.shape[2])).masked_fill(tokens < 0, empty)
+        for x, empty in ((key, -torch.inf), (value, 0))
+    )
+    return StepState(sums, keys, values, lengths.to(state.position))
