@@ -9,7 +9,15 @@ from mmengine import registry as root
 
 from aft_mm.checkpoint import register_safe_loading
 
-__all__ = ['DATASETS', 'HOOKS', 'MODELS', 'OPTIM_WRAPPERS', 'PARAM_SCHEDULERS']
+__all__ = [
+    'DATASETS',
+    'HOOKS',
+    'METRICS',
+    'MODELS',
+    'OPTIM_WRAPPERS',
+    'PARAM_SCHEDULERS',
+    'TRANSFORMS',
+]
 
 # Token mixers and blocks, then backbones and the rest of a model.
 MODELS = root.Registry(
@@ -17,6 +25,12 @@ MODELS = root.Registry(
 # One file per kind of data.
 DATASETS = root.Registry(
     'dataset', parent=root.DATASETS, scope='aft_mm', locations=['aft_mm.datasets'])
+# Steps of a data pipeline.
+TRANSFORMS = root.Registry(
+    'transform', parent=root.TRANSFORMS, scope='aft_mm', locations=['aft_mm.datasets.transforms'])
+# Numbers that say how good a model is.
+METRICS = root.Registry(
+    'metric', parent=root.METRICS, scope='aft_mm', locations=['aft_mm.evaluation'])
 # What happens around the iterations of a run, how a gradient becomes a step, and how large a one.
 HOOKS = root.Registry('hook', parent=root.HOOKS, scope='aft_mm', locations=['aft_mm.engine'])
 OPTIM_WRAPPERS = root.Registry(

@@ -1,0 +1,80 @@
+"""MNIST from its original files."""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+from mmengine.dataset import BaseDataset
+
+from aft_mm.registry import DATASETS
+
+
+@DATASETS.register_module()
+class MNISTIdx(BaseDataset):
+    """MNIST as the four files of its original distribution, gzipped or not, whole or a part of it.
+
+    A sample is ``dict(img=uint8 [28, 28], gt_label=int)``. Nothing is downloaded. mmpretrain's
+    MNIST reads unpacked files only, and its test split only if ``test_mode`` says so too.
+
+    Args:
+        data_root: The folder that holds ``train-images-idx3-ubyte.gz`` and its three companions.
+        split: ``'train'`` or ``'test'``.
+        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+
+    Raises:
+        FileNotFoundError: A file of the split is missing.
+        ValueError: ``split`` is unknown, or a file is damaged or of another kind.
+    """
+
+    METAINFO = dict(classes=tuple('0123456789'))
+    FILES = dict(train='train', test='t10k')
+
+    def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:
+        if split not in self.FILES:
+            raise ValueError(f"split must be 'train' or 'test', but got {split!r}.")
+        self.split = split
+        super().__init__(data_root=data_root, **kwargs)
+
+    def load_data_list(self) -> list[dict]:
+        """Read the split: one ``dict(img, gt_label)`` per digit, in the order of the files."""
+        folder, prefix = Path(self.data_root), self.FILES[self.split]
+        images = read_idx(folder / f'{prefix}-images-idx3-ubyte', num_axes=3)
+        labels = read_idx(folder / f'{prefix}-labels-idx1-ubyte', num_axes=1)
+        if len(images) != len(labels):
+            raise ValueError(f'{folder} has {len(images)} images but {len(labels)} labels in its '
+                             f'{self.split} split.')
+        return [
+            dict(img=image, gt_label=int(label))
+            for image, label in zip(images, labels, strict=True)
+        ]
+
+
+def read_idx(path: Path, num_axes: int) -> np.ndarray:
+    """The array of one idx file of bytes, ``path`` itself or ``<path>.gz``.
+
+    An idx file is the bytes 0, 0, 8 (the code of uint8) and the number of axes, then the length of
+    every axis as a big-endian 32-bit integer, then the values in raster order.
+
+    Raises:
+        FileNotFoundError: Neither file exists.
+        ValueError: The file is not an idx file of bytes with ``num_axes`` axes, or is truncated.
+    """
+    packed = path.with_name(f'{path.name}.gz')
+    if not path.is_file() and not packed.is_file():
+        raise FileNotFoundError(f'{packed} of MNIST does not exist: point data_root (or '
+                                'AFT_MM_DATA) at the folder that holds it.')
+    try:
+        data = path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f'{packed} is not a whole gzip file: {error}') from error
+    header = 4 + 4 * num_axes
+    if data[:4] != bytes([0, 0, 8, num_axes]) or len(data) < header:
+        raise ValueError(f'{path} is not an idx file of bytes with {num_axes} axes.')
+    shape = np.frombuffer(data, '>i4', num_axes, offset=4).tolist()
+    size = header + math.prod(shape)
+    if len(data) != size:
+        raise ValueError(
+            f'{path} should have {size} bytes, as its header says, but has {len(data)}.')
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)

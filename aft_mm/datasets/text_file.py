@@ -1,0 +1,138 @@
+"""Any file as a sequence of bytes, such as enwik8."""
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from aft_mm.registry import DATASETS
+from aft_mm.structures import SequenceSample
+
+SPLITS = ('train', 'val', 'test')
+
+
+@DATASETS.register_module()
+class TextFile(Dataset):
+    """The bytes of one file, its beginning for training, what follows for validation and test.
+
+    The default split is that of Transformer-XL for enwik8: 90, 5 and 5 of 100 million bytes. A
+    plain file is memory-mapped, a ``.gz`` file decompressed into memory. A sample is
+    ``dict(inputs=uint8 [T], data_samples=SequenceSample(length=T, num_context))``.
+
+    - ``train``: random crops of ``context_length`` bytes, drawn anew whenever they are asked for.
+    - ``val``, ``test``, ``evaluation='blocks'``: the split in order, cut into contexts; the last
+      is shorter. Every byte is predicted once, the first of a block from nothing.
+    - ``val``, ``test``, ``evaluation='strided'``: contexts that advance by ``stride`` bytes, of
+      which all but the last ``stride`` bytes are given (``num_context``) except in the first.
+      Every byte is predicted once, from ``context_length - stride`` bytes or more.
+
+    Args:
+        data_file: Path of the file. Where it is missing, ``<data_file>.gz`` serves.
+        split: ``'train'``, ``'val'`` or ``'test'``.
+        context_length: T, bytes of a context.
+        evaluation: ``'blocks'`` or ``'strided'``.
+        stride: Bytes by which a strided evaluation advances, 1 to ``context_length``.
+        split_ratio: Shares of train, val and test; they sum to 1.
+        samples_per_epoch: Crops of a training epoch; by default as many as contexts fit into the
+            split.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: An argument is out of range, or the split is shorter than one context.
+    """
+
+    def __init__(
+        self,
+        data_file: str,
+        split: str = 'train',
+        context_length: int = 1024,
+        evaluation: str = 'blocks',
+        stride: int | None = None,
+        split_ratio: Sequence[float] = (0.9, 0.05, 0.05),
+        samples_per_epoch: int | None = None,
+    ) -> None:
+        if split not in SPLITS:
+            raise ValueError(f'split must be one of {SPLITS}, but got {split!r}.')
+        if evaluation not in ('blocks', 'strided'):
+            raise ValueError(
+                f"evaluation must be 'blocks' or 'strided', but got {evaluation!r}.")
+        if (evaluation == 'strided') != (stride is not None) or (
+                stride is not None and not 1 <= stride <= context_length):
+            raise ValueError(
+                "stride must be 1 to context_length with evaluation='strided' and None with "
+                f"'blocks', but got {stride!r} with {evaluation!r} and a context_length of "
+                f'{context_length}.')
+        if len(split_ratio) != 3 or min(split_ratio) < 0 or abs(sum(split_ratio) - 1) > 1e-6:
+            raise ValueError('split_ratio must be three shares that sum to 1, for train, val and '
+                             f'test, but got {tuple(split_ratio)}.')
+        if context_length < 1 or (samples_per_epoch is not None and samples_per_epoch < 1):
+            raise ValueError('context_length and samples_per_epoch must be at least 1, but got '
+                             f'{context_length} and {samples_per_epoch}.')
+        self.split = split
+        self.context_length = context_length
+        self.stride = stride or context_length
+        self.data = take_split(read_bytes(data_file), split, split_ratio)
+        if len(self.data) < context_length:
+            raise ValueError(f'the {split} split of {data_file!r} has {len(self.data)} bytes, '
+                             f'which is shorter than one context of {context_length} bytes.')
+        # A window beyond the first is needed for every further stride that has begun.
+        windows = 1 + -(-(len(self.data) - context_length) // self.stride)
+        crops = samples_per_epoch or len(self.data) // context_length
+        self.num_samples = crops if split == 'train' else windows
+
+    @property
+    def metainfo(self) -> dict:
+        """What the log and the checkpoint say about the data."""
+        return dict(vocab_size=256, split=self.split, context_length=self.context_length)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict:
+        """Context ``index``, in training a random one."""
+        if not 0 <= index < self.num_samples:
+            raise IndexError(f'index must be 0 to {self.num_samples - 1}, but got {index}.')
+        if self.split == 'train':
+            start = np.random.randint(len(self.data) - self.context_length + 1)
+            num_context = 0
+        else:
+            start = index * self.stride
+            num_context = self.context_length - self.stride if index else 0
+        tokens = torch.from_numpy(np.array(self.data[start:start + self.context_length]))
+        sample = SequenceSample(metainfo=dict(length=len(tokens), num_context=num_context))
+        return dict(inputs=tokens, data_samples=sample)
+
+
+def take_split(data: np.ndarray, split: str, ratio: Sequence[float]) -> np.ndarray:
+    """The part of ``data`` [N] that ``split`` stands for, train first and test last."""
+    position = SPLITS.index(split)
+    start, stop = (round(len(data) * sum(ratio[:i])) for i in (position, position + 1))
+    return data[start:stop]
+
+
+def read_bytes(data_file: str) -> np.ndarray:
+    """The bytes of a plain file (memory-mapped) or a ``.gz`` file: uint8 ``[N]``.
+
+    Raises:
+        FileNotFoundError: Neither ``data_file`` nor ``<data_file>.gz`` exists.
+        ValueError: The file is empty, or is named ``.gz`` and is no gzip file.
+    """
+    path = Path(data_file)
+    if not path.is_file():
+        path = path.with_name(f'{path.name}.gz')
+    if not path.is_file():
+        raise FileNotFoundError(f'data_file {data_file!r} does not exist, neither as it is nor '
+                                'with the ending .gz.')
+    if path.suffix != '.gz':
+        if path.stat().st_size == 0:
+            raise ValueError(f'data_file {data_file!r} is empty.')
+        return np.memmap(path, dtype=np.uint8, mode='r')
+    try:
+        with gzip.open(path) as file:
+            return np.frombuffer(file.read(), dtype=np.uint8)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f'data_file {str(path)!r} is not a whole gzip file: {error}') from error

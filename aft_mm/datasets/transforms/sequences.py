@@ -1,0 +1,73 @@
+"""Images as sequences of tokens."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from mmcv.transforms import BaseTransform
+
+from aft_mm.registry import TRANSFORMS
+from aft_mm.structures import SequenceSample
+
+
+@TRANSFORMS.register_module()
+class RandomValueShift(BaseTransform):
+    """Add one random integer to all sub-pixels of an image, clipped to 0..255.
+
+    The brightness augmentation of the AFT paper's CIFAR-10 models (ICLR submission, section 4.1).
+
+    Args:
+        max_shift: The integer is uniform in ``[-max_shift, max_shift]``, in grey levels.
+
+    Raises:
+        ValueError: ``max_shift`` is not in 0..255.
+    """
+
+    def __init__(self, max_shift: int = 10) -> None:
+        if not 0 <= max_shift <= 255:
+            raise ValueError(f'max_shift must be 0 to 255, but got {max_shift!r}.')
+        self.max_shift = max_shift
+
+    def transform(self, results: dict) -> dict:
+        """Shift ``results['img']``, uint8 of any shape."""
+        shift = np.random.randint(-self.max_shift, self.max_shift + 1)
+        image = results['img'].astype(np.int16) + shift
+        results['img'] = image.clip(0, 255).astype(np.uint8)
+        return results
+
+
+@TRANSFORMS.register_module()
+class PackSequence(BaseTransform):
+    """Lay an image out as a sequence in raster order; the last step of a pipeline.
+
+    Gives ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``.
+
+    Args:
+        image_shape: ``(H, W, C)`` that every image must have, C = 1 or 3 (RGB).
+        tokens: ``'subpixels'``: T = H·W·C values, R, G, B of a pixel one after the other;
+            ``'pixels'``: T = H·W vectors of C values.
+
+    Raises:
+        ValueError: ``tokens`` is unknown, or an image has another shape or is not uint8.
+    """
+
+    def __init__(self, image_shape: Sequence[int], tokens: str = 'subpixels') -> None:
+        if tokens not in ('subpixels', 'pixels'):
+            raise ValueError(f"tokens must be 'subpixels' or 'pixels', but got {tokens!r}.")
+        self.image_shape = tuple(image_shape)
+        self.tokens = tokens
+
+    def transform(self, results: dict) -> dict:
+        """Pack ``results['img']``, uint8 ``[H, W, C]``, or ``[H, W]`` for C = 1."""
+        image = results['img']
+        if image.ndim == 2:
+            image = image[..., None]
+        if image.shape != self.image_shape or image.dtype != np.uint8:
+            raise ValueError(f'image must be uint8 of image_shape {self.image_shape}, but is '
+                             f'{image.dtype} of shape {image.shape}.')
+        channels = self.image_shape[-1]
+        image = image.reshape(-1) if self.tokens == 'subpixels' else image.reshape(-1, channels)
+        # A flipped image runs backwards through memory, which torch cannot wrap.
+        tokens = torch.from_numpy(np.ascontiguousarray(image))
+        sample = SequenceSample(metainfo=dict(length=len(tokens), num_context=0))
+        return dict(inputs=tokens, data_samples=sample)

@@ -1,0 +1,97 @@
+"""MNIST in its original files."""
+
+import gzip
+
+import numpy as np
+import pytest
+from mmengine.registry import DATASETS, init_default_scope
+
+from aft_mm.datasets import MNISTIdx
+
+SHAPES = dict(train=7, t10k=5)
+
+
+def idx(array, code=8):
+    header = bytes([0, 0, code, array.ndim]) + np.array(array.shape, '>i4').tobytes()
+    return header + array.tobytes()
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """Random digits of both splits; written as the original files, unpacked and packed."""
+    rng = np.random.default_rng(0)
+    digits = {}
+    for prefix, count in SHAPES.items():
+        images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = rng.integers(0, 10, count, dtype=np.uint8)
+        digits[prefix] = images, labels
+        for name, array in {'images-idx3': images, 'labels-idx1': labels}.items():
+            for folder in ('plain', 'packed'):
+                (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / 'plain' / f'{prefix}-{name}-ubyte').write_bytes(idx(array))
+            (tmp_path / 'packed' / f'{prefix}-{name}-ubyte.gz').write_bytes(
+                gzip.compress(idx(array)))
+    return digits
+
+
+@pytest.mark.parametrize('folder', ['plain', 'packed'])
+@pytest.mark.parametrize(('split', 'prefix'), [('train', 'train'), ('test', 't10k')])
+def test_images_and_labels_are_those_of_the_files(tmp_path, digits, folder, split, prefix):
+    dataset = MNISTIdx(str(tmp_path / folder), split)
+    images, labels = digits[prefix]
+    np.testing.assert_array_equal([sample['img'] for sample in dataset], images)
+    assert [sample['gt_label'] for sample in dataset] == labels.tolist()
+
+
+@pytest.mark.parametrize('split', ['train', 'test'])
+def test_samples_are_those_of_mmpretrain(tmp_path, digits, split):
+    init_default_scope('mmpretrain')
+    other = DATASETS.build(dict(type='MNIST', data_root=str(tmp_path / 'plain'), split=split,
+                                test_mode=split == 'test', download=False))
+    own = MNISTIdx(str(tmp_path / 'packed'), split)
+    assert len(own) == len(other)
+    for one, two in zip(own, other, strict=True):
+        np.testing.assert_array_equal(one['img'], two['img'])
+        assert one['gt_label'] == two['gt_label']
+
+
+@pytest.mark.parametrize(('name', 'change', 'message'), [
+    ('images-idx3', lambda data: data[:-1], 'should have 5504 bytes, .* but has 5503'),
+    ('images-idx3', lambda data: data[:9], 'not an idx file of bytes with 3 axes'),
+    ('labels-idx1', lambda data: bytes([0, 0, 13, 1]) + data[4:],
+     'not an idx file of bytes with 1 axes'),
+    ('labels-idx1', lambda data: idx(np.zeros(6, np.uint8)), '7 images but 6 labels'),
+])
+@pytest.mark.parametrize('folder', ['plain', 'packed'])
+def test_damaged_files_are_named(tmp_path, digits, folder, name, change, message):
+    path = tmp_path / folder / f'train-{name}-ubyte{".gz" * (folder == "packed")}'
+    if folder == 'plain':
+        path.write_bytes(change(path.read_bytes()))
+    else:
+        path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()))))
+    with pytest.raises(ValueError, match=message):
+        MNISTIdx(str(tmp_path / folder))
+
+
+def test_half_a_gzip_file_is_named(tmp_path, digits):
+    path = tmp_path / 'packed/t10k-images-idx3-ubyte.gz'
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match='t10k-images-idx3-ubyte.gz is not a whole gzip file'):
+        MNISTIdx(str(tmp_path / 'packed'), 'test')
+
+
+def test_missing_folder_and_unknown_split_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match='train-images-idx3-ubyte.gz of MNIST does not'):
+        MNISTIdx(str(tmp_path))
+    with pytest.raises(ValueError, match="split must be 'train' or 'test', but got 'val'"):
+        MNISTIdx(str(tmp_path), 'val')
+
+
+def test_data_pack(shared_data):
+    root = shared_data / 'mnist'
+    if not root.is_dir():
+        pytest.skip(f'the MNIST pack is not at {root}')
+    train, test = MNISTIdx(str(root)), MNISTIdx(str(root), 'test')
+    assert [train[i]['gt_label'] for i in range(3)] == [5, 0, 4]  # as MNIST begins
+    assert test[0]['gt_label'] == 7
+    assert train[0]['img'].shape == (28, 28) and train[0]['img'].max() == 255
