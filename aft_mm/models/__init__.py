@@ -1,5 +1,17 @@
-"""Models: what a config of the host libraries builds by name."""
+"""Models: what a config builds by name."""
 
+from .algorithms import AutoregressiveModel
 from .backbones import AFTViT
+from .data_preprocessor import SequencePreprocessor
+from .decoders import SequenceDecoder
+from .encoders import SequenceEncoder
+from .heads import CategoricalHead
 
-__all__ = ['AFTViT']
+__all__ = [
+    'AFTViT',
+    'AutoregressiveModel',
+    'CategoricalHead',
+    'SequenceDecoder',
+    'SequenceEncoder',
+    'SequencePreprocessor',
+]

@@ -1,0 +1,5 @@
+"""Task models."""
+
+from .autoregressive_model import AutoregressiveModel
+
+__all__ = ['AutoregressiveModel']

@@ -1,0 +1,101 @@
+"""The one model of every autoregressive task."""
+
+from typing import Any
+
+import torch
+from mmengine.model import BaseModel
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from aft_mm.registry import MODELS
+from aft_mm.structures import SequenceSample
+
+MODES = ('tensor', 'loss', 'predict')
+
+
+@MODELS.register_module()
+class AutoregressiveModel(BaseModel):
+    """``p(x) = Π_t p(x_t | x_<t)``, with an encoder ``p(x | source)``.
+
+    Args:
+        decoder: config, such as :class:`SequenceDecoder`'s.
+        head: config of :class:`CategoricalHead` or :class:`LogisticMixtureHead`.
+        encoder: config of what reads the ``source`` of the samples; the decoder then needs a cross
+            mixer.
+        data_preprocessor: config, :class:`SequencePreprocessor` unless given.
+        init_cfg: see mmengine's BaseModule; the parts already initialise themselves.
+    """
+
+    def __init__(
+        self,
+        decoder: dict[str, Any],
+        head: dict[str, Any],
+        encoder: dict[str, Any] | None = None,
+        data_preprocessor: dict[str, Any] | None = None,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        super().__init__(data_preprocessor or dict(type='aft_mm.SequencePreprocessor'), init_cfg)
+        self.encoder = None if encoder is None else MODELS.build(encoder)
+        self.decoder = MODELS.build(decoder)
+        self.head = MODELS.build(head)
+        if getattr(self.head, 'tied', False):
+            self.head.tie(self.decoder.embedding)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        data_samples: list[SequenceSample] | None = None,
+        mode: str = 'tensor',
+    ) -> Tensor | dict[str, Tensor] | list[SequenceSample]:
+        """inputs int64 [B, T] or [B, T, C], padded as :class:`SequencePreprocessor` does.
+
+        'tensor' gives hidden [B, T, D]; 'loss' ``dict(loss=…)``, the mean of nats per dimension
+        over all predicted tokens; 'predict' the samples with their ``nats`` and ``num_dims``,
+        computed in float64 from the logits on. Raises ValueError for another mode, for a token outside
+        the vocabulary and for a sequence longer than the position table.
+        """
+        if mode not in MODES:
+            raise ValueError(f'mode must be one of {", ".join(MODES)}, got {mode!r}')
+        samples = data_samples or [SequenceSample() for _ in inputs]
+        hidden = self.decoder(inputs, *self.encode([sample.get('source') for sample in samples]))
+        if mode == 'tensor':
+            return hidden
+        counted = _counted(inputs, samples)
+        num_dims = counted.sum(1) * self.head.dims_per_token
+        if mode == 'loss':
+            nats = self.head.nats(hidden, inputs).masked_fill(~counted, 0)
+            return dict(loss=nats.sum() / num_dims.sum())
+        nats = self.head.nats(hidden, inputs, dtype=torch.float64).masked_fill(~counted, 0)
+        for sample, total, number in zip(
+            samples, nats.sum(1).tolist(), num_dims.tolist(), strict=True
+        ):
+            sample.nats, sample.num_dims = total, number
+        return samples
+
+    def encode(self, sources: list[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
+        """The memory [B, S, D] of the source tokens and its mask [B, S]; None without an encoder.
+
+        Raises ValueError for a source that is missing or has no use.
+        """
+        missing = [source is None for source in sources]
+        if any(missing) if self.encoder is not None else not all(missing):
+            need = 'for every sample' if self.encoder is not None else 'only to an encoder'
+            raise ValueError(
+                f'a source must be given {need}, got one for {missing.count(False)} of '
+                f'{len(missing)} samples'
+            )
+        if self.encoder is None:
+            return None, None
+        device = next(self.parameters()).device
+        lengths = torch.tensor([len(source) for source in sources], device=device)
+        tokens = pad_sequence(sources, batch_first=True).to(device).long()
+        mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
+        return self.encoder(tokens, mask), mask
+
+
+def _counted(inputs: Tensor, samples: list[SequenceSample]) -> Tensor:
+    """Which tokens are predicted, bool [B, T]: neither context nor padding."""
+    spans = [(s.get('num_context', 0), s.get('length', inputs.shape[1])) for s in samples]
+    first, end = torch.tensor(spans, device=inputs.device).unsqueeze(-1).unbind(1)
+    token = torch.arange(inputs.shape[1], device=inputs.device)
+    return (token >= first) & (token < end)

@@ -1,0 +1,102 @@
+"""What encoder and decoder of sequences share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from aft_mm.layers import Block, PositionEmbedding
+from aft_mm.registry import MODELS
+
+
+class BlockStack(BaseModule):
+    """Embedding, learned positions, pre-norm blocks and a final LayerNorm.
+
+    Args:
+        embed_dims: channels D.
+        num_layers: number of blocks.
+        embedding: config of the embedding of tokens, such as
+            ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``; embed_dims is added.
+        token_mixer: config of the mixer of every block; `causal` is set here.
+        grid: what the position table and the mixers are made for: (T,) of a sequence, or (H, W) of
+            a picture in raster order, 3·W for sub-pixels.
+        causal: whether a token sees the tokens before it only.
+        mlp_ratio: width of the MLP over D.
+        drop_rate: dropout probability after the embedding, after mixers and in MLPs.
+        cross_mixer: config of a mixer over a memory, see :class:`Block`.
+        with_cp: gradient checkpointing per block, non-reentrant.
+        init_cfg: see mmengine's BaseModule; the constructor already initialises.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_layers: int,
+        embedding: dict[str, Any],
+        token_mixer: dict[str, Any],
+        grid: Sequence[int],
+        *,
+        causal: bool,
+        mlp_ratio: float = 4.0,
+        drop_rate: float = 0.0,
+        cross_mixer: dict[str, Any] | None = None,
+        with_cp: bool = False,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        if num_layers < 1:
+            raise ValueError(f'num_layers must be 1 or larger, got {num_layers}')
+        self.embed_dims = embed_dims
+        self.with_cp = with_cp
+        self.embedding = MODELS.build({'embed_dims': embed_dims, **embedding})
+        self.position_embedding = PositionEmbedding(grid, embed_dims)
+        self.grid = self.position_embedding.grid
+        self.drop = nn.Dropout(drop_rate)
+        self.layers = nn.ModuleList(
+            Block(
+                embed_dims,
+                {**token_mixer, 'causal': causal},
+                grid=self.grid,
+                mlp_ratio=mlp_ratio,
+                drop_rate=drop_rate,
+                cross_mixer=cross_mixer,
+            )
+            for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
+
+    @property
+    def max_length(self) -> int:
+        """The number of positions T of the table."""
+        return self.position_embedding.num_tokens
+
+    def check_length(self, length: int) -> None:
+        """Raise ValueError for a sequence longer than the position table."""
+        if length > self.max_length:
+            raise ValueError(
+                f'a sequence must not be longer than the position table of {self.max_length} '
+                f'tokens, got {length}'
+            )
+
+    def add_positions(self, x: Tensor) -> Tensor:
+        """x [B, T, D] with the vectors of the first T positions, and dropout."""
+        return self.drop(x + self.position_embedding()[: x.shape[1]])
+
+    def run_blocks(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        """x [B, T, D] through blocks and norm."""
+        inputs = (None, key_mask, memory, memory_mask)
+        for layer in self.layers:
+            if self.with_cp and torch.is_grad_enabled():
+                x = checkpoint(layer, x, *inputs, use_reentrant=False)
+            else:
+                x = layer(x, *inputs)
+        return self.norm(x)

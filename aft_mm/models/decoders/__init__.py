@@ -1,0 +1,5 @@
+"""Decoders."""
+
+from .sequence_decoder import DecoderState, SequenceDecoder
+
+__all__ = ['DecoderState', 'SequenceDecoder']

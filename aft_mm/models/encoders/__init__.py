@@ -1,0 +1,5 @@
+"""Encoders."""
+
+from .sequence_encoder import SequenceEncoder
+
+__all__ = ['SequenceEncoder']

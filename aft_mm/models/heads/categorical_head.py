@@ -1,0 +1,75 @@
+"""The softmax head."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aft_mm.layers import TokenEmbedding
+from aft_mm.registry import MODELS
+
+from .sampling import draw
+
+
+@MODELS.register_module()
+class CategoricalHead(nn.Module):
+    """A categorical distribution over V values, ``softmax(W h + b)``.
+
+    Args:
+        embed_dims: channels D.
+        num_classes: V.
+        tied: W is the table of the decoder's embedding, given by :meth:`tie`; then the checkpoint
+            holds it once, as that of the embedding.
+    """
+
+    dims_per_token = 1
+
+    def __init__(self, embed_dims: int, num_classes: int, tied: bool = False) -> None:
+        super().__init__()
+        if num_classes < 1:
+            raise ValueError(f'num_classes must be 1 or larger, got {num_classes}')
+        self.shape = (num_classes, embed_dims)
+        self.tied = tied
+        self.bias = nn.Parameter(torch.zeros(num_classes))
+        # In a tuple, torch does not take the embedding for a module of this one.
+        self._embedding: tuple[nn.Module, ...] = ()
+        self.register_parameter('weight', None)
+        if not tied:
+            self.weight = nn.Parameter(torch.empty(self.shape))
+            nn.init.trunc_normal_(self.weight, std=0.02)
+
+    def tie(self, embedding: nn.Module) -> None:
+        """Use the table of `embedding` as W; ValueError unless it has one of shape [V, D]."""
+        if not isinstance(embedding, TokenEmbedding) or embedding.weight.shape != self.shape:
+            raise ValueError(
+                f'tied=True needs a TokenEmbedding of {list(self.shape)}, got {embedding}'
+            )
+        self._embedding = (embedding,)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [..., D] -> [..., V]."""
+        weight = self._embedding[0].weight if self.tied else self.weight
+        return F.linear(hidden, weight, self.bias)
+
+    def nats(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """``−log p(target)`` for hidden [..., D] and targets [...], computed in `dtype`; [...].
+
+        Raises ValueError for targets of another shape.
+        """
+        if targets.shape != hidden.shape[:-1]:
+            raise ValueError(
+                f'targets must be {list(hidden.shape[:-1])}, got {list(targets.shape)}'
+            )
+        logits = self.logits(hidden).to(dtype).flatten(0, -2)
+        return F.cross_entropy(logits, targets.flatten(), reduction='none').view_as(targets)
+
+    def sample(
+        self,
+        hidden: Tensor,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        greedy: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """A value per row of hidden [B, D], int64 [B]; options as in :func:`draw`."""
+        return draw(self.logits(hidden), temperature, top_k, top_p, greedy, generator)

@@ -1,0 +1,87 @@
+"""Embeddings of tokens and pixels; those of patches and positions are in test_block.py."""
+
+import pytest
+import torch
+
+from aft_mm.layers import PixelEmbedding, TokenEmbedding
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def test_one_table_serves_all_kinds():
+    embedding = TokenEmbedding(5, 11, num_kinds=3)
+    tokens = torch.randint(11, (2, 7))
+    kinds = torch.arange(7) % 3
+    torch.testing.assert_close(embedding(tokens), embedding.weight[tokens] + embedding.kind[kinds])
+    assert {name for name, _ in embedding.named_parameters()} == {'weight', 'kind'}
+    assert [name for name, _ in TokenEmbedding(5, 11).named_parameters()] == ['weight']
+
+
+def test_position_says_where_the_first_token_stands():
+    embedding = TokenEmbedding(5, 11, num_kinds=3)
+    tokens = torch.randint(11, (2, 7))
+    parallel = embedding(tokens)
+    position = torch.tensor([4, 2])
+    rows = torch.stack([tokens[0, 4:6], tokens[1, 2:4]])
+    expected = torch.stack([parallel[0, 4:6], parallel[1, 2:4]])
+    assert torch.equal(embedding(rows, position), expected)
+
+
+def test_bytes_are_tokens_too():
+    embedding = TokenEmbedding(5, 256)
+    tokens = torch.randint(256, (2, 7), dtype=torch.uint8)
+    assert torch.equal(embedding(tokens), embedding(tokens.long()))
+
+
+def test_tables_start_small():
+    embedding = TokenEmbedding(64, 256, num_kinds=3)
+    for parameter in embedding.parameters():
+        assert abs(parameter.std().item() - 0.02) < 0.003 and parameter.abs().max() < 2
+
+
+def test_pixels_span_minus_one_to_one():
+    embedding = PixelEmbedding(5, 3)
+    tokens = torch.tensor([0, 255, 0, 128]).view(1, 4, 1).expand(1, 4, 3)
+    weight, bias = embedding.projection.weight, embedding.projection.bias
+    scaled = torch.tensor([-1.0, 1.0, -1.0, 1 / 255])
+    torch.testing.assert_close(embedding(tokens)[0], scaled[:, None] * weight.sum(1) + bias)
+
+
+def test_a_channel_axis_of_one_may_be_left_out():
+    embedding, tokens = PixelEmbedding(5, 1), torch.randint(256, (2, 7))
+    assert torch.equal(embedding(tokens), embedding(tokens[..., None]))
+
+
+@pytest.mark.parametrize('value', [-1, 11, 300])
+def test_a_token_outside_the_vocabulary_is_named(value):
+    tokens = torch.randint(11, (2, 7))
+    tokens[1, 6] = value
+    with pytest.raises(ValueError, match=f'a token must be 0 to 10, got {value}$'):
+        TokenEmbedding(5, 11)(tokens)
+
+
+@pytest.mark.parametrize('value', [-1, 256])
+def test_a_value_that_no_pixel_has_is_named(value):
+    with pytest.raises(ValueError, match=f'a pixel value must be 0 to 255, got {value}$'):
+        PixelEmbedding(5, 3)(torch.full((1, 2, 3), value))
+
+
+def test_bad_arguments_end_in_one_sentence():
+    for build, message in [
+        (lambda: TokenEmbedding(5, 0), 'vocab_size must be 1 or larger, got 0'),
+        (lambda: TokenEmbedding(5, 3, 0), 'num_kinds must be 1 or larger, got 0'),
+        (lambda: PixelEmbedding(5, 0), 'num_channels must be 1 or larger, got 0'),
+        (lambda: TokenEmbedding(5, 3)(torch.zeros(1, 2)), 'a token must be an integer, got'),
+        (lambda: PixelEmbedding(5, 3)(torch.zeros(1, 2, 3)), 'a pixel value must be an integer'),
+        (
+            lambda: PixelEmbedding(5, 3)(torch.zeros(1, 2, 1).long()),
+            r'pixels must be \[B, T, 3\], got \[1, 2, 1\]',
+        ),
+        (lambda: PixelEmbedding(5, 3)(torch.zeros(1, 2).long()), r'got \[1, 2\]'),
+    ]:
+        with pytest.raises(ValueError, match=message) as error:
+            build()
+        assert '\n' not in str(error.value)

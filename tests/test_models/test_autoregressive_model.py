@@ -1,0 +1,135 @@
+"""The model: likelihoods, masks, the preprocessor, training."""
+
+import math
+
+import pytest
+import torch
+from mmengine.optim import OptimWrapper
+from mmengine.runner.checkpoint import load_state_dict
+from torch import nn
+
+from aft_mm.models import SequencePreprocessor
+from aft_mm.registry import MODELS
+from aft_mm.structures import SequenceSample
+
+from .sequence_models import D, decoder_config, model, tokens
+
+LENGTHS, CONTEXT = (9, 4, 1), (0, 3, 0)
+TIED = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=7, tied=True)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def batch(lengths=LENGTHS, context=CONTEXT) -> dict:
+    samples = [SequenceSample(metainfo=dict(num_context=c)) for c in context]
+    return dict(inputs=[tokens(n).to(torch.uint8) for n in lengths], data_samples=samples)
+
+
+def test_the_preprocessor_pads_and_keeps_lengths():
+    data = batch()
+    out = SequencePreprocessor()(data)
+    assert out['inputs'].shape == (3, 9) and out['inputs'].dtype == torch.int64
+    assert [sample.length for sample in out['data_samples']] == list(LENGTHS)
+    for row, sequence in zip(out['inputs'], data['inputs'], strict=True):
+        assert torch.equal(row[: len(sequence)], sequence.long()) and not row[len(sequence) :].any()
+    pixels = SequencePreprocessor()(dict(inputs=[tokens(n, 3) for n in (5, 2)]))
+    assert pixels['inputs'].shape == (2, 5, 3)
+    assert [sample.length for sample in pixels['data_samples']] == [5, 2]
+
+
+def test_loss_is_the_mean_over_predicted_tokens():
+    net, data = model(), batch()
+    out = net.data_preprocessor(data)
+    log_p = net.head.logits(net(**out)).log_softmax(-1)
+    terms = [
+        -log_p[b, t, int(data['inputs'][b][t])]
+        for b in range(3)
+        for t in range(CONTEXT[b], LENGTHS[b])
+    ]
+    torch.testing.assert_close(net(**out, mode='loss')['loss'], torch.stack(terms).mean())
+
+
+def test_prediction_sums_what_each_sample_predicts():
+    net, data = model(), batch()
+    samples = net.val_step(data)
+    assert [sample.num_dims for sample in samples] == [9, 1, 1]
+    for sample, sequence, context in zip(samples, data['inputs'], CONTEXT, strict=True):
+        logits = net.head.logits(net(sequence[None].long())).double()[0]
+        nats = nn.functional.cross_entropy(logits, sequence.long(), reduction='none')
+        assert sample.nats == pytest.approx(nats[context:].sum().item(), rel=1e-5)
+    alone = net(data['inputs'][0][None].long(), mode='predict')
+    assert alone[0].nats == pytest.approx(samples[0].nats) and alone[0].num_dims == 9
+
+
+@pytest.mark.parametrize('values', [256, 27])
+def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(values):
+    head = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=values)
+    net = model(head, vocab_size=values)
+    nn.init.zeros_(net.head.weight), nn.init.constant_(net.head.bias, 0.3)
+    (sample,) = net(tokens(1, 9, high=values), mode='predict')
+    assert abs(sample.nats / sample.num_dims / math.log(2) - math.log2(values)) < 1e-12
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_every_parameter_gets_a_gradient(tied):
+    net = model(dict(TIED, tied=tied)).train()
+    net(tokens(2, 9), mode='loss')['loss'].backward()
+    for path, parameter in net.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), path
+        assert parameter.grad.abs().max() > 1e-7 or path.endswith('key.bias'), path
+
+
+def test_a_tied_head_reads_the_table_of_the_embedding():
+    net, x = model(TIED), tokens(2, 9)
+    hidden = net(x)
+    expected = hidden @ net.decoder.embedding.weight.T + net.head.bias
+    torch.testing.assert_close(net.head.logits(hidden), expected)
+    state = net.state_dict()
+    assert [name for name in state if name.startswith('head')] == ['head.bias']
+    other = model(TIED)
+    load_state_dict(other, state, strict=True)
+    torch.testing.assert_close(other.head.logits(other(x)), expected)
+    untied = model(dict(TIED, tied=False))
+    assert 'head.weight' in untied.state_dict()
+
+
+def test_training_learns_a_sequence():
+    net = MODELS.build(
+        dict(
+            type='aft_mm.AutoregressiveModel',
+            decoder=decoder_config(drop_rate=0.05),
+            head=TIED,
+        )
+    ).train()
+    wrapper = OptimWrapper(torch.optim.AdamW(net.parameters(), lr=0.01))
+    data = dict(inputs=[torch.arange(9) % 7] * 4, data_samples=[SequenceSample()] * 4)
+    losses = [net.train_step(data, wrapper)['loss'].item() for _ in range(120)]
+    assert abs(losses[0] - math.log(7)) < 0.2 and losses[-1] < 0.1
+
+
+def test_bad_input_ends_in_one_sentence():
+    net = model()
+    for build, message in [
+        (lambda: net(tokens(1, 4), mode='train'), "one of tensor, loss, predict, got 'train'"),
+        (lambda: net(tokens(1, 10)), 'longer than the position table of 9 tokens, got 10'),
+        (lambda: net.val_step(batch((3,), (3,))), 'num_context must .* got 3 of 3 tokens'),
+        (lambda: net.val_step(batch((0,), (0,))), 'num_context must .* got 0 of 0 tokens'),
+        (
+            lambda: model(dict(TIED, num_classes=8)),
+            r'tied=True needs a TokenEmbedding of \[8, 12\], got TokenEmbedding',
+        ),
+        (
+            lambda: model(TIED, embedding=dict(type='aft_mm.PixelEmbedding', num_channels=1)),
+            r'tied=True needs a TokenEmbedding of \[7, 12\], got PixelEmbedding',
+        ),
+        (lambda: net.head.nats(torch.randn(2, 3, D), tokens(2, 4)), r'\[2, 3\], got \[2, 4\]'),
+        (
+            lambda: net(tokens(1, 4), [SequenceSample(source=tokens(3))]),
+            'a source must be given only to an encoder, got one for 1 of 1 samples',
+        ),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            build()

@@ -1,0 +1,133 @@
+"""Decoder: what it sees, what a step gives, how it is trained."""
+
+import pytest
+import torch
+from torch import nn
+
+from aft_mm.models import SequenceDecoder
+from aft_mm.registry import MODELS
+
+from .sequence_models import LOCAL, MIXERS, D, decoder, decoder_config, mixer, randomize, tokens
+
+every_mixer = pytest.mark.parametrize('name', MIXERS)
+every_grid = pytest.mark.parametrize('grid', [(9,), (3, 6)], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@every_grid
+@every_mixer
+def test_an_output_depends_on_earlier_tokens_only(name, grid):
+    body = decoder(token_mixer=mixer(name), grid=grid)
+    t = 5
+    x = tokens(2, 9)
+    hidden = body(x)
+    changed = x.clone()
+    changed[:, t:] = (changed[:, t:] + 1) % 7
+    moved = (body(changed) - hidden).abs().amax((0, 2))
+    assert (moved[: t + 1] < 1e-5).all() and (moved[t + 1 :] > 1e-4).all()
+
+
+@every_mixer
+def test_no_gradient_comes_from_later_tokens(name):
+    body = decoder(token_mixer=mixer(name), num_kinds=1, vocab_size=9)
+    # Every position has a value of its own, so the rows of the table are the tokens.
+    x, t = torch.randperm(9)[None], 4
+    (gradient,) = torch.autograd.grad(body(x)[:, : t + 1].square().sum(), body.embedding.weight)
+    assert (gradient[x[0, t:]] == 0).all() and (gradient[x[0, t - 1]] != 0).any()
+
+
+def test_the_first_output_is_of_the_start_vector_alone():
+    body = decoder()
+    first = body(tokens(3, 9))[:, 0]
+    torch.testing.assert_close(first, first[:1].expand_as(first))
+    nn.init.normal_(body.start_embedding)
+    assert (body(tokens(3, 9))[:, 0] - first).abs().max() > 1e-3
+
+
+def test_it_is_embedding_positions_blocks_and_norm():
+    body, x = decoder(), tokens(2, 8)
+    inputs = torch.cat([body.start_embedding.expand(2, 1, D), body.embedding(x)], 1)[:, :8]
+    hidden = inputs + body.position_embedding.weight[:8]
+    for layer in body.layers:
+        hidden = layer(hidden)
+    torch.testing.assert_close(body(x), body.norm(hidden))
+
+
+@every_grid
+@every_mixer
+def test_a_shorter_sequence_gives_the_same_rows(name, grid):
+    body, x = decoder(token_mixer=mixer(name), grid=grid), tokens(2, 9)
+    torch.testing.assert_close(body(x[:, :5]), body(x)[:, :5], atol=1e-5, rtol=1e-4)
+
+
+@every_mixer
+def test_every_parameter_gets_a_gradient(name):
+    body, x = decoder(token_mixer=mixer(name)).train(), tokens(2, 9)
+    (body(x) * torch.randn(2, 9, D)).sum().backward()
+    for path, parameter in body.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), path
+        # A constant added to all keys cancels in a quotient.
+        assert parameter.grad.abs().max() > 1e-7 or path.endswith('key.bias'), path
+
+
+@pytest.mark.parametrize('drop_rate', [0.0, 0.3])
+def test_checkpointing_changes_memory_only(drop_rate):
+    plain, x = decoder(drop_rate=drop_rate).train(), tokens(2, 9)
+    saving = decoder(drop_rate=drop_rate, with_cp=True).train()
+    saving.load_state_dict(plain.state_dict())
+    gradients = []
+    for body in (plain, saving):
+        torch.manual_seed(1)
+        body(x).square().sum().backward()
+        gradients.append([parameter.grad for parameter in body.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_dropout_stands_after_the_embedding_too():
+    body = decoder(drop_rate=0.5).train()
+    ones = body.add_positions(torch.ones(2, 9, D))
+    assert 0.2 < (ones == 0).float().mean() < 0.8
+    assert sum(isinstance(m, nn.Dropout) and m.p == 0.5 for m in body.modules()) == 1 + 2 * 3
+
+
+def test_real_valued_pixels():
+    body = decoder(embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3), grid=(3, 3))
+    x = tokens(2, 9, 3, high=256)
+    hidden = body(x)
+    x[:, 4, 2] = (x[:, 4, 2] + 100) % 256
+    moved = (body(x) - hidden).abs().amax((0, 2))
+    assert (moved[:5] < 1e-5).all() and (moved[5:] > 1e-4).all()
+
+
+def test_names_tell_what_is_not_decayed():
+    names = [name for name, _ in decoder().named_parameters()]
+    tables = [name for name in names if 'embedding' in name or 'pos_bias' in name]
+    assert {name.rpartition('.')[2] for name in names if name not in tables} == {'weight', 'bias'}
+    assert len(tables) == 4 + 2 * 2
+
+
+def test_bad_input_ends_in_one_sentence():
+    body = decoder()
+    for build, message in [
+        (lambda: body(tokens(1, 10)), 'not be longer than the position table of 9 tokens, got 10'),
+        (lambda: body(torch.full((1, 3), 7)), 'a token must be 0 to 6, got 7'),
+        (lambda: decoder(num_layers=0), 'num_layers must be 1 or larger, got 0'),
+    ]:
+        with pytest.raises(ValueError, match=message) as error:
+            build()
+        assert '\n' not in str(error.value)
+
+
+def test_the_config_builds_it():
+    body = MODELS.build(decoder_config())
+    assert isinstance(body, SequenceDecoder)
+    assert all(layer.token_mixer.causal for layer in body.layers)
+    other = MODELS.build(decoder_config(token_mixer=dict(LOCAL, window=2)))
+    randomize(other).load_state_dict(randomize(body).state_dict())
+    x = tokens(2, 9)
+    assert (other(x) - body(x)).abs().max() > 1e-3
