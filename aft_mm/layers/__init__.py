@@ -1,7 +1,7 @@
 """Layers with parameters: token mixers, the block around them, embeddings, position biases."""
 
 from .block import Block
-from .embedding import PatchEmbedding, PositionEmbedding
+from .embedding import PatchEmbedding, PixelEmbedding, PositionEmbedding, TokenEmbedding
 from .grid import GridParameters
 from .mixers import (
     AFTConv,
@@ -26,7 +26,9 @@ __all__ = [
     'Block',
     'GridParameters',
     'PatchEmbedding',
+    'PixelEmbedding',
     'PositionEmbedding',
     'SoftmaxAttention',
+    'TokenEmbedding',
     'TokenMixer',
 ]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torchvision.ops import MLP, StochasticDepth
 
@@ -14,6 +15,7 @@ __all__ = ['Block']
 class Block(nn.Module):
     """Pre-norm block, ``x + drop(mixer(norm(x)))`` then ``x + drop(mlp(norm(x)))``, [B, T, D].
 
+    With a cross mixer, ``x + drop(cross_mixer(norm(x), memory))`` stands between the two.
     Linear layers start as in DeiT: N(0, 0.02²) truncated, bias 0.
 
     Args:
@@ -24,6 +26,9 @@ class Block(nn.Module):
         mlp_ratio: width of the MLP over D.
         drop_rate: dropout probability inside the MLP and after the mixer.
         drop_path_rate: probability that a sample skips a branch, while training.
+        cross_mixer: config of the mixer over the memory of an encoder, not causal; the block adds
+            embed_dims. Raises ValueError for a mixer that takes no memory or has a position bias,
+            whose rows a single step would not know.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class Block(nn.Module):
         mlp_ratio: float = 4.0,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        cross_mixer: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         context = dict(
@@ -45,6 +51,13 @@ class Block(nn.Module):
         )
         self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
         self.token_mixer = MODELS.build({**context, **token_mixer})
+        self.norm_cross: nn.Module | None = None
+        self.cross_mixer: nn.Module | None = None
+        if cross_mixer is not None:
+            self.norm_cross = nn.LayerNorm(embed_dims, eps=1e-6)
+            self.cross_mixer = _build_cross_mixer(
+                dict(embed_dims=embed_dims, proj_drop=drop_rate, **cross_mixer)
+            )
         self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6)
         self.mlp = MLP(
             embed_dims,
@@ -61,18 +74,67 @@ class Block(nn.Module):
                     nn.init.zeros_(layer.bias)
 
     def forward(
-        self, x: Tensor, grid: Sequence[int] | None = None, key_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        grid: Sequence[int] | None = None,
+        key_mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
     ) -> Tensor:
-        """x [B, T, D] on `grid`, key_mask [B, T] True = keep; returns [B, T, D]."""
+        """x [B, T, D] on `grid`, key_mask [B, T] True = keep; returns [B, T, D].
+
+        memory [B, S, D] and memory_mask [B, S] are for the cross mixer; ValueError for one without
+        the other.
+        """
         x = x + self.drop_path(self.token_mixer(self.norm1(x), grid=grid, key_mask=key_mask))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        return self._after_mixing(x, memory, memory_mask)
 
     def init_state(self, batch_size: int) -> Any:
         """The state of the mixer before the first token."""
         return self.token_mixer.init_state(batch_size)
 
-    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+    @torch.no_grad()
+    def prefill(
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
+        """A whole prompt, x [B, L, D] -> y [B, L, D], and the state after lengths [B] tokens."""
+        mixed, state = self.token_mixer.prefill(self.norm1(x), lengths)
+        return self._after_mixing(x + self.drop_path(mixed), memory, memory_mask), state
+
+    @torch.no_grad()
+    def step(
+        self,
+        x_t: Tensor,
+        state: Any,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
         """One token, x_t [B, D] -> y_t [B, D], and the next state; see :meth:`TokenMixer.step`."""
         mixed, state = self.token_mixer.step(self.norm1(x_t), state)
-        x_t = x_t + self.drop_path(mixed)
-        return x_t + self.drop_path(self.mlp(self.norm2(x_t))), state
+        x_t = (x_t + self.drop_path(mixed)).unsqueeze(1)
+        return self._after_mixing(x_t, memory, memory_mask).squeeze(1), state
+
+    def _after_mixing(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        if (memory is None) != (self.cross_mixer is None):
+            raise ValueError(
+                'memory must be given exactly where there is a cross_mixer, got '
+                f'memory={None if memory is None else list(memory.shape)} with '
+                f'cross_mixer={type(self.cross_mixer).__name__}'
+            )
+        if self.cross_mixer is not None and self.norm_cross is not None:
+            mixed = self.cross_mixer(self.norm_cross(x), memory=memory, key_mask=mask)
+            x = x + self.drop_path(mixed)
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+def _build_cross_mixer(config: dict[str, Any]) -> nn.Module:
+    mixer = MODELS.build(config)
+    if not mixer.takes_memory or mixer.causal or mixer.position_bias() is not None:
+        raise ValueError(
+            f'cross_mixer must take a memory, not be causal and have no position bias, got {config}'
+        )
+    return mixer

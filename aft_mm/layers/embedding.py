@@ -1,4 +1,4 @@
-"""Patch embedding and position embedding."""
+"""Embeddings of patches, tokens, pixels and positions."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aft_mm.registry import MODELS
+
 from .grid import Grid, GridParameters
 
-__all__ = ['PatchEmbedding', 'PositionEmbedding']
+__all__ = ['PatchEmbedding', 'PixelEmbedding', 'PositionEmbedding', 'TokenEmbedding']
 
 
 class PatchEmbedding(nn.Module):
@@ -54,3 +56,80 @@ class PositionEmbedding(GridParameters):
     def forward(self, grid: Grid | None = None) -> Tensor:
         """The vectors [T, D] of the tokens of `grid`."""
         return self.on_grid(self.weight, grid)
+
+
+@MODELS.register_module()
+class TokenEmbedding(nn.Module):
+    """One learned vector per token value, ``[B, T] -> [B, T, D]``, N(0, 0.02²) truncated.
+
+    Args:
+        embed_dims: channels D.
+        vocab_size: number of values V; tokens are 0 … V − 1.
+        num_kinds: kinds of tokens that take turns, such as 3 for sub-pixels R, G, B, R, …; they
+            share the table [V, D], and above 1 a learned vector tells the kind.
+    """
+
+    def __init__(self, embed_dims: int, vocab_size: int, num_kinds: int = 1) -> None:
+        super().__init__()
+        for name, number in [('vocab_size', vocab_size), ('num_kinds', num_kinds)]:
+            if number < 1:
+                raise ValueError(f'{name} must be 1 or larger, got {number}')
+        self.num_kinds = num_kinds
+        self.weight = nn.Parameter(torch.empty(vocab_size, embed_dims))
+        self.register_parameter('kind', None)
+        if num_kinds > 1:
+            self.kind = nn.Parameter(torch.empty(num_kinds, embed_dims))
+        for parameter in self.parameters():
+            nn.init.trunc_normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
+        """tokens [B, T] of any integer type; position [B] is that of the first token, 0 unless
+        given. Raises ValueError for a token outside the vocabulary.
+        """
+        _check_values('token', tokens, len(self.weight))
+        x = F.embedding(tokens.long(), self.weight)
+        if self.kind is None:
+            return x
+        index = torch.arange(tokens.shape[1], device=tokens.device)
+        if position is not None:
+            index = index + position[:, None]
+        return x + F.embedding(index % self.num_kinds, self.kind)
+
+
+@MODELS.register_module()
+class PixelEmbedding(nn.Module):
+    """Whole pixels as real numbers, ``x / 127.5 − 1`` through a linear layer, -> [B, T, D].
+
+    Args:
+        embed_dims: channels D.
+        num_channels: colours C of a pixel, values 0 … 255; with 1 the tokens may be [B, T] too.
+    """
+
+    def __init__(self, embed_dims: int, num_channels: int) -> None:
+        super().__init__()
+        if num_channels < 1:
+            raise ValueError(f'num_channels must be 1 or larger, got {num_channels}')
+        self.projection = nn.Linear(num_channels, embed_dims)
+
+    def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
+        """tokens [B, T, C] of any integer type; position is not used. Raises ValueError for a
+        value outside 0 … 255 and for another number of channels.
+        """
+        channels = self.projection.in_features
+        if tokens.dim() == 2 and channels == 1:
+            tokens = tokens.unsqueeze(-1)
+        if tokens.dim() != 3 or tokens.shape[-1] != channels:
+            raise ValueError(f'pixels must be [B, T, {channels}], got {list(tokens.shape)}')
+        _check_values('pixel value', tokens, 256)
+        return self.projection(tokens.to(self.projection.weight.dtype) / 127.5 - 1)
+
+
+def _check_values(what: str, tokens: Tensor, size: int) -> None:
+    if tokens.is_floating_point():
+        raise ValueError(f'a {what} must be an integer, got {tokens.dtype}')
+    # A compiled graph cannot look at values; an index outside the table stops it by itself.
+    if torch.compiler.is_compiling() or not tokens.numel():
+        return
+    low, high = (int(value) for value in tokens.aminmax())
+    if low < 0 or high >= size:
+        raise ValueError(f'a {what} must be 0 to {size - 1}, got {low if low < 0 else high}')

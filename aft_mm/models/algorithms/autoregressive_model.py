@@ -51,8 +51,8 @@ class AutoregressiveModel(BaseModel):
 
         'tensor' gives hidden [B, T, D]; 'loss' ``dict(loss=…)``, the mean of nats per dimension
         over all predicted tokens; 'predict' the samples with their ``nats`` and ``num_dims``,
-        computed in float64 from the logits on. Raises ValueError for another mode, for a token outside
-        the vocabulary and for a sequence longer than the position table.
+        computed in float64 from the logits on. Raises ValueError for another mode, a token outside the
+        vocabulary and a sequence longer than the position table.
         """
         if mode not in MODES:
             raise ValueError(f'mode must be one of {", ".join(MODES)}, got {mode!r}')
