@@ -40,5 +40,10 @@ PARAM_SCHEDULERS = root.Registry(
     parent=root.PARAM_SCHEDULERS,
     scope='aft_mm',
     locations=['aft_mm.engine'])
+# Nothing of ours is in these; mmengine warns at the start of a run where a default scope lacks them.
+for _parent in (
+        root.DATA_SAMPLERS, root.OPTIMIZERS, root.OPTIM_WRAPPER_CONSTRUCTORS, root.VISBACKENDS,
+        root.VISUALIZERS):
+    root.Registry(_parent.name, parent=_parent, scope='aft_mm', locations=['aft_mm.engine'])
 
 register_safe_loading()

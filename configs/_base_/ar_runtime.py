@@ -1,0 +1,30 @@
+# Autoregressive models: our own task models, so our own scope. Types of other libraries are written
+# with their prefix, `mmpretrain.X`; those of mmengine need none.
+default_scope = 'aft_mm'
+
+# Registers the allow-list for safe checkpoint loading, also where a tool loads before it builds.
+custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
+
+default_hooks = dict(
+    timer=dict(type='IterTimerHook'),
+    logger=dict(type='LoggerHook', interval=50),
+    param_scheduler=dict(type='ParamSchedulerHook'),
+    checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=3),
+    sampler_seed=dict(type='DistSamplerSeedHook'),
+    # A resumed run draws the random numbers of the run that was never killed.
+    epoch_seed=dict(type='aft_mm.EpochSeedHook'),
+    # A non-finite loss or gradient stops the run before it reaches the weights.
+    finite_loss=dict(type='aft_mm.FiniteLossHook'))
+
+env_cfg = dict(
+    cudnn_benchmark=False,
+    mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
+    dist_cfg=dict(backend='nccl'))
+
+vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
+visualizer = dict(type='Visualizer', vis_backends=vis_backends)
+
+log_level = 'INFO'
+load_from = None
+resume = False
+randomness = dict(seed=0, deterministic=False)

@@ -1,0 +1,26 @@
+# Text in arXiv 2105.14103, §5.2: AdamW at 3e-3 with the warm-up of arXiv 1706.03762, weight decay
+# 0.5 on the weights of linear layers, 100 epochs at batch 128.
+optim_wrapper = dict(
+    optimizer=dict(type='AdamW', lr=3e-3, weight_decay=0.5),
+    # Decay would pull W = exp(w) towards 1, that is every AFT towards AFT-simple.
+    paramwise_cfg=dict(
+        norm_decay_mult=0.0,
+        bias_decay_mult=0.0,
+        flat_decay_mult=0.0,
+        custom_keys={
+            'embedding': dict(decay_mult=0.0),
+            'pos_bias': dict(decay_mult=0.0)
+        }))
+
+# 3e-3 after 4,000 iterations, then 3e-3 * sqrt(4000 / t).
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-3, begin=0, end=4000, by_epoch=False),
+    dict(type='aft_mm.InverseSqrtLR', begin=4000)
+]
+
+train_cfg = dict(by_epoch=True, max_epochs=100, val_interval=5)
+val_cfg = dict()
+test_cfg = dict()
+
+# `--auto-scale-lr` scales the rate to the batch that is really used.
+auto_scale_lr = dict(base_batch_size=128)

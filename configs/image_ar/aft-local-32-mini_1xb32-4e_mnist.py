@@ -1,0 +1,23 @@
+_base_ = [
+    '../_base_/models/ar_subpixels.py',
+    '../_base_/datasets/mnist_ar.py',
+    '../_base_/schedules/ar_mini.py',
+    '../_base_/ar_runtime.py'
+]
+
+model = dict(
+    decoder=dict(
+        embed_dims=128,
+        num_layers=4,
+        grid=(28 * 28, ),
+        drop_rate=0.0,
+        token_mixer=dict(type='aft_mm.AFTLocal', window=32, rank=32)),
+    head=dict(embed_dims=128))
+
+# 300 batches an epoch and a fifth of the test set: minutes on a CPU.
+train_dataloader = dict(batch_size=32, dataset=dict(indices=9600))
+val_dataloader = dict(dataset=dict(indices=1500))
+train_cfg = dict(max_epochs=4)
+custom_hooks = [
+    dict(type='aft_mm.SampleHook', image_shape={{_base_.image_shape}}, interval=1, num_samples=16)
+]

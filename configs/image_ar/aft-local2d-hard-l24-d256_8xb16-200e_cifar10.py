@@ -1,0 +1,13 @@
+_base_ = [
+    '../_base_/models/ar_subpixels.py',
+    '../_base_/datasets/cifar10_ar.py',
+    '../_base_/schedules/ar_200e.py',
+    '../_base_/ar_runtime.py'
+]
+
+# W = 1 in a 2-d window of 256 sub-pixels on the raster of 32 rows of 96, W = 0 outside.
+model = dict(
+    decoder=dict(
+        grid=(32, 32 * 3), token_mixer=dict(type='aft_mm.AFTWindow', window=(16, 16))))
+
+train_dataloader = dict(batch_size=16)

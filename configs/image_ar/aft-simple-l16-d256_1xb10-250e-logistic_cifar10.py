@@ -1,0 +1,15 @@
+_base_ = [
+    '../_base_/models/ar_logistic.py',
+    '../_base_/datasets/cifar10_ar.py',
+    '../_base_/schedules/ar_radam_250e.py',
+    '../_base_/ar_runtime.py'
+]
+
+model = dict(
+    decoder=dict(
+        num_layers=16,
+        grid=(32 * 32 * 3, ),
+        token_mixer=dict(type='aft_mm.AFTSimple')))
+
+# Without augmentation.
+train_dataloader = dict(batch_size=10, dataset=dict(pipeline={{_base_.test_pipeline}}))
