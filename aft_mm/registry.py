@@ -40,7 +40,7 @@ PARAM_SCHEDULERS = root.Registry(
     parent=root.PARAM_SCHEDULERS,
     scope='aft_mm',
     locations=['aft_mm.engine'])
-# Nothing of ours is in these; mmengine warns at the start of a run where a default scope lacks them.
+# Nothing of ours; mmengine warns at the start of a run where the default scope lacks one of these.
 for _parent in (
         root.DATA_SAMPLERS, root.OPTIMIZERS, root.OPTIM_WRAPPER_CONSTRUCTORS, root.VISBACKENDS,
         root.VISUALIZERS):
