@@ -5,6 +5,7 @@ from .hooks import (
     CheckpointFitHook,
     CompileHook,
     EpochSeedHook,
+    FiniteLossHook,
     RegularizationHook,
 )
 from .optim_wrapper import AutocastOptimWrapper
@@ -16,6 +17,7 @@ __all__ = [
     'CheckpointFitHook',
     'CompileHook',
     'EpochSeedHook',
+    'FiniteLossHook',
     'InverseSqrtLR',
     'RegularizationHook',
 ]

@@ -104,8 +104,11 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
     if not prefix and dataset.type.endswith('ImageNet'):
         prefix = dataset.get('split') or ''
     prefixes = prefix.values() if isinstance(prefix, dict) else [prefix]
+    data_file = dataset.get('data_file') or ''
+    if data_file and not os.path.exists(data_file) and os.path.exists(f'{data_file}.gz'):
+        data_file = f'{data_file}.gz'  # TextFile reads it in place of the file
     for place in [root, *(os.path.join(root, path) for path in prefixes),
-                  os.path.join(root, dataset.get('ann_file') or '')]:
+                  os.path.join(root, dataset.get('ann_file') or ''), data_file]:
         if place and '://' not in place and not os.path.exists(place):
             raise UserError(
                 f'{key} reads {place!r}, which does not exist; put the data there or set '

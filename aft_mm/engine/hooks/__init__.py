@@ -4,8 +4,14 @@ from .check_images_hook import CheckImagesHook
 from .checkpoint_fit_hook import CheckpointFitHook
 from .compile_hook import CompileHook
 from .epoch_seed_hook import EpochSeedHook
+from .finite_loss_hook import FiniteLossHook
 from .regularization_hook import RegularizationHook
 
 __all__ = [
-    'CheckImagesHook', 'CheckpointFitHook', 'CompileHook', 'EpochSeedHook', 'RegularizationHook'
+    'CheckImagesHook',
+    'CheckpointFitHook',
+    'CompileHook',
+    'EpochSeedHook',
+    'FiniteLossHook',
+    'RegularizationHook',
 ]

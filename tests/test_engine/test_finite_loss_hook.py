@@ -1,0 +1,130 @@
+"""FiniteLossHook."""
+
+import re
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mmengine.logging import MessageHub
+from mmengine.model import BaseModel
+from mmengine.optim import OptimWrapper
+from torch import nn
+
+from aft_mm.engine import AutocastOptimWrapper, FiniteLossHook
+from aft_mm.engine.errors import UserError
+
+
+class Model(BaseModel):
+    """``loss = mean((W x + b)²) · factor``, with a part that no loss reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x, factor=1., mode='tensor'):
+        y = self.layer(x).float()
+        # The square root's gradient at 0 is infinite while the loss is finite.
+        loss = y.square().mean() * factor if factor else y.sub(y.detach()).square().sum().sqrt()
+        return dict(loss=loss) if mode == 'loss' else y
+
+
+class Run:
+    """A training loop of one model and the hook."""
+
+    def __init__(self, wrapper=OptimWrapper, watch=True, **kwargs):
+        torch.manual_seed(0)
+        self.model = Model()
+        self.optim_wrapper = wrapper(
+            optimizer=torch.optim.SGD(
+                [dict(params=self.model.layer.parameters()),
+                 dict(params=self.model.unused.parameters(), lr=0.025)], lr=0.05), **kwargs)
+        hub = MessageHub('test')
+        hub.update_info('last_ckpt', 'work_dirs/epoch_3.pth')
+        self.runner = SimpleNamespace(
+            model=self.model, optim_wrapper=self.optim_wrapper, message_hub=hub, iter=0)
+        self.hook = FiniteLossHook()
+        if watch:
+            self.hook.before_train(self.runner)
+
+    def step(self, factor=1., seed=0):
+        x = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed))
+        self.model.train_step(dict(x=x, factor=factor), self.optim_wrapper)
+        self.hook.after_train_iter(self.runner, self.runner.iter)
+        self.runner.iter += 1
+
+    def weights(self):
+        return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+
+RUNS = dict(
+    plain=Run,
+    clipped=partial(Run, clip_grad=dict(max_norm=0.1)),
+    bfloat16=partial(Run, AutocastOptimWrapper))
+
+
+@pytest.fixture(params=RUNS)
+def training(request):
+    return RUNS[request.param]()
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_finite_training_is_what_it_was(name):
+    watched, plain = RUNS[name](), RUNS[name](watch=False)
+    for seed in range(3):
+        watched.step(seed=seed)
+        plain.step(seed=seed)
+    for key, value in plain.weights().items():
+        assert torch.equal(watched.weights()[key], value), key
+
+
+@pytest.mark.parametrize(('factor', 'loss'), [(float('nan'), 'nan'), (float('inf'), 'inf')])
+def test_a_loss_that_is_no_number_stops_before_the_step(training, factor, loss):
+    for seed in range(4):
+        training.step(seed=seed)
+    before = training.weights()
+    with pytest.raises(UserError) as error:
+        training.step(factor)
+    message = str(error.value)
+    assert f'the loss of iteration 5 is {loss} at a learning rate of 0.05' in message
+    assert re.search(r'its largest gradient is (nan|inf) of layer\.(weight|bias)', message)
+    assert message.endswith('the last checkpoint is work_dirs/epoch_3.pth')
+    assert '\n' not in message
+    for name, value in training.weights().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_the_gradients_are_those_before_clipping():
+    run = Run(clip_grad=dict(max_norm=1e-3))
+    run.step(1000.)
+    with pytest.raises(UserError) as error:
+        run.step(float('nan'))
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    model = Run().model
+    (1000 * model(x).square().mean()).backward()
+    largest = max((value.grad.abs().max().item(), name)
+                  for name, value in model.layer.named_parameters())
+    expected = 'that of the step before was {:.6g} of layer.{};'.format(*largest)
+    assert expected in str(error.value)
+
+
+def test_an_infinite_gradient_of_a_finite_loss_stops_too(training):
+    training.step()
+    before = training.weights()
+    with pytest.raises(UserError, match=r'the loss of iteration 2 is 0 at .* gradient is nan of'):
+        training.step(0.)
+    assert torch.equal(training.weights()['layer.weight'], before['layer.weight'])
+
+
+def test_an_iteration_that_only_accumulates_is_watched():
+    run = Run(accumulative_counts=2)
+    with pytest.raises(UserError, match='the loss of iteration 1 is nan'):
+        run.step(float('nan'))
+
+
+def test_the_first_iteration_has_no_step_before():
+    run = Run()
+    run.runner.message_hub = MessageHub('empty')
+    with pytest.raises(UserError, match='that of the step before was none; .* is none yet'):
+        run.step(float('nan'))
