@@ -10,9 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aft_mm.ops.geometry import near_radius
+
 from .grid import Grid, GridParameters
 
-__all__ = ['ConvPositionBias', 'FactorizedPositionBias', 'FreePositionBias']
+__all__ = [
+    'ConvPositionBias',
+    'FactorizedPositionBias',
+    'FreeLocalPositionBias',
+    'FreePositionBias',
+]
 
 
 class FactorizedPositionBias(GridParameters):
@@ -63,6 +70,38 @@ class FreePositionBias(GridParameters):
         """w [T, S]; S belongs to `source_grid`, which is `grid` unless given."""
         rows = self.on_grid(self.weight, grid)
         return self.on_grid(rows.T, grid if source_grid is None else source_grid).T
+
+
+class FreeLocalPositionBias(GridParameters):
+    """A free w per token and offset in the window (arXiv 2105.14103, the non-factorised ablation).
+
+    w [T, s] for a causal window s, whose column ``s − 1 + (t' − t)`` is w[t, t'], and [T, 2s − 1]
+    otherwise. Starts as N(0, 0.01²); the rows are interpolated for another length. Raises
+    ValueError for a grid of more than one dimension, and for a window below 1, which has no w.
+    """
+
+    def __init__(self, grid: Sequence[int], window: int | Sequence[int], causal: bool) -> None:
+        super().__init__(grid)
+        if len(self.grid) != 1:
+            raise ValueError(f'grid must have 1 dimension for a free local bias, got {self.grid}')
+        self.reach = near_radius(window, self.grid)
+        if self.reach < 0:
+            raise ValueError(f'window must be 1 or larger for a free local bias, got {window}')
+        offsets = self.reach + 1 if causal else 2 * self.reach + 1
+        self.weight = nn.Parameter(torch.empty(self.num_tokens, offsets))
+        nn.init.normal_(self.weight, std=0.01)
+
+    def factors(self, grid: Grid | None = None) -> tuple[Tensor, None]:
+        """The rows of w for the tokens of `grid`, and None for v, as the op takes them."""
+        return self.on_grid(self.weight, grid), None
+
+    def forward(self) -> Tensor:
+        """w [T, T], 0 where there is none."""
+        token = torch.arange(self.num_tokens, device=self.weight.device)
+        column = self.reach + token - token[:, None]
+        last = self.weight.shape[1] - 1
+        dense = self.weight.gather(1, column.clamp(0, last))
+        return dense.masked_fill((column < 0) | (column > last), 0)
 
 
 class ConvPositionBias(nn.Module):

@@ -59,22 +59,28 @@ def dense_band(bias: Tensor, causal: bool) -> Band:
 
 
 def local_band(
-    pos_u: Tensor, pos_v: Tensor, window: Window, grid, causal: bool, outside: float
+    pos_u: Tensor, pos_v: Tensor | None, window: Window, grid, causal: bool, outside: float
 ) -> Band:
-    """``w = u vᵀ`` inside the window and `outside` elsewhere: 0, or −inf for a window alone."""
+    """w inside the window and `outside` elsewhere: 0, or −inf for a window alone.
+
+    ``w = u vᵀ``; without v, u is the bias itself, one column per visible offset.
+    """
     tokens, radius = len(pos_u), near_radius(window, grid)
     block = max(-(-radius // BLOCKS_PER_WINDOW), SMALLEST_BLOCK)
     before = -(-max(radius, 0) // block)
     after = 0 if causal else before
     if tokens <= block * (before + 1 + after):
         block, before, after = tokens, 0, 0
-    rows, columns = _split(pos_u, block), _neighbours(pos_v, block, before, after)
+    rows = _split(pos_u, block)
     target = torch.arange(len(rows) * block, device=pos_u.device).view(-1, block, 1)
     if grid is None or len(grid) == 1:
         target = target[:1]  # the mask of a 1-d window is the same in every block
     reach = torch.arange(-before * block, (after + 1) * block, device=pos_u.device)
     source = target[:, :1] + reach
-    tiles = torch.bmm(rows, columns.transpose(1, 2))
+    if pos_v is None:
+        tiles = _skew(rows, before * block - radius, len(reach))
+    else:
+        tiles = torch.bmm(rows, _neighbours(pos_v, block, before, after).transpose(1, 2))
     tiles = tiles.masked_fill(~near_mask(target, source, window, grid), outside)
     if causal:
         tiles = tiles.masked_fill(source > target, -torch.inf)
@@ -138,6 +144,17 @@ def _neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.
     tail = -len(x) % block + after * block
     x = F.pad(x, (0, 0, before * block, tail), value=fill)
     return x.unfold(0, (before + 1 + after) * block, block).transpose(1, 2)
+
+
+def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
+    """Row i of each block [n, c, K] from column first + i on: [n, c, columns], 0 elsewhere.
+
+    Read with rows one shorter than they lie in memory, each row starts one further to the right.
+    """
+    count, block, offsets = rows.shape
+    width = offsets + block - 1
+    skewed = F.pad(rows, (0, block)).flatten(1)[:, : block * width].view(count, block, width)
+    return F.pad(skewed, (first, columns - first - width))
 
 
 def _near_sums(weights: Tensor, x: Tensor, band: Band) -> Tensor:

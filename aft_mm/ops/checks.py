@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .geometry import Window
+from .geometry import Window, near_radius
 
 GATES = ('sigmoid', 'relu', 'none')
 KEY_FUNCTIONS = ('softmax', 'relu', 'relu2')
@@ -175,6 +175,23 @@ def check_factors(pos_u: Tensor, pos_v: Tensor, targets: int, sources: int) -> N
         raise ValueError(
             f"pos_u and pos_v must be [{targets}, d'] and [{sources}, d'], "
             f'got {list(pos_u.shape)} and {list(pos_v.shape)}'
+        )
+
+
+def check_free_bias(
+    pos_u: Tensor, tokens: int, window: Window, grid: Sequence[int] | None, causal: bool
+) -> None:
+    """Check the free local bias: 1-d, one row per token, one column per visible offset."""
+    if grid is not None and len(grid) != 1:
+        raise ValueError(f'pos_v must be given for a grid of 2 dimensions, got None for {grid!r}')
+    size = near_radius(window, grid) + 1
+    if size < 1:
+        raise ValueError(f'window must be 1 or larger without pos_v, got {window!r}')
+    offsets = size if causal else 2 * size - 1
+    if pos_u.shape != (tokens, offsets):
+        raise ValueError(
+            f'pos_u without pos_v must be [{tokens}, {offsets}], a column per offset of the '
+            f'window {window!r} with causal={causal}, got {list(pos_u.shape)}'
         )
 
 

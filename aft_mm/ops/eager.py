@@ -123,10 +123,16 @@ def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Ten
     return _banded(query, key, value, dense_band(bias, causal), key_mask, gate)
 
 
+def _factors(
+    pos_u: Tensor, pos_v: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    return pos_u.to(dtype), None if pos_v is None else pos_v.to(dtype)
+
+
 def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
     """O(T·s·D) time: products in blocks of the window and running sums of the blocks beyond."""
-    dtype = _accumulation_type(value)
-    band = local_band(pos_u.to(dtype), pos_v.to(dtype), window, grid, causal, outside=0.0)
+    factors = _factors(pos_u, pos_v, _accumulation_type(value))
+    band = local_band(*factors, window, grid, causal, outside=0.0)
     return _banded(query, key, value, band, key_mask, gate)
 
 
@@ -187,9 +193,8 @@ def aft_local_normalized(
     """O(T·s·D) time: the window's own softmax in blocks, over the running sums of all keys."""
     dtype, batch = value.dtype, value.shape[0]
     key, value = hide(key, value, key_mask)
-    band = local_band(
-        pos_u.to(key.dtype), pos_v.to(key.dtype), window, grid, causal, outside=-torch.inf
-    )
+    factors = _factors(pos_u, pos_v, key.dtype)
+    band = local_band(*factors, window, grid, causal, outside=-torch.inf)
     seen = torch.ones_like(key[..., 0]) if key_mask is None else key_mask.to(key.dtype)
     mixed = normalized_mean(_columns(key), _columns(value), seen.T, band)
     return apply_gate(query, mixed.unflatten(1, (batch, -1)).transpose(0, 1), gate, dtype)

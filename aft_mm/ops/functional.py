@@ -79,7 +79,7 @@ def aft_local(
     key: Tensor,
     value: Tensor,
     pos_u: Tensor,
-    pos_v: Tensor,
+    pos_v: Tensor | None = None,
     *,
     window: Window,
     grid: Sequence[int] | None = None,
@@ -91,11 +91,15 @@ def aft_local(
 
     ``w = pos_u pos_vᵀ`` where ``|t − t'| < window``, on a 2-d `grid` (H, W) where ``|Δrow| < s_r``
     and ``|Δcol| < s_c`` with window an int or the pair (s_r, s_c); w = 0 elsewhere, so far tokens
-    still count. pos_u, pos_v [T, d']. Returns [B, T, D].
+    still count. pos_u, pos_v [T, d'].
+
+    Without pos_v the bias is not factorised and pos_u is w itself, on a 1-d grid: column
+    ``s − 1 + (t' − t)`` of row t is w[t, t'], [T, s] if causal and [T, 2s − 1] if not, s ≥ 1.
+    Returns [B, T, D].
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
-    _check_local(pos_u, pos_v, key.shape[1], window, grid)
+    _check_local(pos_u, pos_v, key.shape[1], window, grid, causal)
     factors = dict(window=window, grid=grid)
     return _run('aft_local', value, query, key, value, pos_u, pos_v, **factors, **shared)
 
@@ -157,7 +161,7 @@ def aft_local_normalized(
     key: Tensor,
     value: Tensor,
     pos_u: Tensor,
-    pos_v: Tensor,
+    pos_v: Tensor | None = None,
     *,
     window: Window,
     grid: Sequence[int] | None = None,
@@ -169,11 +173,12 @@ def aft_local_normalized(
 
     ``y_t = g(q_t) ⊙ Σ_t' a[t,t'] softmax(k)[t'] ⊙ v_t'`` where ``a = softmax(pos_u pos_vᵀ)`` over
     the window of :func:`aft_local` and the softmax of the keys runs over all visible tokens. The
-    product of the two does not sum to one. A window of 0 is empty and refused. Returns [B, T, D].
+    product of the two does not sum to one. A window of 0 is empty and refused; pos_v may be None as
+    there. Returns [B, T, D].
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
-    _check_local(pos_u, pos_v, key.shape[1], window, grid)
+    _check_local(pos_u, pos_v, key.shape[1], window, grid, causal)
     if 0 in ((window,) if isinstance(window, int) else window):
         raise ValueError(f'window must be 1 or larger, got {window!r}')
     factors = dict(window=window, grid=grid)
@@ -181,8 +186,16 @@ def aft_local_normalized(
 
 
 def _check_local(
-    pos_u: Tensor, pos_v: Tensor, tokens: int, window: Window, grid: Sequence[int] | None
+    pos_u: Tensor,
+    pos_v: Tensor | None,
+    tokens: int,
+    window: Window,
+    grid: Sequence[int] | None,
+    causal: bool,
 ) -> None:
     checks.check_grid(grid, tokens, dims=(1, 2))
     checks.check_window(window, grid)
-    checks.check_factors(pos_u, pos_v, tokens, tokens)
+    if pos_v is None:
+        checks.check_free_bias(pos_u, tokens, window, grid, causal)
+    else:
+        checks.check_factors(pos_u, pos_v, tokens, tokens)

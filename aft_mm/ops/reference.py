@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .geometry import Window, hard_mask, kernel_index, near_mask
+from .geometry import Window, hard_mask, kernel_index, near_mask, near_radius
 
 GATES = {'sigmoid': torch.sigmoid, 'relu': torch.relu}
 
@@ -58,9 +58,15 @@ def _mix(query, key, value, log_weight, causal, key_mask, gate):
     return _apply_gate(query, mixed, gate, dtype)
 
 
-def _near_bias(pos_u: Tensor, pos_v: Tensor, window: Window, grid, outside: float) -> Tensor:
-    near = near_mask(*_indices(len(pos_u), len(pos_v), pos_u.device), window, grid)
-    return (pos_u.double() @ pos_v.double().T).masked_fill(~near, outside)
+def _near_bias(pos_u: Tensor, pos_v: Tensor | None, window: Window, grid, outside: float) -> Tensor:
+    """``u vᵀ``, or without v the entry of the offset t' − t in row t of u, inside the window."""
+    target, source = _indices(len(pos_u), len(pos_u), pos_u.device)
+    if pos_v is None:
+        column = near_radius(window, grid) + source - target
+        bias = pos_u.double().gather(1, column.clamp(0, pos_u.shape[1] - 1))
+    else:
+        bias = pos_u.double() @ pos_v.double().T
+    return bias.masked_fill(~near_mask(target, source, window, grid), outside)
 
 
 def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
@@ -88,7 +94,7 @@ def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Ten
 
 
 def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
-    """``W = exp(u vᵀ)`` inside the window, 1 outside (eq. 4, 7)."""
+    """``W = exp(w)`` inside the window, 1 outside (eq. 4); ``w = u vᵀ`` (eq. 7) or free."""
     bias = _near_bias(pos_u, pos_v, window, grid, outside=0)
     return _mix(query, key, value, bias[None], causal, key_mask, gate)
 

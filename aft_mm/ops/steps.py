@@ -149,9 +149,18 @@ def _local_size(window: Window, grid: Sequence[int] | None) -> int:
     return max(near_radius(window, grid), 0) + 1
 
 
-def _near_row(pos_u, pos_v, window, grid, outside: float):
+def _near_row(
+    pos_u: Tensor, pos_v: Tensor | None, window: Window, grid: Sequence[int] | None, outside: float
+) -> Callable[[Tensor, Tensor], Tensor]:
+    if pos_v is None:
+        checks.check_free_bias(pos_u, len(pos_u), window, grid, causal=True)
+
     def row(target: Tensor, source: Tensor) -> Tensor:
-        bias = (pos_v[source] @ pos_u[target].transpose(1, 2)).squeeze(2)
+        if pos_v is None:
+            last = pos_u.shape[1] - 1
+            bias = pos_u[target, (last + source - target).clamp(0, last)]
+        else:
+            bias = (pos_v[source] @ pos_u[target].transpose(1, 2)).squeeze(2)
         return bias.masked_fill(~near_mask(target, source, window, grid), outside)
 
     return row
@@ -164,13 +173,16 @@ def aft_local_step(
     key: Tensor,
     value: Tensor,
     pos_u: Tensor,
-    pos_v: Tensor,
+    pos_v: Tensor | None = None,
     *,
     window: Window,
     grid: Sequence[int] | None = None,
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
-    """One token of causal :func:`aft_local`; pos_u and pos_v are the whole factors [T, d']."""
+    """One token of causal :func:`aft_local`; pos_u and pos_v are the whole factors [T, d'].
+
+    Without pos_v, pos_u is the whole bias [T, s].
+    """
     _check_position(state, len(pos_u))
     checks.check_buffer(state.keys.shape[1], _local_size(window, grid))
     row = _near_row(pos_u, pos_v, window, grid, outside=0.0)
@@ -278,13 +290,13 @@ def aft_local_normalized_step(
     key: Tensor,
     value: Tensor,
     pos_u: Tensor,
-    pos_v: Tensor,
+    pos_v: Tensor | None = None,
     *,
     window: Window,
     grid: Sequence[int] | None = None,
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
-    """One token of causal :func:`aft_local_normalized`; pos_u and pos_v are the whole factors."""
+    """One token of causal :func:`aft_local_normalized`; pos_u and pos_v as there."""
     checks.check_step(query, key, value, gate, state.keys, state.values)
     _check_position(state, len(pos_u))
     checks.check_buffer(state.keys.shape[1], _local_size(window, grid))

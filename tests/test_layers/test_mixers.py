@@ -12,7 +12,9 @@ MIXERS = {
     'AFTFull': dict(rank=5),
     'AFTFull-free': dict(rank=None),
     'AFTLocal': dict(window=2, rank=5),
+    'AFTLocal-free': dict(window=2, rank=None),
     'AFTLocalNormalized': dict(window=2, rank=5),
+    'AFTLocalNormalized-free': dict(window=2, rank=None),
     'AFTSimple': dict(),
     'AFTSimple-relu': dict(key_function='relu'),
     'AFTSimple-relu2': dict(key_function='relu2'),
@@ -24,7 +26,13 @@ MIXERS = {
     'SoftmaxAttention': dict(num_heads=3),
 }
 GRIDS = [(1,), (7,), (3, 5), (6, 1)]
-UNNORMALISED = ('AFTSimple-relu', 'AFTSimple-relu2', 'AFTLocalNormalized')
+UNNORMALISED = (
+    'AFTSimple-relu',
+    'AFTSimple-relu2',
+    'AFTLocalNormalized',
+    'AFTLocalNormalized-free',
+)
+ONE_DIMENSIONAL = ('AFTLocal-free', 'AFTLocalNormalized-free')
 
 every_mixer = pytest.mark.parametrize('name', MIXERS)
 every_grid = pytest.mark.parametrize('grid', GRIDS, ids=str)
@@ -33,6 +41,8 @@ both_ways = pytest.mark.parametrize('causal', [False, True], ids=['all', 'causal
 
 def build(name: str, grid=(7,), **kwargs) -> TokenMixer:
     """A mixer whose parameters are all random, so that none hides behind a zero."""
+    if name in ONE_DIMENSIONAL:  # the raster of the grid
+        grid = (torch.Size(grid).numel(),)
     config = dict(type='aft_mm.' + name.partition('-')[0], embed_dims=D, grid=grid)
     mixer = MODELS.build({**config, **MIXERS[name], **kwargs})
     for parameter in mixer.parameters():
@@ -281,6 +291,9 @@ def test_softmax_attention_equals_torch(causal):
         ),
         (dict(type='AFTLocal', window=-1), 'window must be 0 or larger, got -1'),
         (dict(type='AFTLocal', window=(1, 2, 3)), 'window must be an int or a pair'),
+        (dict(type='AFTLocal', window=1, rank=None), r'1 dimension for a free .* got \(3, 4\)'),
+        (dict(type='AFTLocal', window=0, rank=None, grid=(4,)), 'window must be 1 or .* got 0'),
+        (dict(type='AFTLocal', window=1, rank=0), 'rank must be 1 or larger, .* got 0'),
         (dict(type='AFTLocal', window=1, grid=None), 'grid must have 1 or 2 dimensions .* None'),
         (dict(type='AFTLocal', window=1, num_prefix_tokens=1), 'must be 0 for AFTLocal, got 1'),
         (dict(type='AFTLocalNormalized', window=0), 'window must be 1 or larger .* got 0'),

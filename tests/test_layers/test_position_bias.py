@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from aft_mm.layers import AFTConv, AFTFull
+from aft_mm.layers import AFTConv, AFTFull, AFTLocal
 from aft_mm.layers.grid import infer_grid, interpolate
 from aft_mm.layers.position_bias import (
     ConvPositionBias,
     FactorizedPositionBias,
+    FreeLocalPositionBias,
     FreePositionBias,
 )
 
@@ -121,6 +122,50 @@ def test_interpolating_the_factors_interpolates_w(target):
     torch.testing.assert_close(factors(target), free(target))
     torch.testing.assert_close(factors((4, 6), target), free((4, 6), target))
     assert factors(target, (4, 6)).shape == (1 + target[0] * target[1], 25)
+
+
+@pytest.mark.parametrize('causal', [False, True])
+def test_a_free_local_bias_has_a_parameter_per_token_and_offset(causal):
+    bias = FreeLocalPositionBias((9,), 3, causal)
+    assert bias.weight.shape == (9, 3 if causal else 5)
+    dense, seen = bias().detach(), set()
+    for t in range(9):
+        for offset in range(-2, 1 if causal else 3):
+            if 0 <= t + offset < 9:
+                assert dense[t, t + offset] == bias.weight[t, 2 + offset]
+                seen.add((t, t + offset))
+    others = [(t, s) for t in range(9) for s in range(9) if (t, s) not in seen]
+    assert all(dense[place] == 0 for place in others)
+
+
+def test_a_free_local_bias_is_the_mixer_of_its_picture():
+    """AFT-local with the free bias is AFT-full with the w that position_bias() shows."""
+    local = AFTLocal(8, window=3, rank=None, grid=(9,))
+    full = AFTFull(8, rank=None, grid=(9,))
+    nn.init.normal_(local.pos_bias.weight)
+    state = local.state_dict()
+    state['pos_bias.weight'] = local.position_bias().squeeze(0)
+    full.load_state_dict(state)
+    x = torch.randn(2, 9, 8)
+    torch.testing.assert_close(local(x), full(x))
+    torch.testing.assert_close(local(x[:, :4]), full(x[:, :4]))
+
+
+def test_rows_of_a_free_local_bias_are_interpolated():
+    small, large = FreeLocalPositionBias((6,), 3, True), FreeLocalPositionBias((12,), 3, True)
+    slope = torch.arange(6.0)[:, None] + torch.tensor([0.0, 100.0, 200.0])
+    small.weight.data = slope
+    large.load_state_dict(small.state_dict())
+    inner = (torch.arange(1, 11.0) + 0.5) / 2 - 0.5
+    torch.testing.assert_close(large.weight[1:11, 1], inner + 100)
+    message = r'weight of the checkpoint is \[6, 3\], which cannot be interpolated to \[12, 5\]'
+    with pytest.raises(ValueError, match=message):
+        FreeLocalPositionBias((12,), 3, False).load_state_dict(small.state_dict())
+
+
+def test_a_free_local_bias_starts_small():
+    weight = FreeLocalPositionBias((300,), 8, True).weight
+    assert abs(weight.std().item() - 0.01) < 0.001 and abs(weight.mean().item()) < 0.001
 
 
 @pytest.mark.parametrize('grid', [(9,), (5, 7), (3, 4, 5)], ids=str)

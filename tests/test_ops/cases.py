@@ -84,6 +84,17 @@ def _factors(op, tokens, window, grid=None, causal=False, rank=3):
     )
 
 
+def _free(op, tokens, window, causal=False):
+    return Case(
+        f'{op[4:]}-free-{tokens}-s={window}-causal={causal}',
+        op,
+        tokens,
+        dict(window=window, causal=causal),
+        parameters=((tokens, window if causal else 2 * window - 1),),
+        weights_sum_to_one=op == 'aft_local',
+    )
+
+
 def _conv(grid, kernel, heads=2, causal=False, **options):
     label = '-degenerate' if options else ''
     return Case(
@@ -130,6 +141,12 @@ CASES = [
     _factors('aft_local', 110, (3, 4), grid=(10, 11), causal=True),
     _factors('aft_local', 111, 2, grid=(37, 3), causal=True),
     _factors('aft_local', 12, (9, 9), grid=(3, 4)),
+    _free('aft_local', 7, 1),
+    _free('aft_local', 7, 20, causal=True),
+    _free('aft_local', 63, 5),
+    _free('aft_local', 63, 33, causal=True),
+    _free('aft_local', 131, 5),
+    _free('aft_local', 131, 40, causal=True),
     _conv((7,), (3,)),
     _conv((9,), (5,), causal=True),
     _conv((1, 9), (1, 5), heads=6),
@@ -152,6 +169,8 @@ CASES = [
     _factors('aft_local_normalized', 7, 3),
     _factors('aft_local_normalized', 130, 4),
     _factors('aft_local_normalized', 130, 40, causal=True),
+    _free('aft_local_normalized', 63, 4, causal=True),
+    _free('aft_local_normalized', 130, 40),
     _factors('aft_local_normalized', 110, (2, 3), grid=(11, 10), causal=True),
 ]
 IDS = [case.name for case in CASES]

@@ -15,7 +15,9 @@ from .cases import CASES, run_with_gradients
 
 CPU = torch.device('cpu')
 ONE_OF_EACH = {
-    f'{case.op}-{case.options.get("causal", False)}': case for case in CASES if 7 < case.tokens < 64
+    f'{case.op}-{len(case.parameters)}-{case.options.get("causal", False)}': case
+    for case in CASES
+    if 7 < case.tokens < 64
 }
 EACH = pytest.mark.parametrize('case', ONE_OF_EACH.values(), ids=ONE_OF_EACH)
 
@@ -90,6 +92,15 @@ BAD = {
     ),
     "pos_u and pos_v must be [6, d'] and [6, d'], got [5, 3] and [6, 3]": lambda: ops.aft_local(
         Q, Q, Q, U[:5], U, window=2
+    ),
+    'pos_v must be given for a grid of 2 dimensions, got None for (2, 3)': lambda: ops.aft_local(
+        Q, Q, Q, U, window=2, grid=(2, 3)
+    ),
+    'window must be 1 or larger without pos_v, got 0': lambda: ops.aft_local(Q, Q, Q, U, window=0),
+    'pos_u without pos_v must be [6, 5], a column per offset of the window 3 with causal=False, '
+    'got [6, 3]': lambda: ops.aft_local(Q, Q, Q, U, window=3),
+    'must be [6, 2], a column per offset of the window 2 with causal=True, got [6, 3]': lambda: (
+        ops.aft_local_normalized(Q, Q, Q, U, window=2, causal=True)
     ),
     'position_bias must be [T, S] = [6, 6], got [6, 5]': lambda: ops.aft_full(
         Q, Q, Q, torch.randn(6, 5)
@@ -167,18 +178,19 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize('key_scale', [1, 100], ids=['fast', 'safe'])
-@pytest.mark.parametrize('op', ['aft_simple', 'aft_local', 'aft_conv', 'aft_window'])
+@pytest.mark.parametrize('op', ['aft_simple', 'aft_local', 'free', 'aft_conv', 'aft_window'])
 def test_memory_grows_with_tokens_not_their_square(op, key_scale, causal):
     tokens, dims, window, rank = 4096, 4, 8, 2
     query, value, key = torch.randn(3, 1, tokens, dims).unbind()
     bias = {
         'aft_local': [torch.randn(2, tokens, rank, requires_grad=True)],
+        'free': [torch.randn(tokens, window if causal else 2 * window - 1, requires_grad=True)],
         'aft_conv': [torch.randn(dims, 2 * window - 1, requires_grad=True)],
     }.get(op, [])
     bias = [*bias[0].unbind()] if op == 'aft_local' else bias
     options = {'aft_conv': dict(grid=(tokens,)), 'aft_simple': {}}.get(op, dict(window=window))
     with LargestTensor() as recorder:
-        output = getattr(ops, op)(
+        output = getattr(ops, 'aft_local' if op == 'free' else op)(
             query, (key * key_scale).requires_grad_(), value, *bias, causal=causal, **options
         )
         output.sum().backward()

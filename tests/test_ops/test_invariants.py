@@ -121,6 +121,24 @@ def test_conv_is_full_with_the_toeplitz_bias_per_head(grid, kernel, causal):
 
 
 @pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('tokens, window', [(7, 1), (63, 5), (131, 40), (9, 30)])
+@pytest.mark.parametrize('op', [ops.aft_local, ops.aft_local_normalized])
+def test_a_free_bias_holds_any_factorised_one(op, tokens, window, causal):
+    query, key, value = randn(2, tokens, 4), randn(2, tokens, 4), randn(2, tokens, 4)
+    pos_u, pos_v = randn(tokens, 3), randn(tokens, 3)
+    target, source = indices(tokens)
+    dense, column = pos_u @ pos_v.T, window - 1 + source - target
+    # What lies outside of the sequence has a place in the bias and no meaning.
+    free = torch.full((tokens, window if causal else 2 * window - 1), 30.0, dtype=torch.float64)
+    inside = (column >= 0) & (column < free.shape[1])
+    free[target.expand_as(column)[inside], column[inside]] = dense[inside]
+    shared = dict(window=window, causal=causal)
+    torch.testing.assert_close(
+        op(query, key, value, free, None, **shared), op(query, key, value, pos_u, pos_v, **shared)
+    )
+
+
+@pytest.mark.parametrize('causal', [False, True])
 def test_one_row_grid_is_one_dimensional(causal):
     query, key, value, tall = (randn(2, 40, 4) for _ in range(4))
     pos = randn(40, 3), randn(40, 3)

@@ -118,6 +118,8 @@ def test_a_token_or_window_of_another_state_is_refused():
         ops.aft_local_step(state, query, key[:, :1], value, *pos, window=3)
     with pytest.raises(ValueError, match='which need 5 tokens, but it holds 3'):
         ops.aft_local_step(state, query, key, value, *pos, window=5)
+    with pytest.raises(ValueError, match=r'must be \[9, 3\], a column per offset .* got \[9, 2\]'):
+        ops.aft_local_step(state, query, key, value, pos[0], window=3)
 
 
 def test_a_key_function_of_another_state_is_refused():

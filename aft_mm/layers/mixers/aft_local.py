@@ -12,13 +12,13 @@ from aft_mm.ops.geometry import near_mask
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from ..position_bias import FactorizedPositionBias
+from ..position_bias import FactorizedPositionBias, FreeLocalPositionBias
 from .base import AFTMixer
 
 
 @MODELS.register_module()
 class AFTLocal(AFTMixer):
-    """AFT with ``w = u vᵀ`` inside a window and w = 0 outside (arXiv 2105.14103, eq. 4 and 7).
+    """AFT with w inside a window and w = 0 outside (arXiv 2105.14103, eq. 4), ``w = u vᵀ`` (eq. 7).
 
     Tokens outside the window still count, with W = 1. A sequence may be shorter than the
     constructor's grid, a picture may have another grid; the window is in tokens and stays.
@@ -27,7 +27,8 @@ class AFTLocal(AFTMixer):
         embed_dims: channels D.
         window: s of ``|t − t'| < s``, 0 for AFT-simple; on a 2-d grid a pair (s_r, s_c) or an int
             for both.
-        rank: d' of u and v.
+        rank: d' of u and v; None for a w that is free for each token and offset in a 1-d window of
+            1 or larger (the paper's non-factorised ablation), see :class:`FreeLocalPositionBias`.
         others: see :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
     """
 
@@ -36,7 +37,7 @@ class AFTLocal(AFTMixer):
     op_step = staticmethod(ops.aft_local_step)
 
     def __init__(
-        self, embed_dims: int, window: int | Sequence[int], rank: int = 128, **kwargs: Any
+        self, embed_dims: int, window: int | Sequence[int], rank: int | None = 128, **kwargs: Any
     ) -> None:
         super().__init__(embed_dims, **kwargs)
         if self.grid is None or len(self.grid) > 2:
@@ -45,7 +46,11 @@ class AFTLocal(AFTMixer):
             )
         self.window = window if isinstance(window, int) else tuple(window)
         check_window(self.window, self.grid)
-        self.pos_bias = FactorizedPositionBias(self.grid, rank)
+        self.pos_bias: FactorizedPositionBias | FreeLocalPositionBias
+        if rank is None:
+            self.pos_bias = FreeLocalPositionBias(self.grid, self.window, self.causal)
+        else:
+            self.pos_bias = FactorizedPositionBias(self.grid, rank)
 
     def position_bias(self) -> Tensor:
         """w [1, T, T], 0 outside the window."""

@@ -13,12 +13,12 @@ from .aft_local import AFTLocal
 class AFTLocalNormalized(AFTLocal):
     """AFT with local weights that have a softmax of their own (ICLR submission, eq. 8).
 
-    ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t'`` over the window, w = u vᵀ.
+    ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t'`` over the window.
 
     Args:
         embed_dims: channels D.
         window: as in :class:`AFTLocal`, 1 or larger.
-        rank: d' of u and v.
+        rank: d' of u and v, or None, as in :class:`AFTLocal`.
         others: see :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
     """
 
@@ -27,7 +27,7 @@ class AFTLocalNormalized(AFTLocal):
     op_step = staticmethod(ops.aft_local_normalized_step)
 
     def __init__(
-        self, embed_dims: int, window: int | Sequence[int], rank: int = 128, **kwargs: Any
+        self, embed_dims: int, window: int | Sequence[int], rank: int | None = 128, **kwargs: Any
     ) -> None:
         super().__init__(embed_dims, window, rank, **kwargs)
         if 0 in ((window,) if isinstance(window, int) else window):
