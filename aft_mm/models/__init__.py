@@ -5,13 +5,16 @@ from .backbones import AFTViT
 from .data_preprocessor import SequencePreprocessor
 from .decoders import SequenceDecoder
 from .encoders import SequenceEncoder
-from .heads import CategoricalHead
+from .generation import generate
+from .heads import CategoricalHead, LogisticMixtureHead
 
 __all__ = [
     'AFTViT',
     'AutoregressiveModel',
     'CategoricalHead',
+    'LogisticMixtureHead',
     'SequenceDecoder',
     'SequenceEncoder',
     'SequencePreprocessor',
+    'generate',
 ]

@@ -10,6 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
 
+from ..generation import generate
+
 MODES = ('tensor', 'loss', 'predict')
 
 
@@ -51,8 +53,8 @@ class AutoregressiveModel(BaseModel):
 
         'tensor' gives hidden [B, T, D]; 'loss' ``dict(loss=…)``, the mean of nats per dimension
         over all predicted tokens; 'predict' the samples with their ``nats`` and ``num_dims``,
-        computed in float64 from the logits on. Raises ValueError for another mode, a token outside the
-        vocabulary and a sequence longer than the position table.
+        computed in float64 from the logits on. Raises ValueError for another mode, for a token
+        outside the vocabulary and for a sequence longer than the position table.
         """
         if mode not in MODES:
             raise ValueError(f'mode must be one of {", ".join(MODES)}, got {mode!r}')
@@ -71,6 +73,12 @@ class AutoregressiveModel(BaseModel):
         ):
             sample.nats, sample.num_dims = total, number
         return samples
+
+    def generate(self, length: int, *args: Any, **kwargs: Any) -> Tensor:
+        """Sample sequences of `length` tokens, [B, length] or [B, length, C]; see
+        :func:`aft_mm.models.generation.generate`.
+        """
+        return generate(self, length, *args, **kwargs)
 
     def encode(self, sources: list[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
         """The memory [B, S, D] of the source tokens and its mask [B, S]; None without an encoder.

@@ -24,6 +24,14 @@ class DecoderState:
     memory: Tensor | None = None
     memory_mask: Tensor | None = None
 
+    def hold(self, last: int) -> None:
+        """Set back to token `last` what is past it: a complete sequence steps along in its batch
+        without leaving the position table; its outputs mean nothing.
+        """
+        self.position.clamp_(max=last)
+        for block in self.blocks:
+            block.position.clamp_(max=last + 1)
+
 
 @MODELS.register_module()
 class SequenceDecoder(BlockStack):
@@ -84,7 +92,7 @@ class SequenceDecoder(BlockStack):
             blocks.append(state)
         rows = torch.arange(len(x), device=x.device)
         hidden = self.norm(x[rows, lengths])
-        return hidden, DecoderState(blocks, lengths, memory, memory_mask)
+        return hidden, DecoderState(blocks, lengths.clone(), memory, memory_mask)
 
     @torch.no_grad()
     def step(self, token: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:

@@ -1,6 +1,7 @@
 """Heads: from hidden vectors to likelihoods and samples."""
 
 from .categorical_head import CategoricalHead
+from .logistic_mixture_head import LogisticMixtureHead
 from .sampling import check_sampling, draw
 
-__all__ = ['CategoricalHead', 'check_sampling', 'draw']
+__all__ = ['CategoricalHead', 'LogisticMixtureHead', 'check_sampling', 'draw']

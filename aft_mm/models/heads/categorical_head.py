@@ -22,6 +22,7 @@ class CategoricalHead(nn.Module):
     """
 
     dims_per_token = 1
+    token_shape = ()
 
     def __init__(self, embed_dims: int, num_classes: int, tied: bool = False) -> None:
         super().__init__()

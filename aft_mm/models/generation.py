@@ -1,0 +1,165 @@
+"""Sampling from an autoregressive model at the cost of one step per token."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from mmengine.utils import ProgressBar
+from torch import Tensor, nn
+
+from .heads import check_sampling
+
+__all__ = ['generate']
+
+Tokens = Tensor | Sequence[Tensor]
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module,
+    length: int,
+    prompts: Tokens | None = None,
+    batch_size: int | None = None,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    greedy: bool = False,
+    seed: int | None = None,
+    use_state: bool = True,
+    progress: bool = False,
+    source: Tokens | None = None,
+) -> Tensor:
+    """Sequences of T = `length` tokens that start with their prompts, int64 [B, T] or [B, T, C].
+
+    The prompts, of different lengths too, go through the model in one parallel pass; every token
+    after them is one step that carries the state. The model runs in evaluation mode and is handed
+    back in the mode it was in.
+
+    Args:
+        model: an :class:`AutoregressiveModel`.
+        length: tokens per sequence, the prompt's included.
+        prompts: one sequence of tokens [L] or [L, C] per sample, or a batch of them, [B, L] or
+            [B, L, C]; None starts from nothing.
+        batch_size: number of samples where no prompt or source tells it; 1 unless given.
+        temperature, top_k, top_p, greedy: see :func:`draw`.
+        seed: the same seed gives the same tokens on one device, with and without the state; None
+            takes one from torch's generator.
+        use_state: False computes everything anew for every token, to check the steps.
+        progress: show a progress bar on stderr.
+        source: one source sequence per sample for the model's encoder.
+
+    Raises ValueError for a length outside 1 … the position table, a prompt that is empty, that
+    leaves nothing to generate or that does not suit the head, a token outside the vocabulary, an
+    option out of range (:func:`draw`), and where the numbers of samples differ.
+    """
+    check_sampling(temperature, top_k, top_p)
+    if length < 1:
+        raise ValueError(f'length must be 1 or larger, got {length}')
+    model.decoder.check_length(length)
+    batch_size = _batch_size(prompts, source, batch_size)
+    device = next(model.parameters()).device
+    tokens, lengths = _start(prompts, batch_size, length, model.head.token_shape)
+    options = dict(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        greedy=greedy,
+        generator=torch.Generator(device).manual_seed(_new_seed() if seed is None else seed),
+    )
+    with _evaluating(model):
+        memory = model.encode([None] * batch_size if source is None else list(source))
+        return _extend(
+            model, tokens.to(device), lengths.to(device), memory, options, use_state, progress
+        )
+
+
+def _extend(
+    model: nn.Module,
+    tokens: Tensor,
+    lengths: Tensor,
+    memory: tuple[Tensor | None, Tensor | None],
+    options: dict[str, Any],
+    use_state: bool,
+    progress: bool,
+) -> Tensor:
+    """Fill tokens [B, T] or [B, T, C] in place from lengths [B] on."""
+    decoder, row = model.decoder, torch.arange(len(tokens), device=tokens.device)
+    longest, last = int(lengths.max()), tokens.shape[1] - 1
+    steps = last + 1 - int(lengths.min())
+    bar = ProgressBar(steps, file=sys.stderr) if progress else None
+    if use_state:
+        hidden, state = decoder.prefill(tokens[:, :longest], lengths, *memory)
+    for i in range(steps):
+        # A sequence with a longer prompt is complete earlier and waits at its last token.
+        position = (lengths + i).clamp_max(last)
+        if not use_state:
+            hidden = decoder(tokens[:, : longest + i + 1], *memory)[row, position]
+        drawn = model.head.sample(hidden, **options)
+        complete = (lengths + i > last).view(-1, *[1] * (tokens.dim() - 2))
+        tokens[row, position] = torch.where(complete, tokens[row, position], drawn)
+        if use_state and i + 1 < steps:
+            state.hold(last - 1)
+            hidden, state = decoder.step(tokens[row, position], state)
+        if bar is not None:
+            bar.update()
+    return tokens
+
+
+def _start(
+    prompts: Tokens | None, batch_size: int, length: int, shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """Tokens [B, length, *shape] with the prompts in front, and the lengths of these, [B]."""
+    tokens = torch.zeros(batch_size, length, *shape, dtype=torch.long)
+    lengths = torch.zeros(batch_size, dtype=torch.long)
+    for i, prompt in enumerate([] if prompts is None else prompts):
+        prompt = _check_prompt(prompt, i, length, shape)
+        tokens[i, : len(prompt)] = prompt
+        lengths[i] = len(prompt)
+    return tokens, lengths
+
+
+def _new_seed() -> int:
+    return int(torch.randint(2**62, ()))
+
+
+def _batch_size(prompts: Tokens | None, source: Tokens | None, batch_size: int | None) -> int:
+    counts = dict(
+        prompts=None if prompts is None else len(prompts),
+        source=None if source is None else len(source),
+        batch_size=batch_size,
+    )
+    given = {name: number for name, number in counts.items() if number is not None}
+    if len(set(given.values())) > 1 or any(number < 1 for number in given.values()):
+        raise ValueError(f'prompts, source and batch_size must agree and be 1 or more, got {given}')
+    return next(iter(given.values()), 1)
+
+
+def _check_prompt(prompt: Tensor, index: int, length: int, shape: tuple[int, ...]) -> Tensor:
+    """The prompt as [L, *shape]; an axis of one channel is left out."""
+    name = f'prompts[{index}]'
+    if prompt.dim() == 2 and not shape and prompt.shape[1] == 1:
+        prompt = prompt.squeeze(1)
+    if prompt.is_floating_point() or prompt.dim() == 0 or prompt.shape[1:] != shape:
+        wanted = ', '.join(['L', *map(str, shape)])
+        raise ValueError(
+            f'{name} must be integers [{wanted}], got {prompt.dtype} {list(prompt.shape)}'
+        )
+    if not 0 < len(prompt) < length:
+        raise ValueError(
+            f'{name} must have 1 to {length - 1} tokens for length={length}, got {len(prompt)}'
+        )
+    return prompt
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode: dropout in a step would be noise in every state after it."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -1,0 +1,134 @@
+"""The discretised mixture of logistics."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from aft_mm.registry import MODELS
+
+from .sampling import draw
+
+LOG_SCALE_LIMIT = 7.0
+
+
+@MODELS.register_module()
+class LogisticMixtureHead(nn.Module):
+    """A mixture of K logistics per pixel, cut into the values 0 … 255 (arXiv 1701.05517, eq. 2, 3).
+
+    With x = value / 127.5 − 1, bins of half width 1/255 and σ the logistic function
+
+    ``p(x) = Σ_k π_k Π_c [σ((x_c + 1/255 − μ_kc) / s_kc) − σ((x_c − 1/255 − μ_kc) / s_kc)]``
+
+    where the bins of 0 and 255 reach to −∞ and ∞, so that the 256 values sum to one. Of three
+    channels the later means depend on the earlier values: ``μ_G + α x_R`` and
+    ``μ_B + β x_R + γ x_G`` with α, β, γ = tanh of an output of their own.
+
+    Log scales are kept within ±7, the lower bound being that of the paper's implementation.
+
+    Args:
+        embed_dims: channels D.
+        num_channels: colours C of a pixel, 1 or 3.
+        num_components: K.
+    """
+
+    num_values = 256
+
+    def __init__(self, embed_dims: int, num_channels: int, num_components: int = 10) -> None:
+        super().__init__()
+        if num_channels not in (1, 3):
+            raise ValueError(f'num_channels must be 1 or 3, got {num_channels}')
+        if num_components < 1:
+            raise ValueError(f'num_components must be 1 or larger, got {num_components}')
+        self.num_channels = self.dims_per_token = num_channels
+        self.token_shape = () if num_channels == 1 else (num_channels,)
+        coefficients = num_channels * (num_channels - 1) // 2
+        # Outputs per component: logit, means, log scales, coefficients.
+        self.split = (1, num_channels, num_channels, coefficients)
+        self.proj = nn.Linear(embed_dims, num_components * sum(self.split))
+        nn.init.trunc_normal_(self.proj.weight, std=0.02)
+        nn.init.zeros_(self.proj.bias)
+
+    def nats(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """``−log p(target)``, summed over channels and computed in `dtype`; [...].
+
+        hidden [..., D], targets [..., C] of 0 … 255, with one channel [...] too. Raises ValueError
+        for targets of another shape.
+        """
+        shape = (*hidden.shape[:-1], self.num_channels)
+        if self.num_channels == 1 and targets.shape == shape[:-1]:
+            targets = targets.unsqueeze(-1)
+        if targets.shape != shape:
+            raise ValueError(f'targets must be {list(shape)}, got {list(targets.shape)}')
+        log_pi, mean, log_scale, coefficient = self._mixture(hidden, dtype)
+        targets = targets.unsqueeze(-2)
+        mean = _conditional(mean, coefficient, _scaled(targets, dtype))
+        log_p = _log_bin(targets, mean, log_scale).sum(-1)
+        return -(log_pi + log_p).logsumexp(-1)
+
+    def sample(
+        self,
+        hidden: Tensor,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        greedy: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """A pixel per row of hidden [B, D], int64 [B, C], or [B] with one channel.
+
+        Channel by channel, each from its distribution over the 256 values given the earlier
+        channels, with the options of :func:`draw`.
+        """
+        log_weight, mean, log_scale, coefficient = self._mixture(hidden, torch.float64)
+        values = torch.arange(self.num_values, device=hidden.device)
+        pixel = torch.zeros(len(hidden), self.num_channels, dtype=torch.long, device=hidden.device)
+        for c in range(self.num_channels):
+            given = _conditional(mean, coefficient, _scaled(pixel[:, None], mean.dtype))
+            log_p = _log_bin(values, given[..., c, None], log_scale[..., c, None])
+            logits = (log_weight[..., None] + log_p).logsumexp(1)
+            pixel[:, c] = draw(logits, temperature, top_k, top_p, greedy, generator)
+            chosen = pixel[:, None, c, None].expand(-1, log_p.shape[1], 1)
+            log_weight = log_weight + log_p.gather(-1, chosen).squeeze(-1)
+        return pixel if self.num_channels > 1 else pixel.squeeze(1)
+
+    def _mixture(self, hidden: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """log π [..., K], means and log scales [..., K, C], coefficients [..., K, C(C−1)/2]."""
+        outputs = self.proj(hidden).to(dtype).unflatten(-1, (-1, sum(self.split)))
+        logit, mean, log_scale, coefficient = outputs.split(self.split, dim=-1)
+        log_scale = log_scale.clamp(-LOG_SCALE_LIMIT, LOG_SCALE_LIMIT)
+        return logit.squeeze(-1).log_softmax(-1), mean, log_scale, coefficient.tanh()
+
+
+def _scaled(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values.to(dtype) / 127.5 - 1
+
+
+def _conditional(mean: Tensor, coefficient: Tensor, x: Tensor) -> Tensor:
+    """The means [..., K, C] given the earlier channels of x [..., 1, C]."""
+    if mean.shape[-1] == 1:
+        return mean
+    red, green = x[..., 0], x[..., 1]
+    mean_red, mean_green, mean_blue = mean.unbind(-1)
+    alpha, beta, gamma = coefficient.unbind(-1)
+    mean_green = mean_green + alpha * red
+    mean_blue = mean_blue + beta * red + gamma * green
+    return torch.stack([mean_red, mean_green, mean_blue], dim=-1)
+
+
+def _log_bin(values: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
+    """log of the mass of a logistic in the bin of each value.
+
+    ``σ(a) − σ(b) = σ(a) σ(−b) (1 − e^(b − a))`` has no difference of two numbers that are almost
+    equal, and its logarithm is finite however far the mean is.
+    """
+    inverse = torch.exp(-log_scale)
+    centred = _scaled(values, mean.dtype) - mean
+    below = logsigmoid(inverse * (centred + 1 / 255))
+    above = logsigmoid(-inverse * (centred - 1 / 255))
+    inside = torch.log(-torch.expm1(-inverse * (2 / 255)))
+    first, last = values == 0, values == 255
+    return (
+        below.masked_fill(last, 0)
+        + above.masked_fill(first, 0)
+        + inside.expand_as(below).masked_fill(first | last, 0)
+    )

@@ -1,0 +1,257 @@
+"""Heads: likelihoods against written-out sums, sampling against the likelihood."""
+
+import pytest
+import torch
+from scipy.stats import logistic
+from torch import nn
+
+from aft_mm.models import CategoricalHead, LogisticMixtureHead
+from aft_mm.models.heads import draw
+from aft_mm.registry import MODELS
+
+from .sequence_models import D, randomize
+
+VALUES = torch.arange(256)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def mixture(num_channels: int, **kwargs) -> LogisticMixtureHead:
+    config = dict(type='aft_mm.LogisticMixtureHead', embed_dims=D, num_channels=num_channels)
+    return randomize(MODELS.build({**config, **kwargs}), std=0.5)
+
+
+def written_out(head: LogisticMixtureHead, hidden, pixel) -> float:
+    """p(pixel) for one hidden vector, as the formula of the docstring reads; numpy and scipy."""
+    channels, per = head.num_channels, sum(head.split)
+    rows = head.proj(hidden).double().detach().numpy().reshape(-1, per)
+    pi = torch.tensor(rows[:, 0]).softmax(0).numpy()
+    x = [value / 127.5 - 1 for value in pixel]
+    total = 0.0
+    for k, row in enumerate(rows):
+        mean, scale = row[1 : 1 + channels], torch.tensor(row[1 + channels : 1 + 2 * channels])
+        mean, scale = list(mean), scale.clamp(-7, 7).exp().numpy()
+        if channels == 3:
+            alpha, beta, gamma = torch.tensor(row[7:]).tanh().numpy()
+            mean[1] += alpha * x[0]
+            mean[2] += beta * x[0] + gamma * x[1]
+        p = pi[k]
+        for value, centre, m, s in zip(pixel, x, mean, scale, strict=True):
+            high = 1 if value == 255 else logistic.cdf(centre + 1 / 255, m, s)
+            low = 0 if value == 0 else logistic.cdf(centre - 1 / 255, m, s)
+            p *= high - low
+        total += p
+    return total
+
+
+@pytest.mark.parametrize('num_channels', [1, 3])
+def test_the_mixture_is_the_formula(num_channels):
+    head, hidden = mixture(num_channels), torch.randn(20, D)
+    pixels = torch.randint(256, (20, num_channels))
+    pixels[:4] = torch.tensor([0, 255, 0, 255])[:, None]
+    pixels[0, -1] = 255
+    nats = head.nats(hidden, pixels, dtype=torch.float64)
+    expected = [written_out(head, h, p.tolist()) for h, p in zip(hidden, pixels, strict=True)]
+    torch.testing.assert_close(
+        (-nats).exp(), torch.tensor(expected).double(), rtol=1e-4, atol=1e-12
+    )
+    single = head.nats(hidden, pixels)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single, nats.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('dtype, tolerance', [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize('scale', [0.3, 1.0, 30.0])
+def test_one_channel_sums_to_one(dtype, tolerance, scale):
+    head = randomize(mixture(1), std=scale)
+    hidden = torch.randn(50, 1, D).expand(-1, 256, -1)
+    total = (-head.nats(hidden, VALUES.expand(50, 256), dtype=dtype)).exp().sum(1)
+    assert (total - 1).abs().max() < tolerance
+
+
+def test_three_channels_sum_to_one_each_given_the_earlier():
+    head = mixture(3, num_components=4)
+    hidden = torch.randn(D)
+
+    def p(pixels):
+        nats = head.nats(hidden.expand(*pixels.shape[:-1], D), pixels, dtype=torch.float64)
+        return (-nats).exp()
+
+    # Summed over blue, green's conditional must be one of a mixture weighted by red; and so on.
+    reds = torch.tensor([0, 3, 100, 255])
+    pairs = torch.cartesian_prod(VALUES, VALUES)
+    marginal = []
+    for red in reds:
+        pixels = torch.cat([red.expand(len(pairs), 1), pairs], 1)
+        marginal.append(p(pixels).sum())
+    alone = mixture(1, num_components=4)
+    alone.proj.weight.data = head.proj.weight.unflatten(0, (4, 10))[:, [0, 1, 4]].flatten(0, 1)
+    alone.proj.bias.data = head.proj.bias.unflatten(0, (4, 10))[:, [0, 1, 4]].flatten()
+    expected = (-alone.nats(hidden.expand(4, D), reds, dtype=torch.float64)).exp()
+    torch.testing.assert_close(torch.stack(marginal), expected, rtol=1e-10, atol=0)
+    total = (-alone.nats(hidden.expand(256, D), VALUES, dtype=torch.float64)).exp().sum()
+    assert abs(total - 1) < 1e-12
+
+
+def test_blue_sees_red_and_green_and_green_sees_red():
+    head, hidden = mixture(3), torch.randn(1, D)
+    base = torch.tensor([[100, 100, 100]])
+    outputs = head.proj(hidden).detach().unflatten(-1, (-1, 10))
+    coefficients = outputs[..., 7:].tanh()
+    assert (coefficients.abs().max() <= 1) and (coefficients != 0).all()
+    for changed in range(3):
+        weight = head.proj.weight.data.clone()
+        nats = head.nats(hidden, base)
+        head.proj.weight.data.unflatten(0, (10, 10))[:, 7 + changed] += 0.5
+        assert (head.nats(hidden, base) - nats).abs() > 1e-4
+        head.proj.weight.data = weight
+
+
+@pytest.mark.parametrize('num_channels', [1, 3])
+@pytest.mark.parametrize('size', [1e-4, 1e4])
+def test_extreme_outputs_stay_finite(num_channels, size):
+    head = mixture(num_channels)
+    hidden = (torch.randn(64, D) * size).requires_grad_()
+    pixels = torch.randint(256, (64, num_channels))
+    pixels[:10], pixels[10:20] = 0, 255
+    nats = head.nats(hidden, pixels)
+    nats.sum().backward()
+    assert nats.isfinite().all() and (nats >= -1e-5).all()
+    assert hidden.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() and p.grad.abs().max() > 0 for p in head.parameters())
+
+
+def test_a_far_mean_is_pulled_back():
+    """Where a density would underflow to log 0, the gradient still shows the way."""
+    head = mixture(1, num_components=1)
+    nn.init.zeros_(head.proj.weight)
+    head.proj.bias.data = torch.tensor([0.0, 50.0, -6.0])
+    head.nats(torch.zeros(1, D), torch.tensor([10])).sum().backward()
+    assert head.proj.bias.grad[1] > 100
+
+
+@pytest.mark.parametrize('num_channels', [1, 3])
+def test_samples_follow_the_likelihood(num_channels):
+    head = mixture(num_channels, num_components=3)
+    # Means far outside on both sides put the mass on few values, so that counts are large.
+    outputs = head.proj.bias.data.view(3, -1)
+    outputs[:, 1 : 1 + num_channels] = torch.randn(3, num_channels) * 3
+    nn.init.normal_(head.proj.weight, std=0.01)
+    hidden, n = torch.randn(1, D), 5000
+    drawn = head.sample(hidden.expand(n, D)).view(n, num_channels)
+    values, counts = drawn.unique(dim=0, return_counts=True)
+    often = counts > 50
+    assert often.sum() >= 2
+    p = (-head.nats(hidden.expand(len(values), D), values, dtype=torch.float64)).exp()
+    deviation = (counts / n - p) / (p * (1 - p) / n).sqrt()
+    assert deviation[often].abs().max() < 5
+    assert head.sample(hidden).shape == ((1,) if num_channels == 1 else (1, 3))
+
+
+def test_a_greedy_pixel_is_the_most_probable_channel_by_channel():
+    head, hidden = mixture(1), torch.randn(8, D)
+    nats = head.nats(hidden[:, None].expand(-1, 256, -1), VALUES.expand(8, 256))
+    assert torch.equal(head.sample(hidden, greedy=True), nats.argmin(1))
+    colour = mixture(3)
+    red = colour.sample(hidden, greedy=True)[:, 0]
+    alone = mixture(1)
+    for name, parameter in alone.proj.named_parameters():
+        source = getattr(colour.proj, name).data.unflatten(0, (10, 10))
+        parameter.data = source[:, [0, 1, 4]].flatten(0, 1)
+    assert torch.equal(red, alone.sample(hidden, greedy=True))
+
+
+def test_the_categorical_head_is_a_softmax():
+    head, hidden = randomize(CategoricalHead(D, 5)), torch.randn(2, 3, D)
+    targets = torch.randint(5, (2, 3))
+    p = (hidden @ head.weight.T + head.bias).softmax(-1)
+    expected = -p.gather(-1, targets[..., None]).squeeze(-1).log()
+    torch.testing.assert_close(head.nats(hidden, targets), expected)
+    assert head.nats(hidden, targets, dtype=torch.float64).dtype == torch.float64
+    assert head.dims_per_token == 1 and LogisticMixtureHead(D, 3).dims_per_token == 3
+
+
+LOGITS = torch.tensor([0.5, 0.25, 0.15, 0.06, 0.04]).log()
+
+
+def frequencies(n=40000, **options) -> torch.Tensor:
+    order = torch.tensor([3, 0, 4, 1, 2])  # so that the values do not come sorted
+    drawn = draw(LOGITS[order].expand(n, 5), **options)
+    return torch.bincount(order[drawn], minlength=5) / n
+
+
+@pytest.mark.parametrize(
+    'options, expected',
+    [
+        (dict(), [0.5, 0.25, 0.15, 0.06, 0.04]),
+        (dict(temperature=0.5), [0.25, 0.0625, 0.0225, 0.0036, 0.0016]),
+        (dict(temperature=1e4), [1, 1, 1, 1, 1]),
+        (dict(temperature=1e-4), [1, 0, 0, 0, 0]),
+        (dict(top_k=1), [1, 0, 0, 0, 0]),
+        (dict(top_k=3), [0.5, 0.25, 0.15, 0, 0]),
+        (dict(top_k=9), [0.5, 0.25, 0.15, 0.06, 0.04]),
+        # 0.5 + 0.25 falls short of 0.76, so the third value is needed.
+        (dict(top_p=0.76), [0.5, 0.25, 0.15, 0, 0]),
+        (dict(top_p=0.74), [0.5, 0.25, 0, 0, 0]),
+        (dict(top_p=1e-9), [1, 0, 0, 0, 0]),
+        (dict(top_p=1.0), [0.5, 0.25, 0.15, 0.06, 0.04]),
+        # Of the two that top_k leaves, 2/3 and 1/3, the first has 0.6 alone.
+        (dict(top_k=2, top_p=0.6), [1, 0, 0, 0, 0]),
+        (dict(top_k=2, top_p=0.7), [2, 1, 0, 0, 0]),
+        (dict(greedy=True), [1, 0, 0, 0, 0]),
+    ],
+    ids=str,
+)
+def test_sampling_options_obey_their_definition(options, expected):
+    expected = torch.tensor(expected).float()
+    expected = expected / expected.sum()
+    found = frequencies(**options)
+    assert ((found > 0) <= (expected > 0)).all()
+    assert (found - expected).abs().max() < 0.015
+
+
+def test_greedy_draws_nothing_and_a_generator_decides():
+    logits = torch.randn(50, 9)
+    state = torch.get_rng_state()
+    assert torch.equal(draw(logits, greedy=True), logits.argmax(1))
+    generators = [torch.Generator().manual_seed(3) for _ in range(2)]
+    first, second = (draw(logits, generator=g) for g in generators)
+    assert torch.equal(first, second) and not torch.equal(
+        first, draw(logits, generator=generators[0])
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize('head', [CategoricalHead(D, 256), LogisticMixtureHead(D, 3)], ids=repr)
+def test_each_sampling_option_reaches_the_draw(head):
+    randomize(head)
+    hidden = torch.randn(200, D)
+
+    def sample(**options):
+        return head.sample(hidden, **options, generator=torch.Generator().manual_seed(0))
+
+    plain = sample()
+    for options in [dict(temperature=0.3), dict(top_k=2), dict(top_p=0.5), dict(greedy=True)]:
+        assert not torch.equal(plain, sample(**options)), options
+
+
+def test_bad_input_ends_in_one_sentence():
+    hidden, mixed = torch.randn(2, D), mixture(3)
+    for build, message in [
+        (lambda: LogisticMixtureHead(D, 2), 'num_channels must be 1 or 3, got 2'),
+        (lambda: LogisticMixtureHead(D, 1, 0), 'num_components must be 1 or larger, got 0'),
+        (lambda: CategoricalHead(D, 0), 'num_classes must be 1 or larger, got 0'),
+        (lambda: mixed.nats(hidden, torch.zeros(2).long()), r'must be \[2, 3\], got \[2\]'),
+        (lambda: mixed.sample(hidden, temperature=0), 'temperature must be above 0, got 0'),
+        (lambda: draw(hidden, temperature=-1.5), 'temperature must be above 0, got -1.5'),
+        (lambda: draw(hidden, temperature=float('nan')), 'temperature must be above 0, got nan'),
+        (lambda: draw(hidden, top_k=0), 'top_k must be 1 or larger, got 0'),
+        (lambda: draw(hidden, top_p=0), 'top_p must be above 0 and at most 1, got 0'),
+        (lambda: draw(hidden, top_p=1.01), 'top_p must be above 0 and at most 1, got 1.01'),
+    ]:
+        with pytest.raises(ValueError, match=message) as error:
+            build()
+        assert '\n' not in str(error.value)
