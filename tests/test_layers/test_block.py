@@ -87,3 +87,47 @@ def test_position_embedding_is_loaded_from_another_grid():
 def test_patch_size_is_checked():
     with pytest.raises(ValueError, match='patch_size must be 1 or larger, got 0'):
         PatchEmbedding(3, 8, 0)
+
+
+CROSS = dict(type='aft_mm.SoftmaxAttention', num_heads=2)
+
+
+@pytest.mark.parametrize('cross', [CROSS, dict(type='aft_mm.AFTSimple')], ids=lambda c: c['type'])
+def test_the_cross_mixer_stands_between_mixer_and_mlp(cross):
+    block = Block(8, dict(causal=True, **MIXER), grid=(9,), cross_mixer=cross).eval()
+    x, memory = torch.randn(2, 9, 8), torch.randn(2, 5, 8)
+    mask = torch.arange(5) < torch.tensor([[5], [2]])
+    mixed = x + block.token_mixer(block.norm1(x))
+    read = block.cross_mixer(block.norm_cross(mixed), memory=memory, key_mask=mask)
+    y = mixed + read
+    y = y + block.mlp(block.norm2(y))
+    torch.testing.assert_close(block(x, memory=memory, memory_mask=mask), y)
+    prefilled, state = block.prefill(x[:, :6], torch.tensor([6, 6]), memory, mask)
+    torch.testing.assert_close(prefilled, y[:, :6])
+    for t in range(6, 9):
+        y_t, state = block.step(x[:, t], state, memory, mask)
+        torch.testing.assert_close(y_t, y[:, t], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    'cross',
+    [
+        dict(type='aft_mm.AFTSimple', gate='none'),
+        dict(type='aft_mm.AFTSimple', causal=True),
+        dict(type='aft_mm.AFTFull', grid=(9,), rank=2),
+        dict(type='aft_mm.AFTConv', num_heads=2, kernel_size=3),
+    ],
+    ids=str,
+)
+def test_a_mixer_that_cannot_read_a_memory_is_refused(cross):
+    message = 'cross_mixer must take a memory, not be causal and have no position bias, got {'
+    with pytest.raises(ValueError, match=message):
+        Block(8, MIXER, grid=(9,), cross_mixer=cross)
+
+
+def test_memory_and_cross_mixer_belong_together():
+    x = torch.randn(2, 15, 8)
+    with pytest.raises(ValueError, match='got memory=None with cross_mixer=SoftmaxAttention'):
+        Block(8, MIXER, grid=(3, 5), cross_mixer=CROSS)(x)
+    with pytest.raises(ValueError, match=r'memory=\[2, 15, 8\] with cross_mixer=NoneType'):
+        Block(8, MIXER, grid=(3, 5))(x, memory=x)

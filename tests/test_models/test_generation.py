@@ -1,0 +1,207 @@
+"""Generation: steps against the parallel pass, prompts, options, bad input."""
+
+import pytest
+import torch
+
+from aft_mm.models import generate
+
+from .sequence_models import MIXERS, D, decoder, mixer, model, tokens
+
+every_mixer = pytest.mark.parametrize('name', MIXERS)
+every_grid = pytest.mark.parametrize('grid', [(12,), (2, 6)], ids=str)
+LENGTHS = (5, 1, 9)
+PIXELS = dict(embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3))
+MIXTURE = dict(type='aft_mm.LogisticMixtureHead', embed_dims=D, num_channels=3)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def prompts(lengths=LENGTHS) -> list[torch.Tensor]:
+    return [tokens(length) for length in lengths]
+
+
+@every_grid
+@every_mixer
+def test_steps_equal_the_parallel_forward(name, grid):
+    body, x = decoder(token_mixer=mixer(name), grid=grid), tokens(2, 12)
+    hidden, state = body.prefill(x[:, :0], torch.zeros(2).long())
+    rows = [hidden]
+    for t in range(11):
+        assert (state.position == t).all()
+        hidden, state = body.step(x[:, t], state)
+        rows.append(hidden)
+    torch.testing.assert_close(torch.stack(rows, 1), body(x), atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match='longer than the position table of 12 tokens, got 13'):
+        body.step(x[:, 11], state)
+
+
+@every_grid
+@every_mixer
+def test_prompts_of_different_lengths_equal_each_alone(name, grid):
+    body, x = decoder(token_mixer=mixer(name), grid=grid), tokens(3, 12)
+    lengths = torch.tensor(LENGTHS)
+    expected, row = body(x), torch.arange(3)
+    padded = x[:, :9].clone()
+    for padding, length in zip(padded, LENGTHS, strict=True):
+        padding[length:] = 6
+    hidden, state = body.prefill(padded, lengths)
+    for i in range(3):
+        torch.testing.assert_close(hidden, expected[row, lengths + i], atol=1e-5, rtol=1e-4)
+        if i < 2:
+            hidden, state = body.step(x[row, lengths + i], state)
+
+
+@every_grid
+@every_mixer
+@pytest.mark.parametrize('head', ['categorical', 'mixture'])
+def test_the_state_changes_nothing_but_the_cost(name, grid, head):
+    mixing = mixer(name)
+    net = model(token_mixer=mixing, grid=grid)
+    starts = prompts()
+    if head == 'mixture':
+        net = model(MIXTURE, token_mixer=mixing, grid=grid, **PIXELS)
+        starts = [tokens(length, 3, high=256) for length in LENGTHS]
+    for start in (dict(prompts=starts), dict(batch_size=3)):
+        stepped = net.generate(12, **start, seed=1)
+        assert torch.equal(stepped, net.generate(12, **start, seed=1, use_state=False))
+        assert stepped.shape == ((3, 12) if head == 'categorical' else (3, 12, 3))
+        other = net.generate(12, **start, seed=2)
+        assert not torch.equal(stepped, other)
+    for row, prompt in zip(net.generate(12, starts), starts, strict=True):
+        assert torch.equal(row[: len(prompt)], prompt)
+
+
+def test_a_batch_gives_what_its_sequences_give_alone():
+    net, starts = model(grid=(12,)), prompts()
+    together = net.generate(12, starts, greedy=True)
+    for row, prompt in zip(together, starts, strict=True):
+        assert torch.equal(row, net.generate(12, [prompt], greedy=True)[0])
+        # Greedy: every token after the prompt is the most probable one given all before it.
+        best = net.head.logits(net(row[None])).argmax(-1)[0]
+        assert torch.equal(row[len(prompt) :], best[len(prompt) :])
+
+
+def test_samples_follow_the_model():
+    net = model(vocab_size=3, head=dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=3))
+    drawn = net.generate(2, batch_size=6000, seed=0)
+    pairs = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    expected = torch.stack([-torch.tensor(s.nats) for s in net(pairs, mode='predict')]).exp()
+    assert abs(expected.sum() - 1) < 1e-5
+    found = torch.bincount(drawn[:, 0] * 3 + drawn[:, 1], minlength=9) / 6000
+    assert (found - expected).abs().max() < 0.03
+
+
+def test_each_option_changes_the_sample():
+    net = model(grid=(12,))
+    plain = net.generate(12, batch_size=20, seed=0)
+    for options in [
+        dict(temperature=0.2),
+        dict(top_k=2),
+        dict(top_p=0.3),
+        dict(greedy=True),
+        dict(seed=1),
+    ]:
+        assert not torch.equal(plain, net.generate(12, batch_size=20, **{'seed': 0, **options}))
+    assert torch.equal(
+        net.generate(12, batch_size=20, top_k=1), net.generate(12, batch_size=20, greedy=True)
+    )
+
+
+def test_without_a_seed_the_generator_of_torch_decides():
+    net = model(grid=(12,))
+    first, second = net.generate(12, batch_size=4), net.generate(12, batch_size=4)
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    model(grid=(12,))
+    assert torch.equal(net.generate(12, batch_size=4), first)
+
+
+def test_a_batch_tensor_and_bytes_are_prompts_too():
+    net, start = model(grid=(12,)), tokens(2, 5)
+    expected = net.generate(12, list(start), seed=0)
+    assert torch.equal(net.generate(12, start.to(torch.uint8), seed=0), expected)
+    assert torch.equal(generate(net, 12, start, batch_size=2, seed=0), expected)
+    assert torch.equal(net.generate(12, start[..., None], seed=0), expected)
+
+
+def test_it_samples_in_evaluation_mode_and_hands_the_model_back():
+    net = model(grid=(12,), drop_rate=0.5)
+    expected = net.generate(12, seed=0)
+    assert expected.shape == (1, 12) and not net.training
+    net.train()
+    assert torch.equal(net.generate(12, seed=0), expected)
+    assert net.training and net.decoder.layers[0].training
+    with pytest.raises(ValueError):
+        net.generate(12, torch.full((1, 2), 9))
+    assert net.training
+
+
+def test_the_progress_bar_is_on_stderr_and_only_on_request(capfd):
+    net = model(grid=(12,))
+    net.generate(12)
+    assert capfd.readouterr() == ('', '')
+    net.generate(12, prompts((3,)), progress=True)
+    out, err = capfd.readouterr()
+    assert not out and '9/9' in err
+
+
+def state_size(state) -> int:
+    """How many numbers the tensors of a state hold."""
+    if isinstance(state, torch.Tensor):
+        return state.numel()
+    parts = state if isinstance(state, tuple) else vars(state).values()
+    return sum(state_size(p) for p in parts if isinstance(p, tuple | torch.Tensor))
+
+
+@pytest.mark.parametrize(
+    'mixing, numbers',
+    [
+        (dict(type='aft_mm.AFTSimple'), 3 * D),
+        (dict(type='aft_mm.AFTLocal', window=8, rank=4), (3 + 2 * 8) * D),
+    ],
+    ids=['simple', 'local'],
+)
+def test_the_state_does_not_grow_with_the_sequence(mixing, numbers):
+    for length in (40, 160):
+        body = decoder(token_mixer=mixing, grid=(length,))
+        _, state = body.prefill(tokens(2, length - 2), torch.tensor([length - 2, 7]))
+        _, state = body.step(tokens(2), state)
+        for block in state.blocks:
+            # One more number for the position.
+            assert state_size(block) == 2 * (numbers + 1)
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (dict(temperature=0), 'temperature must be above 0, got 0'),
+        (dict(temperature=-1.0, greedy=True), 'temperature must be above 0, got -1.0'),
+        (dict(top_p=0.0), 'top_p must be above 0 and at most 1, got 0.0'),
+        (dict(top_p=1.5), 'top_p must be above 0 and at most 1, got 1.5'),
+        (dict(top_k=0), 'top_k must be 1 or larger, got 0'),
+        (dict(length=0), 'length must be 1 or larger, got 0'),
+        (dict(length=13), 'longer than the position table of 12 tokens, got 13'),
+        (dict(batch_size=0), r"agree and be 1 or more, got {'batch_size': 0}"),
+        (dict(prompts=[]), "agree and be 1 or more, got {'prompts': 0}"),
+        (dict(prompts=[[1], [2]], batch_size=3), "got {'prompts': 2, 'batch_size': 3}"),
+        (dict(prompts=[[1, 2], []]), r'prompts\[1\] must have 1 to 7 tokens .*length=8, got 0'),
+        (dict(prompts=[[1] * 8]), r'prompts\[0\] must have 1 to 7 tokens .*length=8, got 8'),
+        (dict(prompts=[[[1, 2]]]), r'prompts\[0\] must be integers \[L\], got .*int64 \[1, 2\]'),
+        (dict(prompts=[[1.5]]), r'prompts\[0\] must be integers \[L\], got .*float32 \[1\]'),
+        (dict(prompts=[[1, 7]]), 'a token must be 0 to 6, got 7'),
+        (dict(prompts=[[-1]]), 'a token must be 0 to 6, got -1'),
+        (dict(source=[torch.tensor([1])]), 'source must be given only to an encoder'),
+    ],
+    ids=str,
+)
+def test_bad_input_ends_in_one_sentence(arguments, message):
+    net = model(grid=(12,))
+    if 'prompts' in arguments:
+        prompts = [torch.tensor(p, dtype=None if p else torch.long) for p in arguments['prompts']]
+        arguments = {**arguments, 'prompts': prompts}
+    with pytest.raises(ValueError, match=message) as error:
+        net.generate(**{'length': 8, **arguments})
+    assert '\n' not in str(error.value)

@@ -1,0 +1,104 @@
+"""Encoder and decoder together: a sequence given another one."""
+
+import pytest
+import torch
+from mmengine.optim import OptimWrapper
+
+from aft_mm.registry import MODELS
+from aft_mm.structures import SequenceSample
+
+from .sequence_models import LOCAL, D, decoder_config, model, randomize, tokens
+
+CROSS = dict(type='aft_mm.SoftmaxAttention', num_heads=3)
+ENCODER = dict(decoder_config(num_kinds=1, vocab_size=5), type='aft_mm.SequenceEncoder')
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def sources(lengths=(4, 1, 7)) -> list[torch.Tensor]:
+    return [tokens(length, high=5) for length in lengths]
+
+
+def test_every_output_sees_every_token():
+    encoder, x = randomize(MODELS.build(ENCODER)), tokens(1, 9, high=5)
+    memory = encoder(x)
+    x[0, 4] = (x[0, 4] + 1) % 5
+    assert ((encoder(x) - memory).abs().amax(2) > 1e-4).all()
+
+
+def test_padding_of_a_source_counts_as_absent():
+    encoder, x = randomize(MODELS.build(ENCODER)), tokens(2, 9, high=5)
+    mask = torch.arange(9) < torch.tensor([[9], [4]])
+    memory = encoder(x, mask)
+    torch.testing.assert_close(memory[:1], encoder(x[:1]))
+    torch.testing.assert_close(memory[1:, :4], encoder(x[1:, :4]))
+    with pytest.raises(ValueError, match='longer than the position table of 9 tokens, got 10'):
+        encoder(tokens(1, 10, high=5))
+
+
+def test_a_batch_of_sources_equals_each_alone():
+    net, x, given = model(encoder=ENCODER, cross_mixer=CROSS), tokens(3, 9), sources()
+    samples = [SequenceSample(source=source) for source in given]
+    together = net(x, samples)
+    for i in range(3):
+        torch.testing.assert_close(together[i : i + 1], net(x[i : i + 1], samples[i : i + 1]))
+    swapped = net(x, samples[1:] + samples[:1])
+    assert ((swapped - together).abs().amax((1, 2)) > 1e-4).all()
+
+
+@pytest.mark.parametrize('starts', [None, (3, 1, 5)])
+def test_generation_reads_the_source(starts):
+    net, given = model(encoder=ENCODER, cross_mixer=CROSS), sources()
+    starts = None if starts is None else [tokens(length) for length in starts]
+    drawn = net.generate(9, starts, source=given, seed=0)
+    assert torch.equal(drawn, net.generate(9, starts, source=given, seed=0, use_state=False))
+    assert not torch.equal(drawn, net.generate(9, starts, source=given[::-1], seed=0))
+    assert drawn.shape == (3, 9)
+
+
+@pytest.mark.parametrize('with_cp', [False, True])
+def test_every_parameter_gets_a_gradient(with_cp):
+    net = model(encoder=dict(ENCODER, with_cp=with_cp), cross_mixer=CROSS, with_cp=with_cp).train()
+    samples = [SequenceSample(source=source) for source in sources()]
+    net(tokens(3, 9), samples, mode='loss')['loss'].backward()
+    for path, parameter in net.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), path
+        assert parameter.grad.abs().max() > 1e-8 or path.endswith('key.bias'), path
+
+
+def test_it_learns_to_copy():
+    net = MODELS.build(
+        dict(
+            type='aft_mm.AutoregressiveModel',
+            encoder=decoder_config(
+                (4,), num_kinds=1, token_mixer=CROSS, embed_dims=24, num_layers=1
+            )
+            | dict(type='aft_mm.SequenceEncoder'),
+            decoder=decoder_config(
+                (4,), num_kinds=1, token_mixer=LOCAL, cross_mixer=CROSS, embed_dims=24
+            ),
+            head=dict(type='aft_mm.CategoricalHead', embed_dims=24, num_classes=7),
+        )
+    )
+    wrapper = OptimWrapper(torch.optim.AdamW(net.parameters(), lr=0.01))
+    for _ in range(150):
+        x = tokens(32, 4)
+        samples = [SequenceSample(source=row.clone()) for row in x]
+        net.train_step(dict(inputs=list(x), data_samples=samples), wrapper)
+    x = tokens(50, 4)
+    assert (net.generate(4, source=x, greedy=True) == x).float().mean() > 0.9
+
+
+def test_a_missing_source_is_named():
+    net = model(encoder=ENCODER, cross_mixer=CROSS)
+    message = 'a source must be given for every sample, got one for 1 of 2 samples'
+    with pytest.raises(ValueError, match=message):
+        net(tokens(2, 9), [SequenceSample(source=sources()[0]), SequenceSample()])
+    with pytest.raises(ValueError, match='got one for 0 of 3 samples'):
+        net.generate(9, batch_size=3)
+    with pytest.raises(ValueError, match="agree .* got {'source': 3, 'batch_size': 2}"):
+        net.generate(9, batch_size=2, source=sources())
+    assert D == net.encoder.embed_dims
