@@ -7,6 +7,7 @@ from .hooks import (
     EpochSeedHook,
     FiniteLossHook,
     RegularizationHook,
+    SampleHook,
 )
 from .optim_wrapper import AutocastOptimWrapper
 from .param_scheduler import InverseSqrtLR
@@ -20,4 +21,5 @@ __all__ = [
     'FiniteLossHook',
     'InverseSqrtLR',
     'RegularizationHook',
+    'SampleHook',
 ]

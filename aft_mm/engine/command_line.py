@@ -56,8 +56,7 @@ def load_config(args: argparse.Namespace) -> Config:
         UserError: the config file does not exist.
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    if not os.path.isfile(args.config):
-        raise UserError(f'config {args.config!r} does not exist')
+    check_config(args.config)
     cfg = Config.fromfile(args.config)
     cfg.merge_from_dict(args.cfg_options)
     cfg.launcher = args.launcher
@@ -68,6 +67,16 @@ def load_config(args: argparse.Namespace) -> Config:
             cfg[name].persistent_workers = False  # torch refuses the pair
     start_distributed(cfg)
     return cfg
+
+
+def check_config(path: str) -> None:
+    """Refuse a config file that is not there.
+
+    Raises:
+        UserError: ``path`` is no file.
+    """
+    if not os.path.isfile(path):
+        raise UserError(f'config {path!r} does not exist')
 
 
 def check_checkpoint(path: str | None) -> None:

@@ -6,6 +6,7 @@ from .compile_hook import CompileHook
 from .epoch_seed_hook import EpochSeedHook
 from .finite_loss_hook import FiniteLossHook
 from .regularization_hook import RegularizationHook
+from .sample_hook import SampleHook
 
 __all__ = [
     'CheckImagesHook',
@@ -14,4 +15,5 @@ __all__ = [
     'EpochSeedHook',
     'FiniteLossHook',
     'RegularizationHook',
+    'SampleHook',
 ]

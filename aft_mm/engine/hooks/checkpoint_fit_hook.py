@@ -2,6 +2,7 @@
 
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
+from torch import nn
 
 from aft_mm.registry import HOOKS
 
@@ -29,22 +30,36 @@ class CheckpointFitHook(Hook):
         Raises:
             UserError: the checkpoint does not fit.
         """
-        model = task_model(runner)
-        weights = checkpoint.get('state_dict', checkpoint)
-        weights = {name.removeprefix('module.'): value for name, value in weights.items()}
-        reshaped = 0
-        # Torch's loading decides, because a layer may resize, rename or refuse on the way in.
-        try:
-            missing, unexpected = model.load_state_dict(weights, strict=False)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        except RuntimeError as error:
-            own = model.state_dict()
-            missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
-            reshaped = str(error).count('size mismatch for ')
-        if self.strict and (missing or unexpected or reshaped):
-            source = checkpoint.get('meta', {}).get('experiment_name', 'an unnamed run')
-            raise UserError(
-                f'the checkpoint (from {source}) does not fit the model of this config '
-                f'({runner.experiment_name}): {len(missing)} tensors are missing, '
-                f'{len(unexpected)} unexpected and {reshaped} of another shape')
+        load_fitting(task_model(runner), checkpoint, runner.experiment_name, self.strict)
+
+
+def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = True) -> None:
+    """Load the weights of a checkpoint into ``model``.
+
+    Args:
+        model: What to load into.
+        checkpoint: As mmengine's checkpoint loader gives it.
+        name: What the model is called in the message.
+        strict: As for :class:`CheckpointFitHook`.
+
+    Raises:
+        UserError: the checkpoint does not fit.
+    """
+    weights = checkpoint.get('state_dict', checkpoint)
+    weights = {key.removeprefix('module.'): value for key, value in weights.items()}
+    reshaped = 0
+    # Torch's loading decides, because a layer may resize, rename or refuse on the way in.
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    except RuntimeError as error:
+        own = model.state_dict()
+        missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
+        reshaped = str(error).count('size mismatch for ')
+    if strict and (missing or unexpected or reshaped):
+        source = checkpoint.get('meta', {}).get('experiment_name', 'an unnamed run')
+        raise UserError(
+            f'the checkpoint (from {source}) does not fit the model of this config '
+            f'({name}): {len(missing)} tensors are missing, '
+            f'{len(unexpected)} unexpected and {reshaped} of another shape')

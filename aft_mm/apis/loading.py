@@ -1,0 +1,44 @@
+"""A trained model from its config and checkpoint."""
+
+import os
+
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.runner import CheckpointLoader
+from torch import nn
+
+import aft_mm.registry  # noqa: F401, the allow-list for safe checkpoint loading
+from aft_mm.engine.command_line import check_checkpoint, check_config
+from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
+
+
+def load_model(
+    config: str | os.PathLike | Config,
+    checkpoint: str | os.PathLike,
+    device: str | torch.device | None = None,
+) -> tuple[Config, nn.Module]:
+    """Build the model of a config and load a checkpoint of training, safely and completely.
+
+    Args:
+        config: Path of the config, or the config itself.
+        checkpoint: Path or http address of the checkpoint.
+        device: Where the model shall be; by default an accelerator if there is one.
+
+    Returns:
+        The config and the model, in evaluation mode and without gradients.
+
+    Raises:
+        UserError: a file does not exist, or the checkpoint is of another model.
+        pickle.UnpicklingError: the checkpoint is damaged, or holds more than training state.
+    """
+    if not isinstance(config, Config):
+        check_config(os.fspath(config))
+        config = Config.fromfile(config)
+    check_checkpoint(os.fspath(checkpoint))
+    with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
+        model = MODELS.build(config.model)
+    weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
+    load_fitting(model, weights, name=str(config.filename))
+    return config, model.to(device or get_device()).eval().requires_grad_(False)

@@ -1,0 +1,80 @@
+"""Text from a trained model."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mmengine.config import Config
+
+from aft_mm.engine.errors import UserError
+
+from .loading import load_model
+
+
+class TextGenerator:
+    """Continue text, byte by byte.
+
+    ::
+
+        generator = TextGenerator('config.py', 'epoch_100.pth')
+        print(generator('In 1989 ', num_chars=200, temperature=0.8))
+
+    Args:
+        config: Path of a config of a text model, or the config itself.
+        checkpoint: Path or http address of a checkpoint that ``tools/train.py`` wrote.
+        device: Where to compute; by default an accelerator if there is one.
+
+    Raises:
+        UserError: a file does not exist, the checkpoint is of another model, or the config is
+            one of images.
+    """
+
+    def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
+                 device: str | torch.device | None = None) -> None:
+        self.config, self.model = load_model(config, checkpoint, device)
+        if 'image_shape' in self.config:
+            raise UserError(f'{self.config.filename} is the config of an image model, and no text '
+                            'comes of it; use ImageGenerator')
+
+    def __call__(self, prompt: str | Sequence[str] | None = None,
+                 num_chars: int | None = None, **options: Any) -> str | list[str]:
+        """The prompt and ``num_chars`` bytes after it; of a list of prompts, a list.
+
+        Args:
+            prompt: Text to continue, or a list of texts of any lengths; None starts from nothing.
+            num_chars: Bytes to draw, by default as many as the model's position table holds after
+                the longest prompt. Text is UTF-8, so a character may take several bytes; bytes
+                that are no text become U+FFFD.
+            **options: Those of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
+                ``top_p``, ``greedy``, ``seed`` and ``progress``, which is on unless said
+                otherwise.
+
+        Raises:
+            ValueError: A prompt is empty, prompt and ``num_chars`` exceed the model's position
+                table, or an option is out of range.
+        """
+        if num_chars is not None and num_chars < 1:
+            raise UserError(f'num_chars must be at least 1, but got {num_chars}')
+        options = {'progress': True, **options}
+        if prompt is None:
+            length = num_chars or self.model.decoder.max_length
+            return decode(self.model.generate(length, **options)[0])
+        texts = [prompt] if isinstance(prompt, str) else list(prompt)
+        if not texts or not all(texts):
+            raise UserError('prompt must be a text of at least one character, or a list of such, '
+                            f'but got {prompt!r}; None starts from nothing')
+        prompts = [torch.tensor(list(text.encode()), dtype=torch.int64) for text in texts]
+        longest = max(map(len, prompts))
+        length = longest + num_chars if num_chars else self.model.decoder.max_length
+        tokens = self.model.generate(length, prompts=prompts, **options)
+        results = [
+            decode(row[:len(given) + length - longest])
+            for row, given in zip(tokens, prompts, strict=True)
+        ]
+        return results[0] if isinstance(prompt, str) else results
+
+
+def decode(tokens: torch.Tensor) -> str:
+    """The text of bytes ``[T]``."""
+    return bytes(tokens.tolist()).decode(errors='replace')

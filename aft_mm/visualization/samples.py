@@ -1,0 +1,61 @@
+"""Grids of images that a model has drawn."""
+
+import numpy as np
+import torch
+from torchvision.utils import make_grid
+
+GREY = 127  # what is hidden from the model
+
+
+def draw_samples(images: np.ndarray, columns: int | None = None, scale: int = 2) -> np.ndarray:
+    """Lay images out in a grid.
+
+    Args:
+        images: uint8 ``[N, H, W, C]``, C = 1 or 3 (RGB).
+        columns: Images in a row; by default the grid is as square as it can be.
+        scale: Every pixel becomes ``scale × scale`` pixels.
+
+    Returns:
+        uint8 ``[H', W', 3]``, the images two pixels apart on white.
+
+    Raises:
+        ValueError: ``images`` has another shape or type, or holds no image.
+    """
+    images = np.asarray(images)
+    if images.ndim != 4 or images.shape[-1] not in (1, 3) or images.dtype != np.uint8:
+        raise ValueError('images must be uint8 [N, H, W, C] with 1 or 3 channels, but is '
+                         f'{images.dtype} {list(images.shape)}.')
+    if not len(images):
+        raise ValueError('images must hold at least one image, but it is empty.')
+    columns = columns or int(np.ceil(np.sqrt(len(images))))
+    large = images.repeat(scale, axis=1).repeat(scale, axis=2).transpose(0, 3, 1, 2)
+    grid = make_grid(torch.from_numpy(large), nrow=columns, padding=2, pad_value=255)
+    return grid.permute(1, 2, 0).numpy()
+
+
+def draw_completions(images: np.ndarray, completions: np.ndarray, num_given_rows: int,
+                     scale: int = 2) -> np.ndarray:
+    """One row per image: what was given, its completions, the image itself.
+
+    Args:
+        images: uint8 ``[N, H, W, C]``.
+        completions: uint8 ``[N, K, H, W, C]``, K completions of each image.
+        num_given_rows: Rows of an image, from the top, that the model was given; the rest of the
+            first picture of a row is grey.
+        scale: As in :func:`draw_samples`.
+
+    Returns:
+        uint8 ``[H', W', 3]``, K + 2 pictures in a row.
+
+    Raises:
+        ValueError: The shapes do not fit each other, or as in :func:`draw_samples`.
+    """
+    images, completions = np.asarray(images), np.asarray(completions)
+    expected = (*images.shape[:1], *completions.shape[1:2], *images.shape[1:])
+    if completions.shape != expected:
+        raise ValueError(f'completions must be [N, K, H, W, C] of images {list(images.shape)}, but '
+                         f'is {list(completions.shape)}.')
+    given = images.copy()
+    given[:, num_given_rows:] = GREY
+    rows = np.concatenate([given[:, None], completions, images[:, None]], axis=1)
+    return draw_samples(rows.reshape(-1, *images.shape[1:]), columns=rows.shape[1], scale=scale)

@@ -1,0 +1,47 @@
+"""Draw the training curves of runs in bits per prediction, with validations and references."""
+
+import argparse
+from pathlib import Path
+
+from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.visualization import draw_curves, read_scalars
+
+
+def pair(text: str) -> tuple[str, str]:
+    """``LABEL=VALUE`` as a pair; the label may be missing, and hold further equals signs."""
+    label, _, value = text.rpartition('=')
+    return label or value, value
+
+
+def number(label: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f'--reference needs LABEL=BITS with a number of bits, but got '
+                        f'{label}={text}') from None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        'logs', nargs='+', metavar='[LABEL=]LOG',
+        help='work dir or file of JSON lines (vis_data/scalars.json) of a run')
+    parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
+    parser.add_argument('--metric', help='validated metric; by default the first in bits')
+    parser.add_argument(
+        '--reference', nargs='*', default=[], metavar='LABEL=BITS', help='horizontal lines')
+    parser.add_argument('--dpi', type=int, default=150)
+    args = parser.parse_args()
+
+    with one_sentence(ValueError, OSError):
+        figure = draw_curves(
+            {label: read_scalars(path) for label, path in map(pair, args.logs)},
+            metric=args.metric,
+            references={label: number(label, text) for label, text in map(pair, args.reference)})
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(args.out, dpi=args.dpi)
+    print(f'{len(args.logs)} runs drawn to {args.out}')
+
+
+if __name__ == '__main__':
+    main()
