@@ -1,0 +1,352 @@
+"""Every leaf of images and text as sequences loads, builds and says in its name what it is."""
+
+import logging
+import math
+import re
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import (
+    DATASETS,
+    HOOKS,
+    METRICS,
+    MODELS,
+    PARAM_SCHEDULERS,
+    RUNNERS,
+    init_default_scope,
+)
+
+ROOT = Path(__file__).parents[1]
+LEAVES = {
+    path.stem: path
+    for task in ('image_ar', 'language_modeling')
+    for path in sorted(ROOT.glob(f'configs/{task}/*.py'))
+}
+NAME = re.compile(
+    r'(?P<family>transformer|image-transformer-local2d|aft-simple|aft-relu|aft-relu2'
+    r'|aft-relu-softmax|aft-local2d-hard|aft-local-learned|aft-local-(?P<window>\d+))'
+    r'-(?:l(?P<layers>\d+)-d(?P<dims>\d+)(?:-h(?P<heads>\d+))?|mini)'
+    r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e'
+    r'(?:-(?P<what>nonfactorised|logistic|logistic-pixels|pixels))?'
+    r'_(?P<data>cifar10|mnist|enwik8)(?:-t(?P<length>\d+))?')
+# What each family's mixer is; windows, heads and ranks are held apart from this.
+MIXERS = {
+    'transformer': dict(type='aft_mm.SoftmaxAttention'),
+    'image-transformer-local2d': dict(type='aft_mm.LocalSoftmaxAttention', window=(16, 16)),
+    'aft-local': dict(type='aft_mm.AFTLocal'),
+    'aft-simple': dict(type='aft_mm.AFTSimple'),
+    'aft-relu': dict(type='aft_mm.AFTSimple', key_function='relu', gate='relu'),
+    'aft-relu2': dict(type='aft_mm.AFTSimple', key_function='relu2', gate='relu'),
+    'aft-relu-softmax': dict(type='aft_mm.AFTSimple', gate='relu'),
+    'aft-local2d-hard': dict(type='aft_mm.AFTWindow', window=(16, 16)),
+    'aft-local-learned': dict(type='aft_mm.AFTLocalNormalized', window=256)
+}
+IMAGES = dict(cifar10=(32, 32, 3), mnist=(28, 28, 1))
+PAPER = [name for name in LEAVES if '_8xb16-' in name]
+MINI = [name for name in LEAVES if '-mini_' in name]
+
+every_leaf = pytest.mark.parametrize('name', LEAVES)
+
+
+@cache
+def load(name):
+    config = Config.fromfile(LEAVES[name])
+    init_default_scope(config.default_scope)
+    return config
+
+
+@cache
+def build(name):
+    """The model without memory for its weights."""
+    with torch.device('meta'):
+        return MODELS.build(load(name).model)
+
+
+def fields(name):
+    return NAME.fullmatch(name).groupdict()
+
+
+def count(name):
+    return sum(parameter.numel() for parameter in build(name).parameters())
+
+
+def family(name):
+    """The family without its window."""
+    return re.sub(r'-\d+$', '', fields(name)['family'])
+
+
+def is_logistic(name):
+    return fields(name)['what'] in ('logistic', 'logistic-pixels', 'pixels')
+
+
+def sequence_length(name):
+    """Tokens that the name promises."""
+    field = fields(name)
+    if field['data'] == 'enwik8':
+        return int(field['length'])
+    shape = IMAGES[field['data']]
+    return prod(shape[:2] if (field['what'] or '').endswith('pixels') else shape)
+
+
+@every_leaf
+def test_name_says_the_mixer(name):
+    field, mixer = fields(name), dict(load(name).model.decoder.token_mixer)
+    heads, rank = mixer.pop('num_heads', None), mixer.pop('rank', 'no bias')
+    expected = dict(MIXERS[family(name)])
+    if field['window']:
+        expected['window'] = int(field['window'])
+    assert mixer == expected
+    assert (heads is not None) == ('transformer' in name)
+    if field['layers']:
+        assert str(heads) == str(field['heads'])
+    assert (rank is None) == (field['what'] == 'nonfactorised')
+
+
+@every_leaf
+def test_name_says_the_size(name):
+    field, decoder = fields(name), load(name).model.decoder
+    assert len(build(name).decoder.layers) == int(field['layers'] or 4)
+    assert decoder.embed_dims == load(name).model.head.embed_dims == int(field['dims'] or 128)
+    assert prod(decoder.grid) == sequence_length(name)
+    assert (len(decoder.grid) == 2) == ('2d' in name)
+
+
+@every_leaf
+def test_name_says_the_head(name):
+    head = load(name).model.head
+    if is_logistic(name):
+        pixels = fields(name)['what'].endswith('pixels')
+        assert head.type == 'aft_mm.LogisticMixtureHead' and head.num_components == 10
+        assert head.num_channels == (3 if pixels else 1)
+    else:
+        assert head.type == 'aft_mm.CategoricalHead' and head.num_classes == 256
+
+
+@every_leaf
+def test_name_says_the_schedule(name):
+    field, config = fields(name), load(name)
+    optimizer = config.optim_wrapper.optimizer
+    assert config.train_dataloader.batch_size == int(field['batch'])
+    assert config.train_cfg.max_epochs == int(field['epochs'])
+    if name in PAPER:
+        assert optimizer.type == 'AdamW' and optimizer.lr == 3e-3
+        assert config.auto_scale_lr.base_batch_size == 128
+        assert optimizer.weight_decay == (0.5 if field['data'] == 'enwik8' else 0.1)
+        assert config.model.decoder.drop_rate == 0.1
+    elif name not in MINI:
+        assert optimizer == dict(type='RAdam', lr=1e-4)
+        assert config.auto_scale_lr.base_batch_size == 10
+
+
+@every_leaf
+def test_name_says_the_data(name, monkeypatch):
+    monkeypatch.delenv('AFT_MM_DATA', raising=False)
+    field, config = fields(name), Config.fromfile(LEAVES[name])
+    loaders = [config.train_dataloader, config.val_dataloader, config.test_dataloader]
+    splits = [loader.dataset.split for loader in loaders]
+    for loader in loaders:
+        if field['data'] == 'enwik8':
+            assert loader.dataset.type == 'aft_mm.TextFile'
+            assert loader.dataset.data_file == 'data/enwik8/enwik8'
+            assert loader.dataset.context_length == int(field['length'])
+        else:
+            kinds = dict(cifar10='aft_mm.CIFAR10Binary', mnist='aft_mm.MNISTIdx')
+            assert loader.dataset.type == kinds[field['data']]
+            assert loader.dataset.data_root == f"data/{field['data']}"
+            assert config.image_shape == IMAGES[field['data']]
+        assert DATASETS.get(loader.dataset.type)
+    # CIFAR-10 and MNIST have no validation split; a text file has one.
+    assert splits == ['train', 'val' if field['data'] == 'enwik8' else 'test', 'test']
+    assert 'indices' not in config.test_dataloader.dataset
+
+
+@every_leaf
+def test_pipelines_give_what_the_model_takes(name, tmp_path):
+    field, config = fields(name), load(name)
+    rng = np.random.default_rng(0)
+    for split in ('train', 'val', 'test'):
+        dataset = config[f'{split}_dataloader'].dataset
+        if field['data'] == 'enwik8':
+            path = tmp_path / 'text'
+            path.write_bytes(rng.integers(0, 256, 41 * int(field['length']), np.uint8).tobytes())
+            packed = DATASETS.build(dict(dataset, data_file=str(path)))[0]
+        else:
+            image = rng.integers(0, 256, IMAGES[field['data']], dtype=np.uint8)
+            packed = Compose(dataset.pipeline)(dict(img=image, gt_label=3))
+
+        pixels = (3, ) if (field['what'] or '').endswith('pixels') else ()
+        assert packed['inputs'].shape == (sequence_length(name), *pixels)
+        assert packed['inputs'].dtype == torch.uint8
+        assert packed['data_samples'].length == sequence_length(name)
+        if split == 'test' and field['data'] != 'enwik8':
+            assert torch.equal(packed['inputs'].flatten(), torch.from_numpy(image).flatten())
+
+
+@pytest.mark.parametrize('name', [name for name in LEAVES if 'cifar10' in name])
+def test_images_are_flipped_and_shifted_but_for_the_linear_transformer_protocol(name):
+    pipeline = load(name).train_dataloader.dataset.pipeline
+    augmented = [step.type for step in pipeline[:-1]]
+    if (fields(name)['what'] or '').startswith('logistic'):
+        assert augmented == []
+    else:
+        assert augmented == ['mmpretrain.RandomFlip', 'aft_mm.RandomValueShift']
+        assert pipeline[1].max_shift == 10 and pipeline[0].prob == 0.5
+
+
+@every_leaf
+def test_only_weights_of_linear_layers_are_decayed(name):
+    model = build(name)
+    groups = build_optim_wrapper(model, load(name).optim_wrapper).optimizer.param_groups
+    decayed = {id(p): group['weight_decay'] for group in groups for p in group['params']}
+    decay = load(name).optim_wrapper.optimizer.get('weight_decay', 0.0)
+
+    assert len(decayed) == len(list(model.parameters()))
+    for parameter_name, parameter in model.named_parameters():
+        spared = parameter.ndim == 1 or re.search('pos_bias|embedding', parameter_name)
+        assert decayed[id(parameter)] == (0.0 if spared else decay), parameter_name
+
+
+@every_leaf
+def test_hooks_and_metrics_build(name):
+    config = load(name)
+    ours = [hook for hook in config.default_hooks.values() if hook.type.startswith('aft_mm.')]
+    hooks = [HOOKS.build(hook) for hook in ours + config.get('custom_hooks', [])]
+    names = {type(hook).__name__ for hook in hooks}
+
+    assert {'FiniteLossHook', 'EpochSeedHook'} <= names
+    assert ('SampleHook' in names) == (fields(name)['data'] in IMAGES)
+    assert not config.train_dataloader.persistent_workers
+    per = 'char' if fields(name)['data'] == 'enwik8' else 'dim'
+    for evaluator in (config.val_evaluator, config.test_evaluator):
+        assert METRICS.build(evaluator).per == per
+    backends = {backend.type for backend in config.visualizer.vis_backends}
+    assert backends == {'LocalVisBackend', 'TensorboardVisBackend'}
+
+
+def expected_parameters(name):
+    """Weights of a decoder, added up by hand from its layout."""
+    field, model = fields(name), load(name).model
+    dims, length = model.decoder.embed_dims, sequence_length(name)
+    block = 12 * dims * dims + 13 * dims  # four projections, an MLP of width 4·D, two norms
+    mixer = model.decoder.token_mixer
+    if mixer.get('rank'):
+        block += 2 * length * mixer.rank
+    elif field['what'] == 'nonfactorised':
+        # Each token has a bias for itself and for each of the window − 1 tokens before it.
+        block += length * mixer.window
+    channels = 3 if (field['what'] or '').endswith('pixels') else 1
+    embedding = (channels + 1 if channels == 3 else 256) * dims
+    # A mixture: per component a weight, per channel a mean and a scale, and the 3 of RGB's means.
+    outputs = 10 * (1 + 2 * channels + (3 if channels == 3 else 0)) if is_logistic(name) else 256
+    layers = int(field['layers'] or 4)
+    return embedding + dims + length * dims + layers * block + 2 * dims + (dims + 1) * outputs
+
+
+@every_leaf
+def test_parameters_are_those_of_the_layout(name):
+    assert count(name) == expected_parameters(name)
+
+
+@pytest.mark.parametrize('millions, model', [
+    (20, 'transformer-l24-d256-h2_8xb16-200e_cifar10'),
+    (20, 'aft-simple-l24-d256_8xb16-200e_cifar10'),
+    (20, 'aft-relu-l24-d256_8xb16-200e_cifar10'),
+    (20, 'aft-relu2-l24-d256_8xb16-200e_cifar10'),
+    (20, 'aft-relu-softmax-l24-d256_8xb16-200e_cifar10'),
+    (20, 'aft-local2d-hard-l24-d256_8xb16-200e_cifar10'),
+    (29, 'aft-local-256-l24-d256_8xb16-200e_cifar10'),
+    (29, 'aft-local-learned-l24-d256_8xb16-200e_cifar10'),
+    (49, 'aft-local-256-l12-d512_8xb16-200e_cifar10'),
+    (49, 'aft-local-learned-l12-d512_8xb16-200e_cifar10'),
+    (32, 'aft-local-32-l24-d256_8xb16-100e_enwik8-t1024'),
+    (45, 'aft-local-32-l24-d256_8xb16-100e_enwik8-t2048'),
+    (45, 'aft-local-32-l12-d512_8xb16-100e_enwik8-t1024'),
+])
+def test_parameters_are_those_of_the_papers(millions, model):
+    assert round(count(model) / 1e6) == millions
+
+
+def test_ranks_are_those_of_the_paper():
+    ranks = {name: load(name).model.decoder.token_mixer.get('rank') for name in PAPER}
+    for name, rank in ranks.items():
+        if rank is not None:
+            wide = {'256': 64, '512': 128}[fields(name)['dims']]
+            assert rank == (256 if 'enwik8' in name else wide), name
+
+
+@pytest.mark.parametrize('window', [1, 2, 4, 8, 32, 64, 128, 256, 512, 1024])
+def test_every_window_of_table_5_differs_in_the_window_only(window):
+    """Window 0 is AFT-simple, see the README."""
+    reference = load('aft-local-32-l24-d256_8xb16-100e_enwik8-t1024').to_dict()
+    reference['model']['decoder']['token_mixer']['window'] = window
+    found = load(f'aft-local-{window}-l24-d256_8xb16-100e_enwik8-t1024').to_dict()
+    assert found == reference
+
+
+@pytest.mark.parametrize('length', [1024, 2048, 4096])
+@pytest.mark.parametrize('model', [
+    'transformer-l12-d512-h8', 'transformer-l24-d256-h4', 'aft-local-32-l12-d512',
+    'aft-local-32-l24-d256', 'aft-simple-l24-d256'
+])
+def test_every_model_of_table_4_has_every_length_of_table_6(model, length):
+    assert f'{model}_8xb16-100e_enwik8-t{length}' in LEAVES
+
+
+def test_small_models_of_text_differ_in_the_mixer_only():
+    without = []
+    for name in MINI:
+        if 'enwik8' in name:
+            config = load(name).to_dict()
+            del config['model']['decoder']['token_mixer']
+            without.append(config)
+    assert len(without) == 9 and all(config == without[0] for config in without)
+
+
+@pytest.mark.parametrize('name', MINI)
+def test_small_models_train(name):
+    torch.manual_seed(0)
+    config = load(name)
+    model = MODELS.build(config.model)
+    channels = (3, ) if 'pixels' in name else ()
+    length = min(97, sequence_length(name))
+    inputs = list(torch.randint(0, 256, (2, length, *channels), dtype=torch.uint8))
+    data = model.data_preprocessor(dict(inputs=inputs), training=True)
+
+    loss = model(**data, mode='loss')['loss']
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(256), abs=1.5)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_learning_rate_warms_up_and_falls_with_the_inverse_square_root():
+    config = load('aft-simple-l24-d256_8xb16-200e_cifar10')
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=3e-3)
+    schedulers = [
+        PARAM_SCHEDULERS.build(dict(settings, optimizer=optimizer))
+        for settings in config.param_scheduler
+    ]
+    rates = []
+    for _ in range(16001):
+        rates.append(optimizer.param_groups[0]['lr'])
+        optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+
+    assert rates[0] == pytest.approx(3e-6)
+    assert rates[3999] == max(rates) == pytest.approx(3e-3)
+    assert rates[16000] == pytest.approx(1.5e-3)
+
+
+def test_a_run_starts_without_a_warning_about_scopes(tmp_path, caplog):
+    config = load('aft-simple-mini_1xb16-6e_enwik8-t256').copy()
+    config.update(work_dir=str(tmp_path), experiment_name='scopes')
+    with caplog.at_level(logging.WARNING):
+        RUNNERS.build(config)
+    assert 'Failed to search registry' not in caplog.text
