@@ -11,6 +11,7 @@ from .mixers import (
     AFTMixer,
     AFTSimple,
     AFTWindow,
+    LocalSoftmaxAttention,
     SoftmaxAttention,
     TokenMixer,
 )
@@ -25,6 +26,7 @@ __all__ = [
     'AFTWindow',
     'Block',
     'GridParameters',
+    'LocalSoftmaxAttention',
     'PatchEmbedding',
     'PixelEmbedding',
     'PositionEmbedding',

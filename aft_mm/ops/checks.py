@@ -18,6 +18,12 @@ def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
         raise ValueError(f'{name} must be one of {", ".join(allowed)}, got {value!r}')
 
 
+def check_num_heads(num_heads: int, embed_dims: int) -> None:
+    """Check that the heads divide the channels."""
+    if num_heads < 1 or embed_dims % num_heads:
+        raise ValueError(f'num_heads must divide embed_dims={embed_dims}, got {num_heads}')
+
+
 def check_key_function(key_function: str, gate: str) -> None:
     """Check the key function, and that relu2, whose two terms are gated apart, has its gate."""
     check_choice('key_function', key_function, KEY_FUNCTIONS)

@@ -24,6 +24,8 @@ MIXERS = {
     'AFTConv-naive': dict(num_heads=6, kernel_size=3, reparameterize=False),
     'AFTWindow': dict(window=4),
     'SoftmaxAttention': dict(num_heads=3),
+    'LocalSoftmaxAttention': dict(num_heads=3, window=2),
+    'LocalSoftmaxAttention-margin': dict(num_heads=4, window=3, margin=1),
 }
 GRIDS = [(1,), (7,), (3, 5), (6, 1)]
 UNNORMALISED = (
@@ -212,6 +214,11 @@ def test_bfloat16_and_autocast(name, causal):
         ('SoftmaxAttention', dict(causal=True)),
         ('SoftmaxAttention', dict(num_heads=2)),
         ('SoftmaxAttention', dict(qkv_bias=False)),
+        ('LocalSoftmaxAttention', dict(window=1)),
+        ('LocalSoftmaxAttention', dict(window=(2, 1))),
+        ('LocalSoftmaxAttention', dict(margin=1)),
+        ('LocalSoftmaxAttention', dict(margin=(0, 2))),
+        ('LocalSoftmaxAttention', dict(causal=True)),
         ('AFTConv', dict(qkv_bias=False)),
         ('AFTSimple', dict(proj_drop=0.5)),
     ],
@@ -299,6 +306,23 @@ def test_softmax_attention_equals_torch(causal):
         (dict(type='AFTLocalNormalized', window=0), 'window must be 1 or larger .* got 0'),
         (dict(type='AFTWindow', window=3), 'a 2-d window must have even sizes, got 3'),
         (dict(type='AFTWindow', window=0, grid=(4,)), 'window must be 1 or larger, got 0'),
+        (dict(type='LocalSoftmaxAttention', num_heads=5, window=2), 'divide embed_dims=12, got 5'),
+        (
+            dict(type='LocalSoftmaxAttention', num_heads=3, window=0),
+            r'window must be an int or a pair of ints, 1 or larger, for grid \(3, 4\), got 0',
+        ),
+        (
+            dict(type='LocalSoftmaxAttention', num_heads=3, window=(2, 2), grid=(9,)),
+            r'window must be an int, 1 or larger, for grid \(9,\), got \(2, 2\)',
+        ),
+        (
+            dict(type='LocalSoftmaxAttention', num_heads=3, window=2, margin=(1, -1)),
+            r'margin must be an int or a pair of ints, 0 or larger, .* got \(1, -1\)',
+        ),
+        (
+            dict(type='LocalSoftmaxAttention', num_heads=3, window=2, grid=(2, 2, 2)),
+            'grid must have 1 or 2 dimensions for LocalSoftmaxAttention',
+        ),
         (dict(type='AFTConv', num_heads=5, kernel_size=3), 'divide embed_dims=12, got 5'),
         (dict(type='AFTConv', num_heads=4, kernel_size=4), r'odd and positive, got \(4, 4\)'),
         (dict(type='AFTConv', num_heads=4, kernel_size=(3,)), r'2 ints for grid .* got \(3,\)'),

@@ -7,6 +7,7 @@ from .aft_local_normalized import AFTLocalNormalized
 from .aft_simple import AFTSimple
 from .aft_window import AFTWindow
 from .base import AFTMixer, TokenMixer
+from .local_softmax_attention import LocalSoftmaxAttention
 from .softmax_attention import SoftmaxAttention
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     'AFTMixer',
     'AFTSimple',
     'AFTWindow',
+    'LocalSoftmaxAttention',
     'SoftmaxAttention',
     'TokenMixer',
 ]

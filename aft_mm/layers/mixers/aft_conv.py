@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aft_mm import ops
-from aft_mm.ops.checks import check_choice
+from aft_mm.ops.checks import check_choice, check_num_heads
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -51,8 +51,7 @@ class AFTConv(AFTMixer):
         if not query and gate != 'sigmoid':
             raise ValueError(f'gate must be left at its default with query=False, got {gate!r}')
         super().__init__(embed_dims, gate=gate if query else 'none', qkv_bias=qkv_bias, **kwargs)
-        if num_heads < 1 or embed_dims % num_heads:
-            raise ValueError(f'num_heads must divide embed_dims={embed_dims}, got {num_heads}')
+        check_num_heads(num_heads, embed_dims)
         check_choice('sparsity', sparsity, SPARSITIES)
         dims = 1 if self.grid is None else len(self.grid)
         kernel = (kernel_size,) * dims if isinstance(kernel_size, int) else tuple(kernel_size)

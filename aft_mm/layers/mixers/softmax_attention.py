@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aft_mm.ops.checks import check_num_heads
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -39,6 +40,11 @@ class KeyValueCache(NamedTuple):
         return self._replace(key=key, value=value, visible=visible)
 
 
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[..., T, D] as [..., h, T, D/h]."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+
+
 @MODELS.register_module()
 class SoftmaxAttention(TokenMixer):
     """Multi-head attention, ``softmax(q kᵀ / √(D/h)) v`` per head, on scaled_dot_product_attention.
@@ -57,12 +63,11 @@ class SoftmaxAttention(TokenMixer):
 
     def __init__(self, embed_dims: int, num_heads: int, **kwargs: Any) -> None:
         super().__init__(embed_dims, **kwargs)
-        if num_heads < 1 or embed_dims % num_heads:
-            raise ValueError(f'num_heads must divide embed_dims={embed_dims}, got {num_heads}')
+        check_num_heads(num_heads, embed_dims)
         self.num_heads = num_heads
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        return split_heads(x, self.num_heads)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         query, key, value = self._heads(query), self._heads(key), self._heads(value)

@@ -1,0 +1,190 @@
+"""Softmax attention inside local blocks, the mixer of the Image Transformer."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aft_mm.ops.checks import check_num_heads
+from aft_mm.ops.state import StepState, new_state, push, slot_tokens
+from aft_mm.registry import MODELS
+
+from ..grid import Grid
+from .base import TokenMixer
+from .softmax_attention import split_heads
+
+Places = tuple[Tensor, Tensor]
+
+
+class Blocks(NamedTuple):
+    """The blocks that a grid (H, W) is cut into, and how far the queries of one see beyond it.
+
+    Each is (rows, columns); a sequence is a grid of one row.
+    """
+
+    size: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def on(self, grid: Sequence[int]) -> 'Blocks':
+        """The same blocks without what lies beyond `grid` for every token of it."""
+        size = tuple(map(min, self.size, grid))
+        last = [(length - 1) // s * s for length, s in zip(grid, size, strict=True)]
+        return Blocks(size, tuple(map(min, self.before, last)), tuple(map(min, self.after, last)))
+
+    def visible(self, target: Places, source: Places, causal: bool) -> Tensor:
+        """True where the target at (rows, columns) sees the source at (rows, columns)."""
+        (row, column), (source_row, source_column) = target, source
+        seen = (source_row < row) | ((source_row == row) & (source_column <= column))
+        seen = seen if causal else torch.ones_like(seen)
+        for t, s, size, before, after in zip(target, source, *self, strict=True):
+            first = t // size * size
+            seen = seen & (s >= first - before) & (s < first + size + after)
+        return seen
+
+    def mask(self, causal: bool, device: torch.device) -> Tensor:
+        """What the queries of a block see of it and its margin; bool [queries, sources]."""
+        target = [torch.arange(size, device=device) for size in self.size]
+        source = [
+            torch.arange(-before, size + after, device=device)
+            for size, before, after in zip(*self, strict=True)
+        ]
+        rows, columns = torch.meshgrid(*target, indexing='ij')
+        source_rows, source_columns = torch.meshgrid(*source, indexing='ij')
+        return self.visible(
+            (rows.reshape(-1, 1), columns.reshape(-1, 1)),
+            (source_rows.reshape(1, -1), source_columns.reshape(1, -1)),
+            causal,
+        )
+
+    def cut(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        """x [B, T, C] on the grid as blocks with their margins, [n, B, sources, C]; 0 outside."""
+        pad = [0, 0]
+        for axis in (1, 0):
+            pad += [self.before[axis], self.after[axis] + -grid[axis] % self.size[axis]]
+        x = F.pad(x.unflatten(1, tuple(grid)), pad)
+        for axis, (size, before, after) in enumerate(zip(*self, strict=True)):
+            x = x.unfold(1 + axis, before + size + after, size)
+        return x.permute(1, 2, 0, 4, 5, 3).flatten(3, 4).flatten(0, 1)
+
+    def join(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        """Queries in blocks [n, B, queries, C] back in raster order, [B, T, C]."""
+        columns = -(-grid[1] // self.size[1])
+        x = x.unflatten(2, self.size).unflatten(0, (-1, columns)).permute(2, 0, 3, 1, 4, 5)
+        return x.flatten(3, 4).flatten(1, 2)[:, : grid[0], : grid[1]].flatten(1, 2)
+
+
+@MODELS.register_module()
+class LocalSoftmaxAttention(TokenMixer):
+    """Softmax attention inside local blocks (Image Transformer, arXiv 1802.05751, section 3.3).
+
+    The tokens are cut into blocks, from the first one on. A query sees its own block and a margin:
+    of a sequence the tokens before the block, on a 2-d grid (H, W) the rows above it and the
+    columns to its left and right; if causal, of those what is not later in raster order. If not
+    causal, the tokens after the block and the rows below it too. Where the paper generates block
+    after block, the order is that of the raster here, as for every other mixer.
+
+    O(T·m·D) time and O(T·(m + D)) memory, m the tokens of a block and its margin. The state of a
+    step is O(r·D), r the reach of a block and its margin in raster order, and so is its cost.
+
+    Args:
+        embed_dims: channels D.
+        num_heads: h, a divisor of D.
+        window: tokens of a block; on a 2-d grid a pair (rows, columns) or an int for both.
+        margin: tokens, or rows and columns, that the queries of a block see beyond it; None for as
+            many as the window has.
+        others: see :class:`TokenMixer`; grid is required in 2-d.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        window: int | Sequence[int],
+        margin: int | Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(embed_dims, **kwargs)
+        check_num_heads(num_heads, embed_dims)
+        self.num_heads = num_heads
+        if self.grid is not None and len(self.grid) > 2:
+            raise ValueError(
+                f'grid must have 1 or 2 dimensions for LocalSoftmaxAttention, got {self.grid}'
+            )
+        self.raster = None if self.grid is None or len(self.grid) == 1 else self.grid
+        size = self._sizes('window', window, smallest=1)
+        before = size if margin is None else self._sizes('margin', margin, smallest=0)
+        if self.raster is None:
+            # A causal row holds nothing to see behind the block.
+            after = (0,) if self.causal else before
+            self.blocks = Blocks((1, *size), (0, *before), (0, *after))
+        else:
+            self.blocks = Blocks(size, before, (0, before[1]) if self.causal else before)
+
+    def _sizes(self, name: str, given: int | Sequence[int], smallest: int) -> tuple[int, ...]:
+        dims = 1 if self.raster is None else 2
+        sizes = (given,) * dims if isinstance(given, int) else tuple(given)
+        if len(sizes) != dims or not all(isinstance(n, int) and n >= smallest for n in sizes):
+            allowed = 'an int' if dims == 1 else 'an int or a pair of ints'
+            raise ValueError(
+                f'{name} must be {allowed}, {smallest} or larger, for grid {self.grid}, got {given}'
+            )
+        return sizes
+
+    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        grid = (1, *grid) if len(grid) == 1 else grid
+        blocks = self.blocks.on(grid)
+        seen = torch.ones_like(key[:1, :, 0], dtype=torch.bool) if key_mask is None else key_mask
+        seen = blocks.cut(seen.unsqueeze(-1), grid).transpose(2, 3)
+        visible = blocks.mask(self.causal, key.device) & seen  # [n, 1 or B, queries, sources]
+        # A row of −inf would be NaN in some kernels, so it sees everything and is set to 0.
+        some = visible.any(-1, keepdim=True)
+        query = blocks._replace(before=(0, 0), after=(0, 0)).cut(query, grid)
+        key, value = blocks.cut(key, grid), blocks.cut(value, grid)
+        query, key, value = (split_heads(x, self.num_heads) for x in (query, key, value))
+        # Fused kernels take 4 dimensions, [n, B·h, tokens, D/h] where all sequences share a mask,
+        # which then has T·m entries, and [n·B, h, tokens, D/h] where each has its own.
+        merged = (1, 2) if key_mask is None else (0, 1)
+        mixed = F.scaled_dot_product_attention(
+            query.flatten(*merged),
+            key.flatten(*merged),
+            value.flatten(*merged),
+            attn_mask=(visible | ~some).unsqueeze(2).flatten(*merged),
+        )
+        mixed = mixed.view(query.shape) * some.unsqueeze(2)
+        return blocks.join(mixed.transpose(2, 3).flatten(3), grid)
+
+    def _init_state(self, batch_size: int) -> StepState:
+        rows, reach = (s - 1 + before for s, before in zip(*self.blocks[:2], strict=True))
+        if self.raster is not None:
+            height, width = self.raster
+            reach = min(rows, height - 1) * width + min(reach, width - 1)
+        dtype = self.proj.weight.dtype
+        state = new_state(batch_size, self.embed_dims, reach + 1, self._device, dtype)
+        return _without_infinity(state)
+
+    def _prefill(self, state: StepState, key, value, lengths: Tensor) -> StepState:
+        return _without_infinity(super()._prefill(state, key, value, lengths))
+
+    def _mix_step(self, query, key, value, state: StepState) -> tuple[Tensor, StepState]:
+        tokens = slot_tokens(state.position, state.keys.shape[1])
+        target, source = self._places(state.position[:, None]), self._places(tokens)
+        visible = self.blocks.visible(target, source, causal=True) & (tokens >= 0)
+        state = push(state, key, value, keep_sums=False)
+        parts = (query.to(state.keys.dtype).unsqueeze(1), state.keys, state.values)
+        query, key, value = (split_heads(x, self.num_heads) for x in parts)
+        mask = visible[:, None, None]
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return mixed.transpose(1, 2).flatten(1).to(value.dtype), state
+
+    def _places(self, tokens: Tensor) -> Places:
+        if self.raster is None:
+            return torch.zeros_like(tokens), tokens
+        return tokens // self.raster[1], tokens % self.raster[1]
+
+
+def _without_infinity(state: StepState) -> StepState:
+    """Empty slots with keys of 0: they are hidden by a mask, and q · (−inf) would be NaN."""
+    return state._replace(keys=state.keys.masked_fill(state.keys == -torch.inf, 0))
