@@ -1,12 +1,12 @@
 """Sampling from an autoregressive model at the cost of one step per token."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from mmengine.utils import ProgressBar
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
 from .heads import check_sampling
@@ -89,10 +89,10 @@ def _extend(
     decoder, row = model.decoder, torch.arange(len(tokens), device=tokens.device)
     longest, last = int(lengths.max()), tokens.shape[1] - 1
     steps = last + 1 - int(lengths.min())
-    bar = ProgressBar(steps, file=sys.stderr) if progress else None
     if use_state:
         hidden, state = decoder.prefill(tokens[:, :longest], lengths, *memory)
-    for i in range(steps):
+    bar = dict(console=Console(stderr=True), disable=not progress)
+    for i in track(range(steps), 'tokens', **bar):
         # A sequence with a longer prompt is complete earlier and waits at its last token.
         position = (lengths + i).clamp_max(last)
         if not use_state:
@@ -103,8 +103,6 @@ def _extend(
         if use_state and i + 1 < steps:
             state.hold(last - 1)
             hidden, state = decoder.step(tokens[row, position], state)
-        if bar is not None:
-            bar.update()
     return tokens
 
 

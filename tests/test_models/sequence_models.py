@@ -14,8 +14,10 @@ MIXERS = {
     'AFTLocalNormalized': dict(window=3, rank=5),
     'AFTSimple': dict(),
     'AFTSimple-relu': dict(key_function='relu'),
+    'AFTSimple-relu2': dict(key_function='relu2'),
     'AFTConv': dict(num_heads=4, kernel_size=3),
     'AFTWindow': dict(window=4),
+    'LocalSoftmaxAttention': dict(num_heads=3, window=2),
     'SoftmaxAttention': dict(num_heads=3),
 }
 

@@ -1,5 +1,6 @@
 """The model: likelihoods, masks, the preprocessor, training."""
 
+import copy
 import math
 
 import pytest
@@ -94,6 +95,34 @@ def test_a_tied_head_reads_the_table_of_the_embedding():
     torch.testing.assert_close(other.head.logits(other(x)), expected)
     untied = model(dict(TIED, tied=False))
     assert 'head.weight' in untied.state_dict()
+
+
+def test_a_copy_of_a_tied_model_has_a_table_of_its_own():
+    net, x = model(TIED), tokens(2, 9)
+    twin, hidden = copy.deepcopy(net), net(x)
+    expected = net.head.logits(hidden)
+    nn.init.zeros_(net.decoder.embedding.weight)
+    torch.testing.assert_close(twin.head.logits(hidden), expected)
+    assert (net.head.logits(hidden) == net.head.bias).all()
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_autocast_changes_the_loss_by_rounding_only(tied):
+    net, x = model(dict(TIED, tied=tied)), tokens(2, 9)
+    expected = net(x, mode='loss')['loss']
+    with torch.autocast('cpu', torch.bfloat16):
+        loss = net(x, mode='loss')['loss']
+        assert net.generate(9, x[:, :4]).shape == (2, 9)
+    assert loss.dtype == torch.float32 and loss != expected
+    torch.testing.assert_close(loss, expected, rtol=0.05, atol=0)
+
+
+def test_the_decoder_compiles_without_graph_breaks():
+    net, x = model(), tokens(2, 9)
+    expected = net(x)
+    net.decoder.compile(fullgraph=True, backend='eager', dynamic=False)
+    torch.testing.assert_close(net(x), expected)
+    assert net.train()(x, mode='loss')['loss'].requires_grad
 
 
 def test_training_learns_a_sequence():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from aft_mm.layers import TokenMixer
 from aft_mm.models import SequenceDecoder
 from aft_mm.registry import MODELS
 
@@ -16,6 +17,12 @@ every_grid = pytest.mark.parametrize('grid', [(9,), (3, 6)], ids=str)
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+def test_the_table_holds_every_causal_mixer():
+    MODELS.import_from_location()
+    classes = [c for c in MODELS.module_dict.values() if issubclass(c, TokenMixer)]
+    assert {c.__name__ for c in classes} == {name.partition('-')[0] for name in MIXERS}
 
 
 @every_grid
