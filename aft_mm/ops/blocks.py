@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .banded_mean import banded_mean, neighbours, split
 from .geometry import Window, near_mask, near_radius
 from .sums import (
     FAST_BIAS_SPREAD,
@@ -71,7 +72,7 @@ def local_band(
     after = 0 if causal else before
     if tokens <= block * (before + 1 + after):
         block, before, after = tokens, 0, 0
-    rows = _split(pos_u, block)
+    rows = split(pos_u, block)
     target = torch.arange(len(rows) * block, device=pos_u.device).view(-1, block, 1)
     if grid is None or len(grid) == 1:
         target = target[:1]  # the mask of a 1-d window is the same in every block
@@ -80,7 +81,7 @@ def local_band(
     if pos_v is None:
         tiles = _skew(rows, before * block - radius, len(reach))
     else:
-        tiles = torch.bmm(rows, _neighbours(pos_v, block, before, after).transpose(1, 2))
+        tiles = torch.bmm(rows, neighbours(pos_v, block, before, after).transpose(1, 2))
     tiles = tiles.masked_fill(~near_mask(target, source, window, grid), outside)
     if causal:
         tiles = tiles.masked_fill(source > target, -torch.inf)
@@ -133,19 +134,6 @@ def _future(tokens: int, device: torch.device) -> Tensor:
     return torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
 
 
-def _split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
-    """[T, C] as blocks [n, c, C]."""
-    count = -(-len(x) // block)
-    return F.pad(x, (0, 0, 0, count * block - len(x)), value=fill).view(count, block, -1)
-
-
-def _neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
-    """[T, C] as the tokens around each block, [n, (before + 1 + after)·c, C], overlapping views."""
-    tail = -len(x) % block + after * block
-    x = F.pad(x, (0, 0, before * block, tail), value=fill)
-    return x.unfold(0, (before + 1 + after) * block, block).transpose(1, 2)
-
-
 def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
     """Row i of each block [n, c, K] from column first + i on: [n, c, columns], 0 elsewhere.
 
@@ -159,7 +147,7 @@ def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
 
 def _near_sums(weights: Tensor, x: Tensor, band: Band) -> Tensor:
     """The weights of every block times x [T, C] around it: [n, c, C]."""
-    return torch.bmm(weights, _neighbours(x, band.block, band.before, band.after))
+    return torch.bmm(weights, neighbours(x, band.block, band.before, band.after))
 
 
 def _far_sums(totals: Summable, band: Band) -> Summable:
@@ -171,17 +159,7 @@ def _far_sums(totals: Summable, band: Band) -> Summable:
 
 
 def _plain_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
-    # Far tokens have W = 1, so only without them may the rows of w be shifted.
-    weights = torch.exp(band.tiles) if band.far else _row_weights(band)
-    exp_key = torch.exp(key - column_shift(key, 0))
-    sums = []
-    for x in (exp_key * value, exp_key):
-        result = _near_sums(weights, x, band)
-        if band.far and len(band.tiles) > 1:
-            result += _far_sums(_split(x, band.block).sum(1, True), band)
-        sums.append(result.flatten(0, 1))
-    result = mean(*sums)
-    return result[: len(key)] if len(band.tiles) > 1 else result
+    return banded_mean(key, value, band.tiles, band.before, band.after, band.far, band.causal)
 
 
 def _tile_product(key: Tensor, value: Tensor, tile: Tensor) -> Sums:
@@ -238,11 +216,11 @@ def _term_by_term(key: Tensor, value: Tensor, tile: Tensor, size: int) -> Sums:
 def _causal_sums(key: Tensor, value: Tensor, band: Band) -> Sums:
     """The causal sums [T, C] for any keys: each part with a shift that its own rows see."""
     tokens, block, own = len(key), band.block, band.before * band.block
-    blocks = _split(key, block, -torch.inf), _split(value, block)
+    blocks = split(key, block, -torch.inf), split(value, block)
     result = _diagonal_sums(*blocks, band.tiles[:, :, own:])
     if own:
-        keys = _neighbours(key, block, band.before, 0, -torch.inf)[:, :own]
-        values = _neighbours(value, block, band.before, 0)[:, :own]
+        keys = neighbours(key, block, band.before, 0, -torch.inf)[:, :own]
+        values = neighbours(value, block, band.before, 0)[:, :own]
         result = merge(result, _tile_product(keys, values, band.tiles[:, :, :own]))
     if band.far:
         result = merge(result, _far_sums(reduce(*blocks, 1), band))

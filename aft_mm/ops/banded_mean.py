@@ -1,0 +1,152 @@
+"""``Σ W e^k v / Σ W e^k`` with W in tiles and one shift per column, and its backward pass.
+
+The backward pass is written out: what autograd would keep between the passes is several copies of
+the keys and values, and the gradient of overlapping blocks would be added up block by block. Both
+passes are the same banded product, with W forward and Wᵀ backward.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .sums import column_shift, mean, move, prefix, suffix
+
+
+def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
+    """[T, C] as blocks [n, c, C]."""
+    count = -(-len(x) // block)
+    return F.pad(x, (0, 0, 0, count * block - len(x)), value=fill).view(count, block, -1)
+
+
+def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
+    """[T, C] as the tokens around each block, [n, (before + 1 + after)·c, C], overlapping views."""
+    tail = -len(x) % block + after * block
+    x = F.pad(x, (0, 0, before * block, tail), value=fill)
+    return x.unfold(0, (before + 1 + after) * block, block).transpose(1, 2)
+
+
+def banded_mean(
+    key: Tensor, value: Tensor, tiles: Tensor, before: int, after: int, far: bool, causal: bool
+) -> Tensor:
+    """key, value [S, C] and w in tiles [n, c, (before + 1 + after)·c] give [T, C].
+
+    `far`: W = 1 where no tile is, for past tokens if causal, else for all; otherwise W = 0 there.
+    Raises RuntimeError for a second derivative.
+    """
+    options = (before, after, far, causal)
+    # The compiler keeps and recomputes as it sees fit, and needs plain operations for that.
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return mean(*_sums(_terms(key, value), _weights(tiles, far), *options).chunk(2, 1))
+    return _BandedMean.apply(key, value, tiles, *options)
+
+
+def _weights(tiles: Tensor, far: bool) -> Tensor:
+    # Far tokens have W = 1, so only without them may the rows of w be shifted.
+    return torch.exp(tiles if far else tiles - column_shift(tiles, 2))
+
+
+def _terms(key: Tensor, value: Tensor) -> Tensor:
+    """``e^k v`` and ``e^k`` side by side, [S, 2·C]: one product serves both."""
+    exp_key = torch.exp(key - column_shift(key, 0))
+    return torch.cat([exp_key * value, exp_key], 1)
+
+
+def _sums(x: Tensor, weights: Tensor, before: int, after: int, far: bool, causal: bool) -> Tensor:
+    """W times x: [T, 2·C] of x [S, 2·C]."""
+    # A lone tile holds everything, and its rows are not padded.
+    far = far and len(weights) > 1
+    return _product(x, weights, before, after, past=far, future=far and not causal)
+
+
+def _product(
+    x: Tensor, weights: Tensor, before: int, after: int, past: bool, future: bool
+) -> Tensor:
+    block = weights.shape[2] // (before + 1 + after)
+    result = torch.bmm(weights, neighbours(x, block, before, after))
+    totals = split(x, block).sum(1, True) if past or future else x
+    if past:
+        result += move(prefix(totals, 0), before + 1, 0)
+    if future:
+        result += move(suffix(totals, 0), -after - 1, 0)
+    result = result.flatten(0, 1)
+    return result[: len(x)] if len(weights) > 1 else result
+
+
+def _transposed(weights: Tensor, before: int, after: int) -> Tensor:
+    """The tiles of Wᵀ, whose rows are the sources and whose blocks reach `after` before them."""
+    count, block, columns = weights.shape
+    reach = before + 1 + after
+    if reach == 1:
+        return weights.transpose(1, 2)
+    squares = weights.view(count, block, reach, block)
+    result = weights.new_zeros(count, block, reach, block)
+    for slot in range(reach):
+        shift = slot - after  # from the block of the source to that of the target
+        blocks = slice(max(0, -shift), count - max(0, shift))
+        targets = slice(max(0, shift), count - max(0, -shift))
+        result[blocks, :, slot] = squares[targets, :, reach - 1 - slot].transpose(1, 2)
+    return result.flatten(2)
+
+
+def _tile_gradient(grad: Tensor, x: Tensor, weights: Tensor, before: int, after: int) -> Tensor:
+    """From the gradient [T, C] of W times x [S, C], that of the tiles of W."""
+    rows, block = weights.shape[1], weights.shape[2] // (before + 1 + after)
+    return torch.bmm(split(grad, rows), neighbours(x, block, before, after).transpose(1, 2))
+
+
+class _BandedMean(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        key: Tensor,
+        value: Tensor,
+        tiles: Tensor,
+        before: int,
+        after: int,
+        far: bool,
+        causal: bool,
+    ) -> Tensor:
+        weights = _weights(tiles, far)
+        numerator, denominator = _sums(
+            _terms(key, value), weights, before, after, far, causal
+        ).chunk(2, 1)
+        result = mean(numerator, denominator)
+        ctx.save_for_backward(key, value, weights, result, denominator.contiguous())
+        ctx.options = (before, after, far, causal)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        key, value, weights, result, denominator = ctx.saved_tensors
+        before, after, far, causal = ctx.options
+        with torch.autocast(grad.device.type, enabled=False):
+            # A row that sees nothing is 0 whatever the keys are.
+            nothing = denominator < torch.finfo(denominator.dtype).tiny
+            by_numerator = grad / denominator.masked_fill(nothing, torch.inf)
+            grads = by_numerator, -by_numerator * result
+            terms = _terms(key, value)
+            grad_tiles = None
+            if ctx.needs_input_grad[2]:
+                # Two products: where the two cancel, they do so term by term.
+                grad_tiles = sum(
+                    _tile_gradient(g, x, weights, before, after)
+                    for g, x in zip(grads, terms.chunk(2, 1), strict=True)
+                )
+                grad_tiles *= weights
+            far = far and len(weights) > 1
+            back = _product(
+                torch.cat(grads, 1),
+                _transposed(weights, before, after),
+                after,
+                before,
+                past=far and not causal,
+                future=far,
+            )
+        by_value, by_weight = back.chunk(2, 1)
+        exp_key = terms[:, key.shape[1] :]
+        grad_key = (by_value * value).add_(by_weight).mul_(exp_key)
+        return grad_key, by_value * exp_key, grad_tiles, None, None, None, None
