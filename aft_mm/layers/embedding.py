@@ -84,8 +84,10 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
         """tokens [B, T] of any integer type; position [B] is that of the first token, 0 unless
-        given. Raises ValueError for a token outside the vocabulary.
+        given. Raises ValueError for a token outside the vocabulary and for another shape.
         """
+        if tokens.dim() != 2:
+            raise ValueError(f'tokens must be [B, T], got {list(tokens.shape)}')
         _check_values('token', tokens, len(self.weight))
         x = F.embedding(tokens.long(), self.weight)
         if self.kind is None:

@@ -74,6 +74,10 @@ def test_bad_arguments_end_in_one_sentence():
         (lambda: TokenEmbedding(5, 0), 'vocab_size must be 1 or larger, got 0'),
         (lambda: TokenEmbedding(5, 3, 0), 'num_kinds must be 1 or larger, got 0'),
         (lambda: PixelEmbedding(5, 0), 'num_channels must be 1 or larger, got 0'),
+        (
+            lambda: TokenEmbedding(5, 3)(torch.zeros(1, 2, 3).long()),
+            r'tokens must be \[B, T\], got \[1, 2, 3\]',
+        ),
         (lambda: TokenEmbedding(5, 3)(torch.zeros(1, 2)), 'a token must be an integer, got'),
         (lambda: PixelEmbedding(5, 3)(torch.zeros(1, 2, 3)), 'a pixel value must be an integer'),
         (

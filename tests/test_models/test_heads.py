@@ -124,6 +124,15 @@ def test_extreme_outputs_stay_finite(num_channels, size):
     assert all(p.grad.isfinite().all() and p.grad.abs().max() > 0 for p in head.parameters())
 
 
+def test_autocast_leaves_the_mixture_alone():
+    head, hidden = mixture(3), torch.randn(5, D)
+    pixels = torch.randint(256, (5, 3))
+    expected = head.nats(hidden, pixels)
+    with torch.autocast('cpu', torch.bfloat16):
+        assert torch.equal(head.nats(hidden, pixels), expected)
+    assert head.bfloat16().nats(hidden.bfloat16(), pixels).dtype == torch.float32
+
+
 def test_a_far_mean_is_pulled_back():
     """Where a density would underflow to log 0, the gradient still shows the way."""
     head = mixture(1, num_components=1)

@@ -1,8 +1,8 @@
 """The discretised mixture of logistics."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
 
 from aft_mm.registry import MODELS
 
@@ -93,7 +93,11 @@ class LogisticMixtureHead(nn.Module):
 
     def _mixture(self, hidden: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """log π [..., K], means and log scales [..., K, C], coefficients [..., K, C(C−1)/2]."""
-        outputs = self.proj(hidden).to(dtype).unflatten(-1, (-1, sum(self.split)))
+        # Autocast stays out of it: at the smallest scale a bin is as wide as a mean's rounding.
+        with torch.autocast(hidden.device.type, enabled=False):
+            weight, bias = self.proj.weight.to(dtype), self.proj.bias.to(dtype)
+            outputs = F.linear(hidden.to(dtype), weight, bias)
+        outputs = outputs.unflatten(-1, (-1, sum(self.split)))
         logit, mean, log_scale, coefficient = outputs.split(self.split, dim=-1)
         log_scale = log_scale.clamp(-LOG_SCALE_LIMIT, LOG_SCALE_LIMIT)
         return logit.squeeze(-1).log_softmax(-1), mean, log_scale, coefficient.tanh()
@@ -123,8 +127,8 @@ def _log_bin(values: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
     """
     inverse = torch.exp(-log_scale)
     centred = _scaled(values, mean.dtype) - mean
-    below = logsigmoid(inverse * (centred + 1 / 255))
-    above = logsigmoid(-inverse * (centred - 1 / 255))
+    below = F.logsigmoid(inverse * (centred + 1 / 255))
+    above = F.logsigmoid(-inverse * (centred - 1 / 255))
     inside = torch.log(-torch.expm1(-inverse * (2 / 255)))
     first, last = values == 0, values == 255
     return (
