@@ -1,0 +1,59 @@
+"""The examples of docs/tasks/ are what they say."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import DATASETS, MODELS, init_default_scope
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+
+
+def python_blocks(guide):
+    return re.findall('```python\n(.*?)```', (ROOT / f'docs/tasks/{guide}.md').read_text(), re.S)
+
+
+def load_example(text, task, tmp_path):
+    """A config of a guide, as if it lay beside the leaves of its task."""
+    (tmp_path / 'example.py').write_text(text.replace("'./", f"'{ROOT}/configs/{task}/"))
+    config = Config.fromfile(tmp_path / 'example.py')
+    init_default_scope(config.default_scope)
+    return config
+
+
+def test_images_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
+    _, module, text = python_blocks('image_ar')
+    (tmp_path / 'faces.py').write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    for split in ('train', 'test'):
+        (tmp_path / 'data/faces' / split).mkdir(parents=True)
+        Image.fromarray(image).save(tmp_path / 'data/faces' / split / 'a.png')
+    config = load_example(text, 'image_ar', tmp_path)
+
+    for split in ('train', 'val', 'test'):
+        sample = DATASETS.build(config[f'{split}_dataloader'].dataset)[0]
+        assert torch.equal(sample['inputs'], torch.from_numpy(image).flatten())
+    with torch.device('meta'):
+        assert MODELS.build(config.model).decoder.max_length == len(sample['inputs'])
+
+
+def test_another_text_as_in_the_guide(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'data').mkdir()
+    (tmp_path / 'data/novels.txt').write_bytes(bytes(range(256)) * 24)
+    config = load_example(python_blocks('language_modeling')[1], 'language_modeling', tmp_path)
+    for split in ('train', 'val', 'test'):
+        sample = DATASETS.build(config[f'{split}_dataloader'].dataset)[0]
+        assert len(sample['inputs']) == 256
+
+
+@pytest.mark.parametrize('guide', ['image_ar', 'language_modeling'])
+def test_guides_name_configs_that_exist(guide):
+    named = re.findall(r'configs/[\w/.-]+\.py', (ROOT / f'docs/tasks/{guide}.md').read_text())
+    assert named and all((ROOT / path).is_file() for path in named)
