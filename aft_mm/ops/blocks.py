@@ -30,9 +30,10 @@ from .sums import (
     suffix,
 )
 
-# Smaller tiles are more launches than work; of tiles as large as the window half is outside of it.
+# Smaller tiles are more launches than work; of tiles as large as the window half is outside of it,
+# of these a fifth.
 SMALLEST_BLOCK = 32
-BLOCKS_PER_WINDOW = 2
+BLOCKS_PER_WINDOW = 4
 # Below this length the diagonal is summed term by term instead of being halved again.
 SMALLEST_HALF = 8
 
