@@ -127,6 +127,25 @@ class TestTestArguments:
         assert list((tested[0] / 'plain').glob('*/*.log'))
 
 
+def test_likelihood_is_that_of_the_dump(run, root, config, tmp_path):
+    """A text model trained and tested by the same tools, every byte of the split counted once."""
+    (tmp_path / 'text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
+    for words in (['train.py', config('tiny_text'), '--amp', '--no-validate'],
+                  ['test.py', config('tiny_text'), 'work/epoch_1.pth', '--out', 'metrics.json',
+                   '--dump', 'dump.pkl']):
+        result = run(root / 'tools' / words[0], *words[1:], '--work-dir', 'work', '--cfg-options',
+                     'train_cfg.max_epochs=1', 'default_hooks.checkpoint.save_best=None',
+                     cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    with open(tmp_path / 'dump.pkl', 'rb') as file:
+        samples = pickle.load(file)
+    nats, number = (sum(sample[key] for sample in samples) for key in ('nats', 'num_dims'))
+    metrics = json.loads((tmp_path / 'metrics.json').read_text())
+    assert number == 200
+    assert metrics['bits_per_char'] == pytest.approx(nats / number / np.log(2))
+    assert metrics['perplexity_per_char'] == pytest.approx(np.exp(nats / number))
+
+
 class TestErrorsBeforeARun:
     """One sentence, and nothing was built."""
 
@@ -161,6 +180,10 @@ class TestErrorsBeforeARun:
         fails('train', config('tiny'), '--cfg-options', 'val_dataloader.dataset.type=ImageNet',
               'val_dataloader.dataset.data_root=data', 'val_dataloader.dataset.split=val',
               match="Error: val_dataloader.dataset reads 'data/val', which does not exist")
+
+    def test_missing_text(self, fails, config):
+        fails('train', config('tiny_text'), match='Error: train_dataloader.dataset reads '
+              "'text.txt', which does not exist; put the data there or set AFT_MM_DATA")
 
     def test_tta_without_a_pipeline(self, fails, config, tmp_path):
         (tmp_path / 'a.pth').touch()
@@ -210,6 +233,12 @@ class TestErrorsOfARun:
         result = run(root / 'tools/train.py', config('tiny_images'), '--no-validate',
                      '--cfg-options', 'train_cfg.max_epochs=1', *options, cwd=tmp_path)
         assert message in only_error(result)
+
+    def test_text_shorter_than_a_context(self, run, root, config, tmp_path):
+        (tmp_path / 'text.txt').write_bytes(bytes(range(250)) * 2)
+        result = run(root / 'tools/train.py', config('tiny_text'), cwd=tmp_path)
+        assert ("the val split of 'text.txt' has 25 bytes, which is shorter than one context of "
+                '32 bytes') in only_error(result)
 
     def test_checkpoint_of_another_architecture(self, trained, run, root, config):
         folder, _ = trained

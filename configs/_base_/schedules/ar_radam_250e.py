@@ -1,7 +1,7 @@
 # The linear-transformer paper (arXiv 2006.16236, §4.2): RAdam at a constant 1e-4, 250 epochs at
 # batch 10, no weight decay.
 optim_wrapper = dict(optimizer=dict(type='RAdam', lr=1e-4))
-param_scheduler = None
+param_scheduler = [dict(type='ConstantLR', factor=1.0)]
 
 train_cfg = dict(by_epoch=True, max_epochs=250, val_interval=10)
 val_cfg = dict()
