@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,3 +46,22 @@ def run() -> Callable[..., subprocess.CompletedProcess]:
                               capture_output=True, text=True, timeout=300)
 
     return call
+
+
+@pytest.fixture(scope='session')
+def untrained(tmp_path_factory) -> dict[str, tuple[str, str]]:
+    """Config and checkpoint files of an untrained model of text and one of images."""
+    folder = tmp_path_factory.mktemp('untrained')
+    found = {}
+    for name in ('tiny_text', 'tiny_pixels'):
+        config = Config.fromfile(
+            ROOT / f'tests/configs/{name}.py', import_custom_modules=False)
+        config.pop('custom_imports')  # the hooks of the tests, which a person does not have
+        config.dump(folder / f'{name}.py')
+        torch.manual_seed(0)
+        model = MODELS.build(dict(config.model, type='aft_mm.AutoregressiveModel'))
+        with torch.no_grad():  # logits far enough apart to show what a temperature does
+            model.head.weight.mul_(100)
+        torch.save(dict(state_dict=model.state_dict(), meta={}), folder / f'{name}.pth')
+        found[name] = str(folder / f'{name}.py'), str(folder / f'{name}.pth')
+    return found

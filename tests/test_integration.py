@@ -1,7 +1,9 @@
 """Whole runs through the tools: killed and resumed, in one process and in two, then tested."""
 
+import functools
 import json
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +11,15 @@ import torch
 
 import aft_mm.registry  # noqa: F401  lets torch load training checkpoints
 
-# The tiny config trains 3 epochs of 6 iterations; this one is in the middle of the third.
+# The tiny configs train 3 epochs of 6 iterations; this one is in the middle of the third.
 KILL = {'KILL_AFTER': '15'}
+# Config, when it is killed, and the checkpoint from which it can go on.
+KILLED = [
+    ('tiny', KILL, 'epoch_2.pth'),
+    ('tiny_text', KILL, 'epoch_2.pth'),
+    ('tiny_text', {'KILL_AFTER': '3'}, None),
+    ('tiny_text', {'KILL_SAVING': '3'}, 'epoch_2.pth'),
+]
 
 pytestmark = pytest.mark.slow
 
@@ -42,23 +51,45 @@ def assert_same(one, other, path='checkpoint'):
 
 
 @pytest.fixture(scope='module')
-def unkilled(run, root, config, tmp_path_factory):
-    folder = tmp_path_factory.mktemp('unkilled')
-    result = run(root / 'tools/train.py', config('tiny'), '--amp', '--work-dir', '.', cwd=folder)
-    assert result.returncode == 0, result.stderr
-    return folder
+def train(run, root, config, tmp_path_factory):
+    """Train a config with mixed precision, in a folder of its own or again in the same one."""
+
+    def call(name, *words, folder=None, env=None):
+        folder = folder or tmp_path_factory.mktemp(name)
+        text = np.random.default_rng(0).choice(np.frombuffer(b'etaoin shrdlu', np.uint8), 4000)
+        (folder / 'text.txt').write_bytes(text.tobytes())
+        return folder, run(root / 'tools/train.py', config(name), '--amp', '--work-dir', '.',
+                           *words, cwd=folder, env=env)
+
+    return call
 
 
 @pytest.fixture(scope='module')
-def resumed(run, root, config, tmp_path_factory):
-    folder = tmp_path_factory.mktemp('resumed')
-    train = [root / 'tools/train.py', config('tiny'), '--amp', '--work-dir', '.']
-    result = run(*train, cwd=folder, env=KILL)
-    assert result.returncode == -signal.SIGKILL
-    assert (folder / 'epoch_2.pth').exists() and not (folder / 'epoch_3.pth').exists()
-    result = run(*train, '--resume', cwd=folder)
-    assert result.returncode == 0, result.stderr
-    return folder
+def unkilled(train):
+    """Folder of a run by the name of its config."""
+
+    @functools.cache
+    def call(name):
+        folder, result = train(name)
+        assert result.returncode == 0, result.stderr
+        return folder
+
+    return call
+
+
+@pytest.fixture
+def resumed(train):
+
+    def call(name, kill, checkpoint):
+        folder, result = train(name, env=kill)
+        assert result.returncode == -signal.SIGKILL
+        last = folder / 'last_checkpoint'
+        assert (Path(last.read_text()).name if last.exists() else None) == checkpoint
+        _, result = train(name, '--resume', folder=folder)
+        assert result.returncode == 0, result.stderr
+        return folder
+
+    return call
 
 
 @pytest.fixture(scope='module')
@@ -84,18 +115,21 @@ def two_processes(run, root, config, tmp_path_factory):
     return folder
 
 
-def test_resume_after_a_kill_is_bit_identical(unkilled, resumed):
-    one, other = load(unkilled / 'epoch_3.pth'), load(resumed / 'epoch_3.pth')
+@pytest.mark.parametrize(('name', 'kill', 'checkpoint'), KILLED)
+def test_resume_after_a_kill_is_bit_identical(unkilled, resumed, name, kill, checkpoint):
+    one, other = unkilled(name), resumed(name, kill, checkpoint)
+    assert len(losses(one)) == 18 and losses(one) == losses(other)
+    one, other = load(one / 'epoch_3.pth'), load(other / 'epoch_3.pth')
     for part in ('state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers'):
         assert_same(one[part], other[part], part)
-    assert losses(unkilled) == losses(resumed)
 
 
-def test_training_moves_the_weights_and_the_average_follows(unkilled):
-    first, last = load(unkilled / 'epoch_1.pth'), load(unkilled / 'epoch_3.pth')
-    for name, value in last['state_dict'].items():
-        assert not torch.equal(value, first['state_dict'][name]), name
-        assert not torch.equal(value, last['ema_state_dict'][f'module.{name}']), name
+@pytest.mark.parametrize('name', ['tiny', 'tiny_text'])
+def test_training_moves_the_weights_and_the_average_follows(unkilled, name):
+    first, last = (load(unkilled(name) / f'epoch_{epoch}.pth') for epoch in (1, 3))
+    for key, value in last['state_dict'].items():
+        assert not torch.equal(value, first['state_dict'][key]), key
+        assert not torch.equal(value, last['ema_state_dict'][f'module.{key}']), key
 
 
 def test_two_processes_have_the_loss_of_one(one_process, two_processes):
@@ -141,3 +175,14 @@ def test_tested_in_one_process_in_two_and_on_a_cluster_alike(run, root, config, 
     scalars = next(one_process.glob('*/vis_data/scalars.json')).read_text().splitlines()
     last = json.loads(scalars[-1])
     assert results[0]['accuracy/top1'] == pytest.approx(last['accuracy/top1'])
+
+
+def test_likelihood_of_a_text_in_one_process_and_in_two(run, root, config, unkilled):
+    folder = unkilled('tiny_text')
+    test = [config('tiny_text'), 'epoch_3.pth']
+    one = run(root / 'tools/test.py', *test, '--out', 'one.json', cwd=folder)
+    assert one.returncode == 0, one.stderr
+    two = run('bash', root / 'tools/dist_test.sh', *test, 2, '--out', 'two.json', cwd=folder)
+    assert two.returncode == 0, two.stderr
+    one, two = (json.loads((folder / f'{name}.json').read_text()) for name in ('one', 'two'))
+    assert one == pytest.approx(two, rel=1e-6) and 2 < one['bits_per_char'] < 8

@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         draw = draw_images if 'image_shape' in config else write_text
         draw(args, config, options)
-    print(f'\nwritten to {args.out}')
+    print(f'written to {args.out}')
 
 
 if __name__ == '__main__':

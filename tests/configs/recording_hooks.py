@@ -20,8 +20,15 @@ class RecordLossHook(Hook):
 
 @HOOKS.register_module()
 class KillHook(Hook):
-    """Kill the process after the iteration that the variable KILL_AFTER names."""
+    """Kill the process after the iteration that KILL_AFTER names, or half way through writing the
+    checkpoint of the epoch that KILL_SAVING names.
+    """
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if os.environ.get('KILL_AFTER') == str(runner.iter):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def before_save_checkpoint(self, runner, checkpoint):
+        if os.environ.get('KILL_SAVING') == str(runner.epoch + 1):
+            Path(runner.work_dir, f'epoch_{runner.epoch + 1}.pth').write_bytes(bytes(1000))
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,150 @@
+"""ImageGenerator and TextGenerator."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+
+from aft_mm.apis import ImageGenerator, TextGenerator, load_model
+from aft_mm.engine.errors import UserError
+
+
+@pytest.fixture(scope='module')
+def images(untrained):
+    return ImageGenerator(*untrained['tiny_pixels'], device='cpu')
+
+
+@pytest.fixture(scope='module')
+def text(untrained):
+    return TextGenerator(*untrained['tiny_text'], device='cpu')
+
+
+class TestLoadModel:
+
+    def test_weights_are_those_of_the_file_and_the_model_is_frozen(self, untrained):
+        config, model = load_model(*untrained['tiny_text'], device='cpu')
+        weights = torch.load(untrained['tiny_text'][1], weights_only=True)['state_dict']
+        assert config.model.decoder.embed_dims == 16
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, weights[name]), name
+        assert not model.training and not any(p.requires_grad for p in model.parameters())
+
+    def test_a_config_object_serves(self, untrained):
+        config = Config.fromfile(untrained['tiny_text'][0])
+        _, model = load_model(config, untrained['tiny_text'][1], device='cpu')
+        assert model.decoder.max_length == 32
+
+    def test_missing_files_are_named(self, untrained):
+        with pytest.raises(UserError, match="config 'no.py' does not exist"):
+            load_model('no.py', untrained['tiny_text'][1])
+        with pytest.raises(UserError, match="checkpoint 'no.pth' does not exist"):
+            load_model(untrained['tiny_text'][0], 'no.pth')
+
+    def test_a_checkpoint_of_another_model_is_named(self, untrained):
+        config = Config.fromfile(untrained['tiny_text'][0])
+        config.model.decoder.num_layers = 3
+        with pytest.raises(UserError, match='does not fit the model .*tiny_text.py.* missing'):
+            load_model(config, untrained['tiny_text'][1])
+
+    def test_a_file_that_runs_code_is_refused(self, untrained, tmp_path):
+        class Bomb:
+            def __reduce__(self):
+                return pytest.fail, ('the file was executed', )
+
+        torch.save(dict(state_dict=Bomb()), tmp_path / 'a.pth')
+        with pytest.raises(pickle.UnpicklingError, match='refused'):
+            load_model(untrained['tiny_text'][0], tmp_path / 'a.pth')
+
+
+class TestImageGenerator:
+
+    def test_samples(self, images, capsys):
+        samples = images.sample(3, seed=0)
+        assert samples.shape == (3, 8, 8, 1) and samples.dtype == np.uint8
+        assert '100%' in capsys.readouterr().err
+        np.testing.assert_array_equal(images.sample(3, seed=0, progress=False), samples)
+        assert not capsys.readouterr().err
+        assert (images.sample(3, seed=1) != samples).any()
+        assert (images.sample(3, seed=0, temperature=0.5) != samples).any()
+
+    @pytest.mark.parametrize(('keep', 'rows'), [(0.5, 4), (0.2, 2), (0.9, 7)])
+    def test_completions(self, images, keep, rows):
+        given = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), dtype=np.uint8)
+        completed = images.complete(list(given), keep, seed=0)
+        np.testing.assert_array_equal(completed[:, :rows], given[:, :rows])
+        assert (completed[:, rows] != given[:, rows]).any()
+
+    def test_bad_input_is_named(self, images, untrained):
+        for wrong in (np.zeros((2, 8, 9, 1), np.uint8), np.zeros((8, 8, 1), np.uint8),
+                      np.zeros((2, 8, 8, 1))):
+            with pytest.raises(UserError, match=r'images must be uint8 \[N, 8, 8, 1\], but is'):
+                images.complete(wrong)
+        for keep in (0, 1, -3):
+            with pytest.raises(UserError, match='needs 1 to 7 given rows'):
+                images.complete(np.zeros((2, 8, 8, 1), np.uint8), keep)
+        for options in (dict(temperature=0.), dict(top_p=0.), dict(top_k=0)):
+            with pytest.raises(ValueError, match=next(iter(options))):
+                images.sample(1, **options)
+        with pytest.raises(UserError, match='tiny_text.py has none'):
+            ImageGenerator(*untrained['tiny_text'])
+        config = Config.fromfile(untrained['tiny_pixels'][0])
+        config.image_shape = (8, 8, 3)
+        with pytest.raises(UserError, match=r'H·W·C = 64, .* but is \(8, 8, 3\)'):
+            ImageGenerator(config, untrained['tiny_pixels'][1])
+
+
+class TestTextGenerator:
+
+    def test_a_prompt_is_continued_by_as_many_bytes(self, text):
+        result = text('abc', num_chars=9, seed=0, top_k=1)
+        tokens = text.model.generate(12, prompts=[torch.tensor(list(b'abc'))], greedy=True)
+        assert result == bytes(tokens[0].tolist()).decode(errors='replace')
+        assert result.startswith('abc')
+
+    def test_prompts_of_different_lengths_are_continued_as_alone(self, text):
+        prompts = ['a', 'a longer prompt', 'Ä']
+        together = text(prompts, num_chars=7, greedy=True)
+        assert together == [text(prompt, num_chars=7, greedy=True) for prompt in prompts]
+        assert all(map(str.startswith, together, prompts))
+
+    def test_without_prompt_and_without_length(self, text, monkeypatch):
+        lengths = []
+        generate = text.model.generate
+
+        def count(length, **options):
+            lengths.append(length)
+            return generate(length, **options)
+
+        monkeypatch.setattr(text.model, 'generate', count)
+        assert isinstance(text(seed=0), str) and isinstance(text(None, num_chars=5), str)
+        text('abc'), text(['abc', 'abcd'])
+        assert lengths == [32, 5, 32, 32]
+
+    def test_seed_and_options_change_the_text(self, text):
+        first = text('abc', seed=0)
+        assert text('abc', seed=0) == first
+        for options in (dict(seed=1), dict(seed=0, temperature=0.1), dict(seed=0, top_p=0.1)):
+            assert text('abc', **options) != first
+
+    def test_bytes_that_are_no_text_are_replaced(self, text):
+        with torch.no_grad():
+            text.model.head.bias[0xff] = 1e6
+            try:
+                assert text('ä', num_chars=3) == 'ä\ufffd\ufffd\ufffd'
+            finally:
+                text.model.head.bias[0xff] = 0
+
+    @pytest.mark.parametrize('prompt', ['', [], ['a', '']])
+    def test_an_empty_prompt_is_named(self, text, prompt):
+        with pytest.raises(UserError, match='prompt must be a text of at least one character'):
+            text(prompt)
+
+    def test_other_bad_input_is_named(self, text, untrained):
+        with pytest.raises(UserError, match='num_chars must be at least 1, but got 0'):
+            text('a', num_chars=0)
+        with pytest.raises(ValueError, match='position table of 32 tokens, got 33'):
+            text('a', num_chars=32)
+        with pytest.raises(UserError, match='tiny_pixels.py is the config of an image model'):
+            TextGenerator(*untrained['tiny_pixels'])

@@ -1,0 +1,125 @@
+"""tools/sample.py and tools/analysis_tools/plot_curves.py: what they write and what they refuse."""
+
+import importlib.util
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from aft_mm.apis import ImageGenerator, TextGenerator
+from aft_mm.datasets import Digits
+from aft_mm.visualization import draw_completions, draw_samples
+
+
+@pytest.fixture
+def sample(root, tmp_path, monkeypatch):
+    """tools/sample.py in a folder of its own."""
+    spec = importlib.util.spec_from_file_location('tool_sample', root / 'tools/sample.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: module.main([*map(str, words), '--device', 'cpu'])
+
+
+def picture(path):
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+class TestImages:
+
+    @pytest.mark.parametrize(('words', 'options'), [
+        ([], dict(seed=0)),
+        (['--seed', 3, '--temperature', 0.5], dict(seed=3, temperature=0.5)),
+        (['--top-k', 2], dict(seed=0, top_k=2)),
+        (['--top-p', 0.1], dict(seed=0, top_p=0.1)),
+        (['--greedy'], dict(greedy=True)),
+    ])
+    def test_samples_are_those_of_the_generator(self, sample, untrained, words, options):
+        sample(*untrained['tiny_pixels'], '--out', 'new/a.png', '--num', 3, *words)
+        expected = ImageGenerator(*untrained['tiny_pixels'], device='cpu').sample(3, **options)
+        np.testing.assert_array_equal(picture('new/a.png'), draw_samples(expected))
+
+    def test_sixteen_images_unless_said_otherwise(self, sample, untrained, capsys):
+        sample(*untrained['tiny_pixels'], '--out', 'a.png')
+        assert picture('a.png').shape == (4 * 18 + 2, 4 * 18 + 2, 3)
+        assert capsys.readouterr().out.endswith('written to a.png\n')
+
+    @pytest.mark.parametrize(('words', 'keep', 'rows'), [([], 0.5, 4), ([0.25], 0.25, 2)])
+    def test_completions_of_the_test_set(self, sample, untrained, words, keep, rows):
+        sample(*untrained['tiny_pixels'], '--out', 'a.png', '--num', 3, '--complete', *words)
+        images = np.stack([digit['img'] for digit in Digits('test', indices=3)])
+        generator = ImageGenerator(*untrained['tiny_pixels'], device='cpu')
+        expected = generator.complete(images, keep, seed=0)[:, None]
+        np.testing.assert_array_equal(picture('a.png'), draw_completions(images, expected, rows))
+
+
+class TestText:
+
+    def test_texts_are_those_of_the_generator(self, sample, untrained, tmp_path):
+        sample(*untrained['tiny_text'], '--out', 'a.txt', '--num', 2, '--prompt', 'Ab',
+               '--num-chars', 9)
+        generator = TextGenerator(*untrained['tiny_text'], device='cpu')
+        expected = [generator('Ab', num_chars=9, seed=seed) for seed in (0, 1)]
+        written = (tmp_path / 'a.txt').read_bytes().decode()
+        assert written.split('\n' + '-' * 80 + '\n') == expected and expected[0] != expected[1]
+
+    def test_one_text_as_long_as_the_table_unless_said_otherwise(self, sample, untrained, tmp_path):
+        sample(*untrained['tiny_text'], '--out', 'a.txt')
+        expected = TextGenerator(*untrained['tiny_text'], device='cpu')(seed=0)
+        assert (tmp_path / 'a.txt').read_bytes().decode() == expected
+
+
+@pytest.mark.parametrize(('kind', 'words', 'message'), [
+    ('tiny_pixels', ['--out', 'a.txt'], "--out needs a file name that ends in .png .* 'a.txt'"),
+    ('tiny_text', ['--out', 'a.png'], "--out needs a file name that ends in .txt .* 'a.png'"),
+    ('tiny_pixels', ['--out', 'a.png', '--prompt', 'a'],
+     '--prompt has no meaning for the model of'),
+    ('tiny_text', ['--out', 'a.txt', '--complete'], '--complete has no meaning for the model of'),
+    ('tiny_pixels', ['--out', 'a.png', '--num', 0], '--num must be at least 1, but got 0'),
+    ('tiny_pixels', ['--out', 'a.png', '--complete', 1.5],
+     '1 to 7 given rows of an image of 8, .* 12'),
+    ('tiny_pixels', ['--out', 'a.png', '--temperature', 0], 'temperature must be above 0'),
+    ('tiny_text', ['--out', 'a.txt', '--top-p', 1.5], 'top_p must be .* 1.5'),
+    ('tiny_text', ['--out', 'a.txt', '--prompt', ''], 'prompt must be a text of at least one'),
+    ('tiny_text', ['--out', 'a.txt', '--num-chars', 33], 'position table of 32 tokens, got 33'),
+])
+def test_bad_arguments_end_in_one_sentence(sample, untrained, tmp_path, kind, words, message):
+    with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
+        sample(*untrained[kind], *words)
+    assert '\n' not in str(error.value)
+    assert not list(tmp_path.glob('a.*'))
+
+
+def test_missing_files_end_in_one_sentence(sample, untrained):
+    with pytest.raises(SystemExit, match="Error: config 'no.py' does not exist"):
+        sample('no.py', 'no.pth', '--out', 'a.png')
+    with pytest.raises(SystemExit, match="Error: checkpoint 'no.pth' does not exist"):
+        sample(untrained['tiny_pixels'][0], 'no.pth', '--out', 'a.png')
+
+
+class TestPlotCurves:
+
+    @pytest.fixture
+    def plot(self, root, run, tmp_path):
+        records = [dict(loss=5., epoch=1, iter=1, step=1), dict(bits_per_char=7., step=1)]
+        (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, records)))
+        tool = root / 'tools/analysis_tools/plot_curves.py'
+        return lambda *words: run(tool, *words, cwd=tmp_path)
+
+    def test_a_picture_of_two_runs(self, plot, tmp_path):
+        result = plot('log.jsonl', 'again=log.jsonl', '--out', 'new/a.png', '--dpi', 50,
+                      '--reference', 'xz -9=2.28', '3', '--metric', 'bits_per_char')
+        assert result.stdout == '2 runs drawn to new/a.png\n', result.stderr
+        assert picture(tmp_path / 'new/a.png').std() > 1
+
+    @pytest.mark.parametrize(('words', 'message'), [
+        (['no.jsonl'], "'no.jsonl' is neither a log"),
+        (['log.jsonl', '--reference', 'xz=much'], '--reference needs LABEL=BITS .* got xz=much'),
+    ])
+    def test_bad_arguments_end_in_one_sentence(self, plot, words, message):
+        result = plot(*words, '--out', 'a.png')
+        assert result.returncode == 1 and result.stderr.count('\n') == 1
+        assert re.match(f'Error: .*{message}', result.stderr)

@@ -1,0 +1,92 @@
+"""Training curves."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from aft_mm.visualization import draw_curves, read_scalars
+
+
+def log(epochs, length=6, interval=4, first=1, offset=0.):
+    """Records as mmengine writes them: the losses by iteration, the validations by epoch."""
+    records = []
+    for epoch in range(first, epochs + 1):
+        records += [
+            dict(loss=math.log(2) * (8 - iteration / 10 + offset), lr=1e-3, epoch=epoch,
+                 iter=iteration, step=iteration)
+            for iteration in range((epoch - 1) * length + interval, epoch * length + 1, interval)
+        ]
+        records.append(dict(bits_per_char=8 - epoch + offset, time=0.1, step=epoch))
+    return records
+
+
+def lines(figure):
+    return {line.get_label().partition(':')[0]: line.get_xydata()
+            for line in figure.axes[0].get_lines() if not line.get_label().startswith('_')}
+
+
+def test_losses_in_bits_by_iteration_and_validations_at_the_end_of_their_epochs():
+    drawn = lines(draw_curves({'a': log(8)}))
+    x, y = drawn['a, training'].T
+    assert x.tolist() == [6 * epoch + 4 for epoch in range(8)]
+    np.testing.assert_allclose(y, 8 - x / 10)
+    assert drawn['a, validation'].tolist() == [[6. * epoch, 8. - epoch] for epoch in range(1, 9)]
+
+
+def test_validations_that_are_numbered_by_iteration():
+    records = [record for record in log(3) if 'loss' in record]
+    records += [dict(bits_per_char=3., step=16), dict(bits_per_char=2., step=18)]
+    assert lines(draw_curves({'a': records}))['a, validation'].tolist() == [[16, 3], [18, 2]]
+
+
+def test_several_runs_and_references():
+    figure = draw_curves({'a': log(2), 'b': log(3, offset=1.)}, references={'xz -9': 2.28})
+    drawn = lines(figure)
+    assert list(drawn) == ['a, training', 'a, validation', 'b, training', 'b, validation']
+    assert drawn['b, validation'][-1].tolist() == [18, 6]
+    horizontal = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == '--']
+    assert [line.get_ydata() for line in horizontal] == [[2.28, 2.28]]
+    assert [text.get_text() for text in figure.axes[0].texts] == ['xz -9: 2.28']
+    assert figure.axes[0].get_ylabel() == 'bits/char'
+
+
+def test_the_metric_may_be_chosen():
+    records = log(2)
+    records[-1]['bits_per_word'] = 11.
+    figure = draw_curves({'a': records}, metric='bits_per_word')
+    assert lines(figure)['a, validation'][:, 1].tolist() == [11]
+    assert figure.axes[0].get_ylabel() == 'bits/word'
+
+
+def test_a_run_without_validation():
+    records = [record for record in log(2) if 'loss' in record]
+    assert list(lines(draw_curves({'a': records}))) == ['a, training']
+
+
+def write(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(''.join(json.dumps(record) + '\n' for record in records))
+
+
+def test_a_resumed_run_counts_as_it_ran_last(tmp_path):
+    write(tmp_path / '20260101_000000/vis_data/scalars.json', log(3))
+    write(tmp_path / '20260102_000000/vis_data/scalars.json', log(4, first=3, offset=0.5))
+    write(tmp_path / '20260102_000000/vis_data/config.json', [])
+    expected = [*log(2), *log(4, first=3, offset=0.5)]
+    assert read_scalars(tmp_path) == expected
+    assert read_scalars(tmp_path / '20260101_000000/vis_data/scalars.json') == log(3)
+
+
+def test_bad_logs_are_named(tmp_path):
+    for path in (tmp_path, tmp_path / 'no.json'):
+        with pytest.raises(FileNotFoundError, match=f"'{path}' is neither a log of scalars"):
+            read_scalars(path)
+    (tmp_path / 'a.json').write_text('{"loss": 1}\nloss 2\n')
+    with pytest.raises(ValueError, match="a.json' is not a log of JSON lines"):
+        read_scalars(tmp_path / 'a.json')
+    with pytest.raises(ValueError, match='at least one log'):
+        draw_curves({})
+    with pytest.raises(ValueError, match="the log 'a' has neither a loss nor bits_per_dim"):
+        draw_curves({'a': [dict(lr=1., step=1)]})

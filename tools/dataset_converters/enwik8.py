@@ -1,0 +1,72 @@
+"""Unpack enwik8 from enwik8.zip (as Matt Mahoney distributes it) or enwik8.gz.
+
+The result is <folder>/enwik8, which aft_mm.TextFile maps into memory. Nothing is downloaded.
+"""
+
+import argparse
+import gzip
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from aft_mm.engine.errors import UserError, one_sentence
+
+SIZE = 100_000_000  # bytes
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[BinaryIO]:
+    """The file inside a .zip (its member ``enwik8``) or .gz archive."""
+    if path.suffix == '.zip':
+        with zipfile.ZipFile(path) as archive, archive.open('enwik8') as file:
+            yield file
+    elif path.suffix == '.gz':
+        with gzip.open(path) as file:
+            yield file
+    else:
+        raise UserError(f'the archive must be a .zip or a .gz file, but is {str(path)!r}')
+
+
+def unpack(archive: Path, folder: Path, size: int) -> Path:
+    """Write ``<folder>/enwik8``, whole or not at all.
+
+    Raises:
+        UserError: the archive is missing, damaged, or holds another number of bytes than ``size``.
+    """
+    if not archive.is_file():
+        raise UserError(f'archive {str(archive)!r} does not exist')
+    folder.mkdir(parents=True, exist_ok=True)
+    target, part = folder / 'enwik8', folder / 'enwik8.part'
+    try:
+        with open_archive(archive) as source, part.open('wb') as out:
+            shutil.copyfileobj(source, out, 2**20)
+        found = part.stat().st_size
+        if found != size:
+            raise UserError(f'enwik8 has {size:,} bytes, but {str(archive)!r} holds {found:,}')
+        os.replace(part, target)
+    except (zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, KeyError) as error:
+        raise UserError(f'{str(archive)!r} is damaged or holds no enwik8: {error}') from error
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('archive', type=Path, help='enwik8.zip or enwik8.gz')
+    parser.add_argument(
+        'folder', type=Path, nargs='?', default=Path('data/enwik8'), help='data/enwik8')
+    parser.add_argument(
+        '--size', type=int, default=SIZE, help='bytes to expect, fewer for a part of the file')
+    args = parser.parse_args(argv)
+    with one_sentence(OSError):
+        print(f'written to {unpack(args.archive, args.folder, args.size)}')
+
+
+if __name__ == '__main__':
+    main()
