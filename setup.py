@@ -30,6 +30,8 @@ setup(
         # operators on top, so the extra below can be installed over it.
         'mmcv-lite>=2.1,<2.2',
         'scikit-learn',
+        # The autoregressive configs log to it.
+        'tensorboard',
         'rich',
         # mmengine imports pkg_resources.
         'setuptools<82',

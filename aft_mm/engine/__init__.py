@@ -6,6 +6,7 @@ from .hooks import (
     CompileHook,
     EpochSeedHook,
     FiniteLossHook,
+    FirstSampleHook,
     RegularizationHook,
     SampleHook,
 )
@@ -19,6 +20,7 @@ __all__ = [
     'CompileHook',
     'EpochSeedHook',
     'FiniteLossHook',
+    'FirstSampleHook',
     'InverseSqrtLR',
     'RegularizationHook',
     'SampleHook',

@@ -13,6 +13,8 @@ default_hooks = dict(
     sampler_seed=dict(type='DistSamplerSeedHook'),
     # A resumed run draws the random numbers of the run that was never killed.
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),
+    # Data that the model cannot take stops the run before its first iteration.
+    first_sample=dict(type='aft_mm.FirstSampleHook'),
     # A non-finite loss or gradient stops the run before it reaches the weights.
     finite_loss=dict(type='aft_mm.FiniteLossHook'))
 

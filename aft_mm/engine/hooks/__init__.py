@@ -5,6 +5,7 @@ from .checkpoint_fit_hook import CheckpointFitHook
 from .compile_hook import CompileHook
 from .epoch_seed_hook import EpochSeedHook
 from .finite_loss_hook import FiniteLossHook
+from .first_sample_hook import FirstSampleHook
 from .regularization_hook import RegularizationHook
 from .sample_hook import SampleHook
 
@@ -14,6 +15,7 @@ __all__ = [
     'CompileHook',
     'EpochSeedHook',
     'FiniteLossHook',
+    'FirstSampleHook',
     'RegularizationHook',
     'SampleHook',
 ]
