@@ -28,7 +28,7 @@ train_dataloader = dict(
     ]))
 val_dataloader = dict(dataset=dict(indices=150, pipeline=test_pipeline))
 test_dataloader = dict(dataset=dict(pipeline=test_pipeline))
-train_cfg = dict(max_epochs=4)
+train_cfg = dict(max_epochs=2)
 custom_hooks = [
     dict(type='aft_mm.SampleHook', image_shape={{_base_.image_shape}}, interval=1, num_samples=4)
 ]

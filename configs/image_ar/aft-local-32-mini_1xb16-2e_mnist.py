@@ -14,10 +14,10 @@ model = dict(
         token_mixer=dict(type='aft_mm.AFTLocal', window=32, rank=32)),
     head=dict(embed_dims=128))
 
-# 300 batches an epoch and a fifth of the test set: minutes on a CPU.
-train_dataloader = dict(batch_size=32, dataset=dict(indices=9600))
+# 500 batches an epoch and a fifth of the test set: minutes on a CPU.
+train_dataloader = dict(batch_size=16, dataset=dict(indices=8000))
 val_dataloader = dict(dataset=dict(indices=1500))
-train_cfg = dict(max_epochs=4)
+train_cfg = dict(max_epochs=2)
 custom_hooks = [
     dict(type='aft_mm.SampleHook', image_shape={{_base_.image_shape}}, interval=1, num_samples=16)
 ]
