@@ -18,18 +18,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from timing import interleaved, ratio, write_json
+from decoders import dense_local
+from timing import interleaved, ratio, require_close, write_json
 from torch import Tensor
 
 from aft_mm import ops
 from aft_mm.ops import reference
-
-
-def require_close(name: str, got: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
-    """Stop the run if the largest error exceeds the tolerance."""
-    error = (got.double() - expected.double()).abs().max().item()
-    if not error <= tolerance:
-        raise SystemExit(f'{name} is wrong by {error:.2e} > {tolerance}: not timed')
 
 
 def bench_kernels(rounds: int) -> list[dict]:
@@ -65,16 +59,6 @@ def bench_kernels(rounds: int) -> list[dict]:
     return rows
 
 
-def dense_local(query, key, value, pos_u, pos_v, window: int) -> Tensor:
-    """Causal AFT-local as one masked [T, T] product, fit for keys of moderate size only."""
-    tokens = key.shape[1]
-    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
-    bias = (pos_u @ pos_v.T).masked_fill(distance >= window, 0)
-    weight = torch.exp(bias.masked_fill(distance < 0, -torch.inf))
-    exp_key = torch.exp(key - key.amax(1, keepdim=True))
-    return torch.sigmoid(query) * (weight @ (exp_key * value)) / (weight @ exp_key)
-
-
 def bench_local(rounds: int) -> list[dict]:
     """Causal AFT-local against the dense form and softmax attention."""
     batch, tokens, dims, window, rank = 2, 3072, 256, 256, 64
@@ -86,10 +70,10 @@ def bench_local(rounds: int) -> list[dict]:
         return ops.aft_local(query, key * scale, value, *factors, window=window, causal=True)
 
     wide = (x.double() for x in (query, key, value, *factors))
-    require_close('aft_local', local(), dense_local(*wide, window))
+    require_close('aft_local', local(), dense_local(*wide, window=window))
     calls = {
         'aft_local': local,
-        'dense masked': lambda: dense_local(query, key, value, *factors, window),
+        'dense masked': lambda: dense_local(query, key, value, *factors, window=window),
         'softmax': lambda: F.scaled_dot_product_attention(*heads, is_causal=True),
         'aft_local, safe path': lambda: local(100.0),
     }

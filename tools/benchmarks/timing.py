@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 
 def interleaved(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -30,6 +31,13 @@ def ratio(times: dict[str, list[float]], slow: str, fast: str) -> float:
     """Median over rounds of time(slow) / time(fast)."""
     pairs = zip(times[slow], times[fast], strict=True)
     return statistics.median(a / b for a, b in pairs)
+
+
+def require_close(name: str, got: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
+    """Stop the run if the largest error exceeds the tolerance."""
+    error = (got.double() - expected.double()).abs().max().item()
+    if not error <= tolerance:
+        raise SystemExit(f'{name} is wrong by {error:.2e} > {tolerance}: not timed')
 
 
 def write_json(path: Path | None, rows: list[dict], **settings) -> None:

@@ -17,13 +17,12 @@ A case whose op disagrees with the float64 oracle is not timed: the run stops wi
 import argparse
 import os
 import statistics
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import timm
 import torch
+from memory import added_peak, in_fresh_process
 from timing import interleaved, ratio, write_json
 from torch import nn
 
@@ -84,29 +83,13 @@ def check_op(name: str, arch: str, size: int, dtype: torch.dtype) -> None:
         )
 
 
-def proc_status(field: str) -> float:
-    """A memory field of this process in MiB: VmRSS now, VmHWM the peak since its last reset."""
-    lines = Path('/proc/self/status').read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
-
 def peak_memory(name: str, arch: str, size: int, dtype: str, batch: int) -> float:
-    """MiB that one inference adds to a fresh process that holds model and images (Linux)."""
-    code = (
-        'import sys, torch\n'
-        f'sys.path.insert(0, {str(Path(__file__).parent)!r})\n'
-        'import vit_throughput as bench\n'
-        f'model = bench.build({name!r}, {arch!r}, {size}).eval().to(torch.{dtype})\n'
-        f'images = torch.randn({batch}, 3, {size}, {size}, dtype=torch.{dtype})\n'
-        'with torch.inference_mode():\n'
-        '    model(images[:1])\n'
-        "    open('/proc/self/clear_refs', 'w').write('5')\n"
-        "    before = bench.proc_status('VmRSS')\n"
-        '    model(images)\n'
-        "print(bench.proc_status('VmHWM') - before)"
-    )
-    command = [sys.executable, '-W', 'ignore', '-c', code]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    """MiB that one inference adds to a process that holds model and images."""
+    model = build(name, arch, size).eval().to(getattr(torch, dtype))
+    images = torch.randn(batch, 3, size, size, dtype=getattr(torch, dtype))
+    with torch.inference_mode():
+        model(images[:1])
+        return added_peak(partial(model, images))
 
 
 def profile(model: nn.Module, images: torch.Tensor, top: int = 14) -> list[dict]:
@@ -147,7 +130,7 @@ def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
             if other in times and other != name:
                 label = 'deit' if other == 'deit' else 'bound'
                 row[f'speed_vs_{label}'] = ratio(times, other, name)
-        row['peak_mib'] = peak_memory(name, args.arch, size, dtype, args.batch)
+        row['peak_mib'] = in_fresh_process(peak_memory, name, args.arch, size, dtype, args.batch)
         if name in profiles:
             row['profile'] = profiles[name]
         rows.append(row)
