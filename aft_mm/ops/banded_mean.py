@@ -14,6 +14,11 @@ from torch.autograd.function import once_differentiable
 
 from .sums import column_shift, mean, move, prefix, suffix
 
+# Elements of key that are worked on at once: what lies between the steps stays in the cache, and
+# the intermediate results take the memory of a part of the columns.
+CHUNK = 2**18
+SMALLEST_WIDTH = 64
+
 
 def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
     """[T, C] as blocks [n, c, C]."""
@@ -24,7 +29,8 @@ def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
 def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
     """[T, C] as the tokens around each block, [n, (before + 1 + after)·c, C], overlapping views."""
     tail = -len(x) % block + after * block
-    x = F.pad(x, (0, 0, before * block, tail), value=fill)
+    if before or tail:
+        x = F.pad(x, (0, 0, before * block, tail), value=fill)
     return x.unfold(0, (before + 1 + after) * block, block).transpose(1, 2)
 
 
@@ -38,9 +44,11 @@ def banded_mean(
     """
     options = (before, after, far, causal)
     # The compiler keeps and recomputes as it sees fit, and needs plain operations for that.
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return mean(*_sums(_terms(key, value), _weights(tiles, far), *options).chunk(2, 1))
-    return _BandedMean.apply(key, value, tiles, *options)
+    if torch.compiler.is_compiling():
+        return mean(*_sums(key, value, _weights(tiles, far), *options))
+    if torch.is_grad_enabled():
+        return _BandedMean.apply(key, value, tiles, *options)
+    return _mean_and_denominator(key, value, _weights(tiles, far), *options)[0]
 
 
 def _weights(tiles: Tensor, far: bool) -> Tensor:
@@ -54,11 +62,38 @@ def _terms(key: Tensor, value: Tensor) -> Tensor:
     return torch.cat([exp_key * value, exp_key], 1)
 
 
-def _sums(x: Tensor, weights: Tensor, before: int, after: int, far: bool, causal: bool) -> Tensor:
-    """W times x: [T, 2·C] of x [S, 2·C]."""
+def _sums(
+    key: Tensor,
+    value: Tensor,
+    weights: Tensor,
+    before: int,
+    after: int,
+    far: bool,
+    causal: bool,
+) -> tuple[Tensor, ...]:
+    """Numerator and denominator [T, C]."""
     # A lone tile holds everything, and its rows are not padded.
     far = far and len(weights) > 1
-    return _product(x, weights, before, after, past=far, future=far and not causal)
+    product = _product(
+        _terms(key, value), weights, before, after, past=far, future=far and not causal
+    )
+    return product.chunk(2, 1)
+
+
+def _column_chunks(x: Tensor) -> list[slice]:
+    width = max(SMALLEST_WIDTH, CHUNK // len(x))
+    return [slice(first, first + width) for first in range(0, x.shape[1], width)]
+
+
+def _mean_and_denominator(
+    key: Tensor, value: Tensor, weights: Tensor, *options: Any
+) -> tuple[Tensor, Tensor]:
+    rows = len(key) if len(weights) > 1 else weights.shape[1]
+    result, total = (value.new_empty(rows, value.shape[1]) for _ in range(2))
+    for columns in _column_chunks(key):
+        numerator, denominator = _sums(key[:, columns], value[:, columns], weights, *options)
+        result[:, columns], total[:, columns] = mean(numerator, denominator), denominator
+    return result, total
 
 
 def _product(
@@ -109,13 +144,11 @@ class _BandedMean(torch.autograd.Function):
         far: bool,
         causal: bool,
     ) -> Tensor:
+        options = (before, after, far, causal)
         weights = _weights(tiles, far)
-        numerator, denominator = _sums(
-            _terms(key, value), weights, before, after, far, causal
-        ).chunk(2, 1)
-        result = mean(numerator, denominator)
-        ctx.save_for_backward(key, value, weights, result, denominator.contiguous())
-        ctx.options = (before, after, far, causal)
+        result, denominator = _mean_and_denominator(key, value, weights, *options)
+        ctx.save_for_backward(key, value, weights, result, denominator)
+        ctx.options = options
         return result
 
     @staticmethod
@@ -123,30 +156,34 @@ class _BandedMean(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         key, value, weights, result, denominator = ctx.saved_tensors
         before, after, far, causal = ctx.options
+        far = far and len(weights) > 1
+        transposed = _transposed(weights, before, after)
+        grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
+        grad_tiles = torch.zeros_like(weights) if ctx.needs_input_grad[2] else None
         with torch.autocast(grad.device.type, enabled=False):
-            # A row that sees nothing is 0 whatever the keys are.
-            nothing = denominator < torch.finfo(denominator.dtype).tiny
-            by_numerator = grad / denominator.masked_fill(nothing, torch.inf)
-            grads = by_numerator, -by_numerator * result
-            terms = _terms(key, value)
-            grad_tiles = None
-            if ctx.needs_input_grad[2]:
-                # Two products: where the two cancel, they do so term by term.
-                grad_tiles = sum(
-                    _tile_gradient(g, x, weights, before, after)
-                    for g, x in zip(grads, terms.chunk(2, 1), strict=True)
-                )
-                grad_tiles *= weights
-            far = far and len(weights) > 1
-            back = _product(
-                torch.cat(grads, 1),
-                _transposed(weights, before, after),
-                after,
-                before,
-                past=far and not causal,
-                future=far,
-            )
-        by_value, by_weight = back.chunk(2, 1)
-        exp_key = terms[:, key.shape[1] :]
-        grad_key = (by_value * value).add_(by_weight).mul_(exp_key)
-        return grad_key, by_value * exp_key, grad_tiles, None, None, None, None
+            for columns in _column_chunks(key):
+                some_key, some_value, total = (x[:, columns] for x in (key, value, denominator))
+                # A row that sees nothing is 0 whatever the keys are.
+                nothing = total < torch.finfo(total.dtype).tiny
+                by_numerator = grad[:, columns] / total.masked_fill(nothing, torch.inf)
+                grads = by_numerator, -by_numerator * result[:, columns]
+                terms = _terms(some_key, some_value).chunk(2, 1)
+                if grad_tiles is not None:
+                    # Two products: where the two cancel, they do so term by term.
+                    grad_tiles += sum(
+                        _tile_gradient(g, x, weights, before, after)
+                        for g, x in zip(grads, terms, strict=True)
+                    )
+                by_term, by_weight = _product(
+                    torch.cat(grads, 1),
+                    transposed,
+                    after,
+                    before,
+                    past=far and not causal,
+                    future=far,
+                ).chunk(2, 1)
+                grad_key[:, columns] = (by_term * some_value).add_(by_weight).mul_(terms[1])
+                grad_value[:, columns] = by_term * terms[1]
+        if grad_tiles is not None:
+            grad_tiles *= weights
+        return grad_key, grad_value, grad_tiles, None, None, None, None
