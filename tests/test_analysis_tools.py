@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import matplotlib.image
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
@@ -181,3 +182,23 @@ def test_a_missing_file_is_one_sentence(words):
     assert done.returncode == 1 and 'Traceback' not in done.stderr
     (line, ) = [line for line in done.stderr.splitlines() if line.startswith('Error: ')]
     assert 'no.py' in line or 'no.pth' in line
+
+
+def test_reference_bits_of_known_bytes(tmp_path):
+    """One byte costs nothing, two equal shares a bit, and xz finds the repetition."""
+    data = np.tile(np.frombuffer(b'ab', np.uint8), 500)
+    data[-100:] = ord('c')  # the test part alone
+    path = tmp_path / 'text'
+    path.write_bytes(data.tobytes())
+    config = ROOT / 'configs/language_modeling/aft-local-32-mini_1xb16-6e_enwik8-t256.py'
+    out = tmp_path / 'bits.json'
+    for ratio, order_0 in ((0.1, 0.0), (0.5, 1.5219)):
+        options = [f'test_dataloader.dataset.data_file={path}',
+                   'test_dataloader.dataset.context_length=16',
+                   f'test_dataloader.dataset.split_ratio=({1 - ratio},0.0,{ratio})']
+        result = run('reference_bits.py', config, '--out', out, '--cfg-options', *options)
+        assert result.returncode == 0, result.stderr
+        bits = json.loads(out.read_text())
+        assert bits['values'] == 1000 * ratio
+        assert bits['order 0'] == pytest.approx(order_0, abs=1e-3)
+    assert bits['xz -9'] < bits['order 0']
