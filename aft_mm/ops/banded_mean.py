@@ -40,7 +40,7 @@ def banded_mean(
     """key, value [S, C] and w in tiles [n, c, (before + 1 + after)·c] give [T, C].
 
     `far`: W = 1 where no tile is, for past tokens if causal, else for all; otherwise W = 0 there.
-    Raises RuntimeError for a second derivative.
+    Differentiable once, and not by the transforms of torch.func.
     """
     options = (before, after, far, causal)
     # The compiler keeps and recomputes as it sees fit, and needs plain operations for that.

@@ -100,12 +100,17 @@ def check_step(
         )
 
 
-def check_prefill(key: Tensor, value: Tensor, lengths: Tensor, position: Tensor) -> None:
-    """Check a prompt [B, L, channels], its lengths [B] and that the state is fresh."""
-    if key.dim() != 3 or key.shape[:2] != value.shape[:2] or not key.shape[1]:
+def check_prefill(
+    key: Tensor, value: Tensor, lengths: Tensor, position: Tensor, keys: Tensor, values: Tensor
+) -> None:
+    """Check a prompt [B, L, channels], its lengths [B] and the state, which must be fresh."""
+    fits = key.dim() == 3 and key.shape[:2] == value.shape[:2] and key.shape[1] > 0
+    if not fits or [x.shape[::2] for x in (key, value)] != [x.shape[::2] for x in (keys, values)]:
+        batch = len(keys)
         raise ValueError(
-            f'key and value of a prompt must be [B, L, channels] with the same B and L ≥ 1, '
-            f'got {list(key.shape)} and {list(value.shape)}'
+            f'key and value of a prompt must be [{batch}, L, {keys.shape[2]}] and [{batch}, L, '
+            f'{values.shape[2]}] with L ≥ 1 as the state was made for, got {list(key.shape)} and '
+            f'{list(value.shape)}'
         )
     outside = lengths.shape != position.shape or (lengths < 0).any()
     if outside or (lengths > key.shape[1]).any():

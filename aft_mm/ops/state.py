@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import checks
 from .eager import relu_terms
-from .sums import Sums, leaf, lowest, merge, reduce
+from .sums import Sums, column_shift, leaf, lowest, merge, reduce
 
 
 class StepState(NamedTuple):
@@ -41,7 +41,43 @@ def new_state(
 
 def per_channel(key: Tensor, value: Tensor) -> Tensor:
     """Keys per head [..., h] for each of the channels [..., D]."""
-    return key.repeat_interleave(value.shape[-1] // key.shape[-1], -1)
+    channels = value.shape[-1] // key.shape[-1]
+    return key if channels == 1 else key.repeat_interleave(channels, -1)
+
+
+class BufferSums(NamedTuple):
+    """``Σ e^(k + w) v`` and ``Σ e^(k + w)`` of the buffer, [B, 1, D], over ``e^(high + rest)``.
+
+    high is the largest key. In the sum of the two the bias would be rounded like the largest key.
+    """
+
+    high: Tensor
+    rest: Tensor
+    numerator: Tensor
+    denominator: Tensor
+
+
+def buffer_sums(state: StepState, bias: Tensor) -> BufferSums:
+    """The sums of the buffer with the bias w [B, n], or [B, n, h] per head, −inf being hidden."""
+    bias = bias.to(state.keys.dtype)
+    high = column_shift(state.keys, 1)
+    # In place: the buffer is read once, and the rest is too small to leave the cache.
+    weights = (state.keys - high).add_(bias if bias.dim() == 3 else bias.unsqueeze(-1))
+    rest = column_shift(weights, 1)
+    weights = per_channel(weights.sub_(rest).exp_(), state.values)
+    high, rest = per_channel(high, state.values), per_channel(rest, state.values)
+    denominator = weights.sum(1, True)
+    return BufferSums(high, rest, weights.mul_(state.values).sum(1, True), denominator)
+
+
+def with_far(near: BufferSums, far: Sums) -> tuple[Tensor, Tensor]:
+    """Numerator and denominator of the buffer and of what left it, over one shift."""
+    lead = (near.high - far.shift) + near.rest
+    scale_near, scale_far = torch.exp(lead.clamp_max(0)), torch.exp(-lead.clamp_min(0))
+    return (
+        near.numerator * scale_near + far.numerator * scale_far,
+        near.denominator * scale_near + far.denominator * scale_far,
+    )
 
 
 def slot_tokens(last: Tensor, size: int) -> Tensor:
@@ -77,10 +113,11 @@ def prefill(
 
     `state` is fresh from the ``init_state`` of any op; `key_function` is that of aft_simple.
     lengths [B] are 0 … L; tokens past them are padding, NaN allowed. Raises ValueError for a state
-    that has taken a token, and for lengths outside 0 … L.
+    that has taken a token or was made for another op or size, and for lengths outside 0 … L.
     """
     checks.check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
-    checks.check_prefill(key, value, lengths, state.position)
+    checks.check_prefill(key, value, lengths, state.position, state.keys, state.values)
+    checks.check_terms(state.sums.numerator, value, key_function)
     size, dtype = state.keys.shape[1], state.keys.dtype
     key, value = key.to(dtype), value.to(dtype)
     left = (torch.arange(key.shape[1], device=key.device) < lengths[:, None] - size).unsqueeze(-1)
@@ -95,4 +132,4 @@ def prefill(
         x.gather(1, tokens.clamp_min(0).expand(-1, -1, x.shape[2])).masked_fill(tokens < 0, empty)
         for x, empty in ((key, -torch.inf), (value, 0))
     )
-    return StepState(sums, keys, values, lengths.to(state.position))
+    return StepState(sums, keys, values, lengths.to(state.position, copy=True))

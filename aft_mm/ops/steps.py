@@ -28,8 +28,8 @@ from torch import Tensor
 from . import checks
 from .eager import apply_gate, apply_relu2_gates, relu_terms
 from .geometry import Window, as_pair, hard_mask, kernel_index, near_mask, near_radius
-from .state import StepState, new_state, per_channel, push, slot_tokens
-from .sums import Sums, leaf, mean, merge, reduce
+from .state import StepState, buffer_sums, new_state, push, slot_tokens, with_far
+from .sums import Sums, leaf, mean, merge
 
 
 def _weighted_step(
@@ -49,12 +49,9 @@ def _weighted_step(
     target = state.position[:, None]
     tokens = slot_tokens(state.position, state.keys.shape[1])
     state = push(state, key, value, keep_sums=far)
-    bias = bias_of(target, tokens.clamp_min(0)).to(state.keys.dtype)
-    bias = bias if bias.dim() == 3 else bias.unsqueeze(-1)
-    result = reduce(per_channel(state.keys + bias, state.values), state.values, 1)
-    if far:
-        result = merge(result, state.sums)
-    mixed = mean(result.numerator, result.denominator).squeeze(1)
+    near = buffer_sums(state, bias_of(target, tokens.clamp_min(0)))
+    sums = with_far(near, state.sums) if far else (near.numerator, near.denominator)
+    mixed = mean(*sums).squeeze(1)
     return apply_gate(query, mixed, gate, value.dtype), state
 
 
@@ -150,7 +147,12 @@ def _local_size(window: Window, grid: Sequence[int] | None) -> int:
 
 
 def _near_row(
-    pos_u: Tensor, pos_v: Tensor | None, window: Window, grid: Sequence[int] | None, outside: float
+    pos_u: Tensor,
+    pos_v: Tensor | None,
+    window: Window,
+    grid: Sequence[int] | None,
+    outside: float,
+    dtype: torch.dtype,
 ) -> Callable[[Tensor, Tensor], Tensor]:
     if pos_v is None:
         checks.check_free_bias(pos_u, len(pos_u), window, grid, causal=True)
@@ -160,7 +162,8 @@ def _near_row(
             last = pos_u.shape[1] - 1
             bias = pos_u[target, (last + source - target).clamp(0, last)]
         else:
-            bias = (pos_v[source] @ pos_u[target].transpose(1, 2)).squeeze(2)
+            # w is an exponent: autocast and low precision stay out of it, as in the parallel form.
+            bias = (pos_v[source].to(dtype) * pos_u[target].to(dtype)).sum(-1)
         return bias.masked_fill(~near_mask(target, source, window, grid), outside)
 
     return row
@@ -185,7 +188,7 @@ def aft_local_step(
     """
     _check_position(state, len(pos_u))
     checks.check_buffer(state.keys.shape[1], _local_size(window, grid))
-    row = _near_row(pos_u, pos_v, window, grid, outside=0.0)
+    row = _near_row(pos_u, pos_v, window, grid, outside=0.0, dtype=state.keys.dtype)
     return _weighted_step(state, query, key, value, row, gate, far=True)
 
 
@@ -303,13 +306,15 @@ def aft_local_normalized_step(
     target = state.position[:, None]
     tokens = slot_tokens(state.position, state.keys.shape[1])
     state = push(state, key, value, keep_sums=True)
-    bias = _near_row(pos_u, pos_v, window, grid, outside=-torch.inf)(target, tokens.clamp_min(0))
-    bias = bias.to(state.keys.dtype).masked_fill(tokens < 0, -torch.inf)
-    local = torch.log_softmax(bias, 1).unsqueeze(-1)
-    near = reduce(state.keys + local, state.values, 1)
-    everywhere = merge(reduce(state.keys, state.values, 1), state.sums)
-    scale = torch.exp(near.shift - everywhere.shift)
-    mixed = (near.numerator * scale / everywhere.denominator).squeeze(1)
+    row = _near_row(pos_u, pos_v, window, grid, outside=-torch.inf, dtype=state.keys.dtype)
+    bias = row(target, tokens.clamp_min(0)).masked_fill(tokens < 0, -torch.inf)
+    near = buffer_sums(state, torch.log_softmax(bias, 1))
+    seen = buffer_sums(state, torch.zeros_like(bias))
+    shift = torch.maximum(seen.high, state.sums.shift)
+    everywhere = seen.denominator * torch.exp(seen.high - shift)
+    everywhere += state.sums.denominator * torch.exp(state.sums.shift - shift)
+    scale = torch.exp((near.high - shift) + near.rest)
+    mixed = (near.numerator * scale / everywhere).squeeze(1)
     return apply_gate(query, mixed, gate, value.dtype), state
 
 

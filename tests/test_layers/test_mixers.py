@@ -132,6 +132,15 @@ def test_steps_equal_the_parallel_forward(name, grid):
     torch.testing.assert_close(torch.stack(rows, dim=1), mixer(x), atol=1e-5, rtol=1e-4)
 
 
+@every_mixer
+def test_steps_of_a_float64_model_are_float64(name):
+    mixer, x = build(name, (3, 5), causal=True).double().eval(), tokens((3, 5)).double()
+    state, expected = mixer.init_state(B), mixer(x)
+    for t in range(x.shape[1]):
+        y_t, state = mixer.step(x[:, t], state)
+        torch.testing.assert_close(y_t, expected[:, t], atol=1e-12, rtol=1e-10)
+
+
 @pytest.mark.parametrize('lengths', [(0, 3), (1, 1), (6, 2)], ids=str)
 @every_grid
 @every_mixer

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from aft_mm.ops import banded_mean
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
 from .cases import CASES, IDS, Case, run_with_gradients
@@ -40,6 +41,18 @@ def test_matches_oracle(case, dtype, monkeypatch):
     assert_close(
         run_with_gradients(case, tensors), oracle(case, tensors, monkeypatch), TOLERANCE[dtype]
     )
+
+
+BANDED = [case for case in CASES if case.op in ('aft_full', 'aft_local')]
+
+
+@pytest.mark.parametrize('case', BANDED, ids=lambda case: case.name)
+def test_a_banded_mean_in_parts_is_the_same(case, monkeypatch):
+    tensors = case.inputs(dtype=torch.float32)
+    expected = oracle(case, tensors, monkeypatch)
+    monkeypatch.setattr(banded_mean, 'CHUNK', 1)
+    monkeypatch.setattr(banded_mean, 'SMALLEST_WIDTH', 5)  # of 12 columns: two parts and a rest
+    assert_close(run_with_gradients(case, tensors), expected, TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize('case', CASES, ids=IDS)

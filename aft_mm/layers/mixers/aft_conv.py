@@ -106,7 +106,7 @@ class AFTConv(AFTMixer):
             num_heads=self.num_heads,
             kernel_size=self.pos_bias.weight.shape[1:],
             grid=self._step_grid(),
-            device=self._device,
+            **self._state_options,
         )
 
     def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:

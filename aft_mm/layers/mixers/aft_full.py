@@ -67,7 +67,9 @@ class AFTFull(AFTMixer):
 
     def _init_state(self, batch_size: int) -> AFTFullState:
         bias = self.pos_bias()
-        state = ops.aft_full_init_state(batch_size, self.embed_dims, len(bias), device=self._device)
+        state = ops.aft_full_init_state(
+            batch_size, self.embed_dims, len(bias), **self._state_options
+        )
         return AFTFullState(state, bias)
 
     def _prefill(self, state: AFTFullState, key, value, lengths: Tensor) -> AFTFullState:

@@ -73,7 +73,7 @@ class AFTLocal(AFTMixer):
 
     def _init_state(self, batch_size: int) -> Any:
         return self.op_init_state(
-            batch_size, self.embed_dims, window=self.window, grid=self.grid, device=self._device
+            batch_size, self.embed_dims, window=self.window, grid=self.grid, **self._state_options
         )
 
     def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:

@@ -55,7 +55,7 @@ class AFTSimple(AFTMixer):
 
     def _init_state(self, batch_size: int) -> Any:
         return ops.aft_simple_init_state(
-            batch_size, self.embed_dims, key_function=self.key_function, device=self._device
+            batch_size, self.embed_dims, key_function=self.key_function, **self._state_options
         )
 
     def _prefill(self, state: Any, key, value, lengths: Tensor) -> Any:

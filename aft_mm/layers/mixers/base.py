@@ -208,6 +208,13 @@ class AFTMixer(TokenMixer):
         if gate == 'none':
             self.query = None
 
+    @property
+    def _state_options(self) -> dict[str, Any]:
+        """Device and type of a state: sums are float32, but those of a float64 model."""
+        weight = self.proj.weight
+        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        return dict(device=weight.device, dtype=dtype)
+
 
 def _arguments(mixer: TokenMixer) -> str:
     classes = (cls for cls in type(mixer).__mro__ if issubclass(cls, TokenMixer))
