@@ -222,6 +222,24 @@ def test_sampling_options_obey_their_definition(options, expected):
     assert (found - expected).abs().max() < 0.015
 
 
+@pytest.mark.parametrize('options', [dict(), dict(top_k=200), dict(top_p=0.99)], ids=str)
+def test_rounding_that_swaps_two_ranks_draws_the_same_value(options):
+    logits = torch.randn(4000, 256, dtype=torch.float64) * 0.003
+    rounded = logits + 1e-7 * torch.randn_like(logits)
+    swapped = (logits.argsort(-1) != rounded.argsort(-1)).any(-1)
+    assert swapped.float().mean() > 0.2
+    drawn, again = (
+        draw(x, **options, generator=torch.Generator().manual_seed(0)) for x in (logits, rounded)
+    )
+    assert torch.equal(drawn, again)
+
+
+def test_equal_values_are_kept_from_the_first_on():
+    logits = torch.zeros(500, 9)
+    assert set(draw(logits, top_k=2).tolist()) == {0, 1}
+    assert set(draw(logits, top_p=0.3).tolist()) == {0, 1, 2}
+
+
 def test_greedy_draws_nothing_and_a_generator_decides():
     logits = torch.randn(50, 9)
     state = torch.get_rng_state()
@@ -257,7 +275,8 @@ def test_bad_input_ends_in_one_sentence():
         (lambda: mixed.sample(hidden, temperature=0), 'temperature must be above 0, got 0'),
         (lambda: draw(hidden, temperature=-1.5), 'temperature must be above 0, got -1.5'),
         (lambda: draw(hidden, temperature=float('nan')), 'temperature must be above 0, got nan'),
-        (lambda: draw(hidden, top_k=0), 'top_k must be 1 or larger, got 0'),
+        (lambda: draw(hidden, top_k=0), 'top_k must be an int, 1 or larger, got 0'),
+        (lambda: draw(hidden, top_k=2.5), 'top_k must be an int, 1 or larger, got 2.5'),
         (lambda: draw(hidden, top_p=0), 'top_p must be above 0 and at most 1, got 0'),
         (lambda: draw(hidden, top_p=1.01), 'top_p must be above 0 and at most 1, got 1.01'),
     ]:
