@@ -9,11 +9,11 @@ __all__ = ['check_sampling', 'draw']
 def check_sampling(
     temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> None:
-    """Raise ValueError unless temperature > 0, top_k ≥ 1 and 0 < top_p ≤ 1."""
+    """Raise ValueError unless temperature > 0, top_k is an int ≥ 1 and 0 < top_p ≤ 1."""
     if not temperature > 0:
         raise ValueError(f'temperature must be above 0, got {temperature}')
-    if top_k is not None and top_k < 1:
-        raise ValueError(f'top_k must be 1 or larger, got {top_k}')
+    if top_k is not None and not (isinstance(top_k, int) and top_k >= 1):
+        raise ValueError(f'top_k must be an int, 1 or larger, got {top_k!r}')
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f'top_p must be above 0 and at most 1, got {top_p}')
 
@@ -36,11 +36,21 @@ def draw(
     check_sampling(temperature, top_k, top_p)
     if greedy:
         return logits.argmax(-1)
-    log_p, values = (logits.double() / temperature).log_softmax(-1).sort(-1, descending=True)
+    p = (logits.double() / temperature).softmax(-1)
+    if top_k is not None or top_p is not None:
+        p = p * _most_probable(p, top_k, top_p)
+    # In the order of values: the noise belongs to a value, whatever rounding does to its rank.
+    return torch.multinomial(p, 1, generator=generator).squeeze(-1)
+
+
+def _most_probable(p: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Which values `top_k` and then `top_p` leave, bool [B, V]; of equals the first."""
+    p, values = p.sort(stable=True, dim=-1, descending=True)
+    kept = torch.ones_like(p, dtype=torch.bool)
     if top_k is not None:
-        log_p = log_p[:, :top_k].log_softmax(-1)
-    p = log_p.exp()
+        kept[:, top_k:] = False
+        p = p * kept
+        p = p / p.sum(-1, keepdim=True)
     if top_p is not None:
-        before = p.cumsum(-1) - p
-        p = p.masked_fill(before >= top_p, 0)
-    return values.gather(-1, torch.multinomial(p, 1, generator=generator)).squeeze(-1)
+        kept &= p.cumsum(-1) - p < top_p
+    return kept.scatter(-1, values, kept)
