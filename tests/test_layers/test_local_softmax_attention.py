@@ -121,7 +121,8 @@ def test_steps_equal_the_forward_when_the_buffer_has_gone_round(grid, window, ma
     else:
         lengths = torch.tensor(lengths)
         y, state = mixer.prefill(x[:, : lengths.max()], lengths)
-        torch.testing.assert_close(y, expected[:, : lengths.max()])
+        given = torch.arange(y.shape[1]) < lengths[:, None]
+        torch.testing.assert_close(y[given], expected[:, : lengths.max()][given])
     assert state.keys.shape[1] < tokens
     each = torch.arange(2)
     for n in range(tokens - int(lengths.max())):

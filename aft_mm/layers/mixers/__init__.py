@@ -6,7 +6,7 @@ from .aft_local import AFTLocal
 from .aft_local_normalized import AFTLocalNormalized
 from .aft_simple import AFTSimple
 from .aft_window import AFTWindow
-from .base import AFTMixer, TokenMixer
+from .base import AFTMixer, ProjectedMemory, TokenMixer
 from .local_softmax_attention import LocalSoftmaxAttention
 from .softmax_attention import SoftmaxAttention
 
@@ -19,6 +19,7 @@ __all__ = [
     'AFTSimple',
     'AFTWindow',
     'LocalSoftmaxAttention',
+    'ProjectedMemory',
     'SoftmaxAttention',
     'TokenMixer',
 ]

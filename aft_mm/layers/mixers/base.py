@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,15 @@ from aft_mm.ops.checks import GATES, check_choice
 
 from ..grid import Grid, check_grid
 
-__all__ = ['AFTMixer', 'TokenMixer']
+__all__ = ['AFTMixer', 'ProjectedMemory', 'TokenMixer']
+
+
+class ProjectedMemory(NamedTuple):
+    """The keys and values [B, S, D] that a mixer makes of a memory, and the mask [B, S]."""
+
+    key: Tensor
+    value: Tensor
+    key_mask: Tensor | None
 
 
 class TokenMixer(nn.Module):
@@ -75,29 +83,46 @@ class TokenMixer(nn.Module):
         self,
         x: Tensor,
         grid: Sequence[int] | None = None,
-        memory: Tensor | None = None,
+        memory: Tensor | ProjectedMemory | None = None,
         key_mask: Tensor | None = None,
     ) -> Tensor:
         """Mix the tokens x [B, T, D]; returns [B, T, D].
 
         Args:
             grid: the grid of these tokens where it is not that of the constructor.
-            memory: tokens [B, S, D] that keys and values come from instead (cross-attention).
+            memory: tokens [B, S, D] that keys and values come from instead (cross-attention), or
+                what :meth:`project_memory` made of them, which holds its mask.
             key_mask: bool [B, S], True = keep; padding may hold NaN and gets zero gradient.
 
         Raises ValueError if T is not P + prod(grid), for memory where the mixer takes none, and for
         a mask of another shape or type.
         """
         grid = self._resolve_grid(x.shape[1], grid)
-        source = x if memory is None else self._check_memory(memory)
-        if key_mask is not None:
-            _check_mask(key_mask, source)
-            # Hidden from the projections too: 0 · NaN would reach the gradient of their weights.
-            source = source.masked_fill(~key_mask.unsqueeze(-1), 0)
-        x = source if memory is None else x
+        if memory is None:
+            x = _hide(x, key_mask)
+            source = ProjectedMemory(self.key(x), self.value(x), key_mask)
+        elif isinstance(memory, Tensor):
+            source = self.project_memory(memory, key_mask)
+        elif key_mask is None:
+            source = memory
+        else:
+            raise ValueError('key_mask must be None for a projected memory, which holds its own')
         query = None if self.query is None else self.query(x)
-        mixed = self._mix(query, self.key(source), self.value(source), grid, key_mask)
+        mixed = self._mix(query, source.key, source.value, grid, source.key_mask)
         return self.proj_drop(self.proj(mixed))
+
+    def project_memory(self, memory: Tensor, key_mask: Tensor | None = None) -> ProjectedMemory:
+        """The keys and values of a memory [B, S, D], made once for many calls of `forward`.
+
+        Raises ValueError as `forward`.
+        """
+        if self.causal or not self.takes_memory:
+            raise ValueError(
+                f'memory must be None for {type(self).__name__} with causal={self.causal}, '
+                f'got {list(memory.shape)}'
+            )
+        memory = _hide(memory, key_mask)
+        return ProjectedMemory(self.key(memory), self.value(memory), key_mask)
 
     @torch.no_grad()
     def init_state(self, batch_size: int) -> Any:
@@ -115,10 +140,14 @@ class TokenMixer(nn.Module):
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Any]:
         """A whole prompt in one parallel pass: x [B, L, D] gives y [B, L, D] and the state.
 
-        lengths [B]: the tokens of each sequence, 0 to L; what follows them in x is padding and not
-        in the state. L may be shorter than the grid. Raises as `init_state` and `forward` do.
+        lengths [B]: the tokens of each sequence, 0 to L; what follows them in x is padding, which
+        may hold NaN: it reaches neither the rows before it nor the state, and its own rows mean
+        nothing. L may be shorter than the grid. Raises as `init_state` and `forward` do.
         """
         length, state = x.shape[1], self.init_state(len(x))
+        if lengths.shape != x.shape[:1]:
+            raise ValueError(f'lengths must be [{len(x)}], got {list(lengths.shape)}')
+        x = _hide(x, torch.arange(length, device=x.device) < lengths[:, None])
         query = None if self.query is None else self.query(x)
         key, value = self.key(x), self.value(x)
         prompt = (query, key, value)
@@ -183,14 +212,6 @@ class TokenMixer(nn.Module):
             )
         return tuple(grid)
 
-    def _check_memory(self, memory: Tensor) -> Tensor:
-        if self.causal or not self.takes_memory:
-            raise ValueError(
-                f'memory must be None for {type(self).__name__} with causal={self.causal}, '
-                f'got {list(memory.shape)}'
-            )
-        return memory
-
 
 class AFTMixer(TokenMixer):
     """A token mixer with a gate, ``y = proj(g(query(x)) ⊙ mix(key(x), value(x)))``.
@@ -223,9 +244,13 @@ def _arguments(mixer: TokenMixer) -> str:
     return ', '.join(name for name in names if name != 'self')
 
 
-def _check_mask(key_mask: Tensor, source: Tensor) -> None:
-    if key_mask.dtype != torch.bool or key_mask.shape != source.shape[:2]:
+def _hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """x with 0 for hidden tokens: 0 · NaN would reach the gradient of the projections."""
+    if key_mask is None:
+        return x
+    if key_mask.dtype != torch.bool or key_mask.shape != x.shape[:2]:
         raise ValueError(
-            f'key_mask must be bool {list(source.shape[:2])} with True for tokens to keep, '
+            f'key_mask must be bool {list(x.shape[:2])} with True for tokens to keep, '
             f'got {key_mask.dtype} {list(key_mask.shape)}'
         )
+    return x.masked_fill(~key_mask.unsqueeze(-1), 0)
