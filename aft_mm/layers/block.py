@@ -1,7 +1,7 @@
 """The pre-norm block around a token mixer."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,21 @@ from torchvision.ops import MLP, StochasticDepth
 
 from aft_mm.registry import MODELS
 
-__all__ = ['Block']
+from .mixers import ProjectedMemory, TokenMixer
+
+__all__ = ['Block', 'BlockState']
+
+
+class BlockState(NamedTuple):
+    """What a block keeps between steps: the state of its mixer, and the memory, projected once."""
+
+    mixing: Any
+    memory: ProjectedMemory | None
+
+    @property
+    def position(self) -> Tensor:
+        """Index of the next token of each sequence, [B]."""
+        return self.mixing.position
 
 
 class Block(nn.Module):
@@ -23,7 +37,7 @@ class Block(nn.Module):
         token_mixer: config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``; the
             block adds embed_dims, grid and num_prefix_tokens.
         grid, num_prefix_tokens: see :class:`TokenMixer`.
-        mlp_ratio: width of the MLP over D.
+        mlp_ratio: width of the MLP over D; ValueError where that leaves it no channel.
         drop_rate: dropout probability inside the MLP and after the mixer.
         drop_path_rate: probability that a sample skips a branch, while training.
         cross_mixer: config of the mixer over the memory of an encoder, not causal; the block adds
@@ -43,6 +57,12 @@ class Block(nn.Module):
         cross_mixer: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        mlp_dims = int(embed_dims * mlp_ratio)
+        if mlp_dims < 1:
+            raise ValueError(
+                f'mlp_ratio must leave the MLP 1 channel or more, got {mlp_ratio} with '
+                f'embed_dims={embed_dims}'
+            )
         context = dict(
             embed_dims=embed_dims,
             grid=grid,
@@ -52,16 +72,16 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
         self.token_mixer = MODELS.build({**context, **token_mixer})
         self.norm_cross: nn.Module | None = None
-        self.cross_mixer: nn.Module | None = None
+        self.cross_mixer: TokenMixer | None = None
         if cross_mixer is not None:
             self.norm_cross = nn.LayerNorm(embed_dims, eps=1e-6)
             self.cross_mixer = _build_cross_mixer(
-                dict(embed_dims=embed_dims, proj_drop=drop_rate, **cross_mixer)
+                {'embed_dims': embed_dims, 'proj_drop': drop_rate, **cross_mixer}
             )
         self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6)
         self.mlp = MLP(
             embed_dims,
-            [int(embed_dims * mlp_ratio), embed_dims],
+            [mlp_dims, embed_dims],
             activation_layer=nn.GELU,
             inplace=None,
             dropout=drop_rate,
@@ -86,12 +106,9 @@ class Block(nn.Module):
         memory [B, S, D] and memory_mask [B, S] are for the cross mixer; ValueError for one without
         the other.
         """
+        projected = self._project(memory, memory_mask)
         x = x + self.drop_path(self.token_mixer(self.norm1(x), grid=grid, key_mask=key_mask))
-        return self._after_mixing(x, memory, memory_mask)
-
-    def init_state(self, batch_size: int) -> Any:
-        """The state of the mixer before the first token."""
-        return self.token_mixer.init_state(batch_size)
+        return self._after_mixing(x, projected)
 
     @torch.no_grad()
     def prefill(
@@ -100,38 +117,41 @@ class Block(nn.Module):
         lengths: Tensor,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Any]:
-        """A whole prompt, x [B, L, D] -> y [B, L, D], and the state after lengths [B] tokens."""
-        mixed, state = self.token_mixer.prefill(self.norm1(x), lengths)
-        return self._after_mixing(x + self.drop_path(mixed), memory, memory_mask), state
+    ) -> tuple[Tensor, BlockState]:
+        """A whole prompt, x [B, L, D] -> y [B, L, D], and the state after lengths [B] tokens.
+
+        The steps after it read the same memory. Raises ValueError as :meth:`forward`.
+        """
+        projected = self._project(memory, memory_mask)
+        mixed, mixing = self.token_mixer.prefill(self.norm1(x), lengths)
+        y = self._after_mixing(x + self.drop_path(mixed), projected)
+        return y, BlockState(mixing, projected)
 
     @torch.no_grad()
-    def step(
-        self,
-        x_t: Tensor,
-        state: Any,
-        memory: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Any]:
+    def step(self, x_t: Tensor, state: BlockState) -> tuple[Tensor, BlockState]:
         """One token, x_t [B, D] -> y_t [B, D], and the next state; see :meth:`TokenMixer.step`."""
-        mixed, state = self.token_mixer.step(self.norm1(x_t), state)
+        mixed, mixing = self.token_mixer.step(self.norm1(x_t), state.mixing)
         x_t = (x_t + self.drop_path(mixed)).unsqueeze(1)
-        return self._after_mixing(x_t, memory, memory_mask).squeeze(1), state
+        return self._after_mixing(x_t, state.memory).squeeze(1), state._replace(mixing=mixing)
 
-    def _after_mixing(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+    def _project(self, memory: Tensor | None, mask: Tensor | None) -> ProjectedMemory | None:
         if (memory is None) != (self.cross_mixer is None):
             raise ValueError(
                 'memory must be given exactly where there is a cross_mixer, got '
                 f'memory={None if memory is None else list(memory.shape)} with '
                 f'cross_mixer={type(self.cross_mixer).__name__}'
             )
+        if self.cross_mixer is None or memory is None:
+            return None
+        return self.cross_mixer.project_memory(memory, mask)
+
+    def _after_mixing(self, x: Tensor, memory: ProjectedMemory | None) -> Tensor:
         if self.cross_mixer is not None and self.norm_cross is not None:
-            mixed = self.cross_mixer(self.norm_cross(x), memory=memory, key_mask=mask)
-            x = x + self.drop_path(mixed)
+            x = x + self.drop_path(self.cross_mixer(self.norm_cross(x), memory=memory))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
-def _build_cross_mixer(config: dict[str, Any]) -> nn.Module:
+def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:
     mixer = MODELS.build(config)
     if not mixer.takes_memory or mixer.causal or mixer.position_bias() is not None:
         raise ValueError(

@@ -69,11 +69,14 @@ class TokenEmbedding(nn.Module):
             share the table [V, D], and above 1 a learned vector tells the kind.
     """
 
+    token_shape = ()
+
     def __init__(self, embed_dims: int, vocab_size: int, num_kinds: int = 1) -> None:
         super().__init__()
         for name, number in [('vocab_size', vocab_size), ('num_kinds', num_kinds)]:
             if number < 1:
                 raise ValueError(f'{name} must be 1 or larger, got {number}')
+        self.num_values = vocab_size
         self.num_kinds = num_kinds
         self.weight = nn.Parameter(torch.empty(vocab_size, embed_dims))
         self.register_parameter('kind', None)
@@ -84,11 +87,12 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
         """tokens [B, T] of any integer type; position [B] is that of the first token, 0 unless
-        given. Raises ValueError for a token outside the vocabulary and for another shape.
+        given, as it is in steps. Raises ValueError for another shape and for a token outside the
+        vocabulary, in steps on a CPU only, see :meth:`SequenceDecoder.step`.
         """
         if tokens.dim() != 2:
             raise ValueError(f'tokens must be [B, T], got {list(tokens.shape)}')
-        _check_values('token', tokens, len(self.weight))
+        _check_values('token', tokens, self.num_values, in_step=position is not None)
         x = F.embedding(tokens.long(), self.weight)
         if self.kind is None:
             return x
@@ -107,30 +111,36 @@ class PixelEmbedding(nn.Module):
         num_channels: colours C of a pixel, values 0 … 255; with 1 the tokens may be [B, T] too.
     """
 
+    num_values = 256
+
     def __init__(self, embed_dims: int, num_channels: int) -> None:
         super().__init__()
         if num_channels < 1:
             raise ValueError(f'num_channels must be 1 or larger, got {num_channels}')
+        self.token_shape = () if num_channels == 1 else (num_channels,)
         self.projection = nn.Linear(num_channels, embed_dims)
 
     def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
-        """tokens [B, T, C] of any integer type; position is not used. Raises ValueError for a
-        value outside 0 … 255 and for another number of channels.
+        """tokens [B, T, C] of any integer type; position is given in steps. Raises ValueError for
+        another number of channels and for a value outside 0 … 255, in steps on a CPU only.
         """
         channels = self.projection.in_features
         if tokens.dim() == 2 and channels == 1:
             tokens = tokens.unsqueeze(-1)
         if tokens.dim() != 3 or tokens.shape[-1] != channels:
             raise ValueError(f'pixels must be [B, T, {channels}], got {list(tokens.shape)}')
-        _check_values('pixel value', tokens, 256)
+        _check_values('pixel value', tokens, self.num_values, in_step=position is not None)
         return self.projection(tokens.to(self.projection.weight.dtype) / 127.5 - 1)
 
 
-def _check_values(what: str, tokens: Tensor, size: int) -> None:
+def _check_values(what: str, tokens: Tensor, size: int, in_step: bool) -> None:
     if tokens.is_floating_point():
         raise ValueError(f'a {what} must be an integer, got {tokens.dtype}')
     # A compiled graph cannot look at values; an index outside the table stops it by itself.
     if torch.compiler.is_compiling() or not tokens.numel():
+        return
+    # A look at one token on a device would cost more than the step.
+    if in_step and tokens.device.type != 'cpu':
         return
     low, high = (int(value) for value in tokens.aminmax())
     if low < 0 or high >= size:

@@ -28,10 +28,13 @@ def test_linear_layers_start_as_in_deit():
 
 def test_block_steps_equal_its_forward():
     block = Block(8, dict(causal=True, **MIXER), grid=(9,), drop_path_rate=0.5).eval()
-    x, state, rows = torch.randn(2, 9, 8), block.init_state(2), []
-    for t in range(9):
+    x = torch.randn(2, 9, 8)
+    first, state = block.prefill(x[:, :1], torch.ones(2).long())
+    rows = [first[:, 0]]
+    for t in range(1, 9):
         y_t, state = block.step(x[:, t], state)
         rows.append(y_t)
+        assert (state.position == t + 1).all()
     torch.testing.assert_close(torch.stack(rows, 1), block(x))
 
 
@@ -105,8 +108,32 @@ def test_the_cross_mixer_stands_between_mixer_and_mlp(cross):
     prefilled, state = block.prefill(x[:, :6], torch.tensor([6, 6]), memory, mask)
     torch.testing.assert_close(prefilled, y[:, :6])
     for t in range(6, 9):
-        y_t, state = block.step(x[:, t], state, memory, mask)
+        y_t, state = block.step(x[:, t], state)
         torch.testing.assert_close(y_t, y[:, t], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize('cross', [CROSS, dict(type='aft_mm.AFTSimple')], ids=lambda c: c['type'])
+def test_a_memory_is_projected_once_for_all_steps(cross):
+    block = Block(8, dict(causal=True, **MIXER), grid=(9,), cross_mixer=cross).eval()
+    calls = []
+    for projection in (block.cross_mixer.key, block.cross_mixer.value):
+        projection.register_forward_hook(lambda *_: calls.append(1))
+    x = torch.randn(2, 9, 8)
+    _, state = block.prefill(x[:, :2], torch.tensor([2, 1]), torch.randn(2, 5, 8))
+    for t in range(2, 6):
+        _, state = block.step(x[:, t], state)
+    assert len(calls) == 2
+
+
+def test_the_cross_mixer_has_arguments_of_its_own():
+    block = Block(8, MIXER, grid=(9,), drop_rate=0.3, cross_mixer=dict(CROSS, proj_drop=0.1))
+    assert block.token_mixer.proj_drop.p == 0.3 and block.cross_mixer.proj_drop.p == 0.1
+    assert Block(8, MIXER, (9,), drop_rate=0.3, cross_mixer=CROSS).cross_mixer.proj_drop.p == 0.3
+
+
+def test_an_mlp_without_channels_is_refused():
+    with pytest.raises(ValueError, match='mlp_ratio must leave .*, got 0.1 with embed_dims=8'):
+        Block(8, MIXER, grid=(9,), mlp_ratio=0.1)
 
 
 @pytest.mark.parametrize(

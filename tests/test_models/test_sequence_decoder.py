@@ -111,6 +111,27 @@ def test_real_valued_pixels():
     assert (moved[:5] < 1e-5).all() and (moved[5:] > 1e-4).all()
 
 
+def to_meta(state):
+    """A state whose tensors have no values to look at."""
+    if isinstance(state, torch.Tensor):
+        return state.to('meta')
+    if isinstance(state, tuple) and hasattr(state, '_fields'):
+        return type(state)(*map(to_meta, state))
+    return state
+
+
+@pytest.mark.parametrize('embedding', ['TokenEmbedding', 'PixelEmbedding'])
+def test_a_step_on_a_device_does_not_wait_for_values(embedding):
+    argument = dict(vocab_size=7) if embedding == 'TokenEmbedding' else dict(num_channels=1)
+    embedding = dict(type=f'aft_mm.{embedding}', **argument)
+    body = decoder(embedding=embedding, token_mixer=mixer('AFTSimple'))
+    hidden, state = body.prefill(tokens(2, 3), torch.tensor([3, 2]))
+    blocks = [to_meta(block) for block in state.blocks]
+    state = type(state)(blocks, to_meta(state.position))
+    hidden, state = body.to('meta').step(tokens(2).to('meta'), state)
+    assert hidden.is_meta and hidden.shape == (2, D) and state.position.is_meta
+
+
 def test_names_tell_what_is_not_decayed():
     names = [name for name, _ in decoder().named_parameters()]
     tables = [name for name in names if 'embedding' in name or 'pos_bias' in name]

@@ -14,15 +14,13 @@ from ..block_stack import BlockStack
 
 @dataclass
 class DecoderState:
-    """What :class:`SequenceDecoder` keeps between steps: the states of its blocks and the memory.
+    """What :class:`SequenceDecoder` keeps between steps: the states of its blocks.
 
     position [B]: index of the token that the last hidden vector predicts.
     """
 
     blocks: list[Any]
     position: Tensor
-    memory: Tensor | None = None
-    memory_mask: Tensor | None = None
 
     def hold(self, last: int) -> None:
         """Set back to token `last` what is past it: a complete sequence steps along in its batch
@@ -82,7 +80,8 @@ class SequenceDecoder(BlockStack):
 
         tokens [B, L] or [B, L, C], of which the first lengths [B] count, 0 allowed. Gives the
         hidden [B, D] that predicts token lengths[b] of each sequence, and the state for
-        :meth:`step`. Raises ValueError as :meth:`forward`, which needs room for one token more.
+        :meth:`step`, which holds what every block makes of the memory. Raises ValueError as
+        :meth:`forward`, which needs room for one token more.
         """
         self.check_length(tokens.shape[1] + 1)
         x = self._embed(tokens)
@@ -92,23 +91,26 @@ class SequenceDecoder(BlockStack):
             blocks.append(state)
         rows = torch.arange(len(x), device=x.device)
         hidden = self.norm(x[rows, lengths])
-        return hidden, DecoderState(blocks, lengths.clone(), memory, memory_mask)
+        return hidden, DecoderState(blocks, lengths.clone())
 
     @torch.no_grad()
     def step(self, token: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Token state.position, [B] or [B, C] -> the hidden [B, D] that predicts the one after it.
 
-        Without gradient; `state` is used up. Raises ValueError past the position table.
+        Without gradient; `state` is used up. On a CPU it raises ValueError past the position table
+        and for a token outside the vocabulary; elsewhere a look at either would wait for the device
+        at every token, and an index outside a table is left to torch.
         """
         position = state.position + 1
-        self.check_length(int(position.max()) + 1)
+        if position.device.type == 'cpu':
+            self.check_length(int(position.max()) + 1)
         x = self.embedding(token.unsqueeze(1), state.position).squeeze(1)
         x = self.drop(x + self.position_embedding()[position])
         blocks = []
         for layer, block in zip(self.layers, state.blocks, strict=True):
-            x, block = layer.step(x, block, state.memory, state.memory_mask)
+            x, block = layer.step(x, block)
             blocks.append(block)
-        return self.norm(x), DecoderState(blocks, position, state.memory, state.memory_mask)
+        return self.norm(x), DecoderState(blocks, position)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """The start vector and the tokens, [B, T + 1, D], at the positions that the table has."""
