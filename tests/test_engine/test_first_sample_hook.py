@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import MODELS
 from torch.utils.data import DataLoader
@@ -38,12 +39,15 @@ class Samples(list):
         return super().__getitem__(index)()
 
 
-def check(model, train, val=None):
+def runner(model, train=None, val=None, test=None):
     loops = [None if dataset is None else SimpleNamespace(
         dataloader=DataLoader(dataset, batch_size=2, collate_fn=pseudo_collate))
-             for dataset in (train, val)]
-    FirstSampleHook().before_train(
-        SimpleNamespace(model=model, train_loop=loops[0], val_loop=loops[1]))
+             for dataset in (train, val, test)]
+    return SimpleNamespace(model=model, train_loop=loops[0], val_loop=loops[1], test_loop=loops[2])
+
+
+def check(model, train, val=None):
+    FirstSampleHook().before_train(runner(model, train, val))
 
 
 def test_good_data_passes_and_leaves_the_model_as_it_was(model):
@@ -64,6 +68,42 @@ def test_a_bad_first_sample_is_named(model, train, val, message):
     with pytest.raises(UserError, match=f'the first sample of the {message}') as error:
         check(model, train, val)
     assert '\n' not in str(error.value)
+
+
+def test_a_test_and_a_validation_of_their_own_are_checked_too(model):
+    bad = Samples((6, 4, 3))
+    with pytest.raises(UserError, match='the first sample of the test set cannot be used: image'):
+        FirstSampleHook().before_test(runner(model, test=bad))
+    with pytest.raises(UserError, match='the first sample of the validation set cannot be used'):
+        FirstSampleHook().before_val(runner(model, val=bad))
+    FirstSampleHook().before_test(runner(model, test=Samples((6, 4, 1))))
+
+
+def test_validation_is_checked_once_in_a_run(model, monkeypatch):
+    calls, forward = [], model.forward
+    monkeypatch.setattr(
+        model, 'forward', lambda mode, **batch: calls.append(mode) or forward(mode=mode, **batch))
+    run, hook = runner(model, Samples((6, 4, 1)), Samples((6, 4, 1))), FirstSampleHook()
+    hook.before_train(run)
+    for _ in range(3):
+        hook.before_val(run)
+    assert calls == ['predict', 'predict']
+
+
+def test_the_head_is_reached(model, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise ValueError('no such target')
+
+    monkeypatch.setattr(model.head, 'nats', refuse)
+    with pytest.raises(UserError, match='training set cannot be used: no such target'):
+        check(model, Samples((6, 4, 1)))
+
+
+def test_an_empty_set_is_refused(model):
+    with pytest.raises(UserError, match='the training set is empty'):
+        FirstSampleHook().before_train(runner(model, Samples()))
+    with pytest.raises(UserError, match='the test set is empty'):
+        FirstSampleHook().before_test(runner(model, test=Samples()))
 
 
 def test_a_context_beyond_the_position_table_is_named(model, tmp_path):
@@ -87,7 +127,7 @@ def only_error(result):
     ('tiny_text', 4000, ['model.decoder.grid=(31,)'],
      'the first sample of the training set cannot be used: a sequence must not be longer than'),
     ('tiny_pixels', None, ['train_dataloader.dataset.pipeline.0.image_shape=(8,9,1)'],
-     'the first sample of the training set cannot be used: image must be uint8 of image_shape'),
+     'the first sample of the training set cannot be used: image 0 must be uint8 of image_shape'),
     ('tiny_pixels', None, ['default_hooks.samples.image_shape=(8,9,1)'],
      'image_shape must be (H, W, C) with H·W·C = 64'),
 ])
@@ -98,6 +138,41 @@ def test_training_ends_before_it_begins(run, root, config, tmp_path, name, size,
                  *options, 'randomness.seed=0', cwd=tmp_path)
     assert message in only_error(result)
     assert 'Epoch(train)' not in result.stdout + result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('tool', 'num_workers', 'image', 'message'), [
+    ('train', 0, 'np.zeros((8, 7), np.uint8)',
+     'image 5 must be uint8 of image_shape (8, 8, 1), but is uint8 of shape (8, 7, 1).'),
+    ('test', 1, 'np.zeros((8, 7), np.uint8)', 'image 5 must be uint8 of image_shape (8, 8, 1)'),
+    ('train', 1, 'np.full((8, 8), 255, np.uint8)', 'a token must be 0 to 99, got 255'),
+])
+def test_a_later_sample_ends_in_one_sentence_too(run, root, config, tmp_path, tool, num_workers,
+                                                 image, message):
+    (tmp_path / 'own.py').write_text(
+        'import numpy as np\nfrom mmengine.dataset import BaseDataset\n'
+        'from mmengine.registry import DATASETS\n'
+        '@DATASETS.register_module()\nclass Own(BaseDataset):\n'
+        '    def load_data_list(self):\n'
+        f'        return [dict(img={image} if i == 5 else np.zeros((8, 8), np.uint8))\n'
+        '                for i in range(32)]\n')
+    loader = f"dict(num_workers={num_workers}, dataset=dict(_delete_=True, type='Own', " \
+        "pipeline=[dict(type='aft_mm.PackSequence', image_shape=(8, 8, 1))]))"
+    (tmp_path / 'config.py').write_text(
+        f"_base_ = '{config('tiny_pixels')}'\n"
+        "custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks', 'own'])\n"
+        f'{tool}_dataloader = {loader}\n'
+        'model = dict(decoder=dict(embedding=dict(vocab_size=100)), head=dict(num_classes=100))\n'
+        'default_hooks = dict(checkpoint=dict(save_best=None))\n')
+    words = ['--no-validate']
+    if tool == 'test':
+        built = Config.fromfile(tmp_path / 'config.py', import_custom_modules=False).model
+        model = MODELS.build(dict(built, type='aft_mm.AutoregressiveModel'))
+        torch.save(dict(state_dict=model.state_dict()), tmp_path / 'a.pth')
+        words = ['a.pth']
+    result = run(root / f'tools/{tool}.py', 'config.py', *words, cwd=tmp_path,
+                 env={'PYTHONPATH': f'{tmp_path}:{root}/tests/configs'})
+    assert message in only_error(result)
 
 
 @pytest.mark.slow

@@ -63,8 +63,11 @@ class PackSequence(BaseTransform):
         if image.ndim == 2:
             image = image[..., None]
         if image.shape != self.image_shape or image.dtype != np.uint8:
-            raise ValueError(f'image must be uint8 of image_shape {self.image_shape}, but is '
-                             f'{image.dtype} of shape {image.shape}.')
+            # mmengine's data sets number their samples.
+            name = repr(results['img_path']) if 'img_path' in results else results.get('sample_idx')
+            raise ValueError(f'image{"" if name is None else f" {name}"} must be uint8 of '
+                             f'image_shape {self.image_shape}, but is {image.dtype} of shape '
+                             f'{image.shape}.')
         channels = self.image_shape[-1]
         image = image.reshape(-1) if self.tokens == 'subpixels' else image.reshape(-1, channels)
         # A flipped image runs backwards through memory, which torch cannot wrap.
