@@ -151,6 +151,26 @@ def test_a_free_local_bias_is_the_mixer_of_its_picture():
     torch.testing.assert_close(local(x[:, :4]), full(x[:, :4]))
 
 
+@pytest.mark.parametrize('rank', [None, 4])
+@pytest.mark.parametrize('grid', [(9,), (3, 4)])
+@pytest.mark.parametrize('mixer', [AFTFull, AFTLocal])
+def test_the_picture_of_a_causal_bias_does_not_show_the_future(mixer, grid, rank):
+    """0 above the diagonal, and below it all that the mixer uses: AFT-full with it is the mixer."""
+    window = {} if mixer is AFTFull else dict(window=3)
+    if window and rank is None and len(grid) == 2:
+        pytest.skip('a free local bias has one dimension')
+    causal = mixer(8, rank=rank, grid=grid, causal=True, **window)
+    for parameter in causal.pos_bias.parameters():
+        nn.init.normal_(parameter)
+    w = causal.position_bias().squeeze(0)
+    assert (w.triu(1) == 0).all() and (w.diagonal() != 0).all() and (w.tril(-1) != 0).any()
+    full = AFTFull(8, rank=None, grid=grid, causal=True)
+    state = {name: value for name, value in causal.state_dict().items() if 'pos_bias' not in name}
+    full.load_state_dict({**state, 'pos_bias.weight': w})
+    x = torch.randn(2, len(w), 8)
+    torch.testing.assert_close(causal(x), full(x))
+
+
 def test_rows_of_a_free_local_bias_are_interpolated():
     small, large = FreeLocalPositionBias((6,), 3, True), FreeLocalPositionBias((12,), 3, True)
     slope = torch.arange(6.0)[:, None] + torch.tensor([0.0, 100.0, 200.0])

@@ -54,8 +54,9 @@ class AFTFull(AFTMixer):
             self.pos_bias = FactorizedPositionBias(self.grid, rank, self.num_prefix_tokens)
 
     def position_bias(self) -> Tensor:
-        """w [1, T, T]."""
-        return self.pos_bias().unsqueeze(0)
+        """w [1, T, T], 0 for later tokens if causal."""
+        bias = self.pos_bias()
+        return (bias.tril() if self.causal else bias).unsqueeze(0)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         # A memory may have a length of its own.

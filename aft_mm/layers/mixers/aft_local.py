@@ -53,10 +53,11 @@ class AFTLocal(AFTMixer):
             self.pos_bias = FactorizedPositionBias(self.grid, rank)
 
     def position_bias(self) -> Tensor:
-        """w [1, T, T], 0 outside the window."""
+        """w [1, T, T], 0 outside the window and, if causal, for later tokens."""
         token = torch.arange(self.pos_bias.num_tokens, device=self._device)
         near = near_mask(token[:, None], token, self.window, self.grid)
-        return self.pos_bias().masked_fill(~near, 0).unsqueeze(0)
+        bias = self.pos_bias().masked_fill(~near, 0)
+        return (bias.tril() if self.causal else bias).unsqueeze(0)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         return self.op(
