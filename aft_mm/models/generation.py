@@ -13,7 +13,7 @@ from .heads import check_sampling
 
 __all__ = ['generate']
 
-Tokens = Tensor | Sequence[Tensor]
+Tokens = Tensor | Sequence[Tensor] | Sequence[Sequence]
 
 
 @torch.no_grad()
@@ -36,13 +36,13 @@ def generate(
 
     The prompts, of different lengths too, go through the model in one parallel pass; every token
     after them is one step that carries the state. The model runs in evaluation mode and is handed
-    back in the mode it was in.
+    back with every part of it in the mode it was in.
 
     Args:
         model: an :class:`AutoregressiveModel`.
         length: tokens per sequence, the prompt's included.
-        prompts: one sequence of tokens [L] or [L, C] per sample, or a batch of them, [B, L] or
-            [B, L, C]; None starts from nothing.
+        prompts: one sequence of tokens [L] or [L, C] per sample, tensors or lists, or a batch of
+            them, [B, L] or [B, L, C]; None starts from nothing.
         batch_size: number of samples where no prompt or source tells it; 1 unless given.
         temperature, top_k, top_p, greedy: see :func:`draw`.
         seed: the same seed gives the same tokens on one device, with and without the state; None
@@ -56,8 +56,8 @@ def generate(
     option out of range (:func:`draw`), and where the numbers of samples differ.
     """
     check_sampling(temperature, top_k, top_p)
-    if length < 1:
-        raise ValueError(f'length must be 1 or larger, got {length}')
+    if not (isinstance(length, int) and length >= 1):
+        raise ValueError(f'length must be an int, 1 or larger, got {length!r}')
     model.decoder.check_length(length)
     batch_size = _batch_size(prompts, source, batch_size)
     device = next(model.parameters()).device
@@ -135,9 +135,14 @@ def _batch_size(prompts: Tokens | None, source: Tokens | None, batch_size: int |
     return next(iter(given.values()), 1)
 
 
-def _check_prompt(prompt: Tensor, index: int, length: int, shape: tuple[int, ...]) -> Tensor:
+def _check_prompt(
+    prompt: Tensor | Sequence, index: int, length: int, shape: tuple[int, ...]
+) -> Tensor:
     """The prompt as [L, *shape]; an axis of one channel is left out."""
     name = f'prompts[{index}]'
+    prompt = torch.as_tensor(prompt)
+    if not prompt.numel():  # An empty list has no type of its own.
+        prompt = prompt.long()
     if prompt.dim() == 2 and not shape and prompt.shape[1] == 1:
         prompt = prompt.squeeze(1)
     if prompt.is_floating_point() or prompt.dim() == 0 or prompt.shape[1:] != shape:
@@ -155,9 +160,11 @@ def _check_prompt(prompt: Tensor, index: int, length: int, shape: tuple[int, ...
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode: dropout in a step would be noise in every state after it."""
-    training = model.training
+    # Each part has a mode of its own: a frozen one stays in evaluation mode.
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module, training in modes.items():
+            module.training = training

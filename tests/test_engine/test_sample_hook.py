@@ -39,6 +39,8 @@ def build(layout):
             embedding={**embedding, 'type': f"aft_mm.{embedding['type']}"},
             token_mixer=dict(type='aft_mm.AFTSimple')),
         head={**head, 'type': f"aft_mm.{head['type']}", 'embed_dims': 8}))
+    for parameter in model.parameters():  # else what is given hardly changes what is drawn
+        torch.nn.init.normal_(parameter, std=0.5)
     return model, shape, PackSequence(image_shape=shape, tokens=tokens)
 
 

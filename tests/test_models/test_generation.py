@@ -129,12 +129,13 @@ def test_without_a_seed_the_generator_of_torch_decides():
     assert torch.equal(net.generate(12, batch_size=4), first)
 
 
-def test_a_batch_tensor_and_bytes_are_prompts_too():
+def test_a_batch_tensor_bytes_and_lists_are_prompts_too():
     net, start = model(grid=(12,)), tokens(2, 5)
     expected = net.generate(12, list(start), seed=0)
     assert torch.equal(net.generate(12, start.to(torch.uint8), seed=0), expected)
     assert torch.equal(generate(net, 12, start, batch_size=2, seed=0), expected)
     assert torch.equal(net.generate(12, start[..., None], seed=0), expected)
+    assert torch.equal(net.generate(12, start.tolist(), seed=0), expected)
 
 
 def test_it_samples_in_evaluation_mode_and_hands_the_model_back():
@@ -147,6 +148,10 @@ def test_it_samples_in_evaluation_mode_and_hands_the_model_back():
     with pytest.raises(ValueError):
         net.generate(12, torch.full((1, 2), 9))
     assert net.training
+    net.decoder.layers[0].eval()
+    modes = [module.training for module in net.modules()]
+    net.generate(12, seed=0)
+    assert [module.training for module in net.modules()] == modes
 
 
 def test_the_progress_bar_is_on_stderr_and_only_on_request(capfd):
@@ -193,7 +198,8 @@ def test_the_state_does_not_grow_with_the_sequence(mixing, numbers):
         (dict(top_p=1.5), 'top_p must be above 0 and at most 1, got 1.5'),
         (dict(top_k=0), 'top_k must be an int, 1 or larger, got 0'),
         (dict(top_k=1.0), 'top_k must be an int, 1 or larger, got 1.0'),
-        (dict(length=0), 'length must be 1 or larger, got 0'),
+        (dict(length=0), 'length must be an int, 1 or larger, got 0'),
+        (dict(length=8.0), 'length must be an int, 1 or larger, got 8.0'),
         (dict(length=13), 'longer than the position table of 12 tokens, got 13'),
         (dict(batch_size=0), r"agree and be 1 or more, got {'batch_size': 0}"),
         (dict(prompts=[]), "agree and be 1 or more, got {'prompts': 0}"),
@@ -202,6 +208,7 @@ def test_the_state_does_not_grow_with_the_sequence(mixing, numbers):
         (dict(prompts=[[1] * 8]), r'prompts\[0\] must have 1 to 7 tokens .*length=8, got 8'),
         (dict(prompts=[[[1, 2]]]), r'prompts\[0\] must be integers \[L\], got .*int64 \[1, 2\]'),
         (dict(prompts=[[1.5]]), r'prompts\[0\] must be integers \[L\], got .*float32 \[1\]'),
+        (dict(prompts=[1, 2]), r'prompts\[0\] must be integers \[L\], got .*int64 \[\]'),
         (dict(prompts=[[1, 7]]), 'a token must be 0 to 6, got 7'),
         (dict(prompts=[[-1]]), 'a token must be 0 to 6, got -1'),
         (dict(source=[torch.tensor([1])]), 'source must be given only to an encoder'),
@@ -210,9 +217,6 @@ def test_the_state_does_not_grow_with_the_sequence(mixing, numbers):
 )
 def test_bad_input_ends_in_one_sentence(arguments, message):
     net = model(grid=(12,))
-    if 'prompts' in arguments:
-        prompts = [torch.tensor(p, dtype=None if p else torch.long) for p in arguments['prompts']]
-        arguments = {**arguments, 'prompts': prompts}
     with pytest.raises(ValueError, match=message) as error:
         net.generate(**{'length': 8, **arguments})
     assert '\n' not in str(error.value)
