@@ -19,7 +19,8 @@ class BlockStack(BaseModule):
         embed_dims: channels D.
         num_layers: number of blocks.
         embedding: config of the embedding of tokens, such as
-            ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``; embed_dims is added.
+            ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``; embed_dims is added. Its
+            attributes num_values and token_shape are what the head is held against.
         token_mixer: config of the mixer of every block; `causal` is set here.
         grid: what the position table and the mixers are made for: (T,) of a sequence, or (H, W) of
             a picture in raster order, 3·W for sub-pixels.

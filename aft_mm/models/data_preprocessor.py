@@ -1,6 +1,7 @@
 """From the samples of a data loader to a batch on the device."""
 
 from mmengine.model import BaseDataPreprocessor
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from aft_mm.registry import MODELS
@@ -12,14 +13,22 @@ class SequencePreprocessor(BaseDataPreprocessor):
     """Pad sequences of integer tokens with zeros into one batch, int64 [B, T] or [B, T, C].
 
     Takes ``dict(inputs=[[T] or [T, C], …], data_samples=[SequenceSample, …])``; the samples may be
-    left out. Every sample learns its ``length``. Raises ValueError for an empty sequence and for a
-    ``num_context`` that leaves nothing to predict.
+    left out. Every sample learns its ``length``. Raises ValueError for an empty sequence, for a
+    ``num_context`` that leaves nothing to predict, for sequences that are no integers or differ in
+    [C], and for another number of samples than sequences.
     """
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """The batch and its samples on the device of the model."""
         inputs = list(data['inputs'])
-        samples = data.get('data_samples') or [SequenceSample() for _ in inputs]
+        _check_tokens(inputs)
+        samples = data.get('data_samples')
+        if samples is None:
+            samples = [SequenceSample() for _ in inputs]
+        if len(samples) != len(inputs):
+            raise ValueError(
+                f'data_samples must be one per sequence, got {len(samples)} for {len(inputs)}'
+            )
         for tokens, sample in zip(inputs, samples, strict=True):
             context = sample.get('num_context', 0)
             if not 0 <= context < len(tokens):
@@ -31,3 +40,14 @@ class SequencePreprocessor(BaseDataPreprocessor):
         # Bytes travel to the device; only there they take eight bytes each.
         batch = pad_sequence(inputs, batch_first=True)
         return dict(inputs=self.cast_data(batch).long(), data_samples=self.cast_data(samples))
+
+
+def _check_tokens(inputs: list[Tensor]) -> None:
+    first = inputs[0]
+    for tokens in inputs:
+        fits = tokens.dim() and tokens.shape[1:] == first.shape[1:]
+        if not fits or tokens.is_floating_point():
+            raise ValueError(
+                'inputs must be integers, all [T] or all [T, C] of the same C, '
+                f'got {tokens.dtype} {list(tokens.shape)} after {list(first.shape)}'
+            )

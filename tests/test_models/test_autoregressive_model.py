@@ -139,6 +139,50 @@ def test_training_learns_a_sequence():
     assert abs(losses[0] - math.log(7)) < 0.2 and losses[-1] < 0.1
 
 
+@pytest.mark.parametrize('dtype', [torch.uint8, torch.int32], ids=str)
+def test_integers_of_any_type_are_tokens(dtype):
+    net, x = model(), tokens(2, 9)
+    assert torch.equal(net(x.to(dtype), mode='loss')['loss'], net(x, mode='loss')['loss'])
+    mixture = dict(type='aft_mm.LogisticMixtureHead', embed_dims=D, num_channels=1)
+    net = model(mixture, vocab_size=256)
+    assert torch.equal(net(x.to(dtype), mode='loss')['loss'], net(x, mode='loss')['loss'])
+
+
+@pytest.mark.parametrize(
+    'head, decoder, message',
+    [
+        (
+            dict(embed_dims=8),
+            dict(),
+            'same embed_dims, got 8 of CategoricalHead and 12 of SequenceDecoder with Token',
+        ),
+        (dict(num_classes=8), dict(), 'same number of values, got 8 of Cat.* and 7 of Seq'),
+        (dict(), dict(vocab_size=8), 'same number of values, got 7 of Cat.* and 8 of Seq'),
+        (
+            dict(type='aft_mm.LogisticMixtureHead', num_channels=1),
+            dict(),
+            'same number of values, got 256 of LogisticMixtureHead and 7 of Seq',
+        ),
+        (
+            dict(type='aft_mm.LogisticMixtureHead', num_channels=3),
+            dict(vocab_size=256),
+            r'same token shape, got \(3,\) of LogisticMixtureHead and \(\) of Seq.* TokenEmbedding',
+        ),
+        (
+            dict(type='aft_mm.LogisticMixtureHead', num_channels=1),
+            dict(embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3)),
+            r'same token shape, got \(\) of Log.* and \(3,\) of Seq.* with PixelEmbedding',
+        ),
+    ],
+    ids=str,
+)
+def test_a_head_that_does_not_fit_the_decoder_is_refused(head, decoder, message):
+    plain = {} if 'type' in head else dict(type='aft_mm.CategoricalHead', num_classes=7)
+    with pytest.raises(ValueError, match=message) as error:
+        model(dict(embed_dims=D) | plain | head, **decoder)
+    assert '\n' not in str(error.value)
+
+
 def test_bad_input_ends_in_one_sentence():
     net = model()
     for build, message in [
@@ -154,7 +198,21 @@ def test_bad_input_ends_in_one_sentence():
             lambda: model(TIED, embedding=dict(type='aft_mm.PixelEmbedding', num_channels=1)),
             r'tied=True needs a TokenEmbedding of \[7, 12\], got PixelEmbedding',
         ),
-        (lambda: net.head.nats(torch.randn(2, 3, D), tokens(2, 4)), r'\[2, 3\], got \[2, 4\]'),
+        (lambda: net.head.nats(torch.randn(2, 3, D), tokens(2, 4)), r'\[2, 3\], got .* \[2, 4\]'),
+        (
+            lambda: net(tokens(3, 4), [SequenceSample()], mode='loss'),
+            'data_samples must be one per sequence, got 1 for 3',
+        ),
+        (lambda: net(tokens(1, 4), [], mode='loss'), 'one per sequence, got 0 for 1'),
+        (
+            lambda: net.val_step(dict(inputs=[tokens(4)], data_samples=[SequenceSample()] * 2)),
+            'data_samples must be one per sequence, got 2 for 1',
+        ),
+        (
+            lambda: net.val_step(dict(inputs=[tokens(4), tokens(4, 3)])),
+            r'inputs must be integers, all .* got torch.int64 \[4, 3\] after \[4\]',
+        ),
+        (lambda: net.val_step(dict(inputs=[torch.randn(4)])), r'inputs .* got torch.float32 \[4\]'),
         (
             lambda: net(tokens(1, 4), [SequenceSample(source=tokens(3))]),
             'a source must be given only to an encoder, got one for 1 of 1 samples',

@@ -271,7 +271,19 @@ def test_bad_input_ends_in_one_sentence():
         (lambda: LogisticMixtureHead(D, 2), 'num_channels must be 1 or 3, got 2'),
         (lambda: LogisticMixtureHead(D, 1, 0), 'num_components must be 1 or larger, got 0'),
         (lambda: CategoricalHead(D, 0), 'num_classes must be 1 or larger, got 0'),
-        (lambda: mixed.nats(hidden, torch.zeros(2).long()), r'must be \[2, 3\], got \[2\]'),
+        (
+            lambda: mixed.nats(hidden, torch.zeros(2).long()),
+            r's \[2, 3\], got .*int64 \[2\]',
+        ),
+        (
+            lambda: mixed.nats(hidden, torch.zeros(2, 3)),
+            r'must be integers \[2, 3\], got torch.float32 \[2, 3\]',
+        ),
+        (
+            lambda: CategoricalHead(D, 3).nats(hidden, torch.zeros(2)),
+            r'must be integers \[2\], got torch.float32 \[2\]',
+        ),
+        (lambda: CategoricalHead(D, 3, tied=True).logits(hidden), r'needs tie\(embedding\) before'),
         (lambda: mixed.sample(hidden, temperature=0), 'temperature must be above 0, got 0'),
         (lambda: draw(hidden, temperature=-1.5), 'temperature must be above 0, got -1.5'),
         (lambda: draw(hidden, temperature=float('nan')), 'temperature must be above 0, got nan'),

@@ -59,6 +59,10 @@ def test_generation_reads_the_source(starts):
     assert torch.equal(drawn, net.generate(9, starts, source=given, seed=0, use_state=False))
     assert not torch.equal(drawn, net.generate(9, starts, source=given[::-1], seed=0))
     assert drawn.shape == (3, 9)
+    lists = [source.tolist() for source in given]
+    assert torch.equal(drawn, net.generate(9, starts, source=lists, seed=0))
+    with pytest.raises(ValueError, match='a token must be an integer, got torch.float32'):
+        net.generate(9, starts, source=[source.float() for source in given])
 
 
 @pytest.mark.parametrize('with_cp', [False, True])

@@ -26,6 +26,9 @@ class AutoregressiveModel(BaseModel):
             mixer.
         data_preprocessor: config, :class:`SequencePreprocessor` unless given.
         init_cfg: see mmengine's BaseModule; the parts already initialise themselves.
+
+    Raises ValueError where head and decoder differ in channels, in the number of values or in the
+    shape of a token.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class AutoregressiveModel(BaseModel):
         self.head = MODELS.build(head)
         if getattr(self.head, 'tied', False):
             self.head.tie(self.decoder.embedding)
+        self._check_head()
 
     def forward(
         self,
@@ -53,12 +57,17 @@ class AutoregressiveModel(BaseModel):
 
         'tensor' gives hidden [B, T, D]; 'loss' ``dict(loss=…)``, the mean of nats per dimension
         over all predicted tokens; 'predict' the samples with their ``nats`` and ``num_dims``,
-        computed in float64 from the logits on. Raises ValueError for another mode, for a token
-        outside the vocabulary and for a sequence longer than the position table.
+        computed in float64 from the logits on. Raises ValueError for another mode, for another
+        number of samples than sequences, for a token outside the vocabulary and for a sequence
+        longer than the position table.
         """
         if mode not in MODES:
             raise ValueError(f'mode must be one of {", ".join(MODES)}, got {mode!r}')
-        samples = data_samples or [SequenceSample() for _ in inputs]
+        samples = [SequenceSample() for _ in inputs] if data_samples is None else data_samples
+        if len(samples) != len(inputs):
+            raise ValueError(
+                f'data_samples must be one per sequence, got {len(samples)} for {len(inputs)}'
+            )
         hidden = self.decoder(inputs, *self.encode([sample.get('source') for sample in samples]))
         if mode == 'tensor':
             return hidden
@@ -95,10 +104,25 @@ class AutoregressiveModel(BaseModel):
         if self.encoder is None:
             return None, None
         device = next(self.parameters()).device
+        sources = [torch.as_tensor(source) for source in sources]
         lengths = torch.tensor([len(source) for source in sources], device=device)
-        tokens = pad_sequence(sources, batch_first=True).to(device).long()
+        tokens = pad_sequence(sources, batch_first=True).to(device)
         mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
         return self.encoder(tokens, mask), mask
+
+    def _check_head(self) -> None:
+        embedding = self.decoder.embedding
+        head = (self.head.embed_dims, self.head.num_values, self.head.token_shape)
+        decoder = (self.decoder.embed_dims, embedding.num_values, embedding.token_shape)
+        for what, ours, theirs in zip(
+            ('embed_dims', 'number of values', 'token shape'), head, decoder, strict=True
+        ):
+            if ours != theirs:
+                raise ValueError(
+                    f'head and decoder must have the same {what}, got {ours} of '
+                    f'{type(self.head).__name__} and {theirs} of {type(self.decoder).__name__} '
+                    f'with {type(embedding).__name__}'
+                )
 
 
 def _counted(inputs: Tensor, samples: list[SequenceSample]) -> Tensor:

@@ -28,6 +28,8 @@ class CategoricalHead(nn.Module):
         super().__init__()
         if num_classes < 1:
             raise ValueError(f'num_classes must be 1 or larger, got {num_classes}')
+        self.embed_dims = embed_dims
+        self.num_values = num_classes
         self.shape = (num_classes, embed_dims)
         self.tied = tied
         self.bias = nn.Parameter(torch.zeros(num_classes))
@@ -47,21 +49,24 @@ class CategoricalHead(nn.Module):
         self._embedding = (embedding,)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., D] -> [..., V]."""
+        """hidden [..., D] -> [..., V]; ValueError for a tied head before :meth:`tie`."""
+        if self.tied and not self._embedding:
+            raise ValueError('tied=True needs tie(embedding) before the head is used, got no table')
         weight = self._embedding[0].weight if self.tied else self.weight
         return F.linear(hidden, weight, self.bias)
 
     def nats(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """``−log p(target)`` for hidden [..., D] and targets [...], computed in `dtype`; [...].
 
-        Raises ValueError for targets of another shape.
+        Raises ValueError for targets of another shape, or that are no integers.
         """
-        if targets.shape != hidden.shape[:-1]:
+        if targets.shape != hidden.shape[:-1] or targets.is_floating_point():
             raise ValueError(
-                f'targets must be {list(hidden.shape[:-1])}, got {list(targets.shape)}'
+                f'targets must be integers {list(hidden.shape[:-1])}, got {targets.dtype} '
+                f'{list(targets.shape)}'
             )
         logits = self.logits(hidden).to(dtype).flatten(0, -2)
-        return F.cross_entropy(logits, targets.flatten(), reduction='none').view_as(targets)
+        return F.cross_entropy(logits, targets.flatten().long(), reduction='none').view_as(targets)
 
     def sample(
         self,

@@ -39,6 +39,7 @@ class LogisticMixtureHead(nn.Module):
             raise ValueError(f'num_channels must be 1 or 3, got {num_channels}')
         if num_components < 1:
             raise ValueError(f'num_components must be 1 or larger, got {num_components}')
+        self.embed_dims = embed_dims
         self.num_channels = self.dims_per_token = num_channels
         self.token_shape = () if num_channels == 1 else (num_channels,)
         coefficients = num_channels * (num_channels - 1) // 2
@@ -52,13 +53,15 @@ class LogisticMixtureHead(nn.Module):
         """``−log p(target)``, summed over channels and computed in `dtype`; [...].
 
         hidden [..., D], targets [..., C] of 0 … 255, with one channel [...] too. Raises ValueError
-        for targets of another shape.
+        for targets of another shape, or that are no integers.
         """
         shape = (*hidden.shape[:-1], self.num_channels)
         if self.num_channels == 1 and targets.shape == shape[:-1]:
             targets = targets.unsqueeze(-1)
-        if targets.shape != shape:
-            raise ValueError(f'targets must be {list(shape)}, got {list(targets.shape)}')
+        if targets.shape != shape or targets.is_floating_point():
+            raise ValueError(
+                f'targets must be integers {list(shape)}, got {targets.dtype} {list(targets.shape)}'
+            )
         log_pi, mean, log_scale, coefficient = self._mixture(hidden, dtype)
         targets = targets.unsqueeze(-2)
         mean = _conditional(mean, coefficient, _scaled(targets, dtype))
