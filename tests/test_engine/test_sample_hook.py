@@ -40,7 +40,7 @@ def build(layout):
             token_mixer=dict(type='aft_mm.AFTSimple')),
         head={**head, 'type': f"aft_mm.{head['type']}", 'embed_dims': 8}))
     for parameter in model.parameters():  # else what is given hardly changes what is drawn
-        torch.nn.init.normal_(parameter, std=0.5)
+        torch.nn.init.normal_(parameter)
     return model, shape, PackSequence(image_shape=shape, tokens=tokens)
 
 
