@@ -26,6 +26,13 @@ def run(tool, *arguments):
         cwd=ROOT, capture_output=True, text=True)
 
 
+def only_error(done):
+    """The one line that a failed tool leaves."""
+    assert done.returncode == 1 and 'Traceback' not in done.stderr
+    (line, ) = [line for line in done.stderr.splitlines() if line.startswith('Error: ')]
+    return line
+
+
 # A 6 x 9 grid of tokens with 48 channels.
 GRID, T, D = (6, 9), 54, 48
 PROJECTIONS = 4 * T * D * D
@@ -166,9 +173,18 @@ def test_plot_position_bias_refuses_a_model_without_one(tmp_path):
     done = run('plot_position_bias.py', tmp_path / 'simple.py', tmp_path / 'simple.pth', '--out',
                tmp_path / 'bias.png')
 
-    assert done.returncode != 0
-    assert 'no token mixer with a position bias' in done.stderr
+    assert done.returncode == 1
+    assert 'no token mixer with a position bias' in only_error(done)
     assert not (tmp_path / 'bias.png').exists()
+
+
+def test_plot_position_bias_refuses_a_checkpoint_of_another_model(checkpoint, tmp_path):
+    config = Config.fromfile(QUICKSTART)
+    config.model.backbone.arch.num_layers = 3
+    config.dump(tmp_path / 'shallow.py')
+    done = run('plot_position_bias.py', tmp_path / 'shallow.py', checkpoint, '--out',
+               tmp_path / 'bias.png')
+    assert 'does not fit AFTViT with 3 layers' in only_error(done)
 
 
 @pytest.mark.parametrize('words', [
@@ -177,10 +193,7 @@ def test_plot_position_bias_refuses_a_model_without_one(tmp_path):
     ('plot_position_bias.py', QUICKSTART, 'no.pth', '--out', 'bias.png'),
 ])
 def test_a_missing_file_is_one_sentence(words):
-    done = run(*words)
-
-    assert done.returncode == 1 and 'Traceback' not in done.stderr
-    (line, ) = [line for line in done.stderr.splitlines() if line.startswith('Error: ')]
+    line = only_error(run(*words))
     assert 'no.py' in line or 'no.pth' in line
 
 

@@ -28,7 +28,8 @@ def draw_position_bias(
       token; of ``[h, kernel_d, kernel_h, kernel_w]`` the plane in the middle;
     - ``[h, kernel]``: one panel, heads by offsets;
     - ``[1, T, T]`` on a 2-d grid: for some query tokens the row of w, folded onto the grid, the
-      query marked by a cross; on any other grid one panel, targets by sources.
+      query marked by a cross; on any other grid one panel, target tokens by source tokens, or by
+      their offset (source − target) where w is 0 outside a band narrower than a quarter of T.
 
     Args:
         biases: Layer name to position bias w, as a mixer's ``position_bias()`` gives it.
@@ -56,7 +57,7 @@ def draw_position_bias(
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(rows), num_columns, squeeze=False)
     for row, (name, panels) in zip(axes, rows.items(), strict=True):
-        limit = max(1e-6, *(float(np.abs(panel['values']).max()) for panel in panels))
+        limit = max(1e-6, *(float(np.nanmax(np.abs(panel['values']))) for panel in panels))
         norm = (
             Normalize(-limit, limit) if limit <= 1 else
             SymLogNorm(linthresh=1, vmin=-limit, vmax=limit))
@@ -88,6 +89,7 @@ def _panels(name: str, w: torch.Tensor, grid: tuple[int, ...] | None, num_prefix
             dict(
                 values=values,
                 title='all heads',
+                stretch=True,
                 xlabel='offset',
                 ylabel='head',
                 extent=(-reach, reach, len(values) - 0.5, -0.5))
@@ -114,7 +116,7 @@ def _dense_panels(values: np.ndarray, grid: tuple[int, ...],
                   max_columns: int) -> list[dict[str, Any]]:
     """Panels of a dense bias: exp(w) - 1, ``[T, T]``, targets by sources."""
     if len(grid) != 2:
-        return [dict(values=values, title='all tokens', xlabel='source', ylabel='target')]
+        return [_band(values)]
     return [
         dict(
             values=values[query].reshape(grid),
@@ -125,6 +127,27 @@ def _dense_panels(values: np.ndarray, grid: tuple[int, ...],
     ]
 
 
+def _band(values: np.ndarray) -> dict[str, Any]:
+    """The panel of ``[T, T]`` by source tokens, or by offset: a window is a thin line otherwise."""
+    target, source = values.nonzero()
+    offset = source - target
+    if not len(offset) or 4 * (np.ptp(offset) + 1) >= len(values):
+        return dict(values=values, title='all tokens', xlabel='source token',
+                    ylabel='target token')
+    first, last = offset.min(), offset.max()
+    band = np.full((len(values), last - first + 1), np.nan)  # no source before the first token
+    for column, diagonal in enumerate(range(first, last + 1)):
+        rows = slice(max(0, -diagonal), len(values) - max(0, diagonal))
+        band[rows, column] = values.diagonal(diagonal)
+    return dict(
+        values=band,
+        title='all tokens',
+        xlabel='offset, source − target [tokens]',
+        ylabel='target token',
+        stretch=True,
+        extent=(first - 0.5, last + 0.5, len(values) - 0.5, -0.5))
+
+
 def _draw_panel(axis: Any, panel: dict[str, Any], norm: Normalize) -> Any:
     """Draw one panel; gives the image that the colour bar explains."""
     image = axis.imshow(
@@ -132,7 +155,7 @@ def _draw_panel(axis: Any, panel: dict[str, Any], norm: Normalize) -> Any:
         cmap='RdBu_r',
         norm=norm,
         extent=panel.get('extent'),
-        aspect='equal' if panel['title'] != 'all heads' else 'auto',
+        aspect='auto' if panel.get('stretch') else 'equal',
         interpolation='nearest')
     if 'mark' in panel:
         axis.plot(panel['mark'][1], panel['mark'][0], 'x', color='black', markersize=4)

@@ -57,6 +57,25 @@ def test_sequences_show_targets_by_sources():
     np.testing.assert_allclose(panel.get_array(), w[0].exp() - 1, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(('first', 'last'), [(-3, 0), (-1, 2)])
+def test_a_narrow_window_is_shown_by_offset(first, last):
+    target, source = np.indices((20, 20))
+    w = torch.randn(1, 20, 20)
+    w[0, (source - target < first) | (source - target > last)] = 0
+    (panel, ) = images(draw_position_bias({'layer 0': w}, grid=(20, )))
+    shown = np.ma.filled(panel.get_array().astype(float), np.nan)
+    assert shown.shape == (20, 4) and panel.get_extent() == [first - 0.5, last + 0.5, 19.5, -0.5]
+    for t in range(20):
+        for column, s in enumerate(range(t + first, t + last + 1)):
+            if 0 <= s < 20:
+                assert shown[t, column] == pytest.approx(float(w[0, t, s].expm1()), rel=1e-5)
+            else:
+                assert np.isnan(shown[t, column])
+    assert panel.axes.get_xlabel() == 'offset, source − target [tokens]'
+    low, high = panel.get_clim()
+    assert low == -high and high == pytest.approx(float(w.expm1().abs().max()))
+
+
 def test_kernels_of_one_and_three_dimensions():
     (panel, ) = images(draw_position_bias({'layer 0': torch.randn(4, 9)}))
     assert panel.get_array().shape == (4, 9)

@@ -3,13 +3,11 @@
 import argparse
 from pathlib import Path
 
-from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
-from mmengine.runner import load_checkpoint
 from torch import nn
 
-import aft_mm.registry  # noqa: F401, the allow-list for safe checkpoint loading
-from aft_mm.engine.errors import one_sentence
+from aft_mm.apis import load_model
+from aft_mm.engine.command_line import CONFIG_ERRORS
+from aft_mm.engine.errors import UserError, one_sentence
 from aft_mm.visualization import draw_position_bias
 
 
@@ -32,13 +30,11 @@ def main() -> None:
     parser.add_argument('--dpi', type=int, default=150)
     args = parser.parse_args()
 
-    config = Config.fromfile(args.config)
-    init_default_scope(config.get('default_scope', 'mmengine'))
-    model = MODELS.build(config.model).eval()
-    load_checkpoint(model, args.checkpoint, map_location='cpu', strict=True)
-    mixers = mixers_with_bias(model)
-    if not mixers:
-        parser.error(f'the model of {args.config} has no token mixer with a position bias.')
+    with one_sentence(*CONFIG_ERRORS):
+        _, model = load_model(args.config, args.checkpoint, device='cpu')
+        mixers = mixers_with_bias(model)
+        if not mixers:
+            raise UserError(f'the model of {args.config} has no token mixer with a position bias')
     mixer = next(iter(mixers.values()))
     figure = draw_position_bias(
         {f'layer {i}': mixer.position_bias() for i, mixer in enumerate(mixers.values())},
@@ -51,5 +47,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    with one_sentence(FileNotFoundError):
-        main()
+    main()
