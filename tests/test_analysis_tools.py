@@ -12,6 +12,8 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
+from aft_mm.engine.errors import UserError
+
 ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / 'tools' / 'analysis_tools'
 QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-quickstart_*.py'))
@@ -85,6 +87,38 @@ def test_flops_of_a_window_are_between_bounds(mixer, least, most):
 
     assert counted['uncounted'] == {}
     assert least < counted['flops'] < 1.08 * most
+
+
+def test_a_decoder_is_counted_on_its_whole_length_with_its_head(tmp_path):
+    config = Config.fromfile(ROOT / 'tests/configs/tiny_text.py', import_custom_modules=False)
+    length, dims, values = 300, 24, 100
+    config.model.decoder.token_mixer = dict(type='aft_mm.AFTSimple')
+    config.model.decoder.update(embed_dims=dims, grid=(length, ))
+    config.model.decoder.embedding.vocab_size = values
+    config.model.head.update(embed_dims=dims, num_classes=values)
+    config.custom_imports.imports = ['aft_mm.registry']
+    config.dump(tmp_path / 'decoder.py')
+    counted = analyse_config(tmp_path / 'decoder.py')
+
+    projections, mean_and_gate = 4 * dims * dims, (4 + 3) * dims
+    mlp, norms, residuals = (2 * 4 * dims + 4) * dims, 2 * 5 * dims, 2 * dims
+    block = projections + mean_and_gate + mlp + norms + residuals
+    # Positions are added, the last norm, the logits and their cross entropy.
+    expected = length * (2 * block + (1 + 5) * dims + values * dims + 5 * values)
+    assert counted['shape'] == (length, ) and counted['uncounted'] == {}
+    assert expected <= counted['flops'] <= 1.03 * expected
+    assert counted['parameters'] == sum(
+        p.numel() for p in MODELS.build(dict(config.model, type='aft_mm.AutoregressiveModel')
+                                        ).parameters())
+
+
+@pytest.mark.parametrize('name', ['aft-local-32-mini_1xb8-2e-pixels_cifar10',
+                                  'aft-local-32-mini_1xb16-2e_mnist'])
+def test_every_operator_of_the_images_is_counted(name):
+    config = ROOT / f'configs/image_ar/{name}.py'
+    assert analyse_config(config)['uncounted'] == {}
+    with pytest.raises(UserError, match='counted on the whole of its position table'):
+        analyse_config(config, (8, 8))
 
 
 def test_parameters_and_activations_of_a_known_network():

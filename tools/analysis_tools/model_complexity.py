@@ -8,6 +8,8 @@ operations write.
 
 All is for one image and for the operations that run in evaluation mode on the CPU, so the algorithm
 an AFT op chooses matters: AFT-local may sum over its window or be a dense product, if T is small.
+Of an autoregressive model it is the likelihood of one sequence as long as the position table: all
+tokens at once through decoder and head.
 """
 
 import argparse
@@ -23,20 +25,22 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
 from aft_mm.engine.errors import UserError, one_sentence
 
 # mmengine counts convolutions, linear layers, matrix products and norms; the rest is ours.
-ELEMENTWISE = ('abs', 'add', 'addcmul', 'div', 'exp', 'expm1', 'gelu', 'log', 'maximum', 'minimum',
-               'mul', 'neg', 'pow', 'reciprocal', 'rsub', 'sigmoid', 'sqrt', 'sub')
+ELEMENTWISE = ('abs', 'add', 'addcmul', 'div', 'exp', 'expm1', 'gelu', 'log', 'log_sigmoid',
+               'maximum', 'minimum', 'mul', 'neg', 'pow', 'reciprocal', 'rsub', 'sigmoid', 'sqrt',
+               'sub', 'tanh')
 REDUCTIONS = ('amax', 'amin', 'cumsum', 'mean', 'sum')
-OTHERS = ('_convolution', 'addmm', 'baddbmm', 'bmm', 'einsum', 'layer_norm', 'linear', 'matmul',
-          'mm', 'scaled_dot_product_attention', 'softmax')
+OTHERS = ('_convolution', 'addmm', 'baddbmm', 'bmm', 'cross_entropy_loss', 'einsum', 'layer_norm',
+          'linear', 'log_softmax', 'logsumexp', 'matmul', 'mm', 'scaled_dot_product_attention',
+          'softmax')
 # Free, and unknown to mmengine's own list of such.
-FREE = ('alias', 'clamp_min', 'clone', 'expand_as', 'flip', 'isfinite', 'le', 'lift_fresh',
-        'logical_and', 'lt', 'movedim', 'ne', 'nan_to_num', 'new_ones', 'numpy_T', 'ones_like',
-        'pad', 'repeat_interleave', 'unflatten', 'unfold', 'view_as', 'where')
+FREE = ('__or__', 'alias', 'clamp_min', 'clone', 'embedding', 'expand_as', 'flip', 'isfinite', 'le',
+        'lift_fresh', 'logical_and', 'lt', 'movedim', 'ne', 'nan_to_num', 'new_ones', 'numpy_T',
+        'ones_like', 'pad', 'repeat_interleave', 'unflatten', 'unfold', 'view_as', 'where')
 
 Handle = Callable[[list[Any], list[Any]], int]
 
@@ -56,7 +60,7 @@ def _read(inputs: list[Any], outputs: list[Any]) -> int:
 
 
 def _softmax(inputs: list[Any], outputs: list[Any]) -> int:
-    return 5 * _elements(outputs[0])  # maximum, difference, exponential, sum, quotient
+    return 5 * _elements(inputs[0])  # maximum, difference, exponential, sum, quotient
 
 
 def _baddbmm(inputs: list[Any], outputs: list[Any]) -> int:
@@ -74,22 +78,36 @@ def _handles(names: Sequence[str], handle: Handle | None) -> dict[str, Handle | 
     return {f'aten::{name}{suffix}': handle for name in names for suffix in ('', '_')}
 
 
-def analyse(model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
+class Likelihood(nn.Module):
+    """An autoregressive model as a module that takes tokens only: −log p of each, in nats."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.decoder = model.decoder
+        self.head = model.head
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head.nats(self.decoder(tokens), tokens)
+
+
+def analyse(model: nn.Module, shape: tuple[int, ...], tokens: bool = False) -> dict[str, Any]:
     """Count one forward pass of the model in evaluation mode.
 
     Args:
-        model: Any module that takes one float tensor.
+        model: Any module that takes one tensor, of floats unless ``tokens`` says integers.
         shape: Shape of one input without the batch, such as ``(3, 224, 224)``.
 
     Returns:
         parameters, flops and activations (ints), flops_by_operator and flops_by_module (dicts), and
         uncounted: operators that no rule covers, with the number of their calls.
     """
-    inputs = torch.randn(1, *shape)
+    inputs = torch.zeros(1, *shape, dtype=torch.long) if tokens else torch.randn(1, *shape)
     flops = FlopAnalyzer(model.eval(), inputs)
     flops.set_op_handle(**_handles(ELEMENTWISE, _written), **_handles(REDUCTIONS, _read),
                         **_handles(FREE, None), **{
-                            'aten::softmax': _softmax,
+                            # Of the normalisers without a quotient the logarithm is the fifth.
+                            **_handles(('cross_entropy_loss', 'log_softmax', 'logsumexp',
+                                        'softmax'), _softmax),
                             'aten::baddbmm': _baddbmm,
                             'aten::scaled_dot_product_attention': _attention
                         })
@@ -114,6 +132,13 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
     """:func:`analyse` the model of a config; `shape` is (height, width), or else the config's."""
     config = Config.fromfile(path)
     init_default_scope(config.get('default_scope', 'mmengine'))
+    if 'decoder' in config.model:
+        if shape is not None or 'encoder' in config.model:
+            raise UserError(f'{path} has a decoder, which is counted on the whole of its position '
+                            'table, without --shape and without an encoder')
+        model = Likelihood(MODELS.build(config.model))
+        shape = (model.decoder.max_length, *model.head.token_shape)
+        return dict(config=Path(path).stem, shape=shape, **analyse(model, shape, tokens=True))
     backbone = config.model.get('backbone', {})
     if shape is None:
         size = backbone.get('img_size')
@@ -126,7 +151,7 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """One line per config, and the operators that were not counted, if there were any."""
-    table = Table('config', 'input', title='of one image; a multiply-add is one FLOP')
+    table = Table('config', 'input', title='of one image or sequence; a multiply-add is one FLOP')
     for column in ('parameters [M]', 'FLOPs [G]', 'activations [M]'):
         table.add_column(column, justify='right')
     for row in rows:
