@@ -25,6 +25,7 @@ from aft_mm.engine import (
 )
 from aft_mm.engine.command_line import check_regularization
 from aft_mm.engine.errors import UserError
+from aft_mm.layers import PositionEmbedding
 from aft_mm.registry import MODELS
 
 
@@ -190,6 +191,19 @@ class TestCheckpointFitHook:
     def test_fine_tuning_takes_a_part(self):
         state = Model().state_dict()
         self.check({name: state[name] for name in list(state)[:1]}, strict=False)
+
+    @pytest.mark.parametrize('strict', [True, False])
+    def test_what_is_interpolated_is_logged(self, strict, monkeypatch):
+        lines = []
+        monkeypatch.setattr('aft_mm.engine.hooks.checkpoint_fit_hook.print_log',
+                            lambda text, **options: lines.append((text, options['level'])))
+        short, long = (Model() for _ in range(2))
+        short.positions, long.positions = PositionEmbedding((8, ), 3), PositionEmbedding((13, ), 3)
+        self.check(long.state_dict(), strict, long)
+        assert not lines
+        self.check(short.state_dict(), strict, long)
+        assert lines == [('the checkpoint is interpolated to the sizes of this model: '
+                          'positions.weight from [8, 3] to [13, 3], 1 in all', logging.WARNING)]
 
     @pytest.mark.parametrize('strict', [True, False])
     def test_what_the_model_itself_refuses_is_passed_on(self, strict):

@@ -1,6 +1,9 @@
 """Does a checkpoint belong to this model?"""
 
+import logging
+
 from mmengine.hooks import Hook
+from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import nn
 
@@ -36,6 +39,8 @@ class CheckpointFitHook(Hook):
 def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = True) -> None:
     """Load the weights of a checkpoint into ``model``.
 
+    A warning names what was interpolated on the way, such as positions of another length.
+
     Args:
         model: What to load into.
         checkpoint: As mmengine's checkpoint loader gives it.
@@ -47,6 +52,7 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     """
     weights = checkpoint.get('state_dict', checkpoint)
     weights = {key.removeprefix('module.'): value for key, value in weights.items()}
+    own = model.state_dict()
     reshaped = 0
     # Torch's loading decides, because a layer may resize, rename or refuse on the way in.
     try:
@@ -54,7 +60,6 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     except ValueError as error:
         raise UserError(str(error)) from error
     except RuntimeError as error:
-        own = model.state_dict()
         missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
         reshaped = str(error).count('size mismatch for ')
     if strict and (missing or unexpected or reshaped):
@@ -63,3 +68,11 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
             f'the checkpoint (from {source}) does not fit the model of this config '
             f'({name}): {len(missing)} tensors are missing, '
             f'{len(unexpected)} unexpected and {reshaped} of another shape')
+    # mmengine's own loading follows, with a word on each tensor that does not fit.
+    resized = [key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape]
+    if resized and not reshaped:
+        first = min(resized)
+        print_log(
+            f'the checkpoint is interpolated to the sizes of this model: {first} from '
+            f'{list(weights[first].shape)} to {list(own[first].shape)}, {len(resized)} in all',
+            logger='current', level=logging.WARNING)
