@@ -56,6 +56,14 @@ class TestImages:
         np.testing.assert_array_equal(picture('a.png'), draw_completions(images, expected, rows))
 
 
+    def test_cfg_options_choose_other_images(self, sample, untrained):
+        words = ('--num', 2, '--complete')
+        sample(*untrained['tiny_pixels'], '--out', 'a.png', *words)
+        sample(*untrained['tiny_pixels'], '--out', 'b.png', *words, '--cfg-options',
+               'test_dataloader.dataset.split=train')
+        assert (picture('a.png') != picture('b.png')).any()
+
+
 class TestText:
 
     def test_texts_are_those_of_the_generator(self, sample, untrained, tmp_path):
@@ -79,17 +87,23 @@ class TestText:
      '--prompt has no meaning for the model of'),
     ('tiny_text', ['--out', 'a.txt', '--complete'], '--complete has no meaning for the model of'),
     ('tiny_pixels', ['--out', 'a.png', '--num', 0], '--num must be at least 1, but got 0'),
-    ('tiny_pixels', ['--out', 'a.png', '--complete', 1.5],
-     '1 to 7 given rows of an image of 8, .* 12'),
+    ('tiny_pixels', ['--out', 'a.png', '--num-chars', 5],
+     '--num-chars has no meaning for the model of'),
+    *[('tiny_pixels', ['--out', 'a.png', '--complete', keep],
+       f'--complete.* must be the share of 1 to 7 of 8 rows, .* got {keep}')
+      for keep in (1.5, 1.0, 0.0, 'nan')],
     ('tiny_pixels', ['--out', 'a.png', '--temperature', 0], 'temperature must be above 0'),
     ('tiny_text', ['--out', 'a.txt', '--top-p', 1.5], 'top_p must be .* 1.5'),
-    ('tiny_text', ['--out', 'a.txt', '--prompt', ''], 'prompt must be a text of at least one'),
-    ('tiny_text', ['--out', 'a.txt', '--num-chars', 33], 'position table of 32 tokens, got 33'),
+    ('tiny_text', ['--out', 'a.txt', '--prompt', ''], 'prompt must be a str of at least one'),
+    ('tiny_text', ['--out', 'a.txt', '--num-chars', 33],
+     'prompt and num_chars must be at most 32 bytes together, .* got 0 and 33'),
+    ('tiny_text', ['--out', 'a.txt', '--prompt', 'a' * 32], '32 bytes together, .* got 32 and'),
+    ('tiny_text', ['--out', 'a.txt', '--top-k', 0], 'top_k must be'),
 ])
 def test_bad_arguments_end_in_one_sentence(sample, untrained, tmp_path, kind, words, message):
     with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
         sample(*untrained[kind], *words)
-    assert '\n' not in str(error.value)
+    assert '\n' not in str(error.value) and '.py:' not in str(error.value)
     assert not list(tmp_path.glob('a.*'))
 
 
@@ -115,7 +129,15 @@ class TestPlotCurves:
         assert result.stdout == '2 runs drawn to new/a.png\n', result.stderr
         assert picture(tmp_path / 'new/a.png').std() > 1
 
+    def test_one_run_is_one(self, plot):
+        result = plot('log.jsonl', '--out', 'a.png', '--dpi', 50)
+        assert result.stdout == '1 run drawn to a.png\n', result.stderr
+
     @pytest.mark.parametrize(('words', 'message'), [
+        (['log.jsonl', 'log.jsonl'], "LOG needs labels that differ, but got 'log.jsonl' twice"),
+        (['a=log.jsonl', 'a=log.jsonl'], "LOG needs labels that differ, but got 'a' twice"),
+        (['log.jsonl', '--reference', 'a=1', 'a=2'], "--reference needs labels .* 'a' twice"),
+        (['log.jsonl', '--metric', 'bits_per_dim'], "metric must be one that a run has"),
         (['no.jsonl'], "'no.jsonl' is neither a log"),
         (['log.jsonl', '--reference', 'xz=much'], '--reference needs LABEL=BITS .* got xz=much'),
     ])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from mmengine.registry import DATASETS, init_default_scope
 from PIL import Image
 
@@ -18,6 +18,7 @@ from aft_mm.engine.command_line import (
     check_data,
 )
 from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.engine.image_sampling import given_rows
 from aft_mm.visualization import draw_completions, draw_samples
 
 
@@ -43,6 +44,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--greedy', action='store_true', help='take the likeliest value always')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', help='by default an accelerator if there is one')
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
+        help='override entries of the config, such as test_dataloader.dataset.data_root=DIR')
     return parser.parse_args(argv)
 
 
@@ -55,15 +59,20 @@ def check_args(args: argparse.Namespace) -> Config:
     check_config(args.config)
     check_checkpoint(args.checkpoint)
     config = Config.fromfile(args.config)
-    suffix, other = ('.png', '--prompt') if 'image_shape' in config else ('.txt', '--complete')
+    config.merge_from_dict(args.cfg_options)
+    is_image = 'image_shape' in config
+    suffix = '.png' if is_image else '.txt'
     if Path(args.out).suffix != suffix:
         raise UserError(f'--out needs a file name that ends in {suffix} for the model of '
                         f'{args.config}, but got {args.out!r}')
-    if getattr(args, other[2:]) is not None:
-        raise UserError(f'{other} has no meaning for the model of {args.config}')
+    for other in ('prompt', 'num_chars') if is_image else ('complete', ):
+        if getattr(args, other) is not None:
+            raise UserError(f'--{other.replace("_", "-")} has no meaning for the model of '
+                            f'{args.config}')
     if args.num is not None and args.num < 1:
         raise UserError(f'--num must be at least 1, but got {args.num}')
     if args.complete is not None:
+        given_rows(args.complete, config.image_shape[0])
         check_data(config, 'test')
     return config
 
@@ -85,7 +94,7 @@ def draw_images(args: argparse.Namespace, config: Config, options: dict) -> None
     else:
         images = first_images(config, num)
         completed = generator.complete(images, args.complete, **options)
-        rows = round(args.complete * config.image_shape[0])
+        rows = given_rows(args.complete, config.image_shape[0])
         picture = draw_completions(images, completed[:, None], rows)
     Image.fromarray(picture).save(args.out)
 

@@ -8,7 +8,12 @@ import torch
 from mmengine.config import Config
 
 from aft_mm.engine.errors import UserError
-from aft_mm.engine.image_sampling import check_image_shape, complete_images, sample_images
+from aft_mm.engine.image_sampling import (
+    check_image_shape,
+    complete_images,
+    given_rows,
+    sample_images,
+)
 
 from .loading import load_model
 
@@ -48,7 +53,7 @@ class ImageGenerator:
         """Draw images: uint8 ``[num, H, W, C]``.
 
         Raises:
-            ValueError: An option is out of range.
+            ValueError: ``num`` is below 1, or an option is out of range.
         """
         return sample_images(self.model, self.image_shape, num, **{'progress': True, **options})
 
@@ -61,12 +66,12 @@ class ImageGenerator:
                 drawn.
 
         Raises:
-            ValueError: ``images`` has another shape or type, ``keep`` is out of range, or an
-                option is.
+            ValueError: ``images`` is empty or has another shape or type, or ``keep`` or an option
+                is out of range.
         """
         images = np.asarray(images)
         if images.shape[1:] != self.image_shape or images.dtype != np.uint8:
             raise UserError(f'images must be uint8 [N, {", ".join(map(str, self.image_shape))}], '
                             f'but is {images.dtype} {list(images.shape)}')
-        rows = round(keep * self.image_shape[0])
+        rows = given_rows(keep, self.image_shape[0])
         return complete_images(self.model, images, rows, **{'progress': True, **options})

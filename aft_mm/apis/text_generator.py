@@ -51,28 +51,36 @@ class TextGenerator:
                 otherwise.
 
         Raises:
-            ValueError: A prompt is empty, prompt and ``num_chars`` exceed the model's position
-                table, or an option is out of range.
+            ValueError: A prompt is empty or no text, prompt and ``num_chars`` exceed the model's
+                position table, or an option is out of range.
         """
-        if num_chars is not None and num_chars < 1:
-            raise UserError(f'num_chars must be at least 1, but got {num_chars}')
+        if num_chars is not None and not (isinstance(num_chars, int) and num_chars >= 1):
+            raise UserError(f'num_chars must be an int, at least 1, but got {num_chars!r}')
         options = {'progress': True, **options}
         if prompt is None:
-            length = num_chars or self.model.decoder.max_length
-            return decode(self.model.generate(length, **options)[0])
-        texts = [prompt] if isinstance(prompt, str) else list(prompt)
-        if not texts or not all(texts):
-            raise UserError('prompt must be a text of at least one character, or a list of such, '
+            return decode(self.model.generate(self._length(0, num_chars), **options)[0])
+        texts = [prompt] if isinstance(prompt, str | bytes) else list(prompt)
+        if not texts or not all(isinstance(text, str) and text for text in texts):
+            raise UserError('prompt must be a str of at least one character, or a list of such, '
                             f'but got {prompt!r}; None starts from nothing')
         prompts = [torch.tensor(list(text.encode()), dtype=torch.int64) for text in texts]
         longest = max(map(len, prompts))
-        length = longest + num_chars if num_chars else self.model.decoder.max_length
+        length = self._length(longest, num_chars)
         tokens = self.model.generate(length, prompts=prompts, **options)
         results = [
             decode(row[:len(given) + length - longest])
             for row, given in zip(tokens, prompts, strict=True)
         ]
         return results[0] if isinstance(prompt, str) else results
+
+    def _length(self, longest: int, num_chars: int | None) -> int:
+        """Bytes in all, those of the longest prompt included."""
+        limit = self.model.decoder.max_length
+        if longest + (num_chars or 1) > limit:
+            wanted = 'at least 1' if num_chars is None else num_chars
+            raise UserError(f'prompt and num_chars must be at most {limit} bytes together, the '
+                            f"model's position table, but got {longest} and {wanted}")
+        return longest + num_chars if num_chars else limit
 
 
 def decode(tokens: torch.Tensor) -> str:

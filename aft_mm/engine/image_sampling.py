@@ -1,5 +1,6 @@
 """Images from an autoregressive model and back: whole samples and completions."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,10 +30,12 @@ def sample_images(model: nn.Module, image_shape: Sequence[int], num: int, **opti
     ``options`` are those of ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
 
     Raises:
-        UserError: the model is made for another ``image_shape``.
+        UserError: the model is made for another ``image_shape``, or ``num`` is below 1.
         ValueError: An option is out of range.
     """
     check_image_shape(model, image_shape)
+    if not (isinstance(num, int) and num >= 1):
+        raise UserError(f'num must be an int, at least 1, but got {num!r}')
     tokens = model.generate(model.decoder.max_length, batch_size=num, **options)
     return to_images(tokens, image_shape)
 
@@ -44,12 +47,14 @@ def complete_images(model: nn.Module, images: np.ndarray, num_given_rows: int, *
     ``options`` as in :func:`sample_images`.
 
     Raises:
-        UserError: the model is made for images of another shape, or ``num_given_rows`` is not in
-            1..H−1.
+        UserError: the model is made for images of another shape, there is no image, or
+            ``num_given_rows`` is not in 1..H−1.
         ValueError: An option is out of range.
     """
     image_shape = images.shape[1:]
     check_image_shape(model, image_shape)
+    if not len(images):
+        raise UserError('images must hold at least one image, but is empty')
     height = image_shape[0]
     if not 1 <= num_given_rows < height:
         raise UserError(f'a completion needs 1 to {height - 1} given rows of an image of '
@@ -59,6 +64,19 @@ def complete_images(model: nn.Module, images: np.ndarray, num_given_rows: int, *
     length = tokens.shape[1]
     prompts = tokens[:, :length * num_given_rows // height]
     return to_images(model.generate(length, prompts=prompts, **options), image_shape)
+
+
+def given_rows(keep: float, height: int) -> int:
+    """The rows of an image of ``height`` rows that the share ``keep`` stands for.
+
+    Raises:
+        UserError: no row would be given, or none would be left to draw.
+    """
+    rows = round(keep * height) if math.isfinite(keep) else 0
+    if not 1 <= rows < height:
+        raise UserError(f'keep (--complete) must be the share of 1 to {height - 1} of {height} '
+                        f'rows, between 0 and 1, but got {keep}')
+    return rows
 
 
 def to_images(tokens: torch.Tensor, image_shape: Sequence[int]) -> np.ndarray:

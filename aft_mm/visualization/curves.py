@@ -56,13 +56,23 @@ def draw_curves(
         A figure with an Agg canvas of its own, for ``figure.savefig(path)``.
 
     Raises:
-        ValueError: There is no run, or a run has neither a loss nor the metric.
+        ValueError: There is no run, a run has neither a loss nor the metric, no run has the given
+            metric, or a run was validated in another unit.
     """
     if not runs:
         raise ValueError('runs must hold at least one log, but it is empty.')
-    metric = metric or next(
-        (key for records in runs.values() for record in records for key in record
-         if key.startswith('bits_per_')), 'bits_per_dim')
+    units = {label: validated_units(records) for label, records in runs.items()}
+    chosen = metric or next(
+        (unit for names in units.values() for unit in names), 'bits_per_dim')
+    if metric and not any(metric in record for records in runs.values() for record in records):
+        found = ', '.join(dict.fromkeys(unit for names in units.values() for unit in names))
+        raise ValueError(f'metric must be one that a run has ({found or "there is none"}), but got '
+                         f'{metric!r}.')
+    for label, names in units.items():
+        if names and chosen not in names:
+            raise ValueError(f'runs on one axis must have the same unit, but {label!r} has '
+                             f'{", ".join(names)} and no {chosen}.')
+    metric = chosen
     figure = Figure(figsize=(7, 4.5), layout='constrained')
     FigureCanvasAgg(figure)
     axis = figure.subplots()
@@ -87,6 +97,12 @@ def draw_curves(
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     return figure
+
+
+def validated_units(records: Sequence[dict]) -> list[str]:
+    """The names of the metrics in bits, in the order of the log."""
+    return list(dict.fromkeys(
+        key for record in records for key in record if key.startswith('bits_per_')))
 
 
 def validations(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:

@@ -1,5 +1,6 @@
 """ImageGenerator and TextGenerator."""
 
+import math
 import pickle
 
 import numpy as np
@@ -81,9 +82,14 @@ class TestImageGenerator:
                       np.zeros((2, 8, 8, 1))):
             with pytest.raises(UserError, match=r'images must be uint8 \[N, 8, 8, 1\], but is'):
                 images.complete(wrong)
-        for keep in (0, 1, -3):
-            with pytest.raises(UserError, match='needs 1 to 7 given rows'):
+        for keep in (0, 1., -3, math.nan, math.inf, 0.05):
+            with pytest.raises(UserError, match=f'keep .* 1 to 7 of 8 rows, .* got {keep}'):
                 images.complete(np.zeros((2, 8, 8, 1), np.uint8), keep)
+        with pytest.raises(UserError, match='images must hold at least one image'):
+            images.complete(np.zeros((0, 8, 8, 1), np.uint8))
+        for num in (0, -1, 2.5):
+            with pytest.raises(UserError, match=f'num must be an int, at least 1, but got {num}'):
+                images.sample(num)
         for options in (dict(temperature=0.), dict(top_p=0.), dict(top_k=0)):
             with pytest.raises(ValueError, match=next(iter(options))):
                 images.sample(1, **options)
@@ -136,15 +142,22 @@ class TestTextGenerator:
             finally:
                 text.model.head.bias[0xff] = 0
 
-    @pytest.mark.parametrize('prompt', ['', [], ['a', '']])
-    def test_an_empty_prompt_is_named(self, text, prompt):
-        with pytest.raises(UserError, match='prompt must be a text of at least one character'):
+    @pytest.mark.parametrize('prompt', ['', [], ['a', ''], b'a', [b'a'], [1, 2], ['a', None]])
+    def test_a_prompt_that_is_empty_or_no_text_is_named(self, text, prompt):
+        with pytest.raises(UserError, match='prompt must be a str of at least one character'):
             text(prompt)
 
     def test_other_bad_input_is_named(self, text, untrained):
-        with pytest.raises(UserError, match='num_chars must be at least 1, but got 0'):
-            text('a', num_chars=0)
-        with pytest.raises(ValueError, match='position table of 32 tokens, got 33'):
-            text('a', num_chars=32)
+        for num_chars in (0, 2.5, '7'):
+            with pytest.raises(UserError, match='num_chars must be an int, at least 1, but got '
+                               f'{num_chars!r}'):
+                text('a', num_chars=num_chars)
+        together = 'prompt and num_chars must be at most 32 bytes together, .* but got'
+        for arguments, numbers in [(('a', 32), '1 and 32'), ((['a', 'Ä'], 31), '2 and 31'),
+                                   (('a' * 32, None), '32 and at least 1'),
+                                   (('a' * 40, 1), '40 and 1'), ((None, 33), '0 and 33')]:
+            with pytest.raises(UserError, match=f'{together} {numbers}'):
+                text(*arguments)
+        assert len(text('a' * 31)) == 32
         with pytest.raises(UserError, match='tiny_pixels.py is the config of an image model'):
             TextGenerator(*untrained['tiny_pixels'])

@@ -60,6 +60,22 @@ def test_the_metric_may_be_chosen():
     assert figure.axes[0].get_ylabel() == 'bits/word'
 
 
+def test_runs_on_one_axis_have_one_unit():
+    pixels = [{**record, 'bits_per_dim': 3.} if 'loss' not in record else record
+              for record in log(2)]
+    for record in pixels:
+        record.pop('bits_per_char', None)
+    for runs, metric in [({'a': log(2), 'b': pixels}, None),
+                         ({'a': log(2), 'b': pixels}, 'bits_per_char')]:
+        with pytest.raises(ValueError, match="same unit, but 'b' has bits_per_dim and no bits_per_"
+                           'char'):
+            draw_curves(runs, metric)
+    with pytest.raises(ValueError, match=r"one that a run has \(bits_per_char\), .*'bits_per_cha'"):
+        draw_curves({'a': log(2)}, 'bits_per_cha')
+    training = [record for record in log(2) if 'loss' in record]
+    assert len(lines(draw_curves({'a': training, 'b': pixels}))) == 3
+
+
 def test_a_run_without_validation():
     records = [record for record in log(2) if 'loss' in record]
     assert list(lines(draw_curves({'a': records}))) == ['a, training']

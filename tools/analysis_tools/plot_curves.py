@@ -13,6 +13,16 @@ def pair(text: str) -> tuple[str, str]:
     return label or value, value
 
 
+def by_label(argument: str, texts: list[str]) -> dict[str, str]:
+    """``LABEL=VALUE`` texts as a dict; two of one label would hide each other."""
+    pairs = [pair(text) for text in texts]
+    labels = [label for label, _ in pairs]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UserError(f'{argument} needs labels that differ, but got {label!r} twice')
+    return dict(pairs)
+
+
 def number(label: str, text: str) -> float:
     try:
         return float(text)
@@ -34,13 +44,15 @@ def main() -> None:
     args = parser.parse_args()
 
     with one_sentence(ValueError, OSError):
+        logs = by_label('[LABEL=]LOG', args.logs)
+        references = by_label('--reference', args.reference)
         figure = draw_curves(
-            {label: read_scalars(path) for label, path in map(pair, args.logs)},
+            {label: read_scalars(path) for label, path in logs.items()},
             metric=args.metric,
-            references={label: number(label, text) for label, text in map(pair, args.reference)})
+            references={label: number(label, text) for label, text in references.items()})
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(args.out, dpi=args.dpi)
-    print(f'{len(args.logs)} runs drawn to {args.out}')
+    print(f'{len(logs)} run{"s" if len(logs) > 1 else ""} drawn to {args.out}')
 
 
 if __name__ == '__main__':
