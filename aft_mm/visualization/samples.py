@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from torchvision.utils import make_grid
 
 GREY = 127  # what is hidden from the model
 
@@ -21,6 +20,9 @@ def draw_samples(images: np.ndarray, columns: int | None = None, scale: int = 2)
     Raises:
         ValueError: ``images`` has another shape or type, or holds no image.
     """
+    # The tools look at torchvision, which may not fit torch, after they have imported this.
+    from torchvision.utils import make_grid
+
     images = np.asarray(images)
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or images.dtype != np.uint8:
         raise ValueError('images must be uint8 [N, H, W, C] with 1 or 3 channels, but is '
