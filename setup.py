@@ -40,10 +40,9 @@ setup(
         'downstream': [
             'mmcv>=2.1,<2.2', 'mmdet>=3.3,<3.4', 'mmsegmentation>=1.2,<1.3', 'ftfy', 'regex'
         ],
-        'tracking': ['tensorboard'],
         'bench': ['timm'],
         'docs': ['sphinx', 'myst-parser'],
-        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', 'tensorboard'],
+        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm'],
     },
     classifiers=[
         'Programming Language :: Python :: 3',
