@@ -11,6 +11,8 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
+from aft_mm.checkpoint import load_from_local, register_safe_loading
+
 
 @pytest.fixture
 def tool(root, monkeypatch):
@@ -146,6 +148,36 @@ def test_likelihood_is_that_of_the_dump(run, root, config, tmp_path):
     assert metrics['perplexity_per_char'] == pytest.approx(np.exp(nats / number))
 
 
+@pytest.mark.slow
+def test_what_changes_on_the_way_on_from_a_checkpoint(run, root, config, tmp_path):
+    """As the guides say: a resumed run keeps its rate but takes clip_grad; load_from the rate."""
+    (tmp_path / 'text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
+
+    def train(work_dir, epochs, *words):
+        result = run(root / 'tools/train.py', config('tiny_text'), '--work-dir', work_dir,
+                     '--no-validate', *words, f'train_cfg.max_epochs={epochs}',
+                     'default_hooks.checkpoint.save_best=None', 'custom_hooks=[]', cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        (log, ) = tmp_path.glob(f'{work_dir}/*/vis_data/scalars.json')
+        register_safe_loading()
+        state = load_from_local(str(tmp_path / work_dir / f'epoch_{epochs}.pth'))
+        momentum = [moments['exp_avg'] for moments in state['optimizer']['state'].values()]
+        return momentum, [json.loads(line)['lr'] for line in log.read_text().splitlines()]
+
+    resume = ('--resume', 'first/epoch_1.pth', '--cfg-options', 'optim_wrapper.optimizer.lr=1')
+    first, _ = train('first', 1, '--cfg-options')
+    plain, rates = train('plain', 2, *resume)
+    clipped, _ = train('clipped', 2, *resume, 'optim_wrapper.clip_grad.max_norm=1e-9')
+    _, new_rates = train('new', 1, '--cfg-options', 'load_from=first/epoch_1.pth',
+                         'optim_wrapper.optimizer.lr=1e-4')
+    assert 0 < max(rates) < 3e-3
+    faded = [moment * 0.9**6 for moment in first]  # six steps without a gradient
+    torch.testing.assert_close(clipped, faded, rtol=1e-5, atol=1e-9)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(plain, faded, rtol=1e-2, atol=1e-6)
+    assert max(new_rates) == pytest.approx(1e-4, rel=0.1)
+
+
 class TestErrorsBeforeARun:
     """One sentence, and nothing was built."""
 
@@ -175,8 +207,13 @@ class TestErrorsBeforeARun:
         fails('train', config('tiny_images'), match='Error: train_dataloader.dataset reads '
               "'elsewhere/pictures', which does not exist; .* AFT_MM_DATA \\(now 'elsewhere'\\)")
 
+    def test_empty_folder(self, fails, config, tmp_path):
+        (tmp_path / 'data/pictures').mkdir(parents=True)
+        fails('train', config('tiny_images'), match='Error: train_dataloader.dataset reads '
+              "'data/pictures', which is empty; put the data there")
+
     def test_missing_split_of_imagenet(self, fails, config, tmp_path):
-        (tmp_path / 'data/train').mkdir(parents=True)
+        (tmp_path / 'data/train/a').mkdir(parents=True)
         fails('train', config('tiny'), '--cfg-options', 'val_dataloader.dataset.type=ImageNet',
               'val_dataloader.dataset.data_root=data', 'val_dataloader.dataset.split=val',
               match="Error: val_dataloader.dataset reads 'data/val', which does not exist")

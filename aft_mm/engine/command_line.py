@@ -93,7 +93,7 @@ def check_data(cfg: Config, *splits: str) -> None:
     """Look for the folders and files that the data sets of ``splits`` are read from.
 
     Raises:
-        UserError: one is missing.
+        UserError: one is missing or an empty folder.
     """
     for split in splits:
         loader = cfg.get(f'{split}_dataloader')
@@ -118,11 +118,15 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
         data_file = f'{data_file}.gz'  # TextFile reads it in place of the file
     for place in [root, *(os.path.join(root, path) for path in prefixes),
                   os.path.join(root, dataset.get('ann_file') or ''), data_file]:
-        if place and '://' not in place and not os.path.exists(place):
+        if not place or '://' in place:
+            continue
+        missing = not os.path.exists(place)
+        if missing or (os.path.isdir(place) and not os.listdir(place)):
             raise UserError(
-                f'{key} reads {place!r}, which does not exist; put the data there or set '
-                f'AFT_MM_DATA (now {os.environ.get("AFT_MM_DATA", "data")!r}) to the folder that '
-                'holds the data sets')
+                f'{key} reads {place!r}, which {"does not exist" if missing else "is empty"}; put '
+                'the data there or set AFT_MM_DATA '
+                f'(now {os.environ.get("AFT_MM_DATA", "data")!r}) to the folder that holds the '
+                'data sets')
 
 
 def check_regularization(runner: Runner) -> None:

@@ -47,7 +47,8 @@ def unpack(archive: Path, folder: Path, size: int) -> Path:
             shutil.copyfileobj(source, out, 2**20)
         found = part.stat().st_size
         if found != size:
-            raise UserError(f'enwik8 has {size:,} bytes, but {str(archive)!r} holds {found:,}')
+            raise UserError(f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds '
+                            f'{found:,}; of a part of it say so with --size {found}')
         os.replace(part, target)
     except (zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, KeyError) as error:
         raise UserError(f'{str(archive)!r} is damaged or holds no enwik8: {error}') from error
