@@ -249,3 +249,9 @@ def test_reference_bits_of_known_bytes(tmp_path):
         assert bits['values'] == 1000 * ratio
         assert bits['order 0'] == pytest.approx(order_0, abs=1e-3)
     assert bits['xz -9'] < bits['order 0']
+
+
+def test_reference_bits_name_an_image_of_another_size(untrained):
+    done = run('reference_bits.py', untrained['tiny_pixels'][0], '--cfg-options',
+               'test_dataloader.dataset.pipeline.0.image_shape=(8,9,1)')
+    assert 'image 0 must be uint8 of image_shape (8, 9, 1)' in only_error(done)

@@ -47,10 +47,11 @@ def main() -> None:
         init_default_scope(cfg.default_scope)
         dataset = DATASETS.build(cfg.test_dataloader.dataset)
     parts = []
-    for index in track_iter_progress(range(len(dataset))):
-        sample = dataset[index]
-        # Context that is only given, not predicted, was counted in the sample before.
-        parts.append(sample['inputs'][sample['data_samples'].get('num_context', 0):].flatten())
+    with one_sentence():
+        for index in track_iter_progress(range(len(dataset))):
+            sample = dataset[index]
+            # Context that is only given, not predicted, was counted in the sample before.
+            parts.append(sample['inputs'][sample['data_samples'].get('num_context', 0):].flatten())
     values = np.concatenate(parts).astype(np.uint8)
     bits = {'values': len(values), 'order 0': order_0_bits(values), 'xz -9': xz_bits(values)}
     print(f'\n{bits["values"]} values: order 0 {bits["order 0"]:.3f}, xz -9 {bits["xz -9"]:.3f} '
