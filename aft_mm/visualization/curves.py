@@ -8,6 +8,9 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+# With more runs the legend would hide the curves.
+LEGEND_INSIDE = 4
+
 
 def read_scalars(path: str | Path) -> list[dict]:
     """The log of one run, a dict of scalars per record, as mmengine's LocalVisBackend writes it.
@@ -83,10 +86,11 @@ def draw_curves(
         points = validations(records, metric)
         if not losses and not points:
             raise ValueError(f'the log {label!r} has neither a loss nor {metric}.')
+        # A leading underscore keeps a line out of the legend, where its validation stands.
         axis.plot(*zip(*losses, strict=True), color=colour, alpha=0.5, linewidth=1,
-                  label=f'{label}, training')
+                  label='_' * bool(points) + f'{label}, training')
         if points:
-            last = f'{label}, validation: {points[-1][1]:.3f} at the end'
+            last = f'{label}: {points[-1][1]:.3f} at the end'
             axis.plot(*zip(*points, strict=True), 'o-', color=colour, markersize=3, label=last)
     for label, value in (references or {}).items():
         axis.axhline(value, color='grey', linestyle='--', linewidth=1)
@@ -95,7 +99,11 @@ def draw_curves(
     axis.set_xlabel('iteration')
     axis.set_ylabel(metric.replace('_per_', '/'))
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    axis.set_title('thin: training, dots: validation', fontsize=8)
+    if len(runs) > LEGEND_INSIDE:
+        figure.legend(fontsize=8, loc='outside right upper')
+    else:
+        axis.legend(fontsize=8)
     return figure
 
 

@@ -23,8 +23,8 @@ def log(epochs, length=6, interval=4, first=1, offset=0.):
 
 
 def lines(figure):
-    return {line.get_label().partition(':')[0]: line.get_xydata()
-            for line in figure.axes[0].get_lines() if not line.get_label().startswith('_')}
+    return {line.get_label().partition(':')[0].lstrip('_'): line.get_xydata()
+            for line in figure.axes[0].get_lines() if not line.get_label().startswith('_child')}
 
 
 def test_losses_in_bits_by_iteration_and_validations_at_the_end_of_their_epochs():
@@ -32,20 +32,20 @@ def test_losses_in_bits_by_iteration_and_validations_at_the_end_of_their_epochs(
     x, y = drawn['a, training'].T
     assert x.tolist() == [6 * epoch + 4 for epoch in range(8)]
     np.testing.assert_allclose(y, 8 - x / 10)
-    assert drawn['a, validation'].tolist() == [[6. * epoch, 8. - epoch] for epoch in range(1, 9)]
+    assert drawn['a'].tolist() == [[6. * epoch, 8. - epoch] for epoch in range(1, 9)]
 
 
 def test_validations_that_are_numbered_by_iteration():
     records = [record for record in log(3) if 'loss' in record]
     records += [dict(bits_per_char=3., step=16), dict(bits_per_char=2., step=18)]
-    assert lines(draw_curves({'a': records}))['a, validation'].tolist() == [[16, 3], [18, 2]]
+    assert lines(draw_curves({'a': records}))['a'].tolist() == [[16, 3], [18, 2]]
 
 
 def test_several_runs_and_references():
     figure = draw_curves({'a': log(2), 'b': log(3, offset=1.)}, references={'xz -9': 2.28})
     drawn = lines(figure)
-    assert list(drawn) == ['a, training', 'a, validation', 'b, training', 'b, validation']
-    assert drawn['b, validation'][-1].tolist() == [18, 6]
+    assert list(drawn) == ['a, training', 'a', 'b, training', 'b']
+    assert drawn['b'][-1].tolist() == [18, 6]
     horizontal = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == '--']
     assert [line.get_ydata() for line in horizontal] == [[2.28, 2.28]]
     assert [text.get_text() for text in figure.axes[0].texts] == ['xz -9: 2.28']
@@ -56,7 +56,7 @@ def test_the_metric_may_be_chosen():
     records = log(2)
     records[-1]['bits_per_word'] = 11.
     figure = draw_curves({'a': records}, metric='bits_per_word')
-    assert lines(figure)['a, validation'][:, 1].tolist() == [11]
+    assert lines(figure)['a'][:, 1].tolist() == [11]
     assert figure.axes[0].get_ylabel() == 'bits/word'
 
 
@@ -74,6 +74,13 @@ def test_runs_on_one_axis_have_one_unit():
         draw_curves({'a': log(2)}, 'bits_per_cha')
     training = [record for record in log(2) if 'loss' in record]
     assert len(lines(draw_curves({'a': training, 'b': pixels}))) == 3
+
+
+def test_the_legend_of_many_runs_does_not_hide_the_curves():
+    few, many = (draw_curves({str(i): log(1) for i in range(n)}) for n in (4, 5))
+    assert few.axes[0].get_legend() and not few.legends
+    assert many.legends and not many.axes[0].get_legend()
+    assert [text.get_text()[:1] for text in many.legends[0].get_texts()] == list('01234')
 
 
 def test_a_run_without_validation():
