@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _ = runner.train_loop, runner.val_loop  # builds the data sets
     with one_sentence():
         if cfg.get('resume') or cfg.get('load_from'):
-            runner.register_hook(CheckpointFitHook(strict=cfg.get('resume', False)))
+            resume = cfg.get('resume', False)
+            runner.register_hook(CheckpointFitHook(strict=resume, resume=resume))
         runner.train()
 
 

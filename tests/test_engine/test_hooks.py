@@ -204,6 +204,11 @@ class TestCheckpointFitHook:
         self.check(short.state_dict(), strict, long)
         assert lines == [('the checkpoint is interpolated to the sizes of this model: '
                           'positions.weight from [8, 3] to [13, 3], 1 in all', logging.WARNING)]
+        with pytest.raises(UserError, match='resumed with positions.weight of another size'):
+            CheckpointFitHook(strict, resume=True).after_load_checkpoint(
+                runner(long), dict(state_dict=short.state_dict()))
+        CheckpointFitHook(strict, resume=True).after_load_checkpoint(
+            runner(long), dict(state_dict=long.state_dict()))
 
     @pytest.mark.parametrize('strict', [True, False])
     def test_what_the_model_itself_refuses_is_passed_on(self, strict):

@@ -20,12 +20,15 @@ class CheckpointFitHook(Hook):
     Args:
         strict: True wants every tensor of the model and no other, as a test and a resume need.
             False, for fine-tuning, leaves the decision to the model's own loading.
+        resume: True refuses positions of another length as well, which the state of an optimizer
+            cannot follow.
     """
 
     priority = 'VERY_HIGH'
 
-    def __init__(self, strict: bool = True) -> None:
+    def __init__(self, strict: bool = True, resume: bool = False) -> None:
         self.strict = strict
+        self.resume = resume
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Load on trial, before mmengine loads.
@@ -33,13 +36,19 @@ class CheckpointFitHook(Hook):
         Raises:
             UserError: the checkpoint does not fit.
         """
-        load_fitting(task_model(runner), checkpoint, runner.experiment_name, self.strict)
+        resized = load_fitting(
+            task_model(runner), checkpoint, runner.experiment_name, self.strict)
+        if resized and self.resume:
+            raise UserError(f'a run cannot be resumed with {resized[0]} of another size, to which '
+                            'the state of the optimizer does not fit; start a new one with '
+                            'load_from=CHECKPOINT and without --resume')
 
 
-def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = True) -> None:
+def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = True) -> list[str]:
     """Load the weights of a checkpoint into ``model``.
 
-    A warning names what was interpolated on the way, such as positions of another length.
+    Returns the names of what was interpolated on the way, such as positions of another length;
+    a warning in the log says so.
 
     Args:
         model: What to load into.
@@ -69,10 +78,12 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
             f'({name}): {len(missing)} tensors are missing, '
             f'{len(unexpected)} unexpected and {reshaped} of another shape')
     # mmengine's own loading follows, with a word on each tensor that does not fit.
-    resized = [key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape]
-    if resized and not reshaped:
-        first = min(resized)
+    resized = [] if reshaped else sorted(
+        key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape)
+    if resized:
+        first = resized[0]
         print_log(
             f'the checkpoint is interpolated to the sizes of this model: {first} from '
             f'{list(weights[first].shape)} to {list(own[first].shape)}, {len(resized)} in all',
             logger='current', level=logging.WARNING)
+    return resized
