@@ -16,7 +16,7 @@ from .sums import column_shift, mean, move, prefix, suffix
 
 # Elements of key that are worked on at once: what lies between the steps stays in the cache, and
 # the intermediate results take the memory of a part of the columns.
-CHUNK = 2**18
+CHUNK = 2**19
 SMALLEST_WIDTH = 64
 
 

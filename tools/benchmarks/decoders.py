@@ -42,10 +42,10 @@ class DenseSoftmaxAttention(SoftmaxAttention):
 
 @MODELS.register_module()
 class NoMixing(AFTSimple):
-    """Every projection runs and the value passes through: the most that any mixer could reach."""
+    """All projections and the gate, but no mixing: the most that any AFT could reach."""
 
     def _mix(self, query, key, value, grid, key_mask) -> Tensor:
-        return value
+        return torch.sigmoid(query) * value + 0 * key
 
 
 def mixer(name: str, heads: int) -> dict:
@@ -60,7 +60,7 @@ def mixer(name: str, heads: int) -> dict:
         return dict(type=f'aft_mm.{prefix}AFTLocal', window=int(window), rank=64)
     named = {
         'aft-simple': dict(type='aft_mm.AFTSimple'),
-        'bound': dict(type='aft_mm.NoMixing', gate='none'),
+        'bound': dict(type='aft_mm.NoMixing'),
         'softmax': dict(type='aft_mm.SoftmaxAttention', num_heads=heads),
         'dense-softmax': dict(type='aft_mm.DenseSoftmaxAttention', num_heads=heads),
     }

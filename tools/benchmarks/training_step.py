@@ -2,7 +2,7 @@
 
 Defaults: T = 3072, D = 256, 4 layers, window 256, batch 2, float32. Forward and backward in turn in
 one process; a ratio is the median over rounds of time(form) / time(AFT-local). Peak memory is that
-of a process of its own. `bound` has no mixing at all, only three projections and the MLPs.
+of a process of its own. `bound` has all projections, the gate and the MLPs, but no mixing.
 
     python tools/benchmarks/training_step.py --json out.json
 
