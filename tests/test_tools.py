@@ -14,6 +14,12 @@ from PIL import Image
 from aft_mm.checkpoint import load_from_local, register_safe_loading
 
 
+@pytest.fixture(autouse=True)
+def own_data(monkeypatch):
+    """These tests bring their data along, wherever the environment says that data sets lie."""
+    monkeypatch.delenv('AFT_MM_DATA', raising=False)
+
+
 @pytest.fixture
 def tool(root, monkeypatch):
     """A tool as a module, for what ends before a run starts."""
