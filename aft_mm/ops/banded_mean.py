@@ -45,13 +45,14 @@ def banded_mean(
     options = (before, after, far, causal)
     # The compiler keeps and recomputes as it sees fit, and needs plain operations for that.
     if torch.compiler.is_compiling():
-        return mean(*_sums(key, value, _weights(tiles, far), *options))
+        return mean(*_sums(key, value, tile_weights(tiles, far), *options))
     if torch.is_grad_enabled():
         return _BandedMean.apply(key, value, tiles, *options)
-    return _mean_and_denominator(key, value, _weights(tiles, far), *options)[0]
+    return _mean_and_denominator(key, value, tile_weights(tiles, far), *options)[0]
 
 
-def _weights(tiles: Tensor, far: bool) -> Tensor:
+def tile_weights(tiles: Tensor, far: bool) -> Tensor:
+    """W of tiles of w, each row over its maximum unless `far`."""
     # Far tokens have W = 1, so only without them may the rows of w be shifted.
     return torch.exp(tiles if far else tiles - column_shift(tiles, 2))
 
@@ -145,7 +146,7 @@ class _BandedMean(torch.autograd.Function):
         causal: bool,
     ) -> Tensor:
         options = (before, after, far, causal)
-        weights = _weights(tiles, far)
+        weights = tile_weights(tiles, far)
         result, denominator = _mean_and_denominator(key, value, weights, *options)
         ctx.save_for_backward(key, value, weights, result, denominator)
         ctx.options = options

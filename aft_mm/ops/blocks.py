@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .banded_mean import banded_mean, neighbours, split
+from .banded_mean import banded_mean, neighbours, split, tile_weights
 from .geometry import Window, near_mask, near_radius
 from .sums import (
     FAST_BIAS_SPREAD,
     FAST_SPREAD,
-    Summable,
     Sums,
     choose,
     column_shift,
@@ -27,7 +26,6 @@ from .sums import (
     prefix,
     reduce,
     spread,
-    suffix,
 )
 
 # Smaller tiles are more launches than work; of tiles as large as the window half is outside of it,
@@ -151,14 +149,6 @@ def _near_sums(weights: Tensor, x: Tensor, band: Band) -> Tensor:
     return torch.bmm(weights, neighbours(x, band.block, band.before, band.after))
 
 
-def _far_sums(totals: Summable, band: Band) -> Summable:
-    """From the block totals [n, 1, C], what lies beyond the neighbours of each block."""
-    far = move(prefix(totals, 0), band.before + 1, 0)
-    if band.causal:
-        return far
-    return merge(far, move(suffix(totals, 0), -band.after - 1, 0))
-
-
 def _plain_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
     return banded_mean(key, value, band.tiles, band.before, band.after, band.far, band.causal)
 
@@ -224,13 +214,9 @@ def _causal_sums(key: Tensor, value: Tensor, band: Band) -> Sums:
         values = neighbours(value, block, band.before, 0)[:, :own]
         result = merge(result, _tile_product(keys, values, band.tiles[:, :, :own]))
     if band.far:
-        result = merge(result, _far_sums(reduce(*blocks, 1), band))
+        far = move(prefix(reduce(*blocks, 1), 0), band.before + 1, 0)
+        result = merge(result, far)
     return Sums(*(part.flatten(0, 1)[:tokens] for part in result))
-
-
-def _row_weights(band: Band) -> Tensor:
-    """``exp(w − maximum of the row)``."""
-    return torch.exp(band.tiles - column_shift(band.tiles, 2))
 
 
 def _row_normalizer(weights: Tensor, seen: Tensor, band: Band) -> Tensor:
@@ -245,7 +231,7 @@ def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Ten
 
 
 def _plain_normalized(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Tensor:
-    weights, exp_key = _row_weights(band), torch.exp(key - column_shift(key, 0))
+    weights, exp_key = tile_weights(band.tiles, band.far), torch.exp(key - column_shift(key, 0))
     near = _near_sums(weights, exp_key * value, band).flatten(0, 1)[: len(key)]
     everywhere = exp_key.cumsum(0) if band.causal else exp_key.sum(0, True)
     normalizer = _row_normalizer(weights, seen, band)
@@ -257,5 +243,5 @@ def _causal_normalized(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> 
     near, everywhere = _causal_sums(key, value, band), prefix(leaf(key, value), 0)
     # The visible keys include the near ones, so this exponent is at most about the spread of w.
     scale = torch.exp(near.shift - row_shift - everywhere.shift)
-    normalizer = _row_normalizer(_row_weights(band), seen, band)
+    normalizer = _row_normalizer(tile_weights(band.tiles, band.far), seen, band)
     return _quotient(near.numerator * scale, normalizer, everywhere.denominator)
