@@ -13,7 +13,7 @@ from aft_mm.registry import MODELS
 
 from ..grid import Grid
 from .base import TokenMixer
-from .softmax_attention import split_heads
+from .softmax_attention import masked_attention, split_heads
 
 Places = tuple[Tensor, Tensor]
 
@@ -139,21 +139,14 @@ class LocalSoftmaxAttention(TokenMixer):
         seen = torch.ones_like(key[:1, :, 0], dtype=torch.bool) if key_mask is None else key_mask
         seen = blocks.cut(seen.unsqueeze(-1), grid).transpose(2, 3)
         visible = blocks.mask(self.causal, key.device) & seen  # [n, 1 or B, queries, sources]
-        # A row of −inf would be NaN in some kernels, so it sees everything and is set to 0.
-        some = visible.any(-1, keepdim=True)
         query = blocks._replace(before=(0, 0), after=(0, 0)).cut(query, grid)
         key, value = blocks.cut(key, grid), blocks.cut(value, grid)
         query, key, value = (split_heads(x, self.num_heads) for x in (query, key, value))
         # Fused kernels take 4 dimensions, [n, B·h, tokens, D/h] where all sequences share a mask,
         # which then has T·m entries, and [n·B, h, tokens, D/h] where each has its own.
         merged = (1, 2) if key_mask is None else (0, 1)
-        mixed = F.scaled_dot_product_attention(
-            query.flatten(*merged),
-            key.flatten(*merged),
-            value.flatten(*merged),
-            attn_mask=(visible | ~some).unsqueeze(2).flatten(*merged),
-        )
-        mixed = mixed.view(query.shape) * some.unsqueeze(2)
+        parts = (query, key, value, visible.unsqueeze(2))
+        mixed = masked_attention(*(part.flatten(*merged) for part in parts)).view(query.shape)
         return blocks.join(mixed.transpose(2, 3).flatten(3), grid)
 
     def _init_state(self, batch_size: int) -> StepState:

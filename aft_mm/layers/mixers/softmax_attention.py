@@ -40,6 +40,13 @@ class KeyValueCache(NamedTuple):
         return self._replace(key=key, value=value, visible=visible)
 
 
+def masked_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    """scaled_dot_product_attention over the visible keys, 0 for a query that sees none."""
+    # A row of −inf would be NaN in some kernels, so it sees everything and is set to 0.
+    some = visible.any(-1, keepdim=True)
+    return some * F.scaled_dot_product_attention(query, key, value, attn_mask=visible | ~some)
+
+
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """[..., T, D] as [..., h, T, D/h]."""
     return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
@@ -77,10 +84,7 @@ class SoftmaxAttention(TokenMixer):
             visible = key_mask[:, None, None, :].expand(-1, 1, query.shape[2], -1)
             if self.causal:
                 visible = visible.tril()
-            # A row of −inf would be NaN in some kernels, so it sees everything and is set to 0.
-            some = visible.any(-1, keepdim=True)
-            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=visible | ~some)
-            mixed = mixed * some
+            mixed = masked_attention(query, key, value, visible)
         return mixed.transpose(1, 2).flatten(2)
 
     def _init_state(self, batch_size: int) -> KeyValueCache:
@@ -97,7 +101,7 @@ class SoftmaxAttention(TokenMixer):
             self._heads(value),
             None if bool(visible.all()) else visible,
             tokens,
-            lengths.to(state.position),
+            lengths.to(state.position, copy=True),
         )
 
     def _mix_step(self, query, key, value, state: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
