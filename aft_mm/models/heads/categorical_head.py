@@ -1,5 +1,7 @@
 """The softmax head."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -68,14 +70,6 @@ class CategoricalHead(nn.Module):
         logits = self.logits(hidden).to(dtype).flatten(0, -2)
         return F.cross_entropy(logits, targets.flatten().long(), reduction='none').view_as(targets)
 
-    def sample(
-        self,
-        hidden: Tensor,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        greedy: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """A value per row of hidden [B, D], int64 [B]; options as in :func:`draw`."""
-        return draw(self.logits(hidden), temperature, top_k, top_p, greedy, generator)
+    def sample(self, hidden: Tensor, **options: Any) -> Tensor:
+        """A value per row of hidden [B, D], int64 [B]; the options are those of :func:`draw`."""
+        return draw(self.logits(hidden), **options)

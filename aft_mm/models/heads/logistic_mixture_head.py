@@ -1,5 +1,7 @@
 """The discretised mixture of logistics."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -68,15 +70,7 @@ class LogisticMixtureHead(nn.Module):
         log_p = _log_bin(targets, mean, log_scale).sum(-1)
         return -(log_pi + log_p).logsumexp(-1)
 
-    def sample(
-        self,
-        hidden: Tensor,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        greedy: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, hidden: Tensor, **options: Any) -> Tensor:
         """A pixel per row of hidden [B, D], int64 [B, C], or [B] with one channel.
 
         Channel by channel, each from its distribution over the 256 values given the earlier
@@ -89,7 +83,7 @@ class LogisticMixtureHead(nn.Module):
             given = _conditional(mean, coefficient, _scaled(pixel[:, None], mean.dtype))
             log_p = _log_bin(values, given[..., c, None], log_scale[..., c, None])
             logits = (log_weight[..., None] + log_p).logsumexp(1)
-            pixel[:, c] = draw(logits, temperature, top_k, top_p, greedy, generator)
+            pixel[:, c] = draw(logits, **options)
             chosen = pixel[:, None, c, None].expand(-1, log_p.shape[1], 1)
             log_weight = log_weight + log_p.gather(-1, chosen).squeeze(-1)
         return pixel if self.num_channels > 1 else pixel.squeeze(1)
