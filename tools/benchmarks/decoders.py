@@ -1,7 +1,11 @@
 """The causal decoders that the benchmarks compare: one model, another mixer in its slot."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
+from memory import added_peak
 from torch import Tensor
 
 import aft_mm.models  # noqa: F401 - registers what is built below
@@ -82,7 +86,30 @@ def build(name: str, tokens: int, dims: int, layers: int, heads: int = 4) -> tor
     )
 
 
+def infer(model: torch.nn.Module, tokens: Tensor) -> Tensor:
+    """The forward pass without gradient."""
+    with torch.inference_mode():
+        return model(tokens)
+
+
 def train_step(model: torch.nn.Module, tokens: Tensor) -> None:
     """Forward and backward of a loss; the gradients are dropped."""
     model(tokens).square().mean().backward()
     model.zero_grad(set_to_none=True)
+
+
+def peak_memory(
+    run: Callable[[torch.nn.Module, Tensor], object],
+    name: str,
+    tokens: int,
+    dims: int,
+    layers: int,
+    batch: int,
+    threads: int,
+) -> float:
+    """MiB that `run`, of a decoder and a batch, adds to a process that holds both."""
+    torch.set_num_threads(threads)
+    model = build(name, tokens, dims, layers)
+    sequence = torch.randint(VOCABULARY, (batch, tokens))
+    run(build(name, 64, dims, 1), sequence[:, :64])
+    return added_peak(partial(run, model, sequence))

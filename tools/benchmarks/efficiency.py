@@ -25,8 +25,8 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import torch
-from decoders import VOCABULARY, build, train_step
-from memory import added_peak, in_fresh_process
+from decoders import VOCABULARY, build, infer, peak_memory, train_step
+from memory import in_fresh_process
 from timing import require_close, write_json
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
@@ -41,12 +41,6 @@ KINDS = {
     'training_mib': 'peak memory, forward + backward, MiB',
     'decoding_ms': 'decoding, ms per token',
 }
-
-
-def infer(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """The forward pass without gradient."""
-    with torch.inference_mode():
-        return model(tokens)
 
 
 def check(name: str, dims: int) -> None:
@@ -94,16 +88,6 @@ def sweep(
     return {cell: statistics.median(values) for cell, values in times.items()}
 
 
-def peak(name: str, length: int, dims: int, training: bool, threads: int) -> float:
-    """MiB that a pass over one sequence adds to a process that holds the model."""
-    torch.set_num_threads(threads)
-    model = build(name, length, dims, 1)
-    tokens = torch.randint(VOCABULARY, (1, length))
-    run = train_step if training else infer
-    run(build(name, 64, dims, 1), tokens[:, :64])
-    return added_peak(partial(run, model, tokens))
-
-
 def decoding(args: argparse.Namespace) -> dict[tuple[str, int], float]:
     """Median seconds of a step at each position, positions and mixers in turn."""
     times: dict[tuple[str, int], list[float]] = {}
@@ -144,9 +128,9 @@ def measure(args: argparse.Namespace) -> list[dict]:
     timed = sweep(lambda n, t: partial(train_step, models[n, t], tokens(t)), args)
     record('training_ms', timed, 1e3)
     print('peak memory', file=sys.stderr)
-    for training, kind in ((False, 'forward_mib'), (True, 'training_mib')):
-        options = (args.dims, training, args.threads)
-        record(kind, {cell: in_fresh_process(peak, *cell, *options) for cell in timed})
+    sizes = (args.dims, 1, 1, args.threads)  # one layer, one sequence
+    for run, kind in ((infer, 'forward_mib'), (train_step, 'training_mib')):
+        record(kind, {cell: in_fresh_process(peak_memory, run, *cell, *sizes) for cell in timed})
     print('decoding', file=sys.stderr)
     record('decoding_ms', decoding(args), 1e3)
     return [

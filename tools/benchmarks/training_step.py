@@ -17,18 +17,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from decoders import VOCABULARY, build, train_step
-from memory import added_peak, in_fresh_process
+from decoders import VOCABULARY, build, peak_memory, train_step
+from memory import in_fresh_process
 from timing import interleaved, ratio, require_close, write_json
-
-
-def peak_memory(name: str, tokens: int, dims: int, layers: int, batch: int, threads: int) -> float:
-    """MiB that one training step adds to a process that holds the model."""
-    torch.set_num_threads(threads)
-    model = build(name, tokens, dims, layers)
-    sequence = torch.randint(VOCABULARY, (batch, tokens))
-    train_step(build(name, 64, dims, 1), sequence[:, :64])
-    return added_peak(partial(train_step, model, sequence))
 
 
 def main() -> None:
@@ -56,7 +47,7 @@ def main() -> None:
         {name: partial(train_step, model, sequence) for name, model in models.items()}, args.rounds
     )
     peaks = {
-        name: in_fresh_process(peak_memory, name, *sizes, args.batch, args.threads)
+        name: in_fresh_process(peak_memory, train_step, name, *sizes, args.batch, args.threads)
         for name in models
     }
     rows = []
