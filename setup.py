@@ -30,6 +30,10 @@ setup(
         # operators on top, so the extra below can be installed over it.
         'mmcv-lite>=2.1,<2.2',
         'scikit-learn',
+        # PSNR and SSIM; meshes, .ply and .obj; .pcd files, the compressed ones too.
+        'torchmetrics',
+        'trimesh',
+        'pypcd4',
         # The autoregressive configs log to it.
         'tensorboard',
         'rich',

@@ -12,6 +12,7 @@ from aft_mm.checkpoint import register_safe_loading
 __all__ = [
     'DATASETS',
     'HOOKS',
+    'LOOPS',
     'METRICS',
     'MODELS',
     'OPTIM_WRAPPERS',
@@ -40,6 +41,8 @@ PARAM_SCHEDULERS = root.Registry(
     parent=root.PARAM_SCHEDULERS,
     scope='aft_mm',
     locations=['aft_mm.engine'])
+# How a test runs that draws samples on its way.
+LOOPS = root.Registry('loop', parent=root.LOOPS, scope='aft_mm', locations=['aft_mm.engine'])
 # Nothing of ours; mmengine warns at the start of a run where the default scope lacks one of these.
 for _parent in (
         root.DATA_SAMPLERS, root.OPTIMIZERS, root.OPTIM_WRAPPER_CONSTRUCTORS, root.VISBACKENDS,

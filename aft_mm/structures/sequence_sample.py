@@ -13,11 +13,15 @@ class SequenceSample(BaseDataElement):
     ====================  ========  ===========================================================
     ``length``            metainfo  tokens before padding
     ``num_context``       metainfo  leading tokens that are given: not in loss and likelihood
+    ``box``               metainfo  cube of a point cloud, ``(centre (3 floats), side)``
+    ``remarks``           metainfo  what was done to unusual input, ``{sentence: file}``
+    ``skipped``           metainfo  one sentence per unusable file in whose place this one came
     ``source``            data      tokens [S] or [S, C] that an encoder reads, optional
     ``nats``              data      −log p of the predicted tokens, their sum; float
     ``num_dims``          data      how many dimensions (sub-pixels, characters) these are; int
+    ``drawn``             data      tokens [N, T] or [N, T, C] that the model drew in a test
     ====================  ========  ===========================================================
 
-    ``SequenceSample(metainfo=dict(length=7, num_context=0), source=tokens)``; the last two are the
-    model's.
+    ``SequenceSample(metainfo=dict(length=7, num_context=0), source=tokens)``; nats and num_dims are
+    the model's, drawn the test loop's.
     """
