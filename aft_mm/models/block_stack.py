@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from aft_mm.layers import Block, PositionEmbedding
+from aft_mm.layers.grid import check_grid
 from aft_mm.registry import MODELS
 
 
@@ -24,6 +25,8 @@ class BlockStack(BaseModule):
         token_mixer: config of the mixer of every block; `causal` is set here.
         grid: what the position table and the mixers are made for: (T,) of a sequence, or (H, W) of
             a picture in raster order, 3·W for sub-pixels.
+        tokens_per_position: tokens of a sequence that share a position, such as the 3 coordinates
+            of a point; ValueError unless it divides the T of a grid (T,).
         causal: whether a token sees the tokens before it only.
         mlp_ratio: width of the MLP over D.
         drop_rate: dropout probability after the embedding, after mixers and in MLPs.
@@ -43,6 +46,7 @@ class BlockStack(BaseModule):
         causal: bool,
         mlp_ratio: float = 4.0,
         drop_rate: float = 0.0,
+        tokens_per_position: int = 1,
         cross_mixer: dict[str, Any] | None = None,
         with_cp: bool = False,
         init_cfg: dict | list[dict] | None = None,
@@ -53,8 +57,9 @@ class BlockStack(BaseModule):
         self.embed_dims = embed_dims
         self.with_cp = with_cp
         self.embedding = MODELS.build({'embed_dims': embed_dims, **embedding})
-        self.position_embedding = PositionEmbedding(grid, embed_dims)
-        self.grid = self.position_embedding.grid
+        self.grid = check_grid(grid)
+        self.tokens_per_position = tokens_per_position
+        self.position_embedding = PositionEmbedding(self._places(), embed_dims)
         self.drop = nn.Dropout(drop_rate)
         self.layers = nn.ModuleList(
             Block(
@@ -71,8 +76,8 @@ class BlockStack(BaseModule):
 
     @property
     def max_length(self) -> int:
-        """The number of positions T of the table."""
-        return self.position_embedding.num_tokens
+        """The number of tokens T that the table has a position for."""
+        return self.position_embedding.num_tokens * self.tokens_per_position
 
     def check_length(self, length: int) -> None:
         """Raise ValueError for a sequence longer than the position table."""
@@ -84,7 +89,11 @@ class BlockStack(BaseModule):
 
     def add_positions(self, x: Tensor) -> Tensor:
         """x [B, T, D] with the vectors of the first T positions, and dropout."""
-        return self.drop(x + self.position_embedding()[: x.shape[1]])
+        return self.drop(x + self.position_of(torch.arange(x.shape[1], device=x.device)))
+
+    def position_of(self, index: Tensor) -> Tensor:
+        """The vectors [..., D] of the tokens index [...]."""
+        return self.position_embedding()[index // self.tokens_per_position]
 
     def run_blocks(
         self,
@@ -101,3 +110,15 @@ class BlockStack(BaseModule):
             else:
                 x = layer(x, *inputs)
         return self.norm(x)
+
+    def _places(self) -> Sequence[int]:
+        """The grid of the position table."""
+        n = self.tokens_per_position
+        if n == 1:
+            return self.grid
+        if n < 1 or len(self.grid) > 1 or self.grid[0] % n:
+            raise ValueError(
+                'tokens_per_position must be 1, or a divisor of T for a grid (T,), '
+                f'got {n} for {self.grid}'
+            )
+        return (self.grid[0] // n,)

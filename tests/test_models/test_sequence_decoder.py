@@ -64,6 +64,25 @@ def test_it_is_embedding_positions_blocks_and_norm():
     torch.testing.assert_close(body(x), body.norm(hidden))
 
 
+def test_the_tokens_of_a_point_share_its_position():
+    body, x = decoder(tokens_per_position=3), tokens(2, 9)
+    assert body.position_embedding.weight.shape == (3, D) and body.max_length == 9
+    whole = decoder()
+    state = body.state_dict()
+    state['position_embedding.weight'] = state['position_embedding.weight'].repeat_interleave(3, 0)
+    whole.load_state_dict(state)
+    torch.testing.assert_close(body(x), whole(x))
+    hidden, state = body.prefill(x[:, :4], torch.tensor([4, 1]))
+    hidden, state = body.step(x[[0, 1], [4, 1]], state)
+    torch.testing.assert_close(hidden, whole(x)[[0, 1], [5, 2]], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(('number', 'grid'), [(0, (9,)), (2, (9,)), (3, (3, 3))])
+def test_a_number_of_tokens_that_shares_no_position_is_refused(number, grid):
+    with pytest.raises(ValueError, match=f'tokens_per_position must be 1.* got {number} for'):
+        decoder(tokens_per_position=number, grid=grid)
+
+
 @every_grid
 @every_mixer
 def test_a_shorter_sequence_gives_the_same_rows(name, grid):

@@ -105,7 +105,7 @@ class SequenceDecoder(BlockStack):
         if position.device.type == 'cpu':
             self.check_length(int(position.max()) + 1)
         x = self.embedding(token.unsqueeze(1), state.position).squeeze(1)
-        x = self.drop(x + self.position_embedding()[position])
+        x = self.drop(x + self.position_of(position))
         blocks = []
         for layer, block in zip(self.layers, state.blocks, strict=True):
             x, block = layer.step(x, block)
