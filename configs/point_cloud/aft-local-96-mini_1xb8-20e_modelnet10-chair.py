@@ -1,0 +1,27 @@
+_base_ = [
+    '../_base_/models/ar_points.py',
+    '../_base_/datasets/modelnet10_chair.py',
+    '../_base_/schedules/ar_mini.py',
+    '../_base_/ar_runtime.py'
+]
+
+# 1,024 points, and a window of 32 of them.
+model = dict(
+    decoder=dict(
+        embed_dims=128,
+        num_layers=4,
+        grid=(1024 * 3, ),
+        token_mixer=dict(type='aft_mm.AFTLocal', window=96, rank=32)),
+    head=dict(embed_dims=128))
+
+train_dataloader = dict(batch_size=8)
+train_cfg = dict(max_epochs=20)
+test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=1, temperature=1.0)
+default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))
+custom_hooks = [
+    dict(
+        type='aft_mm.PointCloudHook',
+        num_bits={{_base_.point_cloud.num_bits}},
+        up={{_base_.point_cloud.up}},
+        interval=5)
+]

@@ -1,0 +1,39 @@
+_base_ = [
+    '../_base_/models/super_resolution.py',
+    '../_base_/datasets/celeba_8to32.py',
+    '../_base_/schedules/ar_mini.py',
+    '../_base_/ar_runtime.py'
+]
+
+model = dict(
+    encoder=dict(
+        embed_dims=128, num_layers=2, token_mixer=dict(type='aft_mm.AFTFull', rank=None)),
+    decoder=dict(
+        embed_dims=128,
+        num_layers=4,
+        token_mixer=dict(type='aft_mm.AFTWindow', window=(16, 16))),
+    head=dict(embed_dims=128))
+
+# A few hundred faces: each is seen from both sides.
+train_dataloader = dict(
+    batch_size=8,
+    num_workers=1,
+    dataset=dict(pipeline=[
+        dict(type='aft_mm.LoadRGBImage'),
+        dict(type='mmpretrain.RandomFlip', prob=0.5, direction='horizontal'),
+        dict(type='aft_mm.SuperResolutionPair', size=32, scale_factor=4, crop_size=138),
+        dict(type='aft_mm.PackSequence', image_shape={{_base_.image_shape}}, tokens='pixels')
+    ]))
+val_dataloader = dict(num_workers=1)
+test_dataloader = dict(num_workers=1)
+
+train_cfg = dict(max_epochs=12)
+test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=4, temperature=0.8)
+default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))
+custom_hooks = [
+    dict(
+        type='aft_mm.SuperResolutionHook',
+        image_shape={{_base_.image_shape}},
+        source_shape={{_base_.source_shape}},
+        interval=3)
+]
