@@ -1,0 +1,77 @@
+"""What a super-resolution model made of its inputs."""
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from .samples import draw_samples
+
+CELL = 96  # pixels that a picture is wide at least
+HEADER = 20  # pixels
+
+
+def draw_super_resolution(inputs: np.ndarray, samples: np.ndarray,
+                          targets: np.ndarray | None = None) -> np.ndarray:
+    """One row per input: the input, its bicubic upscaling, the samples and the original.
+
+    The pictures are enlarged by a whole factor, without smoothing, until they are at least 96
+    pixels wide; every column has its name above it.
+
+    Args:
+        inputs: uint8 ``[N, h, w, C]``, C = 1 or 3 (RGB).
+        samples: uint8 ``[N, K, H, W, C]``, K samples of each, H / h = W / w a whole number.
+        targets: uint8 ``[N, H, W, C]``, the images that the inputs were made of; None leaves the
+            column out.
+
+    Returns:
+        uint8 ``[H', W', 3]``.
+
+    Raises:
+        ValueError: The shapes do not fit each other, or as in :func:`draw_samples`.
+    """
+    inputs, samples = np.asarray(inputs), np.asarray(samples)
+    image_shape = samples.shape[2:]
+    factor = _factor(inputs, samples)
+    targets = np.empty((len(inputs), 0, *image_shape), np.uint8) if targets is None else (
+        np.asarray(targets)[:, None])
+    if targets.shape != (len(inputs), targets.shape[1], *image_shape):
+        raise ValueError(f'targets must be [N, H, W, C] of samples {list(samples.shape)}, but is '
+                         f'{[len(targets), *targets.shape[2:]]}.')
+    large = inputs.repeat(factor, axis=1).repeat(factor, axis=2)
+    smooth = np.stack([_bicubic(image, factor) for image in inputs])
+    rows = np.concatenate([large[:, None], smooth[:, None], samples, targets], axis=1)
+    scale = -(-CELL // image_shape[1])
+    grid = draw_samples(rows.reshape(-1, *image_shape), columns=rows.shape[1], scale=scale)
+    many = samples.shape[1] > 1
+    names = [f'input {inputs.shape[2]}x{inputs.shape[1]}', 'bicubic',
+             *(f'sample {i + 1}' if many else 'sample' for i in range(samples.shape[1])),
+             *['original'] * targets.shape[1]]
+    return np.concatenate([_header(names, grid.shape[1]), grid])
+
+
+def _factor(inputs: np.ndarray, samples: np.ndarray) -> int:
+    """By what the samples are larger than the inputs."""
+    if inputs.ndim == 4 and samples.ndim == 5 and len(inputs) == len(samples):
+        factor = samples.shape[2] // max(1, inputs.shape[1])
+        size = tuple(factor * edge for edge in inputs.shape[1:3])
+        if factor and samples.shape[2:] == (*size, inputs.shape[3]):
+            return factor
+    raise ValueError('samples must be [N, K, H, W, C] with H and W the same multiple of those of '
+                     f'inputs {list(inputs.shape)}, but is {list(samples.shape)}.')
+
+
+def _bicubic(image: np.ndarray, factor: int) -> np.ndarray:
+    """uint8 ``[h, w, C]`` to ``[h·factor, w·factor, C]``."""
+    size = image.shape[1] * factor, image.shape[0] * factor
+    planes = [Image.fromarray(plane).resize(size, Image.Resampling.BICUBIC)
+              for plane in np.moveaxis(image, -1, 0)]
+    return np.stack(planes, axis=-1)
+
+
+def _header(names: list[str], width: int) -> np.ndarray:
+    """The names over the middle of the columns, black on white: uint8 ``[20, width, 3]``."""
+    picture = Image.new('RGB', (width, HEADER), 'white')
+    draw, column = ImageDraw.Draw(picture), width / len(names)
+    font = ImageFont.load_default(size=13)  # has no ×
+    for index, name in enumerate(names):
+        draw.text(((index + 0.5) * column, HEADER / 2), name, 'black', font, anchor='mm')
+    return np.asarray(picture)
