@@ -1,4 +1,4 @@
-"""Hooks, the optimizer wrapper, and what the command line tools share."""
+"""Hooks, the test that draws, the optimizer wrapper, and what the command line tools share."""
 
 from .hooks import (
     CheckImagesHook,
@@ -10,6 +10,7 @@ from .hooks import (
     RegularizationHook,
     SampleHook,
 )
+from .loops import GenerationTestLoop
 from .optim_wrapper import AutocastOptimWrapper
 from .param_scheduler import InverseSqrtLR
 
@@ -21,6 +22,7 @@ __all__ = [
     'EpochSeedHook',
     'FiniteLossHook',
     'FirstSampleHook',
+    'GenerationTestLoop',
     'InverseSqrtLR',
     'RegularizationHook',
     'SampleHook',

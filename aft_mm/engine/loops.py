@@ -1,0 +1,104 @@
+"""A test that draws samples on its way."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mmengine.runner import Runner, TestLoop, autocast
+
+from aft_mm.registry import LOOPS
+from aft_mm.structures import SequenceSample
+
+from .errors import UserError
+from .hooks.task_model import task_model
+from .seeds import derived_seed
+
+
+@LOOPS.register_module()
+class GenerationTestLoop(TestLoop):
+    """A test that also draws from the model: every sample of the data set gets ``drawn``.
+
+    ``drawn`` are ``num_samples`` sequences of tokens, int64 ``[N, T]`` or ``[N, T, C]``, as long as
+    the sample's own, drawn from the first token on: with an encoder from the sample's ``source``,
+    else from nothing. Then the test goes on as mmengine's, so that a metric finds likelihood and
+    drawn tokens in one sample. The seed of a batch is made from (``seed``, rank, batch number): no
+    two batches share noise, and two runs with as many processes draw the same. A bar of the tokens
+    of each batch runs on stderr of the first rank.
+
+    Args:
+        runner: Of the run.
+        dataloader: As for mmengine's TestLoop.
+        evaluator: As for mmengine's TestLoop.
+        fp16: Whether to test and draw under autocast.
+        num_samples: Sequences to draw per sample.
+        temperature: Divides the logits; below 1 the likely values become likelier.
+        top_k: Draw among the k likeliest values only.
+        top_p: Draw among the likeliest values of this probability only.
+        seed: 0 or larger.
+        num_inputs: Draw for the first so many samples of the data set only, over all ranks; the
+            others get no ``drawn``. Needs a sampler in the order of the data set.
+
+    Raises:
+        UserError: ``num_samples`` or ``num_inputs`` is below 1, or ``seed`` negative.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        dataloader: Any,
+        evaluator: Any,
+        fp16: bool = False,
+        num_samples: int = 1,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        num_inputs: int | None = None,
+    ) -> None:
+        for name, value, least in (('num_samples', num_samples, 1), ('seed', seed, 0),
+                                   ('num_inputs', 1 if num_inputs is None else num_inputs, 1)):
+            if not (isinstance(value, int) and value >= least):
+                raise UserError(
+                    f'{name} of test_cfg must be an int, at least {least}, but got {value!r}')
+        super().__init__(runner, dataloader, evaluator, fp16)
+        self.num_samples = num_samples
+        self.options = dict(temperature=temperature, top_k=top_k, top_p=top_p)
+        self.seed = seed
+        self.num_inputs = num_inputs
+        self.seen = 0  # samples of this rank in the batches before
+
+    def run(self) -> dict:
+        """Draw and test; the metrics."""
+        self.seen = 0
+        return super().run()
+
+    @torch.no_grad()
+    def run_iter(self, idx: int, data_batch: dict) -> None:
+        """Draw for batch number ``idx``, then test it."""
+        inputs, samples = data_batch['inputs'], data_batch['data_samples']
+        num = len(samples)
+        if self.num_inputs is not None:
+            # mmengine deals the samples out in turn: this rank's i-th is i·world_size + rank.
+            share = -(-(self.num_inputs - self.runner.rank) // self.runner.world_size)
+            num = min(num, max(0, share - self.seen))
+        self.seen += len(samples)
+        if num:
+            # What follows hands the samples on with all that they hold.
+            self._draw(idx, inputs[:num], samples[:num])
+        super().run_iter(idx, data_batch)
+
+    def _draw(self, idx: int, inputs: Sequence[torch.Tensor],
+              samples: Sequence[SequenceSample]) -> None:
+        """Give every sample as many tokens as its input has, ``num_samples`` times."""
+        sources = [sample.get('source') for sample in samples for _ in range(self.num_samples)]
+        with autocast(enabled=self.fp16):
+            tokens = task_model(self.runner).generate(
+                max(map(len, inputs)),
+                batch_size=len(sources),
+                source=None if sources[0] is None else sources,
+                seed=derived_seed(self.seed, self.runner.rank, idx),
+                progress=self.runner.rank == 0,
+                **self.options)
+        drawn = tokens.unflatten(0, (len(samples), self.num_samples))
+        for sample, own, rows in zip(samples, inputs, drawn, strict=True):
+            sample.drawn = rows[:, :len(own)]
