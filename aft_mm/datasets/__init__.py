@@ -1,9 +1,40 @@
 """One file per kind of data."""
 
+from .celeba import CelebA
 from .cifar_binary import CIFAR10Binary
 from .digits import Digits
+from .file_dataset import FileDataset, UnusableFile
+from .image_files import read_rgb
+from .image_folder import ImageFolder
 from .mnist_idx import MNISTIdx
+from .point_clouds import PointClouds
+from .point_files import read_points
 from .text_file import TextFile
-from .transforms import PackSequence, RandomValueShift
+from .transforms import (
+    LoadPoints,
+    LoadRGBImage,
+    PackPointCloud,
+    PackSequence,
+    RandomValueShift,
+    SuperResolutionPair,
+)
 
-__all__ = ['CIFAR10Binary', 'Digits', 'MNISTIdx', 'PackSequence', 'RandomValueShift', 'TextFile']
+__all__ = [
+    'CIFAR10Binary',
+    'CelebA',
+    'Digits',
+    'FileDataset',
+    'ImageFolder',
+    'LoadPoints',
+    'LoadRGBImage',
+    'MNISTIdx',
+    'PackPointCloud',
+    'PackSequence',
+    'PointClouds',
+    'RandomValueShift',
+    'SuperResolutionPair',
+    'TextFile',
+    'UnusableFile',
+    'read_points',
+    'read_rgb',
+]

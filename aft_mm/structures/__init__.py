@@ -1,5 +1,6 @@
 """What travels between data set, model and metric."""
 
+from .point_tokens import bounding_cube, decode_points, encode_points
 from .sequence_sample import SequenceSample
 
-__all__ = ['SequenceSample']
+__all__ = ['SequenceSample', 'bounding_cube', 'decode_points', 'encode_points']

@@ -40,7 +40,9 @@ class RandomValueShift(BaseTransform):
 class PackSequence(BaseTransform):
     """Lay an image out as a sequence in raster order; the last step of a pipeline.
 
-    Gives ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``.
+    Gives ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``. A second
+    image in ``results['source']``, as :class:`SuperResolutionPair` leaves it, becomes the sample's
+    ``source`` in the same way, and ``results['remarks']`` its ``remarks``.
 
     Args:
         image_shape: ``(H, W, C)`` that every image must have, C = 1 or 3 (RGB).
@@ -68,9 +70,16 @@ class PackSequence(BaseTransform):
             raise ValueError(f'image{"" if name is None else f" {name}"} must be uint8 of '
                              f'image_shape {self.image_shape}, but is {image.dtype} of shape '
                              f'{image.shape}.')
-        channels = self.image_shape[-1]
-        image = image.reshape(-1) if self.tokens == 'subpixels' else image.reshape(-1, channels)
-        # A flipped image runs backwards through memory, which torch cannot wrap.
-        tokens = torch.from_numpy(np.ascontiguousarray(image))
+        tokens = self._flatten(image)
         sample = SequenceSample(metainfo=dict(length=len(tokens), num_context=0))
+        if 'source' in results:
+            sample.source = self._flatten(results['source'])
+        if 'remarks' in results:
+            sample.set_metainfo(dict(remarks=results['remarks']))
         return dict(inputs=tokens, data_samples=sample)
+
+    def _flatten(self, image: np.ndarray) -> torch.Tensor:
+        """Tokens [T] or [T, C] of an image [H, W, C]."""
+        shape = (-1, ) if self.tokens == 'subpixels' else (-1, image.shape[-1])
+        # A flipped image runs backwards through memory, which torch cannot wrap.
+        return torch.from_numpy(np.ascontiguousarray(image.reshape(shape)))

@@ -1,0 +1,48 @@
+"""Image files of any kind as RGB."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from .file_dataset import UnusableFile
+
+IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
+GREY, ALPHA = 'a grey image is read as three equal channels', 'a transparent image is laid on white'
+# What Pillow raises on damaged files besides OSError.
+_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error,
+           Image.DecompressionBombError)
+
+
+def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
+    """Read an image with Pillow, upright as its EXIF orientation says.
+
+    OpenCV would read a truncated JPEG without complaint and fill the rest with grey. A grey image
+    gets three equal channels, 16 bits lose their lower 8; a transparent one is laid on white.
+
+    Returns:
+        uint8 [H, W, 3] and the sentences :data:`GREY` and :data:`ALPHA` that apply.
+
+    Raises:
+        UnusableFile: the file is missing, damaged or no image, or has more than 16 bits a value.
+    """
+    try:
+        with Image.open(path) as file:
+            image = ImageOps.exif_transpose(file)
+            image.load()
+    except _DAMAGE as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError) else error
+        raise UnusableFile(f'image {str(path)!r} cannot be read: {reason}.') from error
+    if image.mode in ('I', 'F'):
+        raise UnusableFile(f'image {str(path)!r} has 32 bits a value, but 8 or 16 can be read.')
+    remarks = []
+    if image.mode.startswith('I;16'):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ('1', 'L', 'LA', 'La'):
+        remarks.append(GREY)
+    if image.has_transparency_data:
+        remarks.append(ALPHA)
+        image = image.convert('RGBA')
+        image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
+    return np.array(image.convert('RGB')), remarks

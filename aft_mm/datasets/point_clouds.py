@@ -1,0 +1,77 @@
+"""Point clouds in one folder per class."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from aft_mm.registry import DATASETS
+
+from .file_dataset import FileDataset
+from .point_files import MESH_SUFFIXES, POINT_SUFFIXES
+from .shapenet import CLASS_NAMES, SYNSETS
+
+
+@DATASETS.register_module()
+class PointClouds(FileDataset):
+    """Point clouds as ``<data_root>/<class>/<split>/*.npy`` (or .pcd, .ply, .pts, .xyz).
+
+    The layout of ShapeNetCore.v2.PC15k, whose classes are folders named by synset, and of ModelNet.
+    A sample is ``dict(points_path, class_name)``. Nothing is downloaded.
+
+    Args:
+        data_root: The folder of the class folders.
+        classes: Names of folders, or of classes of ShapeNetCore v2 such as ``'airplane'`` where the
+            folder is its synset; ``'all'`` for every folder that has the split.
+        split: The folder inside a class, such as ``'train'``, ``'val'`` or ``'test'``.
+        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``;
+            ``test_mode`` is True unless given, except for ``'train'``.
+
+    Raises:
+        FileNotFoundError: ``data_root`` or the folder of a class is missing.
+        ValueError: A class has no point cloud in the split.
+    """
+
+    def __init__(
+        self,
+        data_root: str,
+        classes: str | Sequence[str] = 'all',
+        split: str = 'train',
+        **kwargs,
+    ) -> None:
+        self.classes = classes
+        self.split = split
+        kwargs.setdefault('test_mode', split != 'train')
+        super().__init__(data_root=data_root, **kwargs)
+
+    def load_data_list(self) -> list[dict]:
+        """One ``dict(points_path, class_name)`` per file, class by class, sorted by name."""
+        root = Path(self.data_root)
+        if not root.is_dir():
+            raise FileNotFoundError(f'data_root {str(root)!r} is no folder.')
+        there = sorted(path.name for path in root.iterdir() if path.is_dir())
+        if self.classes == 'all':
+            classes: Sequence[str] = [name for name in there if (root / name / self.split).is_dir()]
+        else:
+            classes = [self.classes] if isinstance(self.classes, str) else self.classes
+        if not classes:
+            raise ValueError(f'data_root {str(root)!r} has no folder <class>/{self.split}.')
+        return [
+            dict(points_path=str(path), class_name=CLASS_NAMES.get(name, name)) for name in classes
+            for path in self._files(root, name, there)
+        ]
+
+    def _files(self, root: Path, name: str, there: list[str]) -> list[Path]:
+        """The clouds of a class in the split."""
+        folder = name if name in there else SYNSETS.get(name)
+        if folder not in there:
+            raise FileNotFoundError(f'class {name!r} has no folder in data_root {str(root)!r}, '
+                                    f'which has {", ".join(there) or "none"}.')
+        place = root / folder / self.split
+        files = sorted(place.glob('*'))
+        clouds = [path for path in files if path.suffix.lower() in POINT_SUFFIXES]
+        if not clouds:
+            meshes = any(path.suffix.lower() in MESH_SUFFIXES for path in files)
+            hint = ('; it has meshes, which tools/dataset_converters/shapenet.py turns into point '
+                    'clouds' if meshes else '')
+            raise ValueError(f'class {name!r} has no point cloud ({", ".join(POINT_SUFFIXES)}) in '
+                             f'{str(place)!r}{hint}.')
+        return clouds

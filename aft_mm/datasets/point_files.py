@@ -1,0 +1,75 @@
+"""Point clouds in the formats of their data sets."""
+
+from pathlib import Path
+
+import numpy as np
+import trimesh
+from pypcd4 import PointCloud
+
+from aft_mm.structures import bounding_cube
+
+from .file_dataset import UnusableFile
+
+
+def read_points(path: str | Path) -> np.ndarray:
+    """The points of a ``.npy``, ``.pcd``, ``.ply`` or text file (``.pts``, ``.xyz``).
+
+    Returns:
+        float32 [N, 3], columns x, y, z, in the unit of the file.
+
+    Raises:
+        UnusableFile: the file is missing, damaged, a mesh, or of another kind or shape, a
+            coordinate is not finite, or all points lie in one place.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in _READERS:
+        raise UnusableFile(f'point cloud {str(path)!r} must end in one of '
+                           f'{", ".join(POINT_SUFFIXES)}.')
+    try:
+        points = np.asarray(_READERS[path.suffix.lower()](path))
+    except Exception as error:  # what a parser meets in a damaged file, it has not foreseen
+        reason = ' '.join(f'{type(error).__name__}: {error}'.split())
+        raise UnusableFile(f'point cloud {str(path)!r} cannot be read: {reason}') from error
+    if points.ndim != 2 or points.shape[1] != 3 or points.dtype.kind not in 'fiu':
+        raise UnusableFile(f'point cloud {str(path)!r} must hold numbers [N, 3], but holds '
+                           f'{points.dtype} {list(points.shape)}.')
+    try:
+        bounding_cube(points)
+    except ValueError as error:
+        raise UnusableFile(f'point cloud {str(path)!r} cannot be used: {error}') from error
+    return points.astype(np.float32)
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    return np.load(path, allow_pickle=False)
+
+
+def _read_pcd(path: Path) -> np.ndarray:
+    """pypcd4 knows the three encodings of PCD: text, binary and compressed."""
+    cloud = PointCloud.from_path(path)
+    if len(cloud.pc_data) != cloud.metadata.points:
+        raise ValueError(f'{cloud.metadata.points} points announced, {len(cloud.pc_data)} found')
+    return cloud.numpy(('x', 'y', 'z'))
+
+
+def _read_ply(path: Path) -> np.ndarray:
+    cloud = trimesh.load(path)
+    if not isinstance(cloud, trimesh.PointCloud):
+        raise ValueError('it is a mesh, whose surface tools/dataset_converters/shapenet.py samples')
+    return cloud.vertices
+
+
+def _read_text(path: Path) -> np.ndarray:
+    return np.loadtxt(path, ndmin=2)
+
+
+_READERS = {
+    '.npy': _read_npy,
+    '.pcd': _read_pcd,
+    '.ply': _read_ply,
+    '.pts': _read_text,
+    '.xyz': _read_text
+}
+POINT_SUFFIXES = tuple(_READERS)
+#: Surfaces, which the converter turns into points.
+MESH_SUFFIXES = ('.glb', '.obj', '.off', '.stl')

@@ -1,0 +1,106 @@
+"""Point clouds as integers and back: the one place of the quantisation rule."""
+
+import numpy as np
+
+__all__ = ['bounding_cube', 'decode_points', 'encode_points']
+
+Box = tuple[tuple[float, float, float], float]  # centre, side
+
+UNIT_CUBE: Box = ((0.0, 0.0, 0.0), 1.0)
+
+
+def bounding_cube(points: np.ndarray) -> Box:
+    """The cube that holds a cloud: centre of the bounding box, side = its longest edge.
+
+    Args:
+        points: [P, 3], in any unit; centre and side are in the same.
+
+    Raises:
+        ValueError: no point, a coordinate that is not finite, or all points in one place.
+    """
+    points = _checked(points)
+    low, high = points.min(0), points.max(0)
+    side = float((high - low).max())
+    if not side > 0:
+        raise ValueError(f'points must differ, but all {len(points)} are {low.tolist()}.')
+    x, y, z = ((low + high) / 2).tolist()
+    return (x, y, z), side
+
+
+def encode_points(points: np.ndarray, num_bits: int = 8, box: Box | None = None) -> np.ndarray:
+    """Quantise a cloud to b = ``num_bits`` per coordinate and lay it out as a sequence.
+
+    ``q = min(⌊(p − centre) / side · 2^b + 2^(b−1)⌋, 2^b − 1)`` for each coordinate, then the points
+    sorted by z, by y where z is equal, by x where both are: equal clouds give equal tokens, however
+    their points are ordered. The tokens of a point follow each other as z, y, x, so that the
+    sequence grows in its major key.
+
+    Args:
+        points: [P, 3], columns x, y, z.
+        num_bits: b, 1 to 8.
+        box: ``(centre, side)`` of the cube that is divided into 2^b bins along each axis;
+            :func:`bounding_cube` of the points unless given.
+
+    Returns:
+        uint8 [3·P].
+
+    Raises:
+        ValueError: ``num_bits`` is out of range, the points have no bounding cube or leave ``box``.
+    """
+    bins = _num_bins(num_bits)
+    points = _checked(points)
+    centre, side = bounding_cube(points) if box is None else box
+    unit = (points - np.asarray(centre)) / side
+    if np.abs(unit).max() > 0.5 + 1e-6:  # the slack is that of a box kept in float32
+        raise ValueError(f'points must lie in the box, a cube of side {side} around '
+                         f'{tuple(centre)}, but reach {np.abs(unit).max():.4g} sides from it.')
+    x, y, z = np.floor(unit * bins + bins // 2).clip(0, bins - 1).astype(np.uint8).T
+    order = np.lexsort((x, y, z))  # the last key is the major one
+    return np.stack([z, y, x], axis=1)[order].reshape(-1)
+
+
+def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None) -> np.ndarray:
+    """The points that tokens stand for: ``p = ((q + 1/2) / 2^b − 1/2) · side + centre``.
+
+    A point comes back as the centre of its bin, ``|p' − p| ≤ side / 2^(b+1)`` along each axis.
+
+    Args:
+        tokens: [..., 3·P] of 0 to 2^b − 1, the coordinates of a point as z, y, x.
+        num_bits: b, 1 to 8.
+        box: ``(centre, side)``; by default the cube of side 1 around 0.
+
+    Returns:
+        float32 [..., P, 3], columns x, y, z, in the unit of the box.
+
+    Raises:
+        ValueError: ``num_bits`` or a token is out of range, or tokens are missing to a point.
+    """
+    bins = _num_bins(num_bits)
+    tokens = np.asarray(tokens)
+    if tokens.ndim < 1 or tokens.shape[-1] % 3:
+        raise ValueError(f'tokens must be three per point, but have the shape {tokens.shape}.')
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < bins:
+        raise ValueError(f'tokens must be 0 to {bins - 1} with num_bits={num_bits}, but are '
+                         f'{tokens.min()} to {tokens.max()}.')
+    centre, side = UNIT_CUBE if box is None else box
+    coordinates = tokens.reshape(*tokens.shape[:-1], -1, 3)[..., ::-1]
+    points = ((coordinates + 0.5) / bins - 0.5) * side + np.asarray(centre)
+    return points.astype(np.float32)
+
+
+def _num_bins(num_bits: int) -> int:
+    if num_bits not in range(1, 9):
+        raise ValueError(f'num_bits must be 1 to 8, but got {num_bits!r}.')
+    return 2**num_bits
+
+
+def _checked(points: np.ndarray) -> np.ndarray:
+    """The points in float64, where differences of float32 do not overflow."""
+    points = np.asarray(points, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] != 3 or not len(points):
+        raise ValueError(f'points must be [P, 3] with P at least 1, but have the shape '
+                         f'{points.shape}.')
+    if not np.isfinite(points).all():
+        bad = int((~np.isfinite(points)).any(1).sum())
+        raise ValueError(f'points must be finite, but {bad} of {len(points)} are not.')
+    return points
