@@ -1,5 +1,7 @@
 """Metrics; the name of every number carries its unit."""
 
+from .image_quality import ImageQuality
 from .likelihood import Likelihood
+from .point_cloud_distance import PointCloudDistance
 
-__all__ = ['Likelihood']
+__all__ = ['ImageQuality', 'Likelihood', 'PointCloudDistance']

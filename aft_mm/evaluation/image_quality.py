@@ -1,0 +1,124 @@
+"""Quality of images that were drawn from smaller ones."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from mmengine.evaluator import BaseMetric
+from PIL import Image
+from torch import Tensor
+
+# The details of these two differ from hand to hand; a well-kept library's can be compared.
+from torchmetrics.functional.image import (
+    peak_signal_noise_ratio,
+    structural_similarity_index_measure,
+)
+
+from aft_mm.registry import METRICS
+
+SMALLEST = 6  # what can be mirrored at an edge by half of the similarity's window
+
+
+@METRICS.register_module()
+class ImageQuality(BaseMetric):
+    """How close drawn images are to the truth and to the input they were drawn for.
+
+    Three kinds of image are measured, which the names of the numbers begin with: ``sample``, each
+    of the N images drawn for an input; ``mean``, the mean of the N, which comes closest to the
+    truth in squared error, and is blurred; ``bicubic``, the input enlarged without a model, the
+    baseline. The numbers are
+
+    - ``psnr_db``: ``10 log₁₀ (255² / MSE)``, in dB; infinite for the truth itself;
+    - ``ssim``: structural similarity, without unit, 1 for the truth; Gaussian window of 11 × 11
+      pixels with σ = 1.5, images mirrored at their edges;
+    - ``consistency_mse``: mean squared difference between the image, shrunk to the size of the
+      input (mean over areas), and the input, of values from 0 to 1. An image whose means are
+      rounded to 8 bits as the input's are has up to (1/510)² = 3.8e-6.
+
+    Each is computed per image and averaged, first over the draws, then over the inputs. Inputs
+    without ``drawn`` are left out.
+
+    Args:
+        image_shape: ``(H, W, C)`` of the images.
+        source_shape: ``(h, w, C)`` of the inputs, a divisor of ``image_shape``.
+        collect_device: See :class:`aft_mm.evaluation.Likelihood`.
+        **kwargs: Those of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+
+    Raises:
+        ValueError: The shapes do not fit each other or the similarity's window, or nothing was
+            drawn.
+    """
+
+    def __init__(self, image_shape: Sequence[int], source_shape: Sequence[int],
+                 collect_device: str = 'gpu', **kwargs) -> None:
+        self.image_shape, self.source_shape = tuple(image_shape), tuple(source_shape)
+        if len(self.image_shape) != 3 or min(self.image_shape[:2]) < SMALLEST:
+            raise ValueError(f'image_shape must be (H, W, C) with H and W at least {SMALLEST}, for '
+                             f'the window of the similarity, but is {self.image_shape}.')
+        source = self.source_shape
+        fits = len(source) == 3 and min(source) > 0 and source[2] == self.image_shape[2]
+        if not fits or any(np.mod(self.image_shape[:2], source[:2])):
+            raise ValueError(f'source_shape must be (h, w, C) that divides H and W of image_shape '
+                             f'{self.image_shape} and has its C, but is {source}.')
+        super().__init__(collect_device=collect_device, **kwargs)
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """Measure what was drawn: tokens [N, T, C] of the sample of an image [T, C] in the batch.
+
+        One result per sample, drawn or not: mmengine finds repeated samples by their number.
+        """
+        for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
+            drawn = sample.get('drawn')
+            self.results.append(
+                None if drawn is None else self._measure(tokens, sample['source'], drawn))
+
+    def compute_metrics(self, results: list) -> dict:
+        """``{'sample_psnr_db': ..., 'sample_ssim': ..., 'mean_psnr_db': ..., ...}``."""
+        measured = [result for result in results if result is not None]
+        if not measured:
+            raise ValueError('ImageQuality needs images that were drawn, but there is none in '
+                             f'{len(results)} samples: test_cfg must be a GenerationTestLoop.')
+        return {name: float(np.mean([result[name] for result in measured]))
+                for name in measured[0]}
+
+    def _measure(self, target: Tensor, source: Tensor, drawn: Tensor) -> dict[str, float]:
+        images = _pictures(drawn, self.image_shape)
+        small = _pictures(source[None], self.source_shape)
+        kinds = dict(sample=images, mean=images.mean(0, keepdim=True),
+                     bicubic=_enlarged(small, self.image_shape))
+        truth = _pictures(target[None], self.image_shape)
+        return {f'{kind}_{name}': value for kind, pictures in kinds.items()
+                for name, value in image_quality(pictures, truth, small).items()}
+
+
+def image_quality(images: Tensor, truth: Tensor, source: Tensor) -> dict[str, float]:
+    """psnr_db, ssim and consistency_mse of :class:`ImageQuality`, the means over N images.
+
+    Args:
+        images: [N, C, H, W], float, 0 to 255.
+        truth: [1, C, H, W], alike.
+        source: [1, C, h, w], alike; h divides H, w divides W.
+    """
+    truth = truth.expand_as(images)
+    shrunk = F.interpolate(images, size=source.shape[2:], mode='area')
+    return dict(
+        psnr_db=peak_signal_noise_ratio(images, truth, data_range=255.0, dim=(1, 2, 3)).item(),
+        ssim=structural_similarity_index_measure(images, truth, data_range=255.0).item(),
+        consistency_mse=F.mse_loss(shrunk / 255, source.expand_as(shrunk) / 255).item())
+
+
+def _pictures(tokens: Tensor, shape: Sequence[int]) -> Tensor:
+    """Tokens [N, T, C] or [N, T·C] in raster order as float64 [N, C, H, W]."""
+    return tokens.cpu().double().reshape(len(tokens), *shape).permute(0, 3, 1, 2)
+
+
+def _enlarged(small: Tensor, shape: Sequence[int]) -> Tensor:
+    """The input [1, C, h, w] as Pillow enlarges it, [1, C, H, W]."""
+    pixels = small[0].permute(1, 2, 0).numpy().astype(np.uint8)
+    channels = [
+        np.asarray(Image.fromarray(channel).resize(shape[1::-1], Image.Resampling.BICUBIC))
+        for channel in np.moveaxis(pixels, -1, 0)
+    ]
+    return torch.from_numpy(np.stack(channels)[None]).to(small)

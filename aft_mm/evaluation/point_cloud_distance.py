@@ -1,0 +1,87 @@
+"""A set of point clouds that a model drew against the test set."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.device import get_device
+from mmengine.evaluator import BaseMetric
+
+from aft_mm.registry import METRICS
+from aft_mm.structures import decode_points
+
+from .point_cloud import (
+    chamfer_distances,
+    coverage,
+    minimum_matching_distance,
+    nearest_neighbor_accuracy,
+)
+
+MOST_GAPS = 2**25  # distances between points that are held at once, 128 MiB of them
+
+
+@METRICS.register_module()
+class PointCloudDistance(BaseMetric):
+    """Drawn clouds against as many of the test set, by their Chamfer distance.
+
+    - ``mmd_squared_edges``: minimum matching distance, of a cloud of the test set to the nearest
+      drawn one, the mean over the test set; smaller is better;
+    - ``coverage_percent``: share of the test set that is the nearest one of a drawn cloud; larger
+      is better;
+    - ``1nna_percent``: how often the nearest neighbour of a cloud, of all the others together, is
+      of the same set; 50 is best.
+
+    All clouds are taken as their tokens stand, in the cube of side 1 around 0, so the unit of the
+    Chamfer distance is the squared longest edge of the bounding box. It is the mean squared
+    distance to the nearest point, from one to the other and back, summed.
+
+    The test set's part are the clouds with ``drawn``, one draw each, so that the two sets are of
+    one size. O(N²) in their number: 2·N² pairs of clouds, on the GPU where there is one.
+
+    Args:
+        num_bits: Bits per coordinate, as in ``PackPointCloud``.
+        collect_device: See :class:`aft_mm.evaluation.Likelihood`.
+        **kwargs: Those of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+
+    Raises:
+        ValueError: There are several draws for one cloud, or none at all.
+    """
+
+    def __init__(self, num_bits: int = 8, collect_device: str = 'gpu', **kwargs) -> None:
+        self.num_bits = num_bits
+        super().__init__(collect_device=collect_device, **kwargs)
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """Keep the tokens [T] of a cloud and those of its sample, ``drawn`` [1, T].
+
+        One result per sample, drawn or not: mmengine finds repeated samples by their number.
+        """
+        for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
+            drawn = sample.get('drawn')
+            if drawn is None:
+                self.results.append(None)
+                continue
+            if len(drawn) != 1:
+                raise ValueError('PointCloudDistance compares two sets of one size: num_samples of '
+                                 f'test_cfg must be 1, but is {len(drawn)}.')
+            # A byte each: all of them travel to the first rank.
+            both = np.stack([drawn[0].cpu().numpy(), tokens.cpu().numpy()])
+            self.results.append(both.astype(np.uint8))
+
+    def compute_metrics(self, results: list) -> dict:
+        """``{'mmd_squared_edges': ..., 'coverage_percent': ..., '1nna_percent': ...}``."""
+        pairs = [result for result in results if result is not None]
+        if not pairs:
+            raise ValueError('PointCloudDistance needs clouds that were drawn, but there is none '
+                             f'in {len(results)} samples: test_cfg must be a GenerationTestLoop.')
+        drawn, truth = zip(*pairs, strict=True)
+        clouds = torch.from_numpy(decode_points(np.stack(drawn + truth), self.num_bits))
+        block = max(1, MOST_GAPS // clouds.shape[1]**2)
+        distances = chamfer_distances(clouds.to(get_device()), block, progress=True)
+        across = distances[:len(drawn), len(drawn):]
+        return {
+            'mmd_squared_edges': minimum_matching_distance(across),
+            'coverage_percent': 100 * coverage(across),
+            '1nna_percent': 100 * nearest_neighbor_accuracy(distances, len(drawn)),
+        }

@@ -1,0 +1,126 @@
+"""Distances of point clouds against scipy's trees and scikit-learn's neighbours."""
+
+import numpy as np
+import pytest
+import torch
+from mmengine.evaluator import Evaluator
+from mmengine.registry import METRICS
+from scipy.spatial import cKDTree
+from sklearn.model_selection import LeaveOneOut, cross_val_score
+from sklearn.neighbors import KNeighborsClassifier
+
+from aft_mm.evaluation import PointCloudDistance
+from aft_mm.evaluation.point_cloud import (
+    chamfer_distances,
+    coverage,
+    minimum_matching_distance,
+    nearest_neighbor_accuracy,
+)
+from aft_mm.structures import SequenceSample, encode_points
+
+
+def chamfer(a, b):
+    return (cKDTree(b).query(a)[0]**2).mean() + (cKDTree(a).query(b)[0]**2).mean()
+
+
+def clouds(num, points, seed=0, scale=1.0):
+    rng = np.random.default_rng(seed)
+    # Flat ones and long ones, so that some are nearer to each other than others.
+    return rng.normal(size=(num, points, 3)) * rng.uniform(0.1, scale, (num, 1, 3))
+
+
+def evaluate(pairs, batch_size=3, **options):
+    """Of pairs of tokens (drawn [N, T], truth [T]); nothing was drawn where that is None."""
+    evaluator = Evaluator(METRICS.build(dict(type='aft_mm.PointCloudDistance', **options)))
+    for i in range(0, len(pairs), batch_size):
+        samples = [SequenceSample() for _ in pairs[i:i + batch_size]]
+        for sample, (drawn, _) in zip(samples, pairs[i:i + batch_size], strict=True):
+            if drawn is not None:
+                sample.drawn = torch.from_numpy(drawn).long()
+        inputs = [torch.from_numpy(truth) for _, truth in pairs[i:i + batch_size]]
+        evaluator.process(data_samples=samples, data_batch=dict(inputs=inputs))
+    return evaluator.evaluate(len(pairs))
+
+
+@pytest.mark.parametrize('num, points', [(1, 7), (6, 63), (5, 1)])
+@pytest.mark.parametrize('block', [1, 4, 100])
+def test_chamfer_distances_are_those_of_a_tree(num, points, block):
+    given = clouds(num, points)
+    found = chamfer_distances(torch.from_numpy(given), block)
+    expected = [[chamfer(a, b) for b in given] for a in given]
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_chamfer_distances_of_quantised_points_are_exact_in_float32():
+    tokens = np.random.default_rng(0).integers(0, 256, (4, 50, 3))
+    points = torch.from_numpy((tokens + 0.5) / 256 - 0.5)
+    single, double = (chamfer_distances(points.to(dtype), 2)
+                      for dtype in (torch.float32, torch.float64))
+    torch.testing.assert_close(single.double(), double, rtol=1e-6, atol=0)
+
+
+def test_1nna_is_the_accuracy_of_a_leave_one_out_classifier():
+    rng = np.random.default_rng(0)
+    for shift, generated in [(0.0, 9), (1.0, 9), (5.0, 6)]:
+        places = rng.normal(size=(18, 2))
+        places[:generated] += shift
+        gaps = np.linalg.norm(places[:, None] - places, axis=-1)
+        labels = np.arange(18) < generated
+        classifier = KNeighborsClassifier(1, metric='precomputed')
+        expected = cross_val_score(classifier, gaps, labels, cv=LeaveOneOut()).mean()
+        found = nearest_neighbor_accuracy(torch.from_numpy(gaps), generated)
+        assert found == pytest.approx(expected)
+    assert found == 1.0
+
+
+def test_matching_and_coverage_of_known_distances():
+    distances = torch.tensor([[1., 5., 9.], [2., 3., 7.]])  # two generated, three references
+    assert minimum_matching_distance(distances) == pytest.approx((1 + 3 + 7) / 3)
+    assert coverage(distances) == pytest.approx(1 / 3)  # both are nearest to the first
+
+
+def test_sets_of_the_metric_are_compared_as_by_hand():
+    drawn, truth = clouds(7, 40, seed=1), clouds(7, 40, seed=2)
+    encoded = [[encode_points(cloud) for cloud in part] for part in (drawn, truth)]
+    pairs = [(d[None], t) for d, t in zip(*encoded, strict=True)]
+    metrics = evaluate(pairs)
+
+    # The unit is the longest edge of the bounding box, which the tokens span.
+    points = [((tokens.reshape(-1, 3) + 0.5) / 256) for part in encoded for tokens in part]
+    distances = torch.tensor([[chamfer(a, b) for b in points] for a in points])
+    across = distances[:7, 7:]
+    assert metrics == pytest.approx({
+        'mmd_squared_edges': across.amin(0).mean().item(),
+        'coverage_percent': 100 * len(set(across.argmin(1).tolist())) / 7,
+        '1nna_percent': 100 * nearest_neighbor_accuracy(distances, 7)
+    }, rel=1e-6)
+    rest = [(None, truth) for _, truth in pairs[:3]]
+    assert evaluate(pairs + rest, batch_size=2) == metrics
+
+
+def test_a_copy_of_the_test_set_covers_it_and_noise_does_not():
+    truth = [encode_points(cloud) for cloud in clouds(8, 30)]
+    noise = [encode_points(cloud) for cloud in np.random.default_rng(1).uniform(size=(8, 30, 3))]
+    copied = evaluate([(tokens[None], tokens) for tokens in truth])
+    drawn = evaluate([(d[None], t) for d, t in zip(noise, truth, strict=True)])
+
+    assert copied == {'mmd_squared_edges': 0, 'coverage_percent': 100, '1nna_percent': 0}
+    assert drawn['mmd_squared_edges'] > 0 and drawn['coverage_percent'] < 100
+    assert drawn['1nna_percent'] > 50
+
+
+def test_fewer_bits_are_coarser_bins():
+    tokens = np.zeros((2, 6), np.uint8)
+    tokens[1] = 1  # one bin away along each axis
+    pairs = [(tokens[:1], tokens[1])]
+    distances = [evaluate(pairs, num_bits=bits)['mmd_squared_edges'] for bits in (8, 1)]
+    assert distances == pytest.approx([2 * 3 / 256**2, 2 * 3 / 2**2])
+
+
+def test_sets_of_unequal_size_and_empty_ones_are_refused():
+    tokens = np.zeros(6, np.uint8)
+    with pytest.raises(ValueError, match='num_samples of test_cfg must be 1, but is 2'):
+        evaluate([(np.stack([tokens, tokens]), tokens)])
+    with pytest.raises(ValueError, match='none in 2 samples: test_cfg must be a Generation'):
+        evaluate([(None, tokens), (None, tokens)])
+    assert PointCloudDistance().num_bits == 8
