@@ -32,8 +32,8 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
             image = ImageOps.exif_transpose(file)
             image.load()
     except _DAMAGE as error:
-        reason = error.strerror if isinstance(error, FileNotFoundError) else error
-        raise UnusableFile(f'image {str(path)!r} cannot be read: {reason}.') from error
+        reason = ' '.join(f'{type(error).__name__}: {error}'.split())
+        raise UnusableFile(f'image {str(path)!r} cannot be read: {reason}') from error
     if image.mode in ('I', 'F'):
         raise UnusableFile(f'image {str(path)!r} has 32 bits a value, but 8 or 16 can be read.')
     remarks = []

@@ -47,7 +47,8 @@ def origin(error: Exception) -> tuple[str, str, int]:
     message = str(error.args[0] if isinstance(error, KeyError) else error)
     if 'Original Traceback' in message:  # torch's text of a worker's error
         file, line = re.findall(r'^  File "(.+)", line (\d+)', message, re.M)[-1]
-        return message.rpartition(f'\n{type(error).__name__}: ')[2], file, int(line)
+        # An exception class of a module stands there with the module's name.
+        return re.split(rf'\n(?:\w+\.)*{type(error).__name__}: ', message)[-1], file, int(line)
     place = traceback.extract_tb(error.__traceback__)[-1]
     return message, place.filename, place.lineno or 0
 

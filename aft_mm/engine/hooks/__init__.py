@@ -3,6 +3,7 @@
 from .check_images_hook import CheckImagesHook
 from .checkpoint_fit_hook import CheckpointFitHook
 from .compile_hook import CompileHook
+from .data_report_hook import DataReportHook
 from .epoch_seed_hook import EpochSeedHook
 from .finite_loss_hook import FiniteLossHook
 from .first_sample_hook import FirstSampleHook
@@ -13,6 +14,7 @@ __all__ = [
     'CheckImagesHook',
     'CheckpointFitHook',
     'CompileHook',
+    'DataReportHook',
     'EpochSeedHook',
     'FiniteLossHook',
     'FirstSampleHook',
