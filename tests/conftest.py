@@ -21,6 +21,12 @@ def root() -> Path:
     return ROOT
 
 
+@pytest.fixture
+def shared_data() -> Path:
+    """Folder of the data packs: AFT_MM_DATA, or shared/data beside the checkout."""
+    return Path(os.environ.get('AFT_MM_DATA') or ROOT.parent / 'shared' / 'data')
+
+
 @pytest.fixture(scope='session')
 def config() -> Callable[[str], str]:
     """The path of a config in tests/configs by its name."""
