@@ -1,0 +1,125 @@
+"""Point clouds in the formats of their data sets, whole and damaged."""
+
+import numpy as np
+import pytest
+import trimesh
+from pypcd4 import Encoding, PointCloud
+from scipy.spatial import cKDTree
+
+from aft_mm.datasets import UnusableFile, read_points
+from aft_mm.structures import bounding_cube, decode_points, encode_points
+
+
+def write(path, points):
+    """Write a cloud in the format that the name asks for."""
+    name = path.name.lower()
+    if name.endswith('.npy'):
+        np.save(path, points)
+    elif name.endswith('.pcd'):
+        encoding = Encoding[path.stem.upper()]
+        PointCloud.from_xyz_points(points).save(path, encoding=encoding)
+    elif name.endswith('.ply'):
+        trimesh.PointCloud(points).export(path)
+    else:
+        np.savetxt(path, points)
+
+
+NAMES = ['a.npy', 'ascii.pcd', 'binary.pcd', 'binary_compressed.pcd', 'a.ply', 'a.PLY', 'a.pts',
+         'a.xyz']
+
+
+@pytest.fixture
+def points():
+    return np.random.default_rng(0).standard_normal((63, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_points_come_back(tmp_path, points, name):
+    write(tmp_path / name, points)
+    back = read_points(tmp_path / name)
+    assert back.dtype == np.float32
+    np.testing.assert_allclose(back, points, rtol=1e-6)
+
+
+def test_integers_and_doubles_are_points_too(tmp_path, points):
+    for array in (points.astype(np.float64), (points * 10).astype(np.int64)):
+        np.save(tmp_path / 'a.npy', array)
+        np.testing.assert_array_equal(read_points(tmp_path / 'a.npy'), array.astype(np.float32))
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('damage', [
+    lambda data: b'', lambda data: data[:5], lambda data: data[:len(data) // 2 + 1],
+    lambda data: bytes(len(data)), lambda data: np.random.default_rng(1).bytes(len(data))
+], ids=['empty', 'beginning', 'half', 'zeros', 'noise'])
+@pytest.mark.filterwarnings('ignore:loadtxt')
+def test_a_damaged_file_is_named_in_one_sentence(tmp_path, points, name, damage):
+    path = tmp_path / name
+    write(path, points)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UnusableFile, match=f"^point cloud '{path}' ") as error:
+        read_points(path)
+    assert '\n' not in str(error.value)
+
+
+def test_a_pcd_file_that_ends_between_two_points_is_refused(tmp_path, points):
+    path = tmp_path / 'binary.pcd'
+    write(path, points)
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(UnusableFile, match='63 points announced, 62 found'):
+        read_points(path)
+
+
+@pytest.mark.parametrize(('array', 'message'), [
+    (np.zeros((5, 2)), r'must hold numbers \[N, 3\], but holds float64 \[5, 2\]'),
+    (np.zeros((2, 5, 3)), r'but holds float64 \[2, 5, 3\]'),
+    (np.array([['a', 'b', 'c']]), r'must hold numbers \[N, 3\], but holds <U1 \[1, 3\]'),
+    (np.zeros((0, 3)), 'P at least 1'),
+    (np.ones((5, 3)), 'cannot be used: points must differ, but all 5 are'),
+    (np.array([[0, 0, 0], [1, 2, np.nan], [3, 4, 5]]), 'must be finite, but 1 of 3 are not'),
+    (np.array([[dict()]], dtype=object), 'cannot be read: ValueError: Object arrays cannot be'),
+])
+def test_a_cloud_that_is_none_is_refused(tmp_path, array, message):
+    np.save(tmp_path / 'a.npy', array)
+    with pytest.raises(UnusableFile, match=message):
+        read_points(tmp_path / 'a.npy')
+
+
+def test_a_mesh_a_missing_file_and_another_kind_are_refused(tmp_path):
+    trimesh.creation.box().export(tmp_path / 'a.ply')
+    with pytest.raises(UnusableFile, match='it is a mesh, .* tools/dataset_converters/shape'):
+        read_points(tmp_path / 'a.ply')
+    with pytest.raises(UnusableFile, match="no.npy' cannot be read: FileNotFoundError"):
+        read_points(tmp_path / 'no.npy')
+    with pytest.raises(UnusableFile, match="a.off' must end in one of .npy, .pcd, .ply, .pts"):
+        read_points(tmp_path / 'a.off')
+
+
+def test_modelnet_chairs(shared_data):
+    folder = shared_data / 'modelnet10_pcd/chair/test'
+    if not folder.is_dir():
+        pytest.skip(f'the modelnet10_pcd pack is not at {shared_data}')
+    for path in sorted(folder.glob('*.pcd')):
+        points = read_points(path)
+        assert points.shape == (1024, 3)
+        # Binary PCD is a header and float32.
+        values = np.frombuffer(path.read_bytes()[-1024 * 12:], '<f4')
+        np.testing.assert_array_equal(points.ravel(), values)
+
+
+def test_real_shapes_look_the_same_after_a_round_trip_through_tokens(shared_data):
+    """The root of the mean squared distance to the nearest point, both ways, is below a step."""
+    paths = sorted(shared_data.glob('shapenet_part_sample/*/points/*.pts'))
+    if not paths:
+        pytest.skip(f'the shapenet_part_sample pack is not at {shared_data}')
+    assert len(paths) == 12
+    for path in paths:
+        points = read_points(path)
+        box = bounding_cube(points)
+        back = decode_points(encode_points(points, box=box), box=box)
+        assert len(back) == len(points)
+        step = box[1] / 256
+        for one, two in ((points, back), (back, points)):
+            nearest, _ = cKDTree(one).query(two)
+            assert np.sqrt(np.mean(nearest**2)) < step
+            assert nearest.max() <= np.sqrt(3) / 2 * step * 1.001

@@ -1,0 +1,117 @@
+"""Point clouds as integers and back."""
+
+import numpy as np
+import pytest
+from scipy.spatial import cKDTree
+
+from aft_mm.structures import bounding_cube, decode_points, encode_points
+
+
+@pytest.fixture
+def points():
+    """63 points, off the origin, longest along y."""
+    rng = np.random.default_rng(0)
+    return (rng.standard_normal((63, 3)) * (1, 9, 3) + (100, -5, 2)).astype(np.float32)
+
+
+def test_the_cube_is_around_the_box_and_as_wide_as_its_longest_edge():
+    centre, side = bounding_cube([[1, 0, 5], [3, 10, 5], [2, 4, 4]])
+    assert (centre, side) == ((2., 5., 4.5), 10.)
+
+
+@pytest.mark.parametrize('num_bits', [1, 3, 8])
+@pytest.mark.parametrize('number', [2, 7, 63])
+def test_no_coordinate_moves_by_more_than_half_a_step(points, num_bits, number):
+    cloud = points[:number]
+    box = bounding_cube(cloud)
+    singles = [encode_points(point[None], num_bits, box) for point in cloud]
+    back = np.concatenate([decode_points(single, num_bits, box) for single in singles])
+    assert back.shape == cloud.shape and back.dtype == np.float32
+    assert np.abs(back - cloud).max() <= box[1] / 2**(num_bits + 1) + 1e-5  # of float32
+    # A whole cloud is its points, in the order that Python gives to their tokens.
+    triples = sorted(tuple(single.tolist()) for single in singles)
+    np.testing.assert_array_equal(encode_points(cloud, num_bits).reshape(-1, 3), triples)
+
+
+def test_every_bin_is_reached_and_the_upper_face_belongs_to_the_last():
+    grid = np.stack([np.linspace(-1, 1, 257)] * 3, axis=1)
+    tokens = encode_points(grid).reshape(-1, 3)
+    assert tokens.dtype == np.uint8
+    np.testing.assert_array_equal(tokens[:, 0], [*range(256), 255])
+
+
+@pytest.mark.parametrize('number', [2, 7, 63])
+def test_sorted_order_is_total(points, number):
+    """Any permutation of a cloud, with ties in every key, gives the same tokens."""
+    cloud = np.concatenate([points[:number], points[:number].round(), points[:1]])
+    expected = encode_points(cloud, num_bits=3)
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        np.testing.assert_array_equal(encode_points(rng.permutation(cloud), num_bits=3), expected)
+    triples = [tuple(triple) for triple in expected.reshape(-1, 3).tolist()]
+    assert triples == sorted(triples)
+
+
+def test_tokens_of_a_point_are_z_y_x():
+    cloud = [[0.1, 0.3, 0.49], [-0.5, -0.5, -0.5], [0.5, -0.2, -0.5]]
+    tokens = encode_points(cloud, box=((0., 0., 0.), 1.))
+    assert tokens.tolist() == [0, 0, 0, 0, 76, 255, 253, 204, 153]
+    expected = [[-0.5] * 3, [0.5, -0.2, -0.5], [0.1, 0.3, 0.49]]
+    np.testing.assert_allclose(decode_points(tokens), expected, atol=1 / 512 + 1e-7)
+
+
+def test_a_batch_of_samples_is_decoded_at_once(points):
+    tokens = np.stack([encode_points(points), encode_points(points[::-1] * 2)])
+    back = decode_points(tokens[None])
+    assert back.shape == (1, 2, 63, 3)
+    np.testing.assert_array_equal(back[0, 1], decode_points(tokens[1]))
+    assert np.abs(back).max() < 0.5
+
+
+def test_a_given_box_is_kept(points):
+    box = ((0., 0., 0.), 500.)
+    back = decode_points(encode_points(points, box=box), box=box)
+    assert cKDTree(points).query(back, p=np.inf)[0].max() <= 500 / 512 + 1e-4
+    with pytest.raises(ValueError, match='points must lie in the box, a cube of side 100.0 around'):
+        encode_points(points, box=((0., 0., 0.), 100.))
+
+
+def test_huge_and_tiny_clouds_survive(points):
+    for scale in (1e-30, 1e30, 3e36):
+        scaled = points * np.float32(scale)
+        tokens = encode_points(scaled)
+        box = bounding_cube(scaled)
+        distance, _ = cKDTree(decode_points(tokens, box=box) / scale).query(points, p=np.inf)
+        assert distance.max() <= box[1] / scale / 512 * 1.001
+
+
+@pytest.mark.parametrize(('points', 'message'), [
+    (np.zeros((4, 3)), 'points must differ, but all 4 are'),
+    (np.ones((1, 3)), 'points must differ, but all 1 are'),
+    (np.zeros((0, 3)), r'points must be \[P, 3\] with P at least 1, but have the shape \(0, 3\)'),
+    (np.zeros((4, 2)), r'but have the shape \(4, 2\)'),
+    ([[0, 0, 0], [1, np.nan, 0]], 'points must be finite, but 1 of 2 are not'),
+    ([[0, 0, 0], [1, np.inf, 0]], 'points must be finite, but 1 of 2 are not'),
+])
+def test_a_cloud_without_a_cube_is_refused(points, message):
+    for function in (bounding_cube, encode_points):
+        with pytest.raises(ValueError, match=message):
+            function(points)
+
+
+@pytest.mark.parametrize('num_bits', [0, 9, 2.5])
+def test_bits_out_of_range_are_refused(points, num_bits):
+    for call in (lambda: encode_points(points, num_bits), lambda: decode_points([0] * 3, num_bits)):
+        with pytest.raises(ValueError, match=f'num_bits must be 1 to 8, but got {num_bits}'):
+            call()
+
+
+@pytest.mark.parametrize(('tokens', 'message'), [
+    ([0, 1, 8], 'tokens must be 0 to 7 with num_bits=3, but are 0 to 8'),
+    ([0, -1, 7], 'tokens must be 0 to 7 with num_bits=3, but are -1 to 7'),
+    ([0, 1], r'tokens must be three per point, but have the shape \(2,\)'),
+    (3, r'tokens must be three per point, but have the shape \(\)'),
+])
+def test_tokens_that_are_no_points_are_refused(tokens, message):
+    with pytest.raises(ValueError, match=message):
+        decode_points(tokens, num_bits=3)
