@@ -56,18 +56,22 @@ def run() -> Callable[..., subprocess.CompletedProcess]:
 
 @pytest.fixture(scope='session')
 def untrained(tmp_path_factory) -> dict[str, tuple[str, str]]:
-    """Config and checkpoint files of an untrained model of text and one of images."""
+    """Config and checkpoint files of an untrained model of every kind that draws."""
     folder = tmp_path_factory.mktemp('untrained')
     found = {}
-    for name in ('tiny_text', 'tiny_pixels'):
+    for name in ('tiny_text', 'tiny_pixels', 'tiny_super_resolution', 'tiny_points'):
         config = Config.fromfile(
             ROOT / f'tests/configs/{name}.py', import_custom_modules=False)
         config.pop('custom_imports')  # the hooks of the tests, which a person does not have
         config.dump(folder / f'{name}.py')
         torch.manual_seed(0)
         model = MODELS.build(dict(config.model, type='aft_mm.AutoregressiveModel'))
-        with torch.no_grad():  # logits far enough apart to show what a temperature does
-            model.head.weight.mul_(100)
+        if model.encoder is not None:  # else the source hardly changes what is drawn
+            for parameter in model.parameters():
+                torch.nn.init.normal_(parameter, std=0.4)
+        else:
+            with torch.no_grad():  # logits far enough apart to show what a temperature does
+                model.head.weight.mul_(100)
         torch.save(dict(state_dict=model.state_dict(), meta={}), folder / f'{name}.pth')
         found[name] = str(folder / f'{name}.py'), str(folder / f'{name}.pth')
     return found

@@ -8,8 +8,10 @@ from .hooks import (
     EpochSeedHook,
     FiniteLossHook,
     FirstSampleHook,
+    PointCloudHook,
     RegularizationHook,
     SampleHook,
+    SuperResolutionHook,
 )
 from .loops import GenerationTestLoop
 from .optim_wrapper import AutocastOptimWrapper
@@ -26,6 +28,8 @@ __all__ = [
     'FirstSampleHook',
     'GenerationTestLoop',
     'InverseSqrtLR',
+    'PointCloudHook',
     'RegularizationHook',
     'SampleHook',
+    'SuperResolutionHook',
 ]

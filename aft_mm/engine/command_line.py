@@ -1,10 +1,11 @@
-"""What ``tools/train.py`` and ``tools/test.py`` share."""
+"""What the tools share."""
 
 import argparse
 import importlib
 import os
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine.config import Config, ConfigDict, DictAction
@@ -21,7 +22,7 @@ DATA_ERRORS = (*CONFIG_ERRORS, RuntimeError, EOFError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that both tools have."""
+    """The arguments that training and testing have."""
     parser.add_argument('--work-dir', help='folder of logs and checkpoints')
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
@@ -32,6 +33,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # torch.distributed.launch passes it; torchrun sets the variable.
     parser.add_argument(
         '--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float = 1.0) -> None:
+    """How to draw, where, and from what config: the arguments of tools that draw from a model."""
+    parser.add_argument(
+        '--temperature', type=float, default=temperature,
+        help=f'divides the logits; {temperature} unless given')
+    parser.add_argument('--top-k', type=int, help='draw among the k likeliest values only')
+    parser.add_argument(
+        '--top-p', type=float, help='draw among the likeliest values of this probability only')
+    parser.add_argument('--greedy', action='store_true', help='take the likeliest value always')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--device', help='by default an accelerator if there is one')
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
+        help='override entries of the config, such as test_dataloader.dataset.data_root=DIR')
+
+
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of ``AutoregressiveModel.generate`` among the arguments."""
+    return {name: getattr(args, name) for name in
+            ('temperature', 'top_k', 'top_p', 'greedy', 'seed')}
+
+
+def load_sampled_config(args: argparse.Namespace) -> Config:
+    """The config of a tool that draws from a model, with ``--cfg-options``.
+
+    Raises:
+        UserError: config or checkpoint do not exist.
+    """
+    check_config(args.config)
+    check_checkpoint(args.checkpoint)
+    config = Config.fromfile(args.config)
+    config.merge_from_dict(args.cfg_options)
+    return config
+
+
+def numbered(path: str, num: int) -> list[str]:
+    """Names of ``num`` files: ``path`` itself for one, ``a-1.png``, ``a-2.png``, … for several."""
+    stem, suffix = os.path.splitext(path)
+    return [path] if num == 1 else [f'{stem}-{i + 1}{suffix}' for i in range(num)]
 
 
 def check_torchvision() -> None:

@@ -7,8 +7,10 @@ from .data_report_hook import DataReportHook
 from .epoch_seed_hook import EpochSeedHook
 from .finite_loss_hook import FiniteLossHook
 from .first_sample_hook import FirstSampleHook
+from .point_cloud_hook import PointCloudHook
 from .regularization_hook import RegularizationHook
 from .sample_hook import SampleHook
+from .super_resolution_hook import SuperResolutionHook
 
 __all__ = [
     'CheckImagesHook',
@@ -18,6 +20,8 @@ __all__ = [
     'EpochSeedHook',
     'FiniteLossHook',
     'FirstSampleHook',
+    'PointCloudHook',
     'RegularizationHook',
     'SampleHook',
+    'SuperResolutionHook',
 ]

@@ -1,0 +1,52 @@
+"""Point clouds that a model draws while it learns."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from mmengine.runner import Runner
+
+from aft_mm.registry import HOOKS
+from aft_mm.visualization import draw_point_clouds
+
+from ..point_sampling import check_points, sample_points
+from .picture_hook import PictureHook
+from .task_model import task_model
+
+
+@HOOKS.register_module()
+class PointCloudHook(PictureHook):
+    """Draw the picture ``point_clouds``, clouds from nothing.
+
+    Args:
+        num_bits: Of a coordinate, as in the data.
+        up: The axis of the height, ``'x'``, ``'y'`` or ``'z'``.
+        interval: As for :class:`PictureHook`.
+        num_samples: Clouds to draw.
+        temperature: Divides the logits; below 1 the likely values become likelier.
+        seed: Of the samples, the same in every epoch.
+    """
+
+    def __init__(
+        self,
+        num_bits: int = 8,
+        up: str = 'z',
+        interval: int = 10,
+        num_samples: int = 8,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(interval)
+        self.num_bits = num_bits
+        self.up = up
+        self.num_samples = num_samples
+        self.options = dict(temperature=temperature, seed=seed)
+
+    def before_train(self, runner: Runner) -> None:
+        """Raise a :class:`UserError` if the model is made for other tokens."""
+        check_points(task_model(runner), self.num_bits)
+
+    def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
+        """The one picture."""
+        clouds = sample_points(
+            task_model(runner), self.num_samples, self.num_bits, **self.options)
+        yield 'point_clouds', draw_point_clouds(clouds, self.up, columns=min(4, len(clouds)))

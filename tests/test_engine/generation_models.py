@@ -1,0 +1,41 @@
+"""Tiny models that draw, with parameters far enough from zero to show what they are given."""
+
+import torch
+from mmengine.registry import MODELS
+from torch import nn
+
+PIXELS = dict(type='aft_mm.PixelEmbedding', num_channels=3)
+IMAGE, SOURCE = (6, 4, 3), (3, 2, 3)
+
+
+def _build(**parts) -> nn.Module:
+    torch.manual_seed(0)
+    model = MODELS.build(dict(type='aft_mm.AutoregressiveModel', **parts))
+    for name, parameter in model.named_parameters():
+        # Logits near enough to each other to leave the noise a part.
+        nn.init.normal_(parameter, std=0.3 if name.startswith('head') else 1)
+    return model
+
+
+def _stack(kind: str, **options) -> dict:
+    return dict(type=f'aft_mm.{kind}', embed_dims=8, num_layers=1,
+                token_mixer=dict(type='aft_mm.AFTSimple'), **options)
+
+
+def super_resolution_model(channels: int = 3) -> nn.Module:
+    """From 3 x 2 to 6 x 4 pixels."""
+    pixels = {**PIXELS, 'num_channels': channels}
+    return _build(
+        encoder=_stack('SequenceEncoder', embedding=pixels, grid=(3, 2)),
+        decoder=_stack('SequenceDecoder', embedding=pixels, grid=(6, 4), cross_mixer=dict(
+            type='aft_mm.SoftmaxAttention', num_heads=2)),
+        head=dict(type='aft_mm.LogisticMixtureHead', embed_dims=8, num_channels=channels,
+                  num_components=2))
+
+
+def points_model(length: int = 15, num_values: int = 32, **options) -> nn.Module:
+    """Clouds of 5 points in 5 bits."""
+    return _build(
+        decoder=_stack('SequenceDecoder', grid=(length, ), **options, embedding=dict(
+            type='aft_mm.TokenEmbedding', vocab_size=num_values, num_kinds=3)),
+        head=dict(type='aft_mm.CategoricalHead', embed_dims=8, num_classes=num_values))

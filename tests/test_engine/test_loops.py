@@ -1,0 +1,193 @@
+"""GenerationTestLoop: what a metric gets to see, and which noise is in it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mmengine.dataset import pseudo_collate
+from torch.utils.data import DataLoader
+
+from aft_mm.engine import GenerationTestLoop
+from aft_mm.engine.errors import UserError
+from aft_mm.engine.seeds import derived_seed
+from aft_mm.structures import SequenceSample
+
+from .generation_models import points_model, super_resolution_model
+
+
+class Metric:
+    """An evaluator that keeps the samples it gets, as mmengine's hands them on."""
+
+    def __init__(self):
+        self.samples, self.inputs = [], []
+
+    def process(self, data_samples, data_batch):
+        self.samples += [sample.to_dict() for sample in data_samples]
+        self.inputs += data_batch['inputs']
+
+    def evaluate(self, size):
+        return dict(size=size)
+
+
+class Sequences(torch.utils.data.Dataset):
+    """Seven sequences of 15 tokens, or of the given lengths."""
+
+    metainfo = {}
+
+    def __init__(self, lengths=(15, ) * 7):
+        self.lengths = lengths
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        tokens = torch.randint(32, (self.lengths[index], ), generator=generator)
+        return dict(inputs=tokens, data_samples=SequenceSample(metainfo=dict(number=index)))
+
+
+class Pairs(Sequences):
+    """Pixels [24, 3] and their sources [6, 3]; the last two have one source."""
+
+    def __init__(self, shift=0):
+        super().__init__()
+        self.shift = shift
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(min(index + self.shift, 5))
+        source = torch.randint(256, (6, 3), generator=generator)
+        return dict(inputs=source.repeat(4, 1),
+                    data_samples=SequenceSample(metainfo=dict(number=index), source=source))
+
+
+def run(model, dataset=None, rank=0, world_size=1, batch_size=3, **options):
+    """The samples of a test, in the order in which the metric got them."""
+    dataset = dataset or Sequences()
+    runner = SimpleNamespace(
+        model=model, rank=rank, world_size=world_size, call_hook=lambda *args, **kwargs: None,
+        visualizer=SimpleNamespace(dataset_meta=None))
+    loader = DataLoader(dataset, batch_size, sampler=range(rank, len(dataset), world_size),
+                        collate_fn=pseudo_collate)
+    metric = Metric()
+    loop = GenerationTestLoop(runner, loader, metric, **options)
+    assert loop.run() == dict(size=len(dataset))
+    return metric.samples
+
+
+def drawn(samples):
+    return [sample['drawn'] for sample in samples]
+
+
+@pytest.fixture(scope='module')
+def points():
+    return points_model()
+
+
+@pytest.fixture(scope='module')
+def pairs():
+    return super_resolution_model()
+
+
+def test_every_sample_has_likelihood_and_draws_of_its_length(points):
+    lengths = (15, 9, 1, 15, 4, 4, 7)
+    samples = run(points, Sequences(lengths), num_samples=2)
+    assert [sample['number'] for sample in samples] == list(range(7))
+    assert [tuple(tokens.shape) for tokens in drawn(samples)] == [(2, n) for n in lengths]
+    assert all(sample['nats'] > 0 and sample['num_dims'] == n
+               for sample, n in zip(samples, lengths, strict=True))
+
+
+def test_draws_are_those_of_the_model(points, pairs):
+    options = dict(num_samples=2, temperature=0.7, seed=5)
+    for model, dataset in ((points, Sequences()), (pairs, Pairs())):
+        found = drawn(run(model, dataset, **options))
+        for batch, numbers in enumerate(([0, 1, 2], [3, 4, 5], [6])):
+            data = [dataset[i] for i in numbers]
+            length = len(data[0]['inputs'])
+            given = dict(batch_size=2 * len(data)) if dataset is not None and model is points else (
+                dict(source=[d['data_samples'].source for d in data for _ in range(2)]))
+            expected = model.generate(
+                length, temperature=0.7, seed=derived_seed(5, 0, batch), **given)
+            torch.testing.assert_close(
+                torch.cat([found[i] for i in numbers]), expected, rtol=0, atol=0)
+
+
+def test_no_two_batches_or_ranks_share_noise_and_runs_repeat(points):
+    """The model draws from nothing, so that only the noise tells two draws apart."""
+    ranks = [drawn(run(points, rank=rank, world_size=2, batch_size=1)) for rank in (0, 1)]
+    every = [tuple(tokens.flatten().tolist()) for tokens in ranks[0] + ranks[1]]
+    assert len(set(every)) == 7
+    again = drawn(run(points, rank=1, world_size=2, batch_size=1))
+    assert all(map(torch.equal, again, ranks[1]))
+    batch = drawn(run(points, batch_size=7, num_samples=2))
+    assert len({tuple(row.tolist()) for tokens in batch for row in tokens}) == 14
+
+
+def test_samples_of_one_source_differ_and_depend_on_it(pairs):
+    found = drawn(run(pairs, Pairs(), batch_size=7, num_samples=2))
+    assert (found[5] != found[6]).any() and (found[0][0] != found[0][1]).any()
+    others = drawn(run(pairs, Pairs(shift=1), batch_size=7, num_samples=2))  # with the same noise
+    assert (found[0] != others[0]).any() and (found[6] == others[6]).all()
+
+
+@pytest.mark.parametrize('options', [
+    dict(seed=1), dict(temperature=0.1), dict(top_k=1), dict(top_p=0.05)])
+def test_options_change_what_is_drawn(points, options):
+    first, other = drawn(run(points)), drawn(run(points, **options))
+    assert any((a != b).any() for a, b in zip(first, other, strict=True))
+
+
+def test_autocast_reaches_the_draws(points, monkeypatch):
+    states, generate = [], points.generate
+
+    def record(*args, **kwargs):
+        states.append(torch.is_autocast_enabled('cpu'))
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(points, 'generate', record)
+    run(points, fp16=True, batch_size=7), run(points, batch_size=7)
+    assert states == [True, False]
+
+
+@pytest.mark.parametrize(('world_size', 'batch_size'), [(1, 3), (1, 7), (2, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize('num_inputs', [1, 4, 7, 100])
+def test_the_first_inputs_are_drawn_for(points, world_size, batch_size, num_inputs):
+    samples = [sample for rank in range(world_size) for sample in run(
+        points, rank=rank, world_size=world_size, batch_size=batch_size, num_inputs=num_inputs)]
+    with_draws = sorted(sample['number'] for sample in samples if 'drawn' in sample)
+    assert with_draws == list(range(min(7, num_inputs))) and len(samples) == 7
+    assert all('nats' in sample for sample in samples)
+
+
+def test_progress_is_shown_once(points, capsys):
+    run(points)
+    assert capsys.readouterr().err.count('100%') == 3
+    run(points, rank=1, world_size=2)
+    assert not capsys.readouterr().err
+
+
+def test_random_numbers_and_mode_of_the_model_are_left_alone(points):
+    torch.manual_seed(0)
+    next(iter(DataLoader(Sequences(), collate_fn=pseudo_collate)))  # takes one for its workers
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    run(points)
+    assert torch.equal(torch.get_rng_state(), state) and not points.training
+
+
+@pytest.mark.parametrize(('options', 'message'), [
+    (dict(num_samples=0), 'num_samples of test_cfg must be an int, at least 1, but got 0'),
+    (dict(num_samples=1.5), 'num_samples of test_cfg .* got 1.5'),
+    (dict(num_inputs=0), 'num_inputs of test_cfg must be an int, at least 1, but got 0'),
+    (dict(seed=-1), 'seed of test_cfg must be an int, at least 0, but got -1'),
+    (dict(temperature=0), 'temperature must be above 0'),
+])
+def test_bad_options_are_named(points, options, message):
+    with pytest.raises((UserError, ValueError), match=message):
+        run(points, **options)
+
+
+def test_derived_seeds_differ():
+    seeds = [derived_seed(*numbers) for numbers in ((0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0))]
+    assert len(set(seeds)) == 4 and seeds[0] == derived_seed(0, 0, 1)
+    torch.Generator().manual_seed(max(seeds))
