@@ -1,25 +1,32 @@
-"""Draw images or text from a trained model: a PNG or a text file."""
+"""Draw images, point clouds or text from a trained model: a PNG, PLY or text file."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 from PIL import Image
 
-from aft_mm.apis import ImageGenerator, TextGenerator
+from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator, task_of, write_ply
 from aft_mm.engine.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
-    check_checkpoint,
-    check_config,
+    add_sampling_arguments,
     check_data,
+    load_sampled_config,
+    numbered,
+    sampling_options,
 )
 from aft_mm.engine.errors import UserError, one_sentence
 from aft_mm.engine.image_sampling import given_rows
-from aft_mm.visualization import draw_completions, draw_samples
+from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
+
+# Of each kind of model: the names that a file may end in, and the arguments that only it knows.
+SUFFIXES = dict(
+    ImageGenerator=('.png', ), PointCloudGenerator=('.ply', '.png'), TextGenerator=('.txt', ))
+ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='TextGenerator')
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -28,8 +35,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('checkpoint', help='path or http address of the checkpoint')
     parser.add_argument(
         '--out', required=True, metavar='FILE',
-        help='.png for the images of an image model, .txt for the text of a text model')
-    parser.add_argument('--num', type=int, help='how many; by default 16 images or 1 text')
+        help='.png for the images of an image model or a picture of point clouds, .ply for the '
+        'points themselves (several clouds: FILE-1.ply, FILE-2.ply, ...), .txt for text')
+    parser.add_argument(
+        '--num', type=int,
+        help='how many; by default 16 images, 8 clouds in a picture, 1 cloud in a file or 1 text')
     parser.add_argument(
         '--complete', nargs='?', type=float, const=0.5, metavar='KEEP',
         help='complete the first images of the test set, of which this share is given (0.5)')
@@ -37,16 +47,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--num-chars', type=int,
         help="bytes of text to draw; by default as many as the model's position table holds")
-    parser.add_argument('--temperature', type=float, default=1.0, help='divides the logits')
-    parser.add_argument('--top-k', type=int, help='draw among the k likeliest values only')
-    parser.add_argument(
-        '--top-p', type=float, help='draw among the likeliest values of this probability only')
-    parser.add_argument('--greedy', action='store_true', help='take the likeliest value always')
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--device', help='by default an accelerator if there is one')
-    parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
-        help='override entries of the config, such as test_dataloader.dataset.data_root=DIR')
+    add_sampling_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -56,18 +57,17 @@ def check_args(args: argparse.Namespace) -> Config:
     Raises:
         UserError: an argument or a file cannot be used.
     """
-    check_config(args.config)
-    check_checkpoint(args.checkpoint)
-    config = Config.fromfile(args.config)
-    config.merge_from_dict(args.cfg_options)
-    is_image = 'image_shape' in config
-    suffix = '.png' if is_image else '.txt'
-    if Path(args.out).suffix != suffix:
-        raise UserError(f'--out needs a file name that ends in {suffix} for the model of '
-                        f'{args.config}, but got {args.out!r}')
-    for other in ('prompt', 'num_chars') if is_image else ('complete', ):
-        if getattr(args, other) is not None:
-            raise UserError(f'--{other.replace("_", "-")} has no meaning for the model of '
+    config = load_sampled_config(args)
+    task = task_of(config)
+    if task not in SUFFIXES:
+        raise UserError(f'{args.config} draws from an image that is given; use '
+                        'tools/super_resolve.py')
+    if Path(args.out).suffix not in SUFFIXES[task]:
+        raise UserError(f'--out needs a file name that ends in {" or ".join(SUFFIXES[task])} for '
+                        f'the model of {args.config}, but got {args.out!r}')
+    for name, owner in ARGUMENTS.items():
+        if getattr(args, name) is not None and owner != task:
+            raise UserError(f'--{name.replace("_", "-")} has no meaning for the model of '
                             f'{args.config}')
     if args.num is not None and args.num < 1:
         raise UserError(f'--num must be at least 1, but got {args.num}')
@@ -86,9 +86,9 @@ def first_images(config: Config, num: int) -> np.ndarray:
         [dataset[i]['inputs'].numpy().reshape(config.image_shape) for i in range(num)])
 
 
-def draw_images(args: argparse.Namespace, config: Config, options: dict) -> None:
+def draw_images(args: argparse.Namespace, config: Config) -> list[str]:
     generator = ImageGenerator(config, args.checkpoint, args.device)
-    num = args.num or 16
+    num, options = args.num or 16, sampling_options(args)
     if args.complete is None:
         picture = draw_samples(generator.sample(num, **options))
     else:
@@ -97,28 +97,44 @@ def draw_images(args: argparse.Namespace, config: Config, options: dict) -> None
         rows = given_rows(args.complete, config.image_shape[0])
         picture = draw_completions(images, completed[:, None], rows)
     Image.fromarray(picture).save(args.out)
+    return [args.out]
 
 
-def write_text(args: argparse.Namespace, config: Config, options: dict) -> None:
+def draw_clouds(args: argparse.Namespace, config: Config) -> list[str]:
+    generator = PointCloudGenerator(config, args.checkpoint, args.device)
+    is_picture = Path(args.out).suffix == '.png'
+    clouds = generator.sample(args.num or (8 if is_picture else 1), **sampling_options(args))
+    if is_picture:
+        Image.fromarray(draw_point_clouds(clouds, config.point_cloud.up)).save(args.out)
+        return [args.out]
+    paths = numbered(args.out, len(clouds))
+    for path, cloud in zip(paths, clouds, strict=True):
+        write_ply(path, cloud)
+    return paths
+
+
+def write_text(args: argparse.Namespace, config: Config) -> list[str]:
     generator = TextGenerator(config, args.checkpoint, args.device)
+    options = sampling_options(args)
     texts = [
         generator(args.prompt, args.num_chars, **{**options, 'seed': args.seed + i})
         for i in range(args.num or 1)
     ]
     Path(args.out).write_text(f'\n{"-" * 80}\n'.join(texts), encoding='utf-8')
+    return [args.out]
+
+
+DRAW = dict(
+    ImageGenerator=draw_images, PointCloudGenerator=draw_clouds, TextGenerator=write_text)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    options = dict(
-        temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, greedy=args.greedy,
-        seed=args.seed)
     with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
         config = check_args(args)
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        draw = draw_images if 'image_shape' in config else write_text
-        draw(args, config, options)
-    print(f'written to {args.out}')
+        paths = DRAW[task_of(config)](args, config)
+    print('written to ' + ', '.join(paths))
 
 
 if __name__ == '__main__':

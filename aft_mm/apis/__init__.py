@@ -1,7 +1,17 @@
 """What a person calls from Python."""
 
 from .image_generator import ImageGenerator
-from .loading import load_model
+from .loading import load_model, task_of
+from .point_cloud_generator import PointCloudGenerator, write_ply
+from .super_resolver import SuperResolver
 from .text_generator import TextGenerator
 
-__all__ = ['ImageGenerator', 'TextGenerator', 'load_model']
+__all__ = [
+    'ImageGenerator',
+    'PointCloudGenerator',
+    'SuperResolver',
+    'TextGenerator',
+    'load_model',
+    'task_of',
+    'write_ply',
+]

@@ -15,7 +15,7 @@ from aft_mm.engine.image_sampling import (
     sample_images,
 )
 
-from .loading import load_model
+from .loading import check_task, load_model
 
 
 class ImageGenerator:
@@ -43,9 +43,7 @@ class ImageGenerator:
     def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
                  device: str | torch.device | None = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device)
-        if 'image_shape' not in self.config:
-            raise UserError(f'an image model needs image_shape = (H, W, C) in its config, but '
-                            f'{self.config.filename} has none')
+        check_task(self.config, 'ImageGenerator')
         self.image_shape = tuple(self.config.image_shape)
         check_image_shape(self.model, self.image_shape)
 

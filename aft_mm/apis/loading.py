@@ -11,7 +11,31 @@ from torch import nn
 
 import aft_mm.registry  # noqa: F401, the allow-list for safe checkpoint loading
 from aft_mm.engine.command_line import check_checkpoint, check_config
+from aft_mm.engine.errors import UserError
 from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
+
+#: Who draws from the model of a config, and the entry of the config that tells; the first that is
+#: there decides.
+ENTRIES = {
+    'SuperResolver': 'source_shape',
+    'PointCloudGenerator': 'point_cloud',
+    'ImageGenerator': 'image_shape',
+}
+
+
+def task_of(config: Config) -> str:
+    """The name of the class that draws from the model of a config, TextGenerator for the rest."""
+    return next((name for name, entry in ENTRIES.items() if entry in config), 'TextGenerator')
+
+
+def check_task(config: Config, name: str) -> None:
+    """Raise a :class:`UserError` if a class other than ``name`` draws from a config's model."""
+    found = task_of(config)
+    if found != name:
+        reason = f'has {ENTRIES[found]}' if found in ENTRIES else (
+            f'has none of {", ".join(ENTRIES.values())}')
+        raise UserError(f'{config.filename} is a config for {found} and not for {name}, because it '
+                        f'{reason}')
 
 
 def load_model(

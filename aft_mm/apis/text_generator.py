@@ -9,7 +9,7 @@ from mmengine.config import Config
 
 from aft_mm.engine.errors import UserError
 
-from .loading import load_model
+from .loading import check_task, load_model
 
 
 class TextGenerator:
@@ -27,15 +27,13 @@ class TextGenerator:
 
     Raises:
         UserError: a file does not exist, the checkpoint is of another model, or the config is
-            one of images.
+            none of text.
     """
 
     def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
                  device: str | torch.device | None = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device)
-        if 'image_shape' in self.config:
-            raise UserError(f'{self.config.filename} is the config of an image model, and no text '
-                            'comes of it; use ImageGenerator')
+        check_task(self.config, 'TextGenerator')
 
     def __call__(self, prompt: str | Sequence[str] | None = None,
                  num_chars: int | None = None, **options: Any) -> str | list[str]:

@@ -1,4 +1,4 @@
-"""ImageGenerator and TextGenerator."""
+"""Which class draws from which model, ImageGenerator and TextGenerator."""
 
 import math
 import pickle
@@ -8,8 +8,22 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from aft_mm.apis import ImageGenerator, TextGenerator, load_model
+from aft_mm.apis import (
+    ImageGenerator,
+    PointCloudGenerator,
+    SuperResolver,
+    TextGenerator,
+    load_model,
+)
 from aft_mm.engine.errors import UserError
+
+# Who draws from the model of a config, and why no other.
+OWNERS = dict(
+    tiny_text=(TextGenerator, 'has none of source_shape, point_cloud, image_shape'),
+    tiny_pixels=(ImageGenerator, 'has image_shape'),
+    tiny_super_resolution=(SuperResolver, 'has source_shape'),
+    tiny_points=(PointCloudGenerator, 'has point_cloud'),
+)
 
 
 @pytest.fixture(scope='module')
@@ -59,6 +73,18 @@ class TestLoadModel:
             load_model(untrained['tiny_text'][0], tmp_path / 'a.pth')
 
 
+@pytest.mark.parametrize('kind', OWNERS)
+@pytest.mark.parametrize('generator', [owner for owner, _ in OWNERS.values()])
+def test_a_config_is_for_one_class(untrained, kind, generator):
+    owner, reason = OWNERS[kind]
+    if generator is owner:
+        assert isinstance(generator(*untrained[kind], device='cpu').config, Config)
+        return
+    message = f'{kind}.py is a config for {owner.__name__} and not for {generator.__name__}, '
+    with pytest.raises(UserError, match=f'{message}because it {reason}$'):
+        generator(*untrained[kind], device='cpu')
+
+
 class TestImageGenerator:
 
     def test_samples(self, images, capsys):
@@ -93,8 +119,6 @@ class TestImageGenerator:
         for options in (dict(temperature=0.), dict(top_p=0.), dict(top_k=0)):
             with pytest.raises(ValueError, match=next(iter(options))):
                 images.sample(1, **options)
-        with pytest.raises(UserError, match='tiny_text.py has none'):
-            ImageGenerator(*untrained['tiny_text'])
         config = Config.fromfile(untrained['tiny_pixels'][0])
         config.image_shape = (8, 8, 3)
         with pytest.raises(UserError, match=r'H·W·C = 64, .* but is \(8, 8, 3\)'):
@@ -147,7 +171,7 @@ class TestTextGenerator:
         with pytest.raises(UserError, match='prompt must be a str of at least one character'):
             text(prompt)
 
-    def test_other_bad_input_is_named(self, text, untrained):
+    def test_other_bad_input_is_named(self, text):
         for num_chars in (0, 2.5, '7'):
             with pytest.raises(UserError, match='num_chars must be an int, at least 1, but got '
                                f'{num_chars!r}'):
@@ -159,5 +183,3 @@ class TestTextGenerator:
             with pytest.raises(UserError, match=f'{together} {numbers}'):
                 text(*arguments)
         assert len(text('a' * 31)) == 32
-        with pytest.raises(UserError, match='tiny_pixels.py is the config of an image model'):
-            TextGenerator(*untrained['tiny_pixels'])

@@ -1,0 +1,61 @@
+"""Point clouds from a trained model."""
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+import trimesh
+from mmengine.config import Config
+
+from aft_mm.engine.point_sampling import check_points, sample_points
+
+from .loading import check_task, load_model
+
+
+class PointCloudGenerator:
+    """Draw point clouds, coordinate by coordinate.
+
+    ::
+
+        generator = PointCloudGenerator('config.py', 'epoch_200.pth')
+        clouds = generator.sample(4, seed=0)
+        write_ply('chair.ply', clouds[0])
+
+    Args:
+        config: Path of a config with ``point_cloud = dict(num_points=..., num_bits=..., up=...)``,
+            or the config itself.
+        checkpoint: Path or http address of a checkpoint that ``tools/train.py`` wrote.
+        device: Where to compute; by default an accelerator if there is one.
+
+    Raises:
+        UserError: a file does not exist, the checkpoint is of another model, or the config is
+            none of point clouds.
+    """
+
+    def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
+                 device: str | torch.device | None = None) -> None:
+        self.config, self.model = load_model(config, checkpoint, device)
+        check_task(self.config, 'PointCloudGenerator')
+        self.num_bits = self.config.point_cloud.num_bits
+        check_points(self.model, self.num_bits)
+
+    def sample(self, num: int = 1, **options: Any) -> np.ndarray:
+        """Draw clouds: float32 ``[num, P, 3]``, columns x, y, z, in the cube of side 1 around 0.
+
+        Args:
+            num: How many.
+            **options: Those of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
+                ``top_p``, ``greedy``, ``seed`` and ``progress``, which is on unless said
+                otherwise.
+
+        Raises:
+            UserError: ``num`` is below 1.
+            ValueError: An option is out of range.
+        """
+        return sample_points(self.model, num, self.num_bits, **{'progress': True, **options})
+
+
+def write_ply(path: str | os.PathLike, points: np.ndarray) -> None:
+    """Write a cloud ``[P, 3]`` as a binary PLY file; trimesh knows the format."""
+    trimesh.PointCloud(points).export(os.fspath(path), file_type='ply')

@@ -1,0 +1,152 @@
+"""Large images from small ones."""
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.config import Config
+
+from aft_mm.datasets.transforms.images import central_square, shrink
+from aft_mm.engine.errors import UserError
+from aft_mm.engine.seeds import derived_seed
+from aft_mm.engine.super_resolution import check_super_resolution, super_resolve
+from aft_mm.engine.tiling import cut_tiles, join_tiles, tile_starts
+
+from .loading import check_task, load_model
+
+TILES_AT_ONCE = 64
+
+
+class SuperResolver:
+    """Draw what an image of a few pixels may have looked like.
+
+    ::
+
+        resolver = SuperResolver('config.py', 'epoch_200.pth')
+        samples = resolver(image, num=4, seed=0)            # of an image of exactly 8 x 8 pixels
+        samples = resolver(resolver.fit(photo), num=4)      # of the middle of any larger one
+        samples = resolver.tile(photo)                      # of all of it, tile by tile
+
+    Every drawing method takes the options of ``AutoregressiveModel.generate``: ``temperature``
+    (0.8 unless said otherwise), ``top_k``, ``top_p``, ``greedy``, ``seed`` and ``progress``, which
+    is on.
+
+    Args:
+        config: Path of a config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``,
+            or the config itself.
+        checkpoint: Path or http address of a checkpoint that ``tools/train.py`` wrote.
+        device: Where to compute; by default an accelerator if there is one.
+
+    Raises:
+        UserError: a file does not exist, the checkpoint is of another model, or the config is
+            none of super-resolution.
+    """
+
+    def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
+                 device: str | torch.device | None = None) -> None:
+        self.config, self.model = load_model(config, checkpoint, device)
+        check_task(self.config, 'SuperResolver')
+        self.image_shape = tuple(self.config.image_shape)
+        self.source_shape = tuple(self.config.source_shape)
+        check_super_resolution(self.model, self.image_shape, self.source_shape)
+
+    def __call__(self, image: np.ndarray, num: int = 1, **options: Any) -> np.ndarray:
+        """Draw ``num`` samples of one image: uint8 ``[num, H, W, C]``.
+
+        Args:
+            image: uint8 ``[h, w, C]`` of exactly ``source_shape``, RGB where C = 3.
+            num: How many.
+
+        Raises:
+            UserError: ``image`` has another shape or type, or ``num`` is below 1.
+            ValueError: An option is out of range.
+        """
+        image = self._checked(image)
+        if image.shape != self.source_shape:
+            height, width, _ = self.source_shape
+            raise UserError(
+                f'image must be of {width} x {height} pixels, but is of {image.shape[1]} x '
+                f'{image.shape[0]}; --fit, in Python fit(image), shrinks its middle to that size, '
+                'and --tile, tile(image), cuts it into such tiles')
+        return self._draw(image[None], num, **options)[0]
+
+    def fit(self, image: np.ndarray, crop_size: int | None = None) -> np.ndarray:
+        """Shrink the middle of a larger image to what the model reads: uint8 ``[h, w, C]``.
+
+        The central square is shrunk by area, as in training. For a model of whole things, such as
+        aligned faces.
+
+        Args:
+            image: uint8 ``[H', W', C]``.
+            crop_size: Edge of the square [px], by default the largest that there is; a face should
+                fill it as in the images that the model was trained on.
+
+        Raises:
+            UserError: ``image`` has another type or is smaller than what the model reads, or
+                ``crop_size`` is smaller than that or larger than the image.
+        """
+        image = self._checked(image)
+        edge, size = min(image.shape[:2]), self.source_shape[0]
+        chosen = edge if crop_size is None else crop_size
+        if not size <= chosen <= edge:
+            raise UserError(f'crop_size must be {size} to {edge} pixels, the shorter edge of the '
+                            f'image, but got {chosen}')
+        return shrink(central_square(image, chosen), size)
+
+    def tile(self, image: np.ndarray, num: int = 1, overlap: int = 2, **options: Any
+             ) -> np.ndarray:
+        """Draw ``num`` samples of a larger image tile by tile: uint8 ``[num, H'·f, W'·f, C]``.
+
+        The image is cut into tiles of h x w pixels that overlap, as few as will do, spread evenly.
+        Every tile is drawn on its own and knows nothing of its neighbours; where two overlap, one
+        fades linearly into the other, pixel by pixel. That hides the seams, but an overlap is the
+        mean of independent samples and therefore smoother than the rest, and what spans several
+        tiles need not fit together. For a model that was trained on crops of images.
+
+        Args:
+            image: uint8 ``[H', W', C]``.
+            num: How many.
+            overlap: Pixels of ``image`` by which neighbours overlap at least, 0 to the edge of a
+                tile − 1.
+
+        Raises:
+            UserError: ``image`` has another type or is smaller than a tile, or ``overlap`` or
+                ``num`` is out of range.
+            ValueError: An option is out of range.
+        """
+        image = self._checked(image)
+        height, width, _ = self.source_shape
+        rows = tile_starts(image.shape[0], height, overlap)
+        columns = tile_starts(image.shape[1], width, overlap)
+        tiles = cut_tiles(image, rows, columns, (height, width))
+        seed = options.pop('seed', None)
+        drawn = []
+        for first in range(0, len(tiles), TILES_AT_ONCE):
+            part = tiles[first:first + TILES_AT_ONCE]
+            if options.get('progress', True):
+                print(f'tiles {first + 1} to {first + len(part)} of {len(tiles)}', file=sys.stderr)
+            noise = None if seed is None else derived_seed(seed, first)
+            drawn.append(self._draw(part, num, seed=noise, **options))
+        factor = self.image_shape[0] // height
+        return join_tiles(
+            np.concatenate(drawn), [factor * start for start in rows],
+            [factor * start for start in columns], factor * overlap)
+
+    def _draw(self, images: np.ndarray, num: int, **options: Any) -> np.ndarray:
+        options = {'temperature': 0.8, 'progress': True, **options}
+        return super_resolve(self.model, images, self.image_shape, num, **options)
+
+    def _checked(self, image: np.ndarray) -> np.ndarray:
+        """The image as an array, of the type and the channels that the model reads, and no smaller.
+        """
+        image = np.asarray(image)
+        height, width, channels = self.source_shape
+        if image.ndim != 3 or image.shape[2] != channels or image.dtype != np.uint8:
+            raise UserError(f'image must be uint8 [height, width, {channels}], but is '
+                            f'{image.dtype} {list(image.shape)}')
+        if image.shape[0] < height or image.shape[1] < width:
+            raise UserError(f'image must have at least {width} x {height} pixels, but has '
+                            f'{image.shape[1]} x {image.shape[0]}')
+        return image

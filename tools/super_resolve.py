@@ -1,0 +1,100 @@
+"""Enlarge an image by a trained super-resolution model, which draws what it may have looked like.
+
+The model reads images of one small size, such as 8 x 8 pixels. A larger one is refused unless --fit
+or --tile says what to do with it.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from mmengine.config import Config
+from PIL import Image
+
+from aft_mm.apis import SuperResolver
+from aft_mm.datasets import read_rgb
+from aft_mm.engine.command_line import (
+    CONFIG_ERRORS,
+    DATA_ERRORS,
+    add_sampling_arguments,
+    load_sampled_config,
+    numbered,
+    sampling_options,
+)
+from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.visualization import draw_super_resolution
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='path of the config file')
+    parser.add_argument('checkpoint', help='path or http address of the checkpoint')
+    parser.add_argument('input', metavar='IN', help='image file of any kind')
+    parser.add_argument(
+        'out', metavar='OUT.png', help='the sample; several: OUT-1.png, OUT-2.png, ...')
+    parser.add_argument('--num', type=int, default=1, help='how many samples')
+    parser.add_argument(
+        '--picture', action='store_true',
+        help='write one picture instead: input, bicubic enlargement and samples side by side')
+    larger = parser.add_mutually_exclusive_group()
+    larger.add_argument(
+        '--fit', nargs='?', type=int, const='all', metavar='CROP',
+        help='shrink the central square of CROP pixels (the largest unless given) to the size that '
+        'the model reads; for models of whole things such as aligned faces, which should fill the '
+        'square as they do in training')
+    larger.add_argument(
+        '--tile', nargs='?', type=int, const=2, metavar='OVERLAP',
+        help='cut the image into tiles of the size that the model reads, which overlap by OVERLAP '
+        'of its pixels (2 unless given) or more; each is drawn on its own, and where two overlap, '
+        'one fades linearly into the other: no seams, but smoother there, and what spans tiles '
+        'need not fit together; for models that were trained on crops of images')
+    add_sampling_arguments(parser, temperature=0.8)
+    return parser.parse_args(argv)
+
+
+def check_args(args: argparse.Namespace) -> Config:
+    """Read the config and refuse arguments that cannot be used.
+
+    Raises:
+        UserError: an argument or a file cannot be used.
+    """
+    config = load_sampled_config(args)
+    if Path(args.out).suffix != '.png':
+        raise UserError(f'OUT needs a file name that ends in .png, but got {args.out!r}')
+    if args.num < 1:
+        raise UserError(f'--num must be at least 1, but got {args.num}')
+    return config
+
+
+def enlarge(args: argparse.Namespace, config: Config, image: np.ndarray
+            ) -> tuple[np.ndarray, np.ndarray]:
+    """What the model read, uint8 ``[h, w, C]``, and the samples, ``[num, H, W, C]``."""
+    resolver = SuperResolver(config, args.checkpoint, args.device)
+    options = sampling_options(args)
+    if args.tile is not None:
+        return image, resolver.tile(image, args.num, args.tile, **options)
+    if args.fit is not None:
+        image = resolver.fit(image, None if args.fit == 'all' else args.fit)
+    return image, resolver(image, args.num, **options)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
+    with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
+        config = check_args(args)
+        image, remarks = read_rgb(args.input)
+        for sentence in remarks:
+            print(f'{args.input}: {sentence}')
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        image, samples = enlarge(args, config, image)
+        if args.picture:
+            samples = draw_super_resolution(image[None], samples[None])[None]
+        paths = numbered(args.out, len(samples))
+        for path, sample in zip(paths, samples, strict=True):
+            Image.fromarray(sample).save(path)
+    print('written to ' + ', '.join(paths))
+
+
+if __name__ == '__main__':
+    main()
