@@ -26,7 +26,7 @@ from aft_mm.engine import (
 from aft_mm.engine.command_line import check_regularization
 from aft_mm.engine.errors import UserError
 from aft_mm.layers import PositionEmbedding
-from aft_mm.registry import MODELS
+from aft_mm.registry import DATASETS, MODELS
 
 
 class Penalised(nn.Linear):
@@ -278,6 +278,18 @@ class TestCheckImagesHook:
     def test_each_rank_reads_its_share(self, image):
         image.write_bytes(b'')
         self.check(image, rank=1, world_size=2)
+
+    @pytest.mark.parametrize('kind', ['CelebA', 'ImageFolder'])
+    def test_data_sets_of_files_name_theirs(self, tmp_path, image, kind):
+        folder = tmp_path / 'img_align_celeba'
+        folder.mkdir()
+        path = image.rename(folder / 'a.jpg')
+        (tmp_path / 'list_eval_partition.txt').write_text('a.jpg 0')
+        dataset = DATASETS.build(dict(type=f'aft_mm.{kind}', data_root=str(tmp_path)))
+        self.check_dataset(dataset)
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(UserError, match=rf"'{path}' of the training set is truncated"):
+            self.check_dataset(dataset)
 
     def test_data_without_files_passes(self):
         self.check_dataset(torch.utils.data.TensorDataset(torch.zeros(3, 1)))

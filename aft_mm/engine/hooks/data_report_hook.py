@@ -45,7 +45,7 @@ class DataReportHook(Hook):
         if skipped:
             lines = [f'\n  {sentence} ({count} x)' for sentence, count in sorted(skipped.items())]
             runner.logger.warning(
-                f'{mode} epoch {runner.epoch + 1}: {len(skipped)} unusable files, drawn '
+                f'{mode} epoch {runner.epoch + 1}: {len(skipped)} file(s) cannot be used, drawn '
                 f'{skipped.total()} x, others took their place:{"".join(lines)}')
         for sentence in sorted(remarks.keys() - self.said):
             runner.logger.warning(f'{sentence}, the first one is {remarks[sentence]!r}')
