@@ -59,7 +59,7 @@ def untrained(tmp_path_factory) -> dict[str, tuple[str, str]]:
     """Config and checkpoint files of an untrained model of every kind that draws."""
     folder = tmp_path_factory.mktemp('untrained')
     found = {}
-    for name in ('tiny_text', 'tiny_pixels', 'tiny_super_resolution', 'tiny_points'):
+    for name in ('tiny_text', 'tiny_pixels', 'tiny_super_resolution', 'tiny_clouds'):
         config = Config.fromfile(
             ROOT / f'tests/configs/{name}.py', import_custom_modules=False)
         config.pop('custom_imports')  # the hooks of the tests, which a person does not have

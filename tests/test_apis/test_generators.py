@@ -22,7 +22,7 @@ OWNERS = dict(
     tiny_text=(TextGenerator, 'has none of source_shape, point_cloud, image_shape'),
     tiny_pixels=(ImageGenerator, 'has image_shape'),
     tiny_super_resolution=(SuperResolver, 'has source_shape'),
-    tiny_points=(PointCloudGenerator, 'has point_cloud'),
+    tiny_clouds=(PointCloudGenerator, 'has point_cloud'),
 )
 
 
