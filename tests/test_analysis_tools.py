@@ -19,7 +19,7 @@ TOOLS = ROOT / 'tools' / 'analysis_tools'
 QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-quickstart_*.py'))
 sys.path.insert(0, str(TOOLS))
 
-from model_complexity import analyse, analyse_config  # noqa: E402
+from model_complexity import Likelihood, analyse, analyse_config  # noqa: E402
 
 
 def run(tool, *arguments):
@@ -79,6 +79,9 @@ DENSE = PROJECTIONS + T * T * (16 + 1) + 2 * T * T * D + 2 * T * D + GATE
     # Six sources, 4 in the row above and 2 in the own one; doubling needs fewer additions.
     (dict(type='AFTWindow', window=(4, 4)), PROJECTIONS + 2 * (1 + 2) * T * D + GATE,
      PROJECTIONS + 2 * (1 + 5) * T * D + GATE),
+    # Blocks of 3 x 3 tokens, which see as many on all sides as there are.
+    (dict(type='LocalSoftmaxAttention', num_heads=4, window=3), PROJECTIONS + 2 * 9 * T * D,
+     PROJECTIONS + 81 * T * (2 * D + 5 * 4)),
 ])
 def test_flops_of_a_window_are_between_bounds(mixer, least, most):
     module = MODELS.build(
@@ -112,10 +115,38 @@ def test_a_decoder_is_counted_on_its_whole_length_with_its_head(tmp_path):
                                         ).parameters())
 
 
-@pytest.mark.parametrize('name', ['aft-local-32-mini_1xb8-2e-pixels_cifar10',
-                                  'aft-local-32-mini_1xb16-2e_mnist'])
-def test_every_operator_of_the_images_is_counted(name):
-    config = ROOT / f'configs/image_ar/{name}.py'
+def test_an_encoder_and_the_mixing_with_its_memory_are_counted_too():
+    length, rows, dims, heads = 300, 35, 24, 3
+    parts = dict(
+        embed_dims=dims, embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3),
+        token_mixer=dict(type='aft_mm.AFTSimple'))
+    decoder = dict(parts, type='aft_mm.SequenceDecoder', num_layers=2, grid=(length, ))
+    head = dict(type='aft_mm.LogisticMixtureHead', embed_dims=dims, num_channels=3)
+    alone = MODELS.build(dict(type='aft_mm.AutoregressiveModel', decoder=decoder, head=head))
+    both = MODELS.build(dict(
+        type='aft_mm.AutoregressiveModel', head=head,
+        decoder=dict(decoder, cross_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=heads)),
+        encoder=dict(parts, type='aft_mm.SequenceEncoder', num_layers=1, grid=(5, 7))))
+    before = analyse(Likelihood(alone), (length, 3), tokens=True)
+    after = analyse(Likelihood(both), (length, 3), (rows, 3), tokens=True)
+
+    block = (4 + 8) * dims * dims + (4 + 3 + 4 + 2 * 5 + 2) * dims
+    encoder = rows * (3 * dims + block + (1 + 5) * dims)  # pixels, positions, the last norm
+    projections = 2 * (length + rows) * dims * dims
+    attention = length * rows * (2 * dims + 5 * heads) + length * (5 + 1) * dims
+    expected = encoder + 2 * (projections + attention)
+    assert after['uncounted'] == before['uncounted'] == {}
+    assert expected <= after['flops'] - before['flops'] <= 1.03 * expected
+
+
+@pytest.mark.parametrize('name', [
+    'image_ar/aft-local-32-mini_1xb8-2e-pixels_cifar10',
+    'image_ar/aft-local-32-mini_1xb16-2e_mnist',
+    'super_resolution/aft-local2d-hard-mini_1xb8-12e_celeba-8to32',
+    'point_cloud/aft-local-96-mini_1xb8-20e_modelnet10-chair',
+])
+def test_every_operator_of_images_and_points_is_counted(name):
+    config = ROOT / f'configs/{name}.py'
     assert analyse_config(config)['uncounted'] == {}
     with pytest.raises(UserError, match='counted on the whole of its position table'):
         analyse_config(config, (8, 8))

@@ -9,7 +9,7 @@ operations write.
 All is for one image and for the operations that run in evaluation mode on the CPU, so the algorithm
 an AFT op chooses matters: AFT-local may sum over its window or be a dense product, if T is small.
 Of an autoregressive model it is the likelihood of one sequence as long as the position table: all
-tokens at once through decoder and head.
+tokens at once through decoder and head, after a source as long as the encoder's table through that.
 """
 
 import argparse
@@ -38,9 +38,10 @@ OTHERS = ('_convolution', 'addmm', 'baddbmm', 'bmm', 'cross_entropy_loss', 'eins
           'linear', 'log_softmax', 'logsumexp', 'matmul', 'mm', 'scaled_dot_product_attention',
           'softmax')
 # Free, and unknown to mmengine's own list of such.
-FREE = ('__or__', 'alias', 'clamp_min', 'clone', 'embedding', 'expand_as', 'flip', 'isfinite', 'le',
-        'lift_fresh', 'logical_and', 'lt', 'movedim', 'ne', 'nan_to_num', 'new_ones', 'numpy_T',
-        'ones_like', 'pad', 'repeat_interleave', 'unflatten', 'unfold', 'view_as', 'where')
+FREE = ('__or__', 'alias', 'any', 'clamp_min', 'clone', 'embedding', 'expand_as', 'flip',
+        'isfinite', 'le', 'lift_fresh', 'logical_and', 'lt', 'meshgrid', 'movedim', 'ne',
+        'nan_to_num', 'new_ones', 'numpy_T', 'ones_like', 'pad', 'repeat_interleave', 'unflatten',
+        'unfold', 'view_as', 'where')
 
 Handle = Callable[[list[Any], list[Any]], int]
 
@@ -83,25 +84,29 @@ class Likelihood(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        self.encoder = model.encoder
         self.decoder = model.decoder
         self.head = model.head
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head.nats(self.decoder(tokens), tokens)
+    def forward(self, tokens: Tensor, *source: Tensor) -> Tensor:
+        memory = [self.encoder(part) for part in source]
+        return self.head.nats(self.decoder(tokens, *memory), tokens)
 
 
-def analyse(model: nn.Module, shape: tuple[int, ...], tokens: bool = False) -> dict[str, Any]:
+def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) -> dict[str, Any]:
     """Count one forward pass of the model in evaluation mode.
 
     Args:
-        model: Any module that takes one tensor, of floats unless ``tokens`` says integers.
-        shape: Shape of one input without the batch, such as ``(3, 224, 224)``.
+        model: Any module that takes tensors, of floats unless ``tokens`` says integers.
+        shapes: Shape of each input without the batch, such as ``(3, 224, 224)``.
 
     Returns:
         parameters, flops and activations (ints), flops_by_operator and flops_by_module (dicts), and
         uncounted: operators that no rule covers, with the number of their calls.
     """
-    inputs = torch.zeros(1, *shape, dtype=torch.long) if tokens else torch.randn(1, *shape)
+    inputs = tuple(
+        torch.zeros(1, *shape, dtype=torch.long) if tokens else torch.randn(1, *shape)
+        for shape in shapes)
     flops = FlopAnalyzer(model.eval(), inputs)
     flops.set_op_handle(**_handles(ELEMENTWISE, _written), **_handles(REDUCTIONS, _read),
                         **_handles(FREE, None), **{
@@ -133,12 +138,13 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
     config = Config.fromfile(path)
     init_default_scope(config.get('default_scope', 'mmengine'))
     if 'decoder' in config.model:
-        if shape is not None or 'encoder' in config.model:
+        if shape is not None:
             raise UserError(f'{path} has a decoder, which is counted on the whole of its position '
-                            'table, without --shape and without an encoder')
+                            'table, without --shape')
         model = Likelihood(MODELS.build(config.model))
-        shape = (model.decoder.max_length, *model.head.token_shape)
-        return dict(config=Path(path).stem, shape=shape, **analyse(model, shape, tokens=True))
+        parts = [part for part in (model.decoder, model.encoder) if part is not None]
+        shapes = [(part.max_length, *part.embedding.token_shape) for part in parts]
+        return dict(config=Path(path).stem, shape=shapes[0], **analyse(model, *shapes, tokens=True))
     backbone = config.model.get('backbone', {})
     if shape is None:
         size = backbone.get('img_size')

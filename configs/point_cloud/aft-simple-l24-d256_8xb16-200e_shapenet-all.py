@@ -1,0 +1,13 @@
+_base_ = [
+    '../_base_/models/ar_points.py',
+    '../_base_/datasets/shapenet.py',
+    '../_base_/schedules/ar_200e.py',
+    '../_base_/ar_runtime.py'
+]
+
+model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTSimple')))
+
+train_dataloader = dict(batch_size=16)
+test_cfg = dict(
+    type='aft_mm.GenerationTestLoop', num_samples=1, temperature=1.0, num_inputs=1024)
+default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))

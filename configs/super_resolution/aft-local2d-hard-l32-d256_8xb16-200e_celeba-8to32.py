@@ -1,0 +1,16 @@
+_base_ = [
+    '../_base_/models/super_resolution.py',
+    '../_base_/datasets/celeba_8to32.py',
+    '../_base_/schedules/ar_200e.py',
+    '../_base_/ar_runtime.py'
+]
+
+# W = 1 for the 16 x 16 pixels around a pixel that come before it, W = 0 for all others.
+model = dict(
+    encoder=dict(token_mixer=dict(type='aft_mm.AFTFull', rank=None)),
+    decoder=dict(token_mixer=dict(type='aft_mm.AFTWindow', window=(16, 16))))
+
+train_dataloader = dict(batch_size=16)
+test_cfg = dict(
+    type='aft_mm.GenerationTestLoop', num_samples=4, temperature=0.8, num_inputs=1024)
+default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))

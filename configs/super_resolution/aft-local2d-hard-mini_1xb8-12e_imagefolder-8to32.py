@@ -1,0 +1,34 @@
+_base_ = './aft-local2d-hard-mini_1xb8-12e_celeba-8to32.py'
+
+# Images of your own, any size from 32 x 32 on, in <data_root>/{train,val,test}/ and folders below;
+# the largest square in the middle of each is shrunk.
+data_root = '{{$AFT_MM_DATA:data}}/images'
+pipeline = [
+    dict(type='aft_mm.LoadRGBImage'),
+    dict(type='aft_mm.SuperResolutionPair', size=32, scale_factor=4),
+    dict(type='aft_mm.PackSequence', image_shape={{_base_.image_shape}}, tokens='pixels')
+]
+
+train_dataloader = dict(
+    dataset=dict(
+        _delete_=True,
+        type='aft_mm.ImageFolder',
+        data_root=f'{data_root}/train',
+        pipeline=[
+            pipeline[0], dict(type='mmpretrain.RandomFlip', prob=0.5, direction='horizontal'),
+            *pipeline[1:]
+        ]))
+val_dataloader = dict(
+    dataset=dict(
+        _delete_=True,
+        type='aft_mm.ImageFolder',
+        data_root=f'{data_root}/val',
+        pipeline=pipeline,
+        test_mode=True))
+test_dataloader = dict(
+    dataset=dict(
+        _delete_=True,
+        type='aft_mm.ImageFolder',
+        data_root=f'{data_root}/test',
+        pipeline=pipeline,
+        test_mode=True))
