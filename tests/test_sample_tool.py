@@ -6,11 +6,12 @@ import re
 
 import numpy as np
 import pytest
+import trimesh
 from PIL import Image
 
-from aft_mm.apis import ImageGenerator, TextGenerator
+from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator
 from aft_mm.datasets import Digits
-from aft_mm.visualization import draw_completions, draw_samples
+from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
 
 
 @pytest.fixture
@@ -55,7 +56,6 @@ class TestImages:
         expected = generator.complete(images, keep, seed=0)[:, None]
         np.testing.assert_array_equal(picture('a.png'), draw_completions(images, expected, rows))
 
-
     def test_cfg_options_choose_other_images(self, sample, untrained):
         words = ('--num', 2, '--complete')
         sample(*untrained['tiny_pixels'], '--out', 'a.png', *words)
@@ -80,7 +80,31 @@ class TestText:
         assert (tmp_path / 'a.txt').read_bytes().decode() == expected
 
 
+class TestClouds:
+
+    @pytest.mark.parametrize('num', [1, 2])
+    def test_files_hold_the_clouds_of_the_generator(self, sample, untrained, capsys, num):
+        sample(*untrained['tiny_clouds'], '--out', 'new/a.ply', '--num', num, '--seed', 2)
+        names = ['new/a.ply'] if num == 1 else ['new/a-1.ply', 'new/a-2.ply']
+        assert capsys.readouterr().out.endswith(f'written to {", ".join(names)}\n')
+        clouds = PointCloudGenerator(*untrained['tiny_clouds'], device='cpu').sample(num, seed=2)
+        for name, cloud in zip(names, clouds, strict=True):
+            np.testing.assert_array_equal(trimesh.load(name).vertices, cloud)
+
+    def test_one_file_or_eight_clouds_unless_said_otherwise(self, sample, untrained, tmp_path):
+        sample(*untrained['tiny_clouds'], '--out', 'a.ply')
+        sample(*untrained['tiny_clouds'], '--out', 'a.png')
+        clouds = PointCloudGenerator(*untrained['tiny_clouds'], device='cpu').sample(8, seed=0)
+        np.testing.assert_array_equal(picture('a.png'), draw_point_clouds(clouds, up='y'))
+        assert sorted(path.name for path in tmp_path.iterdir()) == ['a.ply', 'a.png']
+
+
 @pytest.mark.parametrize(('kind', 'words', 'message'), [
+    ('tiny_clouds', ['--out', 'a.txt'], "ends in .ply or .png .* 'a.txt'"),
+    ('tiny_clouds', ['--out', 'a.ply', '--complete'], '--complete has no meaning for the model'),
+    ('tiny_clouds', ['--out', 'a.ply', '--prompt', 'a'], '--prompt has no meaning for the model'),
+    ('tiny_super_resolution', ['--out', 'a.png'],
+     'draws from an image that is given; use tools/super_resolve.py'),
     ('tiny_pixels', ['--out', 'a.txt'], "--out needs a file name that ends in .png .* 'a.txt'"),
     ('tiny_text', ['--out', 'a.png'], "--out needs a file name that ends in .txt .* 'a.png'"),
     ('tiny_pixels', ['--out', 'a.png', '--prompt', 'a'],

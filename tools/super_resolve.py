@@ -39,7 +39,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help='write one picture instead: input, bicubic enlargement and samples side by side')
     larger = parser.add_mutually_exclusive_group()
     larger.add_argument(
-        '--fit', nargs='?', type=int, const='all', metavar='CROP',
+        '--fit', nargs='?', type=int, default=False, metavar='CROP',
         help='shrink the central square of CROP pixels (the largest unless given) to the size that '
         'the model reads; for models of whole things such as aligned faces, which should fill the '
         'square as they do in training')
@@ -74,8 +74,8 @@ def enlarge(args: argparse.Namespace, config: Config, image: np.ndarray
     options = sampling_options(args)
     if args.tile is not None:
         return image, resolver.tile(image, args.num, args.tile, **options)
-    if args.fit is not None:
-        image = resolver.fit(image, None if args.fit == 'all' else args.fit)
+    if args.fit is not False:  # None: without CROP
+        image = resolver.fit(image, args.fit)
     return image, resolver(image, args.num, **options)
 
 

@@ -1,0 +1,43 @@
+"""PointCloudGenerator, and the files that it can be written to."""
+
+import numpy as np
+import pytest
+import trimesh
+from mmengine.config import Config
+
+from aft_mm.apis import PointCloudGenerator, write_ply
+from aft_mm.engine.errors import UserError
+from aft_mm.engine.point_sampling import sample_points
+
+
+@pytest.fixture(scope='module')
+def generator(untrained):
+    return PointCloudGenerator(*untrained['tiny_clouds'], device='cpu')
+
+
+def test_clouds_are_those_of_the_model(generator, capsys):
+    clouds = generator.sample(3, seed=0)
+    assert '100%' in capsys.readouterr().err
+    assert clouds.shape == (3, 8, 3) and clouds.dtype == np.float32
+    np.testing.assert_array_equal(clouds, sample_points(generator.model, 3, 8, seed=0))
+    for options in (dict(seed=1), dict(seed=0, temperature=0.1), dict(seed=0, top_k=1)):
+        assert (generator.sample(3, **options) != clouds).any()
+    assert generator.sample(progress=False).shape == (1, 8, 3)
+
+
+def test_bad_input_is_named(generator, untrained):
+    with pytest.raises(UserError, match='num must be an int, at least 1, but got 0'):
+        generator.sample(0)
+    with pytest.raises(ValueError, match='top_p'):
+        generator.sample(1, top_p=2)
+    config = Config.fromfile(untrained['tiny_clouds'][0])
+    config.point_cloud.num_bits = 7
+    with pytest.raises(UserError, match='num_bits=7 needs 128 values per token'):
+        PointCloudGenerator(config, untrained['tiny_clouds'][1])
+
+
+def test_a_ply_file_holds_the_points(tmp_path):
+    points = np.random.default_rng(0).normal(size=(13, 3)).astype(np.float32)
+    write_ply(tmp_path / 'a.ply', points)
+    found = trimesh.load(tmp_path / 'a.ply')
+    np.testing.assert_array_equal(found.vertices, points)

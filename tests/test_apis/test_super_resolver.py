@@ -1,0 +1,136 @@
+"""SuperResolver: images of the exact size, of any larger one, and what is refused."""
+
+import cv2
+import numpy as np
+import pytest
+
+from aft_mm.apis import SuperResolver
+from aft_mm.engine.errors import UserError
+from aft_mm.engine.seeds import derived_seed
+from aft_mm.engine.super_resolution import super_resolve
+
+
+@pytest.fixture(scope='module')
+def resolver(untrained):
+    return SuperResolver(*untrained['tiny_super_resolution'], device='cpu')
+
+
+def random_image(height=4, width=4, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+class TestExactSize:
+
+    def test_samples_are_those_of_the_model(self, resolver):
+        image = random_image()
+        samples = resolver(image, num=3, seed=0)
+        expected = super_resolve(
+            resolver.model, image[None], (8, 8, 3), 3, seed=0, temperature=0.8)[0]
+        assert samples.shape == (3, 8, 8, 3) and samples.dtype == np.uint8
+        np.testing.assert_array_equal(samples, expected)
+
+    def test_options_and_image_change_the_samples(self, resolver, capsys):
+        image = random_image()
+        first = resolver(image, seed=0)
+        assert '100%' in capsys.readouterr().err
+        np.testing.assert_array_equal(resolver(image, seed=0, progress=False), first)
+        assert not capsys.readouterr().err
+        for options in (dict(seed=1), dict(seed=0, temperature=0.05), dict(seed=0, greedy=True)):
+            assert (resolver(image, **options) != first).any()
+        assert (resolver(255 - image, seed=0) != first).any()
+
+
+class TestFit:
+
+    @pytest.mark.parametrize(('height', 'width'), [(4, 4), (8, 9), (13, 30), (218, 178)])
+    def test_the_middle_is_shrunk_by_area(self, resolver, height, width):
+        image = random_image(height, width)
+        edge = min(height, width)
+        top, left = (height - edge) // 2, (width - edge) // 2
+        square = image[top:top + edge, left:left + edge]
+        expected = cv2.resize(square, (4, 4), interpolation=cv2.INTER_AREA)
+        np.testing.assert_array_equal(resolver.fit(image), expected)
+
+    def test_the_square_can_be_chosen(self, resolver):
+        image = random_image(9, 15)
+        np.testing.assert_array_equal(resolver.fit(image, 4), image[2:6, 5:9])
+        assert (resolver.fit(image, 8) != resolver.fit(image)).any()
+
+    def test_bad_input_is_named(self, resolver):
+        for crop_size in (3, 10, 0):
+            with pytest.raises(UserError, match=f'crop_size must be 4 to 9 .* got {crop_size}'):
+                resolver.fit(random_image(9, 15), crop_size)
+
+
+class TestTile:
+
+    def test_one_tile_is_one_sample(self, resolver):
+        image = random_image()
+        expected = resolver(image, num=2, seed=derived_seed(7, 0))
+        np.testing.assert_array_equal(resolver.tile(image, num=2, seed=7), expected)
+
+    def test_outside_the_overlap_a_tile_is_as_it_was_drawn(self, resolver):
+        """5 x 6 pixels are four tiles of 4 x 4: rows 0 and 1, columns 0 and 2."""
+        image = random_image(5, 6)
+        found = resolver.tile(image, num=2, overlap=2, seed=7)
+        tiles = [image[y:y + 4, x:x + 4] for y in (0, 1) for x in (0, 2)]
+        drawn = super_resolve(
+            resolver.model, np.stack(tiles), (8, 8, 3), 2, seed=derived_seed(7, 0),
+            temperature=0.8)
+        assert found.shape == (2, 10, 12, 3) and found.dtype == np.uint8
+        np.testing.assert_array_equal(found[:, :2, :4], drawn[0, :, :2, :4])
+        np.testing.assert_array_equal(found[:, -2:, -4:], drawn[3, :, -2:, -4:])
+        # Between the columns 4 and 8 of the first rows the left fades into the right.
+        right = np.array([1, 3, 5, 7])[:, None] / 8
+        mixed = drawn[0, :, :2, 4:] * (1 - right) + drawn[1, :, :2, :4] * right
+        np.testing.assert_array_equal(found[:, :2, 4:8], mixed.round())
+
+    def test_overlap_and_seed_change_the_image(self, resolver):
+        image = random_image(4, 12)
+        first = resolver.tile(image, seed=0)
+        np.testing.assert_array_equal(resolver.tile(image, seed=0, overlap=2), first)
+        assert (resolver.tile(image, seed=0, overlap=1) != first).any()
+        assert (resolver.tile(image, seed=1) != first).any()
+        assert (resolver.tile(image) != resolver.tile(image)).any()
+
+    def test_many_tiles_are_drawn_in_parts_of_unlike_noise(self, resolver, capsys):
+        """70 equal tiles without overlap: all of them differ, also those of the second part."""
+        image = np.full((40, 28, 3), 99, np.uint8)
+        large = resolver.tile(image, overlap=0, seed=0)[0]
+        tiles = large.reshape(10, 8, 7, 8, 3).swapaxes(1, 2).reshape(70, -1)
+        assert len(np.unique(tiles, axis=0)) == 70
+        lines = capsys.readouterr().err
+        assert 'tiles 1 to 64 of 70\n' in lines and 'tiles 65 to 70 of 70\n' in lines
+        resolver.tile(image[:4], progress=False)
+        assert not capsys.readouterr().err
+
+    @pytest.mark.parametrize('overlap', [-1, 4, 0.5])
+    def test_bad_overlap_is_named(self, resolver, overlap):
+        with pytest.raises(UserError, match=f'overlap must be an int, 0 to 3 .* got {overlap}'):
+            resolver.tile(random_image(9, 9), overlap=overlap)
+
+
+def test_larger_images_are_refused_with_the_ways_out(resolver):
+    with pytest.raises(UserError, match='image must be of 4 x 4 pixels, but is of 6 x 5; --fit, .*'
+                       'and --tile, tile'):
+        resolver(random_image(5, 6))
+
+
+@pytest.mark.parametrize('method', ['__call__', 'fit', 'tile'])
+def test_other_images_are_named(resolver, method):
+    draw = getattr(resolver, method)
+    for wrong in (random_image()[..., :1], random_image()[None], random_image() / 255):
+        with pytest.raises(UserError, match=r'image must be uint8 \[height, width, 3\], but is'):
+            draw(wrong)
+    for height, width in ((3, 9), (9, 3), (0, 0)):
+        with pytest.raises(UserError, match=f'at least 4 x 4 pixels, but has {width} x {height}'):
+            draw(random_image(height, width))
+
+
+@pytest.mark.parametrize('method', ['__call__', 'tile'])
+def test_bad_options_are_named(resolver, method):
+    draw = getattr(resolver, method)
+    with pytest.raises(UserError, match='num must be an int, at least 1, but got 0'):
+        draw(random_image(), num=0)
+    with pytest.raises(ValueError, match='temperature must be above 0'):
+        draw(random_image(), temperature=0)

@@ -1,0 +1,128 @@
+"""tools/super_resolve.py: what it writes and what it refuses."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from aft_mm.apis import SuperResolver
+from aft_mm.visualization import draw_super_resolution
+
+
+@pytest.fixture
+def tool(root, tmp_path, monkeypatch, untrained):
+    """The tool with the tiny model, in a folder with images of 4 x 4 and 9 x 6 pixels."""
+    spec = importlib.util.spec_from_file_location('tool', root / 'tools/super_resolve.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.chdir(tmp_path)
+    for name, shape in (('small.png', (4, 4, 3)), ('large.png', (6, 9, 3)), ('tiny.png', (3, 9, 3)),
+                        ('grey.png', (4, 4))):
+        Image.fromarray(image_of(shape)).save(name)
+    files = untrained['tiny_super_resolution']
+    return lambda *words: module.main([*files, *map(str, words), '--device', 'cpu'])
+
+
+@pytest.fixture(scope='module')
+def resolver(untrained):
+    return SuperResolver(*untrained['tiny_super_resolution'], device='cpu')
+
+
+def image_of(shape):
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def picture(path):
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+@pytest.mark.parametrize(('words', 'options'), [
+    ([], dict(seed=0)),
+    (['--seed', 3, '--temperature', 0.3], dict(seed=3, temperature=0.3)),
+    (['--top-k', 2], dict(seed=0, top_k=2)),
+    (['--top-p', 0.1], dict(seed=0, top_p=0.1)),
+    (['--greedy'], dict(greedy=True)),
+])
+def test_the_sample_is_that_of_the_resolver(tool, resolver, capsys, words, options):
+    tool('small.png', 'new/a.png', *words)
+    assert capsys.readouterr().out.endswith('written to new/a.png\n')
+    expected = resolver(image_of((4, 4, 3)), temperature=options.pop('temperature', 0.8), **options)
+    np.testing.assert_array_equal(picture('new/a.png'), expected[0])
+
+
+def test_several_samples_are_numbered(tool, resolver, tmp_path, capsys):
+    tool('small.png', 'a.png', '--num', 3)
+    assert capsys.readouterr().out.endswith('written to a-1.png, a-2.png, a-3.png\n')
+    found = [picture(f'a-{i}.png') for i in (1, 2, 3)]
+    np.testing.assert_array_equal(found, resolver(image_of((4, 4, 3)), 3, seed=0))
+    assert not (tmp_path / 'a.png').exists()
+
+
+def test_one_picture_of_all(tool, resolver):
+    image = image_of((4, 4, 3))
+    tool('small.png', 'a.png', '--num', 2, '--picture')
+    expected = draw_super_resolution(image[None], resolver(image, 2, seed=0)[None])
+    np.testing.assert_array_equal(picture('a.png'), expected)
+
+
+def test_larger_images_are_fitted_or_tiled(tool, resolver):
+    image = image_of((6, 9, 3))
+    for words, expected in [
+        (['--fit'], resolver(resolver.fit(image), seed=0)),
+        (['--fit', 5], resolver(resolver.fit(image, 5), seed=0)),
+        (['--tile'], resolver.tile(image, seed=0)),
+        (['--tile', 1], resolver.tile(image, overlap=1, seed=0)),
+    ]:
+        tool('large.png', 'a.png', *words)
+        np.testing.assert_array_equal(picture('a.png'), expected[0])
+    tool('large.png', 'a.png', '--tile', '--picture')
+    expected = draw_super_resolution(image[None], resolver.tile(image, seed=0)[None])
+    np.testing.assert_array_equal(picture('a.png'), expected)
+
+
+def test_a_grey_image_is_read_and_said_so(tool, resolver, capsys):
+    tool('grey.png', 'a.png')
+    assert 'grey.png: a grey image is read as three equal channels\n' in capsys.readouterr().out
+    image = image_of((4, 4))[..., None].repeat(3, -1)
+    np.testing.assert_array_equal(picture('a.png'), resolver(image, seed=0)[0])
+
+
+@pytest.mark.parametrize(('words', 'message'), [
+    (['large.png', 'a.png'], 'image must be of 4 x 4 pixels, but is of 9 x 6; --fit, .*--tile'),
+    (['tiny.png', 'a.png', '--fit'], 'image must have at least 4 x 4 pixels, but has 9 x 3'),
+    (['tiny.png', 'a.png', '--tile'], 'image must have at least 4 x 4 pixels, but has 9 x 3'),
+    (['large.png', 'a.png', '--fit', 0], 'crop_size must be 4 to 6 pixels, .* got 0'),
+    (['large.png', 'a.png', '--tile', 4], 'overlap must be an int, 0 to 3 .* got 4'),
+    (['small.png', 'a.jpg'], "OUT needs a file name that ends in .png, but got 'a.jpg'"),
+    (['small.png', 'a.png', '--num', 0], '--num must be at least 1, but got 0'),
+    (['small.png', 'a.png', '--temperature', 0], 'temperature must be above 0'),
+    (['no.png', 'a.png'], "image 'no.png' cannot be read"),
+    (['broken.png', 'a.png'], "image 'broken.png' cannot be read"),
+    (['small.png', 'a.png', '--cfg-options', 'model.decoder.num_layers=3'], 'does not fit'),
+    (['small.png', 'a.png', '--cfg-options', 'source_shape=(2,8,3)'],
+     r'image_shape must be source_shape \(2, 8, 3\)'),
+])
+def test_bad_arguments_end_in_one_sentence(tool, tmp_path, words, message):
+    (tmp_path / 'broken.png').write_bytes((tmp_path / 'small.png').read_bytes()[:50])
+    with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
+        tool(*words)
+    assert '\n' not in str(error.value) and '.py:' not in str(error.value)
+    assert not list(tmp_path.glob('a*'))
+
+
+def test_fit_and_tile_exclude_each_other(tool, capsys):
+    with pytest.raises(SystemExit):
+        tool('large.png', 'a.png', '--fit', '--tile')
+    assert 'not allowed with argument --fit' in capsys.readouterr().err
+
+
+def test_other_models_are_refused(tool, untrained, root):
+    spec = importlib.util.spec_from_file_location('tool', root / 'tools/super_resolve.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.raises(SystemExit, match='tiny_pixels.py is a config for ImageGenerator and not'):
+        module.main([*untrained['tiny_pixels'], 'small.png', 'a.png', '--device', 'cpu'])
+    with pytest.raises(SystemExit, match="Error: config 'no.py' does not exist"):
+        module.main(['no.py', 'no.pth', 'small.png', 'a.png'])
