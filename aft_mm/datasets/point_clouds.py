@@ -7,7 +7,7 @@ from aft_mm.registry import DATASETS
 
 from .file_dataset import FileDataset
 from .point_files import MESH_SUFFIXES, POINT_SUFFIXES
-from .shapenet import CLASS_NAMES, SYNSETS
+from .shapenet import CLASS_NAMES, class_folder
 
 
 @DATASETS.register_module()
@@ -61,8 +61,8 @@ class PointClouds(FileDataset):
 
     def _files(self, root: Path, name: str, there: list[str]) -> list[Path]:
         """The clouds of a class in the split."""
-        folder = name if name in there else SYNSETS.get(name)
-        if folder not in there:
+        folder = class_folder(name, there)
+        if folder is None:
             raise FileNotFoundError(f'class {name!r} has no folder in data_root {str(root)!r}, '
                                     f'which has {", ".join(there) or "none"}.')
         place = root / folder / self.split

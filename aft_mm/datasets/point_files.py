@@ -71,5 +71,5 @@ _READERS = {
     '.xyz': _read_text
 }
 POINT_SUFFIXES = tuple(_READERS)
-#: Surfaces, which the converter turns into points.
-MESH_SUFFIXES = ('.glb', '.obj', '.off', '.stl')
+#: Surfaces, which tools/dataset_converters/shapenet.py samples; a .ply file may be either.
+MESH_SUFFIXES = ('.glb', '.obj', '.off', '.ply', '.stl')

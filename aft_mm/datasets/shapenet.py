@@ -1,5 +1,7 @@
 """The 55 classes of ShapeNetCore v2."""
 
+from collections.abc import Collection
+
 #: WordNet synsets by the name of the class; the folders of the data set are named by the synset.
 SYNSETS = dict(
     airplane='02691156',
@@ -59,3 +61,8 @@ SYNSETS = dict(
     washer='04554684')
 #: And the other way round.
 CLASS_NAMES = {synset: name for name, synset in SYNSETS.items()}
+
+
+def class_folder(name: str, there: Collection[str]) -> str | None:
+    """Which of the folders ``there`` is that of a class: its name or its synset; None for none."""
+    return next((folder for folder in (name, SYNSETS.get(name)) if folder in there), None)

@@ -1,0 +1,197 @@
+"""Sample meshes on their surface: 15,000 points each, in the layout of ShapeNetCore.v2.PC15k.
+
+MESHES is a folder with one folder per class, below which the meshes lie in any depth, as
+
+    <synset>/<model>/models/model_normalized.obj       ShapeNetCore v2
+    <class>/{train,test}/<model>.off                   ModelNet
+
+and OUT gets <synset or class>/{train,val,test}/<model>.npy, float32 [15000, 3] in the unit and
+orientation of the mesh, which aft_mm.PointClouds reads. A mesh below a folder train, val or test
+stays in that split; others follow --splits, or a hash of class and model by --ratio. The points of
+a model are the same in every run; one that is there already is left alone, so that a run that was
+stopped can be started again. Nothing is downloaded.
+"""
+
+import argparse
+import csv
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import trimesh
+from mmengine.utils import track_progress_rich
+
+from aft_mm.datasets.point_files import MESH_SUFFIXES
+from aft_mm.datasets.shapenet import class_folder
+from aft_mm.engine.errors import UserError, one_sentence
+
+NUM_POINTS = 15_000
+SPLITS = ('train', 'val', 'test')
+SHAPENET_MODEL = ('models', 'model_normalized')  # the end of every path in ShapeNetCore v2
+
+
+class Mesh(NamedTuple):
+    """One mesh file and where it belongs."""
+
+    path: Path
+    folder: str  # of the class
+    name: str
+    split: str | None  # None: not said by the path
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes that depend on class and model only."""
+        return hashlib.sha256(f'{self.folder}/{self.name}'.encode()).digest()
+
+
+def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
+    """All meshes below the folders of ``classes``, or below all.
+
+    Raises:
+        UserError: the folder or that of a class is missing, there is no mesh, or two meshes would
+            be written to one file.
+    """
+    if not root.is_dir():
+        raise UserError(f'the folder of meshes {str(root)!r} does not exist')
+    there = sorted(path.name for path in root.iterdir() if path.is_dir())
+    folders = there if classes is None else [class_folder(name, there) for name in classes]
+    if None in folders:
+        name = classes[folders.index(None)]
+        raise UserError(f'class {name!r} has no folder in {str(root)!r}, which has '
+                        f'{", ".join(there) or "none"}')
+    found: dict[tuple, Mesh] = {}
+    for folder in folders:
+        for path in sorted((root / folder).rglob('*')):
+            if path.suffix.lower() not in MESH_SUFFIXES:
+                continue
+            parts = path.relative_to(root / folder).with_suffix('').parts
+            split = parts[0] if len(parts) > 1 and parts[0] in SPLITS else None
+            parts = parts[split is not None:]
+            if len(parts) > 2 and parts[-2:] == SHAPENET_MODEL:
+                parts = parts[:-2]
+            mesh = Mesh(path, folder, '-'.join(parts), split)
+            other = found.setdefault((folder, split, mesh.name), mesh)
+            if other is not mesh:
+                raise UserError(f'{str(other.path)!r} and {str(path)!r} are both model '
+                                f'{mesh.name!r} of class {folder!r}; remove one of them')
+    if not found:
+        raise UserError(f'{str(root)!r} has no mesh ({", ".join(MESH_SUFFIXES)}) in the folder of '
+                        'a class')
+    return list(found.values())
+
+
+def read_splits(path: Path) -> dict[tuple[str, str], str]:
+    """The split of every (synset, model) in a table with ``synsetId``, ``modelId`` and ``split``.
+
+    Raises:
+        UserError: the file is missing or another table.
+    """
+    if not path.is_file():
+        raise UserError(f'--splits {str(path)!r} does not exist')
+    with path.open(newline='', errors='replace') as file:
+        rows = list(csv.DictReader(file))
+    found = {(row.get('synsetId'), row.get('modelId')): row.get('split') for row in rows}
+    if not rows or any(None in key for key in found) or not {*found.values()} <= {*SPLITS}:
+        raise UserError(f'--splits {str(path)!r} must be a table with the columns synsetId, '
+                        f'modelId and split ({", ".join(SPLITS)}), as the all.csv of ShapeNet')
+    return found
+
+
+def split_by_hash(mesh: Mesh, ratio: Sequence[float]) -> str:
+    """The split of a mesh: the same in every run and whatever other meshes there are."""
+    position = int.from_bytes(mesh.digest[:8], 'big') / 2**64 * sum(ratio)
+    bounds = np.cumsum(ratio)
+    return SPLITS[min(int(np.searchsorted(bounds, position, side='right')), 2)]
+
+
+def sample(mesh: Mesh, target: Path) -> str | None:
+    """Write the points of a mesh, whole or not at all; the reason if it cannot be sampled."""
+    try:
+        # Materials would only be looked for and warned about.
+        surface = trimesh.load_mesh(mesh.path, process=False, skip_materials=True)
+        if not 0 < surface.area < np.inf:  # false for NaN, too
+            raise ValueError('it has no surface')
+        seed = int.from_bytes(mesh.digest[8:16], 'big')
+        points, _ = trimesh.sample.sample_surface(surface, NUM_POINTS, seed=seed)
+    except Exception as error:  # what a parser meets in a damaged file, it has not foreseen
+        return ' '.join(f'{str(mesh.path)!r}: {type(error).__name__}: {error}'.split())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix('.part')
+    try:
+        with part.open('wb') as file:
+            np.save(file, points.astype(np.float32))
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return None
+
+
+def convert(args: argparse.Namespace) -> str:
+    """Sample what is not there yet; a report in words.
+
+    Raises:
+        UserError: an argument does not fit, or no mesh at all can be sampled.
+    """
+    if min(args.ratio) < 0 or not sum(args.ratio) > 0:
+        raise UserError(f'--ratio must be three shares, but is {args.ratio}')
+    if args.jobs < 1:
+        raise UserError(f'--jobs must be at least 1, but is {args.jobs}')
+    official = None if args.splits is None else read_splits(args.splits)
+    counts: Counter[str] = Counter()
+    tasks = []
+    for mesh in find_meshes(args.meshes, args.classes):
+        if mesh.split is None and official is not None:
+            split = official.get((mesh.folder, mesh.name))
+        else:
+            split = mesh.split or split_by_hash(mesh, args.ratio)
+        if split is None:
+            counts[f'not in {args.splits}'] += 1
+            continue
+        target = args.out / mesh.folder / split / f'{mesh.name}.npy'
+        if target.exists():
+            counts['there already'] += 1
+        else:
+            tasks.append((mesh, target))
+    damaged = []
+    if tasks:  # the progress bar refuses none
+        results = track_progress_rich(sample, tasks, nproc=args.jobs, description='sampling')
+        damaged = [reason for reason in results if reason is not None]
+    written = len(tasks) - len(damaged)
+    if not written and not counts['there already']:
+        reason = f', the first one is {damaged[0]}' if damaged else ''
+        raise UserError(f'no mesh below {str(args.meshes)!r} became a point cloud{reason}')
+    others = ''.join(f', {count} {what}' for what, count in counts.items())
+    lines = [f'{args.out}: {written} written{others}']
+    if damaged:
+        lines += [f'{len(damaged)} damaged:', *(f'  {reason}' for reason in damaged)]
+    return '\n'.join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('meshes', type=Path, help='folder of the class folders')
+    parser.add_argument(
+        'out', type=Path, nargs='?', default=Path('data/ShapeNetCore.v2.PC15k'),
+        help='data/ShapeNetCore.v2.PC15k')
+    parser.add_argument(
+        '--classes', nargs='+', metavar='NAME',
+        help='only these: folders, or classes of ShapeNetCore v2 such as airplane')
+    parser.add_argument(
+        '--splits', type=Path, metavar='CSV',
+        help='the official split, all.csv of ShapeNet; models that it does not list are left out')
+    parser.add_argument(
+        '--ratio', type=float, nargs=3, default=(0.7, 0.1, 0.2), metavar=('TRAIN', 'VAL', 'TEST'),
+        help='shares of a split by hash, 0.7 0.1 0.2 as in the official one')
+    parser.add_argument('--jobs', type=int, default=1, help='processes that sample, 1')
+    args = parser.parse_args(argv)
+    with one_sentence(OSError):
+        print(convert(args))
+
+
+if __name__ == '__main__':
+    main()
