@@ -25,7 +25,7 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
         uint8 [H, W, 3] and the sentences :data:`GREY` and :data:`ALPHA` that apply.
 
     Raises:
-        UnusableFile: the file is missing, damaged or no image, or has more than 16 bits a value.
+        UnusableFile: the file is missing, damaged or no image, or its values have no fixed range.
     """
     try:
         with Image.open(path) as file:
@@ -35,7 +35,8 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
         reason = ' '.join(f'{type(error).__name__}: {error}'.split())
         raise UnusableFile(f'image {str(path)!r} cannot be read: {reason}') from error
     if image.mode in ('I', 'F'):
-        raise UnusableFile(f'image {str(path)!r} has 32 bits a value, but 8 or 16 can be read.')
+        raise UnusableFile(f'image {str(path)!r} has values of an unknown range (mode '
+                           f'{image.mode!r} of Pillow); save it with 8 or 16 bits a value.')
     remarks = []
     if image.mode.startswith('I;16'):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
