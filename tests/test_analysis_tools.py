@@ -1,5 +1,6 @@
 """What tools/analysis_tools print, count and draw."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -20,6 +21,7 @@ QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-qui
 sys.path.insert(0, str(TOOLS))
 
 from model_complexity import Likelihood, analyse, analyse_config  # noqa: E402
+from reference_bits import sorted_points_bits  # noqa: E402
 
 
 def run(tool, *arguments):
@@ -280,6 +282,34 @@ def test_reference_bits_of_known_bytes(tmp_path):
         assert bits['values'] == 1000 * ratio
         assert bits['order 0'] == pytest.approx(order_0, abs=1e-3)
     assert bits['xz -9'] < bits['order 0']
+
+
+def test_the_bits_of_sorted_points_are_a_code_of_all_clouds():
+    """The clouds of three points, their shares given, have probabilities that sum to one."""
+    shares = np.array([[1, 2], [2, 1], [1.5, 1.5]]) / 3  # of the values 0 and 1, of z, y and x
+    total = 0.0
+    for cloud in itertools.combinations_with_replacement(itertools.product((0, 1), repeat=3), 3):
+        cloud = np.array(cloud)
+        bits = -np.log2([share[column] for share, column in zip(shares, cloud.T, strict=True)])
+        # In its own histograms, from which the function starts.
+        own = -np.log2([(column == value).mean() for column in cloud.T for value in column])
+        orders = own.sum() - 9 * sorted_points_bits(cloud[None].astype(np.uint8))
+        total += 2**(orders - bits.sum())
+    assert total == pytest.approx(1)
+
+
+def test_reference_bits_of_point_clouds(tmp_path, shared_data):
+    if not (shared_data / 'modelnet10_pcd').is_dir():
+        pytest.skip(f'the modelnet10_pcd pack is not at {shared_data}')
+    config = ROOT / 'configs/point_cloud/aft-local-96-mini_1xb8-20e_modelnet10-chair.py'
+    result = run('reference_bits.py', config, '--out', tmp_path / 'bits.json', '--cfg-options',
+                 f'test_dataloader.dataset.data_root={shared_data}/modelnet10_pcd')
+    assert result.returncode == 0, result.stderr
+    bits = json.loads((tmp_path / 'bits.json').read_text())
+    assert bits['values'] == 40 * 1024 * 3
+    # log2(1024!) / 3072 bits are worth the order of points that all differ.
+    assert 2 < bits['order 0'] - bits['sorted points'] < 3.5
+    assert bits['sorted points'] < bits['xz -9'] < bits['order 0'] < 8
 
 
 def test_reference_bits_name_an_image_of_another_size(untrained):
