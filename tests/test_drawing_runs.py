@@ -1,0 +1,63 @@
+"""Whole runs that draw: pictures while the model learns, and samples in a test."""
+
+import json
+
+import mmengine
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def write_pictures(folder):
+    (folder / 'pictures').mkdir()
+    values = np.random.default_rng(0).integers(0, 256, (5, 9, 8, 3), dtype=np.uint8)
+    for index, image in enumerate(values):
+        Image.fromarray(image).save(folder / f'pictures/{index}.png')
+
+
+def write_clouds(folder):
+    values = np.random.default_rng(0).normal(size=(16, 9, 3)).astype(np.float32)
+    for index, points in enumerate(values):
+        split = ('train', 'val')[index < 5]
+        path = folder / 'clouds/chair' / split / f'{index}.npy'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, points)
+
+
+# Config, its data, its picture, how many processes test it, and what they measure.
+RUNS = [
+    ('tiny_super_resolution', write_pictures, 'super_resolution', 2, [
+        f'{kind}_{number}' for kind in ('sample', 'mean', 'bicubic')
+        for number in ('psnr_db', 'ssim', 'consistency_mse')]),
+    ('tiny_clouds', write_clouds, 'point_clouds', 1,
+     ['mmd_squared_edges', 'coverage_percent', '1nna_percent']),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('name', 'write', 'picture', 'num_processes', 'names'), RUNS,
+                         ids=[name for name, *_ in RUNS])
+def test_a_run_draws(run, root, config, tmp_path, name, write, picture, num_processes, names):
+    """Five samples in the test, of which the first three are drawn for."""
+    write(tmp_path)
+    result = run(root / 'tools/train.py', config(name), '--work-dir', 'work', '--cfg-options',
+                 'train_cfg.max_epochs=1', 'custom_hooks=[]', cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (path, ) = tmp_path.glob(f'work/*/vis_data/vis_image/{picture}_1.png')
+    with Image.open(path) as image:
+        assert np.asarray(image).std() > 1
+
+    tool, words = (root / 'tools/test.py', ), ()
+    if num_processes > 1:
+        tool, words = ('bash', root / 'tools/dist_test.sh'), (num_processes, )
+    result = run(
+        *tool, config(name), 'work/epoch_1.pth', *words, '--out', 'a.json', '--dump', 'a.pkl',
+        '--work-dir', 'test', '--cfg-options', 'test_cfg.num_inputs=3', cwd=tmp_path,
+        env={'CUDA_VISIBLE_DEVICES': ''})
+    assert result.returncode == 0, result.stderr
+    metrics = json.loads((tmp_path / 'a.json').read_text())
+    assert {'bits_per_dim', *names} <= metrics.keys()
+    assert all(np.isfinite(list(metrics.values())))
+    drawn = [sample.get('drawn') for sample in mmengine.load(tmp_path / 'a.pkl')]
+    assert [tokens is not None for tokens in drawn] == [True] * 3 + [False] * 2
+    assert len({tuple(np.asarray(tokens).flatten().tolist()) for tokens in drawn[:3]}) == 3
