@@ -53,7 +53,40 @@ def test_another_text_as_in_the_guide(tmp_path, monkeypatch):
         assert len(sample['inputs']) == 256
 
 
-@pytest.mark.parametrize('guide', ['image_ar', 'language_modeling'])
+def test_crops_of_photographs_as_in_the_guide(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    image = np.random.default_rng(0).integers(0, 256, (41, 63, 3), dtype=np.uint8)
+    for split in ('train', 'val', 'test'):
+        (tmp_path / 'data/photos' / split).mkdir(parents=True)
+        Image.fromarray(image).save(tmp_path / 'data/photos' / split / 'a.png')
+    config = load_example(python_blocks('super_resolution')[1], 'super_resolution', tmp_path)
+
+    windows = np.lib.stride_tricks.sliding_window_view(image, (32, 32, 3)).reshape(-1, 1024, 3)
+    for split in ('train', 'val', 'test'):
+        tokens = DATASETS.build(config[f'{split}_dataloader'].dataset)[0]['inputs'].numpy()
+        # A part of the image as it is, not shrunk.
+        assert (windows == tokens).all((1, 2)).sum() == 1
+        if split != 'train':
+            assert (tokens.reshape(32, 32, 3) == image[4:36, 15:47]).all()
+
+
+def test_shapes_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for split in ('train', 'val', 'test'):
+        (tmp_path / 'data/my-shapes/vase' / split).mkdir(parents=True)
+        np.save(tmp_path / 'data/my-shapes/vase' / split / 'a.npy',
+                np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32))
+    config = load_example(python_blocks('point_cloud')[1], 'point_cloud', tmp_path)
+
+    for split in ('train', 'val', 'test'):
+        dataset = DATASETS.build(config[f'{split}_dataloader'].dataset)
+        assert torch.equal(dataset[0]['inputs'], dataset[0]['inputs']) == (split != 'train')
+    with torch.device('meta'):
+        assert MODELS.build(config.model).decoder.max_length == len(dataset[0]['inputs'])
+
+
+@pytest.mark.parametrize('guide', [
+    'image_ar', 'language_modeling', 'point_cloud', 'super_resolution'])
 def test_guides_name_configs_that_exist(guide):
     named = re.findall(r'configs/[\w/.-]+\.py', (ROOT / f'docs/tasks/{guide}.md').read_text())
     assert named and all((ROOT / path).is_file() for path in named)
