@@ -22,7 +22,7 @@ setup(
         'torch>=2.4',
         'torchvision',
         'numpy',
-        'pillow',
+        'pillow>=10.1',
         'matplotlib',
         'mmengine>=0.10.7,<1',
         'mmpretrain>=1.2,<2',
