@@ -47,8 +47,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         '--tile', nargs='?', type=int, const=2, metavar='OVERLAP',
         help='cut the image into tiles of the size that the model reads, which overlap by OVERLAP '
         'of its pixels (2 unless given) or more; each is drawn on its own, and where two overlap, '
-        'one fades linearly into the other: no seams, but smoother there, and what spans tiles '
-        'need not fit together; for models that were trained on crops of images')
+        'one fades linearly into the other: that hides the seams, but it is smoother there, and '
+        'what spans tiles need not fit together; for models that were trained on crops')
     add_sampling_arguments(parser, temperature=0.8)
     return parser.parse_args(argv)
 
