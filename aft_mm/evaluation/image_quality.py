@@ -7,7 +7,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.evaluator import BaseMetric
-from PIL import Image
 from torch import Tensor
 
 # The details of these two differ from hand to hand; a well-kept library's can be compared.
@@ -17,6 +16,7 @@ from torchmetrics.functional.image import (
 )
 
 from aft_mm.registry import METRICS
+from aft_mm.structures import enlarge_bicubic
 
 SMALLEST = 6  # what can be mirrored at an edge by half of the similarity's window
 
@@ -86,8 +86,10 @@ class ImageQuality(BaseMetric):
     def _measure(self, target: Tensor, source: Tensor, drawn: Tensor) -> dict[str, float]:
         images = _pictures(drawn, self.image_shape)
         small = _pictures(source[None], self.source_shape)
+        pixels = source.cpu().numpy().astype(np.uint8).reshape(self.source_shape)
+        enlarged = torch.from_numpy(enlarge_bicubic(pixels, self.image_shape[:2]))
         kinds = dict(sample=images, mean=images.mean(0, keepdim=True),
-                     bicubic=_enlarged(small, self.image_shape))
+                     bicubic=_pictures(enlarged[None], self.image_shape))
         truth = _pictures(target[None], self.image_shape)
         return {f'{kind}_{name}': value for kind, pictures in kinds.items()
                 for name, value in image_quality(pictures, truth, small).items()}
@@ -112,13 +114,3 @@ def image_quality(images: Tensor, truth: Tensor, source: Tensor) -> dict[str, fl
 def _pictures(tokens: Tensor, shape: Sequence[int]) -> Tensor:
     """Tokens [N, T, C] or [N, T·C] in raster order as float64 [N, C, H, W]."""
     return tokens.cpu().double().reshape(len(tokens), *shape).permute(0, 3, 1, 2)
-
-
-def _enlarged(small: Tensor, shape: Sequence[int]) -> Tensor:
-    """The input [1, C, h, w] as Pillow enlarges it, [1, C, H, W]."""
-    pixels = small[0].permute(1, 2, 0).numpy().astype(np.uint8)
-    channels = [
-        np.asarray(Image.fromarray(channel).resize(shape[1::-1], Image.Resampling.BICUBIC))
-        for channel in np.moveaxis(pixels, -1, 0)
-    ]
-    return torch.from_numpy(np.stack(channels)[None]).to(small)

@@ -3,6 +3,8 @@
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from aft_mm.structures import enlarge_bicubic
+
 from .samples import draw_samples
 
 CELL = 96  # pixels that a picture is wide at least
@@ -37,7 +39,7 @@ def draw_super_resolution(inputs: np.ndarray, samples: np.ndarray,
         raise ValueError(f'targets must be [N, H, W, C] of samples {list(samples.shape)}, but is '
                          f'{[len(targets), *targets.shape[2:]]}.')
     large = inputs.repeat(factor, axis=1).repeat(factor, axis=2)
-    smooth = np.stack([_bicubic(image, factor) for image in inputs])
+    smooth = np.stack([enlarge_bicubic(image, image_shape[:2]) for image in inputs])
     rows = np.concatenate([large[:, None], smooth[:, None], samples, targets], axis=1)
     scale = -(-CELL // image_shape[1])
     grid = draw_samples(rows.reshape(-1, *image_shape), columns=rows.shape[1], scale=scale)
@@ -57,14 +59,6 @@ def _factor(inputs: np.ndarray, samples: np.ndarray) -> int:
             return factor
     raise ValueError('samples must be [N, K, H, W, C] with H and W the same multiple of those of '
                      f'inputs {list(inputs.shape)}, but is {list(samples.shape)}.')
-
-
-def _bicubic(image: np.ndarray, factor: int) -> np.ndarray:
-    """uint8 ``[h, w, C]`` to ``[h·factor, w·factor, C]``."""
-    size = image.shape[1] * factor, image.shape[0] * factor
-    planes = [Image.fromarray(plane).resize(size, Image.Resampling.BICUBIC)
-              for plane in np.moveaxis(image, -1, 0)]
-    return np.stack(planes, axis=-1)
 
 
 def _header(names: list[str], width: int) -> np.ndarray:

@@ -1,0 +1,22 @@
+"""Images as arrays."""
+
+import numpy as np
+from PIL import Image
+
+__all__ = ['enlarge_bicubic']
+
+
+def enlarge_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """What needs no model, the baseline of super-resolution: Pillow's bicubic interpolation.
+
+    Args:
+        image: uint8 [h, w, C], C = 1 or 3.
+        size: Height and width of the result [px].
+
+    Returns:
+        uint8 [H, W, C].
+    """
+    height, width = size
+    planes = [Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC)
+              for plane in np.moveaxis(image, -1, 0)]
+    return np.stack(planes, axis=-1)
