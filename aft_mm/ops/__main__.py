@@ -3,6 +3,17 @@
 import torch
 
 from .dispatch import BACKENDS, ENVIRONMENT_VARIABLE, OPS, choose_backend, reasons_against
+from .triton_support import KERNELS
+
+ABOUT = {
+    'triton': 'fused kernels for CUDA devices, each with the options that it needs: '
+    + '; '.join(
+        f'{op} ({", ".join(f"{name}={value!r}" for name, value in options.items())})'
+        for op, options in KERNELS.items()
+    ),
+    'eager': 'composite torch operations, every op and option on every device',
+    'reference': 'the oracle, every op as the papers write it, in float64 and O(B·T²·D) memory',
+}
 
 
 def _devices() -> list[torch.device]:
@@ -10,28 +21,36 @@ def _devices() -> list[torch.device]:
     return [torch.device(name) for name in ('cpu', *(n for n, here in available.items() if here))]
 
 
+def _serving(call: tuple) -> str | None:
+    try:
+        return choose_backend(*call)
+    except RuntimeError:  # the backend that the environment asks for cannot; the table says why
+        return None
+
+
 def main() -> None:
     """Print one row per op and device, one column per backend, then the reasons."""
     width = max(map(len, OPS))
     columns = ''.join(f'{name:>12}' for name in BACKENDS)
     print(f'{"op":<{width}}  device{columns}')
-    reasons = {}
+    reasons: dict[tuple[str, str, str], list[str]] = {}
     for device in _devices():
-        serving = choose_backend(device)
+        tensors = [torch.empty(1, 1, 1, device=device)] * 3
         for op in OPS:
+            call = op, tensors, KERNELS.get(op, {})
+            serving = _serving(call)
             cells = []
-            for backend, module in BACKENDS.items():
-                against = reasons_against(backend, device)
-                if not hasattr(module, op):
-                    against = [f'has no {op}', *against]
-                if against:
-                    reasons[backend, device.type] = against
+            for backend in BACKENDS:
+                against = reasons_against(backend, *call)
+                for reason in against:
+                    reasons.setdefault((backend, device.type, reason), []).append(op)
                 cells.append('serves' if backend == serving else 'no' if against else 'available')
             print(f'{op:<{width}}  {device.type:<6}' + ''.join(f'{cell:>12}' for cell in cells))
-    for backend, module in BACKENDS.items():
-        print(f'{backend}: {module.__doc__.splitlines()[0]}')
-    for (backend, device), against in reasons.items():
-        print(f'{backend} does not serve {device}: {"; ".join(against)}')
+    for backend in BACKENDS:
+        print(f'{backend}: {ABOUT[backend]}')
+    for (backend, device_type, reason), refused in reasons.items():
+        what = 'any op' if len(refused) == len(OPS) else ', '.join(refused)
+        print(f'{backend} does not serve {what} on {device_type}: {reason}')
     print(f'{ENVIRONMENT_VARIABLE} chooses a backend: {", ".join(BACKENDS)}')
 
 

@@ -2,17 +2,18 @@
 
 Backends are tried in the order of :data:`BACKENDS`; the first without a reason against it serves.
 ``AFT_MM_BACKEND=name`` asks for one; if it cannot serve, the call fails with its reasons instead of
-falling back in silence.
+falling back in silence. So does a call whose backend was chosen and then failed.
 """
 
+import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from . import eager, reference
+from . import eager, reference, triton_support
 
 OPS = (
     'aft_simple',
@@ -22,7 +23,7 @@ OPS = (
     'aft_window',
     'aft_local_normalized',
 )
-BACKENDS: dict[str, ModuleType] = {'eager': eager, 'reference': reference}
+BACKENDS = ('triton', 'eager', 'reference')
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
 
 
@@ -36,29 +37,49 @@ def requested_backend() -> str | None:
     return name
 
 
-def reasons_against(backend: str, device: torch.device) -> list[str]:
-    """Why `backend` cannot serve tensors on `device`; empty if it can."""
+def reasons_against(
+    backend: str, op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
+) -> list[str]:
+    """Why `backend` cannot serve `op` on (query, key, value, ...); empty if it can."""
+    if backend == 'triton':
+        return triton_support.reasons_against(op, tensors, options)
     reasons = []
     if backend == 'reference':
         if requested_backend() != 'reference':
             reasons.append(f'the oracle serves only when {ENVIRONMENT_VARIABLE}=reference asks')
-        if device.type == 'mps':
+        if tensors[2].device.type == 'mps':
             reasons.append('computes in float64, which the mps device lacks')
     return reasons
 
 
-def choose_backend(device: torch.device) -> str:
-    """Name of the backend for `device`; raises RuntimeError with the reasons if none can serve."""
+def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:
+    """Name of the backend for the call; raises RuntimeError with the reasons if none can serve."""
     requested = requested_backend()
-    refused = {}
+    refused = []
     for name in [requested] if requested else BACKENDS:
-        reasons = reasons_against(name, device)
+        reasons = reasons_against(name, op, tensors, options)
         if not reasons:
             return name
-        refused[name] = '; '.join(reasons)
-    raise RuntimeError(f'no AFT backend serves device {device.type}: {refused}')
+        refused.append(f'{name}: {"; ".join(reasons)}')
+    raise RuntimeError(f'no AFT backend serves {op} on {tensors[2].device.type}: {refused}')
 
 
-def implementation(op: str, device: torch.device) -> Callable[..., Tensor]:
-    """The function of the serving backend for `op`."""
-    return getattr(BACKENDS[choose_backend(device)], op)
+# Triton is missing in torch's CPU builds: its backend is loaded when it first serves.
+_MODULES: dict[str, ModuleType] = {'eager': eager, 'reference': reference}
+
+
+# The compiler does not look into an import.
+@triton_support.constant
+def _load(name: str) -> bool:
+    if name not in _MODULES:
+        _MODULES[name] = importlib.import_module(f'.{name}', __package__)
+    return True
+
+
+def implementation(
+    op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
+) -> Callable[..., Tensor]:
+    """The function of the serving backend for the call."""
+    name = choose_backend(op, tensors, options)
+    _load(name)
+    return getattr(_MODULES[name], op)

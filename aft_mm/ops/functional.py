@@ -28,7 +28,7 @@ from .geometry import Window
 def _run(op: str, value: Tensor, *tensors: Tensor | None, **options) -> Tensor:
     # Autocast would turn the float32 products inside the op back into bfloat16.
     with torch.autocast(device_type=value.device.type, enabled=False):
-        return implementation(op, value.device)(*tensors, **options)
+        return implementation(op, tensors, options)(*tensors, **options)
 
 
 def aft_simple(

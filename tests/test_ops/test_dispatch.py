@@ -1,19 +1,21 @@
 """The boundary of the package: backends, argument checks, autocast, torch.compile, memory."""
 
+import importlib
+import importlib.util
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aft_mm import ops
-from aft_mm.ops import dispatch, eager, reference
+from aft_mm.ops import dispatch, eager, reference, triton_support
 from aft_mm.ops.library import opaque_safe_mean
 
 from .cases import CASES, run_with_gradients
 
-CPU = torch.device('cpu')
 ONE_OF_EACH = {
     f'{case.op}-{len(case.parameters)}-{case.options.get("causal", False)}': case
     for case in CASES
@@ -22,33 +24,120 @@ ONE_OF_EACH = {
 EACH = pytest.mark.parametrize('case', ONE_OF_EACH.values(), ids=ONE_OF_EACH)
 
 
+def call_on(device: str, op='aft_simple', dtype=torch.float32, **options):
+    options = {**dict(key_function='softmax', causal=True), **options}
+    return op, [torch.empty(1, 1, 1, device=device, dtype=dtype)] * 3, options
+
+
 def test_environment_variable_chooses_the_backend(monkeypatch):
-    assert dispatch.implementation('aft_simple', CPU) is eager.aft_simple
+    assert dispatch.implementation(*call_on('cpu')) is eager.aft_simple
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'reference')
-    assert dispatch.implementation('aft_simple', CPU) is reference.aft_simple
+    assert dispatch.implementation(*call_on('cpu')) is reference.aft_simple
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'fast')
-    with pytest.raises(ValueError, match="must be one of eager, reference, got 'fast'"):
-        dispatch.implementation('aft_simple', CPU)
+    with pytest.raises(ValueError, match="must be one of triton, eager, reference, got 'fast'"):
+        dispatch.implementation(*call_on('cpu'))
 
 
 def test_a_backend_that_cannot_serve_says_why(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'reference')
+    tensor = SimpleNamespace(device=torch.device('mps'))
     with pytest.raises(RuntimeError, match='float64, which the mps device lacks'):
-        dispatch.choose_backend(torch.device('mps'))
+        dispatch.choose_backend('aft_simple', [tensor] * 3, {})
 
 
-def test_table_of_backends():
+def test_triton_asked_for_where_it_cannot_serve_is_an_error(monkeypatch):
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'triton')
+    with pytest.raises(RuntimeError, match='aft_simple on cpu: .*triton: serves cuda tensors'):
+        ops.aft_simple(Q, Q, Q, causal=True)
+
+
+REFUSED = {
+    'has no kernel': dict(op='aft_full'),
+    'has a kernel for aft_simple with causal=True only, got False': dict(causal=False),
+    "with key_function='softmax' only, got 'relu'": dict(key_function='relu'),
+    'has kernels for float32, float16 and bfloat16, got torch.float64': dict(dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize('reason', REFUSED)
+def test_what_has_no_kernel_is_served_by_eager(reason, monkeypatch):
+    """On a machine that lacks nothing."""
+    monkeypatch.setattr(triton_support, 'machine_reasons', lambda kind, index: ())
+    assert dispatch.choose_backend(*call_on('cpu')) == 'triton'
+    call = call_on('cpu', **REFUSED[reason])
+    assert dispatch.choose_backend(*call) == 'eager'
+    (against,) = dispatch.reasons_against('triton', *call)
+    assert reason in against
+
+
+LACKING = {
+    'Triton is not installed': (importlib.util, 'find_spec', lambda name: None),
+    'serves NVIDIA devices': (torch.version, 'hip', '7.0'),
+    'no CUDA device is available': (torch.cuda, 'is_available', lambda: False),
+    'needs compute capability 8.0, got 7.5': (
+        torch.cuda,
+        'get_device_capability',
+        lambda index: (7, 5),
+    ),
+    'needs Triton 3.6, got 3.5.1': (triton_support, 'OLDEST_TRITON', (3, 6)),
+}
+
+
+@pytest.mark.parametrize('reason', LACKING)
+def test_machines_that_lack_something(reason, monkeypatch):
+    version = '3.5.1' if reason.startswith('needs Triton') else '3.10.0'
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: object())
+    monkeypatch.setattr(
+        importlib, 'import_module', lambda name: SimpleNamespace(__version__=version)
+    )
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda index: (9, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(*LACKING[reason])
+        assert triton_support.machine_reasons('cuda', 0) == (reason,)
+    assert version == '3.5.1' or triton_support.machine_reasons('cuda', 0) == ()
+
+
+def test_triton_interpreted_serves_the_cpu(monkeypatch):
+    monkeypatch.setenv('TRITON_INTERPRET', '1')
+    assert triton_support.machine_reasons('cuda', 0) == (
+        "serves cpu tensors in Triton's interpreter",
+    )
+
+
+@pytest.mark.parametrize('asked', [None, 'triton', 'reference'])
+def test_table_of_backends(asked, monkeypatch):
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, asked or '')
     command = [sys.executable, '-m', 'aft_mm.ops']
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for op in dispatch.OPS:
         assert f'{op} ' in output
-    assert 'reference does not serve cpu: the oracle serves only when' in output
+    assert ('reference does not serve any op on cpu' in output) == (asked != 'reference')
+    assert 'triton does not serve any op on cpu: serves cuda tensors' in output
+    assert 'aft_conv, aft_window, aft_local_normalized on cpu: has no kernel' in output
+    assert (
+        output.splitlines()[1].split()[2:]
+        == {
+            None: ['no', 'serves', 'no'],
+            'triton': ['no', 'available', 'no'],
+            'reference': ['no', 'available', 'serves'],
+        }[asked]
+    )
+
+
+def test_ops_work_without_triton():
+    code = (
+        'import sys; sys.modules["triton"] = None; import torch; from aft_mm import ops; '
+        'x = torch.randn(1, 3, 2); ops.aft_simple(x, x, x, causal=True)'
+    )
+    subprocess.run([sys.executable, '-c', code], check=True)
 
 
 def test_ops_import_only_torch():
     code = (
         'import sys, aft_mm.ops; '
-        "print([m for m in sys.modules if m.split('.')[0] in ('mmengine', 'mmcv', 'mmpretrain')])"
+        "names = 'mmengine', 'mmcv', 'mmpretrain', 'triton'; "
+        "print([m for m in sys.modules if m.split('.')[0] in names])"
     )
     output = subprocess.run(
         [sys.executable, '-c', code], capture_output=True, text=True, check=True

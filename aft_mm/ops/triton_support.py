@@ -1,0 +1,79 @@
+"""What the Triton kernels serve and why not the rest; found out without loading them.
+
+``TRITON_INTERPRET=1``, set before the first call, runs the kernels in Triton's interpreter on the
+CPU: slow, and for checking them.
+"""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# The ops that have a kernel, and the options that it needs.
+KERNELS: dict[str, dict[str, Any]] = {'aft_simple': dict(key_function='softmax', causal=True)}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# What the kernels are compiled for in the tests.
+OLDEST_CAPABILITY = (8, 0)
+# Of torch 2.11. Older ones have no tuples in kernels (3.2) or were not tried.
+OLDEST_TRITON = (3, 6)
+
+
+def interpreted() -> bool:
+    """Whether the environment asks for Triton's interpreter."""
+    return os.environ.get('TRITON_INTERPRET') == '1'
+
+
+def constant(function: Callable) -> Callable:
+    """``torch.compiler.assume_constant_result``, whose own call imports the compiler: seconds."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+# The compiler takes the answer and does not look into how a package or a device is asked.
+@constant
+def machine_reasons(device_type: str, index: int | None) -> tuple[str, ...]:
+    """What this machine lacks."""
+    needed = 'cpu' if interpreted() else 'cuda'
+    if importlib.util.find_spec('triton') is None:
+        return ('Triton is not installed',)
+    if device_type != needed:
+        where = " in Triton's interpreter" if interpreted() else ''
+        return (f'serves {needed} tensors{where}',)
+    if needed == 'cuda':
+        if torch.version.hip is not None:
+            return ('serves NVIDIA devices',)
+        if not torch.cuda.is_available():
+            return ('no CUDA device is available',)
+        capability = torch.cuda.get_device_capability(index)
+        if capability < OLDEST_CAPABILITY:
+            return (
+                'needs compute capability {}.{}, got {}.{}'.format(*OLDEST_CAPABILITY, *capability),
+            )
+    version = importlib.import_module('triton').__version__
+    if tuple(map(int, version.split('.')[:2])) < OLDEST_TRITON:
+        return ('needs Triton {}.{}, got {}'.format(*OLDEST_TRITON, version),)
+    return ()
+
+
+def reasons_against(
+    op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
+) -> list[str]:
+    """Why no kernel serves the call; empty if one does."""
+    device = tensors[2].device
+    reasons = list(machine_reasons(device.type, device.index))
+    if op not in KERNELS:
+        return [*reasons, 'has no kernel']
+    for name, needed in KERNELS[op].items():
+        if options[name] != needed:
+            reasons.append(
+                f'has a kernel for {op} with {name}={needed!r} only, got {options[name]!r}'
+            )
+    for x in tensors:
+        if x is not None and x.dtype not in DTYPES:
+            reasons.append(f'has kernels for float32, float16 and bfloat16, got {x.dtype}')
+            break
+    return reasons
