@@ -24,6 +24,7 @@ class Case:
     heads: int = CHANNELS
     parameters: tuple[tuple[int, ...], ...] = ()
     weights_sum_to_one: bool = True
+    channels: int = CHANNELS
 
     @property
     def function(self) -> Callable[..., Tensor]:
@@ -33,9 +34,9 @@ class Case:
         """query, key, value and the bias parameters, all randn."""
         sources = self.sources or self.tokens
         shapes = [
-            (batch, self.tokens, CHANNELS),
+            (batch, self.tokens, self.channels),
             (batch, sources, self.heads),
-            (batch, sources, CHANNELS),
+            (batch, sources, self.channels),
         ]
         tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
         tensors += [
@@ -186,7 +187,7 @@ def run_with_gradients(case: Case, tensors: list[Tensor], **extra) -> list[Tenso
     output = case(*leaves, **extra)
     cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     gradients = torch.autograd.grad(
-        (output * cotangent.to(output.dtype)).sum(), leaves, allow_unused=True
+        (output * cotangent.to(output)).sum(), leaves, allow_unused=True
     )
     filled = [
         torch.zeros_like(leaf) if grad is None else grad

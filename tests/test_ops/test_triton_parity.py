@@ -1,0 +1,333 @@
+"""The Triton kernels against the float64 oracle, forward and every gradient.
+
+On a CUDA device with ``pytest -m cuda``; without one `test_triton_interpreter.py` runs this file
+with ``TRITON_INTERPRET=1``.
+"""
+
+import pytest
+import torch
+
+from aft_mm import ops
+from aft_mm.ops import triton_support
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+
+from .cases import CASES, Case, run_with_gradients
+from .test_backends import assert_close, oracle
+
+INTERPRETED = triton_support.interpreted()
+DEVICE = 'cpu' if INTERPRETED else 'cuda'
+pytestmark = [
+    pytest.mark.cuda,
+    # Empty sums are as low as float32 goes, as far from a large key as inf, which is meant; and
+    # the sigmoid of a large negative number is 1 / inf.
+    pytest.mark.filterwarnings('ignore:overflow encountered in'),
+]
+LACKS = triton_support.machine_reasons(DEVICE, None)
+if LACKS:
+    pytest.skip(f'needs a CUDA device or TRITON_INTERPRET=1: {LACKS[0]}', allow_module_level=True)
+
+from aft_mm.ops.triton import launch, library  # noqa: E402 - where Triton is
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+DTYPES = pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
+# One key takes all the weight: see test_numerics.py.
+TERMS = 1.0
+
+
+@pytest.fixture(autouse=True)
+def _seed(monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'triton')
+
+
+@pytest.fixture(params=['one chunk', 'chunks'])
+def chunks(request, monkeypatch):
+    """Both ways to cut a sequence; chunks of 16 tokens where there are several."""
+    many = request.param == 'chunks'
+    monkeypatch.setattr(launch, 'SHORTEST_CHUNK', 16)
+    monkeypatch.setattr(launch, 'wanted_programs', lambda device: 10**6 if many else 1)
+    return many
+
+
+def causal(tokens, channels=3, **options):
+    name = f'simple-{tokens}x{channels}'
+    options = dict(causal=True, **options)
+    return Case(name, 'aft_simple', tokens, options, heads=channels, channels=channels)
+
+
+def on_device(tensors):
+    return [x.detach().to(DEVICE) for x in tensors]
+
+
+def compare(case, tensors, monkeypatch, floor=1e-3, **extra):
+    got = run_with_gradients(case, tensors, **extra)
+    dtype = tensors[-1].dtype
+    assert [x.dtype for x in got] == [dtype, *(x.dtype for x in tensors)]
+    assert_close(got, oracle(case, tensors, monkeypatch, **extra), TOLERANCE[dtype], floor)
+    return got
+
+
+SERVED = [
+    case
+    for case in CASES
+    if case.op in triton_support.KERNELS
+    and all(case.options.get(k, 'softmax') == v for k, v in triton_support.KERNELS[case.op].items())
+]
+SIZES = [*SERVED, causal(7, 6), causal(16, 1), causal(17, 70)]
+
+
+@pytest.mark.parametrize('case', SIZES, ids=lambda case: case.name)
+def test_matches_oracle(case, chunks, monkeypatch):
+    batch = 2 if case.tokens < 10 else 1
+    compare(case, on_device(case.inputs(batch, dtype=torch.float32)), monkeypatch)
+
+
+@DTYPES
+@pytest.mark.parametrize('tokens', [1, 18])
+def test_types(tokens, dtype, chunks, monkeypatch):
+    case = causal(tokens, 6)
+    compare(case, on_device(case.inputs(batch=1, dtype=dtype)), monkeypatch)
+
+
+def test_matches_oracle_over_many_chunks(monkeypatch):
+    monkeypatch.setattr(launch, 'SHORTEST_CHUNK', 16)
+    monkeypatch.setattr(launch, 'wanted_programs', lambda device: 10**6)
+    case = causal(130, 40)  # 9 chunks, more than a step of their prefix
+    tensors = on_device(case.inputs(batch=1, dtype=torch.float32))
+    assert launch.cut(tensors[2]).chunks > launch.ROWS
+    compare(case, tensors, monkeypatch)
+
+
+def test_the_types_of_the_inputs_may_differ(monkeypatch):
+    case = causal(9)
+    query, key, value = on_device(case.inputs(dtype=torch.float32))
+    tensors = [query.half(), key, value.bfloat16()]
+    compare(case, tensors, monkeypatch)
+
+
+@pytest.mark.parametrize('gate', ['sigmoid', 'relu', 'none'])
+def test_gates(gate, chunks, monkeypatch):
+    case = causal(19, gate=gate)
+    query, key, value = on_device(case.inputs(dtype=torch.float32))
+    if gate != 'none':
+        query[0, :3] = torch.tensor([0.0, 1e4, -1e4]).view(3, 1)
+        compare(case, [query, key, value], monkeypatch)
+    else:
+        bare = Case(case.name, case.op, case.tokens, case.options)
+        compare(lambda k, v, **extra: bare(None, k, v, **extra), [key, value], monkeypatch)
+
+
+# At the ends of blocks of 8 tokens and chunks of 16.
+STEPS = {f'step at {place}': place for place in (7, 8, 15, 16)}
+KINDS = ['huge', 'far below 0', 'rising', 'falling', 'lowest', *STEPS]
+
+
+def spread_keys(kind, key):
+    """The keys, of one of the sizes that break sums with a common maximum."""
+    token = torch.arange(key.shape[1]).view(1, -1, 1).to(key)
+    if kind in STEPS:
+        return key + 120 * (token >= STEPS[kind])
+    return {
+        'huge': key + 1e4 * torch.randn(key.shape).sign().to(key),
+        'far below 0': key - 1e4,
+        'rising': key + 120 * token,
+        'falling': key - 120 * token,
+        'lowest': torch.full_like(key, torch.finfo(key.dtype).min),
+    }[kind]
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_keys_of_any_size(kind, chunks, monkeypatch):
+    case = causal(21)
+    query, key, value = on_device(case.inputs(batch=1, dtype=torch.float32))
+    compare(case, [query, spread_keys(kind, key), value], monkeypatch, TERMS)
+
+
+@DTYPES
+def test_a_late_spike_leaves_the_prefix_as_it_was(dtype, chunks, monkeypatch):
+    case = causal(19)
+    query, key, value = on_device(case.inputs(batch=1, dtype=dtype))
+    before = case(query, key, value)
+    key[:, -1] += 1000
+    after = compare(case, [query, key, value], monkeypatch, TERMS)[0]
+    assert torch.equal(after[:, :-1], before[:, :-1])
+
+
+def test_padding_holds_anything(chunks, monkeypatch):
+    case = causal(20)
+    query, key, value = on_device(case.inputs(batch=4, dtype=torch.float32))
+    mask = torch.rand(4, 20, device=DEVICE) < 0.6
+    mask[1], mask[2, :17], mask[3, 10:] = False, False, False
+    hidden = ~mask.unsqueeze(-1)
+    key = key * torch.tensor([1, 1, 1000, 1000], device=DEVICE).view(4, 1, 1)
+    clean = [query, key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)]
+    poisoned = [query, key.masked_fill(hidden, torch.nan), value.masked_fill(hidden, torch.inf)]
+    got = run_with_gradients(case, poisoned, key_mask=mask)
+    expected = oracle(case, clean, monkeypatch, key_mask=mask)
+    assert_close(got, expected, TOLERANCE[torch.float32], TERMS)
+    assert (got[0][1] == 0).all() and (got[0][2, :17] == 0).all()
+    assert all((x.masked_select(hidden) == 0).all() for x in got[2:])
+
+
+def test_a_key_of_minus_infinity_is_hidden(monkeypatch):
+    case = causal(9)
+    query, key, value = on_device(case.inputs(batch=1, dtype=torch.float32))
+    mask = torch.ones(1, 9, dtype=torch.bool, device=DEVICE)
+    mask[:, [0, 4]] = False
+    expected = case(query, key, value, key_mask=mask)
+    key[:, [0, 4]] = -torch.inf
+    assert torch.equal(case(query, key, value), expected)
+
+
+def test_nan_is_not_hidden():
+    case = causal(19)
+    query, key, value = on_device(case.inputs(batch=1, dtype=torch.float32))
+    key[:, 5] = torch.nan
+    output = case(query, key, value)
+    assert output[:, :5].isfinite().all() and output[:, 5:].isnan().all()
+
+
+def layouts(tensors):
+    """The same numbers with other strides: tokens first, channels first, every other one."""
+    query, key, value = tensors
+    every_other = torch.full((*value.shape[:2], 2 * value.shape[2]), torch.nan).to(value)
+    every_other[..., ::2] = value
+    return [
+        query.transpose(0, 1).contiguous().transpose(0, 1),
+        key.transpose(1, 2).contiguous().transpose(1, 2),
+        every_other[..., ::2],
+    ]
+
+
+def test_layouts(chunks):
+    case = causal(17, 5)
+    tensors = on_device(case.inputs(dtype=torch.float32))
+    expected = run_with_gradients(case, tensors)
+    other = layouts(tensors)
+    assert not any(x.is_contiguous() for x in other)
+    mask = torch.ones(17, 2, dtype=torch.bool, device=DEVICE).T
+    leaves = [x.requires_grad_() for x in other]
+    output = case(*leaves, key_mask=mask)
+    assert torch.equal(output, expected[0]) and output.is_contiguous()
+    cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    strange = cotangent.transpose(0, 2).contiguous().transpose(0, 2)
+    gradients = torch.autograd.grad(output, leaves, strange)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected[1:], strict=True))
+
+
+def test_expanded_inputs_and_gradients(monkeypatch):
+    case = causal(9)
+    one = torch.randn(1, 1, 3, device=DEVICE, requires_grad=True)
+    key = torch.randn(2, 9, 3, device=DEVICE)
+    (got,) = torch.autograd.grad(case(one.expand(2, 9, 3), key, one.expand(2, 9, 3)).sum(), one)
+    # The mean of a constant is the constant: y = sigmoid(x) x.
+    gate = torch.sigmoid(one)
+    expected = 18 * (gate + one * gate * (1 - gate))
+    torch.testing.assert_close(got, expected.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_an_empty_batch():
+    empty = torch.empty(0, 5, 3, device=DEVICE, requires_grad=True)
+    output, saved = library.causal_simple(empty, empty, empty, None, 'sigmoid', True)
+    assert output.shape == (0, 5, 3) and saved.shape == (3, 0, 1, 3)
+    (gradient,) = torch.autograd.grad(output.sum(), empty)
+    assert gradient.shape == empty.shape
+
+
+@pytest.mark.parametrize('gate, masked', [('sigmoid', True), ('none', False)])
+def test_the_ops_are_sound(gate, masked):
+    """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
+    query, key, value = (torch.randn(1, 9, 3, device=DEVICE, requires_grad=True) for _ in range(3))
+    query = None if gate == 'none' else query
+    mask = (torch.rand(1, 9) < 0.6).to(DEVICE) if masked else None
+    torch.library.opcheck(library.causal_simple, (query, key, value, mask, gate, True))
+    _, saved = library.causal_simple(query, key, value, mask, gate, True)
+    inputs = [None if x is None else x.detach() for x in (query, key, value)]
+    arguments = (torch.randn_like(value), saved, *inputs, mask, gate)
+    torch.library.opcheck(library.causal_simple_backward, arguments)
+
+
+def test_compiles_without_graph_break():
+    """With the shape of the first call, and any length after that of the second."""
+    torch._dynamo.reset()
+    compiled = torch.compile(ops.aft_simple, fullgraph=True, backend='aot_eager')
+    for tokens in (9, 20):
+        case = causal(tokens)
+        tensors = on_device(case.inputs(batch=1, dtype=torch.float32))
+
+        def call(*parts):
+            return compiled(*parts, causal=True)
+
+        expected = run_with_gradients(case, tensors)
+        got = run_with_gradients(call, tensors)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+        with torch.no_grad():
+            assert torch.equal(call(*tensors), expected[0])
+
+
+def test_autocast_does_not_reach_the_sums():
+    case = causal(9)
+    tensors = on_device(case.inputs(dtype=torch.float32))
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        inside = case(*tensors)
+    assert inside.dtype == torch.float32 and torch.equal(inside, case(*tensors))
+
+
+def test_what_is_kept_for_the_gradient():
+    case = causal(32)
+    tensors = [x.requires_grad_() for x in on_device(case.inputs(dtype=torch.float32))]
+    parts = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: parts.append(x) or x, lambda x: x):
+        case(*tensors)
+    own = [x for x in parts if all(x is not y for y in tensors)]
+    assert sum(x.numel() for x in own) == 3 * 2 * 32 // launch.ROWS * 3
+    assert library.causal_simple(*tensors, None, 'sigmoid', False)[1].numel() == 0
+
+
+def test_gradients_that_cannot_be_had_say_why():
+    x = torch.randn(1, 9, 3, device=DEVICE, requires_grad=True)
+    output = library.causal_simple(x, x, x, None, 'sigmoid', False)[0]
+    with pytest.raises(RuntimeError, match='must be called with save=True'):
+        output.sum().backward()
+    output = ops.aft_simple(x, x, x, causal=True)
+    (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match='once; AFT_MM_BACKEND=eager serves second derivatives'):
+        gradient.sum().backward()
+
+
+def test_a_failing_kernel_is_not_passed_over(monkeypatch):
+    def fail(*args):
+        raise RuntimeError('out of registers')
+
+    monkeypatch.setattr(launch, 'causal_simple_forward', fail)
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE)
+    x = torch.randn(1, 9, 3, device=DEVICE)
+    with pytest.raises(RuntimeError, match='out of registers'):
+        ops.aft_simple(x, x, x, causal=True)
+
+
+def test_only_what_fills_the_device_is_left_whole(monkeypatch):
+    monkeypatch.setattr(launch, 'wanted_programs', lambda device: 100)
+
+    def cut(*shape):
+        return launch.cut(torch.empty(shape, device='meta'))
+
+    assert cut(100, 4096, 64) == (4096, 1, 64, 100)
+    assert cut(10, 4096, 640) == (4096, 1, 64, 100)
+    assert cut(10, 4096, 64) == (416, 10, 64, 10)
+    assert cut(1, 130, 8) == (72, 2, 32, 1)
+    assert cut(1, 10**6, 8).chunks == 100
+    monkeypatch.setattr(launch, 'wanted_programs', lambda device: 10**6)
+    assert cut(1, 10**6, 8).chunks <= launch.MOST_CHUNKS
+
+
+@pytest.mark.skipif(INTERPRETED, reason='takes 25 GB')
+def test_more_numbers_than_an_int_counts():
+    """The last of many sequences is that sequence alone."""
+    if torch.cuda.mem_get_info()[0] < 30e9:
+        pytest.skip('needs 30 GB of device memory')
+    x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)
+    many = x.new_zeros(1100, 2000, 1024)
+    many[-1] = x[0]
+    got = ops.aft_simple(many, many, many, causal=True)[-1:]
+    torch.testing.assert_close(got, ops.aft_simple(x, x, x, causal=True))
