@@ -12,16 +12,17 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose
-from mmengine.optim import build_optim_wrapper
+from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmengine.registry import (
     DATASETS,
     HOOKS,
     METRICS,
     MODELS,
-    PARAM_SCHEDULERS,
     RUNNERS,
     init_default_scope,
 )
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
 
 ROOT = Path(__file__).parents[1]
 LEAVES = {
@@ -325,17 +326,20 @@ def test_small_models_train(name):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_learning_rate_warms_up_and_falls_with_the_inverse_square_root():
+def test_learning_rate_warms_up_and_falls_with_the_inverse_square_root(tmp_path):
     config = load('aft-simple-l24-d256_8xb16-200e_cifar10')
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=3e-3)
-    schedulers = [
-        PARAM_SCHEDULERS.build(dict(settings, optimizer=optimizer))
-        for settings in config.param_scheduler
-    ]
+    runner = Runner(
+        torch.nn.Linear(1, 1), str(tmp_path), train_dataloader=DataLoader(range(100)),
+        train_cfg=config.train_cfg, optim_wrapper=OptimWrapper(optimizer))
+    # The runner gives a schedule the end of the run: 200 epochs of 100 iterations.
+    assert runner.train_loop.max_iters == 20000
+    schedulers = runner.build_param_scheduler(config.param_scheduler)
+    assert [scheduler.end for scheduler in schedulers] == [4000, 20000]
     rates = []
     for _ in range(16001):
         rates.append(optimizer.param_groups[0]['lr'])
-        optimizer.step()
+        runner.optim_wrapper.step()
         for scheduler in schedulers:
             scheduler.step()
 

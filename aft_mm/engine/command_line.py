@@ -171,6 +171,25 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
                 'data sets')
 
 
+def check_schedule(runner: Runner) -> None:
+    """Refuse a schedule that would begin when the run has ended; ``runner`` has its train loop.
+
+    Raises:
+        UserError: an entry of ``param_scheduler`` begins at its end or later.
+    """
+    schedules = runner.param_schedulers or []
+    for schedule in [schedules] if isinstance(schedules, dict) else schedules:
+        by_epoch = schedule.get('by_epoch', True)
+        length = runner.max_epochs if by_epoch else runner.max_iters
+        begin, end = schedule.get('begin', 0), schedule.get('end', length)
+        if begin >= end:
+            unit = 'epoch' if by_epoch else 'iteration'
+            raise UserError(
+                f'{schedule.get("type")} of param_scheduler begins at {unit} {begin} and ends at '
+                f'{unit} {end}, which is where the run ends unless it is given; train longer, or '
+                'at a constant rate with --cfg-options param_scheduler=None')
+
+
 def check_regularization(runner: Runner) -> None:
     """Refuse a penalty that a layer has and nobody adds to the loss.
 
