@@ -41,4 +41,4 @@ def sample_points(model: nn.Module, num: int, num_bits: int = 8, **options: Any)
     if not (isinstance(num, int) and num >= 1):
         raise UserError(f'num must be an int, at least 1, but got {num!r}')
     tokens = model.generate(model.decoder.max_length, batch_size=num, **options)
-    return decode_points(tokens.cpu().numpy(), num_bits)
+    return decode_points(tokens.cpu().numpy(), num_bits).astype(np.float32)

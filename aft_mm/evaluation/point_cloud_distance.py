@@ -76,7 +76,7 @@ class PointCloudDistance(BaseMetric):
             raise ValueError('PointCloudDistance needs clouds that were drawn, but there is none '
                              f'in {len(results)} samples: test_cfg must be a GenerationTestLoop.')
         drawn, truth = zip(*pairs, strict=True)
-        clouds = torch.from_numpy(decode_points(np.stack(drawn + truth), self.num_bits))
+        clouds = torch.from_numpy(decode_points(np.stack(drawn + truth), self.num_bits)).float()
         block = max(1, MOST_GAPS // clouds.shape[1]**2)
         distances = chamfer_distances(clouds.to(get_device()), block, progress=True)
         across = distances[:len(drawn), len(drawn):]
