@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,28 @@ def numbered(path: str, num: int) -> list[str]:
     """Names of ``num`` files: ``path`` itself for one, ``a-1.png``, ``a-2.png``, … for several."""
     stem, suffix = os.path.splitext(path)
     return [path] if num == 1 else [f'{stem}-{i + 1}{suffix}' for i in range(num)]
+
+
+def check_writable(name: str, paths: Sequence[str]) -> None:
+    """Try to write files before there is something to lose; their folders are made.
+
+    Args:
+        name: Of the argument that says where.
+        paths: The files; those that exist stay as they are.
+
+    Raises:
+        UserError: one cannot be written.
+    """
+    for path in map(Path, paths):
+        try:
+            existed = path.exists()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open('ab').close()
+            if not existed:
+                path.unlink()
+        except OSError as error:
+            raise UserError(
+                f'{name} {str(path)!r} cannot be written: {error.strerror}') from error
 
 
 def check_torchvision() -> None:
