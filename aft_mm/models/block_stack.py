@@ -95,7 +95,7 @@ class BlockStack(BaseModule):
 
     def position_of(self, index: Tensor) -> Tensor:
         """The vectors [..., D] of the tokens index [...]."""
-        # Its gradient adds up in one order; that of an index, in any, is not the same from run to run.
+        # The gradient of an index adds up in any order, that of an embedding in one.
         return F.embedding(index // self.tokens_per_position, self.position_embedding())
 
     def run_blocks(
