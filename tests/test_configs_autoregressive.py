@@ -3,9 +3,7 @@
 import logging
 import math
 import re
-from functools import cache
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,17 +17,13 @@ from mmengine.registry import (
     METRICS,
     MODELS,
     RUNNERS,
-    init_default_scope,
 )
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-ROOT = Path(__file__).parents[1]
-LEAVES = {
-    path.stem: path
-    for task in ('image_ar', 'language_modeling')
-    for path in sorted(ROOT.glob(f'configs/{task}/*.py'))
-}
+from .leaves import build_leaf, leaves, load_leaf
+
+LEAVES = leaves('image_ar', 'language_modeling')
 NAME = re.compile(
     r'(?P<family>transformer|image-transformer-local2d|aft-simple|aft-relu|aft-relu2'
     r'|aft-relu-softmax|aft-local2d-hard|aft-local-learned|aft-local-(?P<window>\d+))'
@@ -56,18 +50,12 @@ MINI = [name for name in LEAVES if '-mini_' in name]
 every_leaf = pytest.mark.parametrize('name', LEAVES)
 
 
-@cache
 def load(name):
-    config = Config.fromfile(LEAVES[name])
-    init_default_scope(config.default_scope)
-    return config
+    return load_leaf(LEAVES[name])
 
 
-@cache
 def build(name):
-    """The model without memory for its weights."""
-    with torch.device('meta'):
-        return MODELS.build(load(name).model)
+    return build_leaf(LEAVES[name])
 
 
 def fields(name):

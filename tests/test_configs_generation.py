@@ -3,7 +3,6 @@
 import logging
 import math
 import re
-from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -12,17 +11,14 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, RUNNERS, init_default_scope
+from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, RUNNERS
 from PIL import Image
 
 from aft_mm.evaluation import ImageQuality, Likelihood, PointCloudDistance
 
-ROOT = Path(__file__).parents[1]
-LEAVES = {
-    path.stem: path
-    for task in ('point_cloud', 'super_resolution')
-    for path in sorted(ROOT.glob(f'configs/{task}/*.py'))
-}
+from .leaves import ROOT, build_leaf, leaves, load_leaf
+
+LEAVES = leaves('point_cloud', 'super_resolution')
 NAME = re.compile(
     r'(?P<family>image-transformer-local1d|image-transformer-local2d|aft-local1d-hard'
     r'|aft-local2d-hard|aft-local2d|aft-simple|aft-local-(?P<window>\d+))'
@@ -53,18 +49,12 @@ FULL = [name for name in LEAVES if name not in MINI]
 every_leaf = pytest.mark.parametrize('name', LEAVES)
 
 
-@cache
 def load(name):
-    config = Config.fromfile(LEAVES[name])
-    init_default_scope(config.default_scope)
-    return config
+    return load_leaf(LEAVES[name])
 
 
-@cache
 def build(name):
-    """The model without memory for its weights."""
-    with torch.device('meta'):
-        return MODELS.build(load(name).model)
+    return build_leaf(LEAVES[name])
 
 
 def fields(name):
