@@ -6,6 +6,7 @@ torch refuses to load them. The entries below let exactly these objects through.
 file fetch ``eval``.
 """
 
+import errno
 import os
 import pickle
 import re
@@ -71,7 +72,11 @@ def _load(load: Callable[[], dict], filename: str) -> dict:
     """Run ``load`` and say in one sentence why a file is refused."""
     try:
         checkpoint = load()
-    except (pickle.UnpicklingError, *_CORRUPT) as error:
+    except (pickle.UnpicklingError, OSError, *_CORRUPT) as error:
+        # Torch steps back beyond the start of a file that was cut short; other errors of the
+        # system, such as a failed download, speak for themselves.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         found = re.search(r'GLOBAL (getattr\(.*\)|\S+)', str(error))
         if found:
             raise pickle.UnpicklingError(

@@ -144,8 +144,8 @@ def test_an_encoder_and_the_mixing_with_its_memory_are_counted_too():
 @pytest.mark.parametrize('name', [
     'image_ar/aft-local-32-mini_1xb8-2e-pixels_cifar10',
     'image_ar/aft-local-32-mini_1xb16-2e_mnist',
-    'super_resolution/aft-local2d-hard-mini_1xb8-12e_celeba-8to32',
-    'point_cloud/aft-local-96-mini_1xb8-20e_modelnet10-chair',
+    'super_resolution/aft-local2d-mini_1xb8-20e_celeba-8to32',
+    'point_cloud/aft-local-96-mini_1xb4-40e_modelnet10-chair',
 ])
 def test_every_operator_of_images_and_points_is_counted(name):
     config = ROOT / f'configs/{name}.py'
@@ -301,7 +301,7 @@ def test_the_bits_of_sorted_points_are_a_code_of_all_clouds():
 def test_reference_bits_of_point_clouds(tmp_path, shared_data):
     if not (shared_data / 'modelnet10_pcd').is_dir():
         pytest.skip(f'the modelnet10_pcd pack is not at {shared_data}')
-    config = ROOT / 'configs/point_cloud/aft-local-96-mini_1xb8-20e_modelnet10-chair.py'
+    config = ROOT / 'configs/point_cloud/aft-local-96-mini_1xb4-40e_modelnet10-chair.py'
     result = run('reference_bits.py', config, '--out', tmp_path / 'bits.json', '--cfg-options',
                  f'test_dataloader.dataset.data_root={shared_data}/modelnet10_pcd')
     assert result.returncode == 0, result.stderr

@@ -155,6 +155,15 @@ def test_a_damaged_file_is_named_in_one_sentence(name, tmp_path):
     assert '\n' not in str(error.value)
 
 
+def test_a_long_file_that_was_cut_short_is_named(tmp_path):
+    """Torch reads the end of a long one first and fails otherwise than with a short one."""
+    file = tmp_path / 'bad.pth'
+    torch.save(dict(state_dict=dict(weight=torch.randn(300, 300))), file)
+    file.write_bytes(file.read_bytes()[:20_000])
+    with pytest.raises(pickle.UnpicklingError, match=r'bad\.pth. is damaged or holds'):
+        load_from_local(str(file))
+
+
 def test_a_file_without_a_dict_is_refused(tmp_path):
     torch.save([torch.randn(3)], tmp_path / 'list.pth')
     with pytest.raises(pickle.UnpicklingError, match=r'list\.pth. holds a list instead of a dict'):

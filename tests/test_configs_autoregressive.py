@@ -3,32 +3,27 @@
 import logging
 import math
 import re
-from functools import cache
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose
-from mmengine.optim import build_optim_wrapper
+from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmengine.registry import (
     DATASETS,
     HOOKS,
     METRICS,
     MODELS,
-    PARAM_SCHEDULERS,
     RUNNERS,
-    init_default_scope,
 )
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
 
-ROOT = Path(__file__).parents[1]
-LEAVES = {
-    path.stem: path
-    for task in ('image_ar', 'language_modeling')
-    for path in sorted(ROOT.glob(f'configs/{task}/*.py'))
-}
+from .leaves import build_leaf, leaves, load_leaf
+
+LEAVES = leaves('image_ar', 'language_modeling')
 NAME = re.compile(
     r'(?P<family>transformer|image-transformer-local2d|aft-simple|aft-relu|aft-relu2'
     r'|aft-relu-softmax|aft-local2d-hard|aft-local-learned|aft-local-(?P<window>\d+))'
@@ -55,18 +50,12 @@ MINI = [name for name in LEAVES if '-mini_' in name]
 every_leaf = pytest.mark.parametrize('name', LEAVES)
 
 
-@cache
 def load(name):
-    config = Config.fromfile(LEAVES[name])
-    init_default_scope(config.default_scope)
-    return config
+    return load_leaf(LEAVES[name])
 
 
-@cache
 def build(name):
-    """The model without memory for its weights."""
-    with torch.device('meta'):
-        return MODELS.build(load(name).model)
+    return build_leaf(LEAVES[name])
 
 
 def fields(name):
@@ -325,17 +314,20 @@ def test_small_models_train(name):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_learning_rate_warms_up_and_falls_with_the_inverse_square_root():
+def test_learning_rate_warms_up_and_falls_with_the_inverse_square_root(tmp_path):
     config = load('aft-simple-l24-d256_8xb16-200e_cifar10')
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=3e-3)
-    schedulers = [
-        PARAM_SCHEDULERS.build(dict(settings, optimizer=optimizer))
-        for settings in config.param_scheduler
-    ]
+    runner = Runner(
+        torch.nn.Linear(1, 1), str(tmp_path), train_dataloader=DataLoader(range(100)),
+        train_cfg=config.train_cfg, optim_wrapper=OptimWrapper(optimizer))
+    # The runner gives a schedule the end of the run: 200 epochs of 100 iterations.
+    assert runner.train_loop.max_iters == 20000
+    schedulers = runner.build_param_scheduler(config.param_scheduler)
+    assert [scheduler.end for scheduler in schedulers] == [4000, 20000]
     rates = []
     for _ in range(16001):
         rates.append(optimizer.param_groups[0]['lr'])
-        optimizer.step()
+        runner.optim_wrapper.step()
         for scheduler in schedulers:
             scheduler.step()
 

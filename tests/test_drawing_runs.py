@@ -5,6 +5,9 @@ import json
 import mmengine
 import numpy as np
 import pytest
+from mmengine.config import Config
+from mmengine.evaluator import Evaluator
+from mmengine.registry import DATASETS, init_default_scope
 from PIL import Image
 
 
@@ -24,21 +27,21 @@ def write_clouds(folder):
         np.save(path, points)
 
 
-# Config, its data, its picture, how many processes test it, and what they measure.
+# Config, its data, its picture, and what a test measures.
 RUNS = [
-    ('tiny_super_resolution', write_pictures, 'super_resolution', 2, [
+    ('tiny_super_resolution', write_pictures, 'super_resolution', [
         f'{kind}_{number}' for kind in ('sample', 'mean', 'bicubic')
         for number in ('psnr_db', 'ssim', 'consistency_mse')]),
-    ('tiny_clouds', write_clouds, 'point_clouds', 1,
+    ('tiny_clouds', write_clouds, 'point_clouds',
      ['mmd_squared_edges', 'coverage_percent', '1nna_percent']),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('name', 'write', 'picture', 'num_processes', 'names'), RUNS,
+@pytest.mark.parametrize(('name', 'write', 'picture', 'names'), RUNS,
                          ids=[name for name, *_ in RUNS])
-def test_a_run_draws(run, root, config, tmp_path, name, write, picture, num_processes, names):
-    """Five samples in the test, of which the first three are drawn for."""
+def test_a_run_draws(run, root, config, tmp_path, monkeypatch, name, write, picture, names):
+    """Two processes test five samples, of which the first three are drawn for."""
     write(tmp_path)
     result = run(root / 'tools/train.py', config(name), '--work-dir', 'work', '--cfg-options',
                  'train_cfg.max_epochs=1', 'custom_hooks=[]', cwd=tmp_path)
@@ -47,17 +50,23 @@ def test_a_run_draws(run, root, config, tmp_path, name, write, picture, num_proc
     with Image.open(path) as image:
         assert np.asarray(image).std() > 1
 
-    tool, words = (root / 'tools/test.py', ), ()
-    if num_processes > 1:
-        tool, words = ('bash', root / 'tools/dist_test.sh'), (num_processes, )
     result = run(
-        *tool, config(name), 'work/epoch_1.pth', *words, '--out', 'a.json', '--dump', 'a.pkl',
-        '--work-dir', 'test', '--cfg-options', 'test_cfg.num_inputs=3', cwd=tmp_path,
-        env={'CUDA_VISIBLE_DEVICES': ''})
+        'bash', root / 'tools/dist_test.sh', config(name), 'work/epoch_1.pth', 2, '--out', 'a.json',
+        '--dump', 'a.pkl', '--work-dir', 'test', '--cfg-options', 'test_cfg.num_inputs=3',
+        cwd=tmp_path, env={'CUDA_VISIBLE_DEVICES': ''})
     assert result.returncode == 0, result.stderr
     metrics = json.loads((tmp_path / 'a.json').read_text())
     assert {'bits_per_dim', *names} <= metrics.keys()
     assert all(np.isfinite(list(metrics.values())))
-    drawn = [sample.get('drawn') for sample in mmengine.load(tmp_path / 'a.pkl')]
+    samples = mmengine.load(tmp_path / 'a.pkl')
+    drawn = [sample.get('drawn') for sample in samples]
     assert [tokens is not None for tokens in drawn] == [True] * 3 + [False] * 2
     assert len({tuple(np.asarray(tokens).flatten().tolist()) for tokens in drawn[:3]}) == 3
+
+    # One process measures the same of the same samples.
+    monkeypatch.chdir(tmp_path)
+    built = Config.fromfile(config(name), import_custom_modules=False)
+    init_default_scope(built.default_scope)
+    dataset = DATASETS.build(built.test_dataloader.dataset)
+    alone = Evaluator(built.test_evaluator).offline_evaluate(samples, list(dataset), chunk_size=2)
+    assert metrics == pytest.approx(alone, rel=1e-6)

@@ -9,6 +9,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 from PIL import Image
+from scipy.spatial import cKDTree
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,13 +71,28 @@ def test_crops_of_photographs_as_in_the_guide(tmp_path, monkeypatch):
             assert (tokens.reshape(32, 32, 3) == image[4:36, 15:47]).all()
 
 
+def test_a_shape_back_from_its_tokens_as_in_the_guide(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / 'data/modelnet10_pcd/chair/test'
+    folder.mkdir(parents=True)
+    shape = np.random.default_rng(0).normal(size=(1024, 3)) * (1, 3, 2) - 1e6
+    np.save(folder / 'a.npy', shape)
+    names = {}
+    exec(python_blocks('point_cloud')[1], names)
+    points, side = names['points'], np.ptp(shape, axis=0).max()
+    assert points.shape == (1024, 3) and names['box'][1] == pytest.approx(side)
+    # Every point of one is near to a point of the other, half a step along each axis.
+    for one, two in ((points, shape), (shape, points)):
+        assert cKDTree(one).query(two, p=np.inf)[0].max() <= side / 512 * 1.001
+
+
 def test_shapes_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for split in ('train', 'val', 'test'):
         (tmp_path / 'data/my-shapes/vase' / split).mkdir(parents=True)
         np.save(tmp_path / 'data/my-shapes/vase' / split / 'a.npy',
                 np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32))
-    config = load_example(python_blocks('point_cloud')[1], 'point_cloud', tmp_path)
+    config = load_example(python_blocks('point_cloud')[2], 'point_cloud', tmp_path)
 
     for split in ('train', 'val', 'test'):
         dataset = DATASETS.build(config[f'{split}_dataloader'].dataset)

@@ -19,6 +19,7 @@ KILLED = [
     ('tiny_text', KILL, 'epoch_2.pth'),
     ('tiny_text', {'KILL_AFTER': '3'}, None),
     ('tiny_text', {'KILL_SAVING': '3'}, 'epoch_2.pth'),
+    ('tiny_clouds', KILL, 'epoch_2.pth'),
 ]
 
 pytestmark = pytest.mark.slow
@@ -50,14 +51,25 @@ def assert_same(one, other, path='checkpoint'):
         assert one == other, path
 
 
+def write_data(folder):
+    """The text of tiny_text and the clouds of tiny_clouds, of which one is damaged."""
+    rng = np.random.default_rng(0)
+    text = rng.choice(np.frombuffer(b'etaoin shrdlu', np.uint8), 4000)
+    (folder / 'text.txt').write_bytes(text.tobytes())
+    for index, points in enumerate(rng.normal(size=(26, 9, 3))):
+        path = folder / 'clouds/chair' / ('val', 'train')[index > 1] / f'{index}.npy'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, points)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
 @pytest.fixture(scope='module')
 def train(run, root, config, tmp_path_factory):
     """Train a config with mixed precision, in a folder of its own or again in the same one."""
 
     def call(name, *words, folder=None, env=None):
         folder = folder or tmp_path_factory.mktemp(name)
-        text = np.random.default_rng(0).choice(np.frombuffer(b'etaoin shrdlu', np.uint8), 4000)
-        (folder / 'text.txt').write_bytes(text.tobytes())
+        write_data(folder)
         return folder, run(root / 'tools/train.py', config(name), '--amp', '--work-dir', '.',
                            *words, cwd=folder, env=env)
 

@@ -117,6 +117,9 @@ class TestClouds:
        f'--complete.* must be the share of 1 to 7 of 8 rows, .* got {keep}')
       for keep in (1.5, 1.0, 0.0, 'nan')],
     ('tiny_pixels', ['--out', 'a.png', '--temperature', 0], 'temperature must be above 0'),
+    ('tiny_pixels', ['--out', 'a.png', '--temperature', 'inf'], 'above 0 and finite, got inf'),
+    ('tiny_clouds', ['--out', 'a.ply', '--seed', 2**64], r'seed must be an int, 0 to 2\^63 − 1'),
+    ('tiny_text', ['--out', 'a.txt', '--seed', -1], r'seed must be an int, 0 to 2\^63 − 1'),
     ('tiny_text', ['--out', 'a.txt', '--top-p', 1.5], 'top_p must be .* 1.5'),
     ('tiny_text', ['--out', 'a.txt', '--prompt', ''], 'prompt must be a str of at least one'),
     ('tiny_text', ['--out', 'a.txt', '--num-chars', 33],
@@ -129,6 +132,32 @@ def test_bad_arguments_end_in_one_sentence(sample, untrained, tmp_path, kind, wo
         sample(*untrained[kind], *words)
     assert '\n' not in str(error.value) and '.py:' not in str(error.value)
     assert not list(tmp_path.glob('a.*'))
+
+
+@pytest.mark.parametrize(('kind', 'words', 'out', 'wrong'), [
+    ('tiny_clouds', ['--num', 2], 'a.ply', 'a-2.ply'), ('tiny_clouds', [], 'a.ply', 'a.ply'),
+    ('tiny_clouds', [], 'a.png', 'a.png'), ('tiny_pixels', [], 'a.png', 'a.png'),
+    ('tiny_text', ['--num', 2], 'a.txt', 'a.txt'), ('tiny_text', [], 'file/b/a.txt', 'file/b/a.txt')
+])
+def test_an_out_that_cannot_be_written_ends_before_anything_is_drawn(
+        sample, untrained, tmp_path, monkeypatch, kind, words, out, wrong):
+    def draw(*args, **kwargs):
+        raise AssertionError('something is drawn')
+
+    monkeypatch.setattr('aft_mm.apis.loading.CheckpointLoader.load_checkpoint', draw)
+    (tmp_path / 'file').write_bytes(b'')
+    if 'file' not in wrong:
+        (tmp_path / wrong).mkdir()
+    with pytest.raises(SystemExit, match=f"^Error: --out '{wrong}' cannot be written: (Is|Not) a"):
+        sample(*untrained[kind], '--out', out, *words)
+    assert len(list(tmp_path.iterdir())) <= 2
+
+
+def test_a_file_that_is_there_stays_until_there_is_another(sample, untrained, tmp_path):
+    (tmp_path / 'a.png').write_bytes(b'old')
+    with pytest.raises(SystemExit, match='temperature'):
+        sample(*untrained['tiny_pixels'], '--out', 'a.png', '--temperature', 0)
+    assert (tmp_path / 'a.png').read_bytes() == b'old'
 
 
 def test_missing_files_end_in_one_sentence(sample, untrained):

@@ -121,12 +121,13 @@ def test_damaged_meshes_are_named_and_counted(convert, tmp_path):
     for name, text in dict(
             half='OFF\n3 1 0\n0 0 0\n1 0', points='OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n',
             flat='OFF\n3 1 0\n0 0 0\n1 1 1\n2 2 2\n3 0 1 2\n', empty='',
+            far='OFF\n3 1 0\n1e9 0 0\n1000000001 0 0\n1e9 1 0\n3 0 1 2\n',
             nan='OFF\n3 1 0\n0 0 nan\n1 0 0\n0 1 0\n3 0 1 2\n',
             index='OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 7\n').items():
         (folder / f'{name}.off').write_text(text)
-    report = convert(tmp_path / 'meshes', tmp_path / 'out').splitlines()[-8:]
-    assert report[:2] == [f'{tmp_path}/out: 1 written', '6 damaged:']
-    for name, line in zip(('empty', 'flat', 'half', 'index', 'nan', 'points'), report[2:],
+    report = convert(tmp_path / 'meshes', tmp_path / 'out').splitlines()[-9:]
+    assert report[:2] == [f'{tmp_path}/out: 1 written', '7 damaged:']
+    for name, line in zip(('empty', 'far', 'flat', 'half', 'index', 'nan', 'points'), report[2:],
                           strict=True):
         assert line.startswith(f"  '{folder}/{name}.off': ")
     assert written(tmp_path / 'out') == ['crate/train/good.npy']
@@ -148,6 +149,9 @@ def test_damaged_meshes_are_named_and_counted(convert, tmp_path):
     (['meshes', 'out', '--jobs', '0'], '--jobs must be at least 1, but is 0'),
     (['bad'], "no mesh below 'bad' became a point cloud, the first one is 'bad/crate/a.off': "),
     (['twice'], "'twice/crate/a.obj' and 'twice/crate/a.off' are both model 'a' of class 'crate'"),
+    (['mixed', 'out', '--ratio', '1', '0', '0'],
+     "'mixed/crate/a.off' and 'mixed/crate/train/a.off' are both model 'a' of class 'crate' in "
+     'the train split; remove one of them'),
 ])
 def test_what_cannot_be_converted_ends_in_one_sentence(convert, shapenet, monkeypatch, words,
                                                        message):
@@ -159,10 +163,33 @@ def test_what_cannot_be_converted_ends_in_one_sentence(convert, shapenet, monkey
     (shapenet / 'bad/crate/a.off').touch()
     for suffix in ('off', 'obj'):
         box(shapenet / f'twice/crate/a.{suffix}')
+    for name in ('a.off', 'train/a.off'):
+        box(shapenet / 'mixed/crate' / name)
     with pytest.raises(SystemExit, match=f'^Error: {message}') as error:
         convert(*words)
     assert '\n' not in str(error.value)
-    assert not (shapenet / 'out').exists() and not (shapenet / 'data').exists()
+    assert not written(shapenet / 'out') and not written(shapenet / 'data')
+
+
+def test_one_model_may_be_in_two_splits(convert, tmp_path):
+    for name in ('a.off', 'train/a.off'):
+        box(tmp_path / 'meshes/crate' / name)
+    convert(tmp_path / 'meshes', tmp_path / 'out', '--ratio', 0, 0, 1)
+    assert written(tmp_path / 'out/crate') == ['test/a.npy', 'train/a.npy']
+
+
+@pytest.mark.parametrize('blocked', ['out', 'out/crate', 'out/crate/train'])
+def test_a_place_that_cannot_be_written_is_named_before_sampling(convert, tmp_path, monkeypatch,
+                                                                 blocked):
+    box(tmp_path / 'meshes/crate/train/a.off')
+    (tmp_path / blocked).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / blocked).touch()
+    sampled = []
+    monkeypatch.setattr(sys.modules['shapenet_converter'], 'sample', sampled.append)
+    with pytest.raises(SystemExit, match=f"^Error: OUT '{tmp_path}/out/crate/train/a.part' cannot "
+                       'be written: (Not a directory|File exists)$'):
+        convert(tmp_path / 'meshes', tmp_path / 'out')
+    assert not sampled
 
 
 def test_modelnet_meshes(convert, shared_data, tmp_path):

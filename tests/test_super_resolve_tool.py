@@ -4,6 +4,9 @@ import importlib.util
 
 import numpy as np
 import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
 from PIL import Image
 
 from aft_mm.apis import SuperResolver
@@ -11,11 +14,16 @@ from aft_mm.visualization import draw_super_resolution
 
 
 @pytest.fixture
-def tool(root, tmp_path, monkeypatch, untrained):
-    """The tool with the tiny model, in a folder with images of 4 x 4 and 9 x 6 pixels."""
+def module(root):
     spec = importlib.util.spec_from_file_location('tool', root / 'tools/super_resolve.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def tool(module, tmp_path, monkeypatch, untrained):
+    """The tool with the tiny model, in a folder with images of 4 x 4 and 6 x 9 pixels."""
     monkeypatch.chdir(tmp_path)
     for name, shape in (('small.png', (4, 4, 3)), ('large.png', (6, 9, 3)), ('tiny.png', (3, 9, 3)),
                         ('grey.png', (4, 4))):
@@ -67,6 +75,27 @@ def test_one_picture_of_all(tool, resolver):
     np.testing.assert_array_equal(picture('a.png'), expected)
 
 
+def test_the_number_of_tiles_is_told_before_they_are_drawn(tool, capsys):
+    tool('large.png', 'a.png', '--tile', 2, '--num', 3)
+    out, err = capsys.readouterr()
+    assert out.startswith('8 tiles (2 x 4) to draw, 3 times each\n') and 'of 8\n' in err
+
+
+@pytest.mark.parametrize('words', [[], ['--picture']])
+def test_an_out_that_cannot_be_written_ends_before_the_model_is_there(
+        tool, module, tmp_path, monkeypatch, words):
+    monkeypatch.setattr(module, 'SuperResolver', None)
+    (tmp_path / 'dir.png').mkdir()
+    (tmp_path / 'dir-2.png').mkdir()
+    monkeypatch.chdir(tmp_path)
+    for out, wrong in [('dir.png', 'dir.png'), ('small.png/a.png', 'small.png/a')]:
+        with pytest.raises(SystemExit, match=f"^Error: OUT '{wrong}.* cannot be written: "):
+            tool('small.png', out, *words)
+    with pytest.raises(SystemExit, match="^Error: OUT 'dir-2.png' cannot be written: Is a dir"):
+        tool('small.png', 'dir.png', '--num', 2)
+    assert not (tmp_path / 'dir-1.png').exists()
+
+
 def test_larger_images_are_fitted_or_tiled(tool, resolver):
     image = image_of((6, 9, 3))
     for words, expected in [
@@ -89,12 +118,42 @@ def test_a_grey_image_is_read_and_said_so(tool, resolver, capsys):
     np.testing.assert_array_equal(picture('a.png'), resolver(image, seed=0)[0])
 
 
+def test_a_model_of_one_channel_reads_grey(tool, module, untrained, tmp_path, capsys):
+    config = Config.fromfile(untrained['tiny_super_resolution'][0])
+    config.merge_from_dict({
+        'image_shape': (8, 8, 1), 'source_shape': (4, 4, 1), 'model.head.num_channels': 1,
+        'model.encoder.embedding.num_channels': 1, 'model.decoder.embedding.num_channels': 1})
+    config.dump('grey.py')
+    model = MODELS.build(dict(config.model, type='aft_mm.AutoregressiveModel'))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    torch.save(dict(state_dict=model.state_dict(), meta={}), 'grey.pth')
+    resolver = SuperResolver('grey.py', 'grey.pth', 'cpu')
+    with Image.open('small.png') as file:
+        colours = np.asarray(file.convert('L'))
+    for name, image in (('grey.png', image_of((4, 4))), ('small.png', colours)):
+        module.main(['grey.py', 'grey.pth', name, 'a.png', '--device', 'cpu'])
+        printed = capsys.readouterr().out
+        assert ('small.png: a colour image is read as grey\n' in printed) == (name == 'small.png')
+        assert 'three equal channels' not in printed
+        expected = resolver(image[..., None], seed=0)[0]
+        assert picture('a.png').shape == (8, 8)
+        np.testing.assert_array_equal(picture('a.png'), expected[..., 0])
+    module.main(['grey.py', 'grey.pth', 'small.png', 'a.png', '--picture', '--device', 'cpu'])
+    found = draw_super_resolution(image[None, ..., None], expected[None, None])
+    np.testing.assert_array_equal(picture('a.png'), found)
+
+
 @pytest.mark.parametrize(('words', 'message'), [
-    (['large.png', 'a.png'], 'image must be of 4 x 4 pixels, but is of 9 x 6; --fit, .*--tile'),
-    (['tiny.png', 'a.png', '--fit'], 'image must have at least 4 x 4 pixels, but has 9 x 3'),
-    (['tiny.png', 'a.png', '--tile'], 'image must have at least 4 x 4 pixels, but has 9 x 3'),
-    (['large.png', 'a.png', '--fit', 0], 'crop_size must be 4 to 6 pixels, .* got 0'),
-    (['large.png', 'a.png', '--tile', 4], 'overlap must be an int, 0 to 3 .* got 4'),
+    (['large.png', 'a.png'], r"'large.png': image must be of 4 x 4 pixels \(height x width\), but "
+     'is of 6 x 9; --fit, .*--tile'),
+    (['tiny.png', 'a.png', '--fit'], "'tiny.png': image must have at least 4 x 4 .* has 3 x 9"),
+    (['tiny.png', 'a.png', '--tile'], "'tiny.png': image must have at least 4 x 4 .* has 3 x 9"),
+    (['large.png', 'a.png', '--fit', 0], r'crop_size \(--fit\) must be 4 to 6 pixels, .* got 0'),
+    (['large.png', 'a.png', '--tile', 4], r'overlap \(--tile\) must be an int, 0 to 3 .* got 4'),
+    (['small.png', 'a.png', '--temperature', 'inf'], 'temperature must be above 0 and finite, got'),
+    (['small.png', 'a.png', '--seed', 2**70], r'seed must be an int, 0 to 2\^63 − 1, got 118'),
+    (['large.png', 'a.png', '--tile', '--seed', -1], r'seed must be .* 2\^63 − 1, got -1'),
     (['small.png', 'a.jpg'], "OUT needs a file name that ends in .png, but got 'a.jpg'"),
     (['small.png', 'a.png', '--num', 0], '--num must be at least 1, but got 0'),
     (['small.png', 'a.png', '--temperature', 0], 'temperature must be above 0'),
@@ -118,11 +177,10 @@ def test_fit_and_tile_exclude_each_other(tool, capsys):
     assert 'not allowed with argument --fit' in capsys.readouterr().err
 
 
-def test_other_models_are_refused(tool, untrained, root):
-    spec = importlib.util.spec_from_file_location('tool', root / 'tools/super_resolve.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with pytest.raises(SystemExit, match='tiny_pixels.py is a config for ImageGenerator and not'):
-        module.main([*untrained['tiny_pixels'], 'small.png', 'a.png', '--device', 'cpu'])
+def test_other_models_are_refused_for_what_they_are(tool, module, untrained):
+    for name in ('tiny_pixels', 'tiny_clouds', 'tiny_text'):
+        with pytest.raises(SystemExit, match=f'{name}.py is no config of super-resolution, because '
+                           'it has no source_shape; use tools/sample.py'):
+            module.main([*untrained[name], 'no.png', 'a.jpg', '--device', 'cpu'])
     with pytest.raises(SystemExit, match="Error: config 'no.py' does not exist"):
         module.main(['no.py', 'no.pth', 'small.png', 'a.png'])

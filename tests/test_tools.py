@@ -4,6 +4,7 @@ import importlib.util
 import json
 import pickle
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -276,6 +277,26 @@ class TestErrorsOfARun:
         result = run(root / 'tools/train.py', config('tiny_images'), '--no-validate',
                      '--cfg-options', 'train_cfg.max_epochs=1', *options, cwd=tmp_path)
         assert message in only_error(result)
+
+    @pytest.mark.parametrize(('schedule', 'message'), [
+        (dict(type='aft_mm.InverseSqrtLR', begin=40, by_epoch=False),
+         'InverseSqrtLR of param_scheduler begins at iteration 40 and ends at iteration 18, '),
+        (dict(type='CosineAnnealingLR', T_max=9, begin=3, convert_to_iter_based=True),
+         'CosineAnnealingLR of param_scheduler begins at epoch 3 and ends at epoch 3, '),
+        (dict(type='ConstantLR', begin=2, end=1),
+         'ConstantLR of param_scheduler begins at epoch 2 and ends at epoch 1, '),
+    ])
+    def test_schedule_longer_than_the_run(self, tool, config, tmp_path, monkeypatch, schedule,
+                                          message):
+        monkeypatch.chdir(tmp_path)
+        Path('text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
+        cfg = Config.fromfile(config('tiny_text'))
+        for settings in ([schedule], schedule):
+            cfg.param_scheduler = settings
+            name = f'{type(settings).__name__}-{tmp_path.name}.py'  # mmengine wants runs to differ
+            cfg.dump(name)
+            with pytest.raises(SystemExit, match=f'^Error: .*{message}.*param_scheduler=None$'):
+                tool('train').main([name])
 
     def test_text_shorter_than_a_context(self, run, root, config, tmp_path):
         (tmp_path / 'text.txt').write_bytes(bytes(range(250)) * 2)

@@ -15,6 +15,7 @@ from aft_mm.engine.command_line import (
     DATA_ERRORS,
     add_sampling_arguments,
     check_data,
+    check_writable,
     load_sampled_config,
     numbered,
     sampling_options,
@@ -86,7 +87,12 @@ def first_images(config: Config, num: int) -> np.ndarray:
         [dataset[i]['inputs'].numpy().reshape(config.image_shape) for i in range(num)])
 
 
-def draw_images(args: argparse.Namespace, config: Config) -> list[str]:
+def files_of(args: argparse.Namespace) -> list[str]:
+    """The files to write; only a cloud has one of its own."""
+    return numbered(args.out, (args.num or 1) if Path(args.out).suffix == '.ply' else 1)
+
+
+def draw_images(args: argparse.Namespace, config: Config) -> None:
     generator = ImageGenerator(config, args.checkpoint, args.device)
     num, options = args.num or 16, sampling_options(args)
     if args.complete is None:
@@ -97,23 +103,20 @@ def draw_images(args: argparse.Namespace, config: Config) -> list[str]:
         rows = given_rows(args.complete, config.image_shape[0])
         picture = draw_completions(images, completed[:, None], rows)
     Image.fromarray(picture).save(args.out)
-    return [args.out]
 
 
-def draw_clouds(args: argparse.Namespace, config: Config) -> list[str]:
+def draw_clouds(args: argparse.Namespace, config: Config) -> None:
     generator = PointCloudGenerator(config, args.checkpoint, args.device)
     is_picture = Path(args.out).suffix == '.png'
     clouds = generator.sample(args.num or (8 if is_picture else 1), **sampling_options(args))
     if is_picture:
         Image.fromarray(draw_point_clouds(clouds, config.point_cloud.up)).save(args.out)
-        return [args.out]
-    paths = numbered(args.out, len(clouds))
-    for path, cloud in zip(paths, clouds, strict=True):
+        return
+    for path, cloud in zip(files_of(args), clouds, strict=True):
         write_ply(path, cloud)
-    return paths
 
 
-def write_text(args: argparse.Namespace, config: Config) -> list[str]:
+def write_text(args: argparse.Namespace, config: Config) -> None:
     generator = TextGenerator(config, args.checkpoint, args.device)
     options = sampling_options(args)
     texts = [
@@ -121,7 +124,6 @@ def write_text(args: argparse.Namespace, config: Config) -> list[str]:
         for i in range(args.num or 1)
     ]
     Path(args.out).write_text(f'\n{"-" * 80}\n'.join(texts), encoding='utf-8')
-    return [args.out]
 
 
 DRAW = dict(
@@ -132,9 +134,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
         config = check_args(args)
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        paths = DRAW[task_of(config)](args, config)
-    print('written to ' + ', '.join(paths))
+        check_writable('--out', files_of(args))
+        DRAW[task_of(config)](args, config)
+    print('written to ' + ', '.join(files_of(args)))
 
 
 if __name__ == '__main__':

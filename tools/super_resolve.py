@@ -12,12 +12,14 @@ import numpy as np
 from mmengine.config import Config
 from PIL import Image
 
-from aft_mm.apis import SuperResolver
+from aft_mm.apis import SuperResolver, task_of
 from aft_mm.datasets import read_rgb
+from aft_mm.datasets.image_files import GREY
 from aft_mm.engine.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
     add_sampling_arguments,
+    check_writable,
     load_sampled_config,
     numbered,
     sampling_options,
@@ -48,7 +50,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help='cut the image into tiles of the size that the model reads, which overlap by OVERLAP '
         'of its pixels (2 unless given) or more; each is drawn on its own, and where two overlap, '
         'one fades linearly into the other: that hides the seams, but it is smoother there, and '
-        'what spans tiles need not fit together; for models that were trained on crops')
+        'what spans tiles need not fit together; for models that were trained on crops; where the '
+        'model reads 8 x 8 pixels, an image of H x W takes about H * W / (8 - OVERLAP)^2 tiles, '
+        'each of which costs as much as an image of 8 x 8')
     add_sampling_arguments(parser, temperature=0.8)
     return parser.parse_args(argv)
 
@@ -60,6 +64,9 @@ def check_args(args: argparse.Namespace) -> Config:
         UserError: an argument or a file cannot be used.
     """
     config = load_sampled_config(args)
+    if task_of(config) != 'SuperResolver':
+        raise UserError(f'{args.config} is no config of super-resolution, because it has no '
+                        'source_shape; use tools/sample.py')
     if Path(args.out).suffix != '.png':
         raise UserError(f'OUT needs a file name that ends in .png, but got {args.out!r}')
     if args.num < 1:
@@ -67,12 +74,26 @@ def check_args(args: argparse.Namespace) -> Config:
     return config
 
 
-def enlarge(args: argparse.Namespace, config: Config, image: np.ndarray
+def read_image(path: str, num_channels: int) -> np.ndarray:
+    """An image file as uint8 ``[h, w, C]``, C = 1 or 3; what was done to it is printed."""
+    image, remarks = read_rgb(path)
+    if num_channels == 1:
+        image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
+        remarks = ([remark for remark in remarks if remark != GREY] if GREY in remarks else
+                   [*remarks, 'a colour image is read as grey'])
+    for sentence in remarks:
+        print(f'{path}: {sentence}')
+    return image
+
+
+def enlarge(args: argparse.Namespace, resolver: SuperResolver, image: np.ndarray
             ) -> tuple[np.ndarray, np.ndarray]:
     """What the model read, uint8 ``[h, w, C]``, and the samples, ``[num, H, W, C]``."""
-    resolver = SuperResolver(config, args.checkpoint, args.device)
     options = sampling_options(args)
     if args.tile is not None:
+        rows, columns = map(len, resolver.tile_starts(image, args.tile))
+        print(f'{rows * columns} tiles ({rows} x {columns}) to draw, {args.num} times each',
+              flush=True)
         return image, resolver.tile(image, args.num, args.tile, **options)
     if args.fit is not False:  # None: without CROP
         image = resolver.fit(image, args.fit)
@@ -83,16 +104,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
         config = check_args(args)
-        image, remarks = read_rgb(args.input)
-        for sentence in remarks:
-            print(f'{args.input}: {sentence}')
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        image, samples = enlarge(args, config, image)
+        image = read_image(args.input, config.source_shape[-1])
+        paths = numbered(args.out, 1 if args.picture else args.num)
+        check_writable('OUT', paths)
+        resolver = SuperResolver(config, args.checkpoint, args.device)
+        try:
+            image, samples = enlarge(args, resolver, image)
+        except UserError as error:
+            raise UserError(f'{args.input!r}: {error}') from error
         if args.picture:
             samples = draw_super_resolution(image[None], samples[None])[None]
-        paths = numbered(args.out, len(samples))
         for path, sample in zip(paths, samples, strict=True):
-            Image.fromarray(sample).save(path)
+            is_grey = sample.shape[-1] == 1
+            Image.fromarray(sample[..., 0] if is_grey else sample).save(path)
     print('written to ' + ', '.join(paths))
 
 

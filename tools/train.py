@@ -14,6 +14,7 @@ from aft_mm.engine.command_line import (
     check_checkpoint,
     check_data,
     check_regularization,
+    check_schedule,
     check_torchvision,
     load_config,
 )
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_regularization(runner)
     with one_sentence(*DATA_ERRORS):
         _ = runner.train_loop, runner.val_loop  # builds the data sets
+        check_schedule(runner)
     with one_sentence():
         if cfg.get('resume') or cfg.get('load_from'):
             resume = cfg.get('resume', False)

@@ -8,7 +8,8 @@ import torch
 import trimesh
 from mmengine.config import Config
 
-from aft_mm.engine.point_sampling import check_points, sample_points
+from aft_mm.engine.errors import UserError
+from aft_mm.engine.point_sampling import check_points, check_settings, sample_points
 
 from .loading import check_task, load_model
 
@@ -30,15 +31,17 @@ class PointCloudGenerator:
 
     Raises:
         UserError: a file does not exist, the checkpoint is of another model, or the config is
-            none of point clouds.
+            none of point clouds, or of others than its model draws.
     """
 
     def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
                  device: str | torch.device | None = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device)
         check_task(self.config, 'PointCloudGenerator')
-        self.num_bits = self.config.point_cloud.num_bits
-        check_points(self.model, self.num_bits)
+        settings = self.config.point_cloud
+        check_settings(settings)
+        check_points(self.model, settings.num_bits, settings.num_points)
+        self.num_bits = settings.num_bits
 
     def sample(self, num: int = 1, **options: Any) -> np.ndarray:
         """Draw clouds: float32 ``[num, P, 3]``, columns x, y, z, in the cube of side 1 around 0.
@@ -57,5 +60,15 @@ class PointCloudGenerator:
 
 
 def write_ply(path: str | os.PathLike, points: np.ndarray) -> None:
-    """Write a cloud ``[P, 3]`` as a binary PLY file; trimesh knows the format."""
+    """Write a cloud ``[P, 3]`` as a binary PLY file; trimesh knows the format.
+
+    Raises:
+        UserError: ``points`` has another shape or is empty, or ``path`` does not end in .ply.
+    """
+    shape = np.shape(points)
+    if len(shape) != 2 or shape[1] != 3 or not shape[0]:
+        raise UserError('write_ply needs the points of one cloud, [P, 3], but got '
+                        f'{list(shape)}')
+    if os.path.splitext(path)[1] != '.ply':
+        raise UserError(f'write_ply needs a file name that ends in .ply, but got {str(path)!r}')
     trimesh.PointCloud(points).export(os.fspath(path), file_type='ply')

@@ -13,6 +13,7 @@ from aft_mm.engine.errors import UserError
 from aft_mm.engine.seeds import derived_seed
 from aft_mm.engine.super_resolution import check_super_resolution, super_resolve
 from aft_mm.engine.tiling import cut_tiles, join_tiles, tile_starts
+from aft_mm.models.heads import check_sampling
 
 from .loading import check_task, load_model
 
@@ -67,16 +68,17 @@ class SuperResolver:
         if image.shape != self.source_shape:
             height, width, _ = self.source_shape
             raise UserError(
-                f'image must be of {width} x {height} pixels, but is of {image.shape[1]} x '
-                f'{image.shape[0]}; --fit, in Python fit(image), shrinks its middle to that size, '
-                'and --tile, tile(image), cuts it into such tiles')
+                f'image must be of {height} x {width} pixels (height x width), but is of '
+                f'{image.shape[0]} x {image.shape[1]}; --fit, in Python fit(image), shrinks its '
+                'middle to that size, and --tile, tile(image), cuts it into such tiles')
         return self._draw(image[None], num, **options)[0]
 
     def fit(self, image: np.ndarray, crop_size: int | None = None) -> np.ndarray:
         """Shrink the middle of a larger image to what the model reads: uint8 ``[h, w, C]``.
 
-        The central square is shrunk by area, as in training. For a model of whole things, such as
-        aligned faces.
+        The central square is shrunk by area. In training it is shrunk twice, to the size of the
+        output and then to this one, and rounded each time, so that a value may differ by one. For a
+        model of whole things, such as aligned faces.
 
         Args:
             image: uint8 ``[H', W', C]``.
@@ -84,15 +86,20 @@ class SuperResolver:
                 fill it as in the images that the model was trained on.
 
         Raises:
-            UserError: ``image`` has another type or is smaller than what the model reads, or
-                ``crop_size`` is smaller than that or larger than the image.
+            UserError: ``image`` has another type or is smaller than what the model reads,
+                ``crop_size`` is smaller than that or larger than the image, or the model does not
+                read squares.
         """
         image = self._checked(image)
-        edge, size = min(image.shape[:2]), self.source_shape[0]
+        size, width, _ = self.source_shape
+        if width != size:
+            raise UserError(f'fit (--fit) gives squares, but the model reads {size} x {width} '
+                            'pixels (height x width)')
+        edge = min(image.shape[:2])
         chosen = edge if crop_size is None else crop_size
         if not size <= chosen <= edge:
-            raise UserError(f'crop_size must be {size} to {edge} pixels, the shorter edge of the '
-                            f'image, but got {chosen}')
+            raise UserError(f'crop_size (--fit) must be {size} to {edge} pixels, the shorter edge '
+                            f'of the image, but got {chosen}')
         return shrink(central_square(image, chosen), size)
 
     def tile(self, image: np.ndarray, num: int = 1, overlap: int = 2, **options: Any
@@ -100,6 +107,7 @@ class SuperResolver:
         """Draw ``num`` samples of a larger image tile by tile: uint8 ``[num, H'·f, W'·f, C]``.
 
         The image is cut into tiles of h x w pixels that overlap, as few as will do, spread evenly.
+        :meth:`tile_starts` tells how many they are, and the work is ``num`` samples of each.
         Every tile is drawn on its own and knows nothing of its neighbours; where two overlap, one
         fades linearly into the other, pixel by pixel. That hides the seams, but an overlap is the
         mean of independent samples and therefore smoother than the rest, and what spans several
@@ -116,12 +124,11 @@ class SuperResolver:
                 ``num`` is out of range.
             ValueError: An option is out of range.
         """
-        image = self._checked(image)
+        rows, columns = self.tile_starts(image, overlap)
         height, width, _ = self.source_shape
-        rows = tile_starts(image.shape[0], height, overlap)
-        columns = tile_starts(image.shape[1], width, overlap)
         tiles = cut_tiles(image, rows, columns, (height, width))
         seed = options.pop('seed', None)
+        check_sampling(seed=seed)
         drawn = []
         for first in range(0, len(tiles), TILES_AT_ONCE):
             part = tiles[first:first + TILES_AT_ONCE]
@@ -133,6 +140,17 @@ class SuperResolver:
         return join_tiles(
             np.concatenate(drawn), [factor * start for start in rows],
             [factor * start for start in columns], factor * overlap)
+
+    def tile_starts(self, image: np.ndarray, overlap: int = 2) -> tuple[list[int], list[int]]:
+        """The rows and the columns of ``image`` where the tiles of :meth:`tile` begin.
+
+        Raises:
+            UserError: as :meth:`tile`.
+        """
+        image = self._checked(image)
+        height, width, _ = self.source_shape
+        return (tile_starts(image.shape[0], height, overlap),
+                tile_starts(image.shape[1], width, overlap))
 
     def _draw(self, images: np.ndarray, num: int, **options: Any) -> np.ndarray:
         options = {'temperature': 0.8, 'progress': True, **options}
@@ -147,6 +165,6 @@ class SuperResolver:
             raise UserError(f'image must be uint8 [height, width, {channels}], but is '
                             f'{image.dtype} {list(image.shape)}')
         if image.shape[0] < height or image.shape[1] < width:
-            raise UserError(f'image must have at least {width} x {height} pixels, but has '
-                            f'{image.shape[1]} x {image.shape[0]}')
+            raise UserError(f'image must have at least {height} x {width} pixels (height x width), '
+                            f'but has {image.shape[0]} x {image.shape[1]}')
         return image

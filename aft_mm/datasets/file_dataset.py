@@ -11,6 +11,15 @@ class UnusableFile(ValueError):  # noqa: N818 - it is about the file, which may 
     """A file that cannot become a sample; the message is one sentence that names it."""
 
 
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read, without the words of the library that met the damage."""
+    if isinstance(error, FileNotFoundError):
+        return 'it does not exist'
+    if isinstance(error, OSError) and error.strerror:  # of the operating system
+        return error.strerror
+    return 'it is damaged or of another kind than its name says'
+
+
 class FileDataset(BaseDataset):
     """Each sample is read from a file of its own by the pipeline.
 

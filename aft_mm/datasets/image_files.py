@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from .file_dataset import UnusableFile
+from .file_dataset import UnusableFile, reason_of
 
 IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
-GREY, ALPHA = 'a grey image is read as three equal channels', 'a transparent image is laid on white'
-# What Pillow raises on damaged files besides OSError.
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error,
-           Image.DecompressionBombError)
+GREY = 'a grey image is read as three equal channels'
+ALPHA = 'a transparent image is laid on white'
+# What Pillow raises on damaged files.
+_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
 
 
 def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
@@ -32,8 +32,9 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
             image = ImageOps.exif_transpose(file)
             image.load()
     except _DAMAGE as error:
-        reason = ' '.join(f'{type(error).__name__}: {error}'.split())
-        raise UnusableFile(f'image {str(path)!r} cannot be read: {reason}') from error
+        raise UnusableFile(f'image {str(path)!r} cannot be read: {reason_of(error)}.') from error
+    except Image.DecompressionBombError as error:
+        raise UnusableFile(f'image {str(path)!r} has more pixels than Pillow reads.') from error
     if image.mode in ('I', 'F'):
         raise UnusableFile(f'image {str(path)!r} has values of an unknown range (mode '
                            f'{image.mode!r} of Pillow); save it with 8 or 16 bits a value.')
@@ -42,8 +43,9 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ('1', 'L', 'LA', 'La'):
         remarks.append(GREY)
-    if image.has_transparency_data:
-        remarks.append(ALPHA)
+    if image.has_transparency_data:  # which may be opaque all over
         image = image.convert('RGBA')
+        if np.asarray(image.getchannel('A')).min() < 255:
+            remarks.append(ALPHA)
         image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
     return np.array(image.convert('RGB')), remarks

@@ -8,18 +8,19 @@ from pypcd4 import PointCloud
 
 from aft_mm.structures import bounding_cube
 
-from .file_dataset import UnusableFile
+from .file_dataset import UnusableFile, reason_of
 
 
 def read_points(path: str | Path) -> np.ndarray:
     """The points of a ``.npy``, ``.pcd``, ``.ply`` or text file (``.pts``, ``.xyz``).
 
     Returns:
-        float32 [N, 3], columns x, y, z, in the unit of the file.
+        float64 [N, 3], columns x, y, z, in the unit of the file. In float32 a cloud far from the
+        origin would lose its shape.
 
     Raises:
         UnusableFile: the file is missing, damaged, a mesh, or of another kind or shape, a
-            coordinate is not finite, or all points lie in one place.
+            coordinate is not finite, or the points have no extent.
     """
     path = Path(path)
     if path.suffix.lower() not in _READERS:
@@ -27,17 +28,23 @@ def read_points(path: str | Path) -> np.ndarray:
                            f'{", ".join(POINT_SUFFIXES)}.')
     try:
         points = np.asarray(_READERS[path.suffix.lower()](path))
+    except UnusableFile:
+        raise
     except Exception as error:  # what a parser meets in a damaged file, it has not foreseen
-        reason = ' '.join(f'{type(error).__name__}: {error}'.split())
-        raise UnusableFile(f'point cloud {str(path)!r} cannot be read: {reason}') from error
+        raise _unreadable(path, reason_of(error)) from error
     if points.ndim != 2 or points.shape[1] != 3 or points.dtype.kind not in 'fiu':
         raise UnusableFile(f'point cloud {str(path)!r} must hold numbers [N, 3], but holds '
                            f'{points.dtype} {list(points.shape)}.')
+    points = points.astype(np.float64)
     try:
         bounding_cube(points)
     except ValueError as error:
         raise UnusableFile(f'point cloud {str(path)!r} cannot be used: {error}') from error
-    return points.astype(np.float32)
+    return points
+
+
+def _unreadable(path: Path, reason: str) -> UnusableFile:
+    return UnusableFile(f'point cloud {str(path)!r} cannot be read: {reason}.')
 
 
 def _read_npy(path: Path) -> np.ndarray:
@@ -47,15 +54,19 @@ def _read_npy(path: Path) -> np.ndarray:
 def _read_pcd(path: Path) -> np.ndarray:
     """pypcd4 knows the three encodings of PCD: text, binary and compressed."""
     cloud = PointCloud.from_path(path)
+    if not {*'xyz'} <= {*cloud.fields}:
+        raise _unreadable(path, f'it has no x, y and z, but {", ".join(cloud.fields)}')
     if len(cloud.pc_data) != cloud.metadata.points:
-        raise ValueError(f'{cloud.metadata.points} points announced, {len(cloud.pc_data)} found')
+        raise _unreadable(
+            path, f'{cloud.metadata.points} points announced, {len(cloud.pc_data)} found')
     return cloud.numpy(('x', 'y', 'z'))
 
 
 def _read_ply(path: Path) -> np.ndarray:
     cloud = trimesh.load(path)
     if not isinstance(cloud, trimesh.PointCloud):
-        raise ValueError('it is a mesh, whose surface tools/dataset_converters/shapenet.py samples')
+        raise _unreadable(
+            path, 'it is a mesh, whose surface tools/dataset_converters/shapenet.py samples')
     return cloud.vertices
 
 

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,28 @@ def numbered(path: str, num: int) -> list[str]:
     """Names of ``num`` files: ``path`` itself for one, ``a-1.png``, ``a-2.png``, … for several."""
     stem, suffix = os.path.splitext(path)
     return [path] if num == 1 else [f'{stem}-{i + 1}{suffix}' for i in range(num)]
+
+
+def check_writable(name: str, paths: Sequence[str]) -> None:
+    """Try to write files before there is something to lose; their folders are made.
+
+    Args:
+        name: Of the argument that says where.
+        paths: The files; those that exist stay as they are.
+
+    Raises:
+        UserError: one cannot be written.
+    """
+    for path in map(Path, paths):
+        try:
+            existed = path.exists()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open('ab').close()
+            if not existed:
+                path.unlink()
+        except OSError as error:
+            raise UserError(
+                f'{name} {str(path)!r} cannot be written: {error.strerror}') from error
 
 
 def check_torchvision() -> None:
@@ -169,6 +192,25 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
                 'the data there or set AFT_MM_DATA '
                 f'(now {os.environ.get("AFT_MM_DATA", "data")!r}) to the folder that holds the '
                 'data sets')
+
+
+def check_schedule(runner: Runner) -> None:
+    """Refuse a schedule that would begin when the run has ended; ``runner`` has its train loop.
+
+    Raises:
+        UserError: an entry of ``param_scheduler`` begins at its end or later.
+    """
+    schedules = runner.param_schedulers or []
+    for schedule in [schedules] if isinstance(schedules, dict) else schedules:
+        by_epoch = schedule.get('by_epoch', True)
+        length = runner.max_epochs if by_epoch else runner.max_iters
+        begin, end = schedule.get('begin', 0), schedule.get('end', length)
+        if begin >= end:
+            unit = 'epoch' if by_epoch else 'iteration'
+            raise UserError(
+                f'{schedule.get("type")} of param_scheduler begins at {unit} {begin} and ends at '
+                f'{unit} {end}, which is where the run ends unless it is given; train longer, or '
+                'at a constant rate with --cfg-options param_scheduler=None')
 
 
 def check_regularization(runner: Runner) -> None:

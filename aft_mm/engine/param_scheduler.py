@@ -12,21 +12,22 @@ from aft_mm.registry import PARAM_SCHEDULERS
 class InverseSqrtLR(ExponentialLR):
     """Learning rate ``peak · sqrt(begin / t)`` after a warm-up (arXiv 1706.03762, §5.3).
 
-    t counts iterations (or epochs, with ``by_epoch=True``) from the start of the run; at t = begin
+    t counts epochs (or iterations, with ``by_epoch=False``) from the start of the run; at t = begin
     the rate is what the schedulers before it have reached. A warm-up is mmengine's ``LinearLR``
     with ``end`` equal to ``begin``.
 
     Args:
         optimizer: Optimizer or optimizer wrapper.
         begin: First t of the decay, 1 or larger: the length of the warm-up.
-        by_epoch: Whether t counts epochs.
+        by_epoch: Whether t counts epochs. mmengine gives the end of the run as ``end``, and counts
+            it in epochs unless the config says ``by_epoch=False``.
         **kwargs: ``end``, ``last_step`` and ``verbose`` of mmengine's schedulers.
 
     Raises:
         ValueError: ``begin`` is below 1.
     """
 
-    def __init__(self, optimizer: Any, begin: int, by_epoch: bool = False, **kwargs: Any) -> None:
+    def __init__(self, optimizer: Any, begin: int, by_epoch: bool = True, **kwargs: Any) -> None:
         if begin < 1:
             raise ValueError(f'begin must be 1 or larger for InverseSqrtLR, but got {begin}.')
         super().__init__(optimizer, gamma=1.0, begin=begin, by_epoch=by_epoch, **kwargs)

@@ -6,16 +6,39 @@ import numpy as np
 from torch import nn
 
 from aft_mm.structures import decode_points
+from aft_mm.visualization.point_cloud import AXES
 
 from .errors import UserError
 
 
-def check_points(model: nn.Module, num_bits: int) -> None:
+def check_settings(settings: Any) -> None:
+    """Look at ``point_cloud`` of a config, from which points are drawn and shown.
+
+    Raises:
+        UserError: it is no dict of num_points, num_bits and up, or one is out of range.
+    """
+    missing = [name for name in ('num_points', 'num_bits', 'up')
+               if not isinstance(settings, dict) or name not in settings]
+    if missing:
+        raise UserError('point_cloud of the config must be dict(num_points=..., num_bits=..., '
+                        f'up=...), but lacks {", ".join(missing)}')
+    if settings['num_bits'] not in range(1, 9):
+        raise UserError(f'num_bits of point_cloud must be 1 to 8, but is {settings["num_bits"]!r}')
+    check_up(settings['up'])
+
+
+def check_up(up: str) -> None:
+    """Raise a :class:`UserError` if ``up`` is none of the axes."""
+    if up not in AXES:
+        raise UserError(f"up of a point cloud must be 'x', 'y' or 'z', but is {up!r}")
+
+
+def check_points(model: nn.Module, num_bits: int, num_points: int | None = None) -> None:
     """Compare the tokens of a cloud with those that ``model`` is made for.
 
     Raises:
         UserError: the model has other values than the 2^num_bits of a coordinate, its length is no
-            three per point, or it needs a source.
+            three per point, or not that of ``num_points``, or it needs a source.
     """
     length, head = model.decoder.max_length, model.head
     fits = model.encoder is None and head.token_shape == () and length % 3 == 0
@@ -24,6 +47,9 @@ def check_points(model: nn.Module, num_bits: int) -> None:
             f'a model of point clouds with num_bits={num_bits} needs {2**num_bits} values per '
             f'token, a length of 3 tokens per point and no encoder, but has {head.num_values} '
             f'values, {length} tokens and {"no" if model.encoder is None else "an"} encoder')
+    if num_points not in (None, length // 3):
+        raise UserError(f"the model's position table holds {length // 3} points of 3 tokens each, "
+                        f'but num_points is {num_points!r}')
 
 
 def sample_points(model: nn.Module, num: int, num_bits: int = 8, **options: Any) -> np.ndarray:
@@ -41,4 +67,4 @@ def sample_points(model: nn.Module, num: int, num_bits: int = 8, **options: Any)
     if not (isinstance(num, int) and num >= 1):
         raise UserError(f'num must be an int, at least 1, but got {num!r}')
     tokens = model.generate(model.decoder.max_length, batch_size=num, **options)
-    return decode_points(tokens.cpu().numpy(), num_bits)
+    return decode_points(tokens.cpu().numpy(), num_bits).astype(np.float32)

@@ -17,8 +17,8 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
         UserError: ``overlap`` is not in 0..size − 1.
     """
     if not (isinstance(overlap, int) and 0 <= overlap < size):
-        raise UserError(f'overlap must be an int, 0 to {size - 1} pixels of a tile of {size}, but '
-                        f'got {overlap!r}')
+        raise UserError(f'overlap (--tile) must be an int, 0 to {size - 1} pixels of a tile of '
+                        f'{size}, but got {overlap!r}')
     count = -(-(length - size) // (size - overlap)) + 1
     return [i * (length - size) // max(1, count - 1) for i in range(count)]
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -26,7 +27,8 @@ class BlockStack(BaseModule):
         grid: what the position table and the mixers are made for: (T,) of a sequence, or (H, W) of
             a picture in raster order, 3·W for sub-pixels.
         tokens_per_position: tokens of a sequence that share a position, such as the 3 coordinates
-            of a point; ValueError unless it divides the T of a grid (T,).
+            of a point; ValueError unless it divides the T of a grid (T,). A checkpoint of another
+            number looks like one of another length, whose table is interpolated.
         causal: whether a token sees the tokens before it only.
         mlp_ratio: width of the MLP over D.
         drop_rate: dropout probability after the embedding, after mixers and in MLPs.
@@ -93,7 +95,8 @@ class BlockStack(BaseModule):
 
     def position_of(self, index: Tensor) -> Tensor:
         """The vectors [..., D] of the tokens index [...]."""
-        return self.position_embedding()[index // self.tokens_per_position]
+        # The gradient of an index adds up in any order, that of an embedding in one.
+        return F.embedding(index // self.tokens_per_position, self.position_embedding())
 
     def run_blocks(
         self,

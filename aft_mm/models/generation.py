@@ -45,8 +45,8 @@ def generate(
             them, [B, L] or [B, L, C]; None starts from nothing.
         batch_size: number of samples where no prompt or source tells it; 1 unless given.
         temperature, top_k, top_p, greedy: see :func:`draw`.
-        seed: the same seed gives the same tokens on one device, with and without the state; None
-            takes one from torch's generator.
+        seed: 0 to 2^63 − 1; the same gives the same tokens on one device, with and without the
+            state; None takes one from torch's generator.
         use_state: False computes everything anew for every token, to check the steps.
         progress: show a progress bar on stderr.
         source: one source sequence per sample for the model's encoder.
@@ -55,7 +55,7 @@ def generate(
     leaves nothing to generate or that does not suit the head, a token outside the vocabulary, an
     option out of range (:func:`draw`), and where the numbers of samples differ.
     """
-    check_sampling(temperature, top_k, top_p)
+    check_sampling(temperature, top_k, top_p, seed)
     if not (isinstance(length, int) and length >= 1):
         raise ValueError(f'length must be an int, 1 or larger, got {length!r}')
     model.decoder.check_length(length)

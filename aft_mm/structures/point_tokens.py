@@ -7,6 +7,8 @@ __all__ = ['bounding_cube', 'decode_points', 'encode_points']
 Box = tuple[tuple[float, float, float], float]  # centre, side
 
 UNIT_CUBE: Box = ((0.0, 0.0, 0.0), 1.0)
+# How far rounding may put a point outside of its box, in sides: an eighth of a bin of 8 bits.
+SLACK = 2**-11
 
 
 def bounding_cube(points: np.ndarray) -> Box:
@@ -16,14 +18,21 @@ def bounding_cube(points: np.ndarray) -> Box:
         points: [P, 3], in any unit; centre and side are in the same.
 
     Raises:
-        ValueError: no point, a coordinate that is not finite, or all points in one place.
+        ValueError: no point, a coordinate that is not finite, all points in one place, or as good
+            as that: so far from the origin that float64 cannot tell them apart well.
     """
     points = _checked(points)
     low, high = points.min(0), points.max(0)
-    side = float((high - low).max())
+    centre = low / 2 + high / 2
+    with np.errstate(over='ignore'):
+        side = float((high - low).max())
+        reach = float(np.abs(points - centre).max())
     if not side > 0:
         raise ValueError(f'points must differ, but all {len(points)} are {low.tolist()}.')
-    x, y, z = ((low + high) / 2).tolist()
+    if not (side < np.inf and reach / side <= 0.5 + SLACK):
+        raise ValueError('points must have an extent that float64 can divide, but go from '
+                         f'{low.tolist()} to {high.tolist()}.')
+    x, y, z = centre.tolist()
     return (x, y, z), side
 
 
@@ -51,7 +60,7 @@ def encode_points(points: np.ndarray, num_bits: int = 8, box: Box | None = None)
     points = _checked(points)
     centre, side = bounding_cube(points) if box is None else box
     unit = (points - np.asarray(centre)) / side
-    if np.abs(unit).max() > 0.5 + 1e-6:  # the slack is that of a box kept in float32
+    if np.abs(unit).max() > 0.5 + SLACK:
         raise ValueError(f'points must lie in the box, a cube of side {side} around '
                          f'{tuple(centre)}, but reach {np.abs(unit).max():.4g} sides from it.')
     x, y, z = np.floor(unit * bins + bins // 2).clip(0, bins - 1).astype(np.uint8).T
@@ -70,7 +79,8 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
         box: ``(centre, side)``; by default the cube of side 1 around 0.
 
     Returns:
-        float32 [..., P, 3], columns x, y, z, in the unit of the box.
+        float64 [..., P, 3], columns x, y, z, in the unit of the box, which may be far from the
+        origin.
 
     Raises:
         ValueError: ``num_bits`` or a token is out of range, or tokens are missing to a point.
@@ -84,8 +94,7 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
                          f'{tokens.min()} to {tokens.max()}.')
     centre, side = UNIT_CUBE if box is None else box
     coordinates = tokens.reshape(*tokens.shape[:-1], -1, 3)[..., ::-1]
-    points = ((coordinates + 0.5) / bins - 0.5) * side + np.asarray(centre)
-    return points.astype(np.float32)
+    return ((coordinates + 0.5) / bins - 0.5) * side + np.asarray(centre)
 
 
 def _num_bins(num_bits: int) -> int:
@@ -95,7 +104,7 @@ def _num_bins(num_bits: int) -> int:
 
 
 def _checked(points: np.ndarray) -> np.ndarray:
-    """The points in float64, where differences of float32 do not overflow."""
+    """The points in float64, in which even a cloud far from the origin keeps its shape."""
     points = np.asarray(points, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] != 3 or not len(points):
         raise ValueError(f'points must be [P, 3] with P at least 1, but have the shape '

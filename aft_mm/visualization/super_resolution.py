@@ -44,7 +44,7 @@ def draw_super_resolution(inputs: np.ndarray, samples: np.ndarray,
     scale = -(-CELL // image_shape[1])
     grid = draw_samples(rows.reshape(-1, *image_shape), columns=rows.shape[1], scale=scale)
     many = samples.shape[1] > 1
-    names = [f'input {inputs.shape[2]}x{inputs.shape[1]}', 'bicubic',
+    names = [f'input {inputs.shape[1]}x{inputs.shape[2]}', 'bicubic',
              *(f'sample {i + 1}' if many else 'sample' for i in range(samples.shape[1])),
              *['original'] * targets.shape[1]]
     return np.concatenate([_header(names, grid.shape[1]), grid])

@@ -25,6 +25,5 @@ val_dataloader = dict(
 val_evaluator = dict(per='dim')
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
-train_cfg = dict(max_epochs=2)
 default_hooks = dict(
     checkpoint=dict(save_best='bits_per_dim'), data_report=dict(type='aft_mm.DataReportHook'))

@@ -1,5 +1,8 @@
 """PointCloudGenerator, and the files that it can be written to."""
 
+import copy
+import re
+
 import numpy as np
 import pytest
 import trimesh
@@ -31,9 +34,16 @@ def test_bad_input_is_named(generator, untrained):
     with pytest.raises(ValueError, match='top_p'):
         generator.sample(1, top_p=2)
     config = Config.fromfile(untrained['tiny_clouds'][0])
-    config.point_cloud.num_bits = 7
-    with pytest.raises(UserError, match='num_bits=7 needs 128 values per token'):
-        PointCloudGenerator(config, untrained['tiny_clouds'][1])
+    for name, value, message in (
+            ('num_bits', 7, 'num_bits=7 needs 128 values per token'),
+            ('num_points', 9, 'position table holds 8 points .* but num_points is 9'),
+            ('up', 'w', "must be 'x', 'y' or 'z', but is 'w'"), ('up', None, 'but lacks up')):
+        other = copy.deepcopy(config)
+        other.point_cloud[name] = value
+        if value is None:
+            other.point_cloud.pop(name)
+        with pytest.raises(UserError, match=message):
+            PointCloudGenerator(other, untrained['tiny_clouds'][1])
 
 
 def test_a_ply_file_holds_the_points(tmp_path):
@@ -41,3 +51,13 @@ def test_a_ply_file_holds_the_points(tmp_path):
     write_ply(tmp_path / 'a.ply', points)
     found = trimesh.load(tmp_path / 'a.ply')
     np.testing.assert_array_equal(found.vertices, points)
+
+
+def test_a_ply_file_of_something_else_is_named(tmp_path):
+    for shape in ((2, 7, 3), (7, 2), (0, 3), (3, )):
+        with pytest.raises(UserError, match=re.escape(f'one cloud, [P, 3], but got {list(shape)}')):
+            write_ply(tmp_path / 'a.ply', np.zeros(shape))
+    for name in ('a.pcd', 'a'):
+        with pytest.raises(UserError, match=f"ends in .ply, but got '.*/{name}'"):
+            write_ply(tmp_path / name, np.zeros((7, 3)))
+    assert not list(tmp_path.iterdir())

@@ -3,8 +3,10 @@
 import cv2
 import numpy as np
 import pytest
+from mmengine.config import Config
 
 from aft_mm.apis import SuperResolver
+from aft_mm.datasets import SuperResolutionPair
 from aft_mm.engine.errors import UserError
 from aft_mm.engine.seeds import derived_seed
 from aft_mm.engine.super_resolution import super_resolve
@@ -56,9 +58,23 @@ class TestFit:
         np.testing.assert_array_equal(resolver.fit(image, 4), image[2:6, 5:9])
         assert (resolver.fit(image, 8) != resolver.fit(image)).any()
 
+    def test_it_is_what_training_shrinks_twice_but_for_rounding(self, resolver):
+        image = random_image(24, 40)
+        trained = SuperResolutionPair(size=8, scale_factor=2)(dict(img=image))['source']
+        difference = np.abs(resolver.fit(image).astype(int) - trained)
+        assert difference.max() == 1
+
+    def test_a_model_of_other_than_squares_is_named(self, untrained):
+        config = Config.fromfile(untrained['tiny_super_resolution'][0])
+        config.update(source_shape=(2, 8, 3), image_shape=(4, 16, 3))
+        wide = SuperResolver(config, untrained['tiny_super_resolution'][1], 'cpu')
+        with pytest.raises(UserError, match=r'fit \(--fit\) gives squares, .* reads 2 x 8 pixels'):
+            wide.fit(random_image(9, 15))
+        assert [len(starts) for starts in wide.tile_starts(random_image(9, 15), 0)] == [5, 2]
+
     def test_bad_input_is_named(self, resolver):
         for crop_size in (3, 10, 0):
-            with pytest.raises(UserError, match=f'crop_size must be 4 to 9 .* got {crop_size}'):
+            with pytest.raises(UserError, match=f'--fit.* must be 4 to 9 .* got {crop_size}'):
                 resolver.fit(random_image(9, 15), crop_size)
 
 
@@ -106,12 +122,12 @@ class TestTile:
 
     @pytest.mark.parametrize('overlap', [-1, 4, 0.5])
     def test_bad_overlap_is_named(self, resolver, overlap):
-        with pytest.raises(UserError, match=f'overlap must be an int, 0 to 3 .* got {overlap}'):
+        with pytest.raises(UserError, match=f'--tile.* must be an int, 0 to 3 .* got {overlap}'):
             resolver.tile(random_image(9, 9), overlap=overlap)
 
 
 def test_larger_images_are_refused_with_the_ways_out(resolver):
-    with pytest.raises(UserError, match='image must be of 4 x 4 pixels, but is of 6 x 5; --fit, .*'
+    with pytest.raises(UserError, match='must be of 4 x 4 pixels .* but is of 5 x 6; --fit, .*'
                        'and --tile, tile'):
         resolver(random_image(5, 6))
 
@@ -123,7 +139,7 @@ def test_other_images_are_named(resolver, method):
         with pytest.raises(UserError, match=r'image must be uint8 \[height, width, 3\], but is'):
             draw(wrong)
     for height, width in ((3, 9), (9, 3), (0, 0)):
-        with pytest.raises(UserError, match=f'at least 4 x 4 pixels, but has {width} x {height}'):
+        with pytest.raises(UserError, match=f'least 4 x 4 pixels .* but has {height} x {width}'):
             draw(random_image(height, width))
 
 
@@ -132,5 +148,7 @@ def test_bad_options_are_named(resolver, method):
     draw = getattr(resolver, method)
     with pytest.raises(UserError, match='num must be an int, at least 1, but got 0'):
         draw(random_image(), num=0)
+    with pytest.raises(ValueError, match=r'seed must be an int, 0 to 2\^63 − 1, got -1'):
+        draw(random_image(), seed=-1)
     with pytest.raises(ValueError, match='temperature must be above 0'):
         draw(random_image(), temperature=0)

@@ -69,6 +69,14 @@ def test_transparency_lies_on_white(tmp_path, noise):
     assert results['remarks'] == {ALPHA: path}
 
 
+@pytest.mark.parametrize('channels', [[0, 1, 2], [1]])
+def test_an_alpha_channel_that_hides_nothing_is_no_remark(tmp_path, noise, channels):
+    opaque = np.dstack([noise[..., channels], np.full((41, 31), 255, np.uint8)])
+    image, remarks = read_rgb(save(tmp_path, opaque))
+    np.testing.assert_array_equal(image, np.broadcast_to(noise[..., channels], (41, 31, 3)))
+    assert remarks == ([GREY] if len(channels) == 1 else [])
+
+
 def test_grey_with_transparency_gets_both_remarks(tmp_path, noise):
     path = save(tmp_path, noise[..., 2:])
     results = load(path)
@@ -105,14 +113,21 @@ def test_a_damaged_image_is_named_in_one_sentence(tmp_path, noise, name, damage)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UnusableFile, match=f"^image '{path}' cannot be read: ") as error:
         load(str(path))
-    assert '\n' not in str(error.value)
+    assert str(error.value).endswith('read: it is damaged or of another kind than its name says.')
 
 
 def test_a_missing_image_and_one_of_floats_are_named(tmp_path, noise):
-    with pytest.raises(UnusableFile, match="no.jpg' cannot be read: FileNotFoundError"):
+    with pytest.raises(UnusableFile, match="no.jpg' cannot be read: it does not exist.$"):
         load(str(tmp_path / 'no.jpg'))
     path = save(tmp_path, noise[..., 0].astype(np.float32), 'a.tiff')
     with pytest.raises(UnusableFile, match="a.tiff' has values of an unknown range .mode 'F'"):
+        load(path)
+
+
+def test_more_pixels_than_pillow_reads_are_named(tmp_path, noise, monkeypatch):
+    path = save(tmp_path, noise)
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 500)
+    with pytest.raises(UnusableFile, match="a.png' has more pixels than Pillow reads"):
         load(path)
 
 

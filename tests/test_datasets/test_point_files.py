@@ -37,14 +37,14 @@ def points():
 def test_points_come_back(tmp_path, points, name):
     write(tmp_path / name, points)
     back = read_points(tmp_path / name)
-    assert back.dtype == np.float32
+    assert back.dtype == np.float64
     np.testing.assert_allclose(back, points, rtol=1e-6)
 
 
 def test_integers_and_doubles_are_points_too(tmp_path, points):
     for array in (points.astype(np.float64), (points * 10).astype(np.int64)):
         np.save(tmp_path / 'a.npy', array)
-        np.testing.assert_array_equal(read_points(tmp_path / 'a.npy'), array.astype(np.float32))
+        np.testing.assert_array_equal(read_points(tmp_path / 'a.npy'), array)
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -59,7 +59,42 @@ def test_a_damaged_file_is_named_in_one_sentence(tmp_path, points, name, damage)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UnusableFile, match=f"^point cloud '{path}' ") as error:
         read_points(path)
-    assert '\n' not in str(error.value)
+    assert '\n' not in str(error.value) and len(str(error.value)) < len(str(path)) + 120
+
+
+@pytest.mark.parametrize('name', ['a.npy', 'a.pcd', 'a.ply', 'a.pts'])
+def test_a_text_under_the_name_of_another_format_gets_a_short_reason(tmp_path, name):
+    (tmp_path / name).write_text('hello\nworld\n')
+    with pytest.raises(UnusableFile) as error:
+        read_points(tmp_path / name)
+    assert str(error.value) == (f"point cloud '{tmp_path / name}' cannot be read: it is damaged or "
+                                'of another kind than its name says.')
+
+
+def test_a_pcd_file_of_other_fields_is_refused(tmp_path, points):
+    cloud = PointCloud.from_points(points, ('x', 'y', 'intensity'), (np.float32, ) * 3)
+    cloud.save(tmp_path / 'a.pcd')
+    with pytest.raises(UnusableFile, match='it has no x, y and z, but x, y, intensity.$'):
+        read_points(tmp_path / 'a.pcd')
+
+
+@pytest.mark.parametrize('offset', [1e6, 1e9])
+@pytest.mark.parametrize('name', ['a.npy', 'a.pcd', 'a.ply', 'a.xyz'])
+def test_a_cloud_far_from_the_origin_keeps_its_shape(tmp_path, points, name, offset):
+    points = points.astype(np.float64)
+    far = points + offset
+    if name == 'a.pcd':
+        PointCloud.from_points(far, (*'xyz', ), (np.float64, ) * 3).save(tmp_path / name)
+    elif name == 'a.ply':
+        header = 'ply\nformat ascii 1.0\nelement vertex 63\n' + ''.join(
+            f'property double {axis}\n' for axis in 'xyz') + 'end_header\n'
+        (tmp_path / name).write_text(header + '\n'.join(
+            ' '.join(map(repr, row)) for row in far.tolist()))
+    else:
+        write(tmp_path / name, far)
+    back = read_points(tmp_path / name)
+    np.testing.assert_allclose(back - offset, points, atol=1e-6)
+    np.testing.assert_array_equal(encode_points(back), encode_points(points))
 
 
 def test_a_pcd_file_that_ends_between_two_points_is_refused(tmp_path, points):
@@ -77,7 +112,9 @@ def test_a_pcd_file_that_ends_between_two_points_is_refused(tmp_path, points):
     (np.zeros((0, 3)), 'P at least 1'),
     (np.ones((5, 3)), 'cannot be used: points must differ, but all 5 are'),
     (np.array([[0, 0, 0], [1, 2, np.nan], [3, 4, 5]]), 'must be finite, but 1 of 3 are not'),
-    (np.array([[dict()]], dtype=object), 'cannot be read: ValueError: Object arrays cannot be'),
+    (np.array([[dict()]], dtype=object), 'cannot be read: it is damaged or of another kind than'),
+    (np.eye(5, 3) + 1e200, 'cannot be used: points must differ'),
+    (np.eye(5, 3) * 1.7e308 - np.eye(5, 3)[::-1] * 1.7e308, 'cannot be used: .* an extent that'),
 ])
 def test_a_cloud_that_is_none_is_refused(tmp_path, array, message):
     np.save(tmp_path / 'a.npy', array)
@@ -89,8 +126,11 @@ def test_a_mesh_a_missing_file_and_another_kind_are_refused(tmp_path):
     trimesh.creation.box().export(tmp_path / 'a.ply')
     with pytest.raises(UnusableFile, match='it is a mesh, .* tools/dataset_converters/shape'):
         read_points(tmp_path / 'a.ply')
-    with pytest.raises(UnusableFile, match="no.npy' cannot be read: FileNotFoundError"):
+    with pytest.raises(UnusableFile, match="no.npy' cannot be read: it does not exist.$"):
         read_points(tmp_path / 'no.npy')
+    (tmp_path / 'folder.npy').mkdir()
+    with pytest.raises(UnusableFile, match="folder.npy' cannot be read: Is a directory.$"):
+        read_points(tmp_path / 'folder.npy')
     with pytest.raises(UnusableFile, match="a.off' must end in one of .npy, .pcd, .ply, .pts"):
         read_points(tmp_path / 'a.off')
 

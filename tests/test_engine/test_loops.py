@@ -138,15 +138,24 @@ def test_options_change_what_is_drawn(points, options):
 
 
 def test_autocast_reaches_the_draws(points, monkeypatch):
-    states, generate = [], points.generate
+    """The logits of the first token, before which nothing was drawn, are of fewer bits."""
+    sample, seen = points.head.sample, []
 
-    def record(*args, **kwargs):
-        states.append(torch.is_autocast_enabled('cpu'))
-        return generate(*args, **kwargs)
+    def record(hidden, **options):
+        seen.append((hidden, points.head.logits(hidden)))
+        return sample(hidden, **options)
 
-    monkeypatch.setattr(points, 'generate', record)
-    run(points, fp16=True, batch_size=7), run(points, batch_size=7)
-    assert states == [True, False]
+    monkeypatch.setattr(points.head, 'sample', record)
+    first = []
+    for fp16 in (True, False):
+        seen.clear()
+        nats = [sample['nats'] for sample in run(points, fp16=fp16, batch_size=7)]
+        first.append((*seen[0], torch.tensor(nats)))
+    (half_hidden, half, half_nats), (hidden, full, nats) = first
+    assert half.dtype == torch.bfloat16 and full.dtype == torch.float32
+    for coarse, fine in ((half_hidden, hidden), (half, full), (half_nats, nats)):
+        assert (coarse != fine).any()
+        torch.testing.assert_close(coarse.to(fine), fine, rtol=0.05, atol=0.1)
 
 
 @pytest.mark.parametrize(('world_size', 'batch_size'), [(1, 3), (1, 7), (2, 1), (2, 3), (3, 2)])

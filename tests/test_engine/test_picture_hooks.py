@@ -27,10 +27,15 @@ class Album:
         self.pictures[name, step] = image
 
 
-def make_runner(model, dataset=None, epoch=1):
-    loop = None if dataset is None else SimpleNamespace(dataloader=SimpleNamespace(dataset=dataset))
+def make_runner(model, dataset=None, epoch=1, length=15):
+    """The validation set is ``dataset``, the training set of clouds with ``length`` tokens."""
+    def loop(dataset):
+        return SimpleNamespace(dataloader=SimpleNamespace(dataset=dataset))
+
     return SimpleNamespace(
-        model=model, val_loop=loop, visualizer=Album(), epoch=epoch, max_epochs=7)
+        model=model, train_loop=loop([dict(inputs=torch.zeros(length))]),
+        val_loop=None if dataset is None else loop(dataset), visualizer=Album(), epoch=epoch,
+        max_epochs=7)
 
 
 def pairs(images, sources):
@@ -109,3 +114,7 @@ def test_runs_that_cannot_draw_stop_before_training(images, sources):
         SuperResolutionHook(IMAGE, IMAGE).before_train(make_runner(model, pairs(images, sources)))
     with pytest.raises(UserError, match='point clouds with num_bits=8 needs 256 values'):
         PointCloudHook().before_train(make_runner(points_model()))
+    with pytest.raises(UserError, match='sample has 12 tokens, 3 for .* decoder holds 15'):
+        PointCloudHook(num_bits=5).before_train(make_runner(points_model(), length=12))
+    with pytest.raises(UserError, match="up of a point cloud must be .* 'z', but is 'w'"):
+        PointCloudHook(up='w')

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aft_mm.engine.errors import UserError
-from aft_mm.engine.point_sampling import check_points, sample_points
+from aft_mm.engine.point_sampling import check_points, check_settings, sample_points
 from aft_mm.structures import encode_points
 
 from .generation_models import points_model, super_resolution_model
@@ -45,6 +45,21 @@ def test_other_models_are_named(model):
                         (super_resolution_model(), 8)):
         with pytest.raises(UserError, match=f'point clouds with num_bits={bits} needs {2**bits} '):
             check_points(other, bits)
+    check_points(model, 5, num_points=5)
+    with pytest.raises(UserError, match='holds 5 points of 3 tokens each, but num_points is 4'):
+        check_points(model, 5, num_points=4)
     for num in (0, 2.5):
         with pytest.raises(UserError, match=f'num must be an int, at least 1, but got {num}'):
             sample_points(model, num, 5)
+
+
+@pytest.mark.parametrize(('settings', 'message'), [
+    (dict(num_points=8, up='y'), 'but lacks num_bits$'),
+    (dict(num_bits=8), 'but lacks num_points, up$'),
+    (8, 'but lacks num_points, num_bits, up$'),
+    (dict(num_points=8, num_bits='8', up='y'), "num_bits of point_cloud must be .*, but is '8'"),
+    (dict(num_points=8, num_bits=8, up=2), "must be 'x', 'y' or 'z', but is 2"),
+])
+def test_settings_of_a_config_that_cannot_be_used_are_named(settings, message):
+    with pytest.raises(UserError, match=message):
+        check_settings(settings)

@@ -71,5 +71,5 @@ def test_different_tiles_meet_without_a_seam():
 
 @pytest.mark.parametrize('overlap', [-1, 8, 1.5])
 def test_bad_overlap_is_named(overlap):
-    with pytest.raises(UserError, match=f'overlap must be an int, 0 to 7 .* but got {overlap}'):
+    with pytest.raises(UserError, match=rf'overlap \(--tile\) must be .* 0 to 7 .* got {overlap}'):
         tile_starts(20, 8, overlap)

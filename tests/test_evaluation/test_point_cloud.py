@@ -109,6 +109,18 @@ def test_a_copy_of_the_test_set_covers_it_and_noise_does_not():
     assert drawn['1nna_percent'] > 50
 
 
+@pytest.mark.parametrize(('num', 'warned'), [(1, True), (19, True), (20, False)])
+def test_numbers_of_a_few_clouds_come_with_a_warning(monkeypatch, num, warned):
+    said = []
+    monkeypatch.setattr('aft_mm.evaluation.point_cloud_distance.print_log',
+                        lambda message, *args: said.append(message))
+    tokens = [encode_points(cloud) for cloud in clouds(num, 5)]
+    # Clouds that nothing was drawn for do not count.
+    evaluate([(one[None], one) for one in tokens] + [(None, tokens[0])] * 3)
+    assert said == [f'PointCloudDistance compares {num} drawn cloud(s) with as many of the test '
+                    'set: its numbers mean little below 20'] * warned
+
+
 def test_fewer_bits_are_coarser_bins():
     tokens = np.zeros((2, 6), np.uint8)
     tokens[1] = 1  # one bin away along each axis

@@ -192,8 +192,12 @@ def test_the_state_does_not_grow_with_the_sequence(mixing, numbers):
 @pytest.mark.parametrize(
     'arguments, message',
     [
-        (dict(temperature=0), 'temperature must be above 0, got 0'),
-        (dict(temperature=-1.0, greedy=True), 'temperature must be above 0, got -1.0'),
+        (dict(temperature=0), 'temperature must be above 0 and finite, got 0'),
+        (dict(temperature=-1.0, greedy=True), 'temperature must be above 0 and finite, got -1.0'),
+        (dict(temperature=float('inf')), 'temperature must be above 0 and finite, got inf'),
+        (dict(seed=-1), r'seed must be an int, 0 to 2\^63 − 1, got -1'),
+        (dict(seed=2**63), r'seed must be an int, 0 to 2\^63 − 1, got 9223372036854775808'),
+        (dict(seed=1.5), r'seed must be an int, 0 to 2\^63 − 1, got 1.5'),
         (dict(top_p=0.0), 'top_p must be above 0 and at most 1, got 0.0'),
         (dict(top_p=1.5), 'top_p must be above 0 and at most 1, got 1.5'),
         (dict(top_k=0), 'top_k must be an int, 1 or larger, got 0'),

@@ -77,6 +77,23 @@ def test_the_tokens_of_a_point_share_its_position():
     torch.testing.assert_close(hidden, whole(x)[[0, 1], [5, 2]], atol=1e-5, rtol=1e-4)
 
 
+def test_a_shared_position_has_the_same_gradient_in_every_run():
+    body = decoder(tokens_per_position=3, grid=(3069,), token_mixer=mixer('AFTSimple'))
+    threads, gradient = torch.get_num_threads(), torch.randn(3069, D)
+    torch.set_num_threads(3)
+    try:
+        # Parts of a point in two threads: a sum in any order would show here.
+        seen = {
+            torch.autograd.grad(
+                body.position_of(torch.arange(3069)), body.position_embedding.weight, gradient
+            )[0].numpy().tobytes()
+            for _ in range(60)
+        }
+    finally:
+        torch.set_num_threads(threads)
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize(('number', 'grid'), [(0, (9,)), (2, (9,)), (3, (3, 3))])
 def test_a_number_of_tokens_that_shares_no_position_is_refused(number, grid):
     with pytest.raises(ValueError, match=f'tokens_per_position must be 1.* got {number} for'):

@@ -26,8 +26,8 @@ def test_no_coordinate_moves_by_more_than_half_a_step(points, num_bits, number):
     box = bounding_cube(cloud)
     singles = [encode_points(point[None], num_bits, box) for point in cloud]
     back = np.concatenate([decode_points(single, num_bits, box) for single in singles])
-    assert back.shape == cloud.shape and back.dtype == np.float32
-    assert np.abs(back - cloud).max() <= box[1] / 2**(num_bits + 1) + 1e-5  # of float32
+    assert back.shape == cloud.shape and back.dtype == np.float64
+    assert np.abs(back - cloud).max() <= box[1] / 2**(num_bits + 1) * 1.000001
     # A whole cloud is its points, in the order that Python gives to their tokens.
     triples = sorted(tuple(single.tolist()) for single in singles)
     np.testing.assert_array_equal(encode_points(cloud, num_bits).reshape(-1, 3), triples)
@@ -85,6 +85,17 @@ def test_huge_and_tiny_clouds_survive(points):
         assert distance.max() <= box[1] / scale / 512 * 1.001
 
 
+@pytest.mark.parametrize('offset', [1e6, -1e9, 1e12])
+def test_a_cloud_far_from_the_origin_keeps_its_shape(points, offset):
+    near = points.astype(np.float64)
+    far = near + offset
+    np.testing.assert_array_equal(encode_points(far), encode_points(near))
+    box = bounding_cube(far)
+    back = decode_points(encode_points(far), box=box)
+    distance, _ = cKDTree(back - offset).query(near, p=np.inf)
+    assert distance.max() <= box[1] / 512 * 1.001
+
+
 @pytest.mark.parametrize(('points', 'message'), [
     (np.zeros((4, 3)), 'points must differ, but all 4 are'),
     (np.ones((1, 3)), 'points must differ, but all 1 are'),
@@ -92,6 +103,11 @@ def test_huge_and_tiny_clouds_survive(points):
     (np.zeros((4, 2)), r'but have the shape \(4, 2\)'),
     ([[0, 0, 0], [1, np.nan, 0]], 'points must be finite, but 1 of 2 are not'),
     ([[0, 0, 0], [1, np.inf, 0]], 'points must be finite, but 1 of 2 are not'),
+    ([[1e200] * 3, [1e200 + 1] * 3], 'points must differ, but all 2 are'),
+    # Neighbours in float64, whose middle is one of them; wider than float64; the smallest ones.
+    ([[0, 0, 1e17], [0, 0, 1e17 + 16]], 'an extent that float64 can divide, but go from .*1e.17'),
+    ([[-1.7e308, 0, 0], [1.7e308, 0, 0]], 'an extent that float64 can divide, but go .*-1.7e'),
+    ([[0, 0, 0], [0, 5e-324, 0]], 'an extent that float64 can divide'),
 ])
 def test_a_cloud_without_a_cube_is_refused(points, message):
     for function in (bounding_cube, encode_points):

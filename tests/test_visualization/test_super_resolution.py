@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image, ImageDraw, ImageFont
 
 from aft_mm.visualization import draw_super_resolution
 
@@ -52,6 +53,14 @@ def test_every_column_has_a_name_of_its_own(pictures):
     names = header.reshape(HEADER, 6, -1, 3).swapaxes(0, 1)
     assert all((name < 128).any() for name in names)
     assert not any((names[i] == names[j]).all() for i in range(6) for j in range(i))
+
+
+def test_the_size_of_the_input_is_height_by_width(pictures):
+    header = draw_super_resolution(*pictures)[:HEADER]
+    width = header.shape[1]
+    expected, font = Image.new('RGB', (width, HEADER), 'white'), ImageFont.load_default(size=13)
+    ImageDraw.Draw(expected).text((width / 12, HEADER / 2), 'input 4x3', 'black', font, anchor='mm')
+    np.testing.assert_array_equal(header[:, :width // 6], np.asarray(expected)[:, :width // 6])
 
 
 def test_originals_may_be_missing_and_one_sample_has_no_number(pictures):

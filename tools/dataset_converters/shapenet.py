@@ -16,7 +16,6 @@ import argparse
 import csv
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +26,7 @@ from mmengine.utils import track_progress_rich
 
 from aft_mm.datasets.point_files import MESH_SUFFIXES
 from aft_mm.datasets.shapenet import class_folder
+from aft_mm.engine.command_line import check_writable
 from aft_mm.engine.errors import UserError, one_sentence
 
 NUM_POINTS = 15_000
@@ -52,8 +52,7 @@ def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
     """All meshes below the folders of ``classes``, or below all.
 
     Raises:
-        UserError: the folder or that of a class is missing, there is no mesh, or two meshes would
-            be written to one file.
+        UserError: the folder or that of a class is missing, or there is no mesh.
     """
     if not root.is_dir():
         raise UserError(f'the folder of meshes {str(root)!r} does not exist')
@@ -63,7 +62,7 @@ def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
         name = classes[folders.index(None)]
         raise UserError(f'class {name!r} has no folder in {str(root)!r}, which has '
                         f'{", ".join(there) or "none"}')
-    found: dict[tuple, Mesh] = {}
+    found = []
     for folder in folders:
         for path in sorted((root / folder).rglob('*')):
             if path.suffix.lower() not in MESH_SUFFIXES:
@@ -73,15 +72,11 @@ def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
             parts = parts[split is not None:]
             if len(parts) > 2 and parts[-2:] == SHAPENET_MODEL:
                 parts = parts[:-2]
-            mesh = Mesh(path, folder, '-'.join(parts), split)
-            other = found.setdefault((folder, split, mesh.name), mesh)
-            if other is not mesh:
-                raise UserError(f'{str(other.path)!r} and {str(path)!r} are both model '
-                                f'{mesh.name!r} of class {folder!r}; remove one of them')
+            found.append(Mesh(path, folder, '-'.join(parts), split))
     if not found:
         raise UserError(f'{str(root)!r} has no mesh ({", ".join(MESH_SUFFIXES)}) in the folder of '
                         'a class')
-    return list(found.values())
+    return found
 
 
 def read_splits(path: Path) -> dict[tuple[str, str], str]:
@@ -108,6 +103,29 @@ def split_by_hash(mesh: Mesh, ratio: Sequence[float]) -> str:
     return SPLITS[min(int(np.searchsorted(bounds, position, side='right')), 2)]
 
 
+def find_targets(meshes: Sequence[Mesh], args: argparse.Namespace) -> dict[Path, Mesh]:
+    """The file of every mesh; --splits may leave some out.
+
+    Raises:
+        UserError: the splits cannot be used, or two meshes would be written to one file.
+    """
+    official = None if args.splits is None else read_splits(args.splits)
+    targets: dict[Path, Mesh] = {}
+    for mesh in meshes:
+        if mesh.split is None and official is not None:
+            split = official.get((mesh.folder, mesh.name))
+        else:
+            split = mesh.split or split_by_hash(mesh, args.ratio)
+        if split is None:
+            continue
+        other = targets.setdefault(args.out / mesh.folder / split / f'{mesh.name}.npy', mesh)
+        if other is not mesh:
+            raise UserError(f'{str(other.path)!r} and {str(mesh.path)!r} are both model '
+                            f'{mesh.name!r} of class {mesh.folder!r} in the {split} split; remove '
+                            'one of them')
+    return targets
+
+
 def sample(mesh: Mesh, target: Path) -> str | None:
     """Write the points of a mesh, whole or not at all; the reason if it cannot be sampled."""
     try:
@@ -117,13 +135,15 @@ def sample(mesh: Mesh, target: Path) -> str | None:
             raise ValueError('it has no surface')
         seed = int.from_bytes(mesh.digest[8:16], 'big')
         points, _ = trimesh.sample.sample_surface(surface, NUM_POINTS, seed=seed)
+        single = points.astype(np.float32)
+        if np.abs(single - points).max() > 1e-4 * np.ptp(points, axis=0).max():
+            raise ValueError('it is too far from the origin to keep its shape in float32')
     except Exception as error:  # what a parser meets in a damaged file, it has not foreseen
         return ' '.join(f'{str(mesh.path)!r}: {type(error).__name__}: {error}'.split())
-    target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix('.part')
     try:
         with part.open('wb') as file:
-            np.save(file, points.astype(np.float32))
+            np.save(file, single)
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
@@ -134,28 +154,22 @@ def convert(args: argparse.Namespace) -> str:
     """Sample what is not there yet; a report in words.
 
     Raises:
-        UserError: an argument does not fit, or no mesh at all can be sampled.
+        UserError: an argument does not fit, or no mesh at all can be sampled or written.
     """
     if min(args.ratio) < 0 or not sum(args.ratio) > 0:
         raise UserError(f'--ratio must be three shares, but is {args.ratio}')
     if args.jobs < 1:
         raise UserError(f'--jobs must be at least 1, but is {args.jobs}')
-    official = None if args.splits is None else read_splits(args.splits)
-    counts: Counter[str] = Counter()
-    tasks = []
-    for mesh in find_meshes(args.meshes, args.classes):
-        if mesh.split is None and official is not None:
-            split = official.get((mesh.folder, mesh.name))
-        else:
-            split = mesh.split or split_by_hash(mesh, args.ratio)
-        if split is None:
-            counts[f'not in {args.splits}'] += 1
-            continue
-        target = args.out / mesh.folder / split / f'{mesh.name}.npy'
-        if target.exists():
-            counts['there already'] += 1
-        else:
-            tasks.append((mesh, target))
+    meshes = find_meshes(args.meshes, args.classes)
+    targets = find_targets(meshes, args)
+    tasks = [(mesh, target) for target, mesh in targets.items() if not target.exists()]
+    counts = {
+        f'not in {args.splits}': len(meshes) - len(targets),
+        'there already': len(targets) - len(tasks)
+    }
+    # One file in every folder, under the name that is written first.
+    probes = {target.parent: str(target.with_suffix('.part')) for _, target in tasks}
+    check_writable('OUT', list(probes.values()))
     damaged = []
     if tasks:  # the progress bar refuses none
         results = track_progress_rich(sample, tasks, nproc=args.jobs, description='sampling')
@@ -164,7 +178,7 @@ def convert(args: argparse.Namespace) -> str:
     if not written and not counts['there already']:
         reason = f', the first one is {damaged[0]}' if damaged else ''
         raise UserError(f'no mesh below {str(args.meshes)!r} became a point cloud{reason}')
-    others = ''.join(f', {count} {what}' for what, count in counts.items())
+    others = ''.join(f', {count} {what}' for what, count in counts.items() if count)
     lines = [f'{args.out}: {written} written{others}']
     if damaged:
         lines += [f'{len(damaged)} damaged:', *(f'  {reason}' for reason in damaged)]

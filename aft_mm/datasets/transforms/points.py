@@ -12,7 +12,7 @@ from ..point_files import read_points
 
 @TRANSFORMS.register_module()
 class LoadPoints(BaseTransform):
-    """Read ``results['points_path']`` to ``results['points']``, float32 [N, 3], columns x, y, z.
+    """Read ``results['points_path']`` to ``results['points']``, float64 [N, 3], columns x, y, z.
 
     :func:`aft_mm.datasets.point_files.read_points` names the formats, and raises UnusableFile for
     what cannot be used.

@@ -1,6 +1,7 @@
 """Which files could not be used, and what was done to the unusual ones."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 from mmengine.dist import all_gather_object
@@ -8,6 +9,19 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from aft_mm.registry import HOOKS
+
+
+@dataclass
+class Notes:
+    """What the samples of one epoch say."""
+
+    skipped: Counter[str] = field(default_factory=Counter)  # sentence: how often
+    remarks: dict[str, str] = field(default_factory=dict)  # sentence: first file
+
+    def add(self, other: 'Notes') -> None:
+        """Take over the notes of another batch or rank."""
+        self.skipped.update(other.skipped)
+        self.remarks = {**other.remarks, **self.remarks}
 
 
 @HOOKS.register_module()
@@ -20,33 +34,41 @@ class DataReportHook(Hook):
     """
 
     def __init__(self) -> None:
-        # Of this epoch and rank.
-        self.skipped: Counter[str] = Counter()
-        self.remarks: dict[str, str] = {}
-        # Of the run.
-        self.said: set[str] = set()
+        # By mode, of this rank: a loop of iterations validates in the middle of a training epoch.
+        self.notes: dict[str, Notes] = {}
+        self.said: set[str] = set()  # remarks of the run
 
     # mmengine's hook calls this and the next method for training, validation and test.
     def _after_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
                     outputs: Any = None, mode: str = 'train') -> None:
         """Take down the notes on a batch."""
+        notes = self.notes.setdefault(mode, Notes())
         for sample in data_batch['data_samples']:
-            self.skipped.update(sample.get('skipped', ()))
-            self.remarks = {**sample.get('remarks', {}), **self.remarks}
+            notes.add(Notes(Counter(sample.get('skipped', ())), sample.get('remarks', {})))
 
     def _after_epoch(self, runner: Runner, mode: str = 'train') -> None:
-        """Log the notes of all ranks."""
-        skipped: Counter[str] = Counter()
-        remarks: dict[str, str] = {}
-        for of_rank in all_gather_object((self.skipped, self.remarks)):
-            skipped.update(of_rank[0])
-            remarks = {**of_rank[1], **remarks}
-        self.skipped, self.remarks = Counter(), {}
-        if skipped:
-            lines = [f'\n  {sentence} ({count} x)' for sentence, count in sorted(skipped.items())]
+        """Log the notes of all ranks on this mode."""
+        notes = Notes()
+        for of_rank in all_gather_object(self.notes.pop(mode, Notes())):
+            notes.add(of_rank)
+        if notes.skipped:
+            # A sentence ends in front of its count.
+            lines = [f'\n  {sentence.removesuffix(".")} ({count} x)'
+                     for sentence, count in sorted(notes.skipped.items())]
             runner.logger.warning(
-                f'{mode} epoch {runner.epoch + 1}: {len(skipped)} file(s) cannot be used, drawn '
-                f'{skipped.total()} x, others took their place:{"".join(lines)}')
-        for sentence in sorted(remarks.keys() - self.said):
-            runner.logger.warning(f'{sentence}, the first one is {remarks[sentence]!r}')
-        self.said |= remarks.keys()
+                f'{_title(runner, mode)}: {len(notes.skipped)} file(s) cannot be used, drawn '
+                f'{notes.skipped.total()} x, others took their place:{"".join(lines)}')
+        for sentence in sorted(notes.remarks.keys() - self.said):
+            runner.logger.warning(f'{sentence}, the first one is {notes.remarks[sentence]!r}')
+        self.said |= notes.remarks.keys()
+
+
+def _title(runner: Runner, mode: str) -> str:
+    """What has ended. mmengine counts an epoch as done before it is validated, counts none in a
+    loop of iterations, and writes a warning once only: each has to say which one it is.
+    """
+    if mode == 'train':
+        return f'train epoch {runner.epoch + 1}'
+    if mode == 'val' and runner.iter:
+        return f'val epoch {runner.epoch}' if runner.epoch else f'val iteration {runner.iter}'
+    return mode

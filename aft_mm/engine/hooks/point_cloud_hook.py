@@ -8,7 +8,8 @@ from mmengine.runner import Runner
 from aft_mm.registry import HOOKS
 from aft_mm.visualization import draw_point_clouds
 
-from ..point_sampling import check_points, sample_points
+from ..errors import UserError
+from ..point_sampling import check_points, check_up, sample_points
 from .picture_hook import PictureHook
 from .task_model import task_model
 
@@ -24,6 +25,9 @@ class PointCloudHook(PictureHook):
         num_samples: Clouds to draw.
         temperature: Divides the logits; below 1 the likely values become likelier.
         seed: Of the samples, the same in every epoch.
+
+    Raises:
+        UserError: ``up`` is none of the axes.
     """
 
     def __init__(
@@ -36,14 +40,26 @@ class PointCloudHook(PictureHook):
         seed: int = 0,
     ) -> None:
         super().__init__(interval)
+        check_up(up)
         self.num_bits = num_bits
         self.up = up
         self.num_samples = num_samples
         self.options = dict(temperature=temperature, seed=seed)
 
     def before_train(self, runner: Runner) -> None:
-        """Raise a :class:`UserError` if the model is made for other tokens."""
-        check_points(task_model(runner), self.num_bits)
+        """Look at model and data before the first epoch is spent.
+
+        Raises:
+            UserError: the model is made for other tokens, or for clouds of another size than it
+                learns: it would draw points beyond those that it has seen.
+        """
+        model = task_model(runner)
+        check_points(model, self.num_bits)
+        length = len(runner.train_loop.dataloader.dataset[0]['inputs'])
+        if length != model.decoder.max_length:
+            raise UserError(
+                f'the first training sample has {length} tokens, 3 for each of the num_points of '
+                f'its pipeline, but the grid of the decoder holds {model.decoder.max_length}')
 
     def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
         """The one picture."""

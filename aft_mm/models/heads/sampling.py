@@ -1,5 +1,7 @@
 """Drawing from a categorical distribution, the one place that defines the sampling options."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -7,15 +9,21 @@ __all__ = ['check_sampling', 'draw']
 
 
 def check_sampling(
-    temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
 ) -> None:
-    """Raise ValueError unless temperature > 0, top_k is an int ≥ 1 and 0 < top_p ≤ 1."""
-    if not temperature > 0:
-        raise ValueError(f'temperature must be above 0, got {temperature}')
+    """Raise ValueError unless 0 < temperature < ∞, top_k is an int ≥ 1, 0 < top_p ≤ 1 and seed is
+    an int of at most 63 bits, which every device takes."""
+    if not 0 < temperature < math.inf:
+        raise ValueError(f'temperature must be above 0 and finite, got {temperature}')
     if top_k is not None and not (isinstance(top_k, int) and top_k >= 1):
         raise ValueError(f'top_k must be an int, 1 or larger, got {top_k!r}')
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f'top_p must be above 0 and at most 1, got {top_p}')
+    if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
+        raise ValueError(f'seed must be an int, 0 to 2^63 − 1, got {seed!r}')
 
 
 def draw(

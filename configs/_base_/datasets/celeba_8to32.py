@@ -4,7 +4,8 @@ data_root = '{{$AFT_MM_DATA:data}}/celeba'
 image_shape = (32, 32, 3)
 source_shape = (8, 8, 3)
 
-# The middle 138 x 138 of 178 x 218 pixels, what the published code of the Image Transformer keeps.
+# The middle 138 x 138 of 218 x 178 pixels (height x width), what the published code of the Image
+# Transformer keeps.
 pipeline = [
     dict(type='aft_mm.LoadRGBImage'),
     dict(type='aft_mm.SuperResolutionPair', size=32, scale_factor=4, crop_size=138),

@@ -15,7 +15,7 @@ optim_wrapper = dict(
 # 3e-3 after 4,000 iterations, then 3e-3 * sqrt(4000 / t).
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, begin=0, end=4000, by_epoch=False),
-    dict(type='aft_mm.InverseSqrtLR', begin=4000)
+    dict(type='aft_mm.InverseSqrtLR', begin=4000, by_epoch=False)
 ]
 
 train_cfg = dict(by_epoch=True, max_epochs=200, val_interval=10)

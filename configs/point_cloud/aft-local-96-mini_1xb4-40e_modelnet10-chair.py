@@ -14,8 +14,8 @@ model = dict(
         token_mixer=dict(type='aft_mm.AFTLocal', window=96, rank=32)),
     head=dict(embed_dims=128))
 
-train_dataloader = dict(batch_size=8)
-train_cfg = dict(max_epochs=20)
+train_dataloader = dict(batch_size=4)
+train_cfg = dict(max_epochs=40)
 test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=1, temperature=1.0)
 default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))
 custom_hooks = [
@@ -23,5 +23,5 @@ custom_hooks = [
         type='aft_mm.PointCloudHook',
         num_bits={{_base_.point_cloud.num_bits}},
         up={{_base_.point_cloud.up}},
-        interval=5)
+        interval=10)
 ]

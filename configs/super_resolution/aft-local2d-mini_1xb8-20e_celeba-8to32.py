@@ -11,7 +11,7 @@ model = dict(
     decoder=dict(
         embed_dims=128,
         num_layers=4,
-        token_mixer=dict(type='aft_mm.AFTWindow', window=(16, 16))),
+        token_mixer=dict(type='aft_mm.AFTLocal', window=(4, 4), rank=32)),
     head=dict(embed_dims=128))
 
 # A few hundred faces: each is seen from both sides.
@@ -27,7 +27,16 @@ train_dataloader = dict(
 val_dataloader = dict(num_workers=1)
 test_dataloader = dict(num_workers=1)
 
-train_cfg = dict(max_epochs=12)
+# So small a model wants large steps. Those of the head would be too large then: 128 inputs that move a
+# mean together, where a grey level is 1/128.
+optim_wrapper = dict(
+    optimizer=dict(lr=1e-2),
+    paramwise_cfg=dict(
+        custom_keys={
+            'head': dict(lr_mult=0.1),
+            'head.proj.bias': dict(lr_mult=0.1, decay_mult=0.0)
+        }))
+train_cfg = dict(max_epochs=20, val_interval=4)
 test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=4, temperature=0.8)
 default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))
 custom_hooks = [
@@ -35,5 +44,5 @@ custom_hooks = [
         type='aft_mm.SuperResolutionHook',
         image_shape={{_base_.image_shape}},
         source_shape={{_base_.source_shape}},
-        interval=3)
+        interval=4)
 ]
