@@ -144,7 +144,7 @@ def test_an_encoder_and_the_mixing_with_its_memory_are_counted_too():
 @pytest.mark.parametrize('name', [
     'image_ar/aft-local-32-mini_1xb8-2e-pixels_cifar10',
     'image_ar/aft-local-32-mini_1xb16-2e_mnist',
-    'super_resolution/aft-local2d-mini_1xb8-20e_celeba-8to32',
+    'super_resolution/aft-local2d-mini_1xb8-16e_celeba-8to32',
     'point_cloud/aft-local-96-mini_1xb4-40e_modelnet10-chair',
 ])
 def test_every_operator_of_images_and_points_is_counted(name):

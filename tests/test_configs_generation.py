@@ -77,12 +77,14 @@ def test_name_says_the_mixers(name):
     assert mixer == expected
     assert (len(decoder.grid) == 2) == ('2d' in name)
     if name in IMAGES:
-        cross = 'aft_mm.AFTSimple' if field['what'] else 'aft_mm.SoftmaxAttention'
+        by_place = bool(field['what']) or name in MINI
+        cross = 'aft_mm.AFTFull' if by_place else 'aft_mm.SoftmaxAttention'
         assert decoder.cross_mixer.type == cross
-        # Heads of 64 channels in the large models, of 32 in the small ones.
-        if not field['what']:
-            heads = decoder.cross_mixer.num_heads
-            assert heads == int(field['heads'] or 4)
+        if by_place:
+            assert decoder.cross_mixer.grid == decoder.grid
+            assert decoder.cross_mixer.source_grid == load(name).model.encoder.grid
+        else:  # heads of 64 channels
+            assert decoder.cross_mixer.num_heads == int(field['heads'] or 4)
 
 
 @every_leaf
@@ -234,6 +236,8 @@ def expected_parameters(name):
     model, dims = load(name).model, load(name).model.decoder.embed_dims
     block = 12 * dims * dims + 13 * dims  # four projections, an MLP of width 4·D, two norms
     cross = 4 * dims * dims + 4 * dims + 2 * dims
+    if 'source_grid' in model.decoder.get('cross_mixer', {}):
+        cross += prod(model.decoder.grid) * prod(model.encoder.grid)
 
     def stack(part, extra):
         layers, length = part.num_layers, prod(part.grid) // part.get('tokens_per_position', 1)
@@ -286,7 +290,7 @@ def test_small_models_train(name):
 
 
 @pytest.mark.parametrize('name, numbers', [
-    ('super_resolution/aft-local2d-mini_1xb8-20e_celeba-8to32', 'bits_per_dim '
+    ('super_resolution/aft-local2d-mini_1xb8-16e_celeba-8to32', 'bits_per_dim '
      'perplexity_per_dim sample_psnr_db sample_ssim sample_consistency_mse mean_psnr_db mean_ssim '
      'mean_consistency_mse bicubic_psnr_db bicubic_ssim bicubic_consistency_mse'),
     ('point_cloud/aft-local-96-mini_1xb4-40e_modelnet10-chair',

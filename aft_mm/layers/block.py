@@ -41,8 +41,8 @@ class Block(nn.Module):
         drop_rate: dropout probability inside the MLP and after the mixer.
         drop_path_rate: probability that a sample skips a branch, while training.
         cross_mixer: config of the mixer over the memory of an encoder, not causal; the block adds
-            embed_dims. Raises ValueError for a mixer that takes no memory or has a position bias,
-            whose rows a single step would not know.
+            embed_dims. Raises ValueError for a mixer that takes no memory, and for one whose
+            position bias is over its own tokens, see :attr:`TokenMixer.biased_memory`.
     """
 
     def __init__(
@@ -130,9 +130,11 @@ class Block(nn.Module):
     @torch.no_grad()
     def step(self, x_t: Tensor, state: BlockState) -> tuple[Tensor, BlockState]:
         """One token, x_t [B, D] -> y_t [B, D], and the next state; see :meth:`TokenMixer.step`."""
+        # The state may be used up by the step, and its position with it.
+        position = None if self.cross_mixer is None else state.position.clone()
         mixed, mixing = self.token_mixer.step(self.norm1(x_t), state.mixing)
-        x_t = (x_t + self.drop_path(mixed)).unsqueeze(1)
-        return self._after_mixing(x_t, state.memory).squeeze(1), state._replace(mixing=mixing)
+        x_t = x_t + self.drop_path(mixed)
+        return self._after_mixing(x_t, state.memory, position), state._replace(mixing=mixing)
 
     def _project(self, memory: Tensor | None, mask: Tensor | None) -> ProjectedMemory | None:
         if (memory is None) != (self.cross_mixer is None):
@@ -145,16 +147,26 @@ class Block(nn.Module):
             return None
         return self.cross_mixer.project_memory(memory, mask)
 
-    def _after_mixing(self, x: Tensor, memory: ProjectedMemory | None) -> Tensor:
+    def _after_mixing(
+        self, x: Tensor, memory: ProjectedMemory | None, position: Tensor | None = None
+    ) -> Tensor:
+        """The rest of the block for x [B, T, D], or in a step for one token [B, D] at position."""
         if self.cross_mixer is not None and self.norm_cross is not None:
-            x = x + self.drop_path(self.cross_mixer(self.norm_cross(x), memory=memory))
+            normed = self.norm_cross(x)
+            if position is None:
+                read = self.cross_mixer(normed, memory=memory)
+            else:
+                read = self.cross_mixer.step_memory(normed, memory, position)
+            x = x + self.drop_path(read)
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
 def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:
     mixer = MODELS.build(config)
-    if not mixer.takes_memory or mixer.causal or mixer.position_bias() is not None:
+    biased = mixer.position_bias() is not None and not mixer.biased_memory
+    if not mixer.takes_memory or mixer.causal or biased:
         raise ValueError(
-            f'cross_mixer must take a memory, not be causal and have no position bias, got {config}'
+            'cross_mixer must take a memory, not be causal and have no position bias but one over '
+            f'the memory, got {config}'
         )
     return mixer

@@ -95,7 +95,13 @@ def test_patch_size_is_checked():
 CROSS = dict(type='aft_mm.SoftmaxAttention', num_heads=2)
 
 
-@pytest.mark.parametrize('cross', [CROSS, dict(type='aft_mm.AFTSimple')], ids=lambda c: c['type'])
+PLACED = dict(type='aft_mm.AFTFull', rank=None, grid=(9,), source_grid=(5,))
+every_cross = pytest.mark.parametrize(
+    'cross', [CROSS, dict(type='aft_mm.AFTSimple'), PLACED], ids=lambda c: c['type']
+)
+
+
+@every_cross
 def test_the_cross_mixer_stands_between_mixer_and_mlp(cross):
     block = Block(8, dict(causal=True, **MIXER), grid=(9,), cross_mixer=cross).eval()
     x, memory = torch.randn(2, 9, 8), torch.randn(2, 5, 8)
@@ -112,7 +118,19 @@ def test_the_cross_mixer_stands_between_mixer_and_mlp(cross):
         torch.testing.assert_close(y_t, y[:, t], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize('cross', [CROSS, dict(type='aft_mm.AFTSimple')], ids=lambda c: c['type'])
+def test_prompts_of_other_lengths_read_the_memory_from_their_own_places():
+    block = Block(8, dict(causal=True, **MIXER), grid=(9,), cross_mixer=PLACED).eval()
+    nn.init.normal_(block.cross_mixer.pos_bias.weight)
+    x, memory = torch.randn(2, 9, 8), torch.randn(2, 5, 8)
+    y = block(x, memory=memory)
+    _, state = block.prefill(x[:, :6], torch.tensor([6, 2]), memory)
+    for t in range(3):
+        y_t, state = block.step(torch.stack([x[0, 6 + t], x[1, 2 + t]]), state)
+        expected = torch.stack([y[0, 6 + t], y[1, 2 + t]])
+        torch.testing.assert_close(y_t, expected, atol=1e-5, rtol=1e-4)
+
+
+@every_cross
 def test_a_memory_is_projected_once_for_all_steps(cross):
     block = Block(8, dict(causal=True, **MIXER), grid=(9,), cross_mixer=cross).eval()
     calls = []
@@ -147,7 +165,7 @@ def test_an_mlp_without_channels_is_refused():
     ids=str,
 )
 def test_a_mixer_that_cannot_read_a_memory_is_refused(cross):
-    message = 'cross_mixer must take a memory, not be causal and have no position bias, got {'
+    message = 'cross_mixer must take a memory, not be causal and have no position bias but one over'
     with pytest.raises(ValueError, match=message):
         Block(8, MIXER, grid=(9,), cross_mixer=cross)
 

@@ -244,3 +244,39 @@ def test_a_bias_that_cannot_be_interpolated_is_refused(loaded, message):
     bias = FactorizedPositionBias((3, 4), rank=3)
     with pytest.raises(ValueError, match=message):
         bias.load_state_dict(FactorizedPositionBias(**loaded).state_dict(), strict=False)
+
+
+def test_a_bias_over_a_memory_begins_where_both_lie_at_the_same_place():
+    w = FreePositionBias((6, 4), source_grid=(3, 2))().view(6, 4, 3, 2)
+    assert (
+        w.flatten(2).argmax(2)
+        == torch.arange(6).view(3, 2, 1, 1).expand(3, 2, 2, 2).permute(0, 2, 1, 3).reshape(6, 4)
+    ).all()
+    # Centres a quarter of a source cell from that of the own cell, and 1.25 from the one below.
+    torch.testing.assert_close(w[0, 0, 0, 0], torch.tensor(-2 * 2 * 0.25**2))
+    torch.testing.assert_close(w[0, 0, 1, 0], torch.tensor(-2 * (1.25**2 + 0.25**2)))
+
+
+def test_aft_full_over_a_memory_is_equation_2_with_its_bias():
+    mixer = AFTFull(6, rank=None, grid=(3, 4), source_grid=(2, 2), qkv_bias=False)
+    for parameter in mixer.parameters():
+        nn.init.normal_(parameter)
+    x, memory = torch.randn(2, 7, 6), torch.randn(2, 4, 6)
+    key, value, gate = mixer.key(memory), mixer.value(memory), mixer.query(x).sigmoid()
+    weight = torch.exp(key[:, None] + mixer.position_bias()[0, :7, :, None])  # [B, T, S, D]
+    mean = (weight * value[:, None]).sum(2) / weight.sum(2)
+    torch.testing.assert_close(mixer(x, memory=memory), mixer.proj(gate * mean))
+
+
+@pytest.mark.parametrize(
+    ('wrong', 'message'),
+    [
+        (dict(rank=3), 'source_grid needs rank=None, causal=False and a gate, got rank=3'),
+        (dict(causal=True), 'source_grid needs .* got rank=None, causal=True'),
+        (dict(gate='none'), "source_grid needs .* and gate='none'"),
+        (dict(grid=(12,)), r'source_grid must have as many dimensions as grid \(12,\)'),
+    ],
+)
+def test_a_bias_over_a_memory_that_cannot_be_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        AFTFull(6, **{**dict(rank=None, grid=(3, 4), source_grid=(2, 2)), **wrong})

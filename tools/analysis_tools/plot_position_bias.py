@@ -12,11 +12,15 @@ from aft_mm.visualization import draw_position_bias
 
 
 def mixers_with_bias(model: nn.Module) -> dict[str, nn.Module]:
-    """The token mixers of a model that have a position bias, by layer name."""
+    """The token mixers of a model that have a position bias over their own tokens, by layer name.
+
+    Of a model with an encoder those of the decoder, which are on one grid.
+    """
     return {
         name: module
-        for name, module in model.named_modules()
-        if callable(getattr(module, 'position_bias', None)) and module.position_bias() is not None
+        for name, module in getattr(model, 'decoder', model).named_modules()
+        if callable(getattr(module, 'position_bias', None))
+        and module.position_bias() is not None and not module.biased_memory
     }
 
 

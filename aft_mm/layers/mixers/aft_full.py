@@ -1,9 +1,11 @@
 """AFT-full."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from aft_mm import ops
@@ -11,7 +13,7 @@ from aft_mm.registry import MODELS
 
 from ..grid import Grid
 from ..position_bias import FactorizedPositionBias, FreePositionBias
-from .base import AFTMixer
+from .base import AFTMixer, ProjectedMemory
 
 
 @dataclass
@@ -37,28 +39,62 @@ class AFTFull(AFTMixer):
     Args:
         embed_dims: channels D.
         rank: d' of u and v; None for the free matrix.
+        source_grid: sizes of the grid of a memory, for a mixer that reads one: w [T, S] is free and
+            begins where target and source lie at the same place, see :class:`FreePositionBias`.
         others: see :class:`AFTMixer`; grid is required.
+
+    Raises ValueError for a source_grid with a rank, with causal=True or without a gate.
     """
 
     takes_memory = True
     takes_prefix_tokens = True
 
-    def __init__(self, embed_dims: int, rank: int | None = 128, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        embed_dims: int,
+        rank: int | None = 128,
+        source_grid: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, **kwargs)
         if self.grid is None:
             raise ValueError('grid must be given for AFTFull, whose bias has its size, got None')
+        if source_grid is not None and (rank is not None or self.causal or self.query is None):
+            raise ValueError(
+                'source_grid needs rank=None, causal=False and a gate, got '
+                f'rank={rank}, causal={self.causal} and gate={self.gate!r}'
+            )
         self.pos_bias: FactorizedPositionBias | FreePositionBias
         if rank is None:
-            self.pos_bias = FreePositionBias(self.grid, self.num_prefix_tokens)
+            self.pos_bias = FreePositionBias(self.grid, self.num_prefix_tokens, source_grid)
         else:
             self.pos_bias = FactorizedPositionBias(self.grid, rank, self.num_prefix_tokens)
+        self.biased_memory = source_grid is not None
 
     def position_bias(self) -> Tensor:
-        """w [1, T, T], 0 for later tokens if causal."""
+        """w [1, T, T], 0 for later tokens if causal; [1, T, S] over a memory."""
         bias = self.pos_bias()
         return (bias.tril() if self.causal else bias).unsqueeze(0)
 
+    @torch.no_grad()
+    def step_memory(self, x_t: Tensor, memory: ProjectedMemory, position: Tensor) -> Tensor:
+        """As :meth:`TokenMixer.step_memory`, with row position [B] of w."""
+        if not self.biased_memory or self.query is None:
+            return super().step_memory(x_t, memory, position)
+        # One row of W = e^w is a factor of e^k, so that no matrix is left.
+        key = memory.key + self.pos_bias()[position].unsqueeze(-1)
+        query = self.query(x_t).unsqueeze(1)
+        mixed = ops.aft_simple(query, key, memory.value, key_mask=memory.key_mask, gate=self.gate)
+        return self.proj_drop(self.proj(mixed)).squeeze(1)
+
+    def _resolve_grid(self, num_tokens: int, grid: Sequence[int] | None = None) -> Grid:
+        # The first tokens of a picture may read a memory before the others are there.
+        return (num_tokens,) if self.biased_memory else super()._resolve_grid(num_tokens, grid)
+
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        if self.biased_memory:
+            bias = self.pos_bias()[: query.shape[1]]
+            return ops.aft_full(query, key, value, bias, key_mask=key_mask, gate=self.gate)
         # A memory may have a length of its own.
         same = key.shape[1] == self.num_prefix_tokens + prod(grid)
         bias = self.pos_bias(grid, grid if same else self._resolve_grid(key.shape[1]))

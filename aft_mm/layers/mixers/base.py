@@ -44,6 +44,8 @@ class TokenMixer(nn.Module):
     """
 
     takes_memory: bool = False
+    # Whether position_bias() is one over a memory, so that the row of a token tells what it reads.
+    biased_memory: bool = False
     takes_prefix_tokens = False
 
     def __init__(
@@ -123,6 +125,14 @@ class TokenMixer(nn.Module):
             )
         memory = _hide(memory, key_mask)
         return ProjectedMemory(self.key(memory), self.value(memory), key_mask)
+
+    @torch.no_grad()
+    def step_memory(self, x_t: Tensor, memory: ProjectedMemory, position: Tensor) -> Tensor:
+        """One token x_t [B, D] with index position [B] reads a projected memory, y_t [B, D].
+
+        Token after token this is `forward` with the memory. Without gradient.
+        """
+        return self(x_t.unsqueeze(1), memory=memory).squeeze(1)
 
     @torch.no_grad()
     def init_state(self, batch_size: int) -> Any:

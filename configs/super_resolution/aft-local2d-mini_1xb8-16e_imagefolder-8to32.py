@@ -1,4 +1,4 @@
-_base_ = './aft-local2d-mini_1xb8-20e_celeba-8to32.py'
+_base_ = './aft-local2d-mini_1xb8-16e_celeba-8to32.py'
 
 # Images of your own, any size from 32 x 32 on, in <data_root>/{train,val,test}/ and folders below;
 # the largest square in the middle of each is shrunk.

@@ -11,7 +11,14 @@ model = dict(
     decoder=dict(
         embed_dims=128,
         num_layers=4,
-        token_mixer=dict(type='aft_mm.AFTLocal', window=(4, 4), rank=32)),
+        token_mixer=dict(type='aft_mm.AFTLocal', window=(4, 4), rank=32),
+        # Begins where source and target lie at the same place, which softmax attention has to find.
+        cross_mixer=dict(
+            _delete_=True,
+            type='aft_mm.AFTFull',
+            rank=None,
+            grid=(32, 32),
+            source_grid=(8, 8))),
     head=dict(embed_dims=128))
 
 # A few hundred faces: each is seen from both sides.
@@ -36,7 +43,7 @@ optim_wrapper = dict(
             'head': dict(lr_mult=0.1),
             'head.proj.bias': dict(lr_mult=0.1, decay_mult=0.0)
         }))
-train_cfg = dict(max_epochs=20, val_interval=4)
+train_cfg = dict(max_epochs=16, val_interval=4)
 test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=4, temperature=0.8)
 default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))
 custom_hooks = [
