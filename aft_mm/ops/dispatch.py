@@ -41,9 +41,14 @@ def reasons_against(
     backend: str, op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
     """Why `backend` cannot serve `op` on (query, key, value, ...); empty if it can."""
-    if backend == 'triton':
-        return triton_support.reasons_against(op, tensors, options)
     reasons = []
+    if backend == 'triton':
+        # The interpreter and the compiler have seen the kernels, a device has not.
+        if requested_backend() != 'triton':
+            reasons.append(
+                f'no GPU has run it yet: serves only when {ENVIRONMENT_VARIABLE}=triton asks'
+            )
+        reasons += triton_support.reasons_against(op, tensors, options)
     if backend == 'reference':
         if requested_backend() != 'reference':
             reasons.append(f'the oracle serves only when {ENVIRONMENT_VARIABLE}=reference asks')

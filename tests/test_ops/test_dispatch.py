@@ -60,14 +60,21 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('reason', REFUSED)
-def test_what_has_no_kernel_is_served_by_eager(reason, monkeypatch):
-    """On a machine that lacks nothing."""
+def test_what_has_no_kernel_is_refused(reason, monkeypatch):
+    """On a machine that lacks nothing, by a person who asks for the kernels."""
     monkeypatch.setattr(triton_support, 'machine_reasons', lambda kind, index: ())
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'triton')
     assert dispatch.choose_backend(*call_on('cpu')) == 'triton'
-    call = call_on('cpu', **REFUSED[reason])
-    assert dispatch.choose_backend(*call) == 'eager'
-    (against,) = dispatch.reasons_against('triton', *call)
+    (against,) = dispatch.reasons_against('triton', *call_on('cpu', **REFUSED[reason]))
     assert reason in against
+
+
+def test_kernels_that_no_gpu_has_run_serve_only_when_asked_for(monkeypatch):
+    monkeypatch.setattr(triton_support, 'machine_reasons', lambda kind, index: ())
+    assert dispatch.choose_backend(*call_on('cpu')) == 'eager'
+    assert dispatch.reasons_against('triton', *call_on('cpu')) == [
+        'no GPU has run it yet: serves only when AFT_MM_BACKEND=triton asks'
+    ]
 
 
 LACKING = {
