@@ -15,7 +15,7 @@ from aft_mm.engine.image_sampling import (
     sample_images,
 )
 
-from .loading import check_task, load_model
+from .loading import load_model
 
 
 class ImageGenerator:
@@ -42,8 +42,7 @@ class ImageGenerator:
 
     def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
                  device: str | torch.device | None = None) -> None:
-        self.config, self.model = load_model(config, checkpoint, device)
-        check_task(self.config, 'ImageGenerator')
+        self.config, self.model = load_model(config, checkpoint, device, 'ImageGenerator')
         self.image_shape = tuple(self.config.image_shape)
         check_image_shape(self.model, self.image_shape)
 

@@ -42,6 +42,7 @@ def load_model(
     config: str | os.PathLike | Config,
     checkpoint: str | os.PathLike,
     device: str | torch.device | None = None,
+    task: str | None = None,
 ) -> tuple[Config, nn.Module]:
     """Build the model of a config and load a checkpoint of training, safely and completely.
 
@@ -49,17 +50,21 @@ def load_model(
         config: Path of the config, or the config itself.
         checkpoint: Path or http address of the checkpoint.
         device: Where the model shall be; by default an accelerator if there is one.
+        task: Name of the class that will draw from the model, if that is all it is for.
 
     Returns:
         The config and the model, in evaluation mode and without gradients.
 
     Raises:
-        UserError: a file does not exist, or the checkpoint is of another model.
+        UserError: a file does not exist, the config is for another task, or the checkpoint is of
+            another model.
         pickle.UnpicklingError: the checkpoint is damaged, or holds more than training state.
     """
     if not isinstance(config, Config):
         check_config(os.fspath(config))
         config = Config.fromfile(config)
+    if task is not None:
+        check_task(config, task)
     check_checkpoint(os.fspath(checkpoint))
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
         model = MODELS.build(config.model)

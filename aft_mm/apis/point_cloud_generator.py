@@ -11,7 +11,7 @@ from mmengine.config import Config
 from aft_mm.engine.errors import UserError
 from aft_mm.engine.point_sampling import check_points, check_settings, sample_points
 
-from .loading import check_task, load_model
+from .loading import load_model
 
 
 class PointCloudGenerator:
@@ -36,8 +36,7 @@ class PointCloudGenerator:
 
     def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
                  device: str | torch.device | None = None) -> None:
-        self.config, self.model = load_model(config, checkpoint, device)
-        check_task(self.config, 'PointCloudGenerator')
+        self.config, self.model = load_model(config, checkpoint, device, 'PointCloudGenerator')
         settings = self.config.point_cloud
         check_settings(settings)
         check_points(self.model, settings.num_bits, settings.num_points)

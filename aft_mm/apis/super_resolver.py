@@ -15,7 +15,7 @@ from aft_mm.engine.super_resolution import check_super_resolution, super_resolve
 from aft_mm.engine.tiling import cut_tiles, join_tiles, tile_starts
 from aft_mm.models.heads import check_sampling
 
-from .loading import check_task, load_model
+from .loading import load_model
 
 TILES_AT_ONCE = 64
 
@@ -47,8 +47,7 @@ class SuperResolver:
 
     def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
                  device: str | torch.device | None = None) -> None:
-        self.config, self.model = load_model(config, checkpoint, device)
-        check_task(self.config, 'SuperResolver')
+        self.config, self.model = load_model(config, checkpoint, device, 'SuperResolver')
         self.image_shape = tuple(self.config.image_shape)
         self.source_shape = tuple(self.config.source_shape)
         check_super_resolution(self.model, self.image_shape, self.source_shape)

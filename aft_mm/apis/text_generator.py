@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from mmengine.config import Config
 
-from aft_mm.engine.errors import UserError
+from aft_mm.engine.errors import UserError, check_count
 
-from .loading import check_task, load_model
+from .loading import load_model
 
 
 class TextGenerator:
@@ -32,8 +32,7 @@ class TextGenerator:
 
     def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
                  device: str | torch.device | None = None) -> None:
-        self.config, self.model = load_model(config, checkpoint, device)
-        check_task(self.config, 'TextGenerator')
+        self.config, self.model = load_model(config, checkpoint, device, 'TextGenerator')
 
     def __call__(self, prompt: str | Sequence[str] | None = None,
                  num_chars: int | None = None, **options: Any) -> str | list[str]:
@@ -52,8 +51,8 @@ class TextGenerator:
             ValueError: A prompt is empty or no text, prompt and ``num_chars`` exceed the model's
                 position table, or an option is out of range.
         """
-        if num_chars is not None and not (isinstance(num_chars, int) and num_chars >= 1):
-            raise UserError(f'num_chars must be an int, at least 1, but got {num_chars!r}')
+        if num_chars is not None:
+            check_count('num_chars', num_chars)
         options = {'progress': True, **options}
         if prompt is None:
             return decode(self.model.generate(self._length(0, num_chars), **options)[0])

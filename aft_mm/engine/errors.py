@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).parents[1]
 # What input reaches. The ops are called by our layers only, so that their errors are ours too.
@@ -15,6 +16,12 @@ TAKES_INPUT = ('datasets', 'layers', 'models')
 
 class UserError(ValueError):
     """The config, the data or a file cannot be used; the message is one sentence."""
+
+
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Raise a :class:`UserError` unless ``value`` is an int of at least ``least``."""
+    if not (isinstance(value, int) and value >= least):
+        raise UserError(f'{name} must be an int, at least {least}, but got {value!r}')
 
 
 @contextmanager

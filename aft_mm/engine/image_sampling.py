@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .errors import UserError
+from .errors import UserError, check_count
 
 
 def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:
@@ -34,8 +34,7 @@ def sample_images(model: nn.Module, image_shape: Sequence[int], num: int, **opti
         ValueError: An option is out of range.
     """
     check_image_shape(model, image_shape)
-    if not (isinstance(num, int) and num >= 1):
-        raise UserError(f'num must be an int, at least 1, but got {num!r}')
+    check_count('num', num)
     tokens = model.generate(model.decoder.max_length, batch_size=num, **options)
     return to_images(tokens, image_shape)
 

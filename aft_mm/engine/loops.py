@@ -9,7 +9,7 @@ from mmengine.runner import Runner, TestLoop, autocast
 from aft_mm.registry import LOOPS
 from aft_mm.structures import SequenceSample
 
-from .errors import UserError
+from .errors import check_count
 from .hooks.task_model import task_model
 from .seeds import derived_seed
 
@@ -57,9 +57,7 @@ class GenerationTestLoop(TestLoop):
     ) -> None:
         for name, value, least in (('num_samples', num_samples, 1), ('seed', seed, 0),
                                    ('num_inputs', 1 if num_inputs is None else num_inputs, 1)):
-            if not (isinstance(value, int) and value >= least):
-                raise UserError(
-                    f'{name} of test_cfg must be an int, at least {least}, but got {value!r}')
+            check_count(f'{name} of test_cfg', value, least)
         super().__init__(runner, dataloader, evaluator, fp16)
         self.num_samples = num_samples
         self.options = dict(temperature=temperature, top_k=top_k, top_p=top_p)

@@ -8,7 +8,7 @@ from torch import nn
 from aft_mm.structures import decode_points
 from aft_mm.visualization.point_cloud import AXES
 
-from .errors import UserError
+from .errors import UserError, check_count
 
 
 def check_settings(settings: Any) -> None:
@@ -64,7 +64,6 @@ def sample_points(model: nn.Module, num: int, num_bits: int = 8, **options: Any)
         ValueError: An option is out of range.
     """
     check_points(model, num_bits)
-    if not (isinstance(num, int) and num >= 1):
-        raise UserError(f'num must be an int, at least 1, but got {num!r}')
+    check_count('num', num)
     tokens = model.generate(model.decoder.max_length, batch_size=num, **options)
     return decode_points(tokens.cpu().numpy(), num_bits).astype(np.float32)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .errors import UserError
+from .errors import UserError, check_count
 from .image_sampling import check_image_shape, to_images
 
 
@@ -51,8 +51,7 @@ def super_resolve(model: nn.Module, images: np.ndarray, image_shape: Sequence[in
     check_super_resolution(model, image_shape, images.shape[1:])
     if not len(images):
         raise UserError('images must hold at least one image, but is empty')
-    if not (isinstance(num, int) and num >= 1):
-        raise UserError(f'num must be an int, at least 1, but got {num!r}')
+    check_count('num', num)
     token_shape: tuple[int, ...] = model.encoder.embedding.token_shape
     source = torch.from_numpy(images.astype(np.int64)).reshape(len(images), -1, *token_shape)
     tokens = model.generate(

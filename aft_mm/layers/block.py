@@ -130,8 +130,7 @@ class Block(nn.Module):
     @torch.no_grad()
     def step(self, x_t: Tensor, state: BlockState) -> tuple[Tensor, BlockState]:
         """One token, x_t [B, D] -> y_t [B, D], and the next state; see :meth:`TokenMixer.step`."""
-        # The state may be used up by the step, and its position with it.
-        position = None if self.cross_mixer is None else state.position.clone()
+        position = state.position
         mixed, mixing = self.token_mixer.step(self.norm1(x_t), state.mixing)
         x_t = x_t + self.drop_path(mixed)
         return self._after_mixing(x_t, state.memory, position), state._replace(mixing=mixing)

@@ -19,6 +19,7 @@ __all__ = [
     'FactorizedPositionBias',
     'FreeLocalPositionBias',
     'FreePositionBias',
+    'MemoryPositionBias',
 ]
 
 
@@ -55,44 +56,48 @@ class FreePositionBias(GridParameters):
     """A free matrix w [T, T] (arXiv 2105.14103, eq. 2; the non-factorised ablation).
 
     Starts as N(0, 0.01²) and is interpolated along both axes for another grid.
-
-    With a `source_grid`, w [T, S] is that of tokens over a memory of a coarser or finer picture of
-    the same thing. It starts as ``−|p_t − p_s|² / (2 · 0.5²)``, p the centres of the cells and a
-    cell of the source grid the unit of length, so that a token reads what lies where it lies.
-    Raises ValueError where the two grids have not as many dimensions.
     """
 
-    def __init__(
-        self,
-        grid: Sequence[int],
-        num_prefix_tokens: int = 0,
-        source_grid: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, grid: Sequence[int], num_prefix_tokens: int = 0) -> None:
         super().__init__(grid, num_prefix_tokens)
-        self.source_grid = None if source_grid is None else check_grid(source_grid)
-        if self.source_grid is None:
-            self.weight = nn.Parameter(torch.empty(self.num_tokens, self.num_tokens))
-            nn.init.normal_(self.weight, std=0.01)
-            return
-        if len(self.source_grid) != len(self.grid) or num_prefix_tokens:
-            raise ValueError(
-                f'source_grid must have as many dimensions as grid {self.grid}, without prefix '
-                f'tokens, got {self.source_grid} and {num_prefix_tokens} prefix tokens'
-            )
-        places = (_centres(self.grid, self.source_grid), _centres(self.source_grid))
-        self.weight = nn.Parameter(-torch.cdist(*places).square() / (2 * 0.5**2))
+        self.weight = nn.Parameter(torch.empty(self.num_tokens, self.num_tokens))
+        nn.init.normal_(self.weight, std=0.01)
 
     def resize(self, loaded: Tensor, source: Grid) -> Tensor:
         """A matrix of the grid `source` on this grid, targets first, then sources."""
-        rows = super().resize(loaded, source)
-        return rows if self.source_grid else super().resize(rows.T, source).T
+        return super().resize(super().resize(loaded, source).T, source).T
 
     def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:
         """w [T, S]; S belongs to `source_grid`, which is `grid` unless given."""
-        if self.source_grid:
-            return self.weight
         rows = self.on_grid(self.weight, grid)
         return self.on_grid(rows.T, grid if source_grid is None else source_grid).T
+
+
+class MemoryPositionBias(GridParameters):
+    """A free matrix w [T, S] of tokens over a memory, a coarser or finer picture of the same thing.
+
+    It starts as ``−|p_t − p_s|² / (2 · 0.5²)``, p the centres of the cells and a cell of the source
+    grid the unit of length, so that a token reads what lies where it lies. The rows are
+    interpolated for another grid of the tokens. Raises ValueError where the two grids have not as
+    many dimensions, and for prefix tokens, which lie nowhere.
+    """
+
+    def __init__(
+        self, grid: Sequence[int], source_grid: Sequence[int], num_prefix_tokens: int = 0
+    ) -> None:
+        super().__init__(grid)
+        source_grid = check_grid(source_grid)
+        if len(source_grid) != len(self.grid) or num_prefix_tokens:
+            raise ValueError(
+                f'source_grid must have as many dimensions as grid {self.grid}, without prefix '
+                f'tokens, got {source_grid} and {num_prefix_tokens} prefix tokens'
+            )
+        places = (_centres(self.grid, source_grid), _centres(source_grid))
+        self.weight = nn.Parameter(-torch.cdist(*places).square() / (2 * 0.5**2))
+
+    def forward(self) -> Tensor:
+        """w [T, S]."""
+        return self.weight
 
 
 def _centres(grid: Grid, unit: Grid | None = None) -> Tensor:

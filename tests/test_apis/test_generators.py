@@ -183,3 +183,9 @@ class TestTextGenerator:
             with pytest.raises(UserError, match=f'{together} {numbers}'):
                 text(*arguments)
         assert len(text('a' * 31)) == 32
+
+
+def test_the_task_is_named_before_a_checkpoint_that_does_not_fit(untrained):
+    config, checkpoint = untrained['tiny_clouds'][0], untrained['tiny_text'][1]
+    with pytest.raises(UserError, match='is a config for PointCloudGenerator and not for'):
+        SuperResolver(config, checkpoint, device='cpu')

@@ -13,6 +13,7 @@ from aft_mm.layers.position_bias import (
     FactorizedPositionBias,
     FreeLocalPositionBias,
     FreePositionBias,
+    MemoryPositionBias,
 )
 
 
@@ -247,7 +248,7 @@ def test_a_bias_that_cannot_be_interpolated_is_refused(loaded, message):
 
 
 def test_a_bias_over_a_memory_begins_where_both_lie_at_the_same_place():
-    w = FreePositionBias((6, 4), source_grid=(3, 2))().view(6, 4, 3, 2)
+    w = MemoryPositionBias((6, 4), (3, 2))().view(6, 4, 3, 2)
     assert (
         w.flatten(2).argmax(2)
         == torch.arange(6).view(3, 2, 1, 1).expand(3, 2, 2, 2).permute(0, 2, 1, 3).reshape(6, 4)

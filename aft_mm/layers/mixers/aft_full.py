@@ -12,7 +12,7 @@ from aft_mm import ops
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from ..position_bias import FactorizedPositionBias, FreePositionBias
+from ..position_bias import FactorizedPositionBias, FreePositionBias, MemoryPositionBias
 from .base import AFTMixer, ProjectedMemory
 
 
@@ -40,7 +40,7 @@ class AFTFull(AFTMixer):
         embed_dims: channels D.
         rank: d' of u and v; None for the free matrix.
         source_grid: sizes of the grid of a memory, for a mixer that reads one: w [T, S] is free and
-            begins where target and source lie at the same place, see :class:`FreePositionBias`.
+            begins where target and source lie at the same place, see :class:`MemoryPositionBias`.
         others: see :class:`AFTMixer`; grid is required.
 
     Raises ValueError for a source_grid with a rank, with causal=True or without a gate.
@@ -64,9 +64,11 @@ class AFTFull(AFTMixer):
                 'source_grid needs rank=None, causal=False and a gate, got '
                 f'rank={rank}, causal={self.causal} and gate={self.gate!r}'
             )
-        self.pos_bias: FactorizedPositionBias | FreePositionBias
-        if rank is None:
-            self.pos_bias = FreePositionBias(self.grid, self.num_prefix_tokens, source_grid)
+        self.pos_bias: FactorizedPositionBias | FreePositionBias | MemoryPositionBias
+        if source_grid is not None:
+            self.pos_bias = MemoryPositionBias(self.grid, source_grid, self.num_prefix_tokens)
+        elif rank is None:
+            self.pos_bias = FreePositionBias(self.grid, self.num_prefix_tokens)
         else:
             self.pos_bias = FactorizedPositionBias(self.grid, rank, self.num_prefix_tokens)
         self.biased_memory = source_grid is not None
@@ -79,11 +81,11 @@ class AFTFull(AFTMixer):
     @torch.no_grad()
     def step_memory(self, x_t: Tensor, memory: ProjectedMemory, position: Tensor) -> Tensor:
         """As :meth:`TokenMixer.step_memory`, with row position [B] of w."""
-        if not self.biased_memory or self.query is None:
+        if not self.biased_memory:
             return super().step_memory(x_t, memory, position)
         # One row of W = e^w is a factor of e^k, so that no matrix is left.
         key = memory.key + self.pos_bias()[position].unsqueeze(-1)
-        query = self.query(x_t).unsqueeze(1)
+        query = None if self.query is None else self.query(x_t.unsqueeze(1))
         mixed = ops.aft_simple(query, key, memory.value, key_mask=memory.key_mask, gate=self.gate)
         return self.proj_drop(self.proj(mixed)).squeeze(1)
 
