@@ -51,7 +51,7 @@ def main() -> None:
     for (backend, device_type, reason), refused in reasons.items():
         what = 'any op' if len(refused) == len(OPS) else ', '.join(refused)
         print(f'{backend} does not serve {what} on {device_type}: {reason}')
-    print(f'{ENVIRONMENT_VARIABLE} chooses a backend: {", ".join(BACKENDS)}')
+    print(f'{ENVIRONMENT_VARIABLE} chooses from {", ".join(BACKENDS)}: one, or several to try')
 
 
 if __name__ == '__main__':

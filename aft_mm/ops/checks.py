@@ -60,10 +60,11 @@ def check_tokens(
     heads: int | None = None,
 ) -> None:
     """Check query [B, T, D], key [B, S, D or heads], value [B, S, D] and key_mask [B, S]."""
-    if value.dim() != 3 or key.dim() != 3 or key.shape[:2] != value.shape[:2] or not value.numel():
+    fits = value.dim() == 3 and key.dim() == 3 and key.shape[:2] == value.shape[:2]
+    if not fits or 0 in value.shape[1:]:
         raise ValueError(
-            f'key and value must be non-empty [B, S, channels] with the same B and S, '
-            f'got {list(key.shape)} and {list(value.shape)}'
+            f'key and value must be [B, S, channels] with the same B and S, and S and channels of '
+            f'1 or more, got {list(key.shape)} and {list(value.shape)}'
         )
     channels = value.shape[-1]
     if heads is None and key.shape[-1] != channels:

@@ -1,8 +1,9 @@
 """Which backend serves a call, and the reasons why another one does not.
 
 Backends are tried in the order of :data:`BACKENDS`; the first without a reason against it serves.
-``AFT_MM_BACKEND=name`` asks for one; if it cannot serve, the call fails with its reasons instead of
-falling back in silence. So does a call whose backend was chosen and then failed.
+``AFT_MM_BACKEND`` names others to try, such as ``triton`` or ``triton,eager``; if none of them can
+serve, the call fails with their reasons instead of falling back in silence. So does a call whose
+backend was chosen and then failed.
 """
 
 import importlib
@@ -27,14 +28,17 @@ BACKENDS = ('triton', 'eager', 'reference')
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
 
 
-def requested_backend() -> str | None:
-    """The backend named by ``AFT_MM_BACKEND``, or None; raises ValueError for an unknown name."""
-    name = os.environ.get(ENVIRONMENT_VARIABLE) or None
-    if name is not None and name not in BACKENDS:
-        raise ValueError(
-            f'{ENVIRONMENT_VARIABLE} must be one of {", ".join(BACKENDS)}, got {name!r}'
-        )
-    return name
+def requested_backends() -> tuple[str, ...]:
+    """The backends named by ``AFT_MM_BACKEND``, in order; raises ValueError for an unknown name."""
+    names = os.environ.get(ENVIRONMENT_VARIABLE) or ''
+    requested = tuple(name.strip() for name in names.split(',')) if names else ()
+    for name in requested:
+        if name not in BACKENDS:
+            raise ValueError(
+                f'{ENVIRONMENT_VARIABLE} must be names of {", ".join(BACKENDS)} with commas '
+                f'between them, got {names!r}'
+            )
+    return requested
 
 
 def reasons_against(
@@ -44,13 +48,13 @@ def reasons_against(
     reasons = []
     if backend == 'triton':
         # The interpreter and the compiler have seen the kernels, a device has not.
-        if requested_backend() != 'triton':
+        if 'triton' not in requested_backends():
             reasons.append(
                 f'no GPU has run it yet: serves only when {ENVIRONMENT_VARIABLE}=triton asks'
             )
         reasons += triton_support.reasons_against(op, tensors, options)
     if backend == 'reference':
-        if requested_backend() != 'reference':
+        if 'reference' not in requested_backends():
             reasons.append(f'the oracle serves only when {ENVIRONMENT_VARIABLE}=reference asks')
         if tensors[2].device.type == 'mps':
             reasons.append('computes in float64, which the mps device lacks')
@@ -59,9 +63,8 @@ def reasons_against(
 
 def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:
     """Name of the backend for the call; raises RuntimeError with the reasons if none can serve."""
-    requested = requested_backend()
     refused = []
-    for name in [requested] if requested else BACKENDS:
+    for name in requested_backends() or BACKENDS:
         reasons = reasons_against(name, op, tensors, options)
         if not reasons:
             return name

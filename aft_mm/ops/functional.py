@@ -25,10 +25,21 @@ from .dispatch import implementation
 from .geometry import Window
 
 
-def _run(op: str, value: Tensor, *tensors: Tensor | None, **options) -> Tensor:
+def _run(op: str, query: Tensor | None, key: Tensor, *others: Tensor | None, **options) -> Tensor:
+    tensors, value = (query, key, *others), others[0]
+    if not len(value):
+        # Without a query only a dense bias w [T, S] tells how many rows there are.
+        tokens = len(others[1]) if op == 'aft_full' else (key if query is None else query).shape[1]
+        return _empty(tokens, value, *tensors)
     # Autocast would turn the float32 products inside the op back into bfloat16.
     with torch.autocast(device_type=value.device.type, enabled=False):
         return implementation(op, tensors, options)(*tensors, **options)
+
+
+def _empty(tokens: int, value: Tensor, *tensors: Tensor | None) -> Tensor:
+    """The output of an empty batch; the gradient of every tensor is 0, not missing."""
+    nothing = sum(x.sum() for x in tensors if x is not None)
+    return value.new_empty(0, tokens, value.shape[2]) + nothing
 
 
 def aft_simple(
@@ -51,7 +62,7 @@ def aft_simple(
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_key_function(key_function, gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
-    return _run('aft_simple', value, query, key, value, key_function=key_function, **shared)
+    return _run('aft_simple', query, key, value, key_function=key_function, **shared)
 
 
 def aft_full(
@@ -71,7 +82,7 @@ def aft_full(
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
     checks.check_position_bias(position_bias, query, key, causal)
-    return _run('aft_full', value, query, key, value, position_bias, **shared)
+    return _run('aft_full', query, key, value, position_bias, **shared)
 
 
 def aft_local(
@@ -101,7 +112,7 @@ def aft_local(
     checks.check_tokens(query, key, value, same_length=True, **shared)
     _check_local(pos_u, pos_v, key.shape[1], window, grid, causal)
     factors = dict(window=window, grid=grid)
-    return _run('aft_local', value, query, key, value, pos_u, pos_v, **factors, **shared)
+    return _run('aft_local', query, key, value, pos_u, pos_v, **factors, **shared)
 
 
 def aft_conv(
@@ -128,7 +139,7 @@ def aft_conv(
     checks.check_grid(grid, key.shape[1], dims=(1, 2, 3))
     checks.check_kernel(weight.shape[1:], grid)
     places = dict(grid=grid, global_connectivity=global_connectivity)
-    return _run('aft_conv', value, query, key, value, weight, **places, **shared)
+    return _run('aft_conv', query, key, value, weight, **places, **shared)
 
 
 def aft_window(
@@ -153,7 +164,7 @@ def aft_window(
     checks.check_tokens(query, key, value, same_length=True, **shared)
     checks.check_grid(grid, key.shape[1], dims=(1, 2))
     checks.check_hard_window(window, grid)
-    return _run('aft_window', value, query, key, value, window=window, grid=grid, **shared)
+    return _run('aft_window', query, key, value, window=window, grid=grid, **shared)
 
 
 def aft_local_normalized(
@@ -182,7 +193,7 @@ def aft_local_normalized(
     if 0 in ((window,) if isinstance(window, int) else window):
         raise ValueError(f'window must be 1 or larger, got {window!r}')
     factors = dict(window=window, grid=grid)
-    return _run('aft_local_normalized', value, query, key, value, pos_u, pos_v, **factors, **shared)
+    return _run('aft_local_normalized', query, key, value, pos_u, pos_v, **factors, **shared)
 
 
 def _check_local(

@@ -15,6 +15,8 @@ from torch import Tensor
 
 # The ops that have a kernel, and the options that it needs.
 KERNELS: dict[str, dict[str, Any]] = {'aft_simple': dict(key_function='softmax', causal=True)}
+# What else a kernel cannot serve, as sentences, by the inputs and options of a call.
+LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {}
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # What the kernels are compiled for in the tests.
 OLDEST_CAPABILITY = (8, 0)
@@ -72,6 +74,8 @@ def reasons_against(
             reasons.append(
                 f'has a kernel for {op} with {name}={needed!r} only, got {options[name]!r}'
             )
+    if op in LIMITS:
+        reasons += LIMITS[op](tensors, options)
     for x in tensors:
         if x is not None and x.dtype not in DTYPES:
             reasons.append(f'has kernels for float32, float16 and bfloat16, got {x.dtype}')

@@ -34,8 +34,17 @@ def test_environment_variable_chooses_the_backend(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'reference')
     assert dispatch.implementation(*call_on('cpu')) is reference.aft_simple
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'fast')
-    with pytest.raises(ValueError, match="must be one of triton, eager, reference, got 'fast'"):
+    with pytest.raises(ValueError, match="names of triton, eager, reference .*, got 'fast'"):
         dispatch.implementation(*call_on('cpu'))
+
+
+def test_several_backends_are_tried_in_the_order_given(monkeypatch):
+    monkeypatch.setattr(triton_support, 'machine_reasons', lambda kind, index: ())
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'triton, eager')
+    assert dispatch.choose_backend(*call_on('cpu')) == 'triton'
+    assert dispatch.choose_backend(*call_on('cpu', causal=False)) == 'eager'
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'eager,triton')
+    assert dispatch.choose_backend(*call_on('cpu')) == 'eager'
 
 
 def test_a_backend_that_cannot_serve_says_why(monkeypatch):
@@ -223,7 +232,9 @@ BAD = {
     ),
     'key must have the 4 channels of value, got 3': lambda: ops.aft_simple(Q, Q[..., :3], Q),
     'query must be [B, T, D] with the B and D of value': lambda: ops.aft_simple(Q[:1], Q, Q),
-    'key and value must be non-empty': lambda: ops.aft_simple(Q[:, :0], Q[:, :0], Q[:, :0]),
+    'S and channels of 1 or more, got [2, 0, 4] and [2, 0, 4]': lambda: ops.aft_simple(
+        Q[:, :0], Q[:, :0], Q[:, :0]
+    ),
 }
 
 
@@ -232,6 +243,20 @@ def test_bad_arguments_end_in_one_sentence(message):
     with pytest.raises(ValueError) as error:
         BAD[message]()
     assert message in str(error.value) and '\n' not in str(error.value)
+
+
+@EACH
+def test_an_empty_batch(case):
+    leaves = case.inputs(batch=0, dtype=torch.bfloat16)
+    output = case(*leaves)
+    assert output.shape == leaves[0].shape and output.dtype == torch.bfloat16
+    for leaf, gradient in zip(leaves, torch.autograd.grad(output.sum(), leaves), strict=True):
+        assert gradient.shape == leaf.shape and (gradient == 0).all()
+
+
+def test_an_empty_batch_without_a_query_has_the_rows_of_the_bias():
+    empty = torch.empty(0, 5, 4)
+    assert ops.aft_full(None, empty, empty, torch.randn(7, 5), gate='none').shape == (0, 7, 4)
 
 
 @EACH

@@ -1,43 +1,29 @@
-"""The Triton kernels against the float64 oracle, forward and every gradient.
-
-On a CUDA device with ``pytest -m cuda``; without one `test_triton_interpreter.py` runs this file
-with ``TRITON_INTERPRET=1``.
-"""
+"""The kernels of causal AFT-simple against the float64 oracle; how: `triton_parity.py`."""
 
 import pytest
 import torch
 
 from aft_mm import ops
 from aft_mm.ops import triton_support
-from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
 from .cases import CASES, Case, run_with_gradients
 from .test_backends import assert_close, oracle
+from .triton_parity import (
+    DEVICE,
+    DTYPES,
+    INTERPRETED,
+    MARKS,
+    TERMS,
+    TOLERANCE,
+    compare,
+    layouts,
+    on_device,
+)
 
-INTERPRETED = triton_support.interpreted()
-DEVICE = 'cpu' if INTERPRETED else 'cuda'
-pytestmark = [
-    pytest.mark.cuda,
-    # Empty sums are as low as float32 goes, as far from a large key as inf, which is meant; and
-    # the sigmoid of a large negative number is 1 / inf.
-    pytest.mark.filterwarnings('ignore:overflow encountered in'),
-]
-LACKS = triton_support.machine_reasons(DEVICE, None)
-if LACKS:
-    pytest.skip(f'needs a CUDA device or TRITON_INTERPRET=1: {LACKS[0]}', allow_module_level=True)
+from aft_mm.ops.triton import simple_launch as launch  # isort: skip - where Triton is
+from aft_mm.ops.triton import simple_library as library  # isort: skip
 
-from aft_mm.ops.triton import launch, library  # noqa: E402 - where Triton is
-
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-DTYPES = pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
-# One key takes all the weight: see test_numerics.py.
-TERMS = 1.0
-
-
-@pytest.fixture(autouse=True)
-def _seed(monkeypatch):
-    torch.manual_seed(0)
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'triton')
+pytestmark = MARKS
 
 
 @pytest.fixture(params=['one chunk', 'chunks'])
@@ -53,18 +39,6 @@ def causal(tokens, channels=3, **options):
     name = f'simple-{tokens}x{channels}'
     options = dict(causal=True, **options)
     return Case(name, 'aft_simple', tokens, options, heads=channels, channels=channels)
-
-
-def on_device(tensors):
-    return [x.detach().to(DEVICE) for x in tensors]
-
-
-def compare(case, tensors, monkeypatch, floor=1e-3, **extra):
-    got = run_with_gradients(case, tensors, **extra)
-    dtype = tensors[-1].dtype
-    assert [x.dtype for x in got] == [dtype, *(x.dtype for x in tensors)]
-    assert_close(got, oracle(case, tensors, monkeypatch, **extra), TOLERANCE[dtype], floor)
-    return got
 
 
 SERVED = [
@@ -185,18 +159,6 @@ def test_nan_is_not_hidden():
     key[:, 5] = torch.nan
     output = case(query, key, value)
     assert output[:, :5].isfinite().all() and output[:, 5:].isnan().all()
-
-
-def layouts(tensors):
-    """The same numbers with other strides: tokens first, channels first, every other one."""
-    query, key, value = tensors
-    every_other = torch.full((*value.shape[:2], 2 * value.shape[2]), torch.nan).to(value)
-    every_other[..., ::2] = value
-    return [
-        query.transpose(0, 1).contiguous().transpose(0, 1),
-        key.transpose(1, 2).contiguous().transpose(1, 2),
-        every_other[..., ::2],
-    ]
 
 
 def test_layouts(chunks):

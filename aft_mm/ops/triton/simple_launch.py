@@ -1,4 +1,4 @@
-"""How a sequence is cut for the chip, and the launches of each op."""
+"""How a sequence is cut for the chip, and the launches of causal AFT-simple."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-from . import causal_simple
+from . import simple_kernels as kernels
+from .common import count_processors, strided
 
 # Tokens in registers at a time, and channels of a warp: two per thread, so that a row of 2-byte
 # numbers is one transaction of 128 bytes. 16 rows are what the backward pass holds without spills.
@@ -32,11 +33,8 @@ class Cut(NamedTuple):
 
 
 def wanted_programs(device: torch.device) -> int:
-    """How many programs fill the device; the interpreter has one processor."""
-    if device.type != 'cuda':
-        return PROGRAMS_PER_PROCESSOR
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return PROGRAMS_PER_PROCESSOR * processors
+    """How many programs fill the device."""
+    return PROGRAMS_PER_PROCESSOR * count_processors(device)
 
 
 def cut(value: Tensor) -> Cut:
@@ -58,10 +56,6 @@ def count_blocks(tokens: int) -> int:
     return (tokens + ROWS - 1) // ROWS
 
 
-def _strided(x: Tensor | None) -> tuple | None:
-    return None if x is None else (x, *x.stride())
-
-
 def states(value: Tensor, count: int) -> Tensor:
     """Room for `count` sums per sequence and channel, [3, B, count, D]."""
     batch, _, channels = value.shape
@@ -70,8 +64,8 @@ def states(value: Tensor, count: int) -> Tensor:
 
 def _join(sums: Tensor, parts: Cut, reverse: bool) -> tuple:
     """From the sum of each chunk in place to what it starts from, or ends on in reverse."""
-    causal_simple.prefix[(parts.programs,)](
-        _strided(sums),
+    kernels.prefix[(parts.programs,)](
+        strided(sums),
         channels=sums.shape[-1],
         count=parts.chunks,
         REVERSE=reverse,
@@ -79,7 +73,7 @@ def _join(sums: Tensor, parts: Cut, reverse: bool) -> tuple:
         COLUMNS=parts.columns,
         num_warps=1,
     )
-    return _strided(sums)
+    return strided(sums)
 
 
 def causal_simple_forward(
@@ -92,7 +86,7 @@ def causal_simple_forward(
     if batch == 0:
         return output, saved
     parts = cut(value)
-    sources = [_strided(x) for x in (key, value, key_mask)]
+    sources = [strided(x) for x in (key, value, key_mask)]
     sizes = dict(tokens=tokens, channels=channels, chunk=parts.chunk)
     blocks = dict(ROWS=ROWS, COLUMNS=parts.columns, num_warps=1)
     grid = parts.programs, parts.chunks
@@ -100,13 +94,13 @@ def causal_simple_forward(
     with torch.cuda.device_of(value):
         if parts.chunks > 1:
             sums = states(value, parts.chunks)
-            causal_simple.chunk_sums[grid](_strided(sums), *sources, **sizes, **blocks)
+            kernels.chunk_sums[grid](strided(sums), *sources, **sizes, **blocks)
             starts = _join(sums, parts, reverse=False)
-        causal_simple.forward[grid](
+        kernels.forward[grid](
             output,
-            _strided(saved if save else None),
+            strided(saved if save else None),
             starts,
-            _strided(query),
+            strided(query),
             *sources,
             **sizes,
             GATE=gate,
@@ -133,7 +127,7 @@ def causal_simple_backward(
     if batch == 0:
         return tuple(results)
     parts = cut(value)
-    inputs = [_strided(x) for x in (gradient, query, key, value, key_mask)]
+    inputs = [strided(x) for x in (gradient, query, key, value, key_mask)]
     sizes = dict(tokens=tokens, channels=channels, chunk=parts.chunk)
     blocks = dict(GATE=gate, ROWS=ROWS, COLUMNS=parts.columns, num_warps=1)
     grid = parts.programs, parts.chunks
@@ -141,9 +135,9 @@ def causal_simple_backward(
     with torch.cuda.device_of(value):
         if parts.chunks > 1:
             sums = states(value, parts.chunks)
-            causal_simple.backward_chunk_sums[grid](
-                _strided(sums), _strided(saved), *inputs, **sizes, **blocks
+            kernels.backward_chunk_sums[grid](
+                strided(sums), strided(saved), *inputs, **sizes, **blocks
             )
             ends = _join(sums, parts, reverse=True)
-        causal_simple.backward[grid](*results, _strided(saved), ends, *inputs, **sizes, **blocks)
+        kernels.backward[grid](*results, strided(saved), ends, *inputs, **sizes, **blocks)
     return tuple(results)

@@ -1,22 +1,16 @@
-"""The torch.library boundary of the kernels: each op, its shapes and its gradient, as opaque nodes.
-
-A gradient is an op of its own, differentiable once.
-"""
+"""Causal AFT-simple of the Triton backend: the op, its shapes and its gradient as opaque nodes."""
 
 import torch
 from torch import Tensor
 
-from . import launch
+from . import simple_launch as launch
+from .common import differentiated, once
 
 
-def _once(name: str):
-    def refuse(ctx, *gradients: Tensor):
-        raise RuntimeError(
-            f'{name} of the triton backend is differentiable once; AFT_MM_BACKEND=eager serves '
-            f'second derivatives'
-        )
-
-    return refuse
+def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
+    """O(T·D): running sums, causal and with softmax keys."""
+    save = differentiated(query, key, value)
+    return causal_simple(query, key, value, key_mask, gate, save)[0]
 
 
 @torch.library.custom_op('aft_mm::causal_simple', mutates_args=())
@@ -73,4 +67,4 @@ def _backward(ctx, gradient: Tensor | None, _):
 
 
 causal_simple.register_autograd(_backward, setup_context=_setup_context)
-causal_simple_backward.register_autograd(_once('the gradient of aft_simple'))
+causal_simple_backward.register_autograd(once('aft_simple'))

@@ -1,0 +1,49 @@
+"""Compiling Triton kernels for devices that this machine need not have; fixture `compiled`.
+
+The launches are those of the ops; only the step to the device is left out. Triton's own ptxas
+assembles, and the cubin says whether registers were spilled.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+CUOBJDUMP = Path(triton.__file__).parent / 'backends/nvidia/bin/cuobjdump'
+# Bytes of stack per thread, where spilled registers go.
+MOST_STACK = 0
+
+
+class OfflineDriver:
+    """Stands for a device of some compute capability."""
+
+    def __init__(self, capability):
+        self.capability = capability
+
+    def get_current_device(self):
+        return self.capability  # compiled kernels are kept by device
+
+    def get_current_stream(self, device=None):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget('cuda', self.capability, 32)
+
+
+def usage(kernel, path):
+    """Registers and bytes of stack of each thread."""
+    path.write_bytes(kernel.asm['cubin'])
+    output = subprocess.run(
+        [CUOBJDUMP, '--dump-resource-usage', path], capture_output=True, text=True, check=True
+    ).stdout
+    return {name: int(number) for name, number in re.findall(r'(REG|STACK|LOCAL):(\d+)', output)}
+
+
+def assert_no_spills(kernels, expected, folder):
+    """The kernels of these names were compiled, and none keeps a register in memory."""
+    assert set(kernels) == set(expected)
+    for name, kernel in kernels.items():
+        found = usage(kernel, folder / f'{name}.cubin')
+        assert found['STACK'] <= MOST_STACK and found['LOCAL'] == 0, (name, found)

@@ -1,0 +1,55 @@
+"""Triton kernels against the float64 oracle, forward and every gradient: what their tests share.
+
+On a CUDA device with ``pytest -m cuda``; without one `test_triton_interpreter.py` runs the files
+with ``TRITON_INTERPRET=1``. Importing this module skips a file where neither is there.
+"""
+
+import pytest
+import torch
+
+from aft_mm.ops import triton_support
+
+from .cases import run_with_gradients
+from .test_backends import assert_close, oracle
+
+INTERPRETED = triton_support.interpreted()
+DEVICE = 'cpu' if INTERPRETED else 'cuda'
+MARKS = [
+    pytest.mark.cuda,
+    pytest.mark.usefixtures('triton_asked_for'),
+    # Empty sums are as low as float32 goes, as far from a large key as inf, which is meant; and
+    # the sigmoid of a large negative number is 1 / inf.
+    pytest.mark.filterwarnings('ignore:overflow encountered in'),
+]
+LACKS = triton_support.machine_reasons(DEVICE, None)
+if LACKS:
+    pytest.skip(f'needs a CUDA device or TRITON_INTERPRET=1: {LACKS[0]}', allow_module_level=True)
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+DTYPES = pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
+# One key takes all the weight: see test_numerics.py.
+TERMS = 1.0
+
+
+def on_device(tensors):
+    return [x.detach().to(DEVICE) for x in tensors]
+
+
+def compare(case, tensors, monkeypatch, floor=1e-3, **extra):
+    got = run_with_gradients(case, tensors, **extra)
+    dtype = tensors[-1].dtype
+    assert [x.dtype for x in got] == [dtype, *(x.dtype for x in tensors)]
+    assert_close(got, oracle(case, tensors, monkeypatch, **extra), TOLERANCE[dtype], floor)
+    return got
+
+
+def layouts(tensors):
+    """The same numbers with other strides: tokens first, channels first, every other one."""
+    query, key, value = tensors
+    every_other = torch.full((*value.shape[:2], 2 * value.shape[2]), torch.nan).to(value)
+    every_other[..., ::2] = value
+    return [
+        query.transpose(0, 1).contiguous().transpose(0, 1),
+        key.transpose(1, 2).contiguous().transpose(1, 2),
+        every_other[..., ::2],
+    ]
