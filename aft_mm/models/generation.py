@@ -10,6 +10,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from .heads import check_sampling
+from .step_graph import make_steps
 
 __all__ = ['generate']
 
@@ -35,8 +36,8 @@ def generate(
     """Sequences of T = `length` tokens that start with their prompts, int64 [B, T] or [B, T, C].
 
     The prompts, of different lengths too, go through the model in one parallel pass; every token
-    after them is one step that carries the state. The model runs in evaluation mode and is handed
-    back with every part of it in the mode it was in.
+    after them is one step that carries the state, on a CUDA device a graph of it. The model runs in
+    evaluation mode and is handed back with every part of it in the mode it was in.
 
     Args:
         model: an :class:`AutoregressiveModel`.
@@ -89,8 +90,14 @@ def _extend(
     decoder, row = model.decoder, torch.arange(len(tokens), device=tokens.device)
     longest, last = int(lengths.max()), tokens.shape[1] - 1
     steps = last + 1 - int(lengths.min())
+
+    def hold_and_step(token: Tensor, state: Any) -> tuple[Tensor, Any]:
+        state.hold(last - 1)
+        return decoder.step(token, state)
+
     if use_state:
         hidden, state = decoder.prefill(tokens[:, :longest], lengths, *memory)
+        advance = make_steps(hold_and_step, tokens[:, 0], hidden, state, steps - 1)
     bar = dict(console=Console(stderr=True), disable=not progress)
     for i in track(range(steps), 'tokens', **bar):
         # A sequence with a longer prompt is complete earlier and waits at its last token.
@@ -101,8 +108,7 @@ def _extend(
         complete = (lengths + i > last).view(-1, *[1] * (tokens.dim() - 2))
         tokens[row, position] = torch.where(complete, tokens[row, position], drawn)
         if use_state and i + 1 < steps:
-            state.hold(last - 1)
-            hidden, state = decoder.step(tokens[row, position], state)
+            hidden = advance(tokens[row, position])
     return tokens
 
 

@@ -34,9 +34,11 @@ def new_state(
     options = dict(device=device, dtype=dtype)
     keys = torch.full((batch_size, size, heads or embed_dims), -torch.inf, **options)
     values = torch.zeros(batch_size, size, embed_dims, **options)
-    zeros = torch.zeros(batch_size, 1, embed_dims, **options)
+    shift = torch.full((batch_size, 1, embed_dims), lowest(dtype), **options)
+    # Each a tensor of its own: steps write into them.
+    numerator, denominator = torch.zeros_like(shift), torch.zeros_like(shift)
     position = torch.zeros(batch_size, dtype=torch.long, device=device)
-    return StepState(Sums(zeros + lowest(dtype), zeros, zeros), keys, values, position)
+    return StepState(Sums(shift, numerator, denominator), keys, values, position)
 
 
 def per_channel(key: Tensor, value: Tensor) -> Tensor:

@@ -17,6 +17,9 @@ aft_full               every token, O(T·D): each row weighs all of them anew   
 =====================  ==========================================================  ================
 
 States are float32 (or the `dtype` given), are updated in place and returned; no gradient flows.
+
+No step waits for the device, so that a CUDA graph can hold it. A token past the last one of the
+bias or grid raises ValueError on a CPU; elsewhere an index outside a table is left to torch.
 """
 
 import math
@@ -319,5 +322,6 @@ def aft_local_normalized_step(
 
 
 def _check_position(state: StepState, tokens: int) -> None:
-    if (state.position >= tokens).any():
+    # A look at a position on a device would wait for everything before it.
+    if state.position.device.type == 'cpu' and (state.position >= tokens).any():
         raise ValueError(f'the state and the position bias hold {tokens} tokens, got one more')

@@ -1,9 +1,8 @@
 """AFT-full."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from ..position_bias import FactorizedPositionBias, FreePositionBias, MemoryPosi
 from .base import AFTMixer, ProjectedMemory
 
 
-@dataclass
-class AFTFullState:
+class AFTFullState(NamedTuple):
     """What :class:`AFTFull` keeps between steps: the op's state and w [T, T], computed once."""
 
     mixing: Any

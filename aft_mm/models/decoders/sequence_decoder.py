@@ -1,7 +1,6 @@
 """The decoder of every sequence task."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +11,7 @@ from aft_mm.registry import MODELS
 from ..block_stack import BlockStack
 
 
-@dataclass
-class DecoderState:
+class DecoderState(NamedTuple):
     """What :class:`SequenceDecoder` keeps between steps: the states of its blocks.
 
     position [B]: index of the token that the last hidden vector predicts.

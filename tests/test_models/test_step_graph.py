@@ -1,0 +1,168 @@
+"""Steps on buffers that stay where they are, and as a CUDA graph."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from aft_mm.layers.block import BlockState
+from aft_mm.models import step_graph
+from aft_mm.models.decoders import DecoderState
+from aft_mm.models.step_graph import CapturedSteps, PlainSteps, StaticSteps, leaves, make_steps
+from aft_mm.registry import MODELS
+
+from .sequence_models import MIXERS, D, decoder, decoder_config, mixer, model, tokens
+
+GUMBEL = dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3, sparsity='gumbel')
+FREE = dict(type='aft_mm.AFTLocal', window=3, rank=None)
+MIXINGS = {name: mixer(name) for name in MIXERS}
+# What has a state of tensors only.
+FIXED = {name: mixing for name, mixing in MIXINGS.items() if name != 'SoftmaxAttention'}
+CROSS = {
+    'softmax': dict(type='aft_mm.SoftmaxAttention', num_heads=3),
+    'biased': dict(type='aft_mm.AFTFull', rank=None, grid=(40,), source_grid=(5,)),
+}
+every_fixed = pytest.mark.parametrize('mixing', FIXED.values(), ids=FIXED)
+every_grid = pytest.mark.parametrize('grid', [(12,), (2, 6)], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def steps_of(monkeypatch, kind) -> list:
+    """Makes `generate` take steps of this kind; they are found in the list."""
+    made = []
+
+    def make(step, token, hidden, state, count):
+        made.append(kind(step, token, hidden, state))
+        return made[-1]
+
+    monkeypatch.setattr('aft_mm.models.generation.make_steps', make)
+    return made
+
+
+@every_grid
+@every_fixed
+def test_buffers_that_stay_give_the_same_tokens(mixing, grid, monkeypatch):
+    net = model(token_mixer=mixing, grid=grid)
+    start = [tokens(length) for length in (5, 1, 9)]
+    expected = net.generate(12, start, seed=1)
+    made = steps_of(monkeypatch, StaticSteps)
+    assert torch.equal(net.generate(12, start, seed=1), expected)
+    assert len(made) == 1
+
+
+@every_fixed
+def test_token_hidden_and_state_keep_their_storage(mixing):
+    body, x = decoder(token_mixer=mixing, grid=(12,)), tokens(3, 12)
+    lengths = torch.tensor([4, 0, 7])
+    hidden, state = body.prefill(x[:, :7], lengths)
+    steps = StaticSteps(body.step, x[:, 0], hidden, state)
+
+    def places():
+        parts = (steps.token, steps.hidden, *leaves(steps.state))
+        return [part.data_ptr() for part in parts if part.numel()]
+
+    before = places()
+    assert len(set(before)) == len(before)
+    values = [part.clone() for part in leaves(steps.state)]
+    first = steps(x[:, 1]).clone()
+    assert not torch.equal(steps(x[:, 2]), first) and places() == before
+    assert torch.equal(steps.state.position, lengths + 2)
+    assert any(not torch.equal(a, b) for a, b in zip(values, leaves(steps.state), strict=True))
+
+
+@pytest.mark.parametrize('cross', CROSS.values(), ids=CROSS)
+def test_a_memory_is_read_by_steps_on_buffers(cross):
+    body, x = decoder(cross_mixer=cross, grid=(12,)), tokens(2, 12)
+    memory, mask = torch.randn(2, 5, D), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    expected = body(x, memory, mask)
+    hidden, state = body.prefill(x[:, :3], torch.tensor([3, 3]), memory, mask)
+    steps = StaticSteps(body.step, x[:, 0], hidden, state)
+    for t in range(3, 11):
+        torch.testing.assert_close(steps(x[:, t]), expected[:, t + 1], atol=1e-5, rtol=1e-4)
+
+
+def test_a_state_copy_shares_nothing():
+    body, x = decoder(token_mixer=FIXED['AFTFull']), tokens(2, 4)
+    _, state = body.prefill(x, torch.tensor([4, 2]))
+    copy = step_graph.copy_state(state)
+    assert type(copy) is type(state) and type(copy.blocks[0]) is type(state.blocks[0])
+    pairs = list(zip(leaves(state), leaves(copy), strict=True))
+    assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in pairs)
+
+
+def test_a_graph_is_for_many_steps_of_a_state_that_stays(monkeypatch):
+    states = {
+        name: decoder(token_mixer=mixing, grid=(12,)).prefill(tokens(2, 3), torch.tensor([3, 1]))[1]
+        for name, mixing in MIXINGS.items()
+    }
+    monkeypatch.setattr(step_graph, 'FEWEST_STEPS', 3)
+    assert {name for name, state in states.items() if step_graph.count_pays(state, 3)} == set(FIXED)
+    assert not any(step_graph.count_pays(state, 2) for state in states.values())
+    made = make_steps(None, torch.zeros(2), None, states['AFTSimple'], 3)
+    assert type(made) is PlainSteps  # on a CPU
+
+
+STEPPED = {**MIXINGS, 'AFTConv-gumbel': GUMBEL, 'AFTLocal-free': FREE}
+
+
+@pytest.mark.parametrize('cross', [None, *CROSS.values()], ids=['alone', *CROSS])
+@pytest.mark.parametrize('mixing', STEPPED.values(), ids=STEPPED)
+def test_a_step_waits_for_no_device(mixing, cross):
+    """No decision in Python rests on a number: a fake tensor of a device has none and raises."""
+    with FakeTensorMode(), torch.device('cuda'):
+        config = decoder_config(token_mixer=mixing, cross_mixer=cross, grid=(12,))
+        body = MODELS.build(config).eval()
+        mask = torch.ones(2, 5, dtype=torch.bool)
+        blocks = [
+            BlockState(
+                layer.token_mixer.init_state(2),
+                cross and layer.cross_mixer.project_memory(torch.zeros(2, 5, D), mask),
+            )
+            for layer in body.layers
+        ]
+        state = DecoderState(blocks, torch.zeros(2, dtype=torch.long))
+        for _ in range(2):
+            state.hold(9)
+            hidden, state = body.step(torch.zeros(2, dtype=torch.long), state)
+        assert hidden.shape == (2, D) and hidden.device.type == 'cuda'
+        with pytest.raises(DataDependentOutputException):
+            bool(hidden.any())
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+
+
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize('cross', [None, *CROSS.values()], ids=['alone', *CROSS])
+@pytest.mark.parametrize('mixing', STEPPED.values(), ids=STEPPED)
+def test_a_graph_gives_what_plain_steps_give(mixing, cross):
+    if mixing is MIXINGS['SoftmaxAttention']:
+        pytest.skip('its state grows')
+    body, x = decoder(token_mixer=mixing, cross_mixer=cross, grid=(40,)).cuda(), tokens(3, 40)
+    x, lengths = x.cuda(), torch.tensor([5, 1, 9]).cuda()
+    memory = None if cross is None else torch.randn(3, 5, D).cuda()
+    mask = None if cross is None else torch.rand(3, 5).cuda() < 0.7
+
+    def rows(kind):
+        hidden, state = body.prefill(x[:, :9], lengths, memory, mask)
+        start = (x[:, 0], hidden) if kind is CapturedSteps else ()
+        steps = kind(body.step, *start, state)
+        return torch.stack([steps(x[:, t]).clone() for t in range(9, 30)])
+
+    torch.testing.assert_close(rows(CapturedSteps), rows(PlainSteps), atol=0, rtol=0)
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_generation_replays_a_graph(monkeypatch):
+    net, start = model(grid=(40,)).cuda(), [tokens(length) for length in (5, 1, 9)]
+    expected = net.generate(40, start, seed=1, use_state=False)
+    replays, replay = [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(
+        torch.cuda.CUDAGraph, 'replay', lambda self: replays.append(1) or replay(self)
+    )
+    assert torch.equal(net.generate(40, start, seed=1), expected) and len(replays) == 38
