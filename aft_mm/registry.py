@@ -16,6 +16,7 @@ __all__ = [
     'METRICS',
     'MODELS',
     'OPTIM_WRAPPERS',
+    'OPTIM_WRAPPER_CONSTRUCTORS',
     'PARAM_SCHEDULERS',
     'TRANSFORMS',
 ]
@@ -32,10 +33,16 @@ TRANSFORMS = root.Registry(
 # Numbers that say how good a model is.
 METRICS = root.Registry(
     'metric', parent=root.METRICS, scope='aft_mm', locations=['aft_mm.evaluation'])
-# What happens around the iterations of a run, how a gradient becomes a step, and how large a one.
+# What happens around the iterations of a run, how a gradient becomes a step, and how large a one,
+# for all parameters and for each.
 HOOKS = root.Registry('hook', parent=root.HOOKS, scope='aft_mm', locations=['aft_mm.engine'])
 OPTIM_WRAPPERS = root.Registry(
     'optim_wrapper', parent=root.OPTIM_WRAPPERS, scope='aft_mm', locations=['aft_mm.engine'])
+OPTIM_WRAPPER_CONSTRUCTORS = root.Registry(
+    'optimizer wrapper constructor',
+    parent=root.OPTIM_WRAPPER_CONSTRUCTORS,
+    scope='aft_mm',
+    locations=['aft_mm.engine'])
 PARAM_SCHEDULERS = root.Registry(
     'parameter scheduler',
     parent=root.PARAM_SCHEDULERS,
@@ -45,8 +52,7 @@ PARAM_SCHEDULERS = root.Registry(
 LOOPS = root.Registry('loop', parent=root.LOOPS, scope='aft_mm', locations=['aft_mm.engine'])
 # Nothing of ours; mmengine warns at the start of a run where the default scope lacks one of these.
 for _parent in (
-        root.DATA_SAMPLERS, root.OPTIMIZERS, root.OPTIM_WRAPPER_CONSTRUCTORS, root.VISBACKENDS,
-        root.VISUALIZERS):
+        root.DATA_SAMPLERS, root.OPTIMIZERS, root.VISBACKENDS, root.VISUALIZERS):
     root.Registry(_parent.name, parent=_parent, scope='aft_mm', locations=['aft_mm.engine'])
 
 register_safe_loading()

@@ -13,6 +13,7 @@ from .hooks import (
     SampleHook,
     SuperResolutionHook,
 )
+from .layer_decay import LayerDecayOptimWrapperConstructor
 from .loops import GenerationTestLoop
 from .optim_wrapper import AutocastOptimWrapper
 from .param_scheduler import InverseSqrtLR
@@ -28,6 +29,7 @@ __all__ = [
     'FirstSampleHook',
     'GenerationTestLoop',
     'InverseSqrtLR',
+    'LayerDecayOptimWrapperConstructor',
     'PointCloudHook',
     'RegularizationHook',
     'SampleHook',

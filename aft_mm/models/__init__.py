@@ -7,14 +7,18 @@ from .decoders import SequenceDecoder
 from .encoders import SequenceEncoder
 from .generation import generate
 from .heads import CategoricalHead, LogisticMixtureHead
+from .masked_data_preprocessor import MaskedDataPreprocessor
+from .necks import SimpleFeaturePyramid
 
 __all__ = [
     'AFTViT',
     'AutoregressiveModel',
     'CategoricalHead',
     'LogisticMixtureHead',
+    'MaskedDataPreprocessor',
     'SequenceDecoder',
     'SequenceEncoder',
     'SequencePreprocessor',
+    'SimpleFeaturePyramid',
     'generate',
 ]

@@ -1,9 +1,11 @@
 """A plain vision transformer with any token mixer."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -41,6 +43,12 @@ class AFTViT(BaseModule):
             then stay in evaluation mode; below 1 for none.
         with_cp: gradient checkpointing per block, non-reentrant.
         final_norm: LayerNorm after the last layer.
+        with_mask_channel: the image has one more channel, 1 inside of it and 0 in its padding,
+            as MaskedDataPreprocessor gives it. Tokens without a pixel inside are hidden from the
+            others and 0 in 'featmap', and 'avg_featmap' is the mean over the others; so each image
+            of a padded batch has the output that it has alone, unless learned positions or a bias
+            are interpolated for the grid of the batch.
+        bfloat16: run under bfloat16 autocast and return float32, for heads that need it.
         init_cfg: see mmengine's BaseModule; the constructor already initialises as in the paper.
 
     Images of any size are taken: padded at the bottom and on the right where the patch does not
@@ -71,6 +79,8 @@ class AFTViT(BaseModule):
         frozen_stages: int = -1,
         with_cp: bool = False,
         final_norm: bool = True,
+        with_mask_channel: bool = False,
+        bfloat16: bool = False,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(init_cfg)
@@ -88,6 +98,9 @@ class AFTViT(BaseModule):
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
         self.num_prefix_tokens = int(with_cls_token)
+        self.in_channels = in_channels
+        self.with_mask_channel = with_mask_channel
+        self.bfloat16 = bfloat16
 
         self.patch_embed = PatchEmbedding(in_channels, embed_dims, patch_size)
         size = (img_size, img_size) if isinstance(img_size, int) else img_size
@@ -119,23 +132,26 @@ class AFTViT(BaseModule):
             self.cls_token.requires_grad_(False)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        """image [B, C, H, W]; one output per entry of out_indices, in ascending order."""
-        x, grid = self.patch_embed(image)
-        if self.cls_token is not None:
-            x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
-        if self.pos_embed is not None:
-            x = x + self.pos_embed(grid)
-        x = self.drop(x)
-        outputs = []
-        for i in range(self.out_indices[-1] + 1):
-            layer = self.layers[i]
-            if self.with_cp and torch.is_grad_enabled():
-                x = checkpoint(layer, x, grid, use_reentrant=False)
-            else:
-                x = layer(x, grid)
-            if i in self.out_indices:
-                last = i == len(self.layers) - 1
-                outputs.append(self._format(self.norm(x) if last else x, grid))
+        """image [B, C, H, W]; one output per entry of out_indices, in ascending order.
+
+        Raises ValueError for another number of channels than in_channels, with_mask_channel
+        counted.
+        """
+        image, key_mask = self._split_mask(image)
+        # A disabled autocast would end one that is already there.
+        device = image.device.type
+        with torch.autocast(device, torch.bfloat16) if self.bfloat16 else nullcontext():
+            x, grid = self._embed(image)
+            outputs = []
+            for i in range(self.out_indices[-1] + 1):
+                layer = self.layers[i]
+                if self.with_cp and torch.is_grad_enabled():
+                    x = checkpoint(layer, x, grid, key_mask, use_reentrant=False)
+                else:
+                    x = layer(x, grid, key_mask)
+                if i in self.out_indices:
+                    last = i == len(self.layers) - 1
+                    outputs.append(self._format(self.norm(x) if last else x, grid, key_mask))
         return tuple(outputs)
 
     def train(self, mode: bool = True) -> 'AFTViT':
@@ -183,12 +199,40 @@ class AFTViT(BaseModule):
             frozen.append(self.norm)
         return [module for module in frozen if module is not None]
 
-    def _format(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def _split_mask(self, image: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The image, 0 in its padding, and the mask [B, T] of the tokens that hold some of it."""
+        channels = self.in_channels + self.with_mask_channel
+        if image.dim() != 4 or image.shape[1] != channels:
+            raise ValueError(
+                f'image must be [B, {channels}, H, W] for in_channels={self.in_channels} and '
+                f'with_mask_channel={self.with_mask_channel}, whose channel MaskedDataPreprocessor '
+                f'adds, got {list(image.shape)}'
+            )
+        if not self.with_mask_channel:
+            return image, None
+        image, inside = image.split([self.in_channels, 1], dim=1)
+        pooled = F.max_pool2d(inside, self.patch_embed.patch_size, ceil_mode=True)
+        key_mask = F.pad(pooled.flatten(1) > 0, (self.num_prefix_tokens, 0), value=True)
+        return image.masked_fill(inside <= 0, 0), key_mask
+
+    def _embed(self, image: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        x, grid = self.patch_embed(image)
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+        if self.pos_embed is not None:
+            x = x + self.pos_embed(grid)
+        return self.drop(x), grid
+
+    def _format(self, x: Tensor, grid: tuple[int, int], key_mask: Tensor | None) -> Tensor:
+        x = x.float() if self.bfloat16 else x
         if self.out_type == 'cls_token':
             return x[:, 0]
         x = x[:, self.num_prefix_tokens :]
+        seen = None if key_mask is None else key_mask[:, self.num_prefix_tokens :, None]
+        if seen is not None:
+            x = x.masked_fill(~seen, 0)
         if self.out_type == 'avg_featmap':
-            return x.mean(dim=1)
+            return x.mean(dim=1) if seen is None else x.sum(dim=1) / seen.sum(dim=1)
         return x.unflatten(1, grid).permute(0, 3, 1, 2)
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:

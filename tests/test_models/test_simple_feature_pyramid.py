@@ -1,0 +1,112 @@
+"""The feature pyramid: sizes, what each level sees, bad arguments."""
+
+from math import ceil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS as ROOT_MODELS
+from mmengine.registry import DefaultScope
+from torch import nn
+
+from aft_mm.models import SimpleFeaturePyramid
+from aft_mm.registry import MODELS
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize('size', [(6, 8), (7, 5), (1, 1), (13, 2)])
+@pytest.mark.parametrize('num_outs', [None, 4, 6])
+def test_sizes_of_the_levels(size, num_outs):
+    neck = SimpleFeaturePyramid(16, out_channels=10, num_outs=num_outs)
+    levels = neck((torch.randn(2, 16, *size),))
+    strides = [4, 8, 16, 32, 64, 128][: num_outs or 4]
+    assert isinstance(levels, tuple) and [tuple(y.shape) for y in levels] == [
+        (2, 10, *(ceil(n * 16 / stride) for n in size)) for stride in strides
+    ]
+
+
+@pytest.mark.parametrize('pixels', [224, 225, 300, 333])
+def test_levels_as_coarse_as_the_map_or_coarser_cover_the_image_exactly(pixels):
+    side = ceil(pixels / 16)
+    neck = SimpleFeaturePyramid(8, out_channels=4, strides=(16, 32, 64, 128), num_outs=5)
+    sides = [level.shape[2] for level in neck((torch.randn(1, 8, side, side),))]
+    assert sides == [ceil(pixels / stride) for stride in (16, 32, 64, 128, 256)]
+
+
+def test_a_coarser_level_sees_the_maximum_and_an_extra_one_every_second_place():
+    neck = SimpleFeaturePyramid(6, out_channels=5, strides=(16, 32, 64), num_outs=4)
+    x = torch.randn(2, 6, 7, 5) - 4  # padding with 0 would win
+    levels = neck((x,))
+    for level, size in [(0, 1), (1, 2), (2, 4)]:
+        pad = (0, -5 % size, 0, -7 % size)
+        blocks = F.pad(x, pad, value=-torch.inf).unfold(2, size, size).unfold(3, size, size)
+        _, *end = neck.levels[level] if size > 1 else (None, *neck.levels[level])
+        torch.testing.assert_close(levels[level], nn.Sequential(*end)(blocks.amax((4, 5))))
+    assert torch.equal(levels[3], levels[2][:, :, ::2, ::2])
+
+
+def test_a_finer_level_splits_a_place_into_its_own():
+    neck = SimpleFeaturePyramid(8, out_channels=4, strides=(4, 8)).double()
+    up = [nn.Sequential(*level[:-2]) for level in neck.levels]  # without the 3 × 3 convolution
+    x = torch.randn(1, 8, 5, 3, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, :, 2, 1] += torch.randn(8)
+    for scale, part in zip((4, 2), up, strict=True):
+        moved = (part(x) - part(changed)).abs().sum(1)[0] > 1e-9
+        expected = torch.zeros(5, 3, dtype=torch.bool)
+        expected[2, 1] = True
+        expected = expected.repeat_interleave(scale, 0).repeat_interleave(scale, 1)
+        assert torch.equal(moved, expected)
+        assert part(x)[0, 0, 2 * scale : 3 * scale, scale : 2 * scale].unique().numel() > 1
+
+
+def test_levels_are_normed_over_their_channels_place_by_place():
+    neck = SimpleFeaturePyramid(8, out_channels=32)
+    for level in neck((100 * torch.randn(2, 8, 4, 3) + 7,)):
+        torch.testing.assert_close(level.mean(1), torch.zeros_like(level[:, 0]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            level.var(1, correction=0), torch.ones_like(level[:, 0]), atol=1e-3, rtol=0
+        )
+
+
+def test_every_parameter_gets_a_gradient_and_a_norm_and_gelu_stand_between_two_steps():
+    neck = SimpleFeaturePyramid(8, out_channels=4)
+    assert [type(layer).__name__ for layer in neck.levels[0][:4]] == [
+        'ConvTranspose2d', 'ChannelNorm', 'GELU', 'ConvTranspose2d',
+    ]  # fmt: skip
+    sum((y * torch.randn_like(y)).sum() for y in neck((torch.randn(2, 8, 3, 5),))).backward()
+    assert all(p.grad.abs().max() > 0 for p in neck.parameters())
+
+
+@pytest.mark.parametrize('scope', ['mmengine', 'mmpretrain'])
+def test_a_host_builds_it_by_name(scope):
+    with DefaultScope.overwrite_default_scope(scope):
+        neck = ROOT_MODELS.build(dict(type='aft_mm.SimpleFeaturePyramid', in_channels=16))
+    assert isinstance(neck, SimpleFeaturePyramid)
+    neck.init_weights()
+
+
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        (dict(strides=(4, 12)), r'strides must be in_stride=16, the patch size, times .* got 12'),
+        (dict(in_stride=14), 'strides must be in_stride=14, the patch size, .* power of 2, got 4'),
+        (dict(strides=(16, 48)), 'power of 2, got 48'),
+        (dict(strides=(0,)), 'power of 2, got 0'),
+        (dict(strides=(-8, 8)), 'power of 2, got -8'),
+        (dict(strides=()), r'strides must be ascending and not empty, got \(\)'),
+        (dict(strides=(8, 4)), r'strides must be ascending and not empty, got \(8, 4\)'),
+        (dict(strides=(8, 8)), r'strides must be ascending and not empty, got \(8, 8\)'),
+        (dict(in_channels=18), 'in_channels must be divisible by 4 for stride 4, got 18'),
+        (dict(num_outs=3), 'num_outs must be at least 4, one per stride, got 3'),
+    ],
+    ids=str,
+)
+def test_bad_arguments_end_in_one_sentence(options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        MODELS.build(dict(type='aft_mm.SimpleFeaturePyramid', **{'in_channels': 16, **options}))
+    assert '\n' not in str(error.value)
