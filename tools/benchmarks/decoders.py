@@ -1,11 +1,13 @@
 """The causal decoders that the benchmarks compare: one model, another mixer in its slot."""
 
+import ast
 from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from memory import added_peak
+from rivals import dense_local
 from torch import Tensor
 
 import aft_mm.models  # noqa: F401 - registers what is built below
@@ -13,16 +15,7 @@ from aft_mm.layers.mixers import AFTLocal, AFTSimple, SoftmaxAttention
 from aft_mm.registry import MODELS
 
 VOCABULARY = 256
-
-
-def dense_local(query, key, value, pos_u, pos_v, *, window: int, **ignored) -> Tensor:
-    """Causal AFT-local as one masked [T, T] product, fit for keys of moderate size only."""
-    tokens = key.shape[1]
-    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
-    bias = (pos_u @ pos_v.T).masked_fill(distance >= window, 0)
-    weight = torch.exp(bias.masked_fill(distance < 0, -torch.inf))
-    exp_key = torch.exp(key - key.amax(1, keepdim=True))
-    return torch.sigmoid(query) * (weight @ (exp_key * value)) / (weight @ exp_key)
+Run = Callable[[torch.nn.Module, Tensor], object]
 
 
 @MODELS.register_module()
@@ -39,7 +32,7 @@ class DenseSoftmaxAttention(SoftmaxAttention):
     def _mix(self, query, key, value, grid, key_mask) -> Tensor:
         query, key, value = self._heads(query), self._heads(key), self._heads(value)
         scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        future = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
         weights = F.softmax(scores.masked_fill(future, -torch.inf), -1)
         return (weights @ value).transpose(1, 2).flatten(2)
 
@@ -53,22 +46,38 @@ class NoMixing(AFTSimple):
 
 
 def mixer(name: str, heads: int) -> dict:
-    """The config of 'aft-simple', 'aft-local-32', 'dense-aft-local-256', 'softmax', ...
+    """The config of 'aft-simple', 'aft-local-32', 'dense-aft-local-256', 'aft-window-32', ...
 
-    Any other name is that of a registered mixer without further arguments, such as
-    'aft_mm.AFTSimple'.
+    Any other name is that of a registered mixer with its arguments, such as 'aft_mm.AFTSimple' or
+    'aft_mm.AFTLocal(window=32, rank=None)'.
     """
     kind, _, window = name.rpartition('-')
-    if kind in ('aft-local', 'dense-aft-local') and window.isdecimal():
-        prefix = 'Dense' if kind.startswith('dense') else ''
-        return dict(type=f'aft_mm.{prefix}AFTLocal', window=int(window), rank=64)
+    windowed = {
+        'aft-local': dict(type='aft_mm.AFTLocal', rank=64),
+        'dense-aft-local': dict(type='aft_mm.DenseAFTLocal', rank=64),
+        'aft-local-normalized': dict(type='aft_mm.AFTLocalNormalized', rank=64),
+        'aft-window': dict(type='aft_mm.AFTWindow'),
+    }
+    if kind in windowed and window.isdecimal():
+        return dict(windowed[kind], window=int(window))
     named = {
         'aft-simple': dict(type='aft_mm.AFTSimple'),
+        'aft-full': dict(type='aft_mm.AFTFull', rank=64),
+        'aft-conv': dict(type='aft_mm.AFTConv', num_heads=heads, kernel_size=31),
         'bound': dict(type='aft_mm.NoMixing'),
         'softmax': dict(type='aft_mm.SoftmaxAttention', num_heads=heads),
         'dense-softmax': dict(type='aft_mm.DenseSoftmaxAttention', num_heads=heads),
     }
-    return named.get(name, dict(type=name))
+    return named[name] if name in named else registered(name)
+
+
+def registered(text: str) -> dict:
+    """The config that 'scope.Type' or 'scope.Type(name=value, ...)' writes out."""
+    written = ast.parse(text, mode='eval').body
+    if not isinstance(written, ast.Call):
+        return dict(type=text)
+    arguments = {k.arg: ast.literal_eval(k.value) for k in written.keywords}
+    return dict(type=ast.unparse(written.func), **arguments)
 
 
 def build(name: str, tokens: int, dims: int, layers: int, heads: int = 4) -> torch.nn.Module:
@@ -86,6 +95,11 @@ def build(name: str, tokens: int, dims: int, layers: int, heads: int = 4) -> tor
     )
 
 
+def random_tokens(batch: int, length: int, device: str = 'cpu') -> Tensor:
+    """A batch of sequences."""
+    return torch.randint(VOCABULARY, (batch, length), device=device)
+
+
 def infer(model: torch.nn.Module, tokens: Tensor) -> Tensor:
     """The forward pass without gradient."""
     with torch.inference_mode():
@@ -98,18 +112,13 @@ def train_step(model: torch.nn.Module, tokens: Tensor) -> None:
     model.zero_grad(set_to_none=True)
 
 
-def peak_memory(
-    run: Callable[[torch.nn.Module, Tensor], object],
-    name: str,
-    tokens: int,
-    dims: int,
-    layers: int,
-    batch: int,
-    threads: int,
+def cpu_peak(
+    run: Run, name: str, tokens: int, batch: int, threads: int, dtype: str, *sizes: int
 ) -> float:
-    """MiB that `run`, of a decoder and a batch, adds to a process that holds both."""
+    """MiB that `run`, of a decoder of these sizes, adds to a process that holds it and a batch."""
     torch.set_num_threads(threads)
-    model = build(name, tokens, dims, layers)
-    sequence = torch.randint(VOCABULARY, (batch, tokens))
-    run(build(name, 64, dims, 1), sequence[:, :64])
+    model = build(name, tokens, *sizes).to(getattr(torch, dtype))
+    sequence = random_tokens(batch, tokens)
+    dims, _, *heads = sizes
+    run(build(name, 64, dims, 1, *heads), sequence[:, :64])
     return added_peak(partial(run, model, sequence))

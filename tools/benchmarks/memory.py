@@ -1,10 +1,13 @@
-"""Peak memory of a call, each in a process of its own (Linux)."""
+"""Peak memory of a call: of a CPU process by Linux, on a CUDA device by torch's allocator."""
 
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import torch
 
 
 def proc_status(field: str) -> float:
@@ -13,16 +16,27 @@ def proc_status(field: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
-def added_peak(call: Callable[[], object]) -> float:
-    """MiB that `call` adds, at its peak, to what this process holds."""
-    Path('/proc/self/clear_refs').write_text('5')
-    before = proc_status('VmRSS')
+def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
+    """MiB that `call` adds, at its peak, to what this process holds on the device."""
+    if torch.device(device).type == 'cpu':
+        # What was freed goes back to the system, or the call would use it again unseen.
+        if trim := getattr(ctypes.CDLL(None), 'malloc_trim', None):
+            trim(0)
+        Path('/proc/self/clear_refs').write_text('5')
+        before = proc_status('VmRSS')
+        call()
+        return proc_status('VmHWM') - before
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    allocated = torch.cuda.memory_allocated(device)
     call()
-    return proc_status('VmHWM') - before
+    return (torch.cuda.max_memory_allocated(device) - allocated) / 2**20
 
 
 def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
     """``function(*args)`` in a new process: memory freed earlier would be used again here."""
-    context = get_context('spawn')
-    with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
+    # A server that holds the imports and nothing else is forked instead of importing them anew.
+    context = get_context('forkserver')
+    context.set_forkserver_preload(['aft_mm.models'])
+    with ProcessPoolExecutor(1, context) as pool:
         return pool.submit(function, *args).result()

@@ -1,13 +1,14 @@
 """A training step of causal decoders that differ in the mixer: time and peak memory as ratios.
 
 Defaults: T = 3072, D = 256, 4 layers, window 256, batch 2, float32. Forward and backward in turn in
-one process; a ratio is the median over rounds of time(form) / time(AFT-local). Peak memory is that
-of a process of its own. `bound` has all projections, the gate and the MLPs, but no mixing.
+one process; a ratio is the median over rounds of time(form) / time(AFT-local). Peak memory on a CPU
+is that of a process of its own. `bound` has all projections, the gate and the MLPs, but no mixing.
 
     python tools/benchmarks/training_step.py --json out.json
 
-AFT-local that disagrees with its dense masked form, or causal scaled_dot_product_attention with
-softmax attention written out, with the same weights, stops the run before anything is timed.
+On a GPU scaled_dot_product_attention is flash attention with `--dtype bfloat16`. AFT-local that
+disagrees with its dense masked form, or causal scaled_dot_product_attention with softmax attention
+written out, with the same weights, stops the run before anything is timed.
 """
 
 import argparse
@@ -17,39 +18,55 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from decoders import VOCABULARY, build, peak_memory, train_step
-from memory import in_fresh_process
-from timing import interleaved, ratio, require_close, write_json
+from decoders import build, cpu_peak, infer, random_tokens, train_step
+from memory import added_peak, in_fresh_process
+from parity import DECODER_TOLERANCE, require_close
+from record import default_device, write_json
+from timing import interleaved, ratio
 
 
-def main() -> None:
-    """Check, time, measure memory, print ratios."""
+def parse_args(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--tokens', type=int, default=3072)
     parser.add_argument('--dims', type=int, default=256)
     parser.add_argument('--layers', type=int, default=4)
     parser.add_argument('--window', type=int, default=256)
     parser.add_argument('--batch', type=int, default=2)
+    parser.add_argument('--dtype', default='float32', choices=list(DECODER_TOLERANCE))
     parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--threads', type=int, default=os.cpu_count())
+    parser.add_argument('--device', default=default_device())
+    parser.add_argument('--threads', type=int, default=os.cpu_count(), help='of a CPU')
     parser.add_argument('--json', type=Path, help='write rows and the environment here')
-    args = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Check, time, measure memory, print ratios."""
+    args = parse_args(arguments)
     torch.set_num_threads(args.threads)
     local, dense = f'aft-local-{args.window}', f'dense-aft-local-{args.window}'
-    sizes = (args.tokens, args.dims, args.layers)
-    models = {name: build(name, *sizes) for name in (local, 'softmax', dense, 'bound')}
-    sequence = torch.randint(VOCABULARY, (args.batch, args.tokens))
-    with torch.no_grad():
-        require_close(local, models[local](sequence), models[dense](sequence))
-        written_out = build('dense-softmax', *sizes)
-        require_close('softmax', models['softmax'](sequence), written_out(sequence))
-    times = interleaved(
-        {name: partial(train_step, model, sequence) for name, model in models.items()}, args.rounds
-    )
-    peaks = {
-        name: in_fresh_process(peak_memory, train_step, name, *sizes, args.batch, args.threads)
-        for name in models
-    }
+    sizes = (args.dims, args.layers)
+
+    def decoder(name: str) -> torch.nn.Module:
+        return build(name, args.tokens, *sizes).to(args.device, getattr(torch, args.dtype))
+
+    models = {name: decoder(name) for name in (local, 'softmax', dense, 'bound')}
+    sequence = random_tokens(args.batch, args.tokens, args.device)
+    written_out = {local: models[dense], 'softmax': decoder('dense-softmax')}
+    for name, other in written_out.items():
+        results = infer(models[name], sequence), infer(other, sequence)
+        require_close(name, *results, DECODER_TOLERANCE[args.dtype])
+    calls = {name: partial(train_step, model, sequence) for name, model in models.items()}
+    times = interleaved(calls, args.rounds, args.device)
+    if torch.device(args.device).type == 'cuda':
+        peaks = {name: added_peak(call, args.device) for name, call in calls.items()}
+    else:
+        batch = (args.batch, args.threads, args.dtype)
+        peaks = {
+            name: in_fresh_process(cpu_peak, train_step, name, args.tokens, *batch, *sizes)
+            for name in models
+        }
     rows = []
     for name in models:
         row = dict(
@@ -64,8 +81,7 @@ def main() -> None:
             f'{name:<20}{row["milliseconds"]:9.0f} ms, {row["time_over_local"]:5.2f} x AFT-local   '
             f'peak {row["peak_mib"]:8.0f} MiB, {row["peak_over_local"]:5.2f} x AFT-local'
         )
-    settings = {key: value for key, value in vars(args).items() if key != 'json'}
-    write_json(args.json, rows, **settings)
+    write_json(args.json, rows, args)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,281 @@
+"""Cost of causal decoders against the length of the sequence: the papers' efficiency figures.
+
+Time of forward, of forward and backward, their peak memory, and time per token of decoding (prompt
+in one pass, then step by step as `generate` does), for decoders that differ in the token mixer.
+Lengths and mixers take turns in one process. The slope of log cost over log length is printed: 1 is
+linear, 2 quadratic. Softmax attention is scaled_dot_product_attention, flash where torch has it.
+
+    python tools/benchmarks/benchmark_efficiency.py --json out.json --png out.png
+
+A mixer whose parallel forward disagrees with its own steps, or with itself in float64 under the
+oracle backend, stops the run before anything is timed. A cell that would take longer than
+`--patience` seconds, by the cell before it and a quadratic law, or that fills the device's memory
+is left out and reads null.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+from decoders import Run, build, cpu_peak, infer, random_tokens, train_step
+from memory import added_peak, in_fresh_process
+from parity import DECODER_TOLERANCE, require_close, using
+from record import default_device, environment, write_json
+from timing import interleaved, seconds, wall_seconds
+
+from aft_mm.models.step_graph import make_steps
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt  # noqa: E402 - the backend comes first
+
+KINDS = {
+    'forward_ms': 'forward, ms',
+    'training_ms': 'forward + backward, ms',
+    'forward_mib': 'peak memory, forward, MiB',
+    'training_mib': 'peak memory, forward + backward, MiB',
+    'decoding_ms': 'decoding, ms per token',
+}
+DECODED_SEQUENCES = 4
+LOCAL = ['aft-local-32', 'aft-local-256']
+DEFAULTS = {
+    'cpu': dict(
+        mixers=['aft-simple', *LOCAL, 'softmax'],
+        lengths=[2**i for i in range(10, 17)],
+        positions=[64, 256, 1024, 4096],
+        dims=[256],
+        layers=1,
+        heads=4,
+        batch=1,
+        dtype='float32',
+        rounds=3,
+    ),
+    'cuda': dict(
+        # The state of AFT-full is as long as the position table, and may not fit beside the rest.
+        mixers=['aft-simple', *LOCAL, 'aft-window-256', 'aft-conv', 'softmax', 'aft-full'],
+        lengths=[2**i for i in range(9, 17)],
+        positions=[512, 2048, 8192, 32768],
+        dims=[256, 1024],
+        layers=12,
+        heads=8,
+        batch=4,
+        dtype='bfloat16',
+        rounds=10,
+    ),
+}
+Cell = tuple[str, int]
+
+
+def check(name: str, dims: int, args: argparse.Namespace) -> None:
+    """Hold the decoder against itself step by step and against the float64 oracle."""
+    length, allowed = 96, DECODER_TOLERANCE[args.dtype]
+    model = build(name, length, dims, 1, args.heads).to(args.device, getattr(torch, args.dtype))
+    model.eval()
+    tokens = random_tokens(2, length, args.device)
+    parallel = infer(model, tokens)
+    hidden, state = model.prefill(tokens[:, :40], torch.tensor([40, 40], device=args.device))
+    rows = [hidden]
+    for t in range(40, length - 1):
+        hidden, state = model.step(tokens[:, t], state)
+        rows.append(hidden)
+    require_close(f'{name} step by step', torch.stack(rows, 1), parallel[:, 40:], allowed)
+    with using('reference'):
+        require_close(name, parallel, infer(model.double(), tokens), allowed)
+
+
+def sweep(
+    make: Callable[[str, int], Callable[[], object]], args: argparse.Namespace
+) -> dict[Cell, float]:
+    """Median seconds of ``make(mixer, length)()`` in turns, without cells beyond the patience."""
+    calls, last = {}, {}
+    for length in args.lengths:
+        for name in args.mixers:
+            before = last.get(name, (length, 0.0))
+            if before[1] * (length / before[0]) ** 2 > args.patience:
+                continue
+            call = make(name, length)
+            try:
+                call()
+                last[name] = (length, seconds(call, args.device))
+                calls[name, length] = call
+            except torch.OutOfMemoryError:
+                # Longer ones would not fit either.
+                last[name] = (length, float('inf'))
+    times = interleaved(calls, args.rounds, args.device)
+    return {cell: statistics.median(values) for cell, values in times.items()}
+
+
+def decoding(models: dict[str, torch.nn.Module], args: argparse.Namespace) -> dict[Cell, float]:
+    """Median seconds of a step at each position, positions and mixers in turn."""
+    times: dict[Cell, list[float]] = {}
+    cells = {}
+    token = random_tokens(DECODED_SEQUENCES, 1, args.device)[:, 0]
+    for name, model in models.items():
+        for position in args.positions:
+            tokens = random_tokens(DECODED_SEQUENCES, position, args.device)
+            lengths = torch.full((DECODED_SEQUENCES,), position, device=args.device)
+            try:
+                hidden, state = model.prefill(tokens, lengths)
+                step = make_steps(model.step, token, hidden, state, args.steps)
+            except torch.OutOfMemoryError:
+                continue
+            cells[name, position], times[name, position] = step, []
+    for _ in range(args.steps):
+        for cell, step in cells.items():
+            times[cell].append(wall_seconds(partial(step, token), args.device))
+    return {cell: statistics.median(values) for cell, values in times.items()}
+
+
+def measure(dims: int, args: argparse.Namespace) -> list[dict]:
+    """One row per mixer and length or position."""
+    sizes = (dims, args.layers, args.heads)
+    longest = max(*args.lengths, max(args.positions) + args.steps + 1)
+    models = {
+        name: build(name, longest, *sizes).to(args.device, getattr(torch, args.dtype)).eval()
+        for name in args.mixers
+    }
+    cells: dict[Cell, dict] = {}
+
+    def record(kind: str, values: dict[Cell, float], scale: float = 1.0) -> None:
+        for cell, value in values.items():
+            cells.setdefault(cell, {})[kind] = value * scale
+
+    def call(run: Run, name: str, length: int) -> Callable[[], object]:
+        return partial(run, models[name], random_tokens(args.batch, length, args.device))
+
+    def peak(run: Run, name: str, length: int) -> float:
+        if torch.device(args.device).type == 'cuda':
+            return added_peak(call(run, name, length), args.device)
+        batch = (args.batch, args.threads, args.dtype)
+        return in_fresh_process(cpu_peak, run, name, length, *batch, *sizes)
+
+    for run, kind in ((infer, 'forward'), (train_step, 'training')):
+        print(f'D = {dims}, {kind}', file=sys.stderr)
+        times = sweep(partial(call, run), args)
+        record(f'{kind}_ms', times, 1e3)
+        record(f'{kind}_mib', {cell: peak(run, *cell) for cell in times})
+    print(f'D = {dims}, decoding', file=sys.stderr)
+    record('decoding_ms', decoding(models, args), 1e3)
+    return [
+        dict(mixer=name, dims=dims, length=length, **{kind: values.get(kind) for kind in KINDS})
+        for (name, length), values in sorted(cells.items())
+    ]
+
+
+def curve(rows: list[dict], mixer: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths and costs of a mixer where they were measured."""
+    points = [(r['length'], r[kind]) for r in rows if r['mixer'] == mixer and r[kind] is not None]
+    return tuple(np.array(points).T) if points else (np.array([]), np.array([]))
+
+
+def by_dims(rows: list[dict]) -> dict[int, list[dict]]:
+    """The rows of each width D."""
+    return {d: [r for r in rows if r['dims'] == d] for d in sorted({r['dims'] for r in rows})}
+
+
+def summary(rows: list[dict]) -> list[str]:
+    """The slope of log cost over log length, or for decoding last over first position."""
+    lines = []
+    for dims, part in by_dims(rows).items():
+        for mixer in dict.fromkeys(row['mixer'] for row in part):
+            for kind, label in KINDS.items():
+                lengths, costs = curve(part, mixer, kind)
+                if len(lengths) < 2:
+                    continue
+                if kind == 'decoding_ms':
+                    first, last = lengths[[0, -1]]
+                    text = f'{costs[-1] / costs[0]:5.2f} x from position {first:.0f} to {last:.0f}'
+                else:
+                    slope = np.polyfit(np.log(lengths), np.log(costs), 1)[0]
+                    text = f'slope {slope:5.2f}'
+                lines.append(f'D = {dims:<6}{mixer:<23} {label:<40}{text}')
+    return lines
+
+
+def plot(rows: list[dict], path: Path, title: str) -> None:
+    """A row of panels per width and one per kind of cost, logarithmic axes but for decoding's."""
+    widths = by_dims(rows)
+    size = (4 * len(KINDS), 3.6 * len(widths) + 0.3)
+    figure, grid = plt.subplots(
+        len(widths), len(KINDS), figsize=size, layout='constrained', squeeze=False
+    )
+    for axes, (dims, part) in zip(grid, widths.items(), strict=True):
+        for ax, (kind, label) in zip(axes, KINDS.items(), strict=True):
+            mixers = dict.fromkeys(r['mixer'] for r in part)
+            for marker, mixer in zip('os^Dv<>PX*', mixers, strict=False):
+                lengths, costs = curve(part, mixer, kind)
+                if len(lengths):
+                    ax.plot(lengths, costs, marker=marker, markersize=4, label=mixer)
+            ax.set_xscale('log', base=2)
+            if kind == 'decoding_ms':
+                ax.set_ylim(bottom=0)
+            else:
+                ax.set_yscale('log')
+            ax.set_xlabel('position, tokens' if kind == 'decoding_ms' else 'length T, tokens')
+            ax.set_ylabel(label)
+            ax.set_title(f'D = {dims}', fontsize=10)
+            ax.grid(alpha=0.3)
+        axes[0].legend(fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def parse_args(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line; what is left out depends on the device."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        '--mixers', nargs='+', help='aft-local-32, "aft_mm.AFTLocal(window=32, rank=None)", ...'
+    )
+    parser.add_argument('--lengths', type=int, nargs='+')
+    parser.add_argument('--positions', type=int, nargs='+', help='where decoding is timed')
+    parser.add_argument('--steps', type=int, default=100, help='decoding steps at each position')
+    parser.add_argument('--dims', type=int, nargs='+', help='widths D')
+    parser.add_argument('--layers', type=int)
+    parser.add_argument('--heads', type=int, help='of softmax attention and AFT-conv')
+    parser.add_argument('--batch', type=int, help='sequences of forward and backward')
+    parser.add_argument('--dtype', choices=list(DECODER_TOLERANCE))
+    parser.add_argument('--rounds', type=int)
+    parser.add_argument('--patience', type=float, default=30.0, help='seconds of a cell at most')
+    parser.add_argument('--device', default=default_device())
+    parser.add_argument('--threads', type=int, default=os.cpu_count(), help='of a CPU')
+    parser.add_argument('--json', type=Path, help='write rows and the environment here')
+    parser.add_argument('--png', type=Path, help='draw them here')
+    parser.add_argument('--replot', type=Path, metavar='JSON', help='draw an earlier run instead')
+    args = parser.parse_args(arguments)
+    for name, value in DEFAULTS[torch.device(args.device).type].items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Check, measure, print slopes, draw."""
+    args = parse_args(arguments)
+    torch.set_num_threads(args.threads)
+    if args.replot:
+        content = json.loads(args.replot.read_text())
+        about, rows = content['environment'], content['rows']
+    else:
+        for dims in args.dims:
+            for name in args.mixers:
+                check(name, dims, args)
+        rows = [row for dims in args.dims for row in measure(dims, args)]
+        about = environment(args)
+        write_json(args.json, rows, args)
+    print('\n'.join(summary(rows)))
+    if args.png:
+        title = 'decoders, layers: {layers}, batch: {batch}, {dtype}'.format(**about['settings'])
+        plot(rows, args.png, f'{title}, {about["device_name"]}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,265 @@
+"""Time, memory and hardware use of the AFT ops, backend against backend, case by case.
+
+    python tools/benchmarks/benchmark_ops.py --list
+    python tools/benchmarks/benchmark_ops.py --cases 'conv-*' --dtype bfloat16 --json out.json
+
+The backends of a case, and what it is compared with, take turns in one process: forward without
+gradient, then forward and backward. Medians over rounds, and ratios as medians of the ratios of a
+round. "copy" and "matrix" are fractions of the bandwidth of a copy and of the rate of a matrix
+product of the same type, measured in the same run; bytes and operations are those of the formula
+(op_costs.py).
+
+A backend whose output or gradient disagrees with the float64 oracle is reported as wrong: nothing
+of it is timed or compared, and the exit status is 1. Other packages compute other things, so they
+are timed and not compared in their results; one that is not installed is named.
+"""
+
+import argparse
+import fnmatch
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from memory import added_peak, in_fresh_process
+from op_cases import CASES, Case
+from op_costs import compulsory_bytes, operations
+from parity import TOLERANCE, Oracle, using
+from record import default_device, write_json
+from rivals import RIVALS
+from timing import device_rates, interleaved, ratio
+from torch import Tensor
+
+from aft_mm.ops import dispatch
+
+DTYPES = {str(dtype).removeprefix('torch.'): dtype for dtype in TOLERANCE}
+MODES = ('forward', 'forward+backward')
+# Entries of a [B, T, T, D] product of the oracle where that is timed as a backend.
+LARGEST_REFERENCE = 2**24
+DEFAULTS = {
+    'cpu': dict(backends=['eager', 'reference'], dtype=['float32'], rounds=15),
+    'cuda': dict(backends=['triton', 'eager'], dtype=['bfloat16'], rounds=30),
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A backend or a rival on the tensors of a case."""
+
+    case: Case
+    name: str
+    tensors: list[Tensor]
+    call: Callable[..., Tensor]
+    same_sum: bool
+
+    @classmethod
+    def of(cls, case: Case, name: str, tensors: list[Tensor]) -> 'Form':
+        """The backend or rival of this name."""
+        if name in dispatch.BACKENDS:
+            return cls(case, name, tensors, partial(run_backend, name, case), True)
+        rival = RIVALS[name]
+        return cls(case, name, tensors, rival.make(tensors, case.options), rival.same_sum)
+
+    def once(self, mode: str) -> Callable[[], object]:
+        """What is timed: the op without gradient, or with those of all inputs."""
+        if mode == 'forward':
+            return partial(torch.no_grad()(self.call), *self.tensors)
+        leaves = [x.detach().requires_grad_() for x in self.tensors]
+        cotangent = torch.randn_like(self.tensors[2])
+        return partial(train, self.call, leaves, cotangent)
+
+
+def run_backend(backend: str, case: Case, *tensors: Tensor) -> Tensor:
+    """The op by this backend or not at all."""
+    with using(backend):
+        return case(*tensors)
+
+
+def train(call: Callable[..., Tensor], leaves: list[Tensor], cotangent: Tensor) -> None:
+    """Forward and backward; what is not AFT may leave an input out."""
+    torch.autograd.grad(call(*leaves), leaves, cotangent, allow_unused=True)
+
+
+def reason_against(case: Case, name: str, tensors: list[Tensor], device: str) -> str | None:
+    """Why the form cannot run here; None if it can."""
+    if name not in dispatch.BACKENDS:
+        return RIVALS[name].reason_against(device)
+    if name == 'reference' and case.batch * case.tokens**2 * case.channels > LARGEST_REFERENCE:
+        return 'the oracle would fill the memory'
+    with using(name):
+        reasons = dispatch.reasons_against(name, case.op, tensors, case.all_options)
+    return '; '.join(reasons) or None
+
+
+def verdict(form: Form, oracle: Oracle) -> dict:
+    """The status of a form, 'ok' or 'wrong', and its errors if the oracle has a say."""
+    if not form.same_sum:
+        return dict(status='ok', compared=False)
+    errors = oracle.errors(form.call, form.tensors)
+    allowed = TOLERANCE[form.tensors[2].dtype]
+    wrong = [f'{k} by {error:.1e}' for k, error in errors.items() if not error <= allowed]
+    if wrong:
+        return dict(status='wrong', reason=f'{", ".join(wrong)} > {allowed:g}', errors=errors)
+    return dict(status='ok', compared=True, errors=errors)
+
+
+def admit(name: str, dtype: str, args: argparse.Namespace) -> tuple[list[dict], list[Form]]:
+    """One row per form of the case, and the forms that may be timed, in the same order."""
+    case = CASES[name]
+    tensors = case.inputs(DTYPES[dtype], args.device)
+    rows, forms, oracle = [], [], None
+    for form_name in (*args.backends, *case.rivals):
+        row = dict(case=name, op=case.op, dtype=dtype, form=form_name)
+        rows.append(row)
+        reason = reason_against(case, form_name, tensors, args.device)
+        if reason is not None:
+            row.update(status='not run', reason=reason)
+            continue
+        try:
+            form = Form.of(case, form_name, tensors)
+            oracle = oracle or Oracle.of(case, tensors)
+            row.update(verdict(form, oracle))
+            if row['status'] == 'ok':
+                for mode in MODES:
+                    form.once(mode)()
+                forms.append(form)
+        except torch.OutOfMemoryError:
+            row.update(status='not run', reason='out of memory')
+        except Exception as error:
+            # A failure of a peer says nothing of ours, which must not fall silent.
+            if form_name in dispatch.BACKENDS or RIVALS[form_name].package is None:
+                raise
+            row.update(status='not run', reason=f'{RIVALS[form_name].package} failed: {error}')
+    return rows, forms
+
+
+def cpu_peak(name: str, dtype: str, form_name: str, mode: str, threads: int) -> float:
+    """MiB that the form adds to a process that holds its inputs."""
+    torch.set_num_threads(threads)
+    case = CASES[name]
+    # The libraries set themselves up in a call of the same op on a small case.
+    small = next(c for n, c in CASES.items() if n.startswith('small-') and c.op == case.op)
+    for each in (small, case):
+        tensors = each.inputs(DTYPES[dtype], 'cpu')
+        peak = added_peak(Form.of(each, form_name, tensors).once(mode))
+    return peak
+
+
+def peak_memory(row: dict, form: Form, mode: str, args: argparse.Namespace) -> float:
+    """MiB of a call beyond its inputs."""
+    if torch.device(args.device).type == 'cuda':
+        return added_peak(form.once(mode), args.device)
+    return in_fresh_process(cpu_peak, row['case'], row['dtype'], form.name, mode, args.threads)
+
+
+def hardware_use(form: Form, mode: str, seconds: float, rates: dict[str, float]) -> dict:
+    """Bytes and operations of the formula, and the fractions of what the device can do."""
+    training = mode != 'forward'
+    count = operations(form.case.op, form.case.shapes, form.case.options, training)
+    moved = compulsory_bytes(form.tensors, form.tensors[2], training)
+    return dict(
+        bytes=moved,
+        operations=count,
+        copy_fraction=moved / seconds / rates['copy_bytes_per_second'],
+        matrix_fraction=count / seconds / rates['matrix_operations_per_second'],
+    )
+
+
+def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dict) -> list[dict]:
+    """All forms of the cases in turn, in both modes; one row per case, form and mode."""
+    admitted = {name: admit(name, dtype, args) for name in names}
+    rows = []
+    for mode in MODES:
+        forms = {(n, form.name): form for n in names for form in admitted[n][1]}
+        times = interleaved({k: f.once(mode) for k, f in forms.items()}, args.rounds, args.device)
+        for row in [row for n in names for row in admitted[n][0]]:
+            row = dict(row, mode=mode)
+            rows.append(row)
+            cell = (row['case'], row['form'])
+            if cell not in times:
+                continue
+            seconds, form = statistics.median(times[cell]), forms[cell]
+            row['milliseconds'] = seconds * 1e3
+            row['peak_mib'] = peak_memory(row, form, mode, args)
+            row['speed_over'] = {
+                other: ratio(times, (case, other), cell)
+                for case, other in times
+                if case == row['case'] and other != row['form']
+            }
+            if form.same_sum:
+                row.update(hardware_use(form, mode, seconds, rates))
+            unit = (form.case.baseline, form.name)
+            if unit in times:
+                row['time_over_baseline'] = ratio(times, cell, unit)
+    return rows
+
+
+def line(row: dict) -> str:
+    """A row as a line of text."""
+    start = f'{row["case"]:<38}{row["mode"]:<18}{row["form"]:<20}'
+    if row['status'] != 'ok':
+        return f'{start}{row["status"]}: {row["reason"]}'
+    text = f'{start}{row["milliseconds"]:10.3f} ms{row["peak_mib"]:9.1f} MiB'
+    if 'copy_fraction' in row:
+        text += f'   copy {row["copy_fraction"]:6.1%} matrix {row["matrix_fraction"]:6.1%}'
+    else:
+        text += '   (result not compared)      '
+    if row['speed_over']:
+        text += '   speed over ' + ', '.join(f'{k} {v:.2f}' for k, v in row['speed_over'].items())
+    if 'time_over_baseline' in row:
+        text += f'   time over baseline {row["time_over_baseline"]:.2f}'
+    return text
+
+
+def parse_args(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line; what is left out depends on the device."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--list', action='store_true', help='name the cases and stop')
+    parser.add_argument('--cases', metavar='PATTERN', help='such as "conv-*"')
+    parser.add_argument('--backends', nargs='+', choices=dispatch.BACKENDS)
+    parser.add_argument('--dtype', nargs='+', choices=list(DTYPES))
+    parser.add_argument('--rounds', type=int)
+    parser.add_argument('--device', default=default_device())
+    parser.add_argument('--threads', type=int, default=os.cpu_count(), help='of a CPU')
+    parser.add_argument('--json', type=Path, help='write rows and the environment here')
+    args = parser.parse_args(arguments)
+    device = torch.device(args.device).type
+    for name, value in DEFAULTS[device].items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    args.names = fnmatch.filter(CASES, args.cases or '*')
+    if args.cases is None:
+        args.names = [n for n in args.names if n.startswith('small-') == (device == 'cpu')]
+    if not args.names:
+        parser.error(f'--cases must match one of {", ".join(CASES)}, got {args.cases!r}')
+    return args
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the cases that the command line names; 1 if a result was wrong."""
+    args = parse_args(arguments)
+    if args.list:
+        print('\n'.join(args.names))
+        return 0
+    torch.set_num_threads(args.threads)
+    groups: dict[str, list[str]] = {}
+    for name in args.names:
+        groups.setdefault(CASES[name].baseline or name, []).append(name)
+    rows, rates = [], {}
+    for dtype in args.dtype:
+        rates[dtype] = device_rates(args.device, DTYPES[dtype])
+        copied, multiplied = rates[dtype].values()
+        print(f'{dtype}: copy {copied / 1e9:.1f} GB/s, matrix {multiplied / 1e12:.2f} T/s')
+        for names in groups.values():
+            found = run_group(names, dtype, args, rates[dtype])
+            print('\n'.join(map(line, found)), flush=True)
+            rows += found
+    write_json(args.json, rows, args, rates=rates)
+    return int(any(row['status'] == 'wrong' for row in rows))
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

@@ -1,0 +1,89 @@
+"""Bytes and operations of an AFT op, counted from its formula, whatever a backend does instead.
+
+Bytes are compulsory traffic: every input is read once and every result written once. Operations
+take the sums apart as the paper does, pairs inside of a window one by one and everything outside of
+it as one running sum. A multiply-add is two operations, an exponential or a sigmoid one; a training
+step is three times the forward pass, as each product has two in the backward pass.
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from aft_mm.ops.geometry import as_pair
+
+
+def compulsory_bytes(inputs: Sequence[Tensor], output: Tensor, training: bool) -> int:
+    """Forward: inputs and output. Training reads inputs and output's gradient again and writes
+    the gradients of the inputs.
+    """
+    read, written = sum(x.nbytes for x in inputs), output.nbytes
+    return 3 * read + 2 * written if training else read + written
+
+
+def _reached(length: int, before: int, after: int) -> int:
+    """Pairs (i, j) of a line of cells with ``i − before ≤ j ≤ i + after``."""
+    return sum(min(i + after, length - 1) - max(i - before, 0) + 1 for i in range(length))
+
+
+def near_pairs(grid: Sequence[int], reaches: Sequence[int], causal: bool) -> int:
+    """Pairs (t, t') on the grid that differ by no more than the reach in every dimension."""
+    pairs = math.prod(_reached(n, r, r) for n, r in zip(grid, reaches, strict=True))
+    return (pairs + math.prod(grid)) // 2 if causal else pairs
+
+
+def hard_pairs(grid: Sequence[int], window: int | Sequence[int]) -> int:
+    """Pairs of the causal hard window of AFTWindow, see :func:`aft_mm.ops.geometry.hard_mask`."""
+    if len(grid) == 1:
+        size = window if isinstance(window, int) else window[0]
+        return _reached(grid[0], size - 1, 0)
+    half_rows, half_columns = (size // 2 for size in as_pair(window))
+    above = _reached(grid[0], half_rows - 1, 0) - grid[0]
+    own_row = grid[0] * _reached(grid[1], half_columns - 1, 0)
+    return above * _reached(grid[1], half_columns - 1, half_columns) + own_row
+
+
+def weighted_pairs(op: str, shapes: Sequence[Sequence[int]], options: dict) -> int:
+    """Pairs (t, t') that have a weight of their own in `op` on tensors of these shapes."""
+    tokens, sources = shapes[0][1], shapes[1][1]
+    causal, grid = options.get('causal', False), options.get('grid') or (tokens,)
+    if op == 'aft_full':
+        return tokens * (tokens + 1) // 2 if causal else tokens * sources
+    if op == 'aft_conv':
+        return near_pairs(grid, [size // 2 for size in shapes[3][1:]], causal)
+    if op == 'aft_window':
+        return hard_pairs(grid, options['window'])
+    if op in ('aft_local', 'aft_local_normalized'):
+        window = options['window']
+        sizes = as_pair(window) if len(grid) == 2 else (window,)
+        return near_pairs(grid, [size - 1 for size in sizes], causal)
+    return 0
+
+
+def operations(
+    op: str, shapes: Sequence[Sequence[int]], options: dict, training: bool = False
+) -> int:
+    """Operations of `op` on query [B, T, D], key [B, S, h], value [B, S, D] and its parameters."""
+    (batch, tokens, channels), (_, sources, heads) = shapes[0], shapes[1]
+    both = channels + heads  # of numerator and denominator
+    pairs = weighted_pairs(op, shapes, options)
+    # exp(k) and its product with v; quotient, sigmoid and gate.
+    count = batch * sources * both + 3 * batch * tokens * channels
+    if op == 'aft_simple':
+        count += batch * sources * both
+    elif op == 'aft_full':
+        count += pairs + 2 * batch * pairs * both
+    elif op == 'aft_local':
+        # u·v and exp per pair; the sum outside, and adding it to the one inside.
+        count += pairs * (2 * shapes[3][1] + 1) + 2 * batch * (pairs + tokens) * both
+    elif op == 'aft_conv':
+        count += math.prod(shapes[3]) + 2 * batch * pairs * both
+        if options.get('global_connectivity', True):
+            count += 2 * batch * tokens * both
+    elif op == 'aft_window':
+        count += batch * pairs * both
+    else:
+        # The weights have a softmax of their own, the keys one running sum for all tokens.
+        count += pairs * (2 * shapes[3][1] + 3) + batch * (2 * pairs + tokens) * channels
+    return 3 * count if training else count

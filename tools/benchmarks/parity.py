@@ -1,0 +1,138 @@
+"""Whether a result may be timed: output and every gradient against the float64 oracle.
+
+The oracle holds [B, T, T, D] products, so it sees two sequences and a few channels. Channels do not
+mix, and a gradient of the output that is zero elsewhere makes the gradients of the op on all
+channels those of the oracle on its few, the parameters' included.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from op_cases import Case
+from torch import Tensor
+
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+
+# Error over the largest entry of a tensor: the tolerances of the tests of the ops.
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+FLOOR = 1e-3
+# The same of the hidden vectors of a decoder, which hold the rounding of every layer.
+DECODER_TOLERANCE = {'float32': 2e-5, 'float16': 5e-3, 'bfloat16': 3e-2}
+# Entries of a [B, T, T, D] product of the oracle.
+LARGEST_PRODUCT = {'cpu': 2**22, 'cuda': 2**28}
+
+
+@contextmanager
+def using(backend: str | None) -> Iterator[None]:
+    """Ask for a backend inside; None leaves the choice to the environment."""
+    before = os.environ.get(ENVIRONMENT_VARIABLE)
+    if backend is not None:
+        os.environ[ENVIRONMENT_VARIABLE] = backend
+    try:
+        yield
+    finally:
+        if backend is not None and before is None:
+            del os.environ[ENVIRONMENT_VARIABLE]
+        elif backend is not None:
+            os.environ[ENVIRONMENT_VARIABLE] = before
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """Largest error over the largest entry; NaN where anything is NaN."""
+    scale = expected.abs().max().clamp_min(FLOOR)
+    return ((got.double() - expected.double()).abs().max() / scale).item()
+
+
+def require_close(name: str, got: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Stop the run if the result is wrong by more than the tolerance."""
+    error = relative_error(got, expected)
+    if not error <= tolerance:
+        raise SystemExit(f'{name} is wrong by {error:.2e} > {tolerance}: not timed')
+
+
+def spread(length: int, count: int) -> list[int]:
+    """At most `count` different indices below `length`, both ends among them."""
+    return sorted(set(torch.linspace(0, length - 1, min(count, length)).round().long().tolist()))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The sequences and channels that the oracle sees, and the key channels that serve these."""
+
+    sequences: list[int]
+    channels: list[int]
+    key_channels: list[int]
+
+    @classmethod
+    def of(cls, case: Case, largest_product: int) -> 'Sample':
+        """As many channels as fit, two at least."""
+        sequences = spread(case.batch, 2)
+        count = max(2, largest_product // (len(sequences) * case.tokens**2))
+        heads = case.heads or case.channels
+        if heads == 1:
+            return cls(sequences, spread(case.channels, count), [0])
+        # One channel of each head, so that the heads stay equal: the first, ..., the last.
+        key_channels, group = spread(heads, count), case.channels // heads
+        offsets = torch.linspace(0, group - 1, len(key_channels)).round().long().tolist()
+        channels = [head * group + i for head, i in zip(key_channels, offsets, strict=True)]
+        return cls(sequences, channels, key_channels)
+
+    def select(self, x: Tensor, channels: list[int]) -> Tensor:
+        """The part of x [B, T, ·]."""
+        return x[self.sequences][:, :, channels]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What the oracle says of a case on these tensors, and the output's gradient that it used."""
+
+    sample: Sample
+    cotangent: Tensor
+    output: Tensor
+    gradients: list[Tensor]
+
+    @classmethod
+    def of(cls, case: Case, tensors: Sequence[Tensor]) -> 'Oracle':
+        """Ask it, on the device of the tensors."""
+        value = tensors[2]
+        sample = Sample.of(case, LARGEST_PRODUCT[value.device.type])
+        columns = [sample.channels, sample.key_channels, sample.channels]
+        parts = [sample.select(x, c) for x, c in zip(tensors[:3], columns, strict=True)]
+        parameters = list(tensors[3:])
+        if case.op == 'aft_conv':
+            parameters = [parameters[0][sample.key_channels]]
+        leaves = [x.double().requires_grad_() for x in (*parts, *parameters)]
+        with using('reference'):
+            output = case(*leaves)
+        generator = torch.Generator(value.device).manual_seed(1)
+        chosen = torch.randn(output.shape, generator=generator, device=value.device)
+        chosen = chosen.to(value.dtype)
+        found = torch.autograd.grad(output, leaves, chosen.double())
+        gradients = [torch.zeros_like(x, dtype=torch.float64) for x in tensors]
+        rows = torch.tensor(sample.sequences, device=value.device)[:, None]
+        for gradient, part, c in zip(gradients, found, columns, strict=False):
+            gradient.transpose(1, 2)[rows, c] = part.transpose(1, 2)
+        for gradient, part in zip(gradients[3:], found[3:], strict=True):
+            gradient[sample.key_channels if case.op == 'aft_conv' else slice(None)] = part
+        cotangent = torch.zeros_like(value)
+        cotangent.transpose(1, 2)[rows, sample.channels] = chosen.transpose(1, 2)
+        return cls(sample, cotangent, output.detach(), gradients)
+
+    def errors(
+        self, call: Callable[..., Tensor], tensors: Sequence[Tensor], training: bool = True
+    ) -> dict[str, float]:
+        """Relative errors of the output and, if training, of the gradient of every input."""
+        leaves = [x.detach().requires_grad_(training) for x in tensors]
+        with torch.set_grad_enabled(training):
+            output = call(*leaves)
+        got = self.sample.select(output.detach(), self.sample.channels)
+        errors = {'output': relative_error(got, self.output)}
+        if training:
+            names = ['query', 'key', 'value', 'first parameter', 'second parameter']
+            found = torch.autograd.grad(output, leaves, self.cotangent)
+            for name, gradient, expected in zip(names, found, self.gradients, strict=False):
+                errors[f'gradient of {name}'] = relative_error(gradient, expected)
+        return errors

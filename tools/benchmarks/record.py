@@ -1,0 +1,78 @@
+"""The JSON that records a run: rows, and what they were measured on."""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ('torch', 'triton', 'timm', 'aft-pytorch', 'fla-core')
+
+
+def default_device() -> str:
+    """'cuda' where there is such a device, else 'cpu'."""
+    return 'cuda' if torch.cuda.is_available() else 'cpu'
+
+
+def device_name(device: str) -> str:
+    """The model of the GPU or CPU."""
+    if torch.device(device).type == 'cuda':
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path('/proc/cpuinfo')
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
+    return names[0] if names else platform.machine()
+
+
+def commit() -> str | None:
+    """The commit of the checkout, with '-dirty' behind it if files differ; None outside of one."""
+    command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of the packages that take part, None for one that is not installed."""
+    found: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def environment(args: argparse.Namespace, **more) -> dict:
+    """Device, versions, commit and settings of a run; paths of the machine are left out."""
+    settings = {name: value for name, value in vars(args).items() if not isinstance(value, Path)}
+    return dict(
+        device_name=device_name(args.device),
+        machine=platform.machine(),
+        commit=commit(),
+        versions=versions(),
+        backend=os.environ.get(ENVIRONMENT_VARIABLE),
+        tf32=dict(
+            matmul=torch.backends.cuda.matmul.allow_tf32, cudnn=torch.backends.cudnn.allow_tf32
+        ),
+        settings=settings,
+        **more,
+    )
+
+
+def write_json(path: Path | None, rows: list[dict], args: argparse.Namespace, **more) -> None:
+    """Write the rows with their environment, if a path is given."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = dict(environment=environment(args, **more), rows=rows)
+    path.write_text(json.dumps(content, indent=2) + '\n')

@@ -1,0 +1,150 @@
+"""What takes turns with the backends of an op: other forms of its sum, and other packages.
+
+A rival that computes the same as the op is held against the oracle like a backend; of the others
+only the time is of interest, and their results are compared with nothing.
+"""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Package and the module that it installs.
+PACKAGES = {'timm': 'timm', 'aft-pytorch': 'aft_pytorch', 'fla-core': 'fla'}
+HEAD_CHANNELS = 64
+
+
+def missing(package: str | None) -> str | None:
+    """How to install the package if it is not there."""
+    if package is None or importlib.util.find_spec(PACKAGES[package]) is not None:
+        return None
+    return f'{package} is not installed: pip install {package}'
+
+
+@dataclass(frozen=True)
+class Rival:
+    """make(tensors, options) gives the function of (query, key, value, *parameters) to be timed.
+
+    same_sum: whether it computes what the op does. package: what it needs.
+    """
+
+    make: Callable[[Sequence[Tensor], dict], Callable[..., Tensor]]
+    same_sum: bool = False
+    package: str | None = None
+    cuda_only: bool = False
+
+    def reason_against(self, device: str) -> str | None:
+        """Why it cannot run on the device; None if it can."""
+        if self.cuda_only and torch.device(device).type != 'cuda':
+            return 'runs on CUDA devices only'
+        return missing(self.package)
+
+
+def dense_local(query, key, value, pos_u, pos_v, *, window: int, **ignored) -> Tensor:
+    """Causal AFT-local as one masked [T, T] product, fit for keys of moderate size only."""
+    token = torch.arange(key.shape[1], device=key.device)
+    distance = token[:, None] - token
+    bias = (pos_u @ pos_v.T).masked_fill(distance >= window, 0)
+    weight = torch.exp(bias.masked_fill(distance < 0, -torch.inf))
+    exp_key = torch.exp(key - key.amax(1, keepdim=True))
+    return torch.sigmoid(query) * (weight @ (exp_key * value)) / (weight @ exp_key)
+
+
+def _dense_local(tensors, options) -> Callable[..., Tensor]:
+    return lambda *inputs: dense_local(*inputs, window=options['window'])
+
+
+def _softmax(causal: bool) -> Callable:
+    """scaled_dot_product_attention, flash where torch has it; heads of 64 channels, or one."""
+
+    def make(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
+        query, key = tensors[:2]
+        heads = max(1, query.shape[2] // HEAD_CHANNELS)
+        # AFT-conv has one key channel per head, which is too few.
+        full_key = None if key.shape == query.shape else torch.randn_like(query)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, *parameters: Tensor) -> Tensor:
+            inputs = (query, key if full_key is None else full_key, value)
+            split = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in inputs)
+            mixed = F.scaled_dot_product_attention(*split, is_causal=causal)
+            return mixed.transpose(1, 2).flatten(2)
+
+        return attend
+
+    return make
+
+
+class _Given(nn.Module):
+    """Stands in the place of a projection and hands out what was put into it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.given
+
+
+def _aft_pytorch(name: str) -> Callable:
+    """A module of aft-pytorch 0.2 without its projections.
+
+    Its AFTFull takes exp(k) of the keys as they are, and nothing in it is causal. Its AFTLocal is
+    left out: it builds its bias anew, entry by entry in Python, at every call.
+    """
+
+    def make(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
+        import aft_pytorch
+
+        batch, tokens, channels = tensors[0].shape
+        module = getattr(aft_pytorch, name)(tokens, channels, channels).to(tensors[0])
+        module.to_q, module.to_k, module.to_v = _Given(), _Given(), _Given()
+        module.project = nn.Identity()
+
+        def call(query: Tensor, key: Tensor, value: Tensor, *parameters: Tensor) -> Tensor:
+            module.to_q.given, module.to_k.given, module.to_v.given = query, key, value
+            if parameters:
+                del module.wbias
+                module.wbias = parameters[0]
+            return module(query)
+
+        return call
+
+    return make
+
+
+def _fla_rwkv4(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
+    """The recurrence of RWKV-4 with a decay of almost 1, which is causal AFT-simple, and a gate."""
+    from fla.ops.rwkv4 import fused_recurrent_rwkv4
+
+    like = tensors[1]
+    # Its own decay is exp(−exp(w)).
+    decay, bonus = like.new_full((like.shape[2],), -30), like.new_zeros(like.shape[2])
+    state = like.new_zeros(like.shape[0], 3, 1, like.shape[2])
+    state[:, 2] = -1e4
+
+    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mixed, _ = fused_recurrent_rwkv4(decay, bonus, key, value, state)
+        return torch.sigmoid(query) * mixed
+
+    return call
+
+
+def _fla_retention(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
+    """Chunked retention with heads of 64 channels: linear in T, another sum."""
+    from fla.ops.retention import chunk_retention
+
+    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        heads = (x.unflatten(2, (-1, HEAD_CHANNELS)) for x in (query, key, value))
+        return chunk_retention(*heads)[0].flatten(2)
+
+    return call
+
+
+RIVALS = {
+    'softmax': Rival(_softmax(causal=False)),
+    'softmax-causal': Rival(_softmax(causal=True)),
+    'dense-local': Rival(_dense_local, same_sum=True),
+    'aft-pytorch-full': Rival(_aft_pytorch('AFTFull'), package='aft-pytorch'),
+    'aft-pytorch-simple': Rival(_aft_pytorch('AFTSimple'), package='aft-pytorch'),
+    'fla-rwkv4': Rival(_fla_rwkv4, package='fla-core', cuda_only=True),
+    'fla-retention': Rival(_fla_retention, package='fla-core', cuda_only=True),
+}
