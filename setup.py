@@ -44,7 +44,8 @@ setup(
         'downstream': [
             'mmcv>=2.1,<2.2', 'mmdet>=3.3,<3.4', 'mmsegmentation>=1.2,<1.3', 'ftfy', 'regex'
         ],
-        'bench': ['timm'],
+        # fla-core holds the kernels of flash-linear-attention; they need a GPU.
+        'bench': ['timm', 'aft-pytorch', 'fla-core; platform_system == "Linux"'],
         'docs': ['sphinx', 'myst-parser'],
         'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm'],
     },
