@@ -1,0 +1,306 @@
+"""What tools/model_converters make of checkpoints: DeiT as a start of AFT-conv, and publishing."""
+
+import hashlib
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from mmengine.config import Config
+from mmengine.hooks import EMAHook
+from mmengine.model import ExponentialMovingAverage
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.runner import CheckpointLoader, load_checkpoint
+from torch import nn
+
+from aft_mm import ops
+from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
+
+ROOT = Path(__file__).parents[1]
+TABLE_8 = (
+    ROOT / 'configs/image_classification/aft-conv-base-h32-k25_8xb8-100e-from-deit_in1k-384px.py'
+)
+HEADS, DEPTH = 6, 2
+
+
+def load_tool(name):
+    path = ROOT / f'tools/model_converters/{name}.py'
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope='module')
+def deit_to_aft():
+    return load_tool('deit_to_aft')
+
+
+@pytest.fixture(scope='module')
+def publish_model():
+    return load_tool('publish_model')
+
+
+@pytest.fixture(scope='module')
+def deit():
+    """timm's DeiT-tiny of two layers, at 384 px, with other weights in every tensor."""
+    torch.manual_seed(0)
+    settings = dict(depth=DEPTH, img_size=384, num_classes=7)
+    model = timm.create_model('deit_tiny_patch16_224', pretrained=False, **settings).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def in_mmpretrain(model):
+    """The weights under the names that mmpretrain's own model has, which it checks."""
+    renamed = {
+        'patch_embed.proj.': 'patch_embed.projection.',
+        'blocks.': 'layers.',
+        'mlp.fc1': 'ffn.layers.0.0',
+        'mlp.fc2': 'ffn.layers.1',
+        'head.': 'head.layers.head.',
+    }
+    state = {}
+    for name, tensor in model.state_dict().items():
+        for old, new in renamed.items():
+            name = name.replace(old, new)
+        name = re.sub(r'\bnorm(\d?)\.', lambda found: f'ln{found[1] or 1}.', name)
+        state[name if name.startswith('head.') else f'backbone.{name}'] = tensor
+    init_default_scope('mmpretrain')
+    arch = dict(embed_dims=192, num_layers=DEPTH, num_heads=3, feedforward_channels=768)
+    theirs = dict(
+        type='ImageClassifier',
+        backbone=dict(type='mmpretrain.VisionTransformer', arch=arch, img_size=384),
+        head=dict(type='mmpretrain.VisionTransformerClsHead', num_classes=7, in_channels=192),
+    )
+    MODELS.build(theirs).load_state_dict(state)
+    return dict(meta={}, state_dict=state)
+
+
+NAMINGS = {
+    'timm': lambda model: model.state_dict(),
+    'official': lambda model: dict(model=model.state_dict()),
+    'mmpretrain': in_mmpretrain,
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The fine-tuning config of table 8, but as small as the DeiT above; it starts from aft.pth."""
+    path = tmp_path / 'small.py'
+    path.write_text(
+        f"_base_ = '{TABLE_8}'\n"
+        f"load_from = '{tmp_path / 'aft.pth'}'\n"
+        f'model = dict(backbone=dict(arch=dict(_delete_=True, embed_dims=192, num_layers={DEPTH}),'
+        f' token_mixer=dict(num_heads={HEADS}, kernel_size=5)),'
+        ' head=dict(in_channels=192, num_classes=7))\n'
+    )
+    return path
+
+
+@pytest.fixture
+def convert(deit_to_aft, config, tmp_path, capsys):
+    """Convert a checkpoint to aft.pth; what was printed."""
+
+    def call(checkpoint, *options):
+        torch.save(checkpoint, tmp_path / 'deit.pth')
+        files = [str(tmp_path / name) for name in ('deit.pth', 'aft.pth')]
+        deit_to_aft.main([*files, '--config', str(config), *options])
+        return capsys.readouterr().out
+
+    return call
+
+
+def build(config):
+    config = Config.fromfile(config)
+    init_default_scope(config.default_scope)
+    model = MODELS.build(config.model).eval()
+    for parameter in model.parameters():  # nothing may be left of it by accident
+        nn.init.normal_(parameter, std=0.5)
+    return model, config
+
+
+@pytest.mark.parametrize('naming', NAMINGS)
+@pytest.mark.parametrize('size', [384, 224], ids=str)
+def test_without_mixing_it_is_deit(naming, size, deit, config, convert, tmp_path, monkeypatch):
+    """Values pass instead of being mixed: everything but query, key and bias is DeiT's."""
+    convert(NAMINGS[naming](deit))
+    model, cfg = build(config)
+    weights = CheckpointLoader.load_checkpoint(cfg.load_from, map_location='cpu')
+    load_fitting(model, weights, name='fine-tuning', strict=False)
+    load_checkpoint(model, cfg.load_from)
+
+    image = torch.randn(2, 3, size, size)
+    x = deit.patch_embed.proj(image).flatten(2).transpose(1, 2)
+    with torch.no_grad():
+        for block in deit.blocks:
+            value = block.attn.qkv(block.norm1(x)).chunk(3, -1)[2]
+            x = x + block.attn.proj(value)
+            x = x + block.mlp(block.norm2(x))
+        monkeypatch.setattr(ops, 'aft_conv', lambda query, key, value, *_, **__: value)
+        (ours,) = model.backbone(image)
+    torch.testing.assert_close(ours, deit.norm(x).mean(1), atol=1e-4, rtol=1e-4)
+
+
+def test_query_and_key_start_as_the_model_starts_them(deit, deit_to_aft, config, convert, tmp_path):
+    convert(deit.state_dict())
+    state = torch.load(tmp_path / 'aft.pth', weights_only=True)['state_dict']
+    fresh = deit_to_aft.build_backbone(Config.fromfile(config), query=False).state_dict()
+    assert state.keys() == {f'backbone.{name}' for name in fresh}
+    for name, tensor in fresh.items():
+        new = re.search(r'query|key|pos_bias', name) is not None
+        assert torch.equal(state[f'backbone.{name}'], tensor) == new, name
+
+
+def test_options_take_query_and_averaged_keys(deit, convert, tmp_path):
+    convert(deit.state_dict(), '--query', '--average-keys')
+    state = torch.load(tmp_path / 'aft.pth', weights_only=True)['state_dict']
+    for i, block in enumerate(deit.blocks):
+        x = torch.randn(5, 192)
+        query, key, _ = block.attn.qkv(x).chunk(3, -1)
+        ours = {
+            part: nn.functional.linear(
+                x,
+                *(state[f'backbone.layers.{i}.token_mixer.{part}.{p}'] for p in ('weight', 'bias')),
+            )
+            for part in ('query', 'key')
+        }
+        torch.testing.assert_close(ours['query'], query)
+        torch.testing.assert_close(ours['key'], key.reshape(5, HEADS, -1).mean(-1))
+
+
+def test_the_backbone_alone_loads_it_as_its_start(deit, config, convert, tmp_path):
+    convert(deit.state_dict())
+    start = dict(type='Pretrained', checkpoint=str(tmp_path / 'aft.pth'), prefix='backbone')
+    settings = Config.fromfile(config).model.backbone
+    init_default_scope('mmpretrain')
+    backbone = MODELS.build({**settings, 'init_cfg': start, 'img_size': 64})
+    backbone.init_weights()
+    weight = deit.blocks[1].attn.qkv.weight[384:]
+    assert torch.equal(backbone.layers[1].token_mixer.value.weight, weight)
+
+
+def test_the_table_says_what_became_of_every_tensor(deit, convert):
+    printed = re.sub(r'[^\S\n]+', ' ', convert(deit.state_dict()))
+    for line in (
+        '│ pos_embed │ 1 │ not taken: the position bias of AFT-conv stands for it │',
+        '│ head.weight │ 1 │ not taken: it reads the class token │',
+        f'│ blocks.*.mlp.fc2.weight │ {DEPTH} │ layers.*.mlp.3.weight │',
+        f'│ blocks.*.attn.qkv.bias (value) │ {DEPTH} │ layers.*.token_mixer.value.bias │',
+        f'│ blocks.*.attn.qkv.bias (key) │ {DEPTH} │ not taken: it means something else in AFT; '
+        '--average-keys takes it │',
+        f'│ │ {DEPTH} │ layers.*.token_mixer.query.weight starts anew │',
+    ):
+        assert line in printed
+
+
+def without(name):
+    return lambda state: {key: tensor for key, tensor in state.items() if key != name}
+
+
+REFUSED = {
+    'other naming': (lambda state: {'stem.weight': torch.ones(2)}, 'must be a DeiT or ViT in the'),
+    'no weights': (lambda state: dict(model=3), 'must be a DeiT or ViT in the'),
+    'unknown': (
+        lambda state: {**state, 'blocks.1.ls1.gamma': torch.ones(192)},
+        'has blocks.1.ls1.gamma, which a plain DeiT or ViT has not',
+    ),
+    'fused shape': (
+        lambda state: {**state, 'blocks.0.attn.qkv.weight': torch.ones(3 * 192 - 64, 192)},
+        r'D=192 channels each, 576 rows, but is \[512, 192\]',
+    ),
+    'missing': (without('blocks.1.mlp.fc1.bias'), r'takes from it also layers\.1\.mlp\.0\.bias'),
+    'width': (
+        lambda state: {**state, 'patch_embed.proj.bias': torch.ones(96),
+                       'patch_embed.proj.weight': torch.ones(96, 3, 16, 16)},
+        'has 96 channels, but the model of the config has 192',
+    ),
+    'depth': (
+        lambda state: {**state, 'blocks.2.norm1.bias': torch.ones(192)},
+        r'has no place in it for layers\.2\.norm1\.bias',
+    ),
+    'patch': (
+        lambda state: {**state, 'patch_embed.proj.weight': torch.ones(192, 3, 8, 8)},
+        r'weight is \[192, 3, 8, 8\], but \[192, 3, 16, 16\] there',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('what', REFUSED)
+def test_other_checkpoints_are_refused_in_one_sentence(what, deit, convert, tmp_path):
+    change, message = REFUSED[what]
+    with pytest.raises(SystemExit, match=message) as error:
+        convert(change(dict(deit.state_dict())))
+    assert '\n' not in str(error.value)
+    assert not (tmp_path / 'aft.pth').exists()
+
+
+@pytest.mark.parametrize(
+    'change, options, message',
+    [
+        ("type='aft_mm.AFTSimple'", [], 'must be aft_mm.AFTConv, got AFTSimple'),
+        (f'num_heads={HEADS}, kernel_size=5, query=False', ['--query'], '--query must be left out'),
+    ],
+)
+def test_configs_without_what_is_taken_are_refused(change, options, message, deit, config, convert):
+    mixer = f'num_heads={HEADS}, kernel_size=5'
+    delete = '_delete_=True, ' if 'type' in change else ''
+    config.write_text(config.read_text().replace(mixer, delete + change))
+    with pytest.raises(SystemExit, match=message):
+        convert(deit.state_dict(), *options)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A checkpoint as training with EMAHook writes it, the weights and their average."""
+    model = nn.Linear(3, 2)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    hook = EMAHook()
+    hook.ema_model = ExponentialMovingAverage(model, momentum=0.5)
+    nn.init.zeros_(hook.ema_model.module.weight)
+    average = {name: x.clone() for name, x in hook.ema_model.module.state_dict().items()}
+    meta = dict(cfg='a = 1', seed=3, epoch=7, dataset_meta=dict(classes=('cat', 'dog'), roots=[1]))
+    checkpoint = dict(
+        meta=meta, state_dict=dict(model.state_dict()), optimizer={}, message_hub={},
+        param_schedulers=[],
+    )  # fmt: skip
+    hook.before_save_checkpoint(None, checkpoint)
+    torch.save(checkpoint, tmp_path / 'trained.pth')
+    return weights, average
+
+
+@pytest.mark.parametrize('options', [[], ['--ema']], ids=str)
+def test_a_published_file_holds_the_weights_and_no_more(
+    options, trained, publish_model, tmp_path, capsys
+):
+    publish_model.main([str(tmp_path / 'trained.pth'), str(tmp_path / 'a/model.pth'), *options])
+    path = Path(capsys.readouterr().out.strip())
+    digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    assert path == tmp_path / f'a/model-{digits}.pth' and list(path.parent.iterdir()) == [path]
+    published = torch.load(path, weights_only=True)
+    assert published.keys() == {'meta', 'state_dict'}
+    meta = dict(cfg='a = 1', epoch=7, dataset_meta=dict(classes=('cat', 'dog')))
+    assert published['meta'] == meta
+    expected = trained[bool(options)]
+    assert published['state_dict'].keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(published['state_dict'][name], tensor)
+
+
+def test_nothing_is_overwritten_and_no_average_invented(trained, publish_model, tmp_path):
+    words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')]
+    publish_model.main(words)
+    with pytest.raises(SystemExit, match='exists already and is left as it is'):
+        publish_model.main(words)
+    torch.save(dict(state_dict=trained[0]), words[0])
+    with pytest.raises(SystemExit, match='has no averaged weights, which --ema takes'):
+        publish_model.main([*words, '--ema'])
+    torch.save(trained[0], words[0])
+    with pytest.raises(SystemExit, match='must hold a state_dict'):
+        publish_model.main(words)
+    with pytest.raises(SystemExit, match='ends in .pth'):
+        publish_model.main([words[0], str(tmp_path / 'model.bin')])
+    assert len(list(tmp_path.iterdir())) == 2

@@ -1,0 +1,282 @@
+"""Start AFT-conv from a trained DeiT or ViT, as §5.3 "Compatibility" of arXiv 2105.14103 does.
+
+SRC is a checkpoint in the naming of timm, of the official DeiT (a dict with 'model') or of
+mmpretrain. Taken are patch embedding, norms, MLPs, and of the attention the value and the output
+projection. Query and key, which mean something else in AFT, stay as the model of --config starts
+them (seed 0), and so do the position biases; position embedding, class token and head have no place
+in it. The file holds the whole backbone, so that a config loads it through
+load_from='DST.pth' or through backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='DST.pth',
+prefix='backbone')).
+"""
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import aft_mm.registry  # noqa: F401, registers the backbone
+from aft_mm.checkpoint import load_from_local
+from aft_mm.engine.command_line import (
+    CONFIG_ERRORS,
+    check_checkpoint,
+    check_config,
+    check_writable,
+)
+from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.layers.mixers import AFTConv
+from aft_mm.models import AFTViT
+
+CONFIG = (
+    Path(__file__).parents[2]
+    / 'configs/image_classification/aft-conv-base-h32-k25_8xb8-100e-from-deit_in1k-384px.py'
+)
+# The modules of a checkpoint and ours; the star is the number of the layer.
+TIMM = {
+    'patch_embed.proj': 'patch_embed.projection',
+    'blocks.*.norm1': 'layers.*.norm1',
+    'blocks.*.attn.qkv': 'layers.*.token_mixer.qkv',
+    'blocks.*.attn.proj': 'layers.*.token_mixer.proj',
+    'blocks.*.norm2': 'layers.*.norm2',
+    'blocks.*.mlp.fc1': 'layers.*.mlp.0',
+    'blocks.*.mlp.fc2': 'layers.*.mlp.3',
+    'norm': 'norm',
+}
+MMPRETRAIN = {
+    'patch_embed.projection': 'patch_embed.projection',
+    'layers.*.ln1': 'layers.*.norm1',
+    'layers.*.attn.qkv': 'layers.*.token_mixer.qkv',
+    'layers.*.attn.proj': 'layers.*.token_mixer.proj',
+    'layers.*.ln2': 'layers.*.norm2',
+    'layers.*.ffn.layers.0.0': 'layers.*.mlp.0',
+    'layers.*.ffn.layers.1': 'layers.*.mlp.3',
+    'ln1': 'norm',
+}
+NO_PLACE = {
+    'cls_token': 'AFT-conv averages the tokens',
+    'dist_token': 'AFT-conv averages the tokens',
+    'pos_embed': 'the position bias of AFT-conv stands for it',
+    'head': 'it reads the class token',
+    'head_dist': 'it reads the distillation token',
+}
+
+
+class Row(NamedTuple):
+    """One tensor of the checkpoint: what became of it, and the reason if it was left out."""
+
+    source: str
+    target: str | None
+    reason: str = ''
+
+
+def find_weights(checkpoint: Mapping, path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The weights of a checkpoint, without the prefix 'backbone.', and the table of their names.
+
+    Raises:
+        UserError: the naming is none of those that are known.
+    """
+    weights = checkpoint.get('model', checkpoint.get('state_dict', checkpoint))
+    if isinstance(weights, Mapping):
+        weights = {str(name).removeprefix('backbone.'): x for name, x in weights.items()}
+        for naming in (TIMM, MMPRETRAIN):
+            first, qkv = (
+                next(name for name, ours in naming.items() if ours.endswith(end))
+                for end in ('patch_embed.projection', 'qkv')
+            )
+            if {f'{first}.weight', f'{qkv.replace("*", "0")}.weight'} <= weights.keys():
+                return weights, naming
+    raise UserError(
+        f'{path!r} must be a DeiT or ViT in the naming of timm (blocks.0.attn.qkv), the official '
+        'DeiT (the same below model) or mmpretrain (backbone.layers.0.attn.qkv), but has neither'
+    )
+
+
+def starred(name: str) -> str:
+    """A parameter's name with a star for the number of its layer."""
+    return re.sub(r'\.\d+\.', '.*.', name, count=1)
+
+
+def our_name(name: str, naming: Mapping[str, str], path: str) -> str:
+    """The name of a parameter in AFTViT, 'layers.N.token_mixer.qkv.…' for the fused attention.
+
+    Raises:
+        UserError: AFTViT has nothing of this kind.
+    """
+    module, _, kind = starred(name).rpartition('.')
+    if module not in naming:
+        raise UserError(f'{path!r} has {name}, which a plain DeiT or ViT has not')
+    number = re.search(r'\.(\d+)\.', name)
+    ours = naming[module] if number is None else naming[module].replace('*', number[1])
+    return f'{ours}.{kind}'
+
+
+def split_attention(
+    name: str, fused: Tensor, backbone: AFTViT, query: bool, average_keys: bool
+) -> dict[str, Tensor]:
+    """What AFT-conv takes of query, key and value [3·D, …], by the name of our projection.
+
+    Raises:
+        UserError: the rows are not 3·D.
+    """
+    dims, heads = backbone.embed_dims, backbone.layers[0].token_mixer.num_heads
+    if len(fused) != 3 * dims:
+        raise UserError(
+            f'{name} must hold query, key and value of D={dims} channels each, {3 * dims} rows, '
+            f'but is {list(fused.shape)}'
+        )
+    parts = dict(zip(('query', 'key', 'value'), fused.chunk(3), strict=True))
+    parts['key'] = parts['key'].unflatten(0, (heads, -1)).mean(1)
+    taken = dict(query=query, key=average_keys, value=True)
+    return {part: tensor for part, tensor in parts.items() if taken[part]}
+
+
+def convert(
+    checkpoint: Mapping, path: str, backbone: AFTViT, query: bool, average_keys: bool
+) -> tuple[dict[str, Tensor], list[Row]]:
+    """The state of `backbone` with all that a DeiT gives it, and what became of every tensor.
+
+    Raises:
+        UserError: the checkpoint is no DeiT or ViT, or does not fit the backbone.
+    """
+    weights, naming = find_weights(checkpoint, path)
+    dims = len(next(x for name, x in weights.items() if name.startswith('patch_embed.')))
+    if dims != backbone.embed_dims:
+        raise UserError(
+            f'{path!r} has {dims} channels, but the model of the config has {backbone.embed_dims}; '
+            'give one of its width with --config'
+        )
+    found: dict[str, Tensor] = {}
+    rows = []
+    for name, tensor in weights.items():
+        reason = NO_PLACE.get(name.partition('.')[0])
+        if reason is not None:
+            rows.append(Row(name, None, reason))
+            continue
+        target = our_name(name, naming, path)
+        if '.qkv.' not in target:
+            found[target] = tensor
+            rows.append(Row(name, target))
+            continue
+        parts = split_attention(name, tensor, backbone, query, average_keys)
+        for part, option in (('query', '--query'), ('key', '--average-keys'), ('value', '')):
+            ours = target.replace('qkv', part)
+            if part in parts:
+                found[ours] = parts[part]
+                rows.append(Row(f'{name} ({part})', ours))
+            else:
+                reason = f'it means something else in AFT; {option} takes it'
+                rows.append(Row(f'{name} ({part})', None, reason))
+    state = backbone.state_dict()
+    check_fit(found, state, path)
+    return {**state, **found}, rows
+
+
+def check_fit(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
+    """Refuse a checkpoint of another size.
+
+    Raises:
+        UserError: a tensor is missing, too much or of another shape.
+    """
+    initialised = re.compile(r'pos_embed|token_mixer\.(query|key|pos_bias)')
+    lacking = [name for name in state if name not in found and not initialised.search(name)]
+    for complaint, names in (
+        ('has no place in it for', [name for name in found if name not in state]),
+        ('takes from it also', lacking),
+    ):
+        if names:
+            raise UserError(
+                f'{path!r} does not fit the model of the config, which {complaint} '
+                f'{names[0]}{f" and {len(names) - 1} more" if len(names) > 1 else ""}'
+            )
+    for name, tensor in found.items():
+        if tensor.shape != state[name].shape:
+            raise UserError(
+                f'{path!r} does not fit the model of the config: {name} is {list(tensor.shape)}, '
+                f'but {list(state[name].shape)} there'
+            )
+
+
+def build_backbone(config: Config, query: bool) -> AFTViT:
+    """The backbone of a config, as it starts.
+
+    Raises:
+        UserError: it is no AFTViT with AFT-conv, or has no query to take.
+    """
+    settings = config.model.get('backbone', {})
+    if settings.get('type') != 'aft_mm.AFTViT':
+        raise UserError(
+            f'the backbone of --config must be aft_mm.AFTViT, got {settings.get("type")}'
+        )
+    torch.manual_seed(0)
+    with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
+        backbone = MODELS.build(settings)
+    mixer: nn.Module = backbone.layers[0].token_mixer
+    if not isinstance(mixer, AFTConv):
+        raise UserError(
+            f'the token mixer of --config must be aft_mm.AFTConv, got {type(mixer).__name__}'
+        )
+    if query and mixer.query is None:
+        raise UserError('--query must be left out for a --config whose mixer has no query')
+    return backbone
+
+
+def print_rows(rows: Sequence[Row], state: Mapping[str, Tensor]) -> None:
+    """A table of what was taken, what was not and why; layers share a line."""
+    lines = Counter(
+        (starred(source), target and starred(target), reason) for source, target, reason in rows
+    )
+    table = Table('in the checkpoint', 'tensors', 'taken as, or why not')
+    for (source, target, reason), number in lines.items():
+        table.add_row(source, str(number), target or f'not taken: {reason}')
+    taken = {target for _, target, _ in rows}
+    for name, number in Counter(starred(name) for name in state if name not in taken).items():
+        table.add_row('', str(number), f'{name} starts anew')
+    console = Console(width=None if Console().is_terminal else 120)
+    console.print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('src', metavar='SRC.pth', help='checkpoint of DeiT or ViT')
+    parser.add_argument('dst', metavar='DST.pth', help='where the converted one goes')
+    parser.add_argument(
+        '--config',
+        default=str(CONFIG),
+        help='config whose model shall start from it; that of table 8 unless given',
+    )
+    parser.add_argument('--query', action='store_true', help='take the query projection, too')
+    parser.add_argument(
+        '--average-keys',
+        action='store_true',
+        help='take the keys, too: the key of head i is the mean over its D/h channels',
+    )
+    args = parser.parse_args(argv)
+
+    with one_sentence(*CONFIG_ERRORS):
+        check_config(args.config)
+        check_checkpoint(args.src)
+        check_writable('DST.pth', [args.dst])
+        backbone = build_backbone(Config.fromfile(args.config), args.query)
+        checkpoint = load_from_local(args.src, map_location='cpu')
+        state, rows = convert(checkpoint, args.src, backbone, args.query, args.average_keys)
+        meta = dict(
+            experiment_name=f'{Path(args.src).name} as the start of {Path(args.config).stem}'
+        )
+        weights = {f'backbone.{name}': tensor.contiguous() for name, tensor in state.items()}
+        torch.save(dict(meta=meta, state_dict=weights), args.dst)
+    print_rows(rows, state)
+    print(f'written to {args.dst}')
+
+
+if __name__ == '__main__':
+    main()
