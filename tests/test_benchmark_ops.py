@@ -23,8 +23,6 @@ from memory import added_peak, in_fresh_process  # noqa: E402
 from op_cases import CASES, Case  # noqa: E402
 from op_costs import compulsory_bytes, operations, weighted_pairs  # noqa: E402
 
-SMALL = [name for name in CASES if name.startswith('small-')]
-
 
 def indices(tokens):
     return torch.arange(tokens)[:, None], torch.arange(tokens)[None]
@@ -206,7 +204,7 @@ def test_the_command_line(tmp_path):
         assert peer['milliseconds'] > 0
 
     done = subprocess.run([*command, '--list'], capture_output=True, text=True)
-    assert done.stdout.split() == SMALL
+    assert done.stdout.split() == list(CASES)
     done = subprocess.run([*command, '--cases', 'no'], capture_output=True, text=True)
     assert done.returncode == 2 and "got 'no'" in done.stderr
 
@@ -228,6 +226,15 @@ def test_a_peer_that_fails_does_not_end_the_run(monkeypatch, tmp_path):
     monkeypatch.setitem(rivals.RIVALS, 'softmax', rivals.Rival(make))
     with pytest.raises(OSError):
         benchmark_ops.main(['--cases', 'small-full', '--backends', 'eager', *common])
+
+
+def test_a_cpu_runs_the_small_cases_unless_told_otherwise():
+    small = [name for name in CASES if name.startswith('small-')]
+    assert benchmark_ops.parse_args(['--device', 'cpu']).names == small
+    others = benchmark_ops.parse_args(['--device', 'cuda']).names
+    assert sorted(others + small) == sorted(CASES)
+    large = benchmark_ops.parse_args(['--device', 'cpu', '--cases', 'full-b8-*']).names
+    assert large == ['full-b8-t1024-d384']
 
 
 def test_the_dense_form_is_held_against_the_oracle():

@@ -231,7 +231,7 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
         if getattr(args, name) is None:
             setattr(args, name, value)
     args.names = fnmatch.filter(CASES, args.cases or '*')
-    if args.cases is None:
+    if args.cases is None and not args.list:
         args.names = [n for n in args.names if n.startswith('small-') == (device == 'cpu')]
     if not args.names:
         parser.error(f'--cases must match one of {", ".join(CASES)}, got {args.cases!r}')
