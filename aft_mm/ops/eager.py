@@ -168,11 +168,18 @@ def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Te
         return mean(*(_window_sums(x, window, grid, causal) for x in (weight * value, weight)))
 
     def safe(key: Tensor, value: Tensor) -> Tensor:
-        sums = _window_sums(leaf(key.double(), value.double()), window, grid, causal)
-        return mean(sums.numerator, sums.denominator).to(key.dtype)
+        return safe_window_mean(key, value, window, grid, causal)
 
     mixed = choose(spread(key, places) <= FAST_SPREAD, fast, safe, key, value)
     return apply_gate(query, mixed.flatten(1, len(grid)), gate, dtype)
+
+
+def safe_window_mean(
+    key: Tensor, value: Tensor, window: Window, grid: tuple[int, ...], causal: bool
+) -> Tensor:
+    """The mean over the hard window of key and value [B, *grid, D], for any finite key."""
+    sums = _window_sums(leaf(key.double(), value.double()), window, grid, causal)
+    return mean(sums.numerator, sums.denominator).to(key.dtype)
 
 
 def _window_sums(x: Summable, window: Window, grid: tuple[int, ...], causal: bool) -> Summable:

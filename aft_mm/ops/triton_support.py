@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 # The ops that have a kernel, and the options that it needs.
-KERNELS: dict[str, dict[str, Any]] = {'aft_simple': dict(key_function='softmax', causal=True)}
+KERNELS: dict[str, dict[str, Any]] = {
+    'aft_simple': dict(key_function='softmax', causal=True),
+    'aft_window': {},
+}
 # What else a kernel cannot serve, as sentences, by the inputs and options of a call.
 LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {}
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -130,7 +130,7 @@ def test_table_of_backends(asked, monkeypatch):
         assert f'{op} ' in output
     assert ('reference does not serve any op on cpu' in output) == (asked != 'reference')
     assert 'triton does not serve any op on cpu: serves cuda tensors' in output
-    assert 'aft_conv, aft_window, aft_local_normalized on cpu: has no kernel' in output
+    assert 'aft_conv, aft_local_normalized on cpu: has no kernel' in output
     assert (
         output.splitlines()[1].split()[2:]
         == {

@@ -5,5 +5,6 @@ cut and launched; NAME_library.py, the op at the torch.library boundary with its
 """
 
 from .simple_library import aft_simple
+from .window_library import aft_window
 
-__all__ = ['aft_simple']
+__all__ = ['aft_simple', 'aft_window']

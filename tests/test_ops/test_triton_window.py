@@ -1,0 +1,350 @@
+"""The kernels of AFTWindow against the float64 oracle; how: `triton_parity.py`."""
+
+import pytest
+import torch
+
+from aft_mm import ops
+
+from .cases import CASES, Case, run_with_gradients
+from .test_backends import assert_close, oracle
+from .test_dispatch import LargestTensor
+from .triton_parity import (
+    DEVICE,
+    DTYPES,
+    INTERPRETED,
+    MARKS,
+    TERMS,
+    TOLERANCE,
+    compare,
+    layouts,
+    on_device,
+)
+
+from aft_mm.ops.triton import window_launch as launch  # isort: skip - where Triton is
+from aft_mm.ops.triton import window_library as library  # isort: skip
+
+pytestmark = MARKS
+PLANE = (5, 9)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """As small as a matrix product may be, so that short lines have several."""
+    monkeypatch.setattr(launch, 'TILE', 16)
+    monkeypatch.setattr(launch, 'NARROW_TILE', 16)
+
+
+def line(tokens, size, causal=True, channels=3, **options):
+    options = dict(window=size, causal=causal, **options)
+    name = f'{tokens}-s={size}-causal={causal}'
+    return Case(name, 'aft_window', tokens, options, heads=channels, channels=channels)
+
+
+def plane(size, grid=PLANE, causal=True, channels=3):
+    options = dict(window=size, grid=grid, causal=causal)
+    name = f'{grid}-s={size}-causal={causal}'
+    tokens = grid[0] * grid[1]
+    return Case(name, 'aft_window', tokens, options, heads=channels, channels=channels)
+
+
+def inputs(case, batch=1, dtype=torch.float32):
+    return on_device(case.inputs(batch, dtype=dtype))
+
+
+SERVED = [case for case in CASES if case.op == 'aft_window']
+LINES = [line(7, 7), line(130, 70), line(130, 63, causal=False), line(20, 5, channels=40)]
+PLANES = [
+    plane((2, 4)),
+    plane((100, 100)),
+    plane((100, 100), causal=False),
+    plane((4, 4), (1, 9)),
+    plane((4, 4), (9, 1), causal=False),
+    plane((6, 2), (37, 3)),
+    plane((2, 50), (3, 70)),
+    plane((4, 50), (3, 70), causal=False),
+]
+
+
+@pytest.mark.parametrize('case', SERVED + LINES + PLANES, ids=lambda case: case.name)
+def test_matches_oracle(case, monkeypatch):
+    compare(case, inputs(case, batch=2 if case.tokens < 10 else 1), monkeypatch)
+
+
+@pytest.mark.parametrize('case', [line(9, 1), plane((2, 2))], ids=lambda case: case.name)
+def test_a_window_of_the_token_itself(case, monkeypatch):
+    query, key, value = inputs(case)
+    got = compare(case, [query, key, value], monkeypatch, TERMS)[0]
+    torch.testing.assert_close(got, torch.sigmoid(query) * value)
+
+
+# Windows of less than two tiles of 16, of just two, of some, and of more than are added at once;
+# sequences that end within a tile and between two.
+LENGTHS = [(48, 31), (48, 32), (49, 33), (90, 61), (300, 290)]
+
+
+@pytest.mark.parametrize('causal', [True, False], ids=['causal', 'whole'])
+@pytest.mark.parametrize('tokens, size', LENGTHS)
+def test_sums_of_tiles(tokens, size, causal, small_tiles, monkeypatch):
+    case = line(tokens, size, causal)
+    compare(case, inputs(case), monkeypatch)
+
+
+@pytest.mark.parametrize('grid', [(3, 40), (1, 40)], ids=str)
+@pytest.mark.parametrize('causal', [True, False], ids=['causal', 'whole'])
+def test_wide_windows_of_a_grid(grid, causal, small_tiles, monkeypatch):
+    """Which take no sums of tiles."""
+    case = plane((4, 100), grid, causal)
+    compare(case, inputs(case), monkeypatch)
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    'case', [line(50, 40), plane((4, 4)), plane((4, 4), causal=False)], ids=lambda case: case.name
+)
+def test_types(case, dtype, small_tiles, monkeypatch):
+    compare(case, inputs(case, dtype=dtype), monkeypatch)
+
+
+def test_the_types_of_the_inputs_may_differ(monkeypatch):
+    case = line(9, 4)
+    query, key, value = inputs(case)
+    compare(case, [query.half(), key, value.bfloat16()], monkeypatch)
+
+
+@pytest.mark.parametrize('gate', ['sigmoid', 'relu', 'none'])
+def test_gates(gate, monkeypatch):
+    case = line(19, 4, gate=gate)
+    query, key, value = inputs(case)
+    if gate != 'none':
+        query[0, :3] = torch.tensor([0.0, 1e4, -1e4]).view(3, 1)
+        compare(case, [query, key, value], monkeypatch)
+    else:
+        bare = Case(case.name, case.op, case.tokens, case.options)
+        compare(lambda k, v, **extra: bare(None, k, v, **extra), [key, value], monkeypatch)
+
+
+def spread_keys(kind, key):
+    """The keys, of one of the sizes that break sums with a common maximum."""
+    token = torch.arange(key.shape[1]).view(1, -1, 1).to(key)
+    return {
+        'within the fast path': key.clamp(-2, 2) + 66 * (token % 7 == 5),
+        'huge': key + 1e4 * torch.randn(key.shape).sign().to(key),
+        'far below 0': key - 1e4,
+        'rising': key + 120 * token,
+        'lowest': torch.full_like(key, torch.finfo(key.dtype).min),
+    }[kind]
+
+
+KINDS = ['within the fast path', 'huge', 'far below 0', 'rising', 'lowest']
+SHAPES = {
+    'line': line(45, 33),
+    'both sides': line(21, 5, causal=False),
+    'plane': plane((4, 4)),
+    'whole plane': plane((4, 4), causal=False),
+}
+EACH_SHAPE = pytest.mark.parametrize('shape', SHAPES)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@EACH_SHAPE
+def test_keys_of_any_size(shape, kind, small_tiles, monkeypatch):
+    case = SHAPES[shape]
+    query, key, value = inputs(case)
+    compare(case, [query, spread_keys(kind, key), value], monkeypatch, TERMS)
+
+
+@pytest.mark.parametrize('size', [30, 1000], ids=['fast', 'safe'])
+@pytest.mark.parametrize('case', [line(37, 17), plane((4, 4))], ids=['line', 'plane'])
+def test_a_late_spike_leaves_the_prefix_as_it_was(case, size, small_tiles, monkeypatch):
+    query, key, value = inputs(case)
+    before = case(query, key, value)
+    key[:, -3] += size
+    after = compare(case, [query, key, value], monkeypatch, TERMS)[0]
+    torch.testing.assert_close(after[:, :-3], before[:, :-3], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('scale', [1, 1000], ids=['fast', 'safe'])
+@EACH_SHAPE
+def test_padding_holds_anything(shape, scale, small_tiles, monkeypatch):
+    case = SHAPES[shape]
+    query, key, value = inputs(case, batch=3)
+    mask = torch.rand(3, case.tokens, device=DEVICE) < 0.6
+    mask[1], mask[2, : case.tokens - 3] = False, False
+    hidden = ~mask.unsqueeze(-1)
+    key = scale * key
+    clean = [query, key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)]
+    poisoned = [query, key.masked_fill(hidden, torch.nan), value.masked_fill(hidden, torch.inf)]
+    got = run_with_gradients(case, poisoned, key_mask=mask)
+    expected = oracle(case, clean, monkeypatch, key_mask=mask)
+    assert_close(got, expected, TOLERANCE[torch.float32], TERMS)
+    assert (got[0][1] == 0).all()
+    assert all((x.masked_select(hidden) == 0).all() for x in got[2:])
+
+
+def test_a_key_of_minus_infinity_is_hidden():
+    case = line(20, 5)
+    query, key, value = inputs(case)
+    mask = torch.ones(1, 20, dtype=torch.bool, device=DEVICE)
+    mask[:, [0, 4, 11]] = False
+    expected = case(query, key, value, key_mask=mask)
+    key[:, [0, 4, 11]] = -torch.inf
+    assert torch.equal(case(query, key, value), expected)
+
+
+def test_nan_is_not_hidden():
+    """Nor does it reach further than the window."""
+    case = line(40, 17)
+    query, key, value = inputs(case)
+    key[:, 5] = torch.nan
+    output = case(query, key, value)
+    sees = (torch.arange(40) >= 5) & (torch.arange(40) < 5 + 17)
+    assert output[:, sees].isnan().all() and output[:, ~sees].isfinite().all()
+
+
+@pytest.mark.parametrize('case', [line(50, 40), plane((4, 4))], ids=['line', 'plane'])
+def test_layouts(case, small_tiles):
+    tensors = inputs(case, batch=2)
+    expected = run_with_gradients(case, tensors)
+    other = layouts(tensors)
+    assert not any(x.is_contiguous() for x in other)
+    mask = torch.ones(case.tokens, 2, dtype=torch.bool, device=DEVICE).T
+    leaves = [x.requires_grad_() for x in other]
+    output = case(*leaves, key_mask=mask)
+    assert torch.equal(output, expected[0]) and output.is_contiguous()
+    cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    strange = cotangent.transpose(0, 2).contiguous().transpose(0, 2)
+    gradients = torch.autograd.grad(output, leaves, strange)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected[1:], strict=True))
+
+
+OPTIONS = 'sigmoid', [4], [9], True
+
+
+def test_a_shift_of_any_strides():
+    x = torch.randn(2, 9, 3, device=DEVICE)
+    shift = x.amax(1, keepdim=True)
+    expected = library.hard_window(x, x, x, None, shift, *OPTIONS, False)[0]
+    other = shift.transpose(0, 2).contiguous().transpose(0, 2)
+    assert torch.equal(library.hard_window(x, x, x, None, other, *OPTIONS, False)[0], expected)
+
+
+def test_an_empty_batch():
+    empty = torch.empty(0, 9, 3, device=DEVICE, requires_grad=True)
+    shift = torch.empty(0, 1, 3, device=DEVICE)
+    output, saved = library.hard_window(empty, empty, empty, None, shift, *OPTIONS, True)
+    assert output.shape == (0, 9, 3) and saved.shape == (2, 0, 9, 3)
+    (gradient,) = torch.autograd.grad(output.sum(), empty)
+    assert gradient.shape == empty.shape
+    assert ops.aft_window(empty, empty, empty, window=3).shape == (0, 9, 3)
+
+
+@pytest.mark.parametrize('gate, masked', [('sigmoid', True), ('none', False)])
+def test_the_ops_are_sound(gate, masked):
+    """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
+    query, key, value = (torch.randn(1, 9, 3, device=DEVICE, requires_grad=True) for _ in range(3))
+    query = None if gate == 'none' else query
+    mask = (torch.rand(1, 9) < 0.6).to(DEVICE) if masked else None
+    shift = key.detach().amax(1, keepdim=True)
+    options = gate, *OPTIONS[1:]
+    arguments = query, key, value, mask, shift, *options, True
+    torch.library.opcheck(library.hard_window, arguments)
+    _, saved = library.hard_window(*arguments)
+    tensors = [None if x is None else x.detach() for x in (query, key, value)]
+    arguments = torch.randn_like(value), saved, *tensors, mask, shift, *options
+    torch.library.opcheck(library.hard_window_backward, arguments)
+
+
+def test_compiles_without_graph_break():
+    """With the shape of the first call, and any length after that; both paths in one graph."""
+    torch._dynamo.reset()
+    compiled = torch.compile(ops.aft_window, fullgraph=True, backend='aot_eager')
+
+    def call(*parts):
+        return compiled(*parts, window=4)
+
+    for tokens, scale in (9, 1), (20, 1), (20, 300):
+        case = line(tokens, 4)
+        query, key, value = inputs(case)
+        tensors = [query, scale * key, value]
+        expected = run_with_gradients(case, tensors)
+        got = run_with_gradients(call, tensors)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_compiles_a_grid_without_a_query():
+    torch._dynamo.reset()
+    options = dict(window=4, grid=PLANE, gate='none')
+    _, key, value = inputs(plane(4))
+
+    def call(key, value):
+        return ops.aft_window(None, key, value, **options)
+
+    compiled = torch.compile(call, fullgraph=True, backend='aot_eager')
+    expected = run_with_gradients(call, [key, value])
+    got = run_with_gradients(compiled, [key, value])
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_autocast_does_not_reach_the_sums():
+    case = line(9, 4)
+    tensors = inputs(case)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        inside = case(*tensors)
+    assert inside.dtype == torch.float32 and torch.equal(inside, case(*tensors))
+
+
+def test_what_is_kept_for_the_gradient():
+    case = line(32, 4)
+    tensors = [x.requires_grad_() for x in inputs(case)]
+    parts = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: parts.append(x) or x, lambda x: x):
+        case(*tensors)
+    own = [x for x in parts if all(x is not y for y in tensors)]
+    assert sum(x.numel() for x in own) == 2 * 32 * 3 + 3  # mean, denominator and shift
+    shift = tensors[1].detach().amax(1, keepdim=True)
+    options = 'sigmoid', [4], [32], True, False
+    assert library.hard_window(*tensors, None, shift, *options)[1].numel() == 0
+
+
+@pytest.mark.parametrize('case', [line(512, 200), plane((8, 64), (8, 64))], ids=['line', 'plane'])
+def test_memory_grows_with_tokens_not_their_square(case):
+    with LargestTensor() as recorder:
+        run_with_gradients(case, inputs(case))
+    assert recorder.largest <= 2 * 512 * 3
+
+
+def test_gradients_that_cannot_be_had_say_why():
+    x = torch.randn(1, 9, 3, device=DEVICE, requires_grad=True)
+    shift = x.detach().amax(1, keepdim=True)
+    output = library.hard_window(x, x, x, None, shift, *OPTIONS, False)[0]
+    with pytest.raises(RuntimeError, match='must be called with save=True'):
+        output.sum().backward()
+    (gradient,) = torch.autograd.grad(ops.aft_window(x, x, x, window=3).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match='once; AFT_MM_BACKEND=eager serves second derivatives'):
+        gradient.sum().backward()
+
+
+def test_the_kernels_serve_keys_of_the_fast_path_and_only_those(monkeypatch):
+    def fail(*args):
+        raise RuntimeError('out of registers')
+
+    monkeypatch.setattr(launch, 'window_forward', fail)
+    x = torch.randn(1, 9, 3, device=DEVICE)
+    with pytest.raises(RuntimeError, match='out of registers'):
+        ops.aft_window(x, x, x, window=3)
+    mask = torch.arange(9, device=DEVICE).view(1, 9) < 5
+    with pytest.raises(RuntimeError, match='out of registers'):
+        ops.aft_window(x, x - 1000, x, window=3, key_mask=mask)
+    assert ops.aft_window(x, 1000 * x, x, window=3).isfinite().all()
+
+
+@pytest.mark.skipif(INTERPRETED, reason='takes 50 GB')
+def test_more_numbers_than_an_int_counts():
+    """The last of many sequences is that sequence alone."""
+    if torch.cuda.mem_get_info()[0] < 60e9:
+        pytest.skip('needs 60 GB of device memory')
+    x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)
+    many = x.new_zeros(1100, 2000, 1024)
+    many[-1] = x[0]
+    got = ops.aft_window(many, many, many, window=100)[-1:]
+    torch.testing.assert_close(got, ops.aft_window(x, x, x, window=100))
