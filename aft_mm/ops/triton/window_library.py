@@ -13,7 +13,7 @@ from .common import differentiated, once
 
 
 def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
-    """O(T·(1 + s / 64)·D): products with the band of the window; in 2-d times its lines."""
+    """O(T·D) products with a band in tiles of 64, and s / 64 sums per tile; in 2-d O(T·s_h·D)."""
     grid = [value.shape[1]] if grid is None else list(grid)
     sizes = list(as_pair(window))[: len(grid)] if isinstance(window, int) else list(window)
     save = differentiated(query, key, value)
