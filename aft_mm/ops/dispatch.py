@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import eager, reference, triton_support
+from . import eager, eager_steps, reference, triton_support
 
 OPS = (
     'aft_simple',
@@ -24,6 +24,7 @@ OPS = (
     'aft_window',
     'aft_local_normalized',
 )
+STEPS = tuple(f'{op}_step' for op in OPS)
 BACKENDS = ('triton', 'eager', 'reference')
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
 
@@ -56,6 +57,8 @@ def reasons_against(
     if backend == 'reference':
         if 'reference' not in requested_backends():
             reasons.append(f'the oracle serves only when {ENVIRONMENT_VARIABLE}=reference asks')
+        if op in STEPS:
+            reasons.append('has no steps')
         if tensors[2].device.type == 'mps':
             reasons.append('computes in float64, which the mps device lacks')
     return reasons
@@ -90,4 +93,4 @@ def implementation(
     """The function of the serving backend for the call."""
     name = choose_backend(op, tensors, options)
     _load(name)
-    return getattr(_MODULES[name], op)
+    return getattr(eager_steps if name == 'eager' and op in STEPS else _MODULES[name], op)

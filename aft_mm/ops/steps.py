@@ -23,39 +23,25 @@ bias or grid raises ValueError on a CPU; elsewhere an index outside a table is l
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from . import checks
-from .eager import apply_gate, apply_relu2_gates, relu_terms
-from .geometry import Window, as_pair, hard_mask, kernel_index, near_mask, near_radius
-from .state import StepState, buffer_sums, new_state, push, slot_tokens, with_far
-from .sums import Sums, leaf, mean, merge
+from .dispatch import implementation
+from .geometry import Window, as_pair, near_radius
+from .state import StepState, new_state
+from .sums import Sums
 
 
-def _weighted_step(
-    state: StepState,
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    bias_of: Callable[[Tensor, Tensor], Tensor],
-    gate: str,
-    far: bool,
+def _run(
+    op: str, state: StepState, query: Tensor | None, key: Tensor, *others: Tensor | None, **options
 ) -> tuple[Tensor, StepState]:
-    """A token with the bias ``bias_of(t [B, 1], tokens [B, n])``, which is [B, n] or [B, n, h].
-
-    `far`: W = 1 past the buffer.
-    """
-    checks.check_step(query, key, value, gate, state.keys, state.values)
-    target = state.position[:, None]
-    tokens = slot_tokens(state.position, state.keys.shape[1])
-    state = push(state, key, value, keep_sums=far)
-    near = buffer_sums(state, bias_of(target, tokens.clamp_min(0)))
-    sums = with_far(near, state.sums) if far else (near.numerator, near.denominator)
-    mixed = mean(*sums).squeeze(1)
-    return apply_gate(query, mixed, gate, value.dtype), state
+    checks.check_step(query, key, others[0], options['gate'], state.keys, state.values)
+    tensors = (query, key, *others)
+    run = implementation(op, (*tensors, *state.sums, state.values, state.keys), options)
+    return run(state, *tensors, **options)
 
 
 def aft_simple_init_state(
@@ -86,20 +72,9 @@ def aft_simple_step(
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_simple` at constant cost."""
     checks.check_key_function(key_function, gate)
-    checks.check_step(query, key, value, gate, state.keys, state.values)
-    checks.check_terms(state.sums.numerator, value, key_function)
-    dtype = state.values.dtype
-    wide_key, wide_value = key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1)
-    if key_function != 'softmax':
-        numerator = state.sums.numerator + relu_terms(wide_key, wide_value, key_function)
-        sums, mixed = state.sums._replace(numerator=numerator), numerator
-    else:
-        sums = merge(state.sums, leaf(wide_key, wide_value))
-        mixed = mean(sums.numerator, sums.denominator)
-    state = state._replace(sums=sums, position=state.position + 1)
-    if key_function == 'relu2':
-        return apply_relu2_gates(query, mixed.squeeze(1), value.dtype), state
-    return apply_gate(query, mixed.squeeze(1), gate, value.dtype), state
+    checks.check_terms(state.sums.numerator, state.values, key_function)
+    options = dict(key_function=key_function, gate=gate)
+    return _run('aft_simple_step', state, query, key, value, **options)
 
 
 def aft_full_init_state(
@@ -126,9 +101,7 @@ def aft_full_step(
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_full`; position_bias is w [T, T]."""
     _check_position(state, min(state.keys.shape[1], len(position_bias)))
-    return _weighted_step(
-        state, query, key, value, lambda t, s: position_bias[t, s], gate, far=False
-    )
+    return _run('aft_full_step', state, query, key, value, position_bias, gate=gate)
 
 
 def aft_local_init_state(
@@ -149,27 +122,17 @@ def _local_size(window: Window, grid: Sequence[int] | None) -> int:
     return max(near_radius(window, grid), 0) + 1
 
 
-def _near_row(
+def _check_local(
+    state: StepState,
     pos_u: Tensor,
     pos_v: Tensor | None,
     window: Window,
     grid: Sequence[int] | None,
-    outside: float,
-    dtype: torch.dtype,
-) -> Callable[[Tensor, Tensor], Tensor]:
+) -> None:
+    _check_position(state, len(pos_u))
+    checks.check_buffer(state.keys.shape[1], _local_size(window, grid))
     if pos_v is None:
         checks.check_free_bias(pos_u, len(pos_u), window, grid, causal=True)
-
-    def row(target: Tensor, source: Tensor) -> Tensor:
-        if pos_v is None:
-            last = pos_u.shape[1] - 1
-            bias = pos_u[target, (last + source - target).clamp(0, last)]
-        else:
-            # w is an exponent: autocast and low precision stay out of it, as in the parallel form.
-            bias = (pos_v[source].to(dtype) * pos_u[target].to(dtype)).sum(-1)
-        return bias.masked_fill(~near_mask(target, source, window, grid), outside)
-
-    return row
 
 
 @torch.no_grad()
@@ -189,10 +152,9 @@ def aft_local_step(
 
     Without pos_v, pos_u is the whole bias [T, s].
     """
-    _check_position(state, len(pos_u))
-    checks.check_buffer(state.keys.shape[1], _local_size(window, grid))
-    row = _near_row(pos_u, pos_v, window, grid, outside=0.0, dtype=state.keys.dtype)
-    return _weighted_step(state, query, key, value, row, gate, far=True)
+    _check_local(state, pos_u, pos_v, window, grid)
+    options = dict(window=window, grid=grid, gate=gate)
+    return _run('aft_local_step', state, query, key, value, pos_u, pos_v, **options)
 
 
 def aft_conv_init_state(
@@ -234,14 +196,8 @@ def aft_conv_step(
     """One token of causal :func:`aft_conv`; key [B, h], weight [h, *kernel]."""
     _check_position(state, math.prod(grid))
     checks.check_buffer(state.keys.shape[1], _conv_size(weight.shape[1:], grid))
-    outside = 0.0 if global_connectivity else -torch.inf
-
-    def row(target: Tensor, source: Tensor) -> Tensor:
-        index = kernel_index(target, source, weight.shape[1:], grid)
-        bias = weight.flatten(1).T[index.clamp_min(0)]  # [B, n, h]
-        return bias.masked_fill((index < 0).unsqueeze(-1), outside)
-
-    return _weighted_step(state, query, key, value, row, gate, far=global_connectivity)
+    options = dict(grid=grid, global_connectivity=global_connectivity, gate=gate)
+    return _run('aft_conv_step', state, query, key, value, weight, **options)
 
 
 def aft_window_init_state(
@@ -278,12 +234,8 @@ def aft_window_step(
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_window`."""
     checks.check_buffer(state.keys.shape[1], _window_size(window, grid))
-
-    def row(target: Tensor, source: Tensor) -> Tensor:
-        inside = hard_mask(target, source, window, grid, causal=True)
-        return torch.zeros(inside.shape, device=inside.device).masked_fill(~inside, -torch.inf)
-
-    return _weighted_step(state, query, key, value, row, gate, far=False)
+    options = dict(window=window, grid=grid, gate=gate)
+    return _run('aft_window_step', state, query, key, value, **options)
 
 
 aft_local_normalized_init_state = aft_local_init_state
@@ -303,22 +255,9 @@ def aft_local_normalized_step(
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_local_normalized`; pos_u and pos_v as there."""
-    checks.check_step(query, key, value, gate, state.keys, state.values)
-    _check_position(state, len(pos_u))
-    checks.check_buffer(state.keys.shape[1], _local_size(window, grid))
-    target = state.position[:, None]
-    tokens = slot_tokens(state.position, state.keys.shape[1])
-    state = push(state, key, value, keep_sums=True)
-    row = _near_row(pos_u, pos_v, window, grid, outside=-torch.inf, dtype=state.keys.dtype)
-    bias = row(target, tokens.clamp_min(0)).masked_fill(tokens < 0, -torch.inf)
-    near = buffer_sums(state, torch.log_softmax(bias, 1))
-    seen = buffer_sums(state, torch.zeros_like(bias))
-    shift = torch.maximum(seen.high, state.sums.shift)
-    everywhere = seen.denominator * torch.exp(seen.high - shift)
-    everywhere += state.sums.denominator * torch.exp(state.sums.shift - shift)
-    scale = torch.exp((near.high - shift) + near.rest)
-    mixed = (near.numerator * scale / everywhere).squeeze(1)
-    return apply_gate(query, mixed, gate, value.dtype), state
+    _check_local(state, pos_u, pos_v, window, grid)
+    options = dict(window=window, grid=grid, gate=gate)
+    return _run('aft_local_normalized_step', state, query, key, value, pos_u, pos_v, **options)
 
 
 def _check_position(state: StepState, tokens: int) -> None:

@@ -18,8 +18,28 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(key_function='softmax', causal=True),
     'aft_window': {},
 }
+# The steps of `steps.py` that have one; the last of their tensors is the buffer of keys.
+STEP_KERNELS: dict[str, dict[str, Any]] = {
+    'aft_simple_step': dict(key_function='softmax'),
+    'aft_full_step': {},
+    'aft_local_step': {},
+    'aft_conv_step': {},
+    'aft_window_step': {},
+}
+KERNELS.update(STEP_KERNELS)
+
+
+def _step_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
+    dtype = tensors[-1].dtype
+    if dtype == torch.float32:
+        return []
+    return [f'has steps for states of float32, got {dtype}']
+
+
 # What else a kernel cannot serve, as sentences, by the inputs and options of a call.
-LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {}
+LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {
+    op: _step_limits for op in STEP_KERNELS
+}
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # What the kernels are compiled for in the tests.
 OLDEST_CAPABILITY = (8, 0)
@@ -43,11 +63,12 @@ def constant(function: Callable) -> Callable:
 def machine_reasons(device_type: str, index: int | None) -> tuple[str, ...]:
     """What this machine lacks."""
     needed = 'cpu' if interpreted() else 'cuda'
-    if importlib.util.find_spec('triton') is None:
-        return ('Triton is not installed',)
     if device_type != needed:
         where = " in Triton's interpreter" if interpreted() else ''
         return (f'serves {needed} tensors{where}',)
+    # A search of the disk: not for a step on another device.
+    if importlib.util.find_spec('triton') is None:
+        return ('Triton is not installed',)
     if needed == 'cuda':
         if torch.version.hip is not None:
             return ('serves NVIDIA devices',)

@@ -12,18 +12,16 @@ def key_function(options):
     return {k: v for k, v in options.items() if k == 'key_function'}
 
 
-def start(case, batch, dtype):
+def start(case, batch, dtype, device=None):
     """The initial state and the step options of a case."""
     options = {k: v for k, v in case.options.items() if k != 'causal'}
-    init = getattr(ops, f'{case.op}_init_state')
-    if case.op == 'aft_simple':
-        return init(batch, CHANNELS, **key_function(options), dtype=dtype), options
+    sizes = {k: v for k, v in options.items() if k in ('window', 'grid', 'key_function')}
     if case.op == 'aft_full':
-        return init(batch, CHANNELS, case.tokens, dtype=dtype), options
+        sizes = dict(num_tokens=case.tokens)
     if case.op == 'aft_conv':
-        shape = dict(num_heads=case.heads, kernel_size=case.parameters[0][1:], grid=options['grid'])
-        return init(batch, CHANNELS, **shape, dtype=dtype), options
-    return init(batch, CHANNELS, **options, dtype=dtype), options
+        sizes.update(num_heads=case.heads, kernel_size=case.parameters[0][1:])
+    init = getattr(ops, f'{case.op}_init_state')
+    return init(batch, case.channels, **sizes, dtype=dtype, device=device), options
 
 
 @pytest.mark.parametrize('key_scale', [1, 1000])

@@ -5,6 +5,21 @@ cut and launched; NAME_library.py, the op at the torch.library boundary with its
 """
 
 from .simple_library import aft_simple
+from .step_library import (
+    aft_conv_step,
+    aft_full_step,
+    aft_local_step,
+    aft_simple_step,
+    aft_window_step,
+)
 from .window_library import aft_window
 
-__all__ = ['aft_simple', 'aft_window']
+__all__ = [
+    'aft_simple',
+    'aft_conv_step',
+    'aft_full_step',
+    'aft_local_step',
+    'aft_simple_step',
+    'aft_window',
+    'aft_window_step',
+]

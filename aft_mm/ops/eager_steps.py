@@ -1,0 +1,130 @@
+"""Steps of the default backend: composite torch operations on the state of `state.py`.
+
+Called by `steps.py`, which checks the arguments and says what a step is.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .eager import apply_gate, apply_relu2_gates, relu_terms
+from .geometry import Window, hard_mask, kernel_index, near_mask
+from .state import StepState, buffer_sums, push, slot_tokens, with_far
+from .sums import leaf, mean, merge
+
+
+def _weighted_step(
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    bias_of: Callable[[Tensor, Tensor], Tensor],
+    gate: str,
+    far: bool,
+) -> tuple[Tensor, StepState]:
+    """A token with the bias ``bias_of(t [B, 1], tokens [B, n])``, which is [B, n] or [B, n, h].
+
+    `far`: W = 1 past the buffer.
+    """
+    target = state.position[:, None]
+    tokens = slot_tokens(state.position, state.keys.shape[1])
+    state = push(state, key, value, keep_sums=far)
+    near = buffer_sums(state, bias_of(target, tokens.clamp_min(0)))
+    sums = with_far(near, state.sums) if far else (near.numerator, near.denominator)
+    mixed = mean(*sums).squeeze(1)
+    return apply_gate(query, mixed, gate, value.dtype), state
+
+
+def aft_simple_step(state, query, key, value, *, key_function, gate) -> tuple[Tensor, StepState]:
+    """O(D): the token joins the running sums."""
+    dtype = state.values.dtype
+    wide_key, wide_value = key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1)
+    if key_function != 'softmax':
+        numerator = state.sums.numerator + relu_terms(wide_key, wide_value, key_function)
+        sums, mixed = state.sums._replace(numerator=numerator), numerator
+    else:
+        sums = merge(state.sums, leaf(wide_key, wide_value))
+        mixed = mean(sums.numerator, sums.denominator)
+    state = state._replace(sums=sums, position=state.position + 1)
+    if key_function == 'relu2':
+        return apply_relu2_gates(query, mixed.squeeze(1), value.dtype), state
+    return apply_gate(query, mixed.squeeze(1), gate, value.dtype), state
+
+
+def aft_full_step(state, query, key, value, position_bias, *, gate) -> tuple[Tensor, StepState]:
+    """O(T·D): the row of w weighs every token."""
+    return _weighted_step(
+        state, query, key, value, lambda t, s: position_bias[t, s], gate, far=False
+    )
+
+
+def _near_row(
+    pos_u: Tensor,
+    pos_v: Tensor | None,
+    window: Window,
+    grid: Sequence[int] | None,
+    outside: float,
+    dtype: torch.dtype,
+) -> Callable[[Tensor, Tensor], Tensor]:
+    def row(target: Tensor, source: Tensor) -> Tensor:
+        if pos_v is None:
+            last = pos_u.shape[1] - 1
+            bias = pos_u[target, (last + source - target).clamp(0, last)]
+        else:
+            # w is an exponent: autocast and low precision stay out of it, as in the parallel form.
+            bias = (pos_v[source].to(dtype) * pos_u[target].to(dtype)).sum(-1)
+        return bias.masked_fill(~near_mask(target, source, window, grid), outside)
+
+    return row
+
+
+def aft_local_step(
+    state, query, key, value, pos_u, pos_v, *, window, grid, gate
+) -> tuple[Tensor, StepState]:
+    """O(r·D): the row of w over the buffer, and the sums of what left it."""
+    row = _near_row(pos_u, pos_v, window, grid, outside=0.0, dtype=state.keys.dtype)
+    return _weighted_step(state, query, key, value, row, gate, far=True)
+
+
+def aft_conv_step(
+    state, query, key, value, weight, *, grid, global_connectivity, gate
+) -> tuple[Tensor, StepState]:
+    """O(r·D): the kernel over the buffer, and the sums of what left it if W = 1 there."""
+    outside = 0.0 if global_connectivity else -torch.inf
+
+    def row(target: Tensor, source: Tensor) -> Tensor:
+        index = kernel_index(target, source, weight.shape[1:], grid)
+        bias = weight.flatten(1).T[index.clamp_min(0)]  # [B, n, h]
+        return bias.masked_fill((index < 0).unsqueeze(-1), outside)
+
+    return _weighted_step(state, query, key, value, row, gate, far=global_connectivity)
+
+
+def aft_window_step(state, query, key, value, *, window, grid, gate) -> tuple[Tensor, StepState]:
+    """O(r·D): the buffer holds the window."""
+
+    def row(target: Tensor, source: Tensor) -> Tensor:
+        inside = hard_mask(target, source, window, grid, causal=True)
+        return torch.zeros(inside.shape, device=inside.device).masked_fill(~inside, -torch.inf)
+
+    return _weighted_step(state, query, key, value, row, gate, far=False)
+
+
+def aft_local_normalized_step(
+    state, query, key, value, pos_u, pos_v, *, window, grid, gate
+) -> tuple[Tensor, StepState]:
+    """O(r·D): the window's own softmax over the buffer, and the keys of all tokens."""
+    target = state.position[:, None]
+    tokens = slot_tokens(state.position, state.keys.shape[1])
+    state = push(state, key, value, keep_sums=True)
+    row = _near_row(pos_u, pos_v, window, grid, outside=-torch.inf, dtype=state.keys.dtype)
+    bias = row(target, tokens.clamp_min(0)).masked_fill(tokens < 0, -torch.inf)
+    near = buffer_sums(state, torch.log_softmax(bias, 1))
+    seen = buffer_sums(state, torch.zeros_like(bias))
+    shift = torch.maximum(seen.high, state.sums.shift)
+    everywhere = seen.denominator * torch.exp(seen.high - shift)
+    everywhere += state.sums.denominator * torch.exp(state.sums.shift - shift)
+    scale = torch.exp((near.high - shift) + near.rest)
+    mixed = (near.numerator * scale / everywhere).squeeze(1)
+    return apply_gate(query, mixed, gate, value.dtype), state

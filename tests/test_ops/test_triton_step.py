@@ -1,0 +1,266 @@
+"""Decoding steps of the Triton backend against those of eager in float64, token by token."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from aft_mm import ops
+from aft_mm.ops import triton_support
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+
+from .cases import CAUSAL_CASES, CHANNELS, Case
+from .test_steps import start
+from .triton_parity import DEVICE, DTYPES, MARKS, TOLERANCE, on_device
+
+from aft_mm.ops.triton import step_launch, step_library  # isort: skip - where Triton is
+
+pytestmark = MARKS
+SERVED = [
+    case
+    for case in CAUSAL_CASES
+    if f'{case.op}_step' in triton_support.KERNELS and 'relu' not in case.name
+]
+# One of each kind of bias, small.
+KINDS = {
+    'simple': Case('', 'aft_simple', 9),
+    'full': Case('', 'aft_full', 9, parameters=((9, 9),)),
+    'local': Case('', 'aft_local', 9, dict(window=4), parameters=((9, 5), (9, 5))),
+    'local free': Case('', 'aft_local', 9, dict(window=4), parameters=((9, 4),)),
+    'local 2-d': Case(
+        '', 'aft_local', 12, dict(window=(2, 2), grid=(3, 4)), parameters=((12, 5), (12, 5))
+    ),
+    'conv': Case('', 'aft_conv', 9, dict(grid=(9,)), heads=2, parameters=((2, 5),)),
+    'conv 2-d': Case('', 'aft_conv', 12, dict(grid=(3, 4)), heads=3, parameters=((3, 3, 3),)),
+    'conv alone': Case(
+        '', 'aft_conv', 12, dict(grid=(3, 4), global_connectivity=False), heads=6,
+        parameters=((6, 3, 3),),
+    ),
+    'window': Case('', 'aft_window', 9, dict(window=4)),
+    'window 2-d': Case('', 'aft_window', 12, dict(window=(4, 4), grid=(3, 4))),
+}  # fmt: skip
+every_kind = pytest.mark.parametrize('case', KINDS.values(), ids=KINDS)
+
+
+def feed(case, tensors, lengths, count, dtype=torch.float32):
+    """The rows [B, n, D] of `count` steps after prompts of these lengths, and the state."""
+    query, key, value, *bias = tensors
+    state, options = start(case, len(value), dtype, value.device)
+    if any(lengths):
+        state = ops.prefill(state, key, value, torch.tensor(lengths, device=value.device))
+    step, rows = getattr(ops, f'{case.op}_step'), []
+    token = torch.tensor(lengths, dtype=torch.long, device=value.device)
+    each = torch.arange(len(value), device=value.device)
+    for n in range(count):
+        parts = [None if x is None else x[each, token + n] for x in (query, key, value)]
+        row, state = step(state, *parts, *bias, **options)
+        rows.append(row)
+    return torch.stack(rows, 1), state
+
+
+def check(case, tensors, monkeypatch, lengths=(0, 3, 1), count=4):
+    """Steps of the kernels against those of eager in float64; rows and state of the kernels."""
+    dtype = tensors[2].dtype
+    rows, state = feed(case, tensors, lengths, count)
+    wide = [None if x is None else x.double() for x in tensors]
+    with monkeypatch.context() as patch:
+        patch.setenv(ENVIRONMENT_VARIABLE, 'eager')
+        expected, kept = feed(case, wide, lengths, count, torch.float64)
+    close = dict(rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert rows.dtype == dtype
+    torch.testing.assert_close(rows.double(), expected, **close)
+    assert torch.equal(state.position, kept.position)
+    assert torch.equal(state.keys.double(), kept.keys)
+    assert torch.equal(state.values.double(), kept.values)
+    for part, wide in zip(state.sums, kept.sums, strict=True):
+        # No key yet is the lowest number of its type.
+        wide = wide.clamp_min(torch.finfo(torch.float32).min)
+        torch.testing.assert_close(part.double(), wide, rtol=2e-5, atol=2e-5)
+    return rows, state
+
+
+def inputs(case, batch=3, dtype=torch.float32, bias_scale=1.0):
+    return on_device(case.inputs(batch, dtype, bias_scale))
+
+
+@pytest.mark.parametrize('case', SERVED, ids=lambda case: case.name)
+def test_steps_match_eager(case, monkeypatch):
+    """Prompts of different lengths, full buffers and the last token of the grid among them."""
+    count = min(case.tokens, 3)
+    lengths = (case.tokens - count, 0, (case.tokens - count) // 2)
+    check(case, inputs(case), monkeypatch, lengths, count)
+
+
+@every_kind
+def test_from_the_first_token_to_the_last(case, monkeypatch):
+    check(case, inputs(case, 1), monkeypatch, (0,), case.tokens)
+
+
+@DTYPES
+@every_kind
+def test_types(case, dtype, monkeypatch):
+    check(case, inputs(case, dtype=dtype), monkeypatch, (0, 7, 4), 2)
+
+
+@pytest.mark.parametrize('kind', ['raised', 'lowered', 'spread', 'spike', 'lowest'])
+@every_kind
+def test_keys_of_any_size(case, kind, monkeypatch):
+    # Next to a key of 1e4 small biases may be lost; elsewhere they are of up to ±80.
+    large = 4.0 if len(case.parameters) == 2 else 25.0
+    scale = 1.0 if kind in ('raised', 'lowered') else large
+    query, key, value, *bias = inputs(case, 2, bias_scale=scale)
+    key = {
+        'raised': key + 1e4,
+        'lowered': key - 1e4,
+        'spread': key * 1e4,
+        'spike': key + 1000 * (torch.arange(case.tokens, device=DEVICE) == 5)[:, None],
+        'lowest': torch.full_like(key, torch.finfo(key.dtype).min),
+    }[kind]
+    check(case, [query, key, value, *bias], monkeypatch, (0, 4), 3)
+
+
+@pytest.mark.parametrize('gate', ['relu', 'none'])
+@pytest.mark.parametrize('name', ['simple', 'local'])
+def test_gates(name, gate, monkeypatch):
+    case = dataclasses.replace(KINDS[name], options={**KINDS[name].options, 'gate': gate})
+    query, *others = inputs(case, 2)
+    check(case, [None if gate == 'none' else query, *others], monkeypatch, (0, 5), 2)
+
+
+# Heads of one channel, of a few, and of more than a block.
+@pytest.mark.parametrize('heads', [70, 14, 2, 1])
+def test_channels_that_fill_no_block(heads, monkeypatch):
+    case = dataclasses.replace(
+        KINDS['conv 2-d'], heads=heads, channels=70, parameters=((heads, 3, 3),)
+    )
+    check(case, inputs(case, 2), monkeypatch, (0, 8), 3)
+
+
+def test_buffers_of_more_than_a_tile(monkeypatch):
+    tokens = 2 * step_launch.ROWS + 9
+    full = Case('', 'aft_full', tokens, parameters=((tokens, tokens),))
+    query, key, value, bias = inputs(full, 2)
+    # What counts are tokens of one lane, with biases that a sum with a key of 1e4 would round.
+    bias[:, torch.arange(tokens) % step_launch.ROWS != 3] -= 60
+    tensors = [query, key + 1e4, value, bias]
+    check(full, tensors, monkeypatch, (step_launch.ROWS + 2, tokens - 2), 2)
+    rank = step_launch.RANK + 3
+    local = Case('', 'aft_local', tokens, dict(window=70), parameters=((tokens, rank),) * 2)
+    check(local, inputs(local, 2), monkeypatch, (80, 68), 3)
+
+
+def strange(x):
+    """The same numbers, channels first in memory, every other one."""
+    spaced = torch.full((2 * x.shape[-1], *x.shape[:-1]), torch.nan).to(x)
+    spaced[::2] = x.movedim(-1, 0)
+    return spaced[::2].movedim(0, -1)
+
+
+@every_kind
+def test_layouts(case):
+    tensors = inputs(case, 2)
+    expected, _ = feed(case, tensors, (0, 6), 2)
+    other = [strange(x) for x in tensors]
+    assert not any(x.is_contiguous() for x in other)
+    assert torch.equal(feed(case, other, (0, 6), 2)[0], expected)
+
+
+@every_kind
+def test_the_state_is_updated_in_place_whatever_its_layout(case):
+    query, key, value, *bias = inputs(case, 2)
+    state, options = start(case, 2, torch.float32, DEVICE)
+    state = state._replace(
+        sums=type(state.sums)(*map(strange, state.sums)),
+        keys=strange(state.keys), values=strange(state.values),
+    )  # fmt: skip
+    step, rows = getattr(ops, f'{case.op}_step'), []
+    for t in range(6):
+        before = state
+        row, state = step(state, query[:, t], key[:, t], value[:, t], *bias, **options)
+        rows.append(row)
+        same = zip((*state.sums, *state[1:3]), (*before.sums, *before[1:3]), strict=True)
+        assert all(a is b for a, b in same)
+        # The step before it may still be read, by a memory's mixer say.
+        assert state.position is not before.position and (before.position == t).all()
+    expected, _ = feed(case, [query, key, value, *bias], (0, 0), 6)
+    assert torch.equal(torch.stack(rows, 1), expected)
+
+
+@every_kind
+def test_empty_slots_may_hold_anything(case):
+    tensors = inputs(case, 2)
+    expected, _ = feed(case, tensors, (0, 0), 3)
+    query, key, value, *bias = tensors
+    state, options = start(case, 2, torch.float32, DEVICE)
+    state.keys.fill_(torch.nan)
+    state.values.fill_(torch.nan)
+    for t in range(3):
+        token = query[:, t], key[:, t], value[:, t]
+        row, state = getattr(ops, f'{case.op}_step')(state, *token, *bias, **options)
+        assert torch.equal(row, expected[:, t])
+
+
+@every_kind
+def test_hidden_keys_count_for_nothing(case, monkeypatch):
+    query, key, value, *bias = inputs(case, 2)
+    key[:, :2] = -torch.inf
+    rows, _ = check(case, [query, key, value, *bias], monkeypatch, (0, 0), 3)
+    assert (rows[:, :2] == 0).all() and (rows[:, 2] != 0).all()
+
+
+def test_an_empty_batch():
+    for case in (KINDS['simple'], KINDS['local']):
+        rows, state = feed(case, inputs(case, 0), (), 1)
+        assert rows.shape == (0, 1, CHANNELS) and state.position.shape == (0,)
+
+
+def test_a_token_past_the_table_reads_nothing_beyond_it():
+    """On a device nothing looks at the position before the kernel does."""
+    _, _, _, bias = inputs(KINDS['full'])
+    state, _ = start(KINDS['full'], 1, torch.float32, DEVICE)
+    state.position.fill_(9)
+    token = torch.randn(3, 1, CHANNELS, device=DEVICE).unbind()
+    row, state = step_library.aft_full_step(state, *token, bias, gate='sigmoid')
+    assert (row == 0).all() and state.position == 10
+
+
+@pytest.mark.parametrize('gate', ['sigmoid', 'none'])
+@every_kind
+def test_the_ops_are_sound(case, gate, monkeypatch):
+    """opcheck: schema with what is written, fake kernel, compiled with dynamic shapes."""
+    called = []
+
+    def record(name):
+        op = getattr(step_library, name)
+        monkeypatch.setattr(
+            step_library, name, lambda *parts: called.append((op, parts)) or op(*parts)
+        )
+
+    record('simple_step')
+    record('buffer_step')
+    tensors = inputs(case, 2)
+    if gate == 'none':
+        tensors[0] = None
+        case = dataclasses.replace(case, options={**case.options, 'gate': gate})
+    feed(case, tensors, (0, 5), 1)
+    ((op, parts),) = called
+    torch.library.opcheck(op, parts)
+
+
+REFUSED = {
+    "with key_function='softmax' only, got 'relu'": dict(key_function='relu'),
+    'has steps for states of float32, got torch.float16': dict(dtype=torch.float16),
+}
+
+
+@pytest.mark.parametrize('reason', REFUSED)
+def test_what_has_no_kernel_is_refused(reason, monkeypatch):
+    dtype = REFUSED[reason].get('dtype', torch.float32)
+    options = {k: v for k, v in REFUSED[reason].items() if k != 'dtype'}
+    state = ops.aft_simple_init_state(1, 4, **options, dtype=dtype, device=DEVICE)
+    token = torch.randn(3, 1, 4, device=DEVICE).unbind()
+    with pytest.raises(RuntimeError, match=reason):
+        ops.aft_simple_step(state, *token, **options)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'triton,eager')
+    row, _ = ops.aft_simple_step(state, *token, **options)
+    assert row.shape == (1, 4)

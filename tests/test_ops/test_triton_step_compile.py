@@ -1,0 +1,73 @@
+"""The kernels of decoding steps, compiled for sm_80 and sm_90 without a device."""
+
+import pytest
+import torch
+
+from aft_mm import ops
+from aft_mm.ops import triton_support
+
+pytest.importorskip('triton', reason='Triton is not installed')
+from aft_mm.ops.triton import step_library  # noqa: E402
+
+from .triton_offline import assert_no_spills  # noqa: E402
+
+CHANNELS, TOKENS = 64, 48
+GRID, KERNEL = (6, 8), (3, 5)
+CALLS = {
+    'simple': (ops.aft_simple_init_state, (), dict(key_function='softmax')),
+    'full': (ops.aft_full_init_state, ((TOKENS, TOKENS),), {}),
+    'local': (ops.aft_local_init_state, ((TOKENS, 24), (TOKENS, 24)), dict(window=9, grid=None)),
+    'local 2-d': (ops.aft_local_init_state, ((TOKENS, 24),) * 2, dict(window=(2, 3), grid=GRID)),
+    'local free': (ops.aft_local_init_state, ((TOKENS, 9),), dict(window=9, grid=None)),
+    'window': (ops.aft_window_init_state, (), dict(window=9, grid=None)),
+    'window 2-d': (ops.aft_window_init_state, (), dict(window=(4, 4), grid=GRID)),
+    'conv': (ops.aft_conv_init_state, ((4, 5),), dict(grid=(TOKENS,), global_connectivity=True)),
+    'conv 2-d': (
+        ops.aft_conv_init_state,
+        ((4, *KERNEL),),
+        dict(grid=GRID, global_connectivity=False),
+    ),
+}
+
+
+def step(name, dtype, channels=CHANNELS, gate='sigmoid', bias_dtype=torch.float32):
+    """One step of the case, compiled."""
+    init, shapes, options = CALLS[name]
+    op = init.__name__.removesuffix('_init_state')
+    sizes = {'aft_full': dict(num_tokens=TOKENS), 'aft_conv': dict(grid=options.get('grid'))}
+    sizes = sizes.get(op, options)
+    if op == 'aft_conv':
+        sizes = dict(sizes, num_heads=shapes[0][0], kernel_size=shapes[0][1:])
+    state = init(2, channels, **sizes)
+    query, key, value = torch.empty(3, 2, channels, dtype=dtype).unbind()
+    key = key[:, : state.keys.shape[2]] if op == 'aft_conv' else key
+    query = None if gate == 'none' else query
+    bias = [torch.empty(shape, dtype=bias_dtype) for shape in shapes]
+    if op == 'aft_local' and len(bias) == 1:
+        bias.append(None)
+    getattr(step_library, f'{op}_step')(state, query, key, value, *bias, **options, gate=gate)
+
+
+def kernel_of(name):
+    return {'simple_step' if name == 'simple' else 'buffer_step'}
+
+
+@pytest.mark.parametrize('name', CALLS)
+def test_every_op(name, compiled, tmp_path):
+    step(name, torch.float32)
+    assert_no_spills(compiled, kernel_of(name), tmp_path)
+
+
+@pytest.mark.parametrize('dtype', triton_support.DTYPES[1:], ids=str)
+@pytest.mark.parametrize('name', ['simple', 'local'])
+def test_every_type(name, dtype, compiled, tmp_path):
+    step(name, dtype, bias_dtype=dtype)
+    assert_no_spills(compiled, kernel_of(name), tmp_path)
+
+
+# 68 channels: a block that is not full.
+@pytest.mark.parametrize('channels, gate', [(64, 'relu'), (68, 'none')])
+@pytest.mark.parametrize('name', ['simple', 'conv 2-d'])
+def test_gates_and_odd_sizes(name, channels, gate, compiled, tmp_path):
+    step(name, torch.bfloat16, channels, gate)
+    assert_no_spills(compiled, kernel_of(name), tmp_path)
