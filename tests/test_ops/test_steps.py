@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from aft_mm import ops
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
 from .cases import CASES, CAUSAL_CASES, CHANNELS
 
@@ -182,3 +183,12 @@ def test_steps_keep_no_graph():
 
 def test_every_causal_op_has_a_case():
     assert {case.op for case in CAUSAL_CASES} == {case.op for case in CASES}
+
+
+def test_the_oracle_has_no_steps(monkeypatch):
+    state, token = ops.aft_simple_init_state(1, CHANNELS), torch.randn(3, 1, CHANNELS).unbind()
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'reference')
+    with pytest.raises(RuntimeError, match='aft_simple_step on cpu: .*reference: has no steps'):
+        ops.aft_simple_step(state, *token)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'reference,eager')
+    assert ops.aft_simple_step(state, *token)[0].shape == (1, CHANNELS)
