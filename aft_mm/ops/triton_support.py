@@ -17,6 +17,7 @@ from torch import Tensor
 KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(key_function='softmax', causal=True),
     'aft_window': {},
+    'aft_conv': dict(global_connectivity=True, causal=False),
 }
 # The steps of `steps.py` that have one; the last of their tensors is the buffer of keys.
 STEP_KERNELS: dict[str, dict[str, Any]] = {
@@ -36,10 +37,18 @@ def _step_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -
     return [f'has steps for states of float32, got {dtype}']
 
 
+def _conv_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
+    grid = tuple(options.get('grid', ()))
+    if len(grid) < 3:
+        return []
+    return [f'has a kernel for aft_conv on grids of 1 or 2 sizes only, got {grid}']
+
+
 # What else a kernel cannot serve, as sentences, by the inputs and options of a call.
 LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {
     op: _step_limits for op in STEP_KERNELS
 }
+LIMITS['aft_conv'] = _conv_limits
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # What the kernels are compiled for in the tests.
 OLDEST_CAPABILITY = (8, 0)

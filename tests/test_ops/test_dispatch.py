@@ -64,6 +64,12 @@ REFUSED = {
     'has no kernel': dict(op='aft_full'),
     'has a kernel for aft_simple with causal=True only, got False': dict(causal=False),
     "with key_function='softmax' only, got 'relu'": dict(key_function='relu'),
+    'has a kernel for aft_conv with causal=False only, got True': dict(
+        op='aft_conv', global_connectivity=True, grid=(1, 1)
+    ),
+    'has a kernel for aft_conv on grids of 1 or 2 sizes only, got (1, 1, 1)': dict(
+        op='aft_conv', global_connectivity=True, causal=False, grid=(1, 1, 1)
+    ),
     'has kernels for float32, float16 and bfloat16, got torch.float64': dict(dtype=torch.float64),
 }
 
@@ -130,7 +136,7 @@ def test_table_of_backends(asked, monkeypatch):
         assert f'{op} ' in output
     assert ('reference does not serve any op on cpu' in output) == (asked != 'reference')
     assert 'triton does not serve any op on cpu: serves cuda tensors' in output
-    assert 'aft_conv, aft_local_normalized on cpu: has no kernel' in output
+    assert 'aft_local_normalized on cpu: has no kernel' in output
     assert (
         output.splitlines()[1].split()[2:]
         == {

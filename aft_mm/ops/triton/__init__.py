@@ -4,6 +4,7 @@ Each op has three files: NAME_kernels.py, what runs on the device; NAME_launch.p
 cut and launched; NAME_library.py, the op at the torch.library boundary with its gradient.
 """
 
+from .conv_library import aft_conv
 from .simple_library import aft_simple
 from .step_library import (
     aft_conv_step,
@@ -16,6 +17,7 @@ from .window_library import aft_window
 
 __all__ = [
     'aft_simple',
+    'aft_conv',
     'aft_conv_step',
     'aft_full_step',
     'aft_local_step',
