@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 QUICKSTART := $(wildcard configs/image_classification/aft-conv-quickstart_*_digits.py)
 WORK_DIR := work_dirs/quickstart
+# Where the compiled mmcv is kept: building it takes minutes.
+CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart downstream test lint clean
 
 $(VENV)/installed: requirements/lock.txt setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +30,18 @@ quickstart: $(VENV)/installed
 	@echo "checkpoint:     $$(cat $(WORK_DIR)/last_checkpoint)"
 	@echo "log:            $$(ls -td $(WORK_DIR)/2*/ | head -n 1)"
 	@echo "position bias:  $(WORK_DIR)/position_bias.png"
+
+# mmdet and mmseg, with the compiled mmcv that they import: the files of mmcv-lite and the operators,
+# installed over it, so that no moment is without mmcv.
+downstream: $(VENV)/downstream
+
+$(VENV)/downstream: $(VENV)/installed requirements/downstream.txt requirements/build_mmcv.sh
+	$(BIN)/python -m pip install --quiet -r requirements/downstream.txt -c requirements/lock.txt
+	wheel=$$(requirements/build_mmcv.sh $(BIN)/python '$(CACHE)') && \
+	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall "$$wheel"
+	$(BIN)/python -c "import mmcv.ops, mmdet.models, mmseg.models; \
+		print('mmcv', mmcv.__version__, 'with operators, mmdet', mmdet.__version__, 'mmseg', mmseg.__version__)"
+	touch $@
 
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests
