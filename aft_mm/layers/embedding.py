@@ -29,17 +29,20 @@ class PatchEmbedding(nn.Module):
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """The grid (H', W') of an image of this size."""
-        return -(-height // self.patch_size), -(-width // self.patch_size)
+        # Not -(-height // patch): ONNX rounds the quotient of a negative number towards zero.
+        return tuple((n + self.patch_size - 1) // self.patch_size for n in (height, width))
 
     def forward(self, image: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Tokens [B, H'·W', D] and the grid (H', W')."""
         height, width = image.shape[2:]
-        bottom, right = -height % self.patch_size, -width % self.patch_size
-        if bottom or right:
+        grid = self.grid_of(height, width)
+        bottom, right = grid[0] * self.patch_size - height, grid[1] * self.patch_size - width
+        # In an exported graph of any size they are no ints, and the patch may divide them or not.
+        if not isinstance(bottom, int) or not isinstance(right, int) or bottom or right:
             image = F.pad(image, (0, right, 0, bottom))
         tokens = self.projection(image).flatten(2).transpose(1, 2)
         # The residual stream inherits this layout: token-major here saves a copy in every layer.
-        return tokens.contiguous(), self.grid_of(height, width)
+        return tokens.contiguous(), grid
 
 
 class PositionEmbedding(GridParameters):

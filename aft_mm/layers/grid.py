@@ -21,6 +21,11 @@ def check_grid(grid: Sequence[int]) -> Grid:
     return grid
 
 
+def is_same(a: Grid, b: Grid) -> bool:
+    """Whether two grids are known to be equal; one of any size, in an exported graph, is not."""
+    return all(isinstance(n, int) for n in (*a, *b)) and a == b
+
+
 def interpolate(x: Tensor, source: Grid, target: Grid, num_prefix_tokens: int = 0) -> Tensor:
     """Resample rows that lie on a grid: ``[P + prod(source), C] -> [P + prod(target), C]``.
 
@@ -28,7 +33,7 @@ def interpolate(x: Tensor, source: Grid, target: Grid, num_prefix_tokens: int = 
     prefix tokens come first and stay as they are. A constant stays constant, and the same grid
     gives `x` itself.
     """
-    if source == target:
+    if is_same(source, target):
         return x
     prefix, rows = x[:num_prefix_tokens], x[num_prefix_tokens:]
     image = rows.float().T.unflatten(1, source).unsqueeze(0)
@@ -69,7 +74,7 @@ class GridParameters(nn.Module):
 
         A shorter sequence (1-d) has the first rows, a picture or volume has them interpolated.
         """
-        if grid is None or grid == self.grid:
+        if grid is None or is_same(grid, self.grid):
             return rows
         if len(grid) != len(self.grid) or (len(grid) == 1 and grid > self.grid):
             raise ValueError(f'grid {grid} does not fit positions learned on grid {self.grid}')

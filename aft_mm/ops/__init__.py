@@ -1,5 +1,6 @@
 """Pure tensor functions of the Attention Free Transformer; imports torch only."""
 
+from .decisions import record_decisions, repeat_decisions
 from .functional import (
     aft_conv,
     aft_full,
@@ -45,4 +46,6 @@ __all__ = [
     'aft_window_init_state',
     'aft_window_step',
     'prefill',
+    'record_decisions',
+    'repeat_decisions',
 ]

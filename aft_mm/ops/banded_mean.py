@@ -22,13 +22,15 @@ SMALLEST_WIDTH = 64
 
 def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
     """[T, C] as blocks [n, c, C]."""
-    count = -(-len(x) // block)
-    return F.pad(x, (0, 0, 0, count * block - len(x)), value=fill).view(count, block, -1)
+    count = -(-x.shape[0] // block)
+    return F.pad(x, (0, 0, 0, count * block - x.shape[0]), value=fill).view(count, block, -1)
 
 
 def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
     """[T, C] as the tokens around each block, [n, (before + 1 + after)·c, C], overlapping views."""
-    tail = -len(x) % block + after * block
+    if before == after == 0 and block == x.shape[0]:
+        return x.unsqueeze(0)  # unfold takes no size that an exported graph leaves open
+    tail = -x.shape[0] % block + after * block
     if before or tail:
         x = F.pad(x, (0, 0, before * block, tail), value=fill)
     return x.unfold(0, (before + 1 + after) * block, block).transpose(1, 2)
@@ -78,7 +80,8 @@ def _sums(
     product = _product(
         _terms(key, value), weights, before, after, past=far, future=far and not causal
     )
-    return product.chunk(2, 1)
+    columns = value.shape[1]  # chunk would ask how many there are, which an exported graph cannot
+    return product[:, :columns], product[:, columns:]
 
 
 def _column_chunks(x: Tensor) -> list[slice]:
@@ -108,7 +111,7 @@ def _product(
     if future:
         result += move(suffix(totals, 0), -after - 1, 0)
     result = result.flatten(0, 1)
-    return result[: len(x)] if len(weights) > 1 else result
+    return result[: x.shape[0]] if len(weights) > 1 else result
 
 
 def _transposed(weights: Tensor, before: int, after: int) -> Tensor:

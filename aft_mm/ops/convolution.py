@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import decisions
 from .conv_exact import exact_conv_mean, outside_sums
 from .geometry import past_kernel
 from .sums import FAST_BIAS_SPREAD, FAST_SPREAD, choose, column_shift, mean_in_place, spread
@@ -87,6 +88,8 @@ def _one_shift_fits(key: Tensor, weight: Tensor, global_connectivity: bool, caus
 
 def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
     """Leave out kernel entries that no pair of tokens on the grid can reach."""
+    if decisions.recording() or decisions.repeating():  # a graph may serve other grids, too
+        return weight
     for dim, length in enumerate(grid, start=1):
         extra = max(0, weight.shape[dim] // 2 - (length - 1))
         weight = weight.narrow(dim, extra, weight.shape[dim] - 2 * extra)

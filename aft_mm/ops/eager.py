@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from . import decisions
 from .blocks import Band, dense_band, local_band, normalized_mean, weighted_mean
 from .convolution import crop_kernel, difference_fits, difference_mean, safe_mean
 from .geometry import Window, as_pair
@@ -148,7 +149,8 @@ def aft_conv(
         return difference_mean(key, value, weight, grid, global_connectivity, causal)
 
     def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        mix = opaque_safe_mean if torch.compiler.is_compiling() else safe_mean
+        opaque = torch.compiler.is_compiling() and not decisions.repeating()
+        mix = opaque_safe_mean if opaque else safe_mean
         return mix(key, value, weight, grid, global_connectivity, causal)
 
     fits = difference_fits(key, weight, global_connectivity, causal)

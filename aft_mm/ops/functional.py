@@ -27,7 +27,7 @@ from .geometry import Window
 
 def _run(op: str, query: Tensor | None, key: Tensor, *others: Tensor | None, **options) -> Tensor:
     tensors, value = (query, key, *others), others[0]
-    if not len(value):
+    if value.shape[0] == 0:
         # Without a query only a dense bias w [T, S] tells how many rows there are.
         tokens = len(others[1]) if op == 'aft_full' else (key if query is None else query).shape[1]
         return _empty(tokens, value, *tensors)

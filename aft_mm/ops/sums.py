@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import decisions
+
 # How far exponents (keys and biases together) may spread for plain float32 sums with one shift:
 # e^±70 is normal and leaves room for millions of terms, e^-88 would be flushed and e^88 overflow.
 FAST_SPREAD = 70.0
@@ -36,11 +38,13 @@ def choose(
     condition: Tensor, fast: Callable[..., Tensor], safe: Callable[..., Tensor], *operands: Tensor
 ) -> Tensor:
     """``fast(*operands)`` if the scalar bool tensor holds, else ``safe(*operands)``; compiles."""
+    if decisions.repeating():
+        return fast(*operands) if decisions.repeat() else safe(*operands)
     if torch.compiler.is_compiling():
         return torch.cond(condition, fast, safe, operands)
     if condition.is_meta:  # shapes only: no value to decide on
         return fast(*operands)
-    return fast(*operands) if condition else safe(*operands)
+    return fast(*operands) if decisions.record(bool(condition)) else safe(*operands)
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -51,6 +55,8 @@ def lowest(dtype: torch.dtype) -> float:
 def spread(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """Largest minus smallest visible key along `dim`, for the worst column; −inf is hidden."""
     key = key.detach()
+    if decisions.recording():
+        return key.new_tensor(torch.inf)
     low = key.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf).amin(dim)
     # Columns in which every key is hidden give −inf and do not count.
     return (key.amax(dim) - low).amax().clamp_min(0)
@@ -127,7 +133,8 @@ def sliding(x: Summable, before: int, after: int, dim: int) -> Summable:
     Doubles the length until the window is composed: O(log) passes, and nothing is subtracted.
     """
     length = _length(x, dim)
-    before, after = min(before, length - 1), min(after, length - 1)
+    if not decisions.repeating():  # a graph that leaves the length open does not know what to save
+        before, after = min(before, length - 1), min(after, length - 1)
     need = before + after + 1
     if need < 1:
         return move(x, length, dim)

@@ -1,0 +1,196 @@
+"""tools/model_converters/export_onnx.py: graphs equal the model, at its size and at any other."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
+
+from aft_mm import ops
+
+ROOT = Path(__file__).parents[1]
+MISSING = [
+    name for name in ('onnx', 'onnxscript', 'onnxruntime') if not importlib.util.find_spec(name)
+]
+needs_onnx = pytest.mark.skipif(bool(MISSING), reason=f'{", ".join(MISSING)} not installed')
+CONV = "dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=5)"
+WINDOW = "dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3, global_connectivity=False)"
+FULL = "dict(type='aft_mm.AFTFull', rank=4)"
+LOCAL = "dict(type='aft_mm.AFTLocal', rank=4, window=3)"
+SOFTMAX = "dict(type='aft_mm.SoftmaxAttention', num_heads=4)"
+CLS = "with_cls_token=True, out_type='cls_token'"
+MODEL = """
+default_scope = 'mmpretrain'
+custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(
+        type='aft_mm.AFTViT', arch=dict(embed_dims=24, num_layers={layers}), img_size=(32, 48),
+        patch_size=8, token_mixer={mixer}, {options}),
+    head=dict(type='LinearClsHead', num_classes=5, in_channels=24))
+"""
+# On both sides of the 4 x 6 patches of the config, and with patches that are cut off.
+OTHER_SIZES = [(48, 32), (40, 56), (25, 35), (9, 48)]
+
+
+@pytest.fixture(scope='module')
+def tool():
+    path = ROOT / 'tools/model_converters/export_onnx.py'
+    spec = importlib.util.spec_from_file_location('export_onnx', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Config, checkpoint and model; keys of hundreds, biases below -3 in the first layer."""
+
+    def make(mixer, options='position_embedding=False', layers=1):
+        text = MODEL.format(mixer=mixer, options=options, layers=layers)
+        (tmp_path / 'config.py').write_text(text)
+        config = Config.fromfile(tmp_path / 'config.py')
+        init_default_scope('mmpretrain')
+        torch.manual_seed(0)
+        model = MODELS.build(config.model).eval()
+        for name, parameter in model.named_parameters():
+            large = 'token_mixer.key' in name and 'Softmax' not in mixer
+            nn.init.normal_(parameter, std=50.0 if large else 0.3)
+            if name.endswith('layers.0.token_mixer.pos_bias.gamma'):
+                nn.init.constant_(parameter, 4.0)
+        torch.save(dict(meta={}, state_dict=model.state_dict()), tmp_path / 'model.pth')
+        return str(tmp_path / 'config.py'), str(tmp_path / 'model.pth'), model
+
+    return make
+
+
+def outputs_of_onnx(path, image):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path))
+    return [torch.from_numpy(part) for part in session.run(None, {'image': image.numpy()})]
+
+
+def maps(model, image):
+    model.backbone.out_type = 'featmap'
+    return model.backbone(image)
+
+
+CASES = {
+    'conv': (CONV, 'position_embedding=False', []),
+    'conv-maps-any-size': (CONV, 'out_indices=(0, 1)', ['--dynamic', '--backbone']),
+    'full-maps': (FULL, CLS, ['--backbone']),
+    'full-any-size': (FULL, CLS, ['--dynamic']),
+    'deit': (SOFTMAX, CLS, []),
+}
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize('case', CASES)
+def test_onnx_equals_the_model(case, tool, files, tmp_path, capsys):
+    mixer, options, words = CASES[case]
+    # The second layer of AFT-conv takes another form than the first.
+    config, checkpoint, model = files(mixer, options, layers=2 if mixer == CONV else 1)
+    out = tmp_path / 'model.onnx'
+    tool.main([config, checkpoint, str(out), *words])
+    assert f'{out}: ONNX opset 18' in capsys.readouterr().out
+    shapes = [(2, 3, *size) for size in OTHER_SIZES] if '--dynamic' in words else []
+    for shape in [(1, 3, 32, 48), *shapes]:
+        image = torch.randn(*shape)
+        with torch.no_grad():
+            expected = maps(model, image) if '--backbone' in words else [model(image)]
+        found = outputs_of_onnx(out, image)
+        assert len(found) == len(expected)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert theirs.abs().max() > 0.1
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mixer', [CONV, WINDOW], ids=['everywhere', 'window'])
+def test_torch_export_equals_the_model_at_any_size(mixer, tool, files, tmp_path):
+    config, checkpoint, model = files(mixer)
+    out = tmp_path / 'model.pt2'
+    tool.main([config, checkpoint, str(out), '--dynamic', '--size', '40', '32'])
+    program = torch.export.load(out).module()
+    for size in OTHER_SIZES:
+        image = torch.randn(3, 3, *size)
+        with torch.no_grad():
+            torch.testing.assert_close(program(image)[0], model(image), atol=1e-4, rtol=0)
+
+
+class Op(nn.Module):
+    """AFT-conv without tokens beyond the kernel: what only the keys decide on."""
+
+    def forward(self, key, value, weight):
+        options = dict(grid=(3, 5), global_connectivity=False, gate='none')
+        return ops.aft_conv(None, key, value, weight, **options)
+
+
+def test_decisions_hold_for_keys_that_the_example_has_not():
+    small, value, weight = torch.randn(2, 15, 2), torch.randn(2, 15, 4), torch.randn(2, 3, 3)
+    with ops.record_decisions() as decisions:
+        Op()(small, value, weight)
+    assert decisions == [False]
+    with ops.repeat_decisions(decisions), torch.no_grad():
+        program = torch.export.export(Op(), (small, value, weight), strict=False)
+    names = {str(node.target) for node in program.graph.nodes}
+    assert not [name for name in names if 'aft_mm' in name or 'cond' in name]
+    large = 300 * small
+    expected = Op()(large, value, weight)
+    torch.testing.assert_close(program.module()(large, value, weight), expected)
+
+
+def test_decisions_of_another_model_are_not_taken_for_its_own():
+    key, value, weight = torch.randn(2, 15, 2), torch.randn(2, 15, 4), torch.randn(2, 3, 3)
+    with pytest.raises(RuntimeError, match='took 1 decisions of a model that takes 2'):
+        with ops.repeat_decisions([True, True]):
+            Op()(key, value, weight)
+    torch.testing.assert_close(Op()(key, value, weight), Op()(key, value, weight))
+
+
+@pytest.mark.parametrize(
+    'mixer, words, message',
+    [
+        (CONV, ['model.bin'], r'OUT must end in .onnx or .pt2'),
+        (LOCAL, ['m.pt2', '--dynamic'], '--dynamic is for the mixers AFTConv.* got AFTLocal'),
+        (CONV, ['m.pt2', '--dynamic', '--size', '8', '32'], '--size must be at least 9, got 8 32'),
+        (CONV, ['m.pt2', '--size', '0', '32'], '--size must be at least 1, got 0 32'),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(mixer, words, message, tool, files, tmp_path):
+    config, checkpoint, _ = files(mixer)
+    with pytest.raises(SystemExit, match=message) as error:
+        tool.main([config, checkpoint, str(tmp_path / words[0]), *words[1:]])
+    assert '\n' not in str(error.value)
+    assert not (tmp_path / words[0]).exists()
+
+
+def test_another_backbone_and_missing_packages_are_refused(tool, files, tmp_path, monkeypatch):
+    config, checkpoint, _ = files(CONV)
+    monkeypatch.setattr(tool, 'PACKAGES', ('no_such_package',))
+    with pytest.raises(SystemExit, match='ONNX needs the packages no_such_package'):
+        tool.main([config, checkpoint, str(tmp_path / 'model.onnx')])
+    path = Path(config)
+    path.write_text(path.read_text().replace('aft_mm.AFTViT', 'VisionTransformer'))
+    with pytest.raises(SystemExit, match='must be aft_mm.AFTViT, got VisionTransformer'):
+        tool.main([config, checkpoint, str(tmp_path / 'model.pt2')])
+
+
+def test_a_graph_that_differs_from_the_model_is_removed(tool, files, tmp_path, monkeypatch):
+    config, checkpoint, _ = files(CONV)
+    write = tool.write
+
+    def and_change(program, names, path):
+        write(program, names, path)
+        for parameter in program.parameters():  # those of the model, too
+            parameter.data.add_(1.0)
+
+    monkeypatch.setattr(tool, 'write', and_change)
+    with pytest.raises(SystemExit, match=r'differs from the model by .* 1 x 3 x 32 x 48'):
+        tool.main([config, checkpoint, str(tmp_path / 'model.pt2')])
+    assert not (tmp_path / 'model.pt2').exists()

@@ -1,0 +1,223 @@
+"""Export a trained classifier or its backbone: OUT.onnx for ONNX (opset 18), OUT.pt2 for torch.
+
+The graph takes `image` [B, C, H, W], normalised as the data_preprocessor of the config does, and
+gives `scores`, before the softmax, or with --backbone a map [B, D, H', W'] per entry of
+out_indices. With --dynamic B is free, and so are H and W from one patch and a pixel on.
+
+AFT chooses among forms of its sums by the values of keys and biases, which a graph cannot look at.
+Here the position biases of the checkpoint decide alone, as if keys spread without bound, so that
+the graph holds for any image. Biases that spread over more than 60 nats, and windows without the
+tokens beyond them, take a form that is slower. What was written is run on other images, with
+--dynamic of other sizes, and held to the model.
+"""
+
+import argparse
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from aft_mm.apis import load_model
+from aft_mm.engine.command_line import CONFIG_ERRORS, check_config, check_writable
+from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
+from aft_mm.models import AFTViT
+from aft_mm.ops import record_decisions, repeat_decisions
+
+OPSET = 18
+TOLERANCE = 1e-4
+PACKAGES = ('onnx', 'onnxscript', 'onnxruntime')
+# The others cut the tokens into blocks by the size of the grid.
+ANY_SIZE = (AFTConv, AFTFull, AFTSimple, SoftmaxAttention)
+
+
+class Exported(nn.Module):
+    """A classifier or a backbone as a function of tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        output = self.model(image)
+        return (output,) if isinstance(output, Tensor) else tuple(output)
+
+
+def trace(
+    model: nn.Module, example: Tensor, smallest: int | None
+) -> tuple[ExportedProgram, list[bool]]:
+    """The graph of a model and the decisions in it.
+
+    Args:
+        model: takes an image.
+        example: of the size [B, C, H, W] that the graph is for.
+        smallest: with it the graph is for any B, and for any H and W that are not smaller.
+    """
+    shapes = None
+    if smallest is not None:
+        height, width = (Dim(name, min=smallest) for name in ('height', 'width'))
+        shapes = ({0: Dim('batch', min=1), 2: height, 3: width},)
+    with torch.no_grad():
+        with record_decisions() as decisions:
+            model(example)
+        with repeat_decisions(decisions):
+            program = torch.export.export(model, (example,), dynamic_shapes=shapes, strict=False)
+    return program, decisions
+
+
+def write(program: ExportedProgram, names: Sequence[str], path: Path) -> None:
+    """Write a graph in the format that the name of the file says."""
+    if path.suffix == '.pt2':
+        torch.export.save(program, path)
+        return
+    onnx_program = torch.onnx.export(
+        program,
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=['image'],
+        output_names=names,
+        verbose=False,
+    )
+    onnx_program.save(str(path), external_data=False)
+
+
+def load(path: Path) -> Callable[[Tensor], Sequence[Tensor]]:
+    """The function that a file holds."""
+    if path.suffix == '.pt2':
+        return torch.export.load(path).module()
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
+
+    def call(image: Tensor) -> list[Tensor]:
+        return [torch.from_numpy(part) for part in session.run(None, {'image': image.numpy()})]
+
+    return call
+
+
+def check(path: Path, model: nn.Module, shapes: Sequence[Sequence[int]]) -> float:
+    """Hold a file to the model on images of some shapes; the largest difference.
+
+    Raises:
+        UserError: it is larger than 1e-4 of the output, or of 1; the file is removed.
+    """
+    call, worst = load(path), 0.0
+    for shape in shapes:
+        image = torch.randn(*shape)
+        with torch.no_grad():
+            for ours, theirs in zip(model(image), call(image), strict=True):
+                difference = (ours - theirs).abs().max().item()
+                if not difference <= TOLERANCE * max(1.0, ours.abs().max().item()):
+                    path.unlink()
+                    raise UserError(
+                        f'the exported graph differs from the model by {difference:.1e} on an '
+                        f'image of {" x ".join(map(str, shape))}, so {str(path)!r} is removed'
+                    )
+                worst = max(worst, difference)
+    return worst
+
+
+def check_args(args: argparse.Namespace) -> Config:
+    """Read the config and refuse arguments that cannot be used.
+
+    Raises:
+        UserError: an argument, a file or an installed package does not serve.
+    """
+    check_config(args.config)
+    if args.out.suffix not in ('.onnx', '.pt2'):
+        raise UserError(f'OUT must end in .onnx or .pt2, got {str(args.out)!r}')
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if args.out.suffix == '.onnx' and missing:
+        raise UserError(f'ONNX needs the packages {", ".join(missing)}; pip install them')
+    check_writable('OUT', [str(args.out)])
+    config = Config.fromfile(args.config)
+    settings = config.model.get('backbone', {})
+    if settings.get('type') != 'aft_mm.AFTViT':
+        raise UserError(
+            f'the backbone of {args.config} must be aft_mm.AFTViT, got {settings.get("type")}'
+        )
+    if args.backbone:
+        settings.out_type = 'featmap'
+    return config
+
+
+def smallest_side(backbone: AFTViT) -> int:
+    """The smallest side of an image that a graph of any size takes, in pixels.
+
+    Raises:
+        UserError: there is no such graph of the mixers.
+    """
+    mixer = backbone.layers[0].token_mixer
+    if not isinstance(mixer, ANY_SIZE):
+        allowed = ', '.join(kind.__name__ for kind in ANY_SIZE)
+        raise UserError(f'--dynamic is for the mixers {allowed}, got {type(mixer).__name__}')
+    # A grid of one row or column is another graph: torch broadcasts sizes of 1.
+    return backbone.patch_embed.patch_size + 1
+
+
+def export(args: argparse.Namespace) -> str:
+    """Write the graph; what it is in words.
+
+    Raises:
+        UserError: something cannot be exported.
+    """
+    config = check_args(args)
+    _, model = load_model(config, args.checkpoint, device='cpu')
+    backbone, settings = model.backbone, config.model.backbone
+    size = args.size or settings.get('img_size', 224)
+    height, width = (size, size) if isinstance(size, int) else size
+    patch, channels = backbone.patch_embed.patch_size, backbone.patch_embed.projection.in_channels
+    smallest = smallest_side(backbone) if args.dynamic else None
+    if min(height, width) < (smallest or 1):
+        raise UserError(f'--size must be at least {smallest or 1}, got {height} {width}')
+    shapes = [(2 if args.dynamic else 1, channels, height, width)]
+    names = ['scores']
+    if args.backbone:
+        names = [f'map{index}' for index in backbone.out_indices]
+    exported = Exported(backbone if args.backbone else model).eval()
+    program, decisions = trace(exported, torch.randn(*shapes[0]), smallest)
+    write(program, names, args.out)
+    if args.dynamic:  # another number of patches on each side, and sides that no patch divides
+        shapes += [
+            (1, channels, width + patch, height),
+            (3, channels, height, width + patch // 2 + 1),
+        ]
+    difference = check(args.out, exported, shapes)
+    sides = f'H and W from {smallest}' if args.dynamic else f'{height} x {width}'
+    safe = f', {decisions.count(False)} decisions for the safe form' if not all(decisions) else ''
+    kind = f'ONNX opset {OPSET}' if args.out.suffix == '.onnx' else f'torch {torch.__version__}'
+    return (
+        f'{args.out}: {kind}, {"any batch" if args.dynamic else "batch 1"}, {sides}{safe}; '
+        f'differs from the model by at most {difference:.1e}'
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('config', help='path of the config')
+    parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
+    parser.add_argument('out', metavar='OUT', type=Path, help='OUT.onnx or OUT.pt2')
+    parser.add_argument('--dynamic', action='store_true', help='for images of any size and number')
+    parser.add_argument(
+        '--size',
+        nargs=2,
+        type=int,
+        metavar=('H', 'W'),
+        help='of the image in pixels; that of the config unless given',
+    )
+    parser.add_argument(
+        '--backbone', action='store_true', help='the maps of the backbone instead of the scores'
+    )
+    args = parser.parse_args(argv)
+    with one_sentence(*CONFIG_ERRORS):
+        print(export(args))
+
+
+if __name__ == '__main__':
+    main()
