@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,20 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 ROOT = Path(__file__).parent.parent
+MISSING = [name for name in ('mmcv._ext', 'mmdet', 'mmseg') if not find_spec(name)]
+collect_ignore = ['downstream'] if MISSING else []
 
 
 @pytest.fixture(scope='session')
 def root() -> Path:
     """The project folder."""
     return ROOT
+
+
+@pytest.fixture(scope='session')
+def missing_downstream() -> list[str]:
+    """The modules without which tests/downstream is left out."""
+    return MISSING
 
 
 @pytest.fixture

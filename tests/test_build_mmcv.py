@@ -32,26 +32,36 @@ def build(root, tmp_path):
 
     def call(torch='2.11.0', stop=''):
         result = subprocess.run(
-            [root / 'requirements/build_mmcv.sh', 'venv/bin/python', 'some cache'], cwd=tmp_path,
-            capture_output=True, text=True, timeout=60,
-            env={**os.environ, 'TORCH': torch, 'STOP': stop, 'CALLS': str(tmp_path / 'calls')})
+            [root / 'requirements/build_mmcv.sh', 'venv/bin/python', 'some cache'],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, 'TORCH': torch, 'STOP': stop, 'CALLS': str(tmp_path / 'calls')},
+        )
         calls = tmp_path / 'calls'
-        return (result.returncode, result.stdout.strip(),
-                calls.read_text().splitlines() if calls.exists() else [])
+        return (
+            result.returncode,
+            result.stdout.strip(),
+            calls.read_text().splitlines() if calls.exists() else [],
+        )
 
     return call
 
 
 def files(tmp_path):
-    return [str(path.relative_to(tmp_path)) for path in (tmp_path / 'some cache').rglob('*')
-            if path.is_file()]
+    return [
+        str(path.relative_to(tmp_path))
+        for path in (tmp_path / 'some cache').rglob('*')
+        if path.is_file()
+    ]
 
 
 def test_a_wheel_is_built_once(build, tmp_path):
     wheel = 'some cache/mmcv-2.1.0-py3.11-torch2.11.0-cpu/mmcv-2.1.0-cp311.whl'
     code, printed, calls = build()
     assert (code, printed, files(tmp_path)) == (0, wheel, [wheel])
-    (call, ) = calls
+    (call,) = calls
     # With operators, for no GPU, with the ninja of the environment, and not from pip's own cache.
     assert call.startswith(f'1,,{tmp_path}/venv/bin -m pip wheel ')
     assert '--no-cache-dir' in call and '--no-build-isolation' in call

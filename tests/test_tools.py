@@ -204,6 +204,23 @@ class TestErrorsBeforeARun:
     def test_missing_config(self, fails, words):
         fails(*words, match="Error: config 'no.py' does not exist")
 
+    @pytest.mark.parametrize('library', ['mmdet', 'mmsegmentation'])
+    def test_missing_library_that_a_config_inherits(self, fails, tmp_path, monkeypatch, library):
+        monkeypatch.setattr('mmengine.config.config.is_installed', lambda name: False)
+        scope = library.removesuffix('mentation')
+        (tmp_path / 'a.py').write_text(f"_base_ = '{scope}::_base_/default_runtime.py'\n")
+        match = ("Error: config 'a.py' needs mmdet and mmseg with the compiled mmcv "
+                 f'\\({library} is not installed, .*\\), which `make downstream` installs')
+        fails('train', 'a.py', match=match)
+        fails('test', 'a.py', 'a.pth', match=match)
+
+    def test_missing_library_of_the_scope(self, fails, tmp_path, monkeypatch):
+        monkeypatch.delitem(sys.modules, 'mmdet.models', raising=False)
+        monkeypatch.setitem(sys.modules, 'mmdet', None)
+        (tmp_path / 'a.py').write_text("default_scope = 'mmdet'\n")
+        fails('train', 'a.py', match='Error: config .* needs mmdet and mmseg with the compiled '
+              'mmcv .*, which `make downstream` installs')
+
     def test_missing_checkpoint(self, fails, config):
         match = "Error: checkpoint 'no.pth' does not exist"
         fails('test', config('tiny'), 'no.pth', match=match)

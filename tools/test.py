@@ -16,6 +16,7 @@ from aft_mm.engine.command_line import (
     check_checkpoint,
     check_data,
     check_torchvision,
+    check_widths,
     load_config,
 )
 from aft_mm.engine.errors import UserError, one_sentence
@@ -71,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_checkpoint(args.checkpoint)
         check_data(cfg, 'test')
         runner = RUNNERS.build(cfg)
+        check_widths(runner.model)
     with one_sentence(*DATA_ERRORS):
         _ = runner.test_loop  # builds the data set
         if args.dump:

@@ -16,6 +16,7 @@ from aft_mm.engine.command_line import (
     check_regularization,
     check_schedule,
     check_torchvision,
+    check_widths,
     load_config,
 )
 from aft_mm.engine.errors import UserError, one_sentence
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_checkpoint(cfg.get('load_from'))
         check_data(cfg, 'train', 'val')
         runner = RUNNERS.build(cfg)
+        check_widths(runner.model)
         check_regularization(runner)
     with one_sentence(*DATA_ERRORS):
         _ = runner.train_loop, runner.val_loop  # builds the data sets

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.runner import Runner
+from torch import nn
 
 from .distributed import start_distributed
 from .errors import UserError
@@ -18,6 +19,8 @@ from .hooks import RegularizationHook
 
 #: What goes wrong when a config with a mistake is turned into objects.
 CONFIG_ERRORS = (TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError)
+#: The libraries, as scopes, that come with `make downstream` only.
+DOWNSTREAM = ('mmdet', 'mmseg')
 #: What goes wrong when a data set is built; mmpretrain says with a RuntimeError that it is empty.
 DATA_ERRORS = (*CONFIG_ERRORS, RuntimeError, EOFError)
 
@@ -64,9 +67,8 @@ def load_sampled_config(args: argparse.Namespace) -> Config:
     Raises:
         UserError: config or checkpoint do not exist.
     """
-    check_config(args.config)
     check_checkpoint(args.checkpoint)
-    config = Config.fromfile(args.config)
+    config = read_config(args.config)
     config.merge_from_dict(args.cfg_options)
     return config
 
@@ -118,11 +120,10 @@ def load_config(args: argparse.Namespace) -> Config:
     """Read ``args.config``, apply the shared arguments and start the process group.
 
     Raises:
-        UserError: the config file does not exist.
+        UserError: the config file does not exist, or what it is written for is missing.
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    check_config(args.config)
-    cfg = Config.fromfile(args.config)
+    cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
     cfg.launcher = args.launcher
     cfg.work_dir = (
@@ -134,6 +135,26 @@ def load_config(args: argparse.Namespace) -> Config:
     return cfg
 
 
+def read_config(path: str) -> Config:
+    """The config file as it is.
+
+    Raises:
+        UserError: ``path`` is no file, or it is written for mmdet or mmseg and they are missing.
+    """
+    check_config(path)
+    try:
+        cfg = Config.fromfile(path)
+        if cfg.get('default_scope') in DOWNSTREAM:  # else a type would only be called unknown
+            importlib.import_module(f'{cfg.default_scope}.models')
+    except ImportError as error:
+        if not any(name in str(error) for name in (*DOWNSTREAM, 'mmcv')):
+            raise
+        raise UserError(
+            f'config {path!r} needs mmdet and mmseg with the compiled mmcv ({error}), which '
+            '`make downstream` installs') from error
+    return cfg
+
+
 def check_config(path: str) -> None:
     """Refuse a config file that is not there.
 
@@ -142,6 +163,24 @@ def check_config(path: str) -> None:
     """
     if not os.path.isfile(path):
         raise UserError(f'config {path!r} does not exist')
+
+
+def check_widths(model: nn.Module) -> None:
+    """Refuse a neck of another width than AFTViT, or heads of such where there is no neck.
+
+    Raises:
+        UserError: its ``in_channels`` are others.
+    """
+    model = getattr(model, 'module', model)  # the one that a distributed run wraps
+    backbone = getattr(model, 'backbone', None)
+    if type(backbone).__name__ != 'AFTViT':  # other backbones have a width per stage
+        return
+    heads = [name for name, _ in model.named_children() if name.endswith('_head')]
+    for name in ['neck'] if getattr(model, 'neck', None) else heads:
+        given = getattr(getattr(model, name), 'in_channels', backbone.embed_dims)
+        if set(given if isinstance(given, Sequence) else [given]) != {backbone.embed_dims}:
+            raise UserError(f'{name}.in_channels must be {backbone.embed_dims}, the width of the '
+                            f'backbone, got {given}')
 
 
 def check_checkpoint(path: str | None) -> None:

@@ -52,6 +52,7 @@ class SimpleFeaturePyramid(BaseModule):
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(init_cfg)
+        self.in_channels = in_channels
         if not strides or list(strides) != sorted(set(strides)):
             raise ValueError(f'strides must be ascending and not empty, got {tuple(strides)}')
         self.num_outs = len(strides) if num_outs is None else num_outs

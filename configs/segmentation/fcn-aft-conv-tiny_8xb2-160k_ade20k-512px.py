@@ -1,0 +1,4 @@
+_base_ = [
+    '../_base_/models/fcn_aft_conv.py', '../_base_/datasets/ade20k.py',
+    '../_base_/schedules/seg_160k.py', '../_base_/seg_runtime.py'
+]

@@ -1,0 +1,1 @@
+"""Tests that need mmdet, mmseg and the compiled mmcv: `make downstream`."""

@@ -1,0 +1,288 @@
+"""Every leaf of detection and segmentation loads, builds and says in its name what it is."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from mmengine.config import Config
+from mmengine.dataset import Compose
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import DATASETS, RUNNERS, init_default_scope
+from PIL import Image
+
+from ..leaves import ROOT, build_leaf, leaves, load_leaf
+
+TASKS = ('detection', 'segmentation')
+LEAVES = leaves(*TASKS)
+NAME = re.compile(
+    r'(?P<model>mask-rcnn|retinanet|upernet|fcn)-aft-conv-(?P<arch>tiny|small|mini)'
+    r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?:(?P<epochs>\d+)e|(?P<times>\d)x|(?P<iters>\d+k?)i?)'
+    r'(?:-(?P<classes>person))?'
+    r'_(?P<data>coco|voc0712|coco-mini|bccd|bccd-voc|ade20k|camvid)(?:-(?P<size>\d+)px)?'
+)
+MODELS = {
+    'mask-rcnn': 'MaskRCNN',
+    'retinanet': 'RetinaNet',
+    'upernet': 'UPerHead',
+    'fcn': 'FCNHead',
+}
+# Type of the data set, folder under the data root, classes.
+DATA = {
+    'coco': ('CocoDataset', 'coco', 80),
+    'coco-mini': ('CocoDataset', 'coco_mini', 1),
+    'bccd': ('CocoDataset', 'bccd', 3),
+    'bccd-voc': ('VOCDataset', 'bccd', 3),
+    'voc0712': ('VOCDataset', 'VOCdevkit', 20),
+    'ade20k': ('ADE20KDataset', 'ade/ADEChallengeData2016', 150),
+    'camvid': ('BaseSegDataset', 'camvid', 11),
+}
+DIMS = dict(mini=96, tiny=192, small=384)
+MINI = [name for name in LEAVES if '-mini_' in name]
+FULL = [name for name in LEAVES if name not in MINI]
+
+every_leaf = pytest.mark.parametrize('name', LEAVES)
+
+
+def load(name):
+    config = load_leaf(LEAVES[name])
+    init_default_scope(config.default_scope)  # of the leaf before it, maybe the other library's
+    return config
+
+
+def build(name):
+    load(name)
+    return build_leaf(LEAVES[name])
+
+
+def fields(name):
+    return NAME.fullmatch(name).groupdict()
+
+
+def innermost(dataset):
+    """The data sets inside of RepeatDataset and ConcatDataset."""
+    if 'dataset' in dataset:
+        return innermost(dataset.dataset)
+    return dataset.get('datasets', [dataset])
+
+
+def heads(model):
+    """The parts of a model that know the number of classes."""
+    if 'roi_head' in model:
+        return [model.roi_head.bbox_head, model.roi_head.mask_head]
+    return [model[name] for name in ('bbox_head', 'decode_head', 'auxiliary_head') if name in model]
+
+
+@every_leaf
+def test_name_says_the_model(name):
+    field, model, built = fields(name), load(name).model, build(name)
+    dims, mini = DIMS[field['arch']], field['arch'] == 'mini'
+
+    task_model = model.type if LEAVES[name].parent.name == 'detection' else model.decode_head.type
+    assert task_model == MODELS[field['model']]
+    mixer = built.backbone.layers[0].token_mixer
+    assert type(mixer).__name__ == 'AFTConv'
+    assert mixer.embed_dims == dims and len(built.backbone.layers) == (5 if mini else 12)
+    kernel = 7 if mini else 11
+    assert mixer.position_bias().shape == (dims, kernel, kernel)
+    assert model.backbone.patch_size == (8 if mini else 16)
+
+
+@every_leaf
+def test_name_says_the_schedule(name):
+    field, config = fields(name), load(name)
+    assert config.train_dataloader.batch_size == int(field['batch'])
+    if field['iters']:
+        assert config.train_cfg.max_iters == int(field['iters'].replace('k', '000'))
+        length = config.train_cfg.max_iters
+    else:
+        epochs = int(field['epochs'] or 12 * int(field['times']))
+        length = config.train_cfg.max_epochs
+        assert length == epochs
+    assert config.param_scheduler[-1].get('end', length) == length
+    if name in FULL:
+        total = int(field['gpus']) * int(field['batch'])
+        assert config.auto_scale_lr == dict(enable=False, base_batch_size=total)
+    else:
+        assert int(field['gpus']) == 1
+
+
+@every_leaf
+def test_name_says_the_data(name, monkeypatch):
+    field = fields(name)
+    kind, folder, num_classes = DATA[field['data']]
+    monkeypatch.delenv('AFT_MM_DATA', raising=False)
+    config, scope = Config.fromfile(LEAVES[name]), load(name).default_scope
+
+    assert [head.num_classes for head in heads(config.model)] == [num_classes] * len(
+        heads(config.model)
+    )
+    for split in ('train', 'val', 'test'):
+        for dataset in innermost(config[f'{split}_dataloader'].dataset):
+            assert dataset.type == kind
+            assert dataset.data_root.rstrip('/') == f'data/{folder}'
+            metainfo = dataset.get('metainfo') or DATASETS.get(f'{scope}.{kind}').METAINFO
+            assert len(metainfo['classes']) == num_classes
+            assert split == 'train' or dataset.get('test_mode') or kind == 'ADE20KDataset'
+    for evaluator in (config.val_evaluator, config.test_evaluator):
+        assert evaluator.get('ann_file', f'data/{folder}/').startswith(f'data/{folder}/')
+    if field['classes']:
+        assert config.train_dataloader.dataset.metainfo.classes == (field['classes'],)
+    if field['size']:
+        size = (int(field['size']),) * 2
+        assert config.model.data_preprocessor.preprocessor.size == size
+        assert config.train_dataloader.dataset.pipeline[3].crop_size == size
+
+
+@every_leaf
+def test_the_maps_have_the_places_that_the_anchors_count_on(name):
+    config, model = load(name), build(name)
+    if LEAVES[name].parent.name == 'segmentation':
+        return
+    levels = model.neck.num_outs
+    head = config.model.get('rpn_head', config.model.get('bbox_head'))
+    strides = head.anchor_generator.get('strides')
+    if strides is None:
+        strides = [stride for stride, _ in model.bbox_head.prior_generator.strides]
+    assert list(strides) == [config.model.neck.strides[0] * 2**i for i in range(levels)]
+    if 'roi_head' in config.model:
+        extractor = config.model.roi_head.bbox_roi_extractor
+        assert list(extractor.featmap_strides) == list(config.model.neck.strides)
+
+
+@every_leaf
+def test_hosts_bases_inherit_nothing(name):
+    """What makes "at most three files deep" true where the third is the host's."""
+    import mmdet
+    import mmseg
+
+    files = [LEAVES[name]]
+    while files:
+        text = (file := files.pop()).read_text()
+        bases = re.findall(r"'([^']+)'", text.partition('_base_ =')[2].partition('\n\n')[0])
+        for base in bases:
+            package, _, path = base.rpartition('::')
+            if package:
+                host = Path(dict(mmdet=mmdet, mmseg=mmseg)[package].__file__).parent
+                assert '_base_ =' not in (host / '.mim/configs' / path).read_text()
+            else:
+                files.append(file.parent / path)
+
+
+@every_leaf
+def test_pipelines_give_what_the_model_takes(name, tmp_path):
+    config = load(name)
+    rng = np.random.default_rng(0)
+    path = tmp_path / 'image.png'
+    Image.fromarray(rng.integers(0, 256, (361, 481, 3), dtype=np.uint8)).save(path)
+    Image.fromarray(rng.integers(0, 12, (361, 481), dtype=np.uint8)).save(tmp_path / 'labels.png')
+    polygon = [[30.0, 20.0, 200.0, 20.0, 200.0, 300.0]]
+    box = dict(bbox=[30, 20, 200, 300], bbox_label=0, ignore_flag=0, mask=polygon)
+
+    for split in ('train', 'test'):
+        for dataset in innermost(config[f'{split}_dataloader'].dataset):
+            packed = Compose(dataset.pipeline)(
+                dict(
+                    img_path=str(path),
+                    img_id=0,
+                    height=361,
+                    width=481,
+                    instances=[box],
+                    seg_map_path=str(tmp_path / 'labels.png'),
+                    label_map=None,
+                    reduce_zero_label=dataset.type == 'ADE20KDataset',
+                    seg_fields=[],
+                )
+            )
+            sample = packed['data_samples']
+            assert packed['inputs'].dtype == torch.uint8 and packed['inputs'].ndim == 3
+            assert packed['inputs'].shape[1:] == sample.img_shape
+            if LEAVES[name].parent.name == 'segmentation':
+                # The ground truth of a test stays in the pixels of the file.
+                size = sample.img_shape if split == 'train' else (361, 481)
+                assert sample.gt_sem_seg.shape == size
+            else:
+                assert sample.gt_instances.labels.tolist() == [0]
+                assert ('masks' in sample.gt_instances) == ('mask-rcnn' in name)
+
+
+@every_leaf
+def test_biases_and_norms_are_not_decayed(name):
+    model = build(name)
+    groups = build_optim_wrapper(model, load(name).optim_wrapper).optimizer.param_groups
+    decayed = {id(p): group['weight_decay'] for group in groups for p in group['params']}
+    weight_decay = load(name).optim_wrapper.optimizer.weight_decay
+
+    assert len(decayed) == len(list(model.parameters()))
+    for parameter_name, parameter in model.named_parameters():
+        spared = parameter.ndim == 1 or 'pos_bias' in parameter_name
+        assert decayed[id(parameter)] == (0.0 if spared else weight_decay), parameter_name
+
+
+@pytest.mark.parametrize('name', FULL)
+def test_learning_rate_falls_from_the_heads_to_the_embedding(name):
+    model, wrapper = build(name), load(name).optim_wrapper
+    groups = build_optim_wrapper(model, wrapper).optimizer.param_groups
+    rates = {id(p): group['lr'] for group in groups for p in group['params']}
+    decay, rate = wrapper.paramwise_cfg.decay_rate, wrapper.optimizer.lr
+    assert wrapper.constructor == 'aft_mm.LayerDecayOptimWrapperConstructor' and decay < 1
+    for parameter_name, parameter in model.named_parameters():
+        depth = 13  # the heads, the neck and the last norm
+        if layer := re.match(r'backbone\.layers\.(\d+)', parameter_name):
+            depth = int(layer[1]) + 1
+        elif parameter_name.startswith('backbone.patch_embed'):
+            depth = 0
+        assert rates[id(parameter)] == pytest.approx(rate * decay ** (13 - depth)), parameter_name
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_metafile_says_the_parameters(task):
+    listed = yaml.safe_load((ROOT / f'configs/{task}/metafile.yml').read_text())['Models']
+    for model in listed:
+        counted = sum(parameter.numel() for parameter in build(model['Name']).parameters())
+        assert model['Metadata']['Parameters'] == counted, model['Name']
+
+
+METRICS = {
+    'coco-mini': {'coco/bbox_mAP', 'coco/segm_mAP'},
+    'bccd': {'coco/bbox_mAP_50'},
+    'bccd-voc': {'pascal_voc/mAP'},
+    'camvid': {'mIoU'},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', MINI)
+def test_small_models_train_two_iterations_and_are_tested(name, shared_data, tmp_path, monkeypatch):
+    data = fields(name)['data']
+    if not (shared_data / DATA[data][1]).is_dir():
+        pytest.skip(f'needs {DATA[data][1]} under AFT_MM_DATA')
+    monkeypatch.setenv('AFT_MM_DATA', str(shared_data))
+    config = Config.fromfile(LEAVES[name])
+    config.merge_from_dict(
+        dict(
+            work_dir=str(tmp_path),
+            experiment_name=tmp_path.name,
+            param_scheduler=None,
+            default_hooks=dict(logger=dict(interval=1)),
+        )
+    )
+    for split, indices in dict(train=4, val=2, test=2).items():
+        config[f'{split}_dataloader'].merge_from_dict(
+            dict(num_workers=0, persistent_workers=False, dataset=dict(indices=indices))
+        )
+    config.train_dataloader.batch_size = 2
+    length = 'max_iters' if 'max_iters' in config.train_cfg else 'max_epochs'
+    config.train_cfg[length] = 2 if length == 'max_iters' else 1
+    if 'retinanet' in name:  # so that an untrained one finds something
+        config.model.test_cfg.score_thr = 0.0
+    runner = RUNNERS.build(config)
+    before = runner.model.backbone.patch_embed.projection.weight.detach().clone()
+    runner.train()
+    assert runner.iter == 2
+    assert not torch.equal(before, runner.model.backbone.patch_embed.projection.weight)
+    metrics = runner.test()
+    assert METRICS[data] <= metrics.keys()
+    assert all(np.isfinite(metrics[key]) for key in METRICS[data])

@@ -1,0 +1,177 @@
+"""Detectors and segmentors through the tools: killed, resumed, tested, drawn, in two processes."""
+
+import json
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ..leaves import ROOT, leaves
+
+LEAVES = leaves('detection', 'segmentation')
+
+
+class Case(NamedTuple):
+    leaf: str
+    data: str
+    length: str  # of the run
+    interval: str  # of checkpoints
+    killed: str  # the iteration, counted from 0
+    checkpoints: tuple[str, str]  # the one it goes on from, the last one
+    metrics: set[str]
+    draw: str
+    pictures: str
+
+
+CASES = [
+    Case(
+        'mask-rcnn-aft-conv-mini_1xb4-48e-person_coco-mini',
+        'coco_mini',
+        'train_cfg.max_epochs=2',
+        'default_hooks.checkpoint.interval=1',
+        '3',
+        ('epoch_1.pth', 'epoch_2.pth'),
+        {f'coco/{kind}_mAP{level}' for kind in ('bbox', 'segm') for level in ('', '_50', '_75')},
+        'default_hooks.visualization.test_out_dir=pictures',
+        'pictures/*.jpg',
+    ),
+    Case(
+        'fcn-aft-conv-mini_1xb4-1200i_camvid',
+        'camvid',
+        'train_cfg.max_iters=4',
+        'default_hooks.checkpoint.interval=2',
+        '3',
+        ('iter_2.pth', 'iter_4.pth'),
+        {'mIoU', 'mAcc', 'aAcc'},
+        'default_hooks.visualization.interval=1',
+        'vis_data/vis_image/*.png',
+    ),
+]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def call(run, shared_data, tmp_path):
+    """Run a tool on a small part of a leaf's data."""
+
+    def call_tool(tool, case, *words, options=(), env=None):
+        if not (shared_data / case.data).is_dir():
+            pytest.skip(f'needs {case.data} under AFT_MM_DATA')
+        (tmp_path / 'leaf.py').write_text(
+            f"_base_ = '{LEAVES[case.leaf]}'\n"
+            "custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'],\n"
+            '                      allow_failed_imports=False)\n'
+            "custom_hooks = [dict(type='RecordLossHook'), dict(type='KillHook')]\n"
+        )
+        options = [
+            *options,
+            case.length,
+            case.interval,
+            'param_scheduler=None',
+            'train_dataloader.batch_size=2',
+            *(
+                f'{split}_dataloader.{option}'
+                for split, number in dict(train=4, val=3, test=3).items()
+                for option in ('num_workers=0', f'dataset.indices={number}')
+            ),
+        ]
+        command = [ROOT / 'tools' / tool, 'leaf.py', *words, '--cfg-options', *options]
+        if tool.endswith('.sh'):
+            command = ['bash', *command]
+        return run(*command, cwd=tmp_path, env={'AFT_MM_DATA': str(shared_data), **(env or {})})
+
+    return call_tool
+
+
+@pytest.mark.parametrize('case', CASES, ids=lambda case: case.leaf)
+def test_killed_resumed_tested_and_drawn(call, tmp_path, case):
+    words = ('train.py', case, '--work-dir', 'work')
+    assert call(*words, env={'KILL_AFTER': case.killed}).returncode == -signal.SIGKILL
+    assert Path((tmp_path / 'work/last_checkpoint').read_text()).name == case.checkpoints[0]
+    resumed = call(*words, '--resume')
+    assert resumed.returncode == 0, resumed.stderr
+    assert Path((tmp_path / 'work/last_checkpoint').read_text()).name == case.checkpoints[1]
+    lines = (tmp_path / 'work/loss_0.jsonl').read_text().splitlines()
+    losses = [json.loads(line) for line in lines]
+    # Iterations 2 and 3 ran twice.
+    assert [i for i, _ in losses] == [0, 1, 2, 3, 2, 3] and all(0 < x < 50 for _, x in losses)
+
+    tested = call(
+        'test.py',
+        case,
+        f'work/{case.checkpoints[1]}',
+        '--work-dir',
+        'test',
+        '--out',
+        'metrics.json',
+        options=['default_hooks.visualization.draw=True', case.draw],
+    )
+    assert tested.returncode == 0, tested.stderr
+    assert case.metrics <= json.loads((tmp_path / 'metrics.json').read_text()).keys()
+    assert len(list(tmp_path.glob(f'test/*/{case.pictures}'))) == 3
+
+
+def test_two_processes_on_a_cpu(call, tmp_path):
+    case = CASES[0]._replace(
+        leaf='retinanet-aft-conv-mini_1xb4-24e_bccd-voc',
+        data='bccd',
+        length='train_cfg.max_epochs=1',
+    )
+    result = call('dist_train.sh', case, '2', '--work-dir', 'work')
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / 'work/epoch_1.pth').exists()
+    assert 'pascal_voc/mAP' in result.stdout + result.stderr
+    # Four images, two a process: each of them saw its own.
+    first, second = ((tmp_path / f'work/loss_{rank}.jsonl').read_text() for rank in (0, 1))
+    assert len(first.splitlines()) == len(second.splitlines()) == 1 and first != second
+
+
+@pytest.mark.parametrize(
+    ('case', 'option', 'message'),
+    [
+        (
+            CASES[0],
+            'model.neck.in_channels=192',
+            'neck.in_channels must be 96, the width of the backbone, got 192',
+        ),
+        (
+            CASES[1],
+            'model.decode_head.in_channels=48',
+            'decode_head.in_channels must be 96, the width of the backbone, got 48',
+        ),
+        (CASES[1], 'model.backbone.out_indices=[1,5]', 'out_indices must lie between -5 and 4'),
+    ],
+)
+def test_parts_that_do_not_fit_are_one_sentence(run, shared_data, tmp_path, case, option, message):
+    if not (shared_data / case.data).is_dir():
+        pytest.skip(f'needs {case.data} under AFT_MM_DATA')
+    result = run(
+        ROOT / 'tools/train.py',
+        LEAVES[case.leaf],
+        '--cfg-options',
+        option,
+        cwd=tmp_path,
+        env={'AFT_MM_DATA': str(shared_data)},
+    )
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
+    assert result.returncode == 1 and 'Traceback' not in result.stderr
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ('leaf', 'place'),
+    [
+        ('retinanet-aft-conv-tiny_8xb2-1x_coco', 'nowhere/coco/'),
+        ('retinanet-aft-conv-tiny_8xb2-1x_voc0712', 'nowhere/VOCdevkit/'),
+        ('fcn-aft-conv-tiny_8xb2-160k_ade20k-512px', 'nowhere/ade/ADEChallengeData2016'),
+    ],
+)
+def test_missing_data_is_one_sentence(run, tmp_path, leaf, place):
+    result = run(
+        ROOT / 'tools/train.py', LEAVES[leaf], cwd=tmp_path, env={'AFT_MM_DATA': 'nowhere'}
+    )
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
+    assert result.returncode == 1 and 'Traceback' not in result.stderr
+    assert f"reads '{place}', which does not exist" in line and 'AFT_MM_DATA' in line
