@@ -6,6 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
+EXPORT = ['onnx', 'onnxruntime', 'onnxscript']
 VERSION = re.search(r"__version__ = '(.+)'", (ROOT / 'aft_mm/__init__.py').read_text()).group(1)
 
 setup(
@@ -47,7 +48,8 @@ setup(
         # fla-core holds the kernels of flash-linear-attention; they need a GPU.
         'bench': ['timm', 'aft-pytorch', 'fla-core; platform_system == "Linux"'],
         'docs': ['sphinx', 'myst-parser'],
-        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm'],
+        'export': EXPORT,
+        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', *EXPORT],
     },
     classifiers=[
         'Programming Language :: Python :: 3',

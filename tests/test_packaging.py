@@ -35,7 +35,8 @@ def test_metadata(wheel):
     assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-any.whl'  # nothing compiled
     assert metadata['Version'] == aft_mm.__version__
     assert metadata['Requires-Python'] == '>=3.10'
-    assert set(metadata.get_all('Provides-Extra')) == {'downstream', 'bench', 'docs', 'dev'}
+    extras = {'downstream', 'bench', 'docs', 'export', 'dev'}
+    assert set(metadata.get_all('Provides-Extra')) == extras
 
 
 def test_the_lock_is_within_the_ranges(wheel, root):
