@@ -1,5 +1,6 @@
 """What pip sees."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -7,6 +8,7 @@ from email import message_from_string
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import aft_mm
 
@@ -51,6 +53,21 @@ def test_the_lock_is_within_the_ranges(wheel, root):
         for pinned in lock[requirement.name]:
             (specifier, ) = pinned.specifier
             assert requirement.specifier.contains(specifier.version), (text, str(pinned))
+
+
+def test_downstream_is_within_the_ranges(wheel, root):
+    lines = (root / 'requirements/downstream.txt').read_text().splitlines()
+    pinned = {Requirement(line).name: Requirement(line).specifier for line in lines}
+    (version, ) = re.findall(
+        '^version=(.+)$', (root / 'requirements/build_mmcv.sh').read_text(), re.M)
+    pinned['mmcv'] = SpecifierSet(f'=={version}')
+    extra = [Requirement(text) for text in wheel[2].get_all('Requires-Dist')]
+    extra = [requirement for requirement in extra
+             if requirement.marker and requirement.marker.evaluate({'extra': 'downstream'})]
+    assert {'mmcv', 'mmdet', 'mmsegmentation'} <= {requirement.name for requirement in extra}
+    for requirement in extra:
+        (specifier, ) = pinned[requirement.name]
+        assert requirement.specifier.contains(specifier.version), str(requirement)
 
 
 def test_torch_and_torchvision_are_pinned_as_a_pair(root):

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import mmdet
+import mmseg
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,7 @@ DATA = {
     'camvid': ('BaseSegDataset', 'camvid', 11),
 }
 DIMS = dict(mini=96, tiny=192, small=384)
+DETECTORS = [name for name in LEAVES if LEAVES[name].parent.name == 'detection']
 MINI = [name for name in LEAVES if '-mini_' in name]
 FULL = [name for name in LEAVES if name not in MINI]
 
@@ -80,7 +83,7 @@ def test_name_says_the_model(name):
     field, model, built = fields(name), load(name).model, build(name)
     dims, mini = DIMS[field['arch']], field['arch'] == 'mini'
 
-    task_model = model.type if LEAVES[name].parent.name == 'detection' else model.decode_head.type
+    task_model = model.type if name in DETECTORS else model.decode_head.type
     assert task_model == MODELS[field['model']]
     mixer = built.backbone.layers[0].token_mixer
     assert type(mixer).__name__ == 'AFTConv'
@@ -136,16 +139,11 @@ def test_name_says_the_data(name, monkeypatch):
         assert config.train_dataloader.dataset.pipeline[3].crop_size == size
 
 
-@every_leaf
+@pytest.mark.parametrize('name', DETECTORS)
 def test_the_maps_have_the_places_that_the_anchors_count_on(name):
-    config, model = load(name), build(name)
-    if LEAVES[name].parent.name == 'segmentation':
-        return
-    levels = model.neck.num_outs
+    config, levels = load(name), build(name).neck.num_outs
     head = config.model.get('rpn_head', config.model.get('bbox_head'))
-    strides = head.anchor_generator.get('strides')
-    if strides is None:
-        strides = [stride for stride, _ in model.bbox_head.prior_generator.strides]
+    strides = head.anchor_generator.strides
     assert list(strides) == [config.model.neck.strides[0] * 2**i for i in range(levels)]
     if 'roi_head' in config.model:
         extractor = config.model.roi_head.bbox_roi_extractor
@@ -155,9 +153,6 @@ def test_the_maps_have_the_places_that_the_anchors_count_on(name):
 @every_leaf
 def test_hosts_bases_inherit_nothing(name):
     """What makes "at most three files deep" true where the third is the host's."""
-    import mmdet
-    import mmseg
-
     files = [LEAVES[name]]
     while files:
         text = (file := files.pop()).read_text()
@@ -199,7 +194,7 @@ def test_pipelines_give_what_the_model_takes(name, tmp_path):
             sample = packed['data_samples']
             assert packed['inputs'].dtype == torch.uint8 and packed['inputs'].ndim == 3
             assert packed['inputs'].shape[1:] == sample.img_shape
-            if LEAVES[name].parent.name == 'segmentation':
+            if name not in DETECTORS:
                 # The ground truth of a test stays in the pixels of the file.
                 size = sample.img_shape if split == 'train' else (361, 481)
                 assert sample.gt_sem_seg.shape == size
@@ -245,6 +240,17 @@ def test_metafile_says_the_parameters(task):
         assert model['Metadata']['Parameters'] == counted, model['Name']
 
 
+def test_example_of_the_guide_builds(tmp_path):
+    guide = (ROOT / 'docs/tasks/dense_prediction.md').read_text()
+    (example,) = re.findall('```python\n(.*?)```', guide, re.S)
+    (tmp_path / 'example.py').write_text(example)
+    config = load_leaf(tmp_path / 'example.py')
+    init_default_scope(config.default_scope)
+    model = build_leaf(tmp_path / 'example.py')
+    build_optim_wrapper(model, config.optim_wrapper)
+    assert model.backbone.embed_dims == model.neck.in_channels
+
+
 METRICS = {
     'coco-mini': {'coco/bbox_mAP', 'coco/segm_mAP'},
     'bccd': {'coco/bbox_mAP_50'},
@@ -261,21 +267,19 @@ def test_small_models_train_two_iterations_and_are_tested(name, shared_data, tmp
         pytest.skip(f'needs {DATA[data][1]} under AFT_MM_DATA')
     monkeypatch.setenv('AFT_MM_DATA', str(shared_data))
     config = Config.fromfile(LEAVES[name])
-    config.merge_from_dict(
-        dict(
-            work_dir=str(tmp_path),
-            experiment_name=tmp_path.name,
-            param_scheduler=None,
-            default_hooks=dict(logger=dict(interval=1)),
-        )
-    )
-    for split, indices in dict(train=4, val=2, test=2).items():
-        config[f'{split}_dataloader'].merge_from_dict(
-            dict(num_workers=0, persistent_workers=False, dataset=dict(indices=indices))
-        )
-    config.train_dataloader.batch_size = 2
     length = 'max_iters' if 'max_iters' in config.train_cfg else 'max_epochs'
-    config.train_cfg[length] = 2 if length == 'max_iters' else 1
+    options = {
+        'work_dir': str(tmp_path),
+        'experiment_name': tmp_path.name,
+        'param_scheduler': None,
+        'train_dataloader.batch_size': 2,
+        f'train_cfg.{length}': 2 if length == 'max_iters' else 1,
+    }
+    for split, indices in dict(train=4, val=2, test=2).items():
+        options[f'{split}_dataloader.dataset.indices'] = indices
+        options[f'{split}_dataloader.num_workers'] = 0
+        options[f'{split}_dataloader.persistent_workers'] = False
+    config.merge_from_dict(options)
     if 'retinanet' in name:  # so that an untrained one finds something
         config.model.test_cfg.score_thr = 0.0
     runner = RUNNERS.build(config)
