@@ -1,5 +1,6 @@
 """Every leaf of detection and segmentation loads, builds and says in its name what it is."""
 
+import json
 import re
 from pathlib import Path
 
@@ -288,5 +289,10 @@ def test_small_models_train_two_iterations_and_are_tested(name, shared_data, tmp
     assert runner.iter == 2
     assert not torch.equal(before, runner.model.backbone.patch_embed.projection.weight)
     metrics = runner.test()
+    dataset = runner.test_dataloader.dataset
+    if hasattr(dataset, 'cat_ids'):  # in the order of the file, whatever the order of the names
+        categories = json.loads(Path(dataset.ann_file).read_text())['categories']
+        names = {category['id']: category['name'] for category in categories}
+        assert tuple(names[i] for i in dataset.cat_ids) == dataset.metainfo['classes']
     assert METRICS[data] <= metrics.keys()
     assert all(np.isfinite(metrics[key]) for key in METRICS[data])

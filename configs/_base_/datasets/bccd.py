@@ -1,7 +1,8 @@
 # BCCD: red and white blood cells and platelets under a microscope, 640 x 480, boxes in COCO's format.
 data_root = '{{$AFT_MM_DATA:data}}/bccd/'
+# In the order of the json files: mmdet numbers the classes as they stand there.
 metainfo = dict(
-    classes=('Platelets', 'RBC', 'WBC'), palette=[(255, 196, 0), (220, 20, 60), (0, 92, 230)])
+    classes=('RBC', 'WBC', 'Platelets'), palette=[(220, 20, 60), (0, 92, 230), (255, 196, 0)])
 
 train_pipeline = [
     dict(type='LoadImageFromFile'),
