@@ -16,6 +16,8 @@ from torch import Tensor
 # The ops that have a kernel, and the options that it needs.
 KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(key_function='softmax', causal=True),
+    'aft_full': {},
+    'aft_local': {},
     'aft_window': {},
     'aft_conv': dict(global_connectivity=True, causal=False),
 }
@@ -44,11 +46,19 @@ def _conv_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -
     return [f'has a kernel for aft_conv on grids of 1 or 2 sizes only, got {grid}']
 
 
+def _local_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
+    grid = options.get('grid')
+    if grid is None or len(grid) == 1:
+        return []
+    return [f'has a kernel for aft_local on 1-d grids only, got {tuple(grid)}']
+
+
 # What else a kernel cannot serve, as sentences, by the inputs and options of a call.
 LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {
     op: _step_limits for op in STEP_KERNELS
 }
 LIMITS['aft_conv'] = _conv_limits
+LIMITS['aft_local'] = _local_limits
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # What the kernels are compiled for in the tests.
 OLDEST_CAPABILITY = (8, 0)
