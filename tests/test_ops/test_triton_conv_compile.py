@@ -28,7 +28,7 @@ def call_conv(dtype, kernel, grid, channels=64, gate='sigmoid', masked=False):
 
 # Tiles of 7 and of 8 tokens; the largest kernels of one span and of two.
 @pytest.mark.parametrize(
-    'kernel, grid', [(7, (14, 14)), (11, (14, 14)), (15, (24, 24)), (25, (50, 84)), (27, (24, 24))]
+    'kernel, grid', [(7, (14, 14)), (11, (14, 14)), (15, (24, 24)), (27, (24, 24))]
 )
 def test_every_kernel_and_tile(kernel, grid, compiled, tmp_path):
     call_conv(torch.bfloat16, kernel, grid)

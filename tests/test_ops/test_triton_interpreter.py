@@ -21,7 +21,7 @@ FEWEST = {
     'test_triton_simple.py': 60,
     'test_triton_step.py': 170,
     'test_triton_window.py': 90,
-    'test_triton_conv.py': 65,
+    'test_triton_conv.py': 58,
 }
 
 

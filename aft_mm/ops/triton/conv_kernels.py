@@ -317,7 +317,7 @@ def weight_gradient(
     kernel_row = span // SPANS
     index = index // bands
     columns, inside = place_columns(index % blocks, channels, COLUMNS)
-    part = (index // blocks).to(tl.int64)
+    part = index // blocks
     real = inside & (kernel_row < kernel_rows)
     far = width.to(tl.int64) * channels
     totals = zeros(SPAN, SLOTS, COLUMNS)
@@ -325,7 +325,7 @@ def weight_gradient(
     last = tl.minimum(item + share, count)
     while item < last:
         row, column = item % height, item // height % tiles * WIDTH
-        line = item // height // tiles * height + row
+        line = (item // height // tiles).to(tl.int64) * height + row
         at = pair + (line * 2 * width + column) * channels + columns
         grads, shares = (), ()
         for c in tl.static_range(WIDTH):
@@ -352,7 +352,8 @@ def weight_gradient(
                 sums = sums + (total,)
             totals = sums
         item += 1
-    at = by_weight + (part * kernel_rows * SPANS + span) * SPAN * channels + columns
+    line = part.to(tl.int64) * kernel_rows * SPANS + span
+    at = by_weight + line * SPAN * channels + columns
     for j in tl.static_range(SPAN):
         tl.store(at, totals[j], mask=real)
         at += channels
