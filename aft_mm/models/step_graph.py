@@ -106,5 +106,6 @@ def copy_state(state: Any) -> Any:
     if isinstance(state, list):
         return [copy_state(part) for part in state]
     if isinstance(state, tuple):
-        return type(state)(*map(copy_state, state))
+        parts = map(copy_state, state)
+        return type(state)(*parts) if hasattr(state, '_fields') else tuple(parts)
     return state

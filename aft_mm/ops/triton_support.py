@@ -117,6 +117,8 @@ def reasons_against(
             reasons.append(
                 f'has a kernel for {op} with {name}={needed!r} only, got {options[name]!r}'
             )
+    if any(x is not None and x.device != device for x in tensors):
+        reasons.append('needs all tensors on one device')
     if op in LIMITS:
         reasons += LIMITS[op](tensors, options)
     for x in tensors:

@@ -111,6 +111,14 @@ def test_a_wrapped_model_has_the_same_rates():
     assert rates == list(options_by_name(model, 'lr', decay_rate=0.5).values())
 
 
+def with_a_convolution():
+    return Detector(nn.Conv2d(3, 8, 1))
+
+
+def without_a_backbone():
+    return nn.Linear(2, 2)
+
+
 @pytest.mark.parametrize(
     'model, options, message',
     [
@@ -119,11 +127,11 @@ def test_a_wrapped_model_has_the_same_rates():
         (Detector, dict(decay_rate=1.5), 'at most 1, but got 1.5'),
         (Detector, dict(decay_rate='0.5'), "at most 1, but got '0.5'"),
         (Detector, dict(decay_rate=0.5, lr=None), 'decay_rate needs optimizer.lr'),
-        (lambda: Detector(nn.Conv2d(3, 8, 1)), dict(decay_rate=0.5),
+        (with_a_convolution, dict(decay_rate=0.5),
          'backbone has get_layer_depth, such as aft_mm.AFTViT, but got Detector .* type Conv2d'),
-        (lambda: nn.Linear(2, 2), dict(decay_rate=0.5), 'got Linear .* of type NoneType'),
+        (without_a_backbone, dict(decay_rate=0.5), 'got Linear .* of type NoneType'),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, '__name__', str(value)),
 )  # fmt: skip
 def test_mistakes_are_named(model, options, message):
     with pytest.raises(UserError, match=message) as error:

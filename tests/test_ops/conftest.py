@@ -1,5 +1,6 @@
 """Fixtures of the tests of the ops."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,9 +10,28 @@ from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
 @pytest.fixture
 def triton_asked_for(monkeypatch):
-    """The Triton kernels serve, or the call fails with the reasons; and a seed."""
+    """The Triton kernels serve, or the call fails with the reasons; and a seed.
+
+    The interpreter multiplies tf32 operands as they are; here it cuts them as a device does.
+    """
     torch.manual_seed(0)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'triton')
+    if triton_support.interpreted():
+        from triton.runtime.interpreter import InterpreterBuilder
+
+        exact = InterpreterBuilder.create_dot
+
+        def create_dot(self, a, b, total, precision, most):
+            if precision.name == 'TF32':
+                a, b = (type(x)(_cut_to_tf32(x.data), x.dtype) for x in (a, b))
+            return exact(self, a, b, total, precision, most)
+
+        monkeypatch.setattr(InterpreterBuilder, 'create_dot', create_dot)
+
+
+def _cut_to_tf32(x):
+    """float32 numbers without the last 13 bits of their mantissa."""
+    return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 @pytest.fixture(params=[80, 90], ids=lambda capability: f'sm_{capability}')

@@ -21,7 +21,6 @@ from .band_tiles import (
     load_keys,
     load_terms,
     locate,
-    multiply,
     pair_at,
     span,
     store_terms,
@@ -29,6 +28,7 @@ from .band_tiles import (
     visible,
     weight_tile,
 )
+from .products import multiply
 from .rows import gate_slope, gate_value
 
 UNSPECIALIZED = [

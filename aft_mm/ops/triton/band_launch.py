@@ -112,7 +112,7 @@ def make_band(
     if other is not None and bias.dtype != other.dtype:
         bias, other = bias.float(), other.float()
     multiplied = source.dtype, torch.bfloat16 if other is None else other.dtype
-    block = FLOAT32_BLOCK if torch.float32 in multiplied else BLOCK
+    block = FLOAT32_BLOCK if any(map(_in_parts, multiplied)) else BLOCK
     return Band(bias, other, window, causal, len(bias), source.shape[1], block)
 
 
@@ -128,14 +128,19 @@ def _sizes(value: Tensor) -> dict:
     return dict(channels=channels, room=room, batches=len(value), WIDTH=WIDTH)
 
 
+def _in_parts(dtype: torch.dtype) -> bool:
+    """Whether tf32 is too coarse for the type: the device cuts operands to its 10 bits."""
+    return dtype != torch.bfloat16
+
+
 def _precision(value: Tensor) -> str:
     """How float32 operands are multiplied."""
-    return 'tf32x3' if value.dtype == torch.float32 else 'tf32'
+    return 'tf32x3' if _in_parts(value.dtype) else 'tf32'
 
 
 def _product_settings(value: Tensor) -> dict:
     """The options of the kernels that multiply by W."""
-    warps = FLOAT32_WARPS if value.dtype == torch.float32 else WARPS
+    warps = FLOAT32_WARPS if _in_parts(value.dtype) else WARPS
     return dict(PRECISION=_precision(value), num_warps=warps, **_sizes(value))
 
 

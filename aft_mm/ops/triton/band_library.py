@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import eager
+from ..decisions import recording
 from ..sums import FAST_BIAS_SPREAD, FAST_SPREAD, choose, lowest
 from . import band_launch as launch
 from .common import differentiated, once
@@ -63,6 +64,8 @@ def _mix(query, key, value, bias, other, key_mask, window, causal, gate, safe) -
 def _fits(keys: Tensor, rows: Tensor, window: int | None, causal: bool) -> Tensor:
     """Whether one common shift and float32 are exact to tolerance (`sums.py`)."""
     key_spread = (keys[0] - keys[1]).amax().clamp_min(0)
+    if recording():  # for any key
+        key_spread = torch.full_like(key_spread, torch.inf)
     high, low = rows
     if window is None:
         bias_spread = (high - low).amax()

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from ..triton_support import interpreted
+from .products import multiply
 
-INTERPRETED = tl.constexpr(interpreted())
 # A smaller denominator is that of a row that sees nothing.
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
@@ -25,14 +25,6 @@ def _interpreted_span(first, last):
 
 # A loop over a span is pipelined by the compiler, unlike a while loop.
 span = _interpreted_span if interpreted() else tl.range
-
-
-@triton.jit
-def multiply(a, b, total, PRECISION: tl.constexpr):
-    """``total + a b``, summed in float32."""
-    if INTERPRETED:  # which multiplies the bits of bfloat16
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, total, input_precision=PRECISION)
 
 
 @triton.jit

@@ -116,4 +116,4 @@ def _backward(ctx, gradient: Tensor | None, _):
 
 
 conv.register_autograd(_backward, setup_context=_setup_context)
-conv_backward.register_autograd(once('the gradient of aft_conv'))
+conv_backward.register_autograd(once('aft_conv'))

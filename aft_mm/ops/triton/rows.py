@@ -112,7 +112,8 @@ def load_state(states, batch, index, columns, inside):
     at = states[0] + batch * states[2] + index * states[3] + columns
     high = tl.load(at, mask=inside, other=LOWEST)
     first = tl.load(at + states[1], mask=inside, other=0.0)
-    second = tl.load(at + 2 * states[1], mask=inside, other=0.0)
+    # Twice the stride may not fit into its own type.
+    second = tl.load(at + states[1] + states[1], mask=inside, other=0.0)
     return high, first, second
 
 
@@ -122,7 +123,7 @@ def store_state(states, batch, index, columns, inside, high, first, second):
     at = states[0] + batch * states[2] + index * states[3] + columns
     tl.store(at, high, mask=inside)
     tl.store(at + states[1], first, mask=inside)
-    tl.store(at + 2 * states[1], second, mask=inside)
+    tl.store(at + states[1] + states[1], second, mask=inside)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from . import simple_kernels as kernels
 from .common import count_processors, strided
 
 # Tokens in registers at a time, and channels of a warp: two per thread, so that a row of 2-byte
-# numbers is one transaction of 128 bytes. 16 rows are what the backward pass holds without spills.
+# numbers is one transaction of 128 bytes. The backward pass holds up to 16 rows without spills.
 ROWS = 8
 COLUMNS = 64
 NARROW_COLUMNS = 32

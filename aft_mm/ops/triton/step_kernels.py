@@ -270,7 +270,7 @@ def buffer_step(
             w, near = load_bias(
                 bias,
                 pos_v,
-                token,
+                tl.minimum(token, limit - 1),  # what is past the table is not read, and not seen
                 tokens,
                 real & (token < limit),
                 head,
@@ -297,6 +297,15 @@ def buffer_step(
             far_high, far_above, far_below, _, _ = add_token(
                 far_high, far_above, far_below, k, v, left
             )
+            lead = (high - far_high) + rest
+            near_scale = tl.exp(tl.minimum(lead, 0.0))
+            far_scale = tl.exp(-tl.maximum(lead, 0.0))
+            above = above * near_scale + far_above * far_scale
+            below = below * near_scale + far_below * far_scale
+        store_output(output, query, batch, columns, inside, channels, above, below, GATE)
+        # Every warp has read the sums and what lay in the slot.
+        tl.debug_barrier()
+        if FAR:
             store_sums(
                 shift,
                 numerator,
@@ -308,14 +317,6 @@ def buffer_step(
                 far_above,
                 far_below,
             )
-            lead = (high - far_high) + rest
-            near_scale = tl.exp(tl.minimum(lead, 0.0))
-            far_scale = tl.exp(-tl.maximum(lead, 0.0))
-            above = above * near_scale + far_above * far_scale
-            below = below * near_scale + far_below * far_scale
-        store_output(output, query, batch, columns, inside, channels, above, below, GATE)
-        # Every warp has read what lay in the slot.
-        tl.debug_barrier()
         at = value_row + slot.to(tl.int64) * values[2] + columns * values[3]
         tl.store(at, new_value, mask=inside)
         first += COLUMNS

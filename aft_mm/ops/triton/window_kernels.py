@@ -21,10 +21,9 @@ first kernel left. Nothing is subtracted, so nothing cancels.
 import triton
 import triton.language as tl
 
-from ..triton_support import interpreted
+from .products import multiply
 from .rows import gate_slope, gate_value
 
-INTERPRETED = tl.constexpr(interpreted())
 # One by one: the numbers of a tuple would be specialised on.
 UNSPECIALIZED = ['tokens', 'channels', 'lines', 'width', 'top', 'bottom', 'left', 'right']
 UNSPECIALIZED += ['own_left', 'own_right']
@@ -153,14 +152,6 @@ def weigh_gradient(
     store_pair(pair, batch, steps, channel, real, by_numerator, by_weight)
     if sums is not None:
         store_sums(sums, batch, tile, channel, channels, by_numerator, by_weight)
-
-
-@triton.jit
-def multiply(a, b, total, PRECISION: tl.constexpr):
-    """``total + a b``, summed in float32."""
-    if INTERPRETED:  # which multiplies the bits of bfloat16
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, total, input_precision=PRECISION)
 
 
 @triton.jit

@@ -60,11 +60,12 @@ def choose_tile(places: Places) -> int:
     return TILE if places.grid[1] > NARROW_TILE else NARROW_TILE
 
 
-def _make_pair(value: Tensor, places: Places) -> tuple[Tensor, Tensor | None]:
+def _make_pair(value: Tensor, places: Places, save: bool) -> tuple[Tensor, Tensor | None]:
     """Room for the pair [2, B, T, D], and for the sums of its tiles if targets see whole ones."""
-    # float16 ends at 6e-8, far above the smallest e^(k − shift); bfloat16 operands are as exact as
-    # bfloat16 inputs are.
-    dtype = torch.bfloat16 if value.dtype == torch.bfloat16 else torch.float32
+    # float16 ends at 6e-8, far above the smallest e^(k − shift). The gradient of the key is a
+    # difference, v A − C, which the rounding of bfloat16, here or of o = n/d, would fill.
+    narrow = value.dtype == torch.bfloat16 and not save
+    dtype = torch.bfloat16 if narrow else torch.float32
     pair = torch.empty((2, *value.shape), dtype=dtype, device=value.device)
     tile, box = choose_tile(places), places.box
     if not box.top == box.bottom == 0 or box.right - box.left + 1 < 2 * tile:
@@ -103,7 +104,8 @@ def _second_kernel(value: Tensor, places: Places) -> tuple[tuple[int, int], dict
         own_left=0 if own_line is None else own_line.left,
         own_right=0 if own_line is None else own_line.right,
         OWN_LINE=own_line is not None,
-        PRECISION='tf32x3' if value.dtype == torch.float32 else 'tf32',
+        # The device cuts operands to the 10 bits of tf32, too few for float16.
+        PRECISION='tf32' if value.dtype == torch.bfloat16 else 'tf32x3',
         TILE=tile,
         CHANNELS=CHANNELS,
         num_warps=WARPS,
@@ -125,7 +127,7 @@ def window_forward(
     saved = make_saved(value, save)
     if len(value) == 0:
         return output, saved
-    pair, sums = map(strided, _make_pair(value, places))
+    pair, sums = map(strided, _make_pair(value, places, save))
     inputs = [strided(x) for x in (key, value, key_mask, shift)]
     with torch.cuda.device_of(value):
         programs, settings = _first_kernel(value, places)
@@ -163,7 +165,7 @@ def window_backward(
         return tuple(results)
     by_query, by_key, by_value = map(strided, results)
     reflected = places.reflected()
-    pair, sums = map(strided, _make_pair(value, reflected))
+    pair, sums = map(strided, _make_pair(value, reflected, save=True))
     inputs = [strided(x) for x in (key, value, key_mask, shift)]
     with torch.cuda.device_of(value):
         programs, settings = _first_kernel(value, reflected)
