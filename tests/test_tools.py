@@ -185,6 +185,12 @@ def test_what_changes_on_the_way_on_from_a_checkpoint(run, root, config, tmp_pat
     assert max(new_rates) == pytest.approx(1e-4, rel=0.1)
 
 
+def test_a_backend_that_cannot_serve_ends_in_one_sentence(run, root, config, tmp_path):
+    result = run(root / 'tools/train.py', config('tiny'), cwd=tmp_path,
+                 env=dict(AFT_MM_BACKEND='triton'))
+    assert 'no AFT backend serves aft_conv on cpu: triton: serves cuda' in only_error(result)
+
+
 class TestErrorsBeforeARun:
     """One sentence, and nothing was built."""
 
@@ -203,6 +209,11 @@ class TestErrorsBeforeARun:
     @pytest.mark.parametrize('words', [['train', 'no.py'], ['test', 'no.py', 'a.pth']])
     def test_missing_config(self, fails, words):
         fails(*words, match="Error: config 'no.py' does not exist")
+
+    @pytest.mark.parametrize('words', [['train', 'no.py'], ['test', 'no.py', 'a.pth']])
+    def test_unknown_backend(self, fails, words, monkeypatch):
+        monkeypatch.setenv('AFT_MM_BACKEND', 'Triton')
+        fails(*words, match='Error: AFT_MM_BACKEND must be names of triton, eager, reference')
 
     @pytest.mark.parametrize('library', ['mmdet', 'mmsegmentation'])
     def test_missing_library_that_a_config_inherits(self, fails, tmp_path, monkeypatch, library):

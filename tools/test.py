@@ -20,6 +20,7 @@ from aft_mm.engine.command_line import (
     load_config,
 )
 from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.ops.dispatch import BackendError, requested_backends
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -65,6 +66,8 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
+    with one_sentence(ValueError):
+        requested_backends()
     with one_sentence(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_config(args)
@@ -77,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _ = runner.test_loop  # builds the data set
         if args.dump:
             runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.dump))
-    with one_sentence():
+    with one_sentence(BackendError):
         runner.register_hook(CheckpointFitHook())
         metrics = runner.test()
     if args.out and runner.rank == 0:

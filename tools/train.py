@@ -20,6 +20,7 @@ from aft_mm.engine.command_line import (
     load_config,
 )
 from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.ops.dispatch import BackendError, requested_backends
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -54,6 +55,8 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
+    with one_sentence(ValueError):
+        requested_backends()
     with one_sentence(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_config(args)
@@ -66,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with one_sentence(*DATA_ERRORS):
         _ = runner.train_loop, runner.val_loop  # builds the data sets
         check_schedule(runner)
-    with one_sentence():
+    with one_sentence(BackendError):
         if cfg.get('resume') or cfg.get('load_from'):
             resume = cfg.get('resume', False)
             runner.register_hook(CheckpointFitHook(strict=resume, resume=resume))

@@ -1,16 +1,32 @@
 """``python -m aft_mm.ops``: the table of ops and backends, and why each is or is not available."""
 
+import argparse
+
 import torch
 
-from .dispatch import BACKENDS, ENVIRONMENT_VARIABLE, OPS, choose_backend, reasons_against
-from .triton_support import KERNELS
+from .dispatch import (
+    BACKENDS,
+    ENVIRONMENT_VARIABLE,
+    OPS,
+    STEPS,
+    BackendError,
+    choose_backend,
+    reasons_against,
+    requested_backends,
+)
+from .triton_support import KERNELS, LIMITS
+
+
+def _needs(op: str) -> str:
+    """What a kernel needs, in words."""
+    needs = [f'{name}={value!r}' for name, value in KERNELS[op].items()]
+    if op in LIMITS:
+        needs.append(LIMITS[op].__doc__ or '')
+    return f'{op} ({", ".join(needs) or "any options"})'
+
 
 ABOUT = {
-    'triton': 'fused kernels for CUDA devices, each with the options that it needs: '
-    + '; '.join(
-        f'{op} ({", ".join(f"{name}={value!r}" for name, value in options.items())})'
-        for op, options in KERNELS.items()
-    ),
+    'triton': 'fused kernels for CUDA devices: ' + '; '.join(map(_needs, KERNELS)),
     'eager': 'composite torch operations, every op and option on every device',
     'reference': 'the oracle, every op as the papers write it, in float64 and O(B·T²·D) memory',
 }
@@ -24,19 +40,24 @@ def _devices() -> list[torch.device]:
 def _serving(call: tuple) -> str | None:
     try:
         return choose_backend(*call)
-    except RuntimeError:  # the backend that the environment asks for cannot; the table says why
+    except BackendError:  # the backend that the environment asks for cannot; the table says why
         return None
 
 
 def main() -> None:
     """Print one row per op and device, one column per backend, then the reasons."""
-    width = max(map(len, OPS))
+    argparse.ArgumentParser(prog='python -m aft_mm.ops', description=main.__doc__).parse_args()
+    try:
+        requested_backends()
+    except ValueError as error:
+        raise SystemExit(f'Error: {error}') from None
+    width = max(map(len, STEPS))
     columns = ''.join(f'{name:>12}' for name in BACKENDS)
     print(f'{"op":<{width}}  device{columns}')
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for device in _devices():
         tensors = [torch.empty(1, 1, 1, device=device)] * 3
-        for op in OPS:
+        for op in (*OPS, *STEPS):
             call = op, tensors, KERNELS.get(op, {})
             serving = _serving(call)
             cells = []
@@ -49,7 +70,7 @@ def main() -> None:
     for backend in BACKENDS:
         print(f'{backend}: {ABOUT[backend]}')
     for (backend, device_type, reason), refused in reasons.items():
-        what = 'any op' if len(refused) == len(OPS) else ', '.join(refused)
+        what = 'any op or step' if len(refused) == len(OPS + STEPS) else ', '.join(refused)
         print(f'{backend} does not serve {what} on {device_type}: {reason}')
     print(f'{ENVIRONMENT_VARIABLE} chooses from {", ".join(BACKENDS)}: one, or several to try')
 

@@ -29,6 +29,10 @@ BACKENDS = ('triton', 'eager', 'reference')
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
 
 
+class BackendError(RuntimeError):
+    """No backend, of those asked for, can serve a call; the message gives the reasons of each."""
+
+
 def requested_backends() -> tuple[str, ...]:
     """The backends named by ``AFT_MM_BACKEND``, in order; raises ValueError for an unknown name."""
     names = os.environ.get(ENVIRONMENT_VARIABLE) or ''
@@ -65,14 +69,16 @@ def reasons_against(
 
 
 def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:
-    """Name of the backend for the call; raises RuntimeError with the reasons if none can serve."""
+    """Name of the backend for the call; raises :class:`BackendError` if none can serve."""
     refused = []
     for name in requested_backends() or BACKENDS:
         reasons = reasons_against(name, op, tensors, options)
         if not reasons:
             return name
         refused.append(f'{name}: {"; ".join(reasons)}')
-    raise RuntimeError(f'no AFT backend serves {op} on {tensors[2].device.type}: {refused}')
+    raise BackendError(
+        f'no AFT backend serves {op} on {tensors[2].device.type}: {", and ".join(refused)}'
+    )
 
 
 # Triton is missing in torch's CPU builds: its backend is loaded when it first serves.

@@ -33,6 +33,7 @@ KERNELS.update(STEP_KERNELS)
 
 
 def _step_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
+    """a float32 state"""
     dtype = tensors[-1].dtype
     if dtype == torch.float32:
         return []
@@ -40,6 +41,7 @@ def _step_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -
 
 
 def _conv_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
+    """a grid of 1 or 2 sizes"""
     grid = tuple(options.get('grid', ()))
     if len(grid) < 3:
         return []
@@ -47,13 +49,15 @@ def _conv_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -
 
 
 def _local_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
+    """a grid of 1 size"""
     grid = options.get('grid')
     if grid is None or len(grid) == 1:
         return []
     return [f'has a kernel for aft_local on 1-d grids only, got {tuple(grid)}']
 
 
-# What else a kernel cannot serve, as sentences, by the inputs and options of a call.
+# What else a kernel cannot serve, as sentences, by the inputs and options of a call. The docstring
+# of each says what it can, for the table of `__main__.py`.
 LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {
     op: _step_limits for op in STEP_KERNELS
 }

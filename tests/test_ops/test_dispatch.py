@@ -135,9 +135,10 @@ def test_table_of_backends(asked, monkeypatch):
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for op in dispatch.OPS:
         assert f'{op} ' in output
-    assert ('reference does not serve any op on cpu' in output) == (asked != 'reference')
-    assert 'triton does not serve any op on cpu: serves cuda tensors' in output
-    assert 'aft_local_normalized on cpu: has no kernel' in output
+    assert ('reference does not serve any op or step on cpu' in output) == (asked != 'reference')
+    assert 'triton does not serve any op or step on cpu: serves cuda tensors' in output
+    assert 'aft_local_normalized, aft_local_normalized_step on cpu: has no kernel' in output
+    assert 'aft_window (any options)' in output and 'aft_local (a grid of 1 size)' in output
     assert (
         output.splitlines()[1].split()[2:]
         == {
@@ -146,6 +147,15 @@ def test_table_of_backends(asked, monkeypatch):
             'reference': ['no', 'available', 'serves'],
         }[asked]
     )
+
+
+def test_table_of_backends_for_a_name_that_is_none(monkeypatch):
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'Triton')
+    command = [sys.executable, '-m', 'aft_mm.ops']
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 1 and not result.stdout
+    assert result.stderr.startswith('Error: AFT_MM_BACKEND must be names of triton, eager')
+    assert result.stderr.count('\n') == 1
 
 
 def test_ops_work_without_triton():
