@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,14 @@ import torch
 from aft_mm.ops import eager
 
 TOOLS = Path(__file__).parents[1] / 'tools' / 'benchmarks'
+EARLIER = TOOLS.parents[1] / 'docs' / 'results' / 'efficiency.json'
 sys.path.insert(0, str(TOOLS))
 
 import benchmark_efficiency  # noqa: E402
 import benchmark_models  # noqa: E402
+import benchmark_ops  # noqa: E402
 import decoders  # noqa: E402
+import training_step  # noqa: E402
 
 COMMON = ['--device', 'cpu', '--threads', '1', '--rounds', '1']
 
@@ -93,6 +97,85 @@ def test_mixers_by_name(name, expected):
     assert decoders.mixer(name, heads=2) == expected
 
 
+ALLOWED = 'must be one of aft-simple, .* aft-local-WINDOW, .* or a registered mixer'
+
+
+@pytest.mark.parametrize('name', [
+    'aft-conv-5', 'aft-local', 'aft-local-0', 'resnet', '', 'aft_mm.Nope', 'aft_mm.AFTLocal(5)',
+    'aft_mm.AFTLocal(window=32', 'aft_mm.AFTLocal(window=five)', 'aft_mm.AFTLocal(**5)',
+    'aft_mm.AFTLocal(window=3) or (4)', 'aft_mm.AFTLocal(window=3).op(window=4)',
+])  # fmt: skip
+def test_a_mixer_without_a_meaning_is_refused(name):
+    with pytest.raises(ValueError, match=f'{ALLOWED}.*got {re.escape(repr(name))}'):
+        decoders.mixer(name, heads=2)
+
+
+TOOLS_AND_OPTIONS = {
+    benchmark_efficiency: ['--lengths', '--positions', '--dims', '--layers', '--heads', '--batch'],
+    benchmark_models: ['--size', '--batch'],
+    benchmark_ops: [],
+    training_step: ['--tokens', '--dims', '--layers', '--window', '--batch'],
+}
+WRONG = [
+    *((t, [o, '0'], f'{o}: must be a whole number of at least 1, got .0.')
+      for t, options in TOOLS_AND_OPTIONS.items() for o in ['--rounds', '--threads', *options]),
+    *((t, ['--device', name], f'--device: must be {allowed}, got {name!r}')
+      for t in TOOLS_AND_OPTIONS
+      for name, allowed in [('foo', 'cpu, cuda or cuda:INDEX'), ('cuda:x', 'cpu, cuda or .*'),
+                            ('cuda', 'one of the 0 GPUs found')]),
+    (benchmark_efficiency, ['--mixers', 'aft-simple', 'aft-conv-5'],
+     f'--mixers aft-conv-5 .*{ALLOWED}'),
+    (benchmark_efficiency, ['--mixers', 'aft_mm.AFTLocal(window=3'], ALLOWED),
+    (benchmark_efficiency, ['--mixers', 'aft_mm.AFTWindow(foo=3, window=2)'],
+     "--mixers aft_mm.* no argument 'foo'"),
+    (benchmark_efficiency, ['--mixers', 'softmax', '--dims', '16', '33', '--heads', '8'],
+     '--mixers softmax with --dims 33: num_heads must divide embed_dims=33, got 8'),
+    (training_step, ['--dims', '33'], '--dims: num_heads must divide embed_dims=33, got 4'),
+    (benchmark_models, ['--models', 'aft-tiny-h33-k11'], 'aft-tiny-h33-k11: num_heads must divide'),
+    (benchmark_models, ['--models', 'bound-tiny-h32-k4'], 'k4: kernel_size must be odd'),
+    (benchmark_models, ['--size', '33'], '--size: must be a multiple of 16'),
+    (benchmark_efficiency, ['--replot', 'no.json'], '--replot: must be a JSON .*No such file'),
+    (benchmark_efficiency, ['--replot', str(EARLIER)], "efficiency.json, which lacks 'settings'"),
+    (benchmark_efficiency, ['--replot', __file__], '--replot: must be a JSON that this tool'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('tool, arguments, message', WRONG)
+def test_a_wrong_argument_is_one_sentence(tool, arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 0)
+    with pytest.raises(SystemExit) as caught:
+        tool.main(['--device', 'cpu', *arguments])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert caught.value.code == 2 and re.search(message, last), last
+
+
+@pytest.mark.parametrize('tool', TOOLS_AND_OPTIONS)
+def test_threads_are_those_of_torch_unless_told_otherwise(tool):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert tool.parse_args(['--device', 'cpu']).threads == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_earlier_run_without_rows_is_refused(tmp_path, capsys):
+    settings = dict(layers=1, batch=1, dtype='float32')
+    content = dict(environment=dict(settings=settings, device_name='a CPU'), rows=[])
+    path = tmp_path / 'empty.json'
+    path.write_text(json.dumps(content))
+    with pytest.raises(SystemExit):
+        benchmark_efficiency.main(['--device', 'cpu', '--replot', str(path)])
+    assert 'empty.json: it has no rows' in capsys.readouterr().err
+
+
+def test_help_names_mixers_and_defaults(capsys):
+    with pytest.raises(SystemExit):
+        benchmark_efficiency.main(['--help'])
+    text = ' '.join(capsys.readouterr().out.split())
+    assert 'aft-window-WINDOW' in text and '--positions 64 256 1024 4096 --dims 256' in text
+
+
 @pytest.mark.parametrize(
     'name', [*benchmark_efficiency.DEFAULTS['cuda']['mixers'], 'bound', 'dense-softmax']
 )
@@ -128,7 +211,10 @@ def test_deit_without_timm_is_named(monkeypatch, capsys):
     assert 'not run: pip install timm' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('name', ['aft-tiny', 'deit-huge', 'aft-tiny-k3-h32', 'resnet-50'])
+@pytest.mark.parametrize(
+    'name',
+    ['aft-tiny', 'deit-huge', 'aft-tiny-k3-h32', 'aft-tiny--k3', 'aft-tiny-hx-k3', 'resnet-50'],
+)
 def test_a_model_without_a_meaning_is_refused(name, capsys):
     with pytest.raises(SystemExit):
         benchmark_models.parse_args(['--models', name])

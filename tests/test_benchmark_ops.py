@@ -187,6 +187,10 @@ def test_the_command_line(tmp_path):
     about, rows = content['environment'], content['rows']
     assert about['device_name'] and about['versions']['torch'] and 'commit' in about
     assert str(tmp_path) not in path.read_text()
+    # float32 is float32 on a GPU, where cuDNN would take TF32 by default.
+    assert about['tf32'] == dict(matmul=False, cudnn=False)
+    # A log is no terminal.
+    assert '\r' not in done.stderr
     assert about['rates']['bfloat16']['copy_bytes_per_second'] > 0
     found = {(row['case'], row['form'], row['mode']): row for row in rows}
     assert len(found) == len(rows) == 2 * (4 + 2)
@@ -209,6 +213,20 @@ def test_the_command_line(tmp_path):
     assert done.returncode == 2 and "got 'no'" in done.stderr
 
 
+def test_backends_that_serve_nothing_end_the_run_before_anything_is_timed(monkeypatch, tmp_path):
+    def unasked(*args):
+        raise AssertionError('timed')
+
+    monkeypatch.setattr(benchmark_ops, 'interleaved', unasked)
+    monkeypatch.setattr(benchmark_ops, 'device_rates', unasked)
+    arguments = ['--device', 'cpu', '--cases', 'small-[sf]*', '--json', str(tmp_path / 'out.json')]
+    with pytest.raises(SystemExit, match='no backend serves any.*triton: serves cuda tensors'):
+        benchmark_ops.main([*arguments, '--backends', 'triton'])
+    assert not (tmp_path / 'out.json').exists()
+    with pytest.raises(AssertionError, match='timed'):
+        benchmark_ops.main([*arguments, '--backends', 'triton', 'eager'])
+
+
 def test_a_peer_that_fails_does_not_end_the_run(monkeypatch, tmp_path):
     def make(tensors, options):
         raise OSError('no such kernel')
@@ -228,7 +246,8 @@ def test_a_peer_that_fails_does_not_end_the_run(monkeypatch, tmp_path):
         benchmark_ops.main(['--cases', 'small-full', '--backends', 'eager', *common])
 
 
-def test_a_cpu_runs_the_small_cases_unless_told_otherwise():
+def test_a_cpu_runs_the_small_cases_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
     small = [name for name in CASES if name.startswith('small-')]
     assert benchmark_ops.parse_args(['--device', 'cpu']).names == small
     others = benchmark_ops.parse_args(['--device', 'cuda']).names

@@ -15,7 +15,6 @@ is left out and reads null.
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable
@@ -25,10 +24,20 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import torch
-from decoders import Run, build, cpu_peak, infer, random_tokens, train_step
+from arguments import common_parser, fill_in, named_in_errors, positive_int, set_up_torch
+from decoders import (
+    MIXER_NAMES,
+    Run,
+    build,
+    check_mixer,
+    cpu_peak,
+    infer,
+    random_tokens,
+    train_step,
+)
 from memory import added_peak, in_fresh_process
 from parity import DECODER_TOLERANCE, require_close, using
-from record import default_device, environment, write_json
+from record import environment, write_json
 from timing import interleaved, seconds, wall_seconds
 
 from aft_mm.models.step_graph import make_steps
@@ -70,6 +79,14 @@ DEFAULTS = {
         rounds=10,
     ),
 }
+SEVERAL = dict(
+    lengths='tokens of forward and backward', positions='where decoding is timed', dims='widths D'
+)
+SINGLE = dict(
+    layers='of a decoder',
+    heads='of softmax attention and AFT-conv',
+    batch='sequences of forward and backward',
+)
 Cell = tuple[str, int]
 
 
@@ -229,41 +246,63 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
     plt.close(figure)
 
 
+def caption(about: dict) -> str:
+    """The settings and the device of a run."""
+    settings = 'decoders, layers: {layers}, batch: {batch}, {dtype}'.format(**about['settings'])
+    return f'{settings}, {about["device_name"]}'
+
+
+def earlier_run(text: str) -> dict:
+    """The content of a JSON that this tool wrote."""
+    wanted = f'must be a JSON that this tool wrote, got {text}'
+    try:
+        content = json.loads(Path(text).read_text())
+        caption(content['environment'])
+        for row in content['rows']:
+            [row[name] for name in ('mixer', 'dims', 'length', *KINDS)]
+        if not content['rows']:
+            raise ValueError('it has no rows')
+    except KeyError as error:
+        raise argparse.ArgumentTypeError(f'{wanted}, which lacks {error}') from error
+    except (OSError, ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f'{wanted}: {error}') from error
+    return content
+
+
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     """The command line; what is left out depends on the device."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--mixers', nargs='+', metavar='MIXER', help=MIXER_NAMES)
+    for name, what in SEVERAL.items():
+        parser.add_argument(f'--{name}', type=positive_int, nargs='+', metavar='N', help=what)
+    for name, what in SINGLE.items():
+        parser.add_argument(f'--{name}', type=positive_int, help=what)
     parser.add_argument(
-        '--mixers', nargs='+', help='aft-local-32, "aft_mm.AFTLocal(window=32, rank=None)", ...'
+        '--steps', type=positive_int, default=100, help='of decoding per position; %(default)s'
     )
-    parser.add_argument('--lengths', type=int, nargs='+')
-    parser.add_argument('--positions', type=int, nargs='+', help='where decoding is timed')
-    parser.add_argument('--steps', type=int, default=100, help='decoding steps at each position')
-    parser.add_argument('--dims', type=int, nargs='+', help='widths D')
-    parser.add_argument('--layers', type=int)
-    parser.add_argument('--heads', type=int, help='of softmax attention and AFT-conv')
-    parser.add_argument('--batch', type=int, help='sequences of forward and backward')
     parser.add_argument('--dtype', choices=list(DECODER_TOLERANCE))
-    parser.add_argument('--rounds', type=int)
-    parser.add_argument('--patience', type=float, default=30.0, help='seconds of a cell at most')
-    parser.add_argument('--device', default=default_device())
-    parser.add_argument('--threads', type=int, default=os.cpu_count(), help='of a CPU')
-    parser.add_argument('--json', type=Path, help='write rows and the environment here')
+    parser.add_argument(
+        '--patience', type=float, default=30.0, help='seconds of a cell at most; %(default)s'
+    )
     parser.add_argument('--png', type=Path, help='draw them here')
-    parser.add_argument('--replot', type=Path, metavar='JSON', help='draw an earlier run instead')
+    parser.add_argument(
+        '--replot', type=earlier_run, metavar='JSON', help='draw an earlier run instead'
+    )
     args = parser.parse_args(arguments)
-    for name, value in DEFAULTS[torch.device(args.device).type].items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+    fill_in(args, DEFAULTS)
+    for name in args.mixers:
+        for dims in args.dims:
+            with named_in_errors(parser, f'--mixers {name} with --dims {dims}'):
+                check_mixer(name, dims, args.heads)
     return args
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Check, measure, print slopes, draw."""
     args = parse_args(arguments)
-    torch.set_num_threads(args.threads)
+    set_up_torch(args)
     if args.replot:
-        content = json.loads(args.replot.read_text())
-        about, rows = content['environment'], content['rows']
+        about, rows = args.replot['environment'], args.replot['rows']
     else:
         for dims in args.dims:
             for name in args.mixers:
@@ -273,8 +312,7 @@ def main(arguments: list[str] | None = None) -> None:
         write_json(args.json, rows, args)
     print('\n'.join(summary(rows)))
     if args.png:
-        title = 'decoders, layers: {layers}, batch: {batch}, {dtype}'.format(**about['settings'])
-        plot(rows, args.png, f'{title}, {about["device_name"]}')
+        plot(rows, args.png, caption(about))
 
 
 if __name__ == '__main__':

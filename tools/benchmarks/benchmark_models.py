@@ -15,16 +15,16 @@ A case whose op disagrees with the float64 oracle is not timed: the run stops wi
 """
 
 import argparse
-import os
+import re
 import statistics
 from functools import partial
-from pathlib import Path
 
 import torch
+from arguments import common_parser, fill_in, named_in_errors, positive_int, set_up_torch
 from memory import added_peak, in_fresh_process
 from op_cases import Case
 from parity import TOLERANCE, Oracle
-from record import default_device, write_json
+from record import write_json
 from rivals import missing
 from timing import interleaved, ratio
 from torch import nn
@@ -69,11 +69,11 @@ class ProjectionsOnly(AFTConv):
 
 def parse_name(text: str) -> tuple[str, str, int, int]:
     """Kind, size, heads and kernel of 'deit-tiny', 'aft-small-h384-k11' or 'bound-tiny-h32-k11'."""
-    kind, arch, *shape = text.split('-')
-    if kind == 'deit' and arch in CHANNELS and not shape:
-        return kind, arch, 0, 0
-    if kind in ('aft', 'bound') and arch in CHANNELS and [part[0] for part in shape] == ['h', 'k']:
-        return kind, arch, int(shape[0][1:]), int(shape[1][1:])
+    archs = '|'.join(CHANNELS)
+    if found := re.fullmatch(f'deit-({archs})', text):
+        return 'deit', found[1], 0, 0
+    if found := re.fullmatch(rf'(aft|bound)-({archs})-h(\d+)-k(\d+)', text):
+        return found[1], found[2], int(found[3]), int(found[4])
     raise argparse.ArgumentTypeError(
         'a model must be deit-ARCH, aft-ARCH-hHEADS-kKERNEL or bound-ARCH-hHEADS-kKERNEL with '
         f'ARCH among {", ".join(CHANNELS)}, got {text!r}'
@@ -84,6 +84,13 @@ def known_name(text: str) -> str:
     """The name of a model, if it is one."""
     parse_name(text)
     return text
+
+
+def image_side(text: str) -> int:
+    """The side of an image that consists of whole patches."""
+    if positive_int(text) % PATCH:
+        raise argparse.ArgumentTypeError(f'must be a multiple of {PATCH}, got {text!r}')
+    return int(text)
 
 
 def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
@@ -212,32 +219,32 @@ def line(row: dict) -> str:
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     """The command line; what is left out depends on the device."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--size', type=int, nargs='+', help='image sides in px')
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--size', type=image_side, nargs='+', help='image sides in px')
     parser.add_argument('--dtype', nargs='+', choices=list(DTYPES))
     parser.add_argument(
         '--models',
         nargs='+',
         type=known_name,
         metavar='MODEL',
-        help='deit-ARCH, aft-ARCH-hHEADS-kKERNEL, bound-ARCH-hHEADS-kKERNEL',
+        help='deit-ARCH, aft-ARCH-hHEADS-kKERNEL, bound-ARCH-hHEADS-kKERNEL; ARCH: '
+        + ', '.join(CHANNELS),
     )
-    parser.add_argument('--batch', type=int)
-    parser.add_argument('--rounds', type=int)
-    parser.add_argument('--device', default=default_device())
-    parser.add_argument('--threads', type=int, default=os.cpu_count(), help='of a CPU')
-    parser.add_argument('--json', type=Path, help='write rows and the environment here')
+    parser.add_argument('--batch', type=positive_int, help='images')
     args = parser.parse_args(arguments)
-    for name, value in DEFAULTS[torch.device(args.device).type].items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+    fill_in(args, DEFAULTS)
+    for name in args.models:
+        # Without timm its models are reported as not run.
+        if not name.startswith('deit'):
+            with named_in_errors(parser, f'--models {name}'), torch.device('meta'):
+                build(name, args.size[0], args.dtype[0], 'meta')
     return args
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run every combination of size and type."""
     args = parse_args(arguments)
-    torch.set_num_threads(args.threads)
+    set_up_torch(args)
     rows = []
     for size in args.size:
         for dtype in args.dtype:

@@ -10,25 +10,25 @@ product of the same type, measured in the same run; bytes and operations are tho
 (op_costs.py).
 
 A backend whose output or gradient disagrees with the float64 oracle is reported as wrong: nothing
-of it is timed or compared, and the exit status is 1. Other packages compute other things, so they
+of it is timed or compared, and the exit status is 1, as it is where none of the backends serves any
+case. Other packages compute other things, so they
 are timed and not compared in their results; one that is not installed is named.
 """
 
 import argparse
 import fnmatch
-import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
+from arguments import common_parser, fill_in, set_up_torch
 from memory import added_peak, in_fresh_process
 from op_cases import CASES, Case
 from op_costs import compulsory_bytes, operations
 from parity import TOLERANCE, Oracle, using
-from record import default_device, write_json
+from record import write_json
 from rivals import RIVALS
 from timing import device_rates, interleaved, ratio
 from torch import Tensor
@@ -92,6 +92,20 @@ def reason_against(case: Case, name: str, tensors: list[Tensor], device: str) ->
     with using(name):
         reasons = dispatch.reasons_against(name, case.op, tensors, case.all_options)
     return '; '.join(reasons) or None
+
+
+def reasons_against_all(args: argparse.Namespace) -> list[str]:
+    """Why none of the backends serves any of the cases; empty if one serves one."""
+    reasons: dict[str, None] = {}
+    for dtype in args.dtype:
+        for name in args.names:
+            tensors = CASES[name].inputs(DTYPES[dtype], args.device)
+            for backend in args.backends:
+                reason = reason_against(CASES[name], backend, tensors, args.device)
+                if reason is None:
+                    return []
+                reasons[f'{backend}: {reason}'] = None
+    return list(reasons)
 
 
 def verdict(form: Form, oracle: Oracle) -> dict:
@@ -216,35 +230,32 @@ def line(row: dict) -> str:
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     """The command line; what is left out depends on the device."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common_parser(__doc__, DEFAULTS)
     parser.add_argument('--list', action='store_true', help='name the cases and stop')
-    parser.add_argument('--cases', metavar='PATTERN', help='such as "conv-*"')
+    parser.add_argument(
+        '--cases', metavar='PATTERN', help='such as "conv-*"; default: all, or on a CPU small-*'
+    )
     parser.add_argument('--backends', nargs='+', choices=dispatch.BACKENDS)
     parser.add_argument('--dtype', nargs='+', choices=list(DTYPES))
-    parser.add_argument('--rounds', type=int)
-    parser.add_argument('--device', default=default_device())
-    parser.add_argument('--threads', type=int, default=os.cpu_count(), help='of a CPU')
-    parser.add_argument('--json', type=Path, help='write rows and the environment here')
     args = parser.parse_args(arguments)
-    device = torch.device(args.device).type
-    for name, value in DEFAULTS[device].items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+    fill_in(args, DEFAULTS)
     args.names = fnmatch.filter(CASES, args.cases or '*')
     if args.cases is None and not args.list:
-        args.names = [n for n in args.names if n.startswith('small-') == (device == 'cpu')]
+        args.names = [n for n in args.names if n.startswith('small-') == (args.device == 'cpu')]
     if not args.names:
         parser.error(f'--cases must match one of {", ".join(CASES)}, got {args.cases!r}')
     return args
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the cases that the command line names; 1 if a result was wrong."""
+    """Run the cases that the command line names; 1 if a result was wrong or no backend serves."""
     args = parse_args(arguments)
     if args.list:
         print('\n'.join(args.names))
         return 0
-    torch.set_num_threads(args.threads)
+    set_up_torch(args)
+    if reasons := reasons_against_all(args):
+        raise SystemExit('no backend serves any of the cases: ' + '; '.join(reasons))
     groups: dict[str, list[str]] = {}
     for name in args.names:
         groups.setdefault(CASES[name].baseline or name, []).append(name)

@@ -1,6 +1,7 @@
 """The causal decoders that the benchmarks compare: one model, another mixer in its slot."""
 
 import ast
+import re
 from collections.abc import Callable
 from functools import partial
 
@@ -45,39 +46,61 @@ class NoMixing(AFTSimple):
         return torch.sigmoid(query) * value + 0 * key
 
 
+# Mixers by their short names, with a window behind the name of the first ones, the number of heads
+# in those of the last.
+WINDOWED = {
+    'aft-local': dict(type='aft_mm.AFTLocal', rank=64),
+    'dense-aft-local': dict(type='aft_mm.DenseAFTLocal', rank=64),
+    'aft-local-normalized': dict(type='aft_mm.AFTLocalNormalized', rank=64),
+    'aft-window': dict(type='aft_mm.AFTWindow'),
+}
+PLAIN = {
+    'aft-simple': dict(type='aft_mm.AFTSimple'),
+    'aft-full': dict(type='aft_mm.AFTFull', rank=64),
+    'bound': dict(type='aft_mm.NoMixing'),
+}
+WITH_HEADS = {
+    'aft-conv': dict(type='aft_mm.AFTConv', kernel_size=31),
+    'softmax': dict(type='aft_mm.SoftmaxAttention'),
+    'dense-softmax': dict(type='aft_mm.DenseSoftmaxAttention'),
+}
+MIXER_NAMES = (
+    f'{", ".join([*PLAIN, *WITH_HEADS])}, {", ".join(f"{name}-WINDOW" for name in WINDOWED)}, '
+    'or a registered mixer with its arguments by name, such as aft_mm.AFTSimple or '
+    '"aft_mm.AFTLocal(window=32, rank=None)"'
+)
+
+
 def mixer(name: str, heads: int) -> dict:
-    """The config of 'aft-simple', 'aft-local-32', 'dense-aft-local-256', 'aft-window-32', ...
-
-    Any other name is that of a registered mixer with its arguments, such as 'aft_mm.AFTSimple' or
-    'aft_mm.AFTLocal(window=32, rank=None)'.
-    """
-    kind, _, window = name.rpartition('-')
-    windowed = {
-        'aft-local': dict(type='aft_mm.AFTLocal', rank=64),
-        'dense-aft-local': dict(type='aft_mm.DenseAFTLocal', rank=64),
-        'aft-local-normalized': dict(type='aft_mm.AFTLocalNormalized', rank=64),
-        'aft-window': dict(type='aft_mm.AFTWindow'),
-    }
-    if kind in windowed and window.isdecimal():
-        return dict(windowed[kind], window=int(window))
-    named = {
-        'aft-simple': dict(type='aft_mm.AFTSimple'),
-        'aft-full': dict(type='aft_mm.AFTFull', rank=64),
-        'aft-conv': dict(type='aft_mm.AFTConv', num_heads=heads, kernel_size=31),
-        'bound': dict(type='aft_mm.NoMixing'),
-        'softmax': dict(type='aft_mm.SoftmaxAttention', num_heads=heads),
-        'dense-softmax': dict(type='aft_mm.DenseSoftmaxAttention', num_heads=heads),
-    }
-    return named[name] if name in named else registered(name)
+    """The config of a mixer that :data:`MIXER_NAMES` allows; ValueError for another name."""
+    windowed = re.fullmatch(r'(.+)-([1-9]\d*)', name)
+    if windowed and windowed[1] in WINDOWED:
+        return dict(WINDOWED[windowed[1]], window=int(windowed[2]))
+    if name in WITH_HEADS:
+        return dict(WITH_HEADS[name], num_heads=heads)
+    config = PLAIN.get(name) or registered(name)
+    if config is None:
+        raise ValueError(f'a mixer must be one of {MIXER_NAMES}, got {name!r}')
+    return config
 
 
-def registered(text: str) -> dict:
-    """The config that 'scope.Type' or 'scope.Type(name=value, ...)' writes out."""
-    written = ast.parse(text, mode='eval').body
-    if not isinstance(written, ast.Call):
-        return dict(type=text)
-    arguments = {k.arg: ast.literal_eval(k.value) for k in written.keywords}
-    return dict(type=ast.unparse(written.func), **arguments)
+def registered(text: str) -> dict | None:
+    """The config that 'scope.Type' or 'scope.Type(name=value, ...)' writes out, if it does."""
+    try:
+        call = ast.parse(text if text.endswith(')') else f'{text}()', mode='eval').body
+        kind = ast.unparse(call.func)
+        known = re.fullmatch(r'\w+\.\w+', kind) and MODELS.get(kind) is not None
+        if call.args or not known:
+            return None
+        return dict(type=kind, **{k.arg: ast.literal_eval(k.value) for k in call.keywords})
+    except (SyntaxError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def check_mixer(name: str, dims: int, heads: int) -> None:
+    """ValueError or TypeError if there is no such mixer, or not of this width."""
+    with torch.device('meta'):
+        MODELS.build(dict(mixer(name, heads), embed_dims=dims, grid=(8,), causal=True))
 
 
 def build(name: str, tokens: int, dims: int, layers: int, heads: int = 4) -> torch.nn.Module:

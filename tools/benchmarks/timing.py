@@ -42,6 +42,12 @@ def seconds(call: Callable[[], object], device: str = 'cpu') -> float:
     return begin.elapsed_time(end) / 1e3
 
 
+def progress(text: str) -> None:
+    """Write over the last line of a terminal; in a log the lines would pile up."""
+    if sys.stderr.isatty():
+        print(text, end='', file=sys.stderr, flush=True)
+
+
 def interleaved(
     calls: Mapping[str, Callable[[], object]], rounds: int, device: str = 'cpu'
 ) -> dict[str, list[float]]:
@@ -52,8 +58,8 @@ def interleaved(
     for done in range(rounds):
         for name, call in calls.items():
             times[name].append(seconds(call, device))
-        print(f'\r  round {done + 1}/{rounds}', end='', file=sys.stderr, flush=True)
-    print('\r' + ' ' * 20 + '\r', end='', file=sys.stderr)
+        progress(f'\r  round {done + 1}/{rounds}')
+    progress('\r' + ' ' * 20 + '\r')
     return times
 
 

@@ -12,41 +12,40 @@ written out, with the same weights, stops the run before anything is timed.
 """
 
 import argparse
-import os
 import statistics
 from functools import partial
-from pathlib import Path
 
 import torch
-from decoders import build, cpu_peak, infer, random_tokens, train_step
+from arguments import common_parser, named_in_errors, positive_int, set_up_torch
+from decoders import build, check_mixer, cpu_peak, infer, random_tokens, train_step
 from memory import added_peak, in_fresh_process
 from parity import DECODER_TOLERANCE, require_close
-from record import default_device, write_json
+from record import write_json
 from timing import interleaved, ratio
+
+HEADS = 4
+DEFAULTS = dict(tokens=3072, dims=256, layers=4, window=256, batch=2, dtype='float32', rounds=5)
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--tokens', type=int, default=3072)
-    parser.add_argument('--dims', type=int, default=256)
-    parser.add_argument('--layers', type=int, default=4)
-    parser.add_argument('--window', type=int, default=256)
-    parser.add_argument('--batch', type=int, default=2)
-    parser.add_argument('--dtype', default='float32', choices=list(DECODER_TOLERANCE))
-    parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--device', default=default_device())
-    parser.add_argument('--threads', type=int, default=os.cpu_count(), help='of a CPU')
-    parser.add_argument('--json', type=Path, help='write rows and the environment here')
-    return parser.parse_args(arguments)
+    parser = common_parser(__doc__, {'any device': DEFAULTS})
+    for name in ('tokens', 'dims', 'layers', 'window', 'batch'):
+        parser.add_argument(f'--{name}', type=positive_int)
+    parser.add_argument('--dtype', choices=list(DECODER_TOLERANCE))
+    parser.set_defaults(**DEFAULTS)
+    args = parser.parse_args(arguments)
+    with named_in_errors(parser, '--dims'):
+        check_mixer('softmax', args.dims, HEADS)
+    return args
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Check, time, measure memory, print ratios."""
     args = parse_args(arguments)
-    torch.set_num_threads(args.threads)
+    set_up_torch(args)
     local, dense = f'aft-local-{args.window}', f'dense-aft-local-{args.window}'
-    sizes = (args.dims, args.layers)
+    sizes = (args.dims, args.layers, HEADS)
 
     def decoder(name: str) -> torch.nn.Module:
         return build(name, args.tokens, *sizes).to(args.device, getattr(torch, args.dtype))
