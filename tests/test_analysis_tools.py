@@ -188,6 +188,38 @@ def test_shape_is_that_of_the_config_or_the_one_given():
     assert 5.9 < larger['flops'] / default['flops'] < 8
 
 
+def test_images_are_whole_where_a_mask_channel_tells_padding(tmp_path):
+    config = Config.fromfile(QUICKSTART)
+    config.model.backbone.with_mask_channel = True
+    config.dump(tmp_path / 'masked.py')
+    plain, masked = analyse_config(QUICKSTART), analyse_config(tmp_path / 'masked.py')
+    assert masked == dict(plain, config='masked')
+
+
+def test_a_detector_with_boxes_of_its_own_is_not_counted(tmp_path):
+    config = Config.fromfile(QUICKSTART)
+    config.model.roi_head = dict(type='StandardRoIHead')
+    config.dump(tmp_path / 'two_stages.py')
+    with pytest.raises(UserError, match='is a detector with a roi_head'):
+        analyse_config(tmp_path / 'two_stages.py')
+
+
+@pytest.mark.parametrize('words', [
+    ('analysis_tools/print_config.py', ),
+    ('analysis_tools/model_complexity.py', ),
+    ('analysis_tools/plot_position_bias.py', 'no.pth', '--out', 'bias.png'),
+    ('model_converters/export_onnx.py', 'no.pth', 'no.pt2', '--backbone'),
+    ('model_converters/deit_to_aft.py', QUICKSTART, 'no.pth', '--config'),
+])
+def test_missing_libraries_are_one_sentence(words, missing_downstream):
+    if not missing_downstream:
+        pytest.skip('they are installed')
+    config = ROOT / 'configs/detection/retinanet-aft-conv-mini_1xb4-24e_bccd.py'
+    tool, *rest = words
+    rest = [*rest, config] if '--config' in rest else [config, *rest]
+    assert '`make downstream` installs' in only_error(run(f'../{tool}', *rest))
+
+
 def test_model_complexity_writes_its_table(tmp_path):
     done = run('model_complexity.py', QUICKSTART, '--json', tmp_path / 'counts.json')
 

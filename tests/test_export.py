@@ -173,12 +173,47 @@ def test_what_cannot_be_exported_is_refused(mixer, words, message, tool, files, 
 def test_another_backbone_and_missing_packages_are_refused(tool, files, tmp_path, monkeypatch):
     config, checkpoint, _ = files(CONV)
     monkeypatch.setattr(tool, 'PACKAGES', ('no_such_package',))
-    with pytest.raises(SystemExit, match='ONNX needs the packages no_such_package'):
+    with pytest.raises(SystemExit, match=r"packages no_such_package: pip install '\.\[export\]'"):
         tool.main([config, checkpoint, str(tmp_path / 'model.onnx')])
     path = Path(config)
     path.write_text(path.read_text().replace('aft_mm.AFTViT', 'VisionTransformer'))
     with pytest.raises(SystemExit, match='must be aft_mm.AFTViT, got VisionTransformer'):
         tool.main([config, checkpoint, str(tmp_path / 'model.pt2')])
+
+
+def test_a_detector_is_refused_without_its_backbone(tool, files, tmp_path):
+    config, _, _ = files(CONV)
+    path = Path(config)
+    path.write_text(path.read_text().replace("'ImageClassifier'", "'mmdet.RetinaNet'"))
+    words = [config, str(tmp_path / 'no.pth'), str(tmp_path / 'model.pt2')]
+    with pytest.raises(SystemExit, match=r'RetinaNet, is no classifier; use --backbone$'):
+        tool.main(words)
+    with pytest.raises(SystemExit, match=r"no\.pth' does not exist"):
+        tool.main([*words, '--backbone'])
+
+
+def test_maps_are_those_of_whole_images(tool, files, tmp_path):
+    config, checkpoint, model = files(CONV, 'with_mask_channel=True')
+    out = tmp_path / 'model.pt2'
+    tool.main([config, checkpoint, str(out), '--backbone'])
+    image = torch.randn(1, 3, 32, 48)
+    with torch.no_grad():
+        (expected,) = maps(model, torch.cat([image, torch.ones(1, 1, 32, 48)], dim=1))
+        (found,) = torch.export.load(out).module()(image)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_a_graph_that_does_not_run_is_removed(tool, files, tmp_path, monkeypatch):
+    config, checkpoint, _ = files(CONV)
+
+    def load(path):
+        assert path.exists()
+        raise RuntimeError('no such operator')
+
+    monkeypatch.setattr(tool, 'load', load)
+    with pytest.raises(RuntimeError, match='no such operator'):
+        tool.main([config, checkpoint, str(tmp_path / 'model.pt2')])
+    assert not (tmp_path / 'model.pt2').exists()
 
 
 def test_a_graph_that_differs_from_the_model_is_removed(tool, files, tmp_path, monkeypatch):

@@ -155,6 +155,13 @@ def test_query_and_key_start_as_the_model_starts_them(deit, deit_to_aft, config,
         assert torch.equal(state[f'backbone.{name}'], tensor) == new, name
 
 
+def test_a_converted_file_is_not_overwritten(deit, convert, tmp_path):
+    (tmp_path / 'aft.pth').write_text('mine')
+    with pytest.raises(SystemExit, match=r"aft\.pth' exists already and is left as it is"):
+        convert(deit.state_dict())
+    assert (tmp_path / 'aft.pth').read_text() == 'mine'
+
+
 def test_options_take_query_and_averaged_keys(deit, convert, tmp_path):
     convert(deit.state_dict(), '--query', '--average-keys')
     state = torch.load(tmp_path / 'aft.pth', weights_only=True)['state_dict']

@@ -10,7 +10,7 @@ from mmengine.runner import CheckpointLoader
 from torch import nn
 
 import aft_mm.registry  # noqa: F401, the allow-list for safe checkpoint loading
-from aft_mm.engine.command_line import check_checkpoint, check_config
+from aft_mm.engine.command_line import check_checkpoint, read_config
 from aft_mm.engine.errors import UserError
 from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
 
@@ -56,13 +56,12 @@ def load_model(
         The config and the model, in evaluation mode and without gradients.
 
     Raises:
-        UserError: a file does not exist, the config is for another task, or the checkpoint is of
-            another model.
+        UserError: a file does not exist, the config is for another task or for missing libraries,
+            or the checkpoint is of another model.
         pickle.UnpicklingError: the checkpoint is damaged, or holds more than training state.
     """
     if not isinstance(config, Config):
-        check_config(os.fspath(config))
-        config = Config.fromfile(config)
+        config = read_config(os.fspath(config))
     if task is not None:
         check_task(config, task)
     check_checkpoint(os.fspath(checkpoint))

@@ -160,6 +160,18 @@ def test_parts_that_do_not_fit_are_one_sentence(run, shared_data, tmp_path, case
     assert message in line
 
 
+def test_detectors_and_segmentors_are_counted(run, tmp_path):
+    names = ('retinanet-aft-conv-mini_1xb4-24e_bccd', 'fcn-aft-conv-mini_1xb4-1200i_camvid')
+    words = ('--shape', '64', '48', '--json', 'counts.json')
+    tool = ROOT / 'tools/analysis_tools/model_complexity.py'
+    result = run(tool, *(LEAVES[name] for name in names), *words, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    counts = json.loads((tmp_path / 'counts.json').read_text())
+    assert [row['shape'] for row in counts] == [[3, 64, 48]] * 2
+    assert not any(row['uncounted'] for row in counts)
+    assert [round(row['parameters'] / 1e6, 2) for row in counts] == [1.27, 1.02]
+
+
 @pytest.mark.parametrize(
     ('leaf', 'place'),
     [

@@ -10,10 +10,12 @@ All is for one image and for the operations that run in evaluation mode on the C
 an AFT op chooses matters: AFT-local may sum over its window or be a dense product, if T is small.
 Of an autoregressive model it is the likelihood of one sequence as long as the position table: all
 tokens at once through decoder and head, after a source as long as the encoder's table through that.
+An image is whole: the mask channel, which hides the padding of a batch, is switched off.
 """
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
@@ -21,12 +23,12 @@ from typing import Any
 
 import torch
 from mmengine.analysis import ActivationAnalyzer, FlopAnalyzer, parameter_count
-from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from aft_mm.engine.command_line import read_config
 from aft_mm.engine.errors import UserError, one_sentence
 
 # mmengine counts convolutions, linear layers, matrix products and norms; the rest is ours.
@@ -38,10 +40,10 @@ OTHERS = ('_convolution', 'addmm', 'baddbmm', 'bmm', 'cross_entropy_loss', 'eins
           'linear', 'log_softmax', 'logsumexp', 'matmul', 'mm', 'scaled_dot_product_attention',
           'softmax')
 # Free, and unknown to mmengine's own list of such.
-FREE = ('__or__', 'alias', 'any', 'clamp_min', 'clone', 'embedding', 'expand_as', 'flip',
-        'isfinite', 'le', 'lift_fresh', 'logical_and', 'lt', 'meshgrid', 'movedim', 'ne',
-        'nan_to_num', 'new_ones', 'numpy_T', 'ones_like', 'pad', 'repeat_interleave', 'unflatten',
-        'unfold', 'view_as', 'where')
+FREE = ('__or__', 'alias', 'any', 'clamp_min', 'clone', 'embedding', 'expand_as',
+        'feature_dropout', 'flip', 'isfinite', 'le', 'lift_fresh', 'logical_and', 'lt',
+        'max_pool2d', 'meshgrid', 'movedim', 'ne', 'nan_to_num', 'new_ones', 'numpy_T', 'ones_like',
+        'pad', 'repeat_interleave', 'unflatten', 'unfold', 'view_as', 'where')
 
 Handle = Callable[[list[Any], list[Any]], int]
 
@@ -135,7 +137,7 @@ def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) ->
 
 def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, Any]:
     """:func:`analyse` the model of a config; `shape` is (height, width), or else the config's."""
-    config = Config.fromfile(path)
+    config = read_config(os.fspath(path))
     init_default_scope(config.get('default_scope', 'mmengine'))
     if 'decoder' in config.model:
         if shape is not None:
@@ -145,7 +147,12 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
         parts = [part for part in (model.decoder, model.encoder) if part is not None]
         shapes = [(part.max_length, *part.embedding.token_shape) for part in parts]
         return dict(config=Path(path).stem, shape=shapes[0], **analyse(model, *shapes, tokens=True))
+    if 'roi_head' in config.model:
+        raise UserError(f'{path} is a detector with a roi_head, whose work depends on how many '
+                        'boxes it proposes, so it is not counted')
     backbone = config.model.get('backbone', {})
+    if 'with_mask_channel' in backbone:
+        backbone.with_mask_channel = False
     if shape is None:
         size = backbone.get('img_size')
         if size is None:

@@ -2,8 +2,9 @@
 
 import argparse
 
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 
+from aft_mm.engine.command_line import read_config
 from aft_mm.engine.errors import one_sentence
 
 
@@ -14,7 +15,7 @@ def main() -> None:
         '--cfg-options', nargs='+', action=DictAction, help='override, key.sub=value ...')
     args = parser.parse_args()
 
-    config = Config.fromfile(args.config)
+    config = read_config(args.config)
     if args.cfg_options:
         config.merge_from_dict(args.cfg_options)
     print(config.pretty_text)

@@ -5,8 +5,8 @@ mmpretrain. Taken are patch embedding, norms, MLPs, and of the attention the val
 projection. Query and key, which mean something else in AFT, stay as the model of --config starts
 them (seed 0), and so do the position biases; position embedding, class token and head have no place
 in it. The file holds the whole backbone, so that a config loads it through
-load_from='DST.pth' or through backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='DST.pth',
-prefix='backbone')).
+load_from='DST.pth' or through model=dict(backbone=dict(init_cfg=dict(type='Pretrained',
+checkpoint='DST.pth', prefix='backbone'))).
 """
 
 import argparse
@@ -28,8 +28,8 @@ from aft_mm.checkpoint import load_from_local
 from aft_mm.engine.command_line import (
     CONFIG_ERRORS,
     check_checkpoint,
-    check_config,
     check_writable,
+    read_config,
 )
 from aft_mm.engine.errors import UserError, one_sentence
 from aft_mm.layers.mixers import AFTConv
@@ -263,10 +263,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
 
     with one_sentence(*CONFIG_ERRORS):
-        check_config(args.config)
         check_checkpoint(args.src)
+        if Path(args.dst).exists():
+            raise UserError(f'{args.dst!r} exists already and is left as it is')
         check_writable('DST.pth', [args.dst])
-        backbone = build_backbone(Config.fromfile(args.config), args.query)
+        backbone = build_backbone(read_config(args.config), args.query)
         checkpoint = load_from_local(args.src, map_location='cpu')
         state, rows = convert(checkpoint, args.src, backbone, args.query, args.average_keys)
         meta = dict(

@@ -1,8 +1,9 @@
 """Export a trained classifier or its backbone: OUT.onnx for ONNX (opset 18), OUT.pt2 for torch.
 
-The graph takes `image` [B, C, H, W], normalised as the data_preprocessor of the config does, and
-gives `scores`, before the softmax, or with --backbone a map [B, D, H', W'] per entry of
-out_indices. With --dynamic B is free, and so are H and W from one patch and a pixel on.
+The graph takes `image` [B, C, H, W], normalised as the data_preprocessor of the config does, but
+without mask channel, and gives `scores`, before the softmax, or with --backbone a map
+[B, D, H', W'] per entry of out_indices. With --dynamic B is free, and so are H and W from one patch
+and a pixel on.
 
 AFT chooses among forms of its sums by the values of keys and biases, which a graph cannot look at.
 Here the position biases of the checkpoint decide alone, as if keys spread without bound, so that
@@ -13,6 +14,7 @@ tokens beyond them, take a form that is slower. What was written is run on other
 
 import argparse
 import importlib.util
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from aft_mm.apis import load_model
-from aft_mm.engine.command_line import CONFIG_ERRORS, check_config, check_writable
+from aft_mm.engine.command_line import CONFIG_ERRORS, check_writable, read_config
 from aft_mm.engine.errors import UserError, one_sentence
 from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
 from aft_mm.models import AFTViT
@@ -74,6 +76,8 @@ def write(program: ExportedProgram, names: Sequence[str], path: Path) -> None:
     if path.suffix == '.pt2':
         torch.export.save(program, path)
         return
+    # It warns of every op with several outputs that it leaves as it is.
+    logging.getLogger('onnxscript.optimizer').setLevel(logging.ERROR)
     onnx_program = torch.onnx.export(
         program,
         dynamo=True,
@@ -103,7 +107,7 @@ def check(path: Path, model: nn.Module, shapes: Sequence[Sequence[int]]) -> floa
     """Hold a file to the model on images of some shapes; the largest difference.
 
     Raises:
-        UserError: it is larger than 1e-4 of the output, or of 1; the file is removed.
+        UserError: it is larger than 1e-4 of the output, or of 1.
     """
     call, worst = load(path), 0.0
     for shape in shapes:
@@ -112,7 +116,6 @@ def check(path: Path, model: nn.Module, shapes: Sequence[Sequence[int]]) -> floa
             for ours, theirs in zip(model(image), call(image), strict=True):
                 difference = (ours - theirs).abs().max().item()
                 if not difference <= TOLERANCE * max(1.0, ours.abs().max().item()):
-                    path.unlink()
                     raise UserError(
                         f'the exported graph differs from the model by {difference:.1e} on an '
                         f'image of {" x ".join(map(str, shape))}, so {str(path)!r} is removed'
@@ -127,21 +130,25 @@ def check_args(args: argparse.Namespace) -> Config:
     Raises:
         UserError: an argument, a file or an installed package does not serve.
     """
-    check_config(args.config)
     if args.out.suffix not in ('.onnx', '.pt2'):
         raise UserError(f'OUT must end in .onnx or .pt2, got {str(args.out)!r}')
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if args.out.suffix == '.onnx' and missing:
-        raise UserError(f'ONNX needs the packages {", ".join(missing)}; pip install them')
+        raise UserError(f"ONNX needs the packages {', '.join(missing)}: pip install '.[export]'")
     check_writable('OUT', [str(args.out)])
-    config = Config.fromfile(args.config)
+    config = read_config(args.config)
     settings = config.model.get('backbone', {})
     if settings.get('type') != 'aft_mm.AFTViT':
         raise UserError(
             f'the backbone of {args.config} must be aft_mm.AFTViT, got {settings.get("type")}'
         )
+    settings.with_mask_channel = False  # it hides the padding of a batch; a graph gets whole images
     if args.backbone:
         settings.out_type = 'featmap'
+    elif config.model.type.rpartition('.')[2] != 'ImageClassifier':
+        raise UserError(
+            f'the model of {args.config}, {config.model.type}, is no classifier; use --backbone'
+        )
     return config
 
 
@@ -186,7 +193,11 @@ def export(args: argparse.Namespace) -> str:
             (1, channels, width + patch, height),
             (3, channels, height, width + patch // 2 + 1),
         ]
-    difference = check(args.out, exported, shapes)
+    try:
+        difference = check(args.out, exported, shapes)
+    except BaseException:  # also an interrupt: no file stays that was not held to the model
+        args.out.unlink()
+        raise
     sides = f'H and W from {smallest}' if args.dynamic else f'{height} x {width}'
     safe = f', {decisions.count(False)} decisions for the safe form' if not all(decisions) else ''
     kind = f'ONNX opset {OPSET}' if args.out.suffix == '.onnx' else f'torch {torch.__version__}'
