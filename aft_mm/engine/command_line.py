@@ -67,8 +67,8 @@ def load_sampled_config(args: argparse.Namespace) -> Config:
     Raises:
         UserError: config or checkpoint do not exist.
     """
-    check_checkpoint(args.checkpoint)
     config = read_config(args.config)
+    check_checkpoint(args.checkpoint)
     config.merge_from_dict(args.cfg_options)
     return config
 
