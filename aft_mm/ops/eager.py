@@ -149,12 +149,24 @@ def aft_conv(
         return difference_mean(key, value, weight, grid, global_connectivity, causal)
 
     def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        opaque = torch.compiler.is_compiling() and not decisions.repeating()
-        mix = opaque_safe_mean if opaque else safe_mean
-        return mix(key, value, weight, grid, global_connectivity, causal)
+        return safe_conv_mean(key, value, weight, grid, global_connectivity, causal)
 
     fits = difference_fits(key, weight, global_connectivity, causal)
     return apply_gate(query, choose(fits, fast, safe, key, value, weight), gate, dtype)
+
+
+def safe_conv_mean(
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    causal: bool,
+) -> Tensor:
+    """:func:`safe_mean`, one node of a compiled graph, but not of an exported one."""
+    opaque = torch.compiler.is_compiling() and not decisions.repeating()
+    mix = opaque_safe_mean if opaque else safe_mean
+    return mix(key, value, weight, grid, global_connectivity, causal)
 
 
 def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:

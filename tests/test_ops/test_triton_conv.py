@@ -35,7 +35,7 @@ def kernels_only(monkeypatch):
     def refuse(*args):
         raise AssertionError('went to the safe path of eager')
 
-    monkeypatch.setattr(library, 'safe_mean', refuse)
+    monkeypatch.setattr(library, 'safe_conv_mean', refuse)
 
 
 @pytest.fixture(params=[3, 8])
@@ -155,8 +155,8 @@ def test_keys_and_biases_of_any_size(keys, bias, kernels_only, monkeypatch):
 
 @pytest.mark.parametrize('size, calls', [(29.9, 0), (30.1, 1), (80.0, 1)])
 def test_what_the_kernels_are_not_exact_for_goes_to_the_safe_path(size, calls, monkeypatch):
-    made, safe = [], library.safe_mean
-    monkeypatch.setattr(library, 'safe_mean', lambda *x: made.append(1) or safe(*x))
+    made, safe = [], library.safe_conv_mean
+    monkeypatch.setattr(library, 'safe_conv_mean', lambda *x: made.append(1) or safe(*x))
     case = conv((3, 4), channels=2)
     query, key, value, weight = inputs(case)
     weight = size * weight.sign()

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..convolution import crop_kernel, safe_mean
-from ..eager import apply_gate, hide
-from ..library import opaque_safe_mean
+from ..convolution import crop_kernel
+from ..eager import apply_gate, hide, safe_conv_mean
 from ..sums import FAST_BIAS_SPREAD, choose
 from . import conv_launch as launch
 from .common import differentiated, once
@@ -42,8 +41,8 @@ def aft_conv(
     def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
         dtype = value.dtype
         key, value = hide(key, value, key_mask)
-        mix = opaque_safe_mean if torch.compiler.is_compiling() else safe_mean
-        mixed = mix(key, value, weight.to(key.dtype), grid, global_connectivity, causal)
+        weight = weight.to(key.dtype)
+        mixed = safe_conv_mean(key, value, weight, grid, global_connectivity, causal)
         return apply_gate(query, mixed, gate, dtype)
 
     bias = weight.detach().float()
