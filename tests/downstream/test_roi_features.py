@@ -1,0 +1,59 @@
+"""What mmcv's RoIAlign reads from our maps, held to torchvision's, which honours their strides."""
+
+import pytest
+import torch
+from mmdet.structures.bbox import bbox2roi
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
+from torchvision.ops import roi_align
+
+from ..leaves import leaves, load_leaf
+
+MASK_RCNN = [name for name in leaves('detection') if name.startswith('mask-rcnn')]
+FPN = dict(type='mmdet.FPN', in_channels=[96] * 2, out_channels=16, num_outs=2)
+
+
+def model_of(name):
+    config = load_leaf(leaves('detection')[name])
+    init_default_scope(config.default_scope)
+    torch.manual_seed(0)
+    return MODELS.build(config.model).eval()
+
+
+def boxes(height, width, count=9):
+    start = torch.rand(count, 2) * torch.tensor([width, height]) * 0.6
+    return torch.cat([start, start + 12 + torch.rand(count, 2) * 60], dim=1)
+
+
+@torch.no_grad()
+def assert_read_as_torchvision_reads(layers, maps):
+    rois = bbox2roi([boxes(93, 118), boxes(93, 118)])
+    for layer, x in zip(layers, maps, strict=True):
+        expected = roi_align(
+            x, rois, layer.output_size, layer.spatial_scale, layer.sampling_ratio, layer.aligned
+        )
+        assert expected.std() > 1e-3
+        torch.testing.assert_close(layer(x, rois), expected)
+
+
+@pytest.mark.parametrize('name', MASK_RCNN)
+def test_heads_of_mask_rcnn_see_the_places_of_their_boxes(name):
+    model = model_of(name)
+    with torch.no_grad():
+        maps = model.neck(model.backbone(torch.randn(2, 4, 93, 118)))
+    for extractor in (model.roi_head.bbox_roi_extractor, model.roi_head.mask_roi_extractor):
+        layers = extractor.roi_layers
+        assert_read_as_torchvision_reads(layers, maps[: len(layers)])
+
+
+def test_so_do_they_behind_mmdets_fpn():
+    model = model_of(next(name for name in MASK_RCNN if '-mini_' in name))
+    for parameter in model.backbone.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    model.backbone.out_indices = (2, 4)
+    neck = MODELS.build(FPN)
+    with torch.no_grad():
+        maps = model.backbone(torch.randn(2, 4, 93, 118))
+        assert_read_as_torchvision_reads(model.roi_head.bbox_roi_extractor.roi_layers[:2], maps)
+        assert_read_as_torchvision_reads(model.roi_head.bbox_roi_extractor.roi_layers[:2],
+                                         neck(maps))
