@@ -1,5 +1,6 @@
 """One file per kind of data."""
 
+from .camvid_objects import CamVidObjects
 from .celeba import CelebA
 from .cifar_binary import CIFAR10Binary
 from .digits import Digits
@@ -21,6 +22,7 @@ from .transforms import (
 
 __all__ = [
     'CIFAR10Binary',
+    'CamVidObjects',
     'CelebA',
     'Digits',
     'FileDataset',

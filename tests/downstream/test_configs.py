@@ -23,8 +23,8 @@ LEAVES = leaves(*TASKS)
 NAME = re.compile(
     r'(?P<model>mask-rcnn|retinanet|upernet|fcn)-aft-conv-(?P<arch>tiny|small|mini)'
     r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?:(?P<epochs>\d+)e|(?P<times>\d)x|(?P<iters>\d+k?)i?)'
-    r'(?:-(?P<classes>person))?'
-    r'_(?P<data>coco|voc0712|coco-mini|bccd|bccd-voc|ade20k|camvid)(?:-(?P<size>\d+)px)?'
+    r'(?:-(?P<classes>person|car))?'
+    r'_(?P<data>coco|voc0712|coco-mini|bccd|bccd-voc|ade20k|camvid|camvid-objects)(?:-(?P<size>\d+)px)?'
 )
 MODELS = {
     'mask-rcnn': 'MaskRCNN',
@@ -41,6 +41,7 @@ DATA = {
     'voc0712': ('VOCDataset', 'VOCdevkit', 20),
     'ade20k': ('ADE20KDataset', 'ade/ADEChallengeData2016', 150),
     'camvid': ('BaseSegDataset', 'camvid', 11),
+    'camvid-objects': ('aft_mm.CamVidObjects', 'camvid', 1),
 }
 DIMS = dict(mini=96, tiny=192, small=384)
 DETECTORS = [name for name in LEAVES if LEAVES[name].parent.name == 'detection']
@@ -257,6 +258,7 @@ METRICS = {
     'bccd': {'coco/bbox_mAP_50'},
     'bccd-voc': {'pascal_voc/mAP'},
     'camvid': {'mIoU'},
+    'camvid-objects': {'coco/bbox_mAP', 'coco/segm_mAP'},
 }
 
 

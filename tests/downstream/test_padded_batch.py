@@ -33,7 +33,7 @@ def random_model(config):
 @pytest.mark.parametrize(
     'name',
     [
-        'mask-rcnn-aft-conv-mini_1xb4-48e-person_coco-mini',
+        'mask-rcnn-aft-conv-mini_1xb4-160e-person_coco-mini',
         'retinanet-aft-conv-mini_1xb4-24e_bccd',
         'upernet-aft-conv-mini_1xb4-1200i_camvid',
     ],

@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
 CASES = [
     Case(
-        'mask-rcnn-aft-conv-mini_1xb4-48e-person_coco-mini',
+        'mask-rcnn-aft-conv-mini_1xb4-160e-person_coco-mini',
         'coco_mini',
         'train_cfg.max_epochs=2',
         'default_hooks.checkpoint.interval=1',

@@ -74,6 +74,13 @@ def alone(picture):
     )['inputs']
 
 
+@pytest.mark.parametrize('with_mask_channel', [False, True])
+def test_maps_are_contiguous_for_operators_that_read_the_memory_in_order(with_mask_channel):
+    model = random_model(with_mask_channel=with_mask_channel, out_indices=(0, 2))
+    maps = model(torch.ones(2, 3 + with_mask_channel, 40, 56))
+    assert all(x.is_contiguous() for x in maps)
+
+
 @pytest.mark.parametrize('token_mixer', ANY_GRID, ids=str)
 def test_an_image_of_a_padded_batch_has_the_maps_that_it_has_alone(token_mixer):
     masked, plain = with_and_without_mask(token_mixer=token_mixer, out_indices=(0, 2))

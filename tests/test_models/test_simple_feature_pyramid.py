@@ -73,6 +73,11 @@ def test_levels_are_normed_over_their_channels_place_by_place():
         )
 
 
+def test_levels_are_contiguous_for_operators_that_read_the_memory_in_order():
+    levels = SimpleFeaturePyramid(16, out_channels=10, num_outs=5)((torch.randn(2, 16, 7, 5),))
+    assert all(level.is_contiguous() for level in levels)
+
+
 def test_every_parameter_gets_a_gradient_and_a_norm_and_gelu_stand_between_two_steps():
     neck = SimpleFeaturePyramid(8, out_channels=4)
     assert [type(layer).__name__ for layer in neck.levels[0][:4]] == [

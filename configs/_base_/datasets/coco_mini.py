@@ -1,17 +1,18 @@
-# A few images of COCO 2017 in its layout, with boxes and masks, at half their size. The leaf says
-# which classes.
+# A few images of COCO 2017 in its layout, with boxes and masks, at less than half their size. The leaf
+# says which classes.
 data_root = '{{$AFT_MM_DATA:data}}/coco_mini/'
 
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-    dict(type='RandomResize', scale=(384, 288), ratio_range=(0.8, 1.25), keep_ratio=True),
+    dict(type='RandomResize', scale=(256, 192), ratio_range=(0.75, 1.5), keep_ratio=True),
+    dict(type='RandomCrop', crop_size=(224, 256)),
     dict(type='RandomFlip', prob=0.5),
     dict(type='PackDetInputs')
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(type='Resize', scale=(384, 288), keep_ratio=True),
+    dict(type='Resize', scale=(256, 192), keep_ratio=True),
     # After resizing: the ground truth stays in the pixels of the file.
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(

@@ -1,0 +1,164 @@
+"""Boxes and masks of CamVid against scipy's regions, and through mmdet's pipeline and metric."""
+
+import numpy as np
+import pytest
+import torch
+from mmdet.evaluation import CocoMetric
+from mmengine.dataset import Compose
+from mmengine.registry import init_default_scope
+from PIL import Image
+from pycocotools import mask as run_lengths
+from scipy import ndimage
+
+from aft_mm.datasets import CamVidObjects
+
+from ..leaves import ROOT, load_leaf
+
+CAR, PEDESTRIAN, BICYCLIST, UNLABELLED = 8, 9, 10, 11
+LEAF = next((ROOT / 'configs/detection').glob('mask-rcnn-aft-conv-mini_*_camvid-objects.py'))
+
+
+def patches(seed, height=67, width=93):
+    """Labels in patches of 1 to 9 pixels, so that regions touch at sides and at corners."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, UNLABELLED + 1, (height, width), dtype=np.uint8)
+    for size in (3, 9):
+        coarse = rng.integers(0, UNLABELLED + 1, (-(-height // size), -(-width // size)))
+        spread = coarse.repeat(size, 0).repeat(size, 1)[:height, :width]
+        labels = np.where(rng.random(labels.shape) < 0.7, spread, labels)
+    return labels.astype(np.uint8)
+
+
+@pytest.fixture
+def root(tmp_path):
+    for split, count in dict(train=3, val=1).items():
+        (tmp_path / split).mkdir()
+        (tmp_path / f'{split}annot').mkdir()
+        for number in range(count):
+            save(tmp_path, split, f'frame{number}', patches(number))
+    return tmp_path
+
+
+def save(root, split, name, labels):
+    noise = np.random.default_rng(0).integers(0, 256, (*labels.shape, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(root / split / f'{name}.jpg')
+    Image.fromarray(labels).save(root / f'{split}annot' / f'{name}.png')
+
+
+def objects(root, **kwargs):
+    return CamVidObjects(data_root=str(root), **kwargs)
+
+
+@pytest.mark.parametrize('classes', [('car',), ('bicyclist', 'road', 'car')])
+def test_objects_are_the_connected_regions_of_scipy(root, classes):
+    names = dict(car=CAR, bicyclist=BICYCLIST, road=3)
+    dataset = objects(root, metainfo=dict(classes=classes), min_area=20)
+    assert len(dataset) == 3
+    for number in range(3):
+        found = dataset.get_data_info(number)['instances']
+        labels, expected = patches(number), []
+        for index, name in enumerate(classes):
+            regions, _ = ndimage.label(labels == names[name], np.ones((3, 3)))
+            for region, (rows, columns) in enumerate(ndimage.find_objects(regions), start=1):
+                box = [columns.start, rows.start, columns.stop, rows.stop]
+                expected.append((index, box, regions == region))
+        assert len(found) == len(expected) > 20
+        key = lambda it: (it[0], it[1], it[2].tolist())  # noqa: E731
+        decoded = [(it['bbox_label'], it['bbox'], run_lengths.decode(it['mask']) > 0)
+                   for it in found]
+        for got, wanted in zip(sorted(decoded, key=key), sorted(expected, key=key), strict=True):
+            assert got[:2] == wanted[:2]
+            np.testing.assert_array_equal(got[2], wanted[2])
+        ignored = sum(it['ignore_flag'] for it in found)
+        assert ignored == sum(mask.sum() < 20 for *_, mask in expected) > 0
+
+
+def test_classes_are_three_unless_given(root):
+    dataset = objects(root)
+    assert dataset.metainfo['classes'] == ('car', 'pedestrian', 'bicyclist')
+    labels = {it['bbox_label'] for it in dataset.get_data_info(0)['instances']}
+    assert labels == {0, 1, 2}
+
+
+def test_a_frame_without_objects_stays(root):
+    save(root, 'val', 'empty', np.full((67, 93), UNLABELLED, np.uint8))
+    dataset = objects(root, split='val')
+    assert [len(dataset.get_data_info(i)['instances']) > 0 for i in range(2)] == [False, True]
+
+
+def test_what_is_no_image_is_passed_over(root):
+    (root / 'val/notes.txt').write_text('a remark')
+    assert len(objects(root, split='val')) == 1
+
+
+def test_a_missing_folder_is_named(root):
+    with pytest.raises(FileNotFoundError, match=r'nights of CamVid does not exist'):
+        objects(root, split='nights')
+
+
+def test_missing_labels_are_named(root):
+    (root / 'trainannot/frame1.png').unlink()
+    with pytest.raises(FileNotFoundError, match=r'frame1\.png, the labels of a frame of CamVid'):
+        objects(root)
+
+
+def test_an_unknown_class_is_named(root):
+    with pytest.raises(ValueError, match=r'classes of metainfo must be of sky, .*got lorry, tram'):
+        objects(root, metainfo=dict(classes=('tram', 'car', 'lorry')))
+
+
+@pytest.mark.parametrize('labels', [np.full((67, 93), 12, np.uint8), np.zeros((9, 9, 3), np.uint8)])
+def test_other_labels_are_refused(root, labels):
+    Image.fromarray(labels).save(root / 'trainannot/frame2.png')
+    with pytest.raises(ValueError, match=r'frame2\.png must hold one label per pixel, 0 to 11'):
+        objects(root)
+
+
+def split_of(shared_data, split):
+    if not (shared_data / 'camvid').is_dir():
+        pytest.skip('needs camvid under AFT_MM_DATA')
+    config = load_leaf(LEAF)
+    init_default_scope(config.default_scope)
+    dataset = dict(config[f'{split}_dataloader'].dataset)
+    pipeline = Compose(dataset.pop('pipeline'))
+    dataset.pop('type')
+    dataset['data_root'] = str(shared_data / 'camvid')
+    return CamVidObjects(**dataset), pipeline
+
+
+def test_the_truth_as_prediction_has_an_average_precision_of_one(shared_data):
+    """Resizing, the units of the boxes, run lengths and ignored regions fit mmdet's metric."""
+    dataset, pipeline = split_of(shared_data, 'test')
+    assert len(dataset) == 31
+    metric = CocoMetric(metric=['bbox', 'segm'])
+    metric.dataset_meta = dataset.metainfo
+    for number in range(len(dataset)):
+        sample = pipeline(dataset.get_data_info(number))['data_samples']
+        truth = dataset.get_data_info(number)['instances']
+        kept = [it for it in truth if not it['ignore_flag']]
+        assert len(sample.gt_instances) == len(kept)
+        result = sample.to_dict()
+        result['pred_instances'] = dict(
+            bboxes=torch.tensor([it['bbox'] for it in kept], dtype=torch.float).reshape(-1, 4),
+            labels=torch.tensor([it['bbox_label'] for it in kept], dtype=torch.long),
+            scores=torch.ones(len(kept)),
+            masks=torch.tensor(np.array([run_lengths.decode(it['mask']) for it in kept], bool)),
+        )
+        metric.process({}, [result])
+    metrics = metric.evaluate(len(dataset))
+    assert metrics['coco/bbox_mAP'] == metrics['coco/segm_mAP'] == 1.0
+
+
+def test_boxes_of_training_are_those_of_their_masks(shared_data):
+    dataset, pipeline = split_of(shared_data, 'train')
+    assert len(dataset) == 99
+    checked = 0
+    for number in range(0, 99, 10):
+        instances = pipeline(dataset.get_data_info(number))['data_samples'].gt_instances
+        for box, mask in zip(instances.bboxes, instances.masks.masks, strict=True):
+            rows, columns = np.nonzero(mask)
+            ends = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            # Masks are resized to the nearest pixel, boxes are scaled.
+            np.testing.assert_allclose(box.tensor[0], ends, atol=1.5)
+            checked += 1
+    assert checked > 10
