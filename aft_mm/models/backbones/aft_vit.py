@@ -233,8 +233,8 @@ class AFTViT(BaseModule):
             x = x.masked_fill(~seen, 0)
         if self.out_type == 'avg_featmap':
             return x.mean(dim=1) if seen is None else x.sum(dim=1) / seen.sum(dim=1)
-        # Contiguous, and so what a convolution makes of it: mmcv's RoIAlign reads the memory of a map
-        # in this order whatever its strides say.
+        # Contiguous, and so what a convolution makes of it: mmcv's RoIAlign reads the memory of a
+        # map in this order whatever its strides say.
         return x.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:

@@ -71,7 +71,7 @@ class SimpleFeaturePyramid(BaseModule):
                 f'SimpleFeaturePyramid takes 1 map, that of one layer in out_indices of the '
                 f'backbone, got {len(inputs)}'
             )
-        # Contiguous: mmcv's RoIAlign reads the memory of a map in this order whatever its strides say.
+        # Contiguous: mmcv's RoIAlign reads memory in this order whatever the strides of a map say.
         outputs = [level(inputs[0]).contiguous() for level in self.levels]
         while len(outputs) < self.num_outs:
             outputs.append(F.max_pool2d(outputs[-1], kernel_size=1, stride=2))
