@@ -1,6 +1,6 @@
 """Objects of CamVid with boxes and masks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import cv2
@@ -10,11 +10,15 @@ from PIL import Image
 
 from aft_mm.registry import DATASETS
 
+from .file_dataset import reason_of
 from .image_files import IMAGE_SUFFIXES
 
-# In the order of the labels; 11 is unlabelled.
-LABELS = ('sky', 'building', 'pole', 'road', 'pavement', 'tree', 'sign', 'fence', 'car',
-          'pedestrian', 'bicyclist')
+# In the order of the labels, with the colours of CamVid; 11 is unlabelled.
+COLOURS = dict(
+    sky=(128, 128, 128), building=(128, 0, 0), pole=(192, 192, 128), road=(128, 64, 128),
+    pavement=(60, 40, 222), tree=(128, 128, 0), sign=(192, 128, 128), fence=(64, 64, 128),
+    car=(64, 0, 128), pedestrian=(64, 64, 0), bicyclist=(0, 128, 192))
+LABELS = tuple(COLOURS)
 UNLABELLED = len(LABELS)
 
 
@@ -34,43 +38,48 @@ class CamVidObjects(BaseDataset):
         data_root: The folder that holds ``<split>/*`` and ``<split>annot/*.png``.
         split: ``'train'``, ``'val'`` or ``'test'``, or another pair of folders.
         min_area: Pixels of the smallest region that is an object.
-        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``; ``classes``
-            of ``metainfo`` are some of CamVid's 11, ``('car', 'pedestrian', 'bicyclist')`` unless
-            given.
+        metainfo: ``classes`` are some of CamVid's 11, ``('car', 'pedestrian', 'bicyclist')`` unless
+            given; ``palette`` is theirs unless given.
+        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
 
     Raises:
         FileNotFoundError: A folder or the labels of a frame are missing.
-        ValueError: A class is not CamVid's, or a file holds other labels than 0 to 11.
+        ValueError: A class is not CamVid's, the split holds no frame, or labels cannot be read,
+            are not 0 to 11 or are of another size than their frame.
     """
 
-    METAINFO = dict(classes=('car', 'pedestrian', 'bicyclist'),
-                    palette=[(64, 0, 128), (64, 64, 0), (0, 128, 192)])
-
-    def __init__(self, data_root: str, split: str = 'train', min_area: int = 150, **kwargs) -> None:
+    def __init__(self, data_root: str, split: str = 'train', min_area: int = 150,
+                 metainfo: Mapping | None = None, **kwargs) -> None:
         self.split = split
         self.min_area = min_area
-        super().__init__(data_root=data_root, **kwargs)
-
-    def load_data_list(self) -> list[dict]:
-        """One sample per frame, in the order of their names."""
-        unknown = sorted(set(self.metainfo['classes']) - set(LABELS))
+        metainfo = {'classes': ('car', 'pedestrian', 'bicyclist'), **(metainfo or {})}
+        unknown = sorted(set(metainfo['classes']) - set(LABELS))
         if unknown:
             raise ValueError(f'classes of metainfo must be of {", ".join(LABELS)}, '
                              f'but got {", ".join(unknown)}.')
+        metainfo.setdefault('palette', [COLOURS[name] for name in metainfo['classes']])
+        super().__init__(data_root=data_root, metainfo=metainfo, **kwargs)
+
+    def load_data_list(self) -> list[dict]:
+        """One sample per frame, in the order of their names."""
         frames = Path(self.data_root) / self.split
         folder = Path(self.data_root) / f'{self.split}annot'
         for path in (frames, folder):
             if not path.is_dir():
                 raise FileNotFoundError(f'{path} of CamVid does not exist: point data_root (or '
-                                        'AFT_MM_DATA) at the folder that holds it.')
+                                        'AFT_MM_DATA) at the folder that holds it, and name one of '
+                                        'its splits.')
         samples: list[dict] = []
         for frame in sorted(frames.iterdir()):
             if frame.suffix.lower() not in IMAGE_SUFFIXES:
                 continue
-            labels = read_labels(folder / f'{frame.stem}.png')
+            labels = _read_labels(folder / f'{frame.stem}.png', frame)
             height, width = labels.shape
             samples.append(dict(img_path=str(frame), img_id=len(samples), height=height,
                                 width=width, instances=list(self._objects(labels))))
+        if not samples:
+            raise ValueError(f'{frames} of CamVid holds no image file '
+                             f'({", ".join(IMAGE_SUFFIXES)}).')
         return samples
 
     def _objects(self, labels: np.ndarray) -> Iterator[dict]:
@@ -88,13 +97,20 @@ class CamVidObjects(BaseDataset):
                            ignore_flag=int(area < self.min_area), mask=mask)
 
 
-def read_labels(path: Path) -> np.ndarray:
+def _read_labels(path: Path, frame: Path) -> np.ndarray:
     """The labels of a frame, uint8 [H, W]."""
     if not path.exists():
         raise FileNotFoundError(f'{path}, the labels of a frame of CamVid, does not exist.')
-    with Image.open(path) as file:
-        labels = np.array(file)
+    try:
+        with Image.open(path) as file, Image.open(frame) as image:
+            labels, size = np.array(file), image.size
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f'{path} or {frame} of CamVid cannot be read: '
+                         f'{reason_of(error)}.') from error
     if labels.ndim != 2 or labels.max() > UNLABELLED:
         raise ValueError(f'{path} must hold one label per pixel, 0 to {UNLABELLED}, but got '
                          f'shape {labels.shape} and values up to {labels.max()}.')
+    if labels.shape != size[::-1]:
+        raise ValueError(f'{path} must be of the size of {frame}, {size[0]} x {size[1]}, but got '
+                         f'{labels.shape[1]} x {labels.shape[0]}.')
     return labels

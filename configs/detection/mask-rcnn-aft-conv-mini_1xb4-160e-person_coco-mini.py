@@ -10,5 +10,4 @@ train_dataloader = dict(batch_size=4, dataset=dict(metainfo=metainfo))
 val_dataloader = dict(dataset=dict(metainfo=metainfo))
 test_dataloader = val_dataloader
 train_cfg = dict(max_epochs=160, val_interval=20)
-# A batch has few objects: at the 1e-3 of the schedule the heads learned more slowly.
 optim_wrapper = dict(optimizer=dict(lr=4e-4))

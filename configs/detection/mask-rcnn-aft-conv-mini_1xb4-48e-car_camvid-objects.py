@@ -4,11 +4,10 @@ _base_ = [
 ]
 
 # The other classes with objects, pedestrians and bicyclists, are a few places of the map each.
-metainfo = dict(classes=('car', ), palette=[(64, 0, 128)])
+metainfo = dict(classes=('car', ))
 
 train_dataloader = dict(batch_size=4, dataset=dict(metainfo=metainfo))
 val_dataloader = dict(dataset=dict(metainfo=metainfo))
 test_dataloader = dict(dataset=dict(metainfo=metainfo))
 train_cfg = dict(max_epochs=48, val_interval=8)
-# A batch has few objects: at the 1e-3 of the schedule the heads learned more slowly.
 optim_wrapper = dict(optimizer=dict(lr=4e-4))
