@@ -14,7 +14,8 @@ from aft_mm.datasets import CamVidObjects
 
 from ..leaves import ROOT, load_leaf
 
-CAR, PEDESTRIAN, BICYCLIST, UNLABELLED = 8, 9, 10, 11
+LABEL = dict(road=3, car=8, bicyclist=10)
+UNLABELLED = 11
 LEAF = next((ROOT / 'configs/detection').glob('mask-rcnn-aft-conv-mini_*_camvid-objects.py'))
 
 
@@ -49,24 +50,26 @@ def objects(root, **kwargs):
     return CamVidObjects(data_root=str(root), **kwargs)
 
 
+def in_order(found):
+    return sorted(found, key=lambda it: (it[0], it[1], it[2].tolist()))
+
+
 @pytest.mark.parametrize('classes', [('car',), ('bicyclist', 'road', 'car')])
 def test_objects_are_the_connected_regions_of_scipy(root, classes):
-    names = dict(car=CAR, bicyclist=BICYCLIST, road=3)
     dataset = objects(root, metainfo=dict(classes=classes), min_area=20)
     assert len(dataset) == 3
     for number in range(3):
         found = dataset.get_data_info(number)['instances']
         labels, expected = patches(number), []
         for index, name in enumerate(classes):
-            regions, _ = ndimage.label(labels == names[name], np.ones((3, 3)))
+            regions, _ = ndimage.label(labels == LABEL[name], np.ones((3, 3)))
             for region, (rows, columns) in enumerate(ndimage.find_objects(regions), start=1):
                 box = [columns.start, rows.start, columns.stop, rows.stop]
                 expected.append((index, box, regions == region))
         assert len(found) == len(expected) > 20
-        key = lambda it: (it[0], it[1], it[2].tolist())  # noqa: E731
         decoded = [(it['bbox_label'], it['bbox'], run_lengths.decode(it['mask']) > 0)
                    for it in found]
-        for got, wanted in zip(sorted(decoded, key=key), sorted(expected, key=key), strict=True):
+        for got, wanted in zip(in_order(decoded), in_order(expected), strict=True):
             assert got[:2] == wanted[:2]
             np.testing.assert_array_equal(got[2], wanted[2])
         ignored = sum(it['ignore_flag'] for it in found)

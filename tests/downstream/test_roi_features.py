@@ -52,8 +52,8 @@ def test_so_do_they_behind_mmdets_fpn():
         nn.init.normal_(parameter, std=0.2)
     model.backbone.out_indices = (2, 4)
     neck = MODELS.build(FPN)
+    layers = model.roi_head.bbox_roi_extractor.roi_layers[:2]
     with torch.no_grad():
         maps = model.backbone(torch.randn(2, 4, 93, 118))
-        assert_read_as_torchvision_reads(model.roi_head.bbox_roi_extractor.roi_layers[:2], maps)
-        assert_read_as_torchvision_reads(model.roi_head.bbox_roi_extractor.roi_layers[:2],
-                                         neck(maps))
+        for read in (maps, neck(maps)):
+            assert_read_as_torchvision_reads(layers, read)
