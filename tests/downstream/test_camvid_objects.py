@@ -1,9 +1,11 @@
 """Boxes and masks of CamVid against scipy's regions, and through mmdet's pipeline and metric."""
 
+import cv2
 import numpy as np
 import pytest
 import torch
 from mmdet.evaluation import CocoMetric
+from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import init_default_scope
 from PIL import Image
@@ -11,6 +13,7 @@ from pycocotools import mask as run_lengths
 from scipy import ndimage
 
 from aft_mm.datasets import CamVidObjects
+from aft_mm.datasets.camvid_objects import LABELS
 
 from ..leaves import ROOT, load_leaf
 
@@ -92,6 +95,13 @@ def test_a_frame_without_objects_stays(root):
 def test_what_is_no_image_is_passed_over(root):
     (root / 'val/notes.txt').write_text('a remark')
     assert len(objects(root, split='val')) == 1
+
+
+def test_labels_and_colours_are_those_of_the_segmentors(root):
+    meta = Config.fromfile(ROOT / 'configs/_base_/datasets/camvid.py').metainfo
+    own = objects(root, metainfo=dict(classes=meta['classes'])).metainfo
+    assert LABELS == meta['classes']
+    assert own['palette'] == [tuple(colour) for colour in meta['palette']]
 
 
 @pytest.mark.parametrize('classes', [('car',), ('bicyclist', 'road', 'car', 'sky')])
@@ -176,15 +186,27 @@ def test_what_the_pipeline_gives_is_what_the_metric_expects(shared_data):
     assert metrics['coco/bbox_mAP'] == metrics['coco/segm_mAP'] == 1.0
 
 
-def test_boxes_of_training_are_those_of_their_masks(shared_data):
+def test_image_boxes_and_masks_of_training_are_resized_and_flipped_together(shared_data):
     dataset, pipeline = split_of(shared_data, 'train')
-    checked = 0
-    for number in range(0, len(dataset), 10):
-        instances = pipeline(dataset.get_data_info(number))['data_samples'].gt_instances
-        for box, mask in zip(instances.bboxes, instances.masks.masks, strict=True):
-            rows, columns = np.nonzero(mask)
-            ends = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-            # Masks are resized to the nearest pixel, boxes are scaled.
-            np.testing.assert_allclose(box.tensor[0], ends, atol=1.5)
+    flips, checked = set(), 0
+    for number in range(0, len(dataset), 5):
+        frame = dataset.get_data_info(number)
+        packed = pipeline(dataset.get_data_info(number))
+        sample = packed['data_samples']
+        height, width = sample.img_shape
+        turn = slice(None, None, -1 if sample.flip else 1)
+        flips.add(sample.flip)
+
+        image = cv2.resize(cv2.imread(frame['img_path']), (width, height))[:, turn]
+        np.testing.assert_array_equal(packed['inputs'].permute(1, 2, 0), image)
+        kept = [it for it in frame['instances'] if not it['ignore_flag']]
+        found = sample.gt_instances
+        for it, box, mask in zip(kept, found.bboxes.tensor, found.masks.masks, strict=True):
+            x1, y1, x2, y2 = it['bbox'] * np.tile(sample.scale_factor, 2)
+            ends = (width - x2, width - x1) if sample.flip else (x1, x2)
+            np.testing.assert_allclose(box, [ends[0], y1, ends[1], y2], atol=0.01)
+            own = run_lengths.decode(it['mask'])
+            expected = cv2.resize(own, (width, height), interpolation=cv2.INTER_NEAREST)[:, turn]
+            np.testing.assert_array_equal(mask, expected)
             checked += 1
-    assert checked > 10
+    assert flips == {False, True} and checked > 10
