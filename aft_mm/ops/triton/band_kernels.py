@@ -19,6 +19,7 @@ from .band_tiles import (
     band_sums,
     bias_tile,
     load_keys,
+    load_pair,
     load_terms,
     locate,
     pair_at,
@@ -201,9 +202,7 @@ def mean_terms(
 ):
     """The gradient of query, a and c into terms [2, B, T, room], their sums as in `key_terms`."""
     tile, batch, rows, columns, real = locate(tokens, channels, batches, BLOCK, WIDTH)
-    at, other_at = pair_at(saved, batch, rows, columns)
-    mean = tl.load(at, mask=real, other=0.0)
-    denominator = tl.load(other_at, mask=real, other=0.0)
+    mean, denominator = load_pair(saved, batch, rows, columns, tokens, channels)
     grad = tl.load(tile_at(gradient, batch, rows, columns), mask=real, other=0.0).to(tl.float32)
     if GATE != 'none':
         queries = tl.load(tile_at(query, batch, rows, columns), mask=real, other=0.0)
@@ -325,12 +324,8 @@ def bias_gradient(
     for step in span(first, tl.where(exists, last, first)):
         batch = (step // parts).to(tl.int64)
         places = (step % parts) * WIDTH + tl.arange(0, WIDTH)
-        at, other_at = pair_at(target_terms, batch, rows, places)
-        real = (rows < tokens)[:, None] & (places < room)[None, :]
-        scale, offset = tl.load(at, mask=real, other=0.0), tl.load(other_at, mask=real, other=0.0)
-        at, other_at = pair_at(source_terms, batch, columns, places)
-        real = (columns < sources)[:, None] & (places < room)[None, :]
-        term, weight = tl.load(at, mask=real, other=0.0), tl.load(other_at, mask=real, other=0.0)
+        scale, offset = load_pair(target_terms, batch, rows, places, tokens, room)
+        term, weight = load_pair(source_terms, batch, columns, places, sources, room)
         total = multiply(scale, tl.trans(term), total, PRECISION)
         total = multiply(offset, tl.trans(weight), total, PRECISION)
     weights, near = weight_tile(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..banded_mean import neighbours, split
 from . import band_kernels as kernels
-from .common import count_processors, strided
+from .common import count_processors, in_parts, product_precision, strided, term_dtype
 
 # Tokens along either side of a tile of W, and channels of a program. A number of W costs an
 # exponential and serves 2 · 64 multiplications. The accumulators, 2 · 64 · 64, are 32 registers of
@@ -112,7 +112,7 @@ def make_band(
     if other is not None and bias.dtype != other.dtype:
         bias, other = bias.float(), other.float()
     multiplied = source.dtype, torch.bfloat16 if other is None else other.dtype
-    block = FLOAT32_BLOCK if any(map(_in_parts, multiplied)) else BLOCK
+    block = FLOAT32_BLOCK if any(map(in_parts, multiplied)) else BLOCK
     return Band(bias, other, window, causal, len(bias), source.shape[1], block)
 
 
@@ -128,20 +128,10 @@ def _sizes(value: Tensor) -> dict:
     return dict(channels=channels, room=room, batches=len(value), WIDTH=WIDTH)
 
 
-def _in_parts(dtype: torch.dtype) -> bool:
-    """Whether tf32 is too coarse for the type: the device cuts operands to its 10 bits."""
-    return dtype != torch.bfloat16
-
-
-def _precision(value: Tensor) -> str:
-    """How float32 operands are multiplied."""
-    return 'tf32x3' if _in_parts(value.dtype) else 'tf32'
-
-
 def _product_settings(value: Tensor) -> dict:
     """The options of the kernels that multiply by W."""
-    warps = FLOAT32_WARPS if _in_parts(value.dtype) else WARPS
-    return dict(PRECISION=_precision(value), num_warps=warps, **_sizes(value))
+    warps = FLOAT32_WARPS if in_parts(value.dtype) else WARPS
+    return dict(PRECISION=product_precision(value.dtype), num_warps=warps, **_sizes(value))
 
 
 def ranges(key: Tensor, key_mask: Tensor | None, band: Band) -> tuple[Tensor, Tensor]:
@@ -236,10 +226,7 @@ def banded_forward(
     saved = value.new_empty(2, batch if save else 0, band.tokens, channels, dtype=torch.float32)
     if batch == 0:
         return output, saved
-    # Gradients of key and w are differences of two products, which the rounding of bfloat16, here
-    # of n/d, would fill; and the exponents of float16 are too few for what is multiplied.
-    narrow = value.dtype == torch.bfloat16 and not save
-    dtype = torch.bfloat16 if narrow else torch.float32
+    dtype = term_dtype(value.dtype, save)
     with torch.cuda.device_of(value):
         terms, sums = _key_terms(key, value, key_mask, shift, band.block, band.far, dtype)
         kernels.forward[_programs(band.tokens, value, band.block)](
@@ -336,7 +323,7 @@ def _bias_gradient(
         before=band.before,
         reach=band.reach,
         steps=steps,
-        PRECISION=_precision(value),
+        PRECISION=product_precision(value.dtype),
         **{**_sizes(value), 'WIDTH': band.block},
         **band.settings(),
     )

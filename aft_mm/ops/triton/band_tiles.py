@@ -57,6 +57,14 @@ def pair_at(x, batch, rows, columns):
 
 
 @triton.jit
+def load_pair(x, batch, rows, columns, row_count, column_count):
+    """Both halves of x [2, B, T, D], 0 beyond its sizes."""
+    real = (rows < row_count)[:, None] & (columns < column_count)[None, :]
+    at, other_at = pair_at(x, batch, rows, columns)
+    return tl.load(at, mask=real, other=0.0), tl.load(other_at, mask=real, other=0.0)
+
+
+@triton.jit
 def load_keys(key, key_mask, batch, rows, columns, real, tokens):
     """Keys in float32, and which of them are seen."""
     keys = tl.load(tile_at(key, batch, rows, columns), mask=real, other=0.0).to(tl.float32)
@@ -237,9 +245,7 @@ def band_sums(
             TRANSPOSED,
             BLOCK,
         )
-        real = (others < column_count)[:, None] & (columns < room)[None, :]
-        at, other_at = pair_at(terms, batch, others, columns)
-        x, y = tl.load(at, mask=real, other=0.0), tl.load(other_at, mask=real, other=0.0)
+        x, y = load_pair(terms, batch, others, columns, column_count, room)
         first = multiply(weights.to(x.dtype), x, first, PRECISION)
         second = multiply(weights.to(x.dtype), y, second, PRECISION)
     if past is not None:

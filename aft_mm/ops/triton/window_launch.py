@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from . import window_kernels as kernels
-from .common import strided
+from .common import product_precision, strided, term_dtype
 
 # Tokens of a tile, along a line of the grid. A narrow line would leave a wide one half empty.
 TILE = 64
@@ -62,10 +62,7 @@ def choose_tile(places: Places) -> int:
 
 def _make_pair(value: Tensor, places: Places, save: bool) -> tuple[Tensor, Tensor | None]:
     """Room for the pair [2, B, T, D], and for the sums of its tiles if targets see whole ones."""
-    # float16 ends at 6e-8, far above the smallest e^(k − shift). The gradient of the key is a
-    # difference, v A − C, which the rounding of bfloat16, here or of o = n/d, would fill.
-    narrow = value.dtype == torch.bfloat16 and not save
-    dtype = torch.bfloat16 if narrow else torch.float32
+    dtype = term_dtype(value.dtype, save)
     pair = torch.empty((2, *value.shape), dtype=dtype, device=value.device)
     tile, box = choose_tile(places), places.box
     if not box.top == box.bottom == 0 or box.right - box.left + 1 < 2 * tile:
@@ -104,8 +101,7 @@ def _second_kernel(value: Tensor, places: Places) -> tuple[tuple[int, int], dict
         own_left=0 if own_line is None else own_line.left,
         own_right=0 if own_line is None else own_line.right,
         OWN_LINE=own_line is not None,
-        # The device cuts operands to the 10 bits of tf32, too few for float16.
-        PRECISION='tf32' if value.dtype == torch.bfloat16 else 'tf32x3',
+        PRECISION=product_precision(value.dtype),
         TILE=tile,
         CHANNELS=CHANNELS,
         num_warps=WARPS,
