@@ -4,6 +4,7 @@ A bias module holds the parameters, a mixer asks it for w, and an op turns w int
 Autocast stays out of it: w is an exponent, so its rounding error is the relative error of a weight.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -23,22 +24,43 @@ __all__ = [
 ]
 
 
+# The papers start u and v as "N(0, 1e-2)", here read as a standard deviation; docs/configs.md says
+# what the other reading, 0.1, does.
+INIT_STD = 0.01
+
+
+def check_init_std(init_std: float, zero: bool = True) -> None:
+    """Raise ValueError unless `init_std` is finite and positive, or 0 where `zero` allows it."""
+    number = isinstance(init_std, (int, float)) and math.isfinite(init_std)
+    if not number or init_std < 0 or (init_std == 0 and not zero):
+        least = '0 or larger' if zero else 'larger than 0'
+        raise ValueError(f'init_std must be a finite number {least}, got {init_std!r}')
+
+
 class FactorizedPositionBias(GridParameters):
     """``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7), T = P + prod(grid).
 
-    u and v start as N(0, 0.01²), which is how the paper's "N(0, 1e-2)" is read: w itself then has a
-    standard deviation of 1e-4 √d', so that training starts near AFT-simple. On another grid the
-    factors are interpolated, see :class:`GridParameters`. Raises ValueError for a rank below 1.
+    u and v start as N(0, init_std²), so that w has a standard deviation of init_std² √d'; see
+    :data:`INIT_STD`. On another grid the factors are interpolated, see :class:`GridParameters`.
+    Raises ValueError for a rank below 1, and for an init_std that is not positive: the gradient of
+    each factor is a product with the other.
     """
 
-    def __init__(self, grid: Sequence[int], rank: int, num_prefix_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        grid: Sequence[int],
+        rank: int,
+        num_prefix_tokens: int = 0,
+        init_std: float = INIT_STD,
+    ) -> None:
         super().__init__(grid, num_prefix_tokens)
+        check_init_std(init_std, zero=False)
         if rank < 1:
             raise ValueError(f'rank must be 1 or larger, or None for a free matrix, got {rank}')
         self.pos_u = nn.Parameter(torch.empty(self.num_tokens, rank))
         self.pos_v = nn.Parameter(torch.empty(self.num_tokens, rank))
-        nn.init.normal_(self.pos_u, std=0.01)
-        nn.init.normal_(self.pos_v, std=0.01)
+        nn.init.normal_(self.pos_u, std=init_std)
+        nn.init.normal_(self.pos_v, std=init_std)
 
     def factors(self, grid: Grid | None = None) -> tuple[Tensor, Tensor]:
         """u and v [T, d'] for the tokens of `grid`."""
@@ -55,13 +77,16 @@ class FactorizedPositionBias(GridParameters):
 class FreePositionBias(GridParameters):
     """A free matrix w [T, T] (arXiv 2105.14103, eq. 2; the non-factorised ablation).
 
-    Starts as N(0, 0.01²) and is interpolated along both axes for another grid.
+    Starts as N(0, init_std²), 0 allowed, and is interpolated along both axes for another grid.
     """
 
-    def __init__(self, grid: Sequence[int], num_prefix_tokens: int = 0) -> None:
+    def __init__(
+        self, grid: Sequence[int], num_prefix_tokens: int = 0, init_std: float = INIT_STD
+    ) -> None:
         super().__init__(grid, num_prefix_tokens)
+        check_init_std(init_std)
         self.weight = nn.Parameter(torch.empty(self.num_tokens, self.num_tokens))
-        nn.init.normal_(self.weight, std=0.01)
+        nn.init.normal_(self.weight, std=init_std)
 
     def resize(self, loaded: Tensor, source: Grid) -> Tensor:
         """A matrix of the grid `source` on this grid, targets first, then sources."""
@@ -113,12 +138,20 @@ class FreeLocalPositionBias(GridParameters):
     """A free w per token and offset in the window (arXiv 2105.14103, the non-factorised ablation).
 
     w [T, s] for a causal window s, whose column ``s − 1 + (t' − t)`` is w[t, t'], and [T, 2s − 1]
-    otherwise. Starts as N(0, 0.01²); the rows are interpolated for another length. Raises
-    ValueError for a grid of more than one dimension, and for a window below 1, which has no w.
+    otherwise. Starts as N(0, init_std²), 0 allowed; the rows are interpolated for another length.
+    Raises ValueError for a grid of more than one dimension, and for a window below 1, which has no
+    w.
     """
 
-    def __init__(self, grid: Sequence[int], window: int | Sequence[int], causal: bool) -> None:
+    def __init__(
+        self,
+        grid: Sequence[int],
+        window: int | Sequence[int],
+        causal: bool,
+        init_std: float = INIT_STD,
+    ) -> None:
         super().__init__(grid)
+        check_init_std(init_std)
         if len(self.grid) != 1:
             raise ValueError(f'grid must have 1 dimension for a free local bias, got {self.grid}')
         self.reach = near_radius(window, self.grid)
@@ -126,7 +159,7 @@ class FreeLocalPositionBias(GridParameters):
             raise ValueError(f'window must be 1 or larger for a free local bias, got {window}')
         offsets = self.reach + 1 if causal else 2 * self.reach + 1
         self.weight = nn.Parameter(torch.empty(self.num_tokens, offsets))
-        nn.init.normal_(self.weight, std=0.01)
+        nn.init.normal_(self.weight, std=init_std)
 
     def factors(self, grid: Grid | None = None) -> tuple[Tensor, None]:
         """The rows of w for the tokens of `grid`, and None for v, as the op takes them."""
@@ -146,7 +179,8 @@ class ConvPositionBias(nn.Module):
 
     With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head, 0
     at the start: the model starts as AFT-simple. In the first step only γ and β have a gradient,
-    and w gets one as soon as γ ≠ 0. Without `reparameterize` it is w. w starts as N(0, 0.02²).
+    and w gets one as soon as γ ≠ 0. Without `reparameterize` it is w. w starts as N(0, init_std²);
+    reparameterised, init_std only sets how fast w turns, and may not be 0.
 
     With `one_hot` each head keeps one position: the bias becomes ``p ⊙ w``. In evaluation p is 1 at
     the largest bias and 0 elsewhere, so that ``exp(w) − 1``, what the kernel adds to AFT-simple, is
@@ -164,13 +198,15 @@ class ConvPositionBias(nn.Module):
         kernel_size: Sequence[int],
         reparameterize: bool = True,
         one_hot: bool = False,
+        init_std: float = 0.02,
     ) -> None:
         super().__init__()
         if not all(isinstance(n, int) and n > 0 and n % 2 for n in kernel_size):
             raise ValueError(f'kernel_size must be odd and positive, got {tuple(kernel_size)}')
+        check_init_std(init_std, zero=not reparameterize)
         self.one_hot = one_hot
         self.weight = nn.Parameter(torch.empty(num_heads, *kernel_size))
-        nn.init.normal_(self.weight, std=0.02)
+        nn.init.normal_(self.weight, std=init_std)
         self.register_parameter('gamma', None)
         self.register_parameter('beta', None)
         if reparameterize:

@@ -53,6 +53,42 @@ def test_aft_conv_starts_as_aft_simple_and_then_learns_its_kernel():
     assert all(gradient > 0 for gradient in gradients())
 
 
+@pytest.mark.parametrize('std', [0.01, 0.3])
+def test_biases_start_with_the_deviation_that_is_asked_for(std):
+    grid = (9, 11)
+    factors = FactorizedPositionBias(grid, 64, 1, std)
+    conv = AFTConv(64, num_heads=32, kernel_size=11, grid=grid, init_std=std)
+    started = [
+        *factors.factors(),
+        FreePositionBias(grid, 1, std).weight,
+        FreeLocalPositionBias((99,), 40, True, std).weight,
+        AFTLocal(8, window=5, rank=64, grid=grid, init_std=std).pos_bias.pos_u,
+        AFTLocal(8, window=40, rank=None, grid=(99,), init_std=std).pos_bias.weight,
+        AFTFull(8, rank=64, grid=grid, init_std=std).pos_bias.pos_v,
+        AFTFull(8, rank=None, grid=grid, init_std=std).pos_bias.weight,
+        conv.pos_bias.weight,
+    ]
+    for parameter in started:
+        assert parameter.std().item() == pytest.approx(std, rel=0.1)
+
+
+def test_only_what_has_a_gradient_at_zero_may_start_there():
+    assert (FreePositionBias((5,), init_std=0).weight == 0).all()
+    assert (FreeLocalPositionBias((5,), 2, True, init_std=0.0).weight == 0).all()
+    assert (ConvPositionBias(2, (3,), reparameterize=False, init_std=0).weight == 0).all()
+    for start in (
+        lambda: FactorizedPositionBias((5,), 2, init_std=0),
+        lambda: ConvPositionBias(2, (3,), init_std=0.0),
+        lambda: AFTLocal(8, window=2, grid=(5,), init_std=-0.1),
+        lambda: AFTFull(8, rank=None, grid=(5,), init_std=math.nan),
+        lambda: AFTConv(8, num_heads=2, kernel_size=3, init_std='small'),
+    ):
+        with pytest.raises(ValueError, match='init_std must be a finite number'):
+            start()
+    with pytest.raises(ValueError, match='init_std must be left out with a source_grid'):
+        AFTFull(8, rank=None, grid=(4, 4), source_grid=(2, 2), init_std=0.1)
+
+
 def test_naive_parameterisation_is_the_kernel_itself():
     bias = ConvPositionBias(4, (3, 3), reparameterize=False)
     assert bias() is not None and torch.equal(bias(), bias.weight)

@@ -32,6 +32,7 @@ class AFTConv(AFTMixer):
         global_connectivity: False sets W = 0 outside the kernel (§5.3).
         sparsity: 'entropy' adds :attr:`regularization_loss`, 'gumbel' keeps one position of the
             kernel per head, see :class:`ConvPositionBias` (§8).
+        init_std: standard deviation with which w starts.
         others: see :class:`AFTMixer`. Without a grid the kernel tells the number of dimensions.
     """
 
@@ -44,6 +45,7 @@ class AFTConv(AFTMixer):
         query: bool = True,
         global_connectivity: bool = True,
         sparsity: str = 'none',
+        init_std: float = 0.02,
         gate: str = 'sigmoid',
         qkv_bias: bool = True,
         **kwargs: Any,
@@ -64,7 +66,7 @@ class AFTConv(AFTMixer):
         self.sparsity = sparsity
         self.key = nn.Linear(embed_dims, num_heads, bias=qkv_bias)
         self.pos_bias = ConvPositionBias(
-            num_heads, kernel, reparameterize, one_hot=sparsity == 'gumbel'
+            num_heads, kernel, reparameterize, one_hot=sparsity == 'gumbel', init_std=init_std
         )
 
     def position_bias(self) -> Tensor:

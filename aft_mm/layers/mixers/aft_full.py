@@ -11,7 +11,12 @@ from aft_mm import ops
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from ..position_bias import FactorizedPositionBias, FreePositionBias, MemoryPositionBias
+from ..position_bias import (
+    INIT_STD,
+    FactorizedPositionBias,
+    FreePositionBias,
+    MemoryPositionBias,
+)
 from .base import AFTMixer, ProjectedMemory
 
 
@@ -39,9 +44,11 @@ class AFTFull(AFTMixer):
         rank: d' of u and v; None for the free matrix.
         source_grid: sizes of the grid of a memory, for a mixer that reads one: w [T, S] is free and
             begins where target and source lie at the same place, see :class:`MemoryPositionBias`.
+        init_std: standard deviation with which u and v, or the free w, start, 0.01 unless given.
         others: see :class:`AFTMixer`; grid is required.
 
-    Raises ValueError for a source_grid with a rank, with causal=True or without a gate.
+    Raises ValueError for a source_grid with a rank or an init_std, with causal=True or without a
+    gate.
     """
 
     takes_memory = True
@@ -52,6 +59,7 @@ class AFTFull(AFTMixer):
         embed_dims: int,
         rank: int | None = 128,
         source_grid: Sequence[int] | None = None,
+        init_std: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, **kwargs)
@@ -62,13 +70,19 @@ class AFTFull(AFTMixer):
                 'source_grid needs rank=None, causal=False and a gate, got '
                 f'rank={rank}, causal={self.causal} and gate={self.gate!r}'
             )
+        if source_grid is not None and init_std is not None:
+            raise ValueError(
+                f'init_std must be left out with a source_grid, whose bias begins at the same '
+                f'place, got {init_std!r}'
+            )
+        start = INIT_STD if init_std is None else init_std
         self.pos_bias: FactorizedPositionBias | FreePositionBias | MemoryPositionBias
         if source_grid is not None:
             self.pos_bias = MemoryPositionBias(self.grid, source_grid, self.num_prefix_tokens)
         elif rank is None:
-            self.pos_bias = FreePositionBias(self.grid, self.num_prefix_tokens)
+            self.pos_bias = FreePositionBias(self.grid, self.num_prefix_tokens, start)
         else:
-            self.pos_bias = FactorizedPositionBias(self.grid, rank, self.num_prefix_tokens)
+            self.pos_bias = FactorizedPositionBias(self.grid, rank, self.num_prefix_tokens, start)
         self.biased_memory = source_grid is not None
 
     def position_bias(self) -> Tensor:

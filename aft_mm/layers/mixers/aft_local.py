@@ -12,7 +12,7 @@ from aft_mm.ops.geometry import near_mask
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from ..position_bias import FactorizedPositionBias, FreeLocalPositionBias
+from ..position_bias import INIT_STD, FactorizedPositionBias, FreeLocalPositionBias
 from .base import AFTMixer
 
 
@@ -29,6 +29,7 @@ class AFTLocal(AFTMixer):
             for both.
         rank: d' of u and v; None for a w that is free for each token and offset in a 1-d window of
             1 or larger (the paper's non-factorised ablation), see :class:`FreeLocalPositionBias`.
+        init_std: standard deviation with which u and v, or the free w, start.
         others: see :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
     """
 
@@ -37,7 +38,12 @@ class AFTLocal(AFTMixer):
     op_step = staticmethod(ops.aft_local_step)
 
     def __init__(
-        self, embed_dims: int, window: int | Sequence[int], rank: int | None = 128, **kwargs: Any
+        self,
+        embed_dims: int,
+        window: int | Sequence[int],
+        rank: int | None = 128,
+        init_std: float = INIT_STD,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, **kwargs)
         if self.grid is None or len(self.grid) > 2:
@@ -48,9 +54,9 @@ class AFTLocal(AFTMixer):
         check_window(self.window, self.grid)
         self.pos_bias: FactorizedPositionBias | FreeLocalPositionBias
         if rank is None:
-            self.pos_bias = FreeLocalPositionBias(self.grid, self.window, self.causal)
+            self.pos_bias = FreeLocalPositionBias(self.grid, self.window, self.causal, init_std)
         else:
-            self.pos_bias = FactorizedPositionBias(self.grid, rank)
+            self.pos_bias = FactorizedPositionBias(self.grid, rank, init_std=init_std)
 
     def position_bias(self) -> Tensor:
         """w [1, T, T], 0 outside the window and, if causal, for later tokens."""
