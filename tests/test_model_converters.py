@@ -297,6 +297,14 @@ def test_a_published_file_holds_the_weights_and_no_more(
         assert torch.equal(published['state_dict'][name], tensor)
 
 
+def test_a_published_file_keeps_the_versions_of_the_layers(publish_model, tmp_path, capsys):
+    model = nn.Sequential(nn.BatchNorm1d(3))
+    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'trained.pth')
+    publish_model.main([str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')])
+    published = torch.load(capsys.readouterr().out.strip(), weights_only=True)
+    assert published['state_dict']._metadata == model.state_dict()._metadata
+
+
 def test_nothing_is_overwritten_and_no_average_invented(trained, publish_model, tmp_path):
     words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')]
     publish_model.main(words)

@@ -59,6 +59,15 @@ def tile_weights(tiles: Tensor, far: bool) -> Tensor:
     return torch.exp(tiles if far else tiles - column_shift(tiles, 2))
 
 
+def banded_product(
+    x: Tensor, weights: Tensor, before: int, after: int, far: bool, causal: bool
+) -> Tensor:
+    """W times x [S, C], [T, C]; `far` and `causal` as in :func:`banded_mean`."""
+    # A lone tile holds everything, and its rows are not padded.
+    far = far and len(weights) > 1
+    return _product(x, weights, before, after, past=far, future=far and not causal)
+
+
 def _terms(key: Tensor, value: Tensor) -> Tensor:
     """``e^k v`` and ``e^k`` side by side, [S, 2·C]: one product serves both."""
     exp_key = torch.exp(key - column_shift(key, 0))
@@ -75,11 +84,7 @@ def _sums(
     causal: bool,
 ) -> tuple[Tensor, ...]:
     """Numerator and denominator [T, C]."""
-    # A lone tile holds everything, and its rows are not padded.
-    far = far and len(weights) > 1
-    product = _product(
-        _terms(key, value), weights, before, after, past=far, future=far and not causal
-    )
+    product = banded_product(_terms(key, value), weights, before, after, far, causal)
     columns = value.shape[1]  # chunk would ask how many there are, which an exported graph cannot
     return product[:, :columns], product[:, columns:]
 

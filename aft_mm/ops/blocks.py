@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .banded_mean import banded_mean, neighbours, split, tile_weights
+from .banded_mean import banded_mean, banded_product, neighbours, split, tile_weights
 from .geometry import Window, near_mask, near_radius
 from .sums import (
     FAST_BIAS_SPREAD,
@@ -59,9 +59,9 @@ def dense_band(bias: Tensor, causal: bool) -> Band:
 
 
 def local_band(
-    pos_u: Tensor, pos_v: Tensor | None, window: Window, grid, causal: bool, outside: float
+    pos_u: Tensor, pos_v: Tensor | None, window: Window, grid, causal: bool
 ) -> Band:
-    """w inside the window and `outside` elsewhere: 0, or −inf for a window alone.
+    """w inside the window and 0 elsewhere.
 
     ``w = u vᵀ``; without v, u is the bias itself, one column per visible offset.
     """
@@ -81,10 +81,10 @@ def local_band(
         tiles = _skew(rows, before * block - radius, len(reach))
     else:
         tiles = torch.bmm(rows, neighbours(pos_v, block, before, after).transpose(1, 2))
-    tiles = tiles.masked_fill(~near_mask(target, source, window, grid), outside)
+    tiles = tiles.masked_fill(~near_mask(target, source, window, grid), 0)
     if causal:
         tiles = tiles.masked_fill(source > target, -torch.inf)
-    return Band(tiles, before, after, far=outside == 0, causal=causal)
+    return Band(tiles, before, after, far=True, causal=causal)
 
 
 def weighted_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
@@ -142,11 +142,6 @@ def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
     width = offsets + block - 1
     skewed = F.pad(rows, (0, block)).flatten(1)[:, : block * width].view(count, block, width)
     return F.pad(skewed, (first, columns - first - width))
-
-
-def _near_sums(weights: Tensor, x: Tensor, band: Band) -> Tensor:
-    """The weights of every block times x [T, C] around it: [n, c, C]."""
-    return torch.bmm(weights, neighbours(x, band.block, band.before, band.after))
 
 
 def _plain_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
@@ -219,29 +214,28 @@ def _causal_sums(key: Tensor, value: Tensor, band: Band) -> Sums:
     return Sums(*(part.flatten(0, 1)[:tokens] for part in result))
 
 
-def _row_normalizer(weights: Tensor, seen: Tensor, band: Band) -> Tensor:
-    """The sum of each row's weights over the visible keys: [T, B, 1]."""
-    return _near_sums(weights, seen, band).flatten(0, 1)[: len(seen), :, None]
+def _product(weights: Tensor, x: Tensor, band: Band) -> Tensor:
+    """W times x [T, C]."""
+    return banded_product(x, weights, band.before, band.after, band.far, band.causal)
 
 
 def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Tensor:
+    """``N / (Z·D)`` of N and D [T, B·D] and the sums of each row's weights, Z [T, B]."""
     batch = normalizer.shape[1]
-    divisor = normalizer * denominator.unflatten(1, (batch, -1))
+    divisor = normalizer.unsqueeze(-1) * denominator.unflatten(1, (batch, -1))
     return mean(numerator.unflatten(1, (batch, -1)), divisor).flatten(1)
 
 
 def _plain_normalized(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Tensor:
     weights, exp_key = tile_weights(band.tiles, band.far), torch.exp(key - column_shift(key, 0))
-    near = _near_sums(weights, exp_key * value, band).flatten(0, 1)[: len(key)]
+    numerator = _product(weights, exp_key * value, band)
     everywhere = exp_key.cumsum(0) if band.causal else exp_key.sum(0, True)
-    normalizer = _row_normalizer(weights, seen, band)
-    return _quotient(near, normalizer, everywhere.expand_as(near))
+    return _quotient(numerator, _product(weights, seen, band), everywhere.expand_as(numerator))
 
 
 def _causal_normalized(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Tensor:
-    row_shift = column_shift(band.tiles, 2).flatten(0, 1)[: len(key)]
-    near, everywhere = _causal_sums(key, value, band), prefix(leaf(key, value), 0)
-    # The visible keys include the near ones, so this exponent is at most about the spread of w.
-    scale = torch.exp(near.shift - row_shift - everywhere.shift)
-    normalizer = _row_normalizer(tile_weights(band.tiles, band.far), seen, band)
-    return _quotient(near.numerator * scale, normalizer, everywhere.denominator)
+    sums, everywhere = _causal_sums(key, value, band), prefix(leaf(key, value), 0)
+    # Both see the same keys, so this exponent is at most about the largest w.
+    numerator = sums.numerator * torch.exp(sums.shift - everywhere.shift)
+    normalizer = _product(tile_weights(band.tiles, band.far), seen, band)
+    return _quotient(numerator, normalizer, everywhere.denominator)

@@ -133,7 +133,7 @@ def _factors(
 def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
     """O(T·s·D) time: products in blocks of the window and running sums of the blocks beyond."""
     factors = _factors(pos_u, pos_v, _accumulation_type(value))
-    band = local_band(*factors, window, grid, causal, outside=0.0)
+    band = local_band(*factors, window, grid, causal)
     return _banded(query, key, value, band, key_mask, gate)
 
 
@@ -211,11 +211,11 @@ def _window_sums(x: Summable, window: Window, grid: tuple[int, ...], causal: boo
 def aft_local_normalized(
     query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
 ) -> Tensor:
-    """O(T·s·D) time: the window's own softmax in blocks, over the running sums of all keys."""
+    """O(T·s·D) time: the numerator of aft_local over the sums of the weights and of the keys."""
     dtype, batch = value.dtype, value.shape[0]
     key, value = hide(key, value, key_mask)
     factors = _factors(pos_u, pos_v, key.dtype)
-    band = local_band(*factors, window, grid, causal, outside=-torch.inf)
+    band = local_band(*factors, window, grid, causal)
     seen = torch.ones_like(key[..., 0]) if key_mask is None else key_mask.to(key.dtype)
     mixed = normalized_mean(_columns(key), _columns(value), seen.T, band)
     return apply_gate(query, mixed.unflatten(1, (batch, -1)).transpose(0, 1), gate, dtype)

@@ -64,7 +64,6 @@ def _near_row(
     pos_v: Tensor | None,
     window: Window,
     grid: Sequence[int] | None,
-    outside: float,
     dtype: torch.dtype,
 ) -> Callable[[Tensor, Tensor], Tensor]:
     def row(target: Tensor, source: Tensor) -> Tensor:
@@ -74,7 +73,7 @@ def _near_row(
         else:
             # w is an exponent: autocast and low precision stay out of it, as in the parallel form.
             bias = (pos_v[source].to(dtype) * pos_u[target].to(dtype)).sum(-1)
-        return bias.masked_fill(~near_mask(target, source, window, grid), outside)
+        return bias.masked_fill(~near_mask(target, source, window, grid), 0)
 
     return row
 
@@ -83,7 +82,7 @@ def aft_local_step(
     state, query, key, value, pos_u, pos_v, *, window, grid, gate
 ) -> tuple[Tensor, StepState]:
     """O(r·D): the row of w over the buffer, and the sums of what left it."""
-    row = _near_row(pos_u, pos_v, window, grid, outside=0.0, dtype=state.keys.dtype)
+    row = _near_row(pos_u, pos_v, window, grid, state.keys.dtype)
     return _weighted_step(state, query, key, value, row, gate, far=True)
 
 
@@ -114,17 +113,20 @@ def aft_window_step(state, query, key, value, *, window, grid, gate) -> tuple[Te
 def aft_local_normalized_step(
     state, query, key, value, pos_u, pos_v, *, window, grid, gate
 ) -> tuple[Tensor, StepState]:
-    """O(r·D): the window's own softmax over the buffer, and the keys of all tokens."""
-    target = state.position[:, None]
-    tokens = slot_tokens(state.position, state.keys.shape[1])
+    """O(r·D): the row of w and the keys over the buffer, and the sums of what left it."""
+    target, size = state.position[:, None], state.keys.shape[1]
+    tokens = slot_tokens(state.position, size)
     state = push(state, key, value, keep_sums=True)
-    row = _near_row(pos_u, pos_v, window, grid, outside=-torch.inf, dtype=state.keys.dtype)
-    bias = row(target, tokens.clamp_min(0)).masked_fill(tokens < 0, -torch.inf)
-    near = buffer_sums(state, torch.log_softmax(bias, 1))
-    seen = buffer_sums(state, torch.zeros_like(bias))
-    shift = torch.maximum(seen.high, state.sums.shift)
+    bias = _near_row(pos_u, pos_v, window, grid, state.keys.dtype)(target, tokens.clamp_min(0))
+    bias = bias.masked_fill(tokens < 0, -torch.inf)
+    # Each token that left the buffer has W = 1.
+    left = (target + 1 - size).clamp_min(0).to(bias.dtype)
+    total = torch.logaddexp(bias.logsumexp(1, True), left.log())
+    near, seen = buffer_sums(state, bias - total), buffer_sums(state, torch.zeros_like(bias))
+    far = state.sums
+    shift = torch.maximum(near.high, far.shift)
+    numerator = near.numerator * torch.exp((near.high - shift) + near.rest)
+    numerator += far.numerator * torch.exp((far.shift - shift) - total.unsqueeze(-1))
     everywhere = seen.denominator * torch.exp(seen.high - shift)
-    everywhere += state.sums.denominator * torch.exp(state.sums.shift - shift)
-    scale = torch.exp((near.high - shift) + near.rest)
-    mixed = (near.numerator * scale / everywhere).squeeze(1)
-    return apply_gate(query, mixed, gate, value.dtype), state
+    everywhere += far.denominator * torch.exp(far.shift - shift)
+    return apply_gate(query, mean(numerator, everywhere).squeeze(1), gate, value.dtype), state

@@ -182,16 +182,15 @@ def aft_local_normalized(
 ) -> Tensor:
     """AFT with learned local weights that have a softmax of their own (ICLR submission, eq. 8).
 
-    ``y_t = g(q_t) ⊙ Σ_t' a[t,t'] softmax(k)[t'] ⊙ v_t'`` where ``a = softmax(pos_u pos_vᵀ)`` over
-    the window of :func:`aft_local` and the softmax of the keys runs over all visible tokens. The
-    product of the two does not sum to one. A window of 0 is empty and refused; pos_v may be None as
-    there. Returns [B, T, D].
+    ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t' = g(q_t) ⊙ N_t / (Z_t D_t)`` with
+    the w of :func:`aft_local`, 0 outside the window, N its numerator ``Σ W e^k v``, ``Z = Σ W`` and
+    ``D = Σ e^k``, all over the visible tokens. The weights do not sum to one: W = 1 gives
+    AFT-simple over the number of visible tokens, as window 0 does. pos_v may be None as there.
+    Returns [B, T, D].
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
     _check_local(pos_u, pos_v, key.shape[1], window, grid, causal)
-    if 0 in ((window,) if isinstance(window, int) else window):
-        raise ValueError(f'window must be 1 or larger, got {window!r}')
     factors = dict(window=window, grid=grid)
     return _run('aft_local_normalized', query, key, value, pos_u, pos_v, **factors, **shared)
 

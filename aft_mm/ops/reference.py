@@ -58,15 +58,15 @@ def _mix(query, key, value, log_weight, causal, key_mask, gate):
     return _apply_gate(query, mixed, gate, dtype)
 
 
-def _near_bias(pos_u: Tensor, pos_v: Tensor | None, window: Window, grid, outside: float) -> Tensor:
-    """``u vᵀ``, or without v the entry of the offset t' − t in row t of u, inside the window."""
+def _near_bias(pos_u: Tensor, pos_v: Tensor | None, window: Window, grid) -> Tensor:
+    """``u vᵀ``, or without v the entry of the offset t' − t in row t of u; 0 outside the window."""
     target, source = _indices(len(pos_u), len(pos_u), pos_u.device)
     if pos_v is None:
         column = near_radius(window, grid) + source - target
         bias = pos_u.double().gather(1, column.clamp(0, pos_u.shape[1] - 1))
     else:
         bias = pos_u.double() @ pos_v.double().T
-    return bias.masked_fill(~near_mask(target, source, window, grid), outside)
+    return bias.masked_fill(~near_mask(target, source, window, grid), 0)
 
 
 def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
@@ -95,7 +95,7 @@ def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Ten
 
 def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
     """``W = exp(w)`` inside the window, 1 outside (eq. 4); ``w = u vᵀ`` (eq. 7) or free."""
-    bias = _near_bias(pos_u, pos_v, window, grid, outside=0)
+    bias = _near_bias(pos_u, pos_v, window, grid)
     return _mix(query, key, value, bias[None], causal, key_mask, gate)
 
 
@@ -122,13 +122,15 @@ def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Te
 def aft_local_normalized(
     query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
 ) -> Tensor:
-    """``y_t = g(q_t) ⊙ Σ_near softmax(w_t)[t'] softmax(k)[t'] v_t'`` (ICLR submission eq. 8)."""
+    """``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] v_t'`` (ICLR submission eq. 8).
+
+    w is 0 outside the window, and both softmax run over all visible tokens.
+    """
     dtype, tokens = value.dtype, key.shape[1]
     key, value = _hide(key, value, key_mask)
     target, source = _indices(tokens, tokens, key.device)
     hidden = (source > target) if causal else torch.zeros_like(source > target)
-    bias = _near_bias(pos_u, pos_v, window, grid, outside=-torch.inf)
-    bias = bias.masked_fill(hidden, -torch.inf)
+    bias = _near_bias(pos_u, pos_v, window, grid).masked_fill(hidden, -torch.inf)
     seen = key.new_zeros(key.shape[0], tokens, 1)
     if key_mask is not None:
         seen = seen.masked_fill(~key_mask.unsqueeze(-1), -torch.inf)

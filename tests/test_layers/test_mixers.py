@@ -302,7 +302,7 @@ def test_another_grid_interpolates_the_bias(name):
         (dict(type='AFTLocal', window=1, rank=0), 'rank must be 1 or larger, .* got 0'),
         (dict(type='AFTLocal', window=1, grid=None), 'grid must have 1 or 2 dimensions .* None'),
         (dict(type='AFTLocal', window=1, num_prefix_tokens=1), 'must be 0 for AFTLocal, got 1'),
-        (dict(type='AFTLocalNormalized', window=0), 'window must be 1 or larger .* got 0'),
+        (dict(type='AFTLocalNormalized', window=-1), 'window must be 0 or larger, got -1'),
         (dict(type='AFTWindow', window=3), 'a 2-d window must have even sizes, got 3'),
         (dict(type='AFTWindow', window=0, grid=(4,)), 'window must be 1 or larger, got 0'),
         (dict(type='LocalSoftmaxAttention', num_heads=5, window=2), 'divide embed_dims=12, got 5'),

@@ -168,11 +168,14 @@ CASES = [
     _window(35, (2, 6), grid=(7, 5)),
     _window(35, 4, grid=(5, 7), causal=False),
     _factors('aft_local_normalized', 7, 3),
+    _factors('aft_local_normalized', 63, 0),
+    _factors('aft_local_normalized', 7, 0, causal=True),
     _factors('aft_local_normalized', 130, 4),
     _factors('aft_local_normalized', 130, 40, causal=True),
     _free('aft_local_normalized', 63, 4, causal=True),
     _free('aft_local_normalized', 130, 40),
     _factors('aft_local_normalized', 110, (2, 3), grid=(11, 10), causal=True),
+    _factors('aft_local_normalized', 12, (9, 9), grid=(3, 4)),
 ]
 IDS = [case.name for case in CASES]
 CAUSAL_CASES = [

@@ -209,8 +209,8 @@ BAD = {
     'a 2-d window must have even sizes, got (3, 2)': lambda: ops.aft_window(
         Q, Q, Q, window=(3, 2), grid=(2, 3)
     ),
-    'window must be 1 or larger, got (0, 2)': lambda: ops.aft_local_normalized(
-        Q, Q, Q, U, U, window=(0, 2), grid=(2, 3)
+    'window must be 0 or larger, got (-1, 2)': lambda: ops.aft_local_normalized(
+        Q, Q, Q, U, U, window=(-1, 2), grid=(2, 3)
     ),
     "pos_u and pos_v must be [6, d'] and [6, d'], got [5, 3] and [6, 3]": lambda: ops.aft_local(
         Q, Q, Q, U[:5], U, window=2

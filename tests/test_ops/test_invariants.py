@@ -175,7 +175,33 @@ def test_far_tokens_count_in_local_and_conv_but_not_in_window():
     assert moved(ops.aft_conv, weight, grid=(30,), **options)
     assert not moved(ops.aft_conv, weight, grid=(30,), global_connectivity=False, **options)
     assert not moved(ops.aft_window, window=3, **options)
-    assert not moved(ops.aft_local_normalized, *pos, window=3, **options)
+    assert moved(ops.aft_local_normalized, *pos, window=3, **options)
+
+
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('window', [0, 1, 4, 30])
+def test_local_normalized_is_the_product_of_two_softmax(window, causal):
+    """Eq. 8 of the ICLR submission: a softmax of the bias, 0 outside the window, and one of k."""
+    tokens = 13
+    query, key, value = randn(2, tokens, 4), randn(2, tokens, 4), randn(2, tokens, 4)
+    pos_u, pos_v = randn(tokens, 3), randn(tokens, 3)
+    got = ops.aft_local_normalized(
+        query, key, value, pos_u, pos_v, window=window, causal=causal, gate='relu'
+    )
+    target, source = indices(tokens)
+    bias = (pos_u @ pos_v.T) * ((target - source).abs() < window)
+    for t in range(tokens):
+        end = t + 1 if causal else tokens
+        local = bias[t, :end].softmax(0)[None, :, None]
+        expected = (local * key[:, :end].softmax(1) * value[:, :end]).sum(1)
+        torch.testing.assert_close(got[:, t], query[:, t].relu() * expected)
+
+
+def test_local_normalized_without_a_window_is_simple_over_the_number_of_tokens():
+    query, key, value, pos = randn(2, 9, 4), randn(2, 9, 4), randn(2, 9, 4), randn(9, 3)
+    got = ops.aft_local_normalized(query, key, value, pos, pos, window=0, causal=True)
+    simple = ops.aft_simple(query, key, value, causal=True)
+    torch.testing.assert_close(got, simple / torch.arange(1, 10)[:, None])
 
 
 @pytest.mark.parametrize('causal', [False, True])

@@ -84,6 +84,8 @@ def operations(
     elif op == 'aft_window':
         count += batch * pairs * both
     else:
-        # The weights have a softmax of their own, the keys one running sum for all tokens.
-        count += pairs * (2 * shapes[3][1] + 3) + batch * (2 * pairs + tokens) * channels
+        # The numerator of aft_local; sums of the weights, one for all channels, and of the keys,
+        # and their product.
+        count += pairs * (2 * shapes[3][1] + 1) + 2 * batch * (pairs + tokens) * (channels + 1)
+        count += 2 * batch * tokens * channels
     return 3 * count if training else count

@@ -7,6 +7,7 @@ torch.load(weights_only=True).
 
 import argparse
 import hashlib
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,10 @@ def publish(checkpoint: Mapping, path: str, ema: bool) -> dict[str, Any]:
     kept['dataset_meta'] = {name: dataset[name] for name in DATASET_META if name in dataset}
     weights = choose_weights(checkpoint, path, ema)
     # A view would bring all that it is a view of along.
-    return dict(meta=kept, state_dict={name: x.detach().clone() for name, x in weights.items()})
+    state = OrderedDict((name, x.detach().clone()) for name, x in weights.items())
+    if hasattr(checkpoint['state_dict'], '_metadata'):  # the versions of the layers
+        state._metadata = checkpoint['state_dict']._metadata
+    return dict(meta=kept, state_dict=state)
 
 
 def save(published: Mapping, out: Path) -> Path:

@@ -34,6 +34,8 @@ class AFTWindow(AFTMixer):
         if self.grid is not None and len(self.grid) > 2:
             raise ValueError(f'grid must have 1 or 2 dimensions for AFTWindow, got {self.grid}')
         check_hard_window(self.window, self.grid)
+        if causal and self.grid is not None and len(self.grid) == 2:
+            self._version = 2  # 1 had no row above the left block
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         return ops.aft_window(

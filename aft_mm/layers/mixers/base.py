@@ -1,12 +1,14 @@
 """What every token mixer shares: projections, masks, grids, steps."""
 
 import inspect
+import logging
 from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from aft_mm import ops
@@ -29,7 +31,9 @@ class TokenMixer(nn.Module):
     """A layer that mixes tokens, ``[B, T, D] -> [B, T, D]``: projections around an op.
 
     A subclass calls its op in `_mix` and, if it can be causal, in `_init_state`, `_mix_step` and,
-    if its state is not that of an op, in `_prefill`.
+    if its state is not that of an op, in `_prefill`. When it begins to compute another function of
+    the same parameters it raises `_version`, which torch keeps in every state dict: a checkpoint
+    of an earlier one is refused, one that does not tell is loaded with a warning.
 
     Args:
         embed_dims: channels D.
@@ -177,6 +181,27 @@ class TokenMixer(nn.Module):
         query = None if self.query is None else self.query(x_t)
         mixed, state = self._mix_step(query, self.key(x_t), self.value(x_t), state)
         return self.proj_drop(self.proj(mixed)), state
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args) -> None:
+        if self._version > 1 and any(name.startswith(prefix) for name in state_dict):
+            self._check_version(local_metadata.get('version'), prefix)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+    def _check_version(self, saved: int | None, prefix: str) -> None:
+        what = f'{prefix.rstrip(".") or "the mixer"} of the checkpoint'
+        name = type(self).__name__
+        if saved is None:
+            print_log(
+                f'{what} does not tell its version: if aft_mm 0.1 saved it, its {name} computed '
+                'another function of these weights',
+                'current',
+                logging.WARNING,
+            )
+        elif saved < self._version:
+            raise ValueError(
+                f'{what} was saved by aft_mm 0.1, whose {name} computed another function of the '
+                'same weights: use it there, or train it anew'
+            )
 
     def position_bias(self) -> Tensor | None:
         """The bias w for pictures, [1, T, T] or [h, *kernel], or None where there is none."""
