@@ -38,8 +38,10 @@ def indices(tokens):
     ('aft_local', dict(window=2, causal=True), [(3, 5), (3, 5)],
      24 * 5 + 5 * (10 + 1) + 2 * 5 * 2 * 8 + 2 * 3 * 2 * 8),
     ('aft_window', dict(window=2), [], 24 * 5 + 5 * 2 * 8),
+    # Numerator and, for all channels at once, the sum of the weights; the sum of the keys' terms
+    # and its product with that of the weights.
     ('aft_local_normalized', dict(window=2, causal=True), [(3, 5), (3, 5)],
-     24 * 5 + 5 * (10 + 3) + 2 * 5 * 2 * 4 + 24),
+     24 * 5 + 5 * (10 + 1) + 2 * 5 * 2 * 5 + 2 * 3 * 2 * 5 + 24 * 2),
 ])  # fmt: skip
 def test_operations_are_those_of_a_hand_count(op, options, parameters, expected):
     shapes = [(2, 3, 4)] * 3 + parameters
