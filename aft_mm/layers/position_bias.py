@@ -197,6 +197,6 @@ class ConvPositionBias(nn.Module):
         return self.gamma[:, None] * normalized + self.beta[:, None]
 
     def entropy(self) -> Tensor:
-        """Entropy in nats of ``softmax(w)`` over the kernel, the mean over the heads, a scalar."""
+        """``Σ_i entropy(softmax(w^i))`` over the heads i, in nats, a scalar (eq. 9)."""
         log_p = self.reparameterized().log_softmax(1)
-        return -(log_p.exp() * log_p).sum(1).mean()
+        return -(log_p.exp() * log_p).sum()

@@ -91,14 +91,14 @@ def test_gumbel_samples_positions_in_training():
     assert (mixer.pos_bias.weight.grad != 0).any() and (mixer.pos_bias.gamma.grad != 0).any()
 
 
-def test_entropy_of_the_kernel():
+def test_entropy_of_the_kernel_is_summed_over_the_heads():
     mixer = AFTConv(8, num_heads=4, kernel_size=3, grid=(4, 5), sparsity='entropy')
-    torch.testing.assert_close(mixer.regularization_loss().item(), math.log(9))
+    torch.testing.assert_close(mixer.regularization_loss().item(), 4 * math.log(9))
     nn.init.normal_(mixer.pos_bias.gamma)
     nn.init.normal_(mixer.pos_bias.beta)
     oracle = torch.distributions.Categorical(logits=mixer.position_bias().flatten(1))
     loss = mixer.regularization_loss()
-    torch.testing.assert_close(loss, oracle.entropy().mean())
+    torch.testing.assert_close(loss, oracle.entropy().sum())
     loss.backward()
     assert (mixer.pos_bias.weight.grad != 0).any() and (mixer.pos_bias.gamma.grad != 0).all()
     dense = AFTConv(8, num_heads=4, kernel_size=3, grid=(4, 5))

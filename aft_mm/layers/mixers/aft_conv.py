@@ -75,7 +75,7 @@ class AFTConv(AFTMixer):
     def regularization_loss(self) -> Callable[[], Tensor]:
         """With sparsity='entropy' the method of that name, absent otherwise.
 
-        It gives the mean over the heads of the entropy of softmax(w) over the kernel, in nats.
+        It gives the entropy of softmax(w) over the kernel in nats, summed over the heads (eq. 9).
         """
         if self.sparsity != 'entropy':
             raise AttributeError(f'AFTConv has no regularization_loss, sparsity={self.sparsity!r}')
