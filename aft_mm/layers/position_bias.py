@@ -4,6 +4,7 @@ A bias module holds the parameters, a mixer asks it for w, and an op turns w int
 Autocast stays out of it: w is an exponent, so its rounding error is the relative error of a weight.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -142,33 +143,33 @@ class FreeLocalPositionBias(GridParameters):
 
 
 class ConvPositionBias(nn.Module):
-    """A kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6 and 8).
+    """A kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
 
     With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head, 0
     at the start: the model starts as AFT-simple. In the first step only γ and β have a gradient,
     and w gets one as soon as γ ≠ 0. Without `reparameterize` it is w. w starts as N(0, 0.02²).
 
-    With `one_hot` each head keeps one position: the bias becomes ``p ⊙ w``. In evaluation p is 1 at
-    the largest bias and 0 elsewhere, so that ``exp(w) − 1``, what the kernel adds to AFT-simple, is
-    left at one position only; in training p is the Gumbel-softmax sample
-    ``softmax((w + noise) / τ)``, τ = 0.5, a new one in every forward pass.
+    With a temperature `tau` each head keeps one position: the bias becomes ``p ⊙ w``. In evaluation
+    p is 1 at the largest bias and 0 elsewhere, so that ``exp(w) − 1``, what the kernel adds to
+    AFT-simple, is left at one position only; in training p is the Gumbel-softmax sample
+    ``softmax((w + noise) / τ)``, a new one in every forward pass.
 
-    Raises ValueError for an even kernel.
+    Raises ValueError for an even kernel, and for a `tau` that is not positive and finite.
     """
-
-    temperature = 0.5
 
     def __init__(
         self,
         num_heads: int,
         kernel_size: Sequence[int],
         reparameterize: bool = True,
-        one_hot: bool = False,
+        tau: float | None = None,
     ) -> None:
         super().__init__()
         if not all(isinstance(n, int) and n > 0 and n % 2 for n in kernel_size):
             raise ValueError(f'kernel_size must be odd and positive, got {tuple(kernel_size)}')
-        self.one_hot = one_hot
+        if tau is not None and not 0 < tau < math.inf:
+            raise ValueError(f'tau must be positive and finite, got {tau}')
+        self.tau = tau
         self.weight = nn.Parameter(torch.empty(num_heads, *kernel_size))
         nn.init.normal_(self.weight, std=0.02)
         self.register_parameter('gamma', None)
@@ -180,9 +181,9 @@ class ConvPositionBias(nn.Module):
     def forward(self, sample: bool = False) -> Tensor:
         """w [h, *kernel] as the op takes it; `sample` draws p instead of choosing the largest."""
         bias = self.reparameterized()
-        if self.one_hot:
+        if self.tau is not None:
             if sample:
-                chosen = F.gumbel_softmax(bias, tau=self.temperature)
+                chosen = F.gumbel_softmax(bias, tau=self.tau)
             else:
                 chosen = F.one_hot(bias.argmax(1), bias.shape[1])
             bias = bias * chosen

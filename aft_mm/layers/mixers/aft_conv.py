@@ -32,6 +32,8 @@ class AFTConv(AFTMixer):
         global_connectivity: False sets W = 0 outside the kernel (§5.3).
         sparsity: 'entropy' adds :attr:`regularization_loss`, 'gumbel' keeps one position of the
             kernel per head, see :class:`ConvPositionBias` (§8).
+        tau: temperature of the Gumbel-softmax samples in training, only for sparsity='gumbel';
+            None stands for the paper's 0.5.
         others: see :class:`AFTMixer`. Without a grid the kernel tells the number of dimensions.
     """
 
@@ -44,6 +46,7 @@ class AFTConv(AFTMixer):
         query: bool = True,
         global_connectivity: bool = True,
         sparsity: str = 'none',
+        tau: float | None = None,
         gate: str = 'sigmoid',
         qkv_bias: bool = True,
         **kwargs: Any,
@@ -53,6 +56,12 @@ class AFTConv(AFTMixer):
         super().__init__(embed_dims, gate=gate if query else 'none', qkv_bias=qkv_bias, **kwargs)
         check_num_heads(num_heads, embed_dims)
         check_choice('sparsity', sparsity, SPARSITIES)
+        if sparsity == 'gumbel':
+            tau = 0.5 if tau is None else tau
+        elif tau is not None:
+            raise ValueError(
+                f'tau must be left at its default with sparsity={sparsity!r}, got {tau}'
+            )
         dims = 1 if self.grid is None else len(self.grid)
         kernel = (kernel_size,) * dims if isinstance(kernel_size, int) else tuple(kernel_size)
         if self.grid is not None and len(kernel) != dims:
@@ -63,9 +72,7 @@ class AFTConv(AFTMixer):
         self.global_connectivity = global_connectivity
         self.sparsity = sparsity
         self.key = nn.Linear(embed_dims, num_heads, bias=qkv_bias)
-        self.pos_bias = ConvPositionBias(
-            num_heads, kernel, reparameterize, one_hot=sparsity == 'gumbel'
-        )
+        self.pos_bias = ConvPositionBias(num_heads, kernel, reparameterize, tau)
 
     def position_bias(self) -> Tensor:
         """w [h, *kernel] as evaluation uses it."""
