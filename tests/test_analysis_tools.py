@@ -330,6 +330,25 @@ def test_the_bits_of_sorted_points_are_a_code_of_all_clouds():
     assert total == pytest.approx(1)
 
 
+def test_the_bits_of_points_in_order_of_z_are_a_code_of_all_sequences():
+    """Sequences of three points whose z never falls; beside them one whose y does, so that only z
+    is known to be in order."""
+    shares = np.array([[1, 2], [2, 1], [1.5, 1.5]]) / 3
+    beside = [(0, 1, 1), (0, 0, 1), (1, 0, 0)]  # two of them could change places
+    total = 0.0
+    for cloud in itertools.product(itertools.product((0, 1), repeat=3), repeat=3):
+        clouds = np.array([cloud, beside], dtype=np.uint8)
+        if (np.diff(clouds[0, :, 0].astype(int)) < 0).any():
+            continue
+        bits = -np.log2([
+            share[column] for share, column in zip(shares, clouds[0].T, strict=True)])
+        own = -np.log2([
+            (column == value).mean() for column in clouds.reshape(-1, 3).T for value in column])
+        orders = own.sum() - 18 * sorted_points_bits(clouds) - np.log2(3)
+        total += 2**(orders - bits.sum())
+    assert total == pytest.approx(1)
+
+
 def test_reference_bits_of_point_clouds(tmp_path, shared_data):
     if not (shared_data / 'modelnet10_pcd').is_dir():
         pytest.skip(f'the modelnet10_pcd pack is not at {shared_data}')

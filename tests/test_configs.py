@@ -35,7 +35,7 @@ ABLATIONS = {
     'naive': dict(reparameterize=False),
     'no-global': dict(global_connectivity=False),
     'entropy': dict(sparsity='entropy'),
-    'gumbel': dict(sparsity='gumbel')
+    'gumbel': dict(sparsity='gumbel', tau=0.5)
 }
 # Type of the data set, folder under the data root, usual image size, classes.
 DATA = dict(

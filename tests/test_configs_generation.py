@@ -183,6 +183,10 @@ def test_point_clouds_become_the_tokens_that_the_model_takes(name, tmp_path):
         first, second = dataset[0], dataset[0]
         assert first['inputs'].shape == (3 * points, ) and first['inputs'].dtype == torch.uint8
         assert torch.equal(first['inputs'], second['inputs']) == (split != 'train')
+        # Of points sorted before they are quantised, z alone is in order.
+        triples = first['inputs'].view(-1, 3).tolist()
+        assert [z for z, _, _ in triples] == sorted(z for z, _, _ in triples)
+        assert (triples == sorted(triples)) == ('modelnet' in name)
 
 
 @pytest.mark.parametrize('name', IMAGES)

@@ -43,15 +43,24 @@ def publish_model():
     return load_tool('publish_model')
 
 
-@pytest.fixture(scope='module')
-def deit():
+def build_deit(name):
     """timm's DeiT-tiny of two layers, at 384 px, with other weights in every tensor."""
     torch.manual_seed(0)
     settings = dict(depth=DEPTH, img_size=384, num_classes=7)
-    model = timm.create_model('deit_tiny_patch16_224', pretrained=False, **settings).eval()
+    model = timm.create_model(name, pretrained=False, **settings).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
     return model
+
+
+@pytest.fixture(scope='module')
+def deit():
+    return build_deit('deit_tiny_patch16_224')
+
+
+@pytest.fixture(scope='module')
+def distilled():
+    return build_deit('deit_tiny_distilled_patch16_224')
 
 
 def in_mmpretrain(model):
@@ -62,6 +71,7 @@ def in_mmpretrain(model):
         'mlp.fc1': 'ffn.layers.0.0',
         'mlp.fc2': 'ffn.layers.1',
         'head.': 'head.layers.head.',
+        'head_dist.': 'head.layers.head_dist.',
     }
     state = {}
     for name, tensor in model.state_dict().items():
@@ -71,10 +81,13 @@ def in_mmpretrain(model):
         state[name if name.startswith('head.') else f'backbone.{name}'] = tensor
     init_default_scope('mmpretrain')
     arch = dict(embed_dims=192, num_layers=DEPTH, num_heads=3, feedforward_channels=768)
+    distilled = hasattr(model, 'head_dist')
+    backbone = 'DistilledVisionTransformer' if distilled else 'VisionTransformer'
+    head = 'DeiTClsHead' if distilled else 'VisionTransformerClsHead'
     theirs = dict(
         type='ImageClassifier',
-        backbone=dict(type='mmpretrain.VisionTransformer', arch=arch, img_size=384),
-        head=dict(type='mmpretrain.VisionTransformerClsHead', num_classes=7, in_channels=192),
+        backbone=dict(type=backbone, arch=arch, img_size=384),
+        head=dict(type=head, num_classes=7, in_channels=192),
     )
     MODELS.build(theirs).load_state_dict(state)
     return dict(meta={}, state_dict=state)
@@ -130,7 +143,7 @@ def test_without_mixing_it_is_deit(naming, size, deit, config, convert, tmp_path
     convert(NAMINGS[naming](deit))
     model, cfg = build(config)
     weights = CheckpointLoader.load_checkpoint(cfg.load_from, map_location='cpu')
-    load_fitting(model, weights, name='fine-tuning', strict=False)
+    load_fitting(model, weights, name='fine-tuning', strict=True)
     load_checkpoint(model, cfg.load_from)
 
     image = torch.randn(2, 3, size, size)
@@ -142,14 +155,45 @@ def test_without_mixing_it_is_deit(naming, size, deit, config, convert, tmp_path
             x = x + block.mlp(block.norm2(x))
         monkeypatch.setattr(ops, 'aft_conv', lambda query, key, value, *_, **__: value)
         (ours,) = model.backbone(image)
-    torch.testing.assert_close(ours, deit.norm(x).mean(1), atol=1e-4, rtol=1e-4)
+        logits = model(image, mode='tensor')
+    features = deit.norm(x).mean(1)
+    torch.testing.assert_close(ours, features, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits, deit.head(features), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize('naming', NAMINGS)
+def test_of_a_distilled_deit_the_first_classifier_is_taken(naming, distilled, config, convert):
+    printed = re.sub(r'[^\S\n]+', ' ', convert(NAMINGS[naming](distilled)))
+    model, cfg = build(config)
+    load_checkpoint(model, cfg.load_from)
+    features = torch.randn(5, 192)
+    with torch.no_grad():
+        logits, other = model.head((features,)), distilled.head_dist(features)
+        torch.testing.assert_close(logits, distilled.head(features))
+    assert (logits - other).abs().max() > 0.1
+    second = 'head.layers.head_dist' if naming == 'mmpretrain' else 'head_dist'
+    assert f'│ {second}.weight │ 1 │ not taken: it reads the distillation token │' in printed
+
+
+def test_no_head_leaves_the_classifier_as_the_run_starts_it(deit, config, convert, tmp_path):
+    config.write_text(config.read_text().replace('num_classes=7', 'num_classes=5'))
+    printed = re.sub(r'[^\S\n]+', ' ', convert(deit.state_dict(), '--no-head'))
+    assert '│ head.weight │ 1 │ not taken: --no-head leaves it out │' in printed
+    state = torch.load(tmp_path / 'aft.pth', weights_only=True)['state_dict']
+    assert all(name.startswith('backbone.') for name in state)
+    model, cfg = build(config)
+    weight = model.head.fc.weight.clone()
+    load_fitting(model, dict(state_dict=state), name='fine-tuning', strict=False)
+    assert torch.equal(model.head.fc.weight, weight)
+    assert torch.equal(model.backbone.norm.weight, deit.norm.weight)
 
 
 def test_query_and_key_start_as_the_model_starts_them(deit, deit_to_aft, config, convert, tmp_path):
     convert(deit.state_dict())
     state = torch.load(tmp_path / 'aft.pth', weights_only=True)['state_dict']
     fresh = deit_to_aft.build_backbone(Config.fromfile(config), query=False).state_dict()
-    assert state.keys() == {f'backbone.{name}' for name in fresh}
+    head = {'head.fc.weight', 'head.fc.bias'}
+    assert state.keys() == {f'backbone.{name}' for name in fresh} | head
     for name, tensor in fresh.items():
         new = re.search(r'query|key|pos_bias', name) is not None
         assert torch.equal(state[f'backbone.{name}'], tensor) == new, name
@@ -194,12 +238,12 @@ def test_the_table_says_what_became_of_every_tensor(deit, convert):
     printed = re.sub(r'[^\S\n]+', ' ', convert(deit.state_dict()))
     for line in (
         '│ pos_embed │ 1 │ not taken: the position bias of AFT-conv stands for it │',
-        '│ head.weight │ 1 │ not taken: it reads the class token │',
-        f'│ blocks.*.mlp.fc2.weight │ {DEPTH} │ layers.*.mlp.3.weight │',
-        f'│ blocks.*.attn.qkv.bias (value) │ {DEPTH} │ layers.*.token_mixer.value.bias │',
+        '│ head.weight │ 1 │ head.fc.weight │',
+        f'│ blocks.*.mlp.fc2.weight │ {DEPTH} │ backbone.layers.*.mlp.3.weight │',
+        f'│ blocks.*.attn.qkv.bias (value) │ {DEPTH} │ backbone.layers.*.token_mixer.value.bias │',
         f'│ blocks.*.attn.qkv.bias (key) │ {DEPTH} │ not taken: it means something else in AFT; '
         '--average-keys takes it │',
-        f'│ │ {DEPTH} │ layers.*.token_mixer.query.weight starts anew │',
+        f'│ │ {DEPTH} │ backbone.layers.*.token_mixer.query.weight starts anew │',
     ):
         assert line in printed
 
@@ -219,7 +263,10 @@ REFUSED = {
         lambda state: {**state, 'blocks.0.attn.qkv.weight': torch.ones(3 * 192 - 64, 192)},
         r'D=192 channels each, 576 rows, but is \[512, 192\]',
     ),
-    'missing': (without('blocks.1.mlp.fc1.bias'), r'takes from it also layers\.1\.mlp\.0\.bias'),
+    'missing': (
+        without('blocks.1.mlp.fc1.bias'),
+        r'takes from it also backbone\.layers\.1\.mlp\.0\.bias',
+    ),
     'width': (
         lambda state: {**state, 'patch_embed.proj.bias': torch.ones(96),
                        'patch_embed.proj.weight': torch.ones(96, 3, 16, 16)},
@@ -227,11 +274,23 @@ REFUSED = {
     ),
     'depth': (
         lambda state: {**state, 'blocks.2.norm1.bias': torch.ones(192)},
-        r'has no place in it for layers\.2\.norm1\.bias',
+        r'has no place in it for backbone\.layers\.2\.norm1\.bias',
     ),
     'patch': (
         lambda state: {**state, 'patch_embed.proj.weight': torch.ones(192, 3, 8, 8)},
         r'weight is \[192, 3, 8, 8\], but \[192, 3, 16, 16\] there',
+    ),
+    'classes': (
+        lambda state: {**state, 'head.weight': torch.ones(9, 192), 'head.bias': torch.ones(9)},
+        'a classifier of 9 classes, but the head of the config one of 7; --no-head starts with',
+    ),
+    'no head': (
+        lambda state: without('head.weight')(without('head.bias')(state)),
+        'has no classifier; --no-head starts with a new one',
+    ),
+    'hidden layer in the head': (
+        lambda state: {**state, 'head.layers.pre_logits.bias': torch.ones(192)},
+        'has head.layers.pre_logits.bias, which .* has not; --no-head leaves the classifier out',
     ),
 }  # fmt: skip
 
@@ -258,6 +317,20 @@ def test_configs_without_what_is_taken_are_refused(change, options, message, dei
     config.write_text(config.read_text().replace(mixer, delete + change))
     with pytest.raises(SystemExit, match=message):
         convert(deit.state_dict(), *options)
+
+
+@pytest.mark.parametrize(
+    'change, got',
+    [
+        ("model['head'] = None", 'None'),
+        ("model['head'].update(type='StackedLinearClsHead', mid_channels=[8])", 'StackedLinearCls'),
+    ],
+)
+def test_only_a_linear_head_takes_a_classifier(change, got, deit, config, convert):
+    config.write_text(f'{config.read_text()}{change}\n')
+    with pytest.raises(SystemExit, match=f'linear layer, as LinearClsHead, got {got}.*; --no-head'):
+        convert(deit.state_dict())
+    convert(deit.state_dict(), '--no-head')
 
 
 @pytest.fixture

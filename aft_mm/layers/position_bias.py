@@ -175,36 +175,36 @@ class FreeLocalPositionBias(GridParameters):
 
 
 class ConvPositionBias(nn.Module):
-    """A kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6 and 8).
+    """A kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
 
     With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head, 0
     at the start: the model starts as AFT-simple. In the first step only γ and β have a gradient,
     and w gets one as soon as γ ≠ 0. Without `reparameterize` it is w. w starts as N(0, init_std²);
     reparameterised, init_std only sets how fast w turns, and may not be 0.
 
-    With `one_hot` each head keeps one position: the bias becomes ``p ⊙ w``. In evaluation p is 1 at
-    the largest bias and 0 elsewhere, so that ``exp(w) − 1``, what the kernel adds to AFT-simple, is
-    left at one position only; in training p is the Gumbel-softmax sample
-    ``softmax((w + noise) / τ)``, τ = 0.5, a new one in every forward pass.
+    With a temperature `tau` each head keeps one position: the bias becomes ``p ⊙ w``. In evaluation
+    p is 1 at the largest bias and 0 elsewhere, so that ``exp(w) − 1``, what the kernel adds to
+    AFT-simple, is left at one position only; in training p is the Gumbel-softmax sample
+    ``softmax((w + noise) / τ)``, a new one in every forward pass.
 
-    Raises ValueError for an even kernel.
+    Raises ValueError for an even kernel, and for a `tau` that is not positive and finite.
     """
-
-    temperature = 0.5
 
     def __init__(
         self,
         num_heads: int,
         kernel_size: Sequence[int],
         reparameterize: bool = True,
-        one_hot: bool = False,
+        tau: float | None = None,
         init_std: float = 0.02,
     ) -> None:
         super().__init__()
         if not all(isinstance(n, int) and n > 0 and n % 2 for n in kernel_size):
             raise ValueError(f'kernel_size must be odd and positive, got {tuple(kernel_size)}')
         check_init_std(init_std, zero=not reparameterize)
-        self.one_hot = one_hot
+        if tau is not None and not 0 < tau < math.inf:
+            raise ValueError(f'tau must be positive and finite, got {tau}')
+        self.tau = tau
         self.weight = nn.Parameter(torch.empty(num_heads, *kernel_size))
         nn.init.normal_(self.weight, std=init_std)
         self.register_parameter('gamma', None)
@@ -216,9 +216,9 @@ class ConvPositionBias(nn.Module):
     def forward(self, sample: bool = False) -> Tensor:
         """w [h, *kernel] as the op takes it; `sample` draws p instead of choosing the largest."""
         bias = self.reparameterized()
-        if self.one_hot:
+        if self.tau is not None:
             if sample:
-                chosen = F.gumbel_softmax(bias, tau=self.temperature)
+                chosen = F.gumbel_softmax(bias, tau=self.tau)
             else:
                 chosen = F.one_hot(bias.argmax(1), bias.shape[1])
             bias = bias * chosen
@@ -233,6 +233,6 @@ class ConvPositionBias(nn.Module):
         return self.gamma[:, None] * normalized + self.beta[:, None]
 
     def entropy(self) -> Tensor:
-        """Entropy in nats of ``softmax(w)`` over the kernel, the mean over the heads, a scalar."""
+        """``Σ_i entropy(softmax(w^i))`` over the heads i, in nats, a scalar (eq. 9)."""
         log_p = self.reparameterized().log_softmax(1)
-        return -(log_p.exp() * log_p).sum(1).mean()
+        return -(log_p.exp() * log_p).sum()

@@ -26,8 +26,19 @@ def test_all_points_of_a_cloud(points):
     assert 'remarks' not in sample
 
 
+def test_the_order_is_that_of_the_points_or_of_their_tokens(points):
+    packed = {
+        order: PackPointCloud(num_points=63, num_bits=3, order=order)(dict(points=points))['inputs']
+        for order in ('raw', 'quantized')}
+    for order, tokens in packed.items():
+        np.testing.assert_array_equal(tokens, encode_points(points, num_bits=3, order=order))
+    assert rows(packed['raw']) != rows(packed['quantized']) == sorted(rows(packed['raw']))
+    default = PackPointCloud(num_points=63, num_bits=3)(dict(points=points))['inputs']
+    assert torch.equal(default, packed['raw'])
+
+
 def test_fewer_points_are_drawn_without_replacement_in_the_box_of_all(points):
-    pack = PackPointCloud(num_points=20, num_bits=8)
+    pack = PackPointCloud(num_points=20, num_bits=8, order='quantized')
     everyone = rows(encode_points(points))
     assert len(set(everyone)) == 63
     samples = [pack(dict(points=points)) for _ in range(30)]
@@ -66,7 +77,8 @@ def test_a_seed_gives_a_sample_its_points_and_no_seed_new_ones(points):
 
 @pytest.mark.parametrize(('options', 'message'), [
     (dict(num_points=0), 'num_points must be at least 1, but got 0'),
-    (dict(num_bits=9), 'num_bits must be 1 to 8, but got 9')])
+    (dict(num_bits=9), 'num_bits must be 1 to 8, but got 9'),
+    (dict(order='z'), "order must be one of raw, quantized, but got 'z'")])
 def test_arguments_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         PackPointCloud(**options)

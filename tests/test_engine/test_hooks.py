@@ -11,6 +11,8 @@ import torch
 from mmengine.dataset import BaseDataset
 from mmengine.model import BaseModel
 from PIL import Image
+from scipy.special import softmax
+from scipy.stats import entropy
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
@@ -143,6 +145,21 @@ class TestRegularizationHook:
         total, _ = model.parse_losses(losses)
         plain = Model.forward(model, x, mode='loss')['loss']
         torch.testing.assert_close(total, plain + expected)
+
+    def test_entropy_is_that_of_equation_9_over_all_heads_of_all_layers(self):
+        model, x = Model(), torch.randn(2, 35, 12)
+        mixer = dict(type='aft_mm.AFTConv', embed_dims=12, grid=(5, 7), num_heads=4, kernel_size=3,
+                     sparsity='entropy')
+        model.backbone = nn.Sequential(*(MODELS.build(mixer) for _ in range(3)))
+        kernels = []
+        for layer in model.backbone:
+            nn.init.normal_(layer.pos_bias.gamma)
+            nn.init.normal_(layer.pos_bias.beta)
+            kernels.extend(layer.position_bias().detach().flatten(1).numpy())
+        RegularizationHook(weight=0.001).before_train(runner(model))
+        expected = 0.001 * sum(entropy(softmax(kernel)) for kernel in kernels)
+        assert len(kernels) == 12
+        assert model(x, mode='loss')['loss_regularization'].item() == pytest.approx(expected)
 
     def test_reaches_the_gradient_under_a_training_step(self):
         model = Model()

@@ -1,5 +1,7 @@
 """What every token mixer obeys: one table of mixers, every property of DESIGN §3 for each."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -329,6 +331,20 @@ def test_another_grid_interpolates_the_bias(name):
             dict(type='AFTConv', num_heads=4, kernel_size=3, sparsity='l1'),
             "sparsity must be one of none, entropy, gumbel, got 'l1'",
         ),
+        *[
+            (
+                dict(type='AFTConv', num_heads=4, kernel_size=3, sparsity='gumbel', tau=tau),
+                f'tau must be positive and finite, got {tau}',
+            )
+            for tau in (0, -0.5, math.inf, math.nan)
+        ],
+        *[
+            (
+                dict(type='AFTConv', num_heads=4, kernel_size=3, sparsity=sparsity, tau=0.5),
+                f"tau must be left at its default with sparsity='{sparsity}', got 0.5",
+            )
+            for sparsity in ('none', 'entropy')
+        ],
         (
             dict(type='AFTConv', num_heads=4, kernel_size=3, num_prefix_tokens=1),
             'num_prefix_tokens must be 0 for AFTConv, got 1',

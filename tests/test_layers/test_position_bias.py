@@ -95,8 +95,8 @@ def test_naive_parameterisation_is_the_kernel_itself():
     assert [name for name, _ in bias.named_parameters()] == ['weight']
 
 
-def gumbel_mixer() -> AFTConv:
-    mixer = AFTConv(8, num_heads=4, kernel_size=3, grid=(4, 5), sparsity='gumbel')
+def gumbel_mixer(**options) -> AFTConv:
+    mixer = AFTConv(8, num_heads=4, kernel_size=3, grid=(4, 5), sparsity='gumbel', **options)
     nn.init.ones_(mixer.pos_bias.gamma)
     return mixer
 
@@ -127,14 +127,40 @@ def test_gumbel_samples_positions_in_training():
     assert (mixer.pos_bias.weight.grad != 0).any() and (mixer.pos_bias.gamma.grad != 0).any()
 
 
-def test_entropy_of_the_kernel():
+@pytest.mark.parametrize('tau', [None, 0.5, 2.0, 1e-3])
+def test_tau_is_the_temperature_of_the_samples(tau):
+    """Held to torch's own Gumbel softmax with the same noise; None is the paper's 0.5."""
+    mixer = gumbel_mixer(tau=tau)
+    dense = mixer.pos_bias.reparameterized()
+    torch.manual_seed(5)
+    bias = mixer.pos_bias(sample=True).flatten(1)
+    torch.manual_seed(5)
+    chosen = nn.functional.gumbel_softmax(dense, tau=0.5 if tau is None else tau)
+    torch.testing.assert_close(bias, dense * chosen)
+    nearly_one_hot = chosen.amax(1).min() > 0.99
+    assert nearly_one_hot == (tau == 1e-3)
+
+
+def test_tau_changes_the_output_in_training_only():
+    mixers = [gumbel_mixer(), gumbel_mixer(tau=5.0)]
+    mixers[1].load_state_dict(mixers[0].state_dict())
+    x = torch.randn(2, 20, 8)
+    outputs = []
+    for mixer in mixers:
+        torch.manual_seed(1)
+        outputs.append((mixer.train()(x), mixer.eval()(x)))
+    (trained, chosen), (other, same) = outputs
+    assert (trained - other).abs().max() > 1e-4 and torch.equal(chosen, same)
+
+
+def test_entropy_of_the_kernel_is_summed_over_the_heads():
     mixer = AFTConv(8, num_heads=4, kernel_size=3, grid=(4, 5), sparsity='entropy')
-    torch.testing.assert_close(mixer.regularization_loss().item(), math.log(9))
+    torch.testing.assert_close(mixer.regularization_loss().item(), 4 * math.log(9))
     nn.init.normal_(mixer.pos_bias.gamma)
     nn.init.normal_(mixer.pos_bias.beta)
     oracle = torch.distributions.Categorical(logits=mixer.position_bias().flatten(1))
     loss = mixer.regularization_loss()
-    torch.testing.assert_close(loss, oracle.entropy().mean())
+    torch.testing.assert_close(loss, oracle.entropy().sum())
     loss.backward()
     assert (mixer.pos_bias.weight.grad != 0).any() and (mixer.pos_bias.gamma.grad != 0).all()
     dense = AFTConv(8, num_heads=4, kernel_size=3, grid=(4, 5))

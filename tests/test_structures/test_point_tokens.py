@@ -28,9 +28,35 @@ def test_no_coordinate_moves_by_more_than_half_a_step(points, num_bits, number):
     back = np.concatenate([decode_points(single, num_bits, box) for single in singles])
     assert back.shape == cloud.shape and back.dtype == np.float64
     assert np.abs(back - cloud).max() <= box[1] / 2**(num_bits + 1) * 1.000001
-    # A whole cloud is its points, in the order that Python gives to their tokens.
-    triples = sorted(tuple(single.tolist()) for single in singles)
-    np.testing.assert_array_equal(encode_points(cloud, num_bits).reshape(-1, 3), triples)
+    # A whole cloud is its points, in the order that Python gives to them or to their tokens.
+    quantized = sorted(tuple(single.tolist()) for single in singles)
+    places = sorted(range(number), key=lambda i: tuple(cloud[i, ::-1].tolist()))
+    raw = [tuple(singles[i].tolist()) for i in places]
+    for order, triples in dict(raw=raw, quantized=quantized).items():
+        tokens = encode_points(cloud, num_bits, order=order)
+        np.testing.assert_array_equal(tokens.reshape(-1, 3), triples)
+    np.testing.assert_array_equal(encode_points(cloud, num_bits).reshape(-1, 3), raw)
+
+
+def test_the_order_changes_the_sequence_but_not_the_points(points):
+    raw, quantized = (
+        encode_points(points, num_bits=3, order=order).reshape(-1, 3).tolist()
+        for order in ('raw', 'quantized'))
+    assert raw != quantized == sorted(raw)
+    # The major key is in order all the same.
+    assert [z for z, _, _ in raw] == [z for z, _, _ in quantized]
+
+
+def test_real_coordinates_decide_within_a_bin_and_y_and_x_where_they_are_equal():
+    """All four in one bin of z and y; x tells them apart."""
+    cloud = [[0.1, 0, 0.02], [0.2, 0.01, 0.01], [0.3, 0, 0.01], [0.4, 0, 0.01], [-0.5, -0.5, -0.5]]
+    box = ((0., 0., 0.), 1.)
+    sequences = {
+        order: encode_points(cloud, 2, box, order).reshape(-1, 3).tolist()
+        for order in ('raw', 'quantized')}
+    bins = {0.1: [2, 2, 2], 0.2: [2, 2, 2], 0.3: [2, 2, 3], 0.4: [2, 2, 3]}
+    assert sequences['raw'] == [[0, 0, 0], *(bins[x] for x in (0.3, 0.4, 0.2, 0.1))]
+    assert sequences['quantized'] == [[0, 0, 0], *(bins[x] for x in (0.1, 0.2, 0.3, 0.4))]
 
 
 def test_every_bin_is_reached_and_the_upper_face_belongs_to_the_last():
@@ -40,16 +66,16 @@ def test_every_bin_is_reached_and_the_upper_face_belongs_to_the_last():
     np.testing.assert_array_equal(tokens[:, 0], [*range(256), 255])
 
 
+@pytest.mark.parametrize('order', ['raw', 'quantized'])
 @pytest.mark.parametrize('number', [2, 7, 63])
-def test_sorted_order_is_total(points, number):
+def test_sorted_order_is_total(points, number, order):
     """Any permutation of a cloud, with ties in every key, gives the same tokens."""
     cloud = np.concatenate([points[:number], points[:number].round(), points[:1]])
-    expected = encode_points(cloud, num_bits=3)
+    expected = encode_points(cloud, num_bits=3, order=order)
     rng = np.random.default_rng(1)
     for _ in range(20):
-        np.testing.assert_array_equal(encode_points(rng.permutation(cloud), num_bits=3), expected)
-    triples = [tuple(triple) for triple in expected.reshape(-1, 3).tolist()]
-    assert triples == sorted(triples)
+        tokens = encode_points(rng.permutation(cloud), num_bits=3, order=order)
+        np.testing.assert_array_equal(tokens, expected)
 
 
 def test_tokens_of_a_point_are_z_y_x():
@@ -120,6 +146,11 @@ def test_bits_out_of_range_are_refused(points, num_bits):
     for call in (lambda: encode_points(points, num_bits), lambda: decode_points([0] * 3, num_bits)):
         with pytest.raises(ValueError, match=f'num_bits must be 1 to 8, but got {num_bits}'):
             call()
+
+
+def test_an_unknown_order_is_refused(points):
+    with pytest.raises(ValueError, match="order must be one of raw, quantized, but got 'sorted'"):
+        encode_points(points, order='sorted')
 
 
 @pytest.mark.parametrize(('tokens', 'message'), [

@@ -3,7 +3,8 @@
 - order 0: the entropy of the split's own histogram, the least that any model without context needs;
 - xz -9: a general compressor on the same bytes in the same order;
 - sorted points, of point clouds: what is left of order 0, with a histogram for each of z, y and x,
-  once it is known that the points come in order, which says nothing about the shape.
+  once it is known that the points come in order, which says nothing about the shape. Of points that
+  were sorted before they were quantised, z alone comes in order.
 
     python tools/analysis_tools/reference_bits.py CONFIG --out references.json
 """
@@ -37,14 +38,17 @@ def xz_bits(values: np.ndarray) -> float:
 def sorted_points_bits(clouds: np.ndarray) -> float:
     """Bits per coordinate of independent points in order, uint8 clouds [N, P, 3].
 
-    The P points of a cloud have ``P! / Π m!`` orders, m of each point equal, and one is left of
-    them: ``Σ −log₂ p(z) p(y) p(x) − log₂ (P! / Π m!)`` bits, p the shares in all clouds together.
+    The P points of a cloud have ``P! / Π m!`` orders, m points having the same key, and one of them
+    is left: ``Σ −log₂ p(z) p(y) p(x) − log₂ (P! / Π m!)`` bits, p the shares in all clouds. The key
+    is (z, y, x) where all clouds are sorted by it. Else it is z, as in clouds that were sorted by
+    their real coordinates: within a bin of z their points can stand in any order.
     """
     points = clouds.reshape(-1, 3)
     bits = len(points) * sum(order_0_bits(column) for column in points.T)
-    for cloud in clouds:
-        equal = np.unique(cloud, axis=0, return_counts=True)[1]
-        bits -= (gammaln(len(cloud) + 1) - gammaln(equal + 1).sum()) / np.log(2)
+    whole = clouds.astype(np.int64) @ (2**16, 2**8, 1)
+    for keys in whole if (np.diff(whole) >= 0).all() else clouds[..., 0]:
+        equal = np.unique(keys, return_counts=True)[1]
+        bits -= (gammaln(len(keys) + 1) - gammaln(equal + 1).sum()) / np.log(2)
     return float(bits / points.size)
 
 

@@ -1,12 +1,13 @@
 """Start AFT-conv from a trained DeiT or ViT, as §5.3 "Compatibility" of arXiv 2105.14103 does.
 
 SRC is a checkpoint in the naming of timm, of the official DeiT (a dict with 'model') or of
-mmpretrain. Taken are patch embedding, norms, MLPs, and of the attention the value and the output
-projection. Query and key, which mean something else in AFT, stay as the model of --config starts
-them (seed 0), and so do the position biases; position embedding, class token and head have no place
-in it. The file holds the whole backbone, so that a config loads it through
-load_from='DST.pth' or through model=dict(backbone=dict(init_cfg=dict(type='Pretrained',
-checkpoint='DST.pth', prefix='backbone'))).
+mmpretrain. Taken are patch embedding, norms, MLPs, of the attention the value and the output
+projection, and the classifier. Query and key, which mean something else in AFT, stay as the model
+of --config starts them (seed 0), and so do the position biases; position embedding and class token
+have no place in it, nor has the second classifier of a distilled DeiT. The file holds the whole
+backbone and the head, so that a config loads it through load_from='DST.pth' or, without the head,
+through model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='DST.pth',
+prefix='backbone'))). For other classes than those of the checkpoint give --no-head.
 """
 
 import argparse
@@ -41,30 +42,31 @@ CONFIG = (
 )
 # The modules of a checkpoint and ours; the star is the number of the layer.
 TIMM = {
-    'patch_embed.proj': 'patch_embed.projection',
-    'blocks.*.norm1': 'layers.*.norm1',
-    'blocks.*.attn.qkv': 'layers.*.token_mixer.qkv',
-    'blocks.*.attn.proj': 'layers.*.token_mixer.proj',
-    'blocks.*.norm2': 'layers.*.norm2',
-    'blocks.*.mlp.fc1': 'layers.*.mlp.0',
-    'blocks.*.mlp.fc2': 'layers.*.mlp.3',
-    'norm': 'norm',
+    'patch_embed.proj': 'backbone.patch_embed.projection',
+    'blocks.*.norm1': 'backbone.layers.*.norm1',
+    'blocks.*.attn.qkv': 'backbone.layers.*.token_mixer.qkv',
+    'blocks.*.attn.proj': 'backbone.layers.*.token_mixer.proj',
+    'blocks.*.norm2': 'backbone.layers.*.norm2',
+    'blocks.*.mlp.fc1': 'backbone.layers.*.mlp.0',
+    'blocks.*.mlp.fc2': 'backbone.layers.*.mlp.3',
+    'norm': 'backbone.norm',
+    'head': 'head.fc',
 }
 MMPRETRAIN = {
-    'patch_embed.projection': 'patch_embed.projection',
-    'layers.*.ln1': 'layers.*.norm1',
-    'layers.*.attn.qkv': 'layers.*.token_mixer.qkv',
-    'layers.*.attn.proj': 'layers.*.token_mixer.proj',
-    'layers.*.ln2': 'layers.*.norm2',
-    'layers.*.ffn.layers.0.0': 'layers.*.mlp.0',
-    'layers.*.ffn.layers.1': 'layers.*.mlp.3',
-    'ln1': 'norm',
+    'patch_embed.projection': 'backbone.patch_embed.projection',
+    'layers.*.ln1': 'backbone.layers.*.norm1',
+    'layers.*.attn.qkv': 'backbone.layers.*.token_mixer.qkv',
+    'layers.*.attn.proj': 'backbone.layers.*.token_mixer.proj',
+    'layers.*.ln2': 'backbone.layers.*.norm2',
+    'layers.*.ffn.layers.0.0': 'backbone.layers.*.mlp.0',
+    'layers.*.ffn.layers.1': 'backbone.layers.*.mlp.3',
+    'ln1': 'backbone.norm',
+    'head.layers.head': 'head.fc',
 }
 NO_PLACE = {
     'cls_token': 'AFT-conv averages the tokens',
     'dist_token': 'AFT-conv averages the tokens',
     'pos_embed': 'the position bias of AFT-conv stands for it',
-    'head': 'it reads the class token',
     'head_dist': 'it reads the distillation token',
 }
 
@@ -99,20 +101,30 @@ def find_weights(checkpoint: Mapping, path: str) -> tuple[dict[str, Tensor], dic
     )
 
 
+def reason_against(name: str, head: bool) -> str | None:
+    """Why a tensor of the checkpoint is not taken; None if it is."""
+    parts = name.split('.')
+    reason = next((NO_PLACE[part] for part in parts if part in NO_PLACE), None)
+    if reason is None and parts[0] == 'head' and not head:
+        return '--no-head leaves it out'
+    return reason
+
+
 def starred(name: str) -> str:
     """A parameter's name with a star for the number of its layer."""
     return re.sub(r'\.\d+\.', '.*.', name, count=1)
 
 
 def our_name(name: str, naming: Mapping[str, str], path: str) -> str:
-    """The name of a parameter in AFTViT, 'layers.N.token_mixer.qkv.…' for the fused attention.
+    """The name of a parameter in our model, '….token_mixer.qkv.…' for the fused attention.
 
     Raises:
-        UserError: AFTViT has nothing of this kind.
+        UserError: our model has nothing of this kind.
     """
     module, _, kind = starred(name).rpartition('.')
     if module not in naming:
-        raise UserError(f'{path!r} has {name}, which a plain DeiT or ViT has not')
+        way_out = '; --no-head leaves the classifier out' if name.startswith('head.') else ''
+        raise UserError(f'{path!r} has {name}, which a plain DeiT or ViT has not{way_out}')
     number = re.search(r'\.(\d+)\.', name)
     ours = naming[module] if number is None else naming[module].replace('*', number[1])
     return f'{ours}.{kind}'
@@ -139,12 +151,17 @@ def split_attention(
 
 
 def convert(
-    checkpoint: Mapping, path: str, backbone: AFTViT, query: bool, average_keys: bool
+    checkpoint: Mapping,
+    path: str,
+    backbone: AFTViT,
+    head: nn.Module | None,
+    query: bool,
+    average_keys: bool,
 ) -> tuple[dict[str, Tensor], list[Row]]:
-    """The state of `backbone` with all that a DeiT gives it, and what became of every tensor.
+    """The state of the model with all that a DeiT gives it, and what became of every tensor.
 
     Raises:
-        UserError: the checkpoint is no DeiT or ViT, or does not fit the backbone.
+        UserError: the checkpoint is no DeiT or ViT, or does not fit the model.
     """
     weights, naming = find_weights(checkpoint, path)
     dims = len(next(x for name, x in weights.items() if name.startswith('patch_embed.')))
@@ -156,7 +173,7 @@ def convert(
     found: dict[str, Tensor] = {}
     rows = []
     for name, tensor in weights.items():
-        reason = NO_PLACE.get(name.partition('.')[0])
+        reason = reason_against(name, head is not None)
         if reason is not None:
             rows.append(Row(name, None, reason))
             continue
@@ -174,9 +191,29 @@ def convert(
             else:
                 reason = f'it means something else in AFT; {option} takes it'
                 rows.append(Row(f'{name} ({part})', None, reason))
-    state = backbone.state_dict()
+    modules = dict(backbone=backbone) if head is None else dict(backbone=backbone, head=head)
+    state = nn.ModuleDict(modules).state_dict()
+    check_classes(found, state, path)
     check_fit(found, state, path)
     return {**state, **found}, rows
+
+
+def check_classes(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
+    """Refuse a classifier of other classes than those of our head, where there is one.
+
+    Raises:
+        UserError: the checkpoint has none, or its number of classes differs.
+    """
+    theirs, ours = (weights.get('head.fc.weight') for weights in (found, state))
+    if ours is None:
+        return
+    if theirs is None:
+        raise UserError(f'{path!r} has no classifier; --no-head starts with a new one')
+    if len(theirs) != len(ours):
+        raise UserError(
+            f'{path!r} has a classifier of {len(theirs)} classes, but the head of the config one '
+            f'of {len(ours)}; --no-head starts with a new one'
+        )
 
 
 def check_fit(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
@@ -228,6 +265,23 @@ def build_backbone(config: Config, query: bool) -> AFTViT:
     return backbone
 
 
+def build_head(config: Config) -> nn.Module:
+    """The head of a config, as it starts.
+
+    Raises:
+        UserError: it is not a single linear layer, of which the classifier would be taken.
+    """
+    settings = config.model.get('head') or {}
+    with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
+        head = MODELS.build(settings) if settings else nn.Identity()
+    if head.state_dict().keys() != {'fc.weight', 'fc.bias'}:
+        raise UserError(
+            'the head of --config must be a linear layer, as LinearClsHead, got '
+            f'{settings.get("type")}; --no-head leaves the classifier out'
+        )
+    return head
+
+
 def print_rows(rows: Sequence[Row], state: Mapping[str, Tensor]) -> None:
     """A table of what was taken, what was not and why; layers share a line."""
     lines = Counter(
@@ -260,6 +314,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         action='store_true',
         help='take the keys, too: the key of head i is the mean over its D/h channels',
     )
+    parser.add_argument(
+        '--no-head',
+        dest='head',
+        action='store_false',
+        help='leave out the classifier, for other classes than those of the checkpoint',
+    )
     args = parser.parse_args(argv)
 
     with one_sentence(*CONFIG_ERRORS):
@@ -267,13 +327,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if Path(args.dst).exists():
             raise UserError(f'{args.dst!r} exists already and is left as it is')
         check_writable('DST.pth', [args.dst])
-        backbone = build_backbone(read_config(args.config), args.query)
+        config = read_config(args.config)
+        backbone = build_backbone(config, args.query)
+        head = build_head(config) if args.head else None
         checkpoint = load_from_local(args.src, map_location='cpu')
-        state, rows = convert(checkpoint, args.src, backbone, args.query, args.average_keys)
+        state, rows = convert(checkpoint, args.src, backbone, head, args.query, args.average_keys)
         meta = dict(
             experiment_name=f'{Path(args.src).name} as the start of {Path(args.config).stem}'
         )
-        weights = {f'backbone.{name}': tensor.contiguous() for name, tensor in state.items()}
+        weights = {name: tensor.contiguous() for name, tensor in state.items()}
         torch.save(dict(meta=meta, state_dict=weights), args.dst)
     print_rows(rows, state)
     print(f'written to {args.dst}')

@@ -5,7 +5,7 @@ import torch
 from mmcv.transforms import BaseTransform
 
 from aft_mm.registry import TRANSFORMS
-from aft_mm.structures import SequenceSample, bounding_cube, encode_points
+from aft_mm.structures import SequenceSample, bounding_cube, check_order, encode_points
 
 from ..point_files import read_points
 
@@ -29,27 +29,38 @@ class PackPointCloud(BaseTransform):
     """Draw points of a cloud and lay them out as a sequence; the last step of a pipeline.
 
     Gives ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,
-    box))``, tokens in the order of :func:`aft_mm.structures.encode_points`. The box is the bounding
-    cube of the whole cloud, so that a shape stays in its place from draw to draw. Points are drawn
-    without replacement, or with it from a cloud that has fewer, which ``remarks`` says then.
+    box))``, tokens as :func:`aft_mm.structures.encode_points` lays them out. The box is the
+    bounding cube of the whole cloud, so that a shape stays in its place from draw to draw. Points
+    are drawn without replacement, or with it from a cloud that has fewer, which ``remarks`` says
+    then.
 
     Args:
         num_points: How many points to draw.
         num_bits: Bits of a coordinate, 1 to 8.
+        order: ``'raw'`` sorts the points and then quantises them, as the ICLR submission does;
+            ``'quantized'`` quantises them and then sorts.
         seed: None draws anew each time from numpy's global state; a number gives a sample the same
             points every time, as a test needs.
 
     Raises:
-        ValueError: ``num_points`` or ``num_bits`` is out of range.
+        ValueError: ``num_points`` or ``num_bits`` is out of range, or ``order`` unknown.
     """
 
-    def __init__(self, num_points: int = 2048, num_bits: int = 8, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        num_points: int = 2048,
+        num_bits: int = 8,
+        order: str = 'raw',
+        seed: int | None = None,
+    ) -> None:
         if num_points < 1:
             raise ValueError(f'num_points must be at least 1, but got {num_points!r}.')
         if num_bits not in range(1, 9):
             raise ValueError(f'num_bits must be 1 to 8, but got {num_bits!r}.')
+        check_order(order)
         self.num_points = num_points
         self.num_bits = num_bits
+        self.order = order
         self.seed = seed
 
     def transform(self, results: dict) -> dict:
@@ -61,7 +72,7 @@ class PackPointCloud(BaseTransform):
             (self.seed, results['sample_idx']))
         drawn = points[source.choice(len(points), self.num_points, replace=short)]
         box = bounding_cube(points)
-        tokens = torch.from_numpy(encode_points(drawn, self.num_bits, box))
+        tokens = torch.from_numpy(encode_points(drawn, self.num_bits, box, self.order))
         metainfo = dict(length=len(tokens), num_context=0, box=box)
         if short:
             sentence = (f'a cloud of fewer than {self.num_points} points is drawn from with '

@@ -14,8 +14,8 @@ from .task_model import task_model
 class RegularizationHook(Hook):
     """Add ``weight * sum of layer.regularization_loss()`` to the losses, over all layers with one.
 
-    ``AFTConv(sparsity='entropy')`` has one, the mean entropy of its position biases in nats; the
-    paper trains it with weight 0.001 (arXiv 2105.14103, section 8).
+    ``AFTConv(sparsity='entropy')`` has one, the entropy of its position biases in nats, summed over
+    the heads; the paper trains it with weight 0.001 (arXiv 2105.14103, eq. 9).
 
     Args:
         weight: Factor of the summed penalty, dimensionless.

@@ -32,6 +32,8 @@ class AFTConv(AFTMixer):
         global_connectivity: False sets W = 0 outside the kernel (§5.3).
         sparsity: 'entropy' adds :attr:`regularization_loss`, 'gumbel' keeps one position of the
             kernel per head, see :class:`ConvPositionBias` (§8).
+        tau: temperature of the Gumbel-softmax samples in training, only for sparsity='gumbel';
+            None stands for the paper's 0.5.
         init_std: standard deviation with which w starts.
         others: see :class:`AFTMixer`. Without a grid the kernel tells the number of dimensions.
     """
@@ -45,6 +47,7 @@ class AFTConv(AFTMixer):
         query: bool = True,
         global_connectivity: bool = True,
         sparsity: str = 'none',
+        tau: float | None = None,
         init_std: float = 0.02,
         gate: str = 'sigmoid',
         qkv_bias: bool = True,
@@ -55,6 +58,12 @@ class AFTConv(AFTMixer):
         super().__init__(embed_dims, gate=gate if query else 'none', qkv_bias=qkv_bias, **kwargs)
         check_num_heads(num_heads, embed_dims)
         check_choice('sparsity', sparsity, SPARSITIES)
+        if sparsity == 'gumbel':
+            tau = 0.5 if tau is None else tau
+        elif tau is not None:
+            raise ValueError(
+                f'tau must be left at its default with sparsity={sparsity!r}, got {tau}'
+            )
         dims = 1 if self.grid is None else len(self.grid)
         kernel = (kernel_size,) * dims if isinstance(kernel_size, int) else tuple(kernel_size)
         if self.grid is not None and len(kernel) != dims:
@@ -65,9 +74,7 @@ class AFTConv(AFTMixer):
         self.global_connectivity = global_connectivity
         self.sparsity = sparsity
         self.key = nn.Linear(embed_dims, num_heads, bias=qkv_bias)
-        self.pos_bias = ConvPositionBias(
-            num_heads, kernel, reparameterize, one_hot=sparsity == 'gumbel', init_std=init_std
-        )
+        self.pos_bias = ConvPositionBias(num_heads, kernel, reparameterize, tau, init_std)
 
     def position_bias(self) -> Tensor:
         """w [h, *kernel] as evaluation uses it."""
@@ -77,7 +84,7 @@ class AFTConv(AFTMixer):
     def regularization_loss(self) -> Callable[[], Tensor]:
         """With sparsity='entropy' the method of that name, absent otherwise.
 
-        It gives the mean over the heads of the entropy of softmax(w) over the kernel, in nats.
+        It gives the entropy of softmax(w) over the kernel in nats, summed over the heads (eq. 9).
         """
         if self.sparsity != 'entropy':
             raise AttributeError(f'AFTConv has no regularization_loss, sparsity={self.sparsity!r}')

@@ -1,0 +1,77 @@
+"""Inductor's source for a CUDA device that this machine need not have.
+
+Tensors are fake, the device says it is there, and the graph is lowered, scheduled and written out
+as Triton source, which nothing compiles.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+# What Inductor asks of a device: here those of an H100.
+PROPERTIES = SimpleNamespace(
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    warp_size=32,
+)
+DEVICE = {
+    'torch.cuda.is_available': lambda: True,
+    'torch.cuda.device_count': lambda: 1,
+    'torch.cuda.current_device': lambda: 0,
+    'torch.cuda._lazy_init': lambda: None,
+    'torch.cuda._get_device_properties': lambda *device: PROPERTIES,
+    'torch.cuda.get_device_capability': lambda *device: (9, 0),
+    'torch._subclasses.fake_tensor.init_gpu_context': lambda device: None,
+}
+
+
+@contextmanager
+def pretended_device() -> Iterator[FakeTensorMode]:
+    """A mode whose tensors may lie on a device that is not there."""
+    from triton import runtime
+    from triton.backends.compiler import GPUTarget
+
+    target = GPUTarget('cuda', 90, 32)
+    driver = SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0)
+    with ExitStack() as stack:
+        for name, answer in DEVICE.items():
+            stack.enter_context(mock.patch(name, answer, create=True))
+        stack.enter_context(mock.patch.object(runtime.driver, '_active', driver))
+        yield stack.enter_context(FakeTensorMode())
+
+
+def source_of(
+    function: Callable[..., Sequence[torch.Tensor]], *shapes: Sequence[int], dtype: torch.dtype
+) -> str:
+    """The module that Inductor writes for `function` of tensors of these shapes."""
+    with FakeTensorMode():
+        # Autograd asks a device for its streams: gradients are traced on the CPU, and then moved.
+        traced = make_fx(function)(*(torch.empty(shape, dtype=dtype) for shape in shapes))
+    for node in traced.graph.nodes:
+        if 'device' in node.kwargs:
+            node.kwargs = dict(node.kwargs, device=torch.device('cuda', 0))
+    traced.recompile()
+    with pretended_device() as mode, torch.no_grad():
+        inputs = [torch.empty(shape, device='cuda', dtype=dtype) for shape in shapes]
+        graph = make_fx(traced, decomposition_table=select_decomp_table())(*inputs)
+        lowering = GraphLowering(graph, example_inputs=inputs)
+        with (
+            V.set_graph_handler(lowering),
+            V.set_fake_mode(mode),
+            V.set_debug_handler(DebugContext()),
+        ):
+            lowering.run(*inputs)
+            return lowering.codegen()[0].value

@@ -1,0 +1,56 @@
+"""torch.compile for CUDA writes a kernel for every op at the sizes of the configs.
+
+Inductor splits scans of few columns in other ways than a CPU's, which no test on a CPU meets.
+"""
+
+import pytest
+import torch
+
+from aft_mm import ops
+
+pytest.importorskip('triton', reason='Inductor writes Triton source for a GPU')
+
+from .inductor_offline import source_of  # noqa: E402
+
+T3072 = (2, 3072, 256)
+RASTER = dict(grid=(32, 96), window=(16, 16))
+FACTORS = ((3072, 64), (3072, 64))
+# The op, its options, the shape of query, key and value, and those of the biases.
+CASES = {
+    'simple-3072': ('aft_simple', dict(causal=True), T3072, ()),
+    'simple-1024': ('aft_simple', dict(causal=True), (16, 1024, 512), ()),
+    'simple-4096': ('aft_simple', dict(causal=True), (8, 4096, 1024), ()),
+    'relu': ('aft_simple', dict(causal=True, key_function='relu'), T3072, ()),
+    'full': ('aft_full', dict(causal=True), (8, 197, 192), ((197, 197),)),
+    'local': ('aft_local', dict(causal=True, window=256), T3072, FACTORS),
+    'local-2d': ('aft_local', dict(causal=True, **RASTER), T3072, FACTORS),
+    'normalized': ('aft_local_normalized', dict(causal=True, window=256), T3072, FACTORS),
+    'window': ('aft_window', RASTER, T3072, ()),
+    'conv': ('aft_conv', dict(grid=(14, 14)), (8, 196, 384), ((384, 11, 11),)),
+    'conv-causal': ('aft_conv', dict(grid=(1024,), causal=True), (2, 1024, 256), ((256, 31),)),
+}
+
+
+@pytest.fixture(autouse=True)
+def compiling(monkeypatch):
+    monkeypatch.setattr(torch.compiler, 'is_compiling', lambda: True)
+
+
+@pytest.mark.parametrize('path', ['fast', 'safe'])
+@pytest.mark.parametrize('case', CASES)
+def test_inductor_writes_forward_and_backward_for_cuda(case, path, monkeypatch):
+    op, options, tokens, biases = CASES[case]
+
+    def branch(condition, fast, safe, operands):
+        return (fast if path == 'fast' else safe)(*operands)
+
+    # One branch at a time: a graph inside a graph is not lowered before it is compiled.
+    monkeypatch.setattr(torch, 'cond', branch)
+
+    def step(*inputs):
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        output = getattr(ops, op)(*leaves, **options)
+        return output, *torch.autograd.grad(output.sum(), leaves)
+
+    source = source_of(step, tokens, tokens, tokens, *biases, dtype=torch.float32)
+    assert 'triton_heuristics' in source
