@@ -14,7 +14,8 @@ optim_wrapper = dict(
             'pos_bias': dict(decay_mult=0.0)
         }))
 
-# 3e-3 after 4,000 iterations, then 3e-3 * sqrt(4000 / t).
+# 3e-3 after 4,000 iterations, then 3e-3 * sqrt(4000 / t): a reading, as the paper says neither how
+# long the warm-up is nor what comes after it.
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, begin=0, end=4000, by_epoch=False),
     dict(type='aft_mm.InverseSqrtLR', begin=4000, by_epoch=False)
