@@ -23,7 +23,8 @@ NAME = re.compile(
     r'(?P<family>image-transformer-local1d|image-transformer-local2d|aft-local1d-hard'
     r'|aft-local2d-hard|aft-local2d|aft-simple|aft-local-(?P<window>\d+))'
     r'-(?:l(?P<layers>\d+)-d(?P<dims>\d+)(?:-h(?P<heads>\d+))?|mini)'
-    r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e(?:-(?P<what>aft-cross|aft-encoder|softmax-encoder))?'
+    r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e'
+    r'(?:-(?P<what>aft-cross|aft-encoder|softmax-encoder))?'
     r'_(?P<data>celeba|imagefolder|shapenet|modelnet10)'
     r'-(?:(?P<source>\d+)to(?P<size>\d+)|(?P<classes>all|airplane|chair|car))')
 # What reads the input: that of the paper, and ours, without a rank.
