@@ -120,7 +120,7 @@ def test_name_says_the_ablation(name):
     if field['what'] in ABLATIONS:
         assert ABLATIONS[field['what']].items() <= dict(mixer).items()
     else:
-        assert field['what'] in (None, 'from-deit', 'pickle')
+        assert field['what'] in (None, 'from-deit', 'pickle', 'test-only')
         assert mixer.get('rank', 128) and set(mixer) <= {'type', 'rank', 'num_heads', 'kernel_size'}
     assert bool(load(name).load_from) == (field['what'] == 'from-deit')
 
@@ -158,10 +158,13 @@ def test_name_says_the_data(name, monkeypatch):
 
 @every_leaf
 def test_pipelines_give_what_the_model_takes(name, tmp_path):
-    config, size = load(name), image_size(name)
+    config = load(name)
     init_default_scope(config.default_scope)
     rng = np.random.default_rng(0)
-    for loader in (config.train_dataloader, config.test_dataloader):
+    for split in ('train', 'val', 'test'):
+        loader = config[f'{split}_dataloader']
+        trained_smaller = split == 'train' and fields(name)['what'] == 'test-only'
+        size = 224 if trained_smaller else image_size(name)
         sample = dict(gt_label=3)
         if loader.dataset.type == 'ImageNet':
             path = tmp_path / 'image.JPEG'
@@ -265,6 +268,48 @@ def test_parameters_are_those_of_the_paper(model, millions):
     """Table 7, which sometimes rounds (22.05 to 22.1) and sometimes cuts off (5.96 to 5.9)."""
     counted = count(f'{model}_8xb128-300e_in1k') / 1e6
     assert millions in (round(counted, 1), math.floor(counted * 10) / 10)
+
+
+def test_deit_base_has_the_parameters_of_table_8():
+    assert round(count('deit-base_8xb8-100e_in1k-384px') / 1e6, 1) == 86.9
+
+
+def test_models_of_table_8_differ_in_the_model_only():
+    ours, theirs = (load(f'{model}_8xb8-100e_in1k-384px').to_dict()
+                    for model in ('aft-conv-base-h32-k25', 'deit-base'))
+    assert ours.pop('model') != theirs.pop('model')
+    assert ours == theirs
+
+
+def test_a_model_trained_at_224_px_is_tested_at_384_px():
+    name = 'aft-conv-small-h384-k15_8xb128-300e'
+    torch.manual_seed(0)
+    configs = [load(f'{name}_in1k'), load(f'{name}-test-only_in1k-384px')]
+    init_default_scope(configs[0].default_scope)
+    trained, tested = (
+        MODELS.build(dict(config.model, data_preprocessor=dict(config.data_preprocessor))).eval()
+        for config in configs)
+    tested.load_state_dict(trained.state_dict(), strict=True)
+    assert trained.backbone.grid == (14, 14) and tested.backbone.grid == (24, 24)
+
+    image = torch.randn(1, 3, 384, 384)
+    with torch.no_grad():
+        torch.testing.assert_close(tested(image), trained(image))
+
+
+def test_testing_at_384_px_is_as_in_training_at_384_px():
+    tested, trained = (load(name) for name in (
+        'aft-conv-small-h384-k15_8xb128-300e-test-only_in1k-384px',
+        'aft-conv-base-h32-k25_8xb8-100e_in1k-384px'))
+    for key in ('val_dataloader', 'test_dataloader', 'tta_pipeline'):
+        assert tested[key] == trained[key]
+
+
+def test_the_sparsity_of_the_small_models_is_that_of_the_large_ones():
+    small, large = (load(name) for name in (
+        'aft-conv-mini-h96-k7_1xb50-40e-entropy_imagenette-64px',
+        'aft-conv-small-h384-k11_8xb128-300e-entropy_in1k'))
+    assert small.custom_hooks == large.custom_hooks[1:]
 
 
 @pytest.mark.parametrize('data', ['imagenette', 'cifar10'])

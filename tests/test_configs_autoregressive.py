@@ -26,12 +26,12 @@ from .leaves import build_leaf, leaves, load_leaf
 LEAVES = leaves('image_ar', 'language_modeling')
 NAME = re.compile(
     r'(?P<family>transformer|image-transformer-local2d|aft-simple|aft-relu|aft-relu2'
-    r'|aft-relu-softmax|aft-local2d-hard|aft-local-learned|aft-local-(?P<window>\d+))'
+    r'|aft-relu-softmax|aft-local2d-hard|aft-local-learned|aft-local(?:-learned)?-(?P<window>\d+))'
     r'-(?:l(?P<layers>\d+)-d(?P<dims>\d+)(?:-h(?P<heads>\d+))?|mini)'
-    r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e'
+    r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?:(?P<epochs>\d+)e|(?P<days>\d+)d)'
     r'(?:-(?P<what>nonfactorised|logistic|logistic-pixels|pixels))?'
     r'_(?P<data>cifar10|mnist|enwik8)(?:-t(?P<length>\d+))?')
-# What each family's mixer is; windows, heads and ranks are held apart from this.
+# What each family's mixer is, of the large models; what a name says, and ranks, are held apart.
 MIXERS = {
     'transformer': dict(type='aft_mm.SoftmaxAttention'),
     'image-transformer-local2d': dict(type='aft_mm.LocalSoftmaxAttention', window=(16, 16)),
@@ -43,8 +43,10 @@ MIXERS = {
     'aft-local2d-hard': dict(type='aft_mm.AFTWindow', window=(16, 16)),
     'aft-local-learned': dict(type='aft_mm.AFTLocalNormalized', window=256)
 }
+# Those of the ICLR submission; AFT-simple is in arXiv 2105.14103 too.
+SUBMISSION = re.compile('aft-relu|aft-local2d-hard|aft-local-learned')
 IMAGES = dict(cifar10=(32, 32, 3), mnist=(28, 28, 1))
-PAPER = [name for name in LEAVES if '_8xb16-' in name]
+PAPER = [name for name in LEAVES if '_8xb' in name]
 MINI = [name for name in LEAVES if '-mini_' in name]
 
 every_leaf = pytest.mark.parametrize('name', LEAVES)
@@ -91,6 +93,8 @@ def test_name_says_the_mixer(name):
     expected = dict(MIXERS[family(name)])
     if field['window']:
         expected['window'] = int(field['window'])
+    elif '2d' in name and name in MINI:
+        expected['window'] = (8, 8)
     assert mixer == expected
     assert (heads is not None) == ('transformer' in name)
     if field['layers']:
@@ -123,15 +127,31 @@ def test_name_says_the_schedule(name):
     field, config = fields(name), load(name)
     optimizer = config.optim_wrapper.optimizer
     assert config.train_dataloader.batch_size == int(field['batch'])
-    assert config.train_cfg.max_epochs == int(field['epochs'])
+    if name not in MINI:
+        total = int(field['gpus']) * int(field['batch'])
+        assert config.auto_scale_lr.base_batch_size == total
     if name in PAPER:
-        assert optimizer.type == 'AdamW' and optimizer.lr == 3e-3
-        assert config.auto_scale_lr.base_batch_size == 128
+        assert optimizer.type == ('Adam' if SUBMISSION.match(name) else 'AdamW')
+        assert optimizer.lr == 3e-3
+        softmax_on_images = 'transformer' in name and field['data'] == 'cifar10'
+        assert total == (32 if softmax_on_images else 128)
         assert optimizer.weight_decay == (0.5 if field['data'] == 'enwik8' else 0.1)
         assert config.model.decoder.drop_rate == 0.1
     elif name not in MINI:
         assert optimizer == dict(type='RAdam', lr=1e-4)
-        assert config.auto_scale_lr.base_batch_size == 10
+        batch = 10 if field['data'] == 'mnist' else 1 if 'transformer' in name else 4
+        assert total == batch
+
+    budget = config.default_hooks.get('time_budget')
+    if field['days']:
+        assert budget == dict(type='aft_mm.TimeBudgetHook', days=int(field['days']))
+        # An iteration of 5 ms, far faster than any, would not come to the last epoch.
+        iterations = config.train_cfg.max_epochs * 50_000 // total
+        assert 0.005 * iterations > int(field['days']) * 24 * 3600
+        assert config.param_scheduler == [dict(type='ConstantLR', factor=1.0)]
+        assert config.train_cfg.val_interval == config.default_hooks.checkpoint.interval == 1
+    else:
+        assert config.train_cfg.max_epochs == int(field['epochs']) and budget is None
 
 
 @every_leaf
@@ -198,7 +218,9 @@ def test_only_weights_of_linear_layers_are_decayed(name):
 
     assert len(decayed) == len(list(model.parameters()))
     for parameter_name, parameter in model.named_parameters():
-        spared = parameter.ndim == 1 or re.search('pos_bias|embedding', parameter_name)
+        # A table is spared, the linear layer that pixels go through is not.
+        spared = parameter.ndim == 1 or re.search(
+            r'pos_bias|embedding(?!\.projection\.weight)', parameter_name)
         assert decayed[id(parameter)] == (0.0 if spared else decay), parameter_name
 
 
@@ -210,6 +232,7 @@ def test_hooks_and_metrics_build(name):
     names = {type(hook).__name__ for hook in hooks}
 
     assert {'FiniteLossHook', 'EpochSeedHook'} <= names
+    assert ('TimeBudgetHook' in names) == bool(fields(name)['days'])
     assert ('SampleHook' in names) == (fields(name)['data'] in IMAGES)
     assert not config.train_dataloader.persistent_workers
     per = 'char' if fields(name)['data'] == 'enwik8' else 'dim'
@@ -244,7 +267,7 @@ def test_parameters_are_those_of_the_layout(name):
 
 
 @pytest.mark.parametrize('millions, model', [
-    (20, 'transformer-l24-d256-h2_8xb16-200e_cifar10'),
+    (20, 'transformer-l24-d256-h2_8xb4-200e_cifar10'),
     (20, 'aft-simple-l24-d256_8xb16-200e_cifar10'),
     (20, 'aft-relu-l24-d256_8xb16-200e_cifar10'),
     (20, 'aft-relu2-l24-d256_8xb16-200e_cifar10'),
@@ -257,6 +280,9 @@ def test_parameters_are_those_of_the_layout(name):
     (32, 'aft-local-32-l24-d256_8xb16-100e_enwik8-t1024'),
     (45, 'aft-local-32-l24-d256_8xb16-100e_enwik8-t2048'),
     (45, 'aft-local-32-l12-d512_8xb16-100e_enwik8-t1024'),
+    (32, 'aft-local-learned-32-l24-d256_8xb16-100e_enwik8-t1024'),
+    (45, 'aft-local-learned-32-l24-d256_8xb16-100e_enwik8-t2048'),
+    (45, 'aft-local-learned-32-l12-d512_8xb16-100e_enwik8-t1024'),
 ])
 def test_parameters_are_those_of_the_papers(millions, model):
     assert round(count(model) / 1e6) == millions
@@ -271,12 +297,25 @@ def test_ranks_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize('window', [1, 2, 4, 8, 32, 64, 128, 256, 512, 1024])
-def test_every_window_of_table_5_differs_in_the_window_only(window):
-    """Window 0 is AFT-simple, see the README."""
-    reference = load('aft-local-32-l24-d256_8xb16-100e_enwik8-t1024').to_dict()
+@pytest.mark.parametrize('family', ['aft-local', 'aft-local-learned'])
+def test_every_window_of_a_table_differs_in_the_window_only(family, window):
+    """Table 5 of arXiv 2105.14103, table 4 of the submission. Window 0 is AFT-simple in both."""
+    reference = load(f'{family}-32-l24-d256_8xb16-100e_enwik8-t1024').to_dict()
     reference['model']['decoder']['token_mixer']['window'] = window
-    found = load(f'aft-local-{window}-l24-d256_8xb16-100e_enwik8-t1024').to_dict()
+    found = load(f'{family}-{window}-l24-d256_8xb16-100e_enwik8-t1024').to_dict()
     assert found == reference
+
+
+@pytest.mark.parametrize('size', ['l12-d512_8xb16-100e_enwik8-t1024',
+                                  'l24-d256_8xb16-100e_enwik8-t1024',
+                                  'l24-d256_8xb16-100e_enwik8-t2048'])
+def test_the_submission_differs_from_arxiv_in_the_mixer_and_the_optimizer_only(size):
+    arxiv, submission = (load(f'{family}-32-{size}').to_dict()
+                         for family in ('aft-local', 'aft-local-learned'))
+    assert arxiv['optim_wrapper']['optimizer']['type'] == 'AdamW'
+    arxiv['optim_wrapper']['optimizer']['type'] = 'Adam'
+    arxiv['model']['decoder']['token_mixer']['type'] = 'aft_mm.AFTLocalNormalized'
+    assert submission == arxiv
 
 
 @pytest.mark.parametrize('length', [1024, 2048, 4096])
@@ -295,7 +334,20 @@ def test_small_models_of_text_differ_in_the_mixer_only():
             config = load(name).to_dict()
             del config['model']['decoder']['token_mixer']
             without.append(config)
-    assert len(without) == 9 and all(config == without[0] for config in without)
+    assert len(without) == 10 and all(config == without[0] for config in without)
+
+
+def test_small_models_of_mnist_differ_in_the_mixer_and_its_grid_only():
+    mixers, without = {}, []
+    for name in MINI:
+        if 'mnist' in name:
+            config = load(name).to_dict()
+            mixers[family(name)] = config['model']['decoder'].pop('token_mixer')
+            del config['model']['decoder']['grid']
+            without.append(config)
+    assert len(without) == 3 and all(config == without[0] for config in without)
+    learned = dict(mixers['aft-local'], type='aft_mm.AFTLocalNormalized')
+    assert mixers['aft-local-learned'] == learned
 
 
 @pytest.mark.parametrize('name', MINI)

@@ -23,9 +23,12 @@ NAME = re.compile(
     r'(?P<family>image-transformer-local1d|image-transformer-local2d|aft-local1d-hard'
     r'|aft-local2d-hard|aft-local2d|aft-simple|aft-local-(?P<window>\d+))'
     r'-(?:l(?P<layers>\d+)-d(?P<dims>\d+)(?:-h(?P<heads>\d+))?|mini)'
-    r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e(?:-(?P<what>aft-cross))?'
+    r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e(?:-(?P<what>aft-cross|aft-encoder|softmax-encoder))?'
     r'_(?P<data>celeba|imagefolder|shapenet|modelnet10)'
     r'-(?:(?P<source>\d+)to(?P<size>\d+)|(?P<classes>all|airplane|chair|car))')
+# What reads the input: that of the paper, and ours, without a rank.
+SOFTMAX = dict(type='aft_mm.SoftmaxAttention', num_heads=8)
+FREE = dict(type='aft_mm.AFTFull', rank=None)
 SOFT = dict(type='aft_mm.LocalSoftmaxAttention', num_heads=8)
 MIXERS = {
     'image-transformer-local1d': dict(SOFT, window=256),
@@ -76,15 +79,31 @@ def test_name_says_the_mixers(name):
         expected['window'] = window if '2d' in name else int(field['window'])
     assert mixer == expected
     assert (len(decoder.grid) == 2) == ('2d' in name)
-    if name in IMAGES:
-        by_place = bool(field['what']) or name in MINI
-        cross = 'aft_mm.AFTFull' if by_place else 'aft_mm.SoftmaxAttention'
-        assert decoder.cross_mixer.type == cross
-        if by_place:
-            assert decoder.cross_mixer.grid == decoder.grid
-            assert decoder.cross_mixer.source_grid == load(name).model.encoder.grid
-        else:  # heads of 64 channels
-            assert decoder.cross_mixer.num_heads == int(field['heads'] or 4)
+
+
+@pytest.mark.parametrize('name', IMAGES)
+def test_name_says_what_reads_the_input(name):
+    """Softmax attention of 8 heads, unless the name or, of a small model, its silence says AFT."""
+    model, what = load(name).model, fields(name)['what']
+    usual = 'aft-cross' if name in MINI else None
+    encoder_is_aft = (what or usual) in ('aft-encoder', 'aft-cross')
+    assert model.encoder.token_mixer == (FREE if encoder_is_aft else SOFTMAX)
+    places = dict(FREE, grid=model.decoder.grid, source_grid=model.encoder.grid)
+    cross_is_aft = (what or usual) == 'aft-cross'
+    assert model.decoder.cross_mixer == (places if cross_is_aft else SOFTMAX)
+
+
+@pytest.mark.parametrize('family, whats', [
+    ('aft-local2d-hard-l32-d256_8xb16-200e', ['aft-encoder', 'aft-cross']),
+    ('aft-local2d-mini_1xb8-16e', ['softmax-encoder']),
+])
+def test_what_reads_the_input_is_all_that_differs(family, whats):
+    configs = []
+    for what in ['', *('-' + what for what in whats)]:
+        config = load(f'{family}{what}_celeba-8to32').to_dict()
+        del config['model']['encoder']['token_mixer'], config['model']['decoder']['cross_mixer']
+        configs.append(config)
+    assert all(config == configs[0] for config in configs)
 
 
 @every_leaf
@@ -200,7 +219,9 @@ def test_only_weights_of_linear_layers_are_decayed(name):
 
     assert len(decayed) == len(list(model.parameters()))
     for parameter_name, parameter in model.named_parameters():
-        spared = parameter.ndim == 1 or re.search('pos_bias|embedding', parameter_name)
+        # A table is spared, the linear layer that pixels go through is not.
+        spared = parameter.ndim == 1 or re.search(
+            r'pos_bias|embedding(?!\.projection\.weight)', parameter_name)
         assert decayed[id(parameter)] == (0.0 if spared else 0.1), parameter_name
 
 
@@ -262,7 +283,8 @@ def test_parameters_are_those_of_the_layout(name):
 def test_every_row_of_the_tables_has_a_leaf():
     table_6 = {f'{family}_8xb16-200e_celeba-8to32' for family in (
         'image-transformer-local1d-l12-d512-h8', 'image-transformer-local2d-l12-d512-h8',
-        'aft-local1d-hard-l32-d256', 'aft-local2d-hard-l32-d256')}
+        'aft-local2d-hard-l32-d256')}
+    # Of its models the paper says the classes only.
     table_7 = {
         f'{family}-l24-d256_8xb16-{epochs}e_shapenet-{classes}'
         for family in ('aft-local-256', 'aft-simple')

@@ -13,3 +13,5 @@ model = dict(
     head=dict(embed_dims=512))
 
 train_dataloader = dict(batch_size=16)
+# The ICLR submission has Adam where arXiv 2105.14103 has AdamW.
+optim_wrapper = dict(optimizer=dict(type='Adam'))

@@ -11,3 +11,5 @@ model = dict(
         grid=(32, 32 * 3), token_mixer=dict(type='aft_mm.AFTWindow', window=(16, 16))))
 
 train_dataloader = dict(batch_size=16)
+# The ICLR submission has Adam where arXiv 2105.14103 has AdamW.
+optim_wrapper = dict(optimizer=dict(type='Adam'))

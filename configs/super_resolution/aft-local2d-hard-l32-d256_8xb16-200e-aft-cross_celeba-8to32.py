@@ -1,8 +1,9 @@
 _base_ = './aft-local2d-hard-l32-d256_8xb16-200e_celeba-8to32.py'
 
-# No attention at all: a learned bias between every pixel and every pixel of the input, which begins
-# where both lie at the same place.
+# Ours, no attention at all: the encoder is AFT too, and the decoder reads its memory by a learned bias
+# between every pixel and every pixel of the input, which begins where both lie at the same place.
 model = dict(
+    encoder=dict(token_mixer=dict(_delete_=True, type='aft_mm.AFTFull', rank=None)),
     decoder=dict(
         cross_mixer=dict(
             _delete_=True, type='aft_mm.AFTFull', rank=None, grid=(32, 32), source_grid=(8, 8))))

@@ -1,5 +1,6 @@
 _base_ = './aft-local2d-hard-l32-d256_8xb16-200e_celeba-8to32.py'
 
+# Ours: the paper has 8 x 8 to 32 x 32 only.
 image_shape = (64, 64, 3)
 source_shape = (16, 16, 3)
 pipeline = [

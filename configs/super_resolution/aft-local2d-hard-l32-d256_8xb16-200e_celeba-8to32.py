@@ -6,10 +6,10 @@ _base_ = [
 ]
 
 # W = 1 for the 16 x 16 pixels around a pixel that come before it, W = 0 for all others.
-model = dict(
-    encoder=dict(token_mixer=dict(type='aft_mm.AFTFull', rank=None)),
-    decoder=dict(token_mixer=dict(type='aft_mm.AFTWindow', window=(16, 16))))
+model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTWindow', window=(16, 16))))
 
+# The paper tuned learning rate and dropout for this task and does not print them: those of its
+# CIFAR-10 models, 3e-3 and 0.1, are a choice of this project.
 train_dataloader = dict(batch_size=16)
 test_cfg = dict(
     type='aft_mm.GenerationTestLoop', num_samples=4, temperature=0.8, num_inputs=1024)

@@ -5,9 +5,12 @@ _base_ = [
     '../_base_/ar_runtime.py'
 ]
 
+# Ours: AFT reads the input too, where the paper has softmax attention.
 model = dict(
     encoder=dict(
-        embed_dims=128, num_layers=2, token_mixer=dict(type='aft_mm.AFTFull', rank=None)),
+        embed_dims=128,
+        num_layers=2,
+        token_mixer=dict(_delete_=True, type='aft_mm.AFTFull', rank=None)),
     decoder=dict(
         embed_dims=128,
         num_layers=4,

@@ -1,5 +1,6 @@
-# Point clouds of ShapeNetCore v2, <data_root>/<synset>/{train,val,test}/*.npy with 15,000 points each,
-# of which 2,048 are drawn; tools/dataset_converters/shapenet.py makes them of the meshes.
+# Point clouds of ShapeNetCore v2, <data_root>/<synset>/{train,val,test}/*.npy with 15,000 points
+# each, of which 2,048 are drawn; tools/dataset_converters/shapenet.py makes them of the meshes. The
+# paper names no split: these files and theirs are a choice of this project.
 data_root = '{{$AFT_MM_DATA:data}}/ShapeNetCore.v2.PC15k'
 point_cloud = dict(num_points=2048, num_bits=8, up='y')
 

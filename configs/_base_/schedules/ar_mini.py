@@ -8,6 +8,8 @@ optim_wrapper = dict(
         flat_decay_mult=0.0,
         custom_keys={
             'embedding': dict(decay_mult=0.0),
+            # Pixels go through a linear layer; of the keys that match, the longest counts.
+            'embedding.projection.weight': dict(decay_mult=1.0),
             'pos_bias': dict(decay_mult=0.0)
         }))
 

@@ -1,5 +1,6 @@
-# The linear-transformer paper (arXiv 2006.16236, §4.2): RAdam at a constant 1e-4, 250 epochs at
-# batch 10, no weight decay.
+# MNIST in the linear-transformer paper (arXiv 2006.16236, §4.2): RAdam at 1e-4, 250 epochs at batch
+# 10. The rate is constant and there is no weight decay, as the paper names neither a schedule nor a
+# decay.
 optim_wrapper = dict(optimizer=dict(type='RAdam', lr=1e-4))
 param_scheduler = [dict(type='ConstantLR', factor=1.0)]
 

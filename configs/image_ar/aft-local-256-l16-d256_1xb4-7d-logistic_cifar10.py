@@ -1,7 +1,7 @@
 _base_ = [
     '../_base_/models/ar_logistic.py',
     '../_base_/datasets/cifar10_ar.py',
-    '../_base_/schedules/ar_radam_250e.py',
+    '../_base_/schedules/ar_radam_7d.py',
     '../_base_/ar_runtime.py'
 ]
 
@@ -11,5 +11,6 @@ model = dict(
         grid=(32 * 32 * 3, ),
         token_mixer=dict(type='aft_mm.AFTLocal', window=256, rank=64)))
 
-# Without augmentation.
-train_dataloader = dict(batch_size=10, dataset=dict(pipeline={{_base_.test_pipeline}}))
+# The paper names no augmentation, so there is none.
+train_dataloader = dict(batch_size=4, dataset=dict(pipeline={{_base_.test_pipeline}}))
+default_hooks = dict(time_budget=dict(type='aft_mm.TimeBudgetHook', days=7))

@@ -14,4 +14,6 @@ model = dict(
         token_mixer=dict(type='aft_mm.LocalSoftmaxAttention', num_heads=4, window=(16, 16))),
     head=dict(embed_dims=512))
 
-train_dataloader = dict(batch_size=16)
+# Table 2: batch 32.
+train_dataloader = dict(batch_size=4)
+auto_scale_lr = dict(base_batch_size=32)

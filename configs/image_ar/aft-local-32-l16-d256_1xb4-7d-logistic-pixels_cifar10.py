@@ -1,7 +1,7 @@
 _base_ = [
     '../_base_/models/ar_logistic.py',
     '../_base_/datasets/cifar10_ar.py',
-    '../_base_/schedules/ar_radam_250e.py',
+    '../_base_/schedules/ar_radam_7d.py',
     '../_base_/ar_runtime.py'
 ]
 
@@ -17,6 +17,7 @@ model = dict(
 pipeline = [
     dict(type='aft_mm.PackSequence', image_shape={{_base_.image_shape}}, tokens='pixels')
 ]
-train_dataloader = dict(batch_size=10, dataset=dict(pipeline=pipeline))
+train_dataloader = dict(batch_size=4, dataset=dict(pipeline=pipeline))
 val_dataloader = dict(dataset=dict(pipeline=pipeline))
 test_dataloader = dict(dataset=dict(pipeline=pipeline))
+default_hooks = dict(time_budget=dict(type='aft_mm.TimeBudgetHook', days=7))

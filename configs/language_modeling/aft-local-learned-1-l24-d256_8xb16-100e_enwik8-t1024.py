@@ -1,0 +1,3 @@
+_base_ = './aft-local-learned-32-l24-d256_8xb16-100e_enwik8-t1024.py'
+
+model = dict(decoder=dict(token_mixer=dict(window=1)))
