@@ -229,7 +229,7 @@ def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Ten
 def _plain_normalized(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Tensor:
     weights, exp_key = tile_weights(band.tiles, band.far), torch.exp(key - column_shift(key, 0))
     numerator = _product(weights, exp_key * value, band)
-    everywhere = exp_key.cumsum(0) if band.causal else exp_key.sum(0, True)
+    everywhere = prefix(exp_key, 0) if band.causal else exp_key.sum(0, True)
     return _quotient(numerator, _product(weights, seen, band), everywhere.expand_as(numerator))
 
 

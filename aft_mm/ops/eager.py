@@ -32,6 +32,7 @@ from .sums import (
     merge,
     prefix,
     product_in_place,
+    running_sum,
     sliding,
     spread,
 )
@@ -92,7 +93,7 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
     if key_function != 'softmax':
         key, value = hide(key, value, key_mask, fill=0)
         terms = relu_terms(key, value, key_function)
-        mixed = terms.cumsum(1) if causal else terms.sum(1, keepdim=True)
+        mixed = running_sum(terms, 1) if causal else terms.sum(1, keepdim=True)
         if key_function == 'relu2':
             return apply_relu2_gates(query, mixed, dtype)
     else:
@@ -110,7 +111,7 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
 
 def _running_mean(key: Tensor, value: Tensor) -> Tensor:
     weight = torch.exp(key - column_shift(key, 1))
-    return mean((weight * value).cumsum(1), weight.cumsum(1))
+    return mean(running_sum(weight * value, 1), running_sum(weight, 1))
 
 
 def _safe_running_mean(key: Tensor, value: Tensor) -> Tensor:

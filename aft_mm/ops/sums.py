@@ -21,6 +21,9 @@ FAST_SPREAD = 70.0
 # Without causality every row sees the largest key: only the bias can starve it, and what is flushed
 # is below e^(60 - 88) of the sum.
 FAST_BIAS_SPREAD = 60.0
+# On a GPU Inductor cuts longer scans into parts, and that of torch 2.11 fails then where what is
+# scanned holds a number per column.
+LONGEST_SCAN = 128
 
 
 class Sums(NamedTuple):
@@ -152,10 +155,21 @@ def sliding(x: Summable, before: int, after: int, dim: int) -> Summable:
     return pad(result, -after, 0, dim) if after >= 0 else move(result, -after, dim)
 
 
+def running_sum(x: Tensor, dim: int) -> Tensor:
+    """``x.cumsum(dim)``, which a compiler of any device can fuse with what makes x."""
+    length = x.shape[dim]
+    if not torch.compiler.is_compiling() or decisions.repeating() or length <= LONGEST_SCAN:
+        return x.cumsum(dim)
+    blocks = pad(x, 0, -length % LONGEST_SCAN, dim).unflatten(dim, (-1, LONGEST_SCAN))
+    inside = blocks.cumsum(dim + 1)
+    before = move(inside.select(dim + 1, -1).cumsum(dim), 1, dim)
+    return (inside + before.unsqueeze(dim + 1)).flatten(dim, dim + 1).narrow(dim, 0, length)
+
+
 def prefix(x: Summable, dim: int) -> Summable:
     """Inclusive running sum along `dim`."""
     if isinstance(x, Tensor):
-        return x.cumsum(dim)
+        return running_sum(x, dim)
     step = 1
     while step < _length(x, dim):
         x = merge(x, move(x, step, dim))

@@ -120,7 +120,7 @@ def _window(tokens, window, grid=None, causal=True):
 CASES = [
     _simple(7),
     _simple(5, sources=9),
-    _simple(63, causal=True),
+    _simple(131, causal=True),
     _simple(1, causal=True),
     _simple(7, key_function='relu'),
     _simple(7, key_function='relu', causal=True),

@@ -19,6 +19,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 # What Inductor asks of a device: here those of an H100.
 PROPERTIES = SimpleNamespace(
+    name='NVIDIA H100',
+    type='cuda',
+    index=0,
     major=9,
     minor=0,
     multi_processor_count=132,
@@ -65,6 +68,9 @@ def source_of(
             node.kwargs = dict(node.kwargs, device=torch.device('cuda', 0))
     traced.recompile()
     with pretended_device() as mode, torch.no_grad():
+        for name, constant in list(traced.named_buffers()):
+            moved = torch.empty(constant.shape, dtype=constant.dtype, device='cuda')
+            setattr(traced, name, moved)
         inputs = [torch.empty(shape, device='cuda', dtype=dtype) for shape in shapes]
         graph = make_fx(traced, decomposition_table=select_decomp_table())(*inputs)
         lowering = GraphLowering(graph, example_inputs=inputs)

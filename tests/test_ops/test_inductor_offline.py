@@ -19,7 +19,6 @@ FACTORS = ((3072, 64), (3072, 64))
 CASES = {
     'simple-3072': ('aft_simple', dict(causal=True), T3072, ()),
     'simple-1024': ('aft_simple', dict(causal=True), (16, 1024, 512), ()),
-    'simple-4096': ('aft_simple', dict(causal=True), (8, 4096, 1024), ()),
     'relu': ('aft_simple', dict(causal=True, key_function='relu'), T3072, ()),
     'full': ('aft_full', dict(causal=True), (8, 197, 192), ((197, 197),)),
     'local': ('aft_local', dict(causal=True, window=256), T3072, FACTORS),
@@ -36,8 +35,11 @@ def compiling(monkeypatch):
     monkeypatch.setattr(torch.compiler, 'is_compiling', lambda: True)
 
 
-@pytest.mark.parametrize('path', ['fast', 'safe'])
-@pytest.mark.parametrize('case', CASES)
+# The safe path of the others is made of the same merges, in graphs that take half a minute.
+PATHS = [(case, 'fast') for case in CASES] + [('full', 'safe'), ('local', 'safe')]
+
+
+@pytest.mark.parametrize('case, path', PATHS)
 def test_inductor_writes_forward_and_backward_for_cuda(case, path, monkeypatch):
     op, options, tokens, biases = CASES[case]
 
