@@ -12,6 +12,7 @@ from .hooks import (
     RegularizationHook,
     SampleHook,
     SuperResolutionHook,
+    TimeBudgetHook,
 )
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .loops import GenerationTestLoop
@@ -34,4 +35,5 @@ __all__ = [
     'RegularizationHook',
     'SampleHook',
     'SuperResolutionHook',
+    'TimeBudgetHook',
 ]

@@ -11,6 +11,7 @@ from .point_cloud_hook import PointCloudHook
 from .regularization_hook import RegularizationHook
 from .sample_hook import SampleHook
 from .super_resolution_hook import SuperResolutionHook
+from .time_budget_hook import TimeBudgetHook
 
 __all__ = [
     'CheckImagesHook',
@@ -24,4 +25,5 @@ __all__ = [
     'RegularizationHook',
     'SampleHook',
     'SuperResolutionHook',
+    'TimeBudgetHook',
 ]

@@ -11,6 +11,7 @@ from aft_mm.registry import HOOKS
 
 from ..errors import UserError
 from .task_model import task_model
+from .time_budget_hook import META, TimeBudgetHook
 
 
 @HOOKS.register_module()
@@ -21,7 +22,8 @@ class CheckpointFitHook(Hook):
         strict: True wants every tensor of the model and no other, as a test and a resume need.
             False, for fine-tuning, leaves the decision to the model's own loading.
         resume: True refuses positions of another length as well, which the state of an optimizer
-            cannot follow.
+            cannot follow, and what was stopped inside an epoch where no TimeBudgetHook goes on
+            there: mmengine's loop would begin the epoch again and count its iterations twice.
     """
 
     priority = 'VERY_HIGH'
@@ -36,6 +38,11 @@ class CheckpointFitHook(Hook):
         Raises:
             UserError: the checkpoint does not fit.
         """
+        inside_epoch = checkpoint.get('meta', {}).get(META, {}).get('num_done')
+        if self.resume and inside_epoch and not any(
+                isinstance(hook, TimeBudgetHook) for hook in runner.hooks):
+            raise UserError('a run that was stopped inside an epoch goes on there with '
+                            "dict(type='aft_mm.TimeBudgetHook', ...) among its hooks only")
         resized = load_fitting(
             task_model(runner), checkpoint, runner.experiment_name, self.strict)
         if resized and self.resume:

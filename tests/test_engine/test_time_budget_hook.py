@@ -1,0 +1,285 @@
+"""TimeBudgetHook on whole runs of the tiny classifier: 3 epochs of 6 iterations, a second each."""
+
+import copy
+import functools
+import itertools
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.registry import RUNNERS
+
+import aft_mm.registry  # noqa: F401  lets torch load training checkpoints
+from aft_mm.engine import CheckpointFitHook, TimeBudgetHook
+from aft_mm.engine.errors import UserError
+from aft_mm.engine.hooks import time_budget_hook
+
+CONFIGS = Path(__file__).parents[1] / 'configs'
+SECOND = 1 / 60  # in minutes
+# The order of the samples is all that is drawn: a run that is not stopped is repeated exactly.
+INFINITE = dict(type='InfiniteSampler', shuffle=True)
+CHANGES = {None: {}, 'by iterations': {
+    'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=18, val_interval=9),
+    'train_dataloader.sampler': INFINITE,
+    'default_hooks.checkpoint': dict(by_epoch=False, interval=6),
+    'param_scheduler': [dict(type='CosineAnnealingLR', T_max=18, by_epoch=False)],
+}}
+NUMBER = itertools.count()  # runs of one name would share their messages
+
+
+class Clock(Hook):
+    """A second per iteration; the machine fails where it is told to."""
+
+    def __init__(self):
+        self.now, self.iterations, self.validated, self.fail_after = 100., [], [], None
+
+    def __call__(self):
+        return self.now
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.now += 1
+        self.iterations.append(runner.iter + 1)
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 == self.fail_after:
+            raise InterruptedError
+
+    def after_val_epoch(self, runner, metrics=None):
+        self.validated.append(runner.iter)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time_budget_hook, 'monotonic', clock)
+    return clock
+
+
+def build(work_dir, seconds=None, resume=False, interval=1, **changes):
+    """The runner of a run with or without a budget."""
+    config = Config.fromfile(CONFIGS / 'tiny_without_chance.py')
+    config.merge_from_dict(copy.deepcopy(changes))
+    config.train_dataloader.update(num_workers=0, persistent_workers=False)
+    config.update(work_dir=str(work_dir), resume=resume, experiment_name=f'run {next(NUMBER)}',
+                  visualizer=dict(type='Visualizer'))
+    if seconds:
+        config.default_hooks.time_budget = dict(
+            type='aft_mm.TimeBudgetHook', minutes=seconds * SECOND, interval=interval)
+    return RUNNERS.build(config)
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    """The last checkpoint of a run that is not stopped, by what was changed in the config."""
+
+    @functools.cache
+    def call(changes=None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(CONFIGS)
+            runner = build(tmp_path_factory.mktemp('whole'), **CHANGES[changes])
+            runner.train()
+        return load(runner)
+
+    return call
+
+
+@pytest.fixture
+def train(clock, tmp_path, monkeypatch):
+    """Train for a number of seconds, resumed or not; the runner. What the clock has seen of
+    another run is forgotten."""
+    monkeypatch.syspath_prepend(CONFIGS)
+
+    def call(seconds=None, folder='work', resume=False, fail_after=None, **changes):
+        runner = build(tmp_path / folder, seconds, resume, **changes)
+        clock.iterations, clock.validated, clock.fail_after = [], [], fail_after
+        runner.register_hook(clock)
+        if resume:
+            runner.register_hook(CheckpointFitHook(resume=True))
+        runner.train()
+        return runner
+
+    return call
+
+
+def load(runner_or_folder, name=None):
+    folder = Path(getattr(runner_or_folder, 'work_dir', runner_or_folder))
+    path = folder / name if name else Path((folder / 'last_checkpoint').read_text())
+    return torch.load(path, weights_only=True)
+
+
+def assert_same_state(one, other):
+    for part in ('state_dict', 'ema_state_dict', 'param_schedulers'):
+        assert str(one[part]) == str(other[part]), part
+    for part in ('state_dict', 'ema_state_dict'):
+        assert all(torch.equal(value, other[part][key]) for key, value in one[part].items())
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_a_run_stops_at_its_time_and_goes_on_as_if_it_had_not(
+        train, clock, whole, name):
+    stopped = train(8, **CHANGES[name])
+    assert clock.iterations == list(range(1, 9))
+    assert stopped.iter == 8
+    meta = load(stopped)['meta']
+    assert meta['iter'] == 8 and meta['time_budget']['seconds'] == 8
+    (log, ) = Path(stopped.work_dir).glob('*/*.log')
+    assert ('The time budget of 0:00:08 is used up: 0:00:08 at iteration 8; the checkpoint is '
+            f'{stopped.work_dir}/iter_8.pth; to go on, give') in log.read_text()
+
+    resumed = train(100, resume=True, **CHANGES[name])
+    assert clock.iterations == list(range(9, 19))
+    assert load(resumed)['meta']['time_budget']['seconds'] == 18
+    assert_same_state(load(resumed), whole(name))
+
+
+def test_an_epoch_that_is_left_is_neither_counted_nor_validated(train, clock):
+    stopped = train(8)
+    assert (stopped.epoch, clock.validated) == (1, [6])
+    assert load(stopped)['meta']['epoch'] == 1
+    train(100, resume=True)
+    assert clock.validated == [12, 18]
+
+
+def test_several_stops_in_one_epoch(train, clock, whole):
+    for seconds in (7, 9):
+        train(seconds, resume=seconds > 7)
+    assert clock.iterations == [8, 9]
+    assert_same_state(load(train(100, resume=True)), whole())
+
+
+@pytest.mark.parametrize('interval', [1, 2])
+def test_at_the_end_of_an_epoch_its_checkpoint_and_validation_are_the_last(
+        train, clock, whole, interval):
+    """With CheckpointHook's interval 2 the epoch would have no checkpoint."""
+    changes = {'default_hooks.checkpoint.interval': interval}
+    stopped = train(6, **changes)
+    assert (clock.iterations[-1], clock.validated, stopped.epoch) == (6, [6], 1)
+    files = sorted(path.name for path in Path(stopped.work_dir).glob('[ei]*.pth'))
+    assert files == [['epoch_1.pth'], ['iter_6.pth']][interval - 1]
+    assert_same_state(load(train(100, resume=True, **changes)), whole())
+
+
+def test_a_look_at_every_interval_and_a_stop_after_a_step(train, clock):
+    train(2, interval=4)
+    assert clock.iterations[-1] == 4
+    train(5, folder='accumulating', **{'optim_wrapper.accumulative_counts': 4})
+    assert clock.iterations[-1] == 8
+
+
+def test_the_last_iteration_is_no_stop(train, clock):
+    finished = train(18)
+    assert clock.iterations[-1] == 18 and clock.validated[-1] == 18
+    assert Path(finished.work_dir, 'last_checkpoint').read_text().endswith('epoch_3.pth')
+    train(18, resume=True)  # nothing is left to do, which is no matter of time
+    assert clock.iterations == []
+
+
+def test_a_kill_loses_the_time_since_the_last_checkpoint_only(train, clock):
+    train(8)
+    with pytest.raises(InterruptedError):
+        train(100, resume=True, fail_after=14)
+    resumed = train(17, resume=True)
+    assert clock.iterations[0] == 13  # after epoch 2, which took 12 seconds
+    assert load(resumed)['meta']['iter'] == 17
+
+
+def test_without_time_left_nothing_is_trained(train, clock):
+    train(8)
+    with pytest.raises(UserError, match=re.escape(
+            'the time budget of 0:00:08 is used up, as the run took 0:00:08 before; to go on')):
+        train(8, resume=True)
+    assert clock.iterations == []
+
+
+def test_weights_of_another_run_bring_no_time_along(train, clock):
+    stopped = train(8)
+    train(3, folder='tuned', load_from=str(Path(stopped.work_dir, 'iter_8.pth')))
+    assert clock.iterations == [1, 2, 3]
+
+
+def test_an_order_of_samples_that_was_drawn_is_kept(train, whole):
+    """Without a fixed seed every process draws another one."""
+    train(8)
+    resumed = train(100, resume=True, **{'train_dataloader.sampler.seed': 6})
+    assert_same_state(load(resumed), whole())
+
+
+def test_best_weights_are_no_checkpoint_to_go_on_from(clock):
+    hook = TimeBudgetHook(minutes=1)
+    loop = SimpleNamespace(dataloader=torch.utils.data.DataLoader([0]))
+    hook.before_save_checkpoint(
+        SimpleNamespace(train_loop=loop), dict(meta=dict(epoch=0, iter=3)))
+    assert hook.saved == -1
+
+
+def test_an_epoch_of_another_length_is_refused(train):
+    train(8)
+    with pytest.raises(UserError, match='after 2 of the 6 iterations of an epoch, but an epoch of '
+                                        'this run has 12; resume with the batch size'):
+        train(100, resume=True, **{'train_dataloader.batch_size': 8})
+
+
+def test_a_stop_inside_an_epoch_is_refused_where_nobody_knows_of_it(train):
+    train(8)
+    with pytest.raises(UserError, match='stopped inside an epoch goes on there with .*Budget'):
+        train(resume=True)
+
+
+@pytest.mark.parametrize('parts', [
+    {}, dict(days=-1), dict(days=1, minutes=-1), dict(hours=float('nan')),
+    dict(minutes=float('inf')), dict(days='7'), dict(days=None), dict(hours=True),
+    dict(days=1e308)])
+def test_what_is_no_time(parts):
+    with pytest.raises(UserError, match='TimeBudgetHook needs days, hours and minutes that are '
+                                        'numbers of 0 or more .* but got days='):
+        TimeBudgetHook(**parts)
+
+
+@pytest.mark.parametrize('interval', [0, -1, 1.5, '2'])
+def test_what_is_no_interval(interval):
+    with pytest.raises(UserError, match='interval of TimeBudgetHook must be an int, at least 1'):
+        TimeBudgetHook(days=1, interval=interval)
+
+
+def test_the_parts_add_up():
+    assert TimeBudgetHook(days=7, hours=1.5, minutes=2).budget == 7 * 86400 + 5400 + 120
+
+
+SCRIPT = '''
+import os, runpy, sys
+from itertools import count
+from aft_mm.engine.hooks import time_budget_hook
+
+# One look per iteration: the first process has 8 seconds, the other one all time in the world.
+ticks = count()
+time_budget_hook.monotonic = lambda: next(ticks) if os.environ['RANK'] == '0' else 0
+runpy.run_path(sys.argv.pop(1), run_name='__main__')
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason='mmengine starts NCCL itself')
+def test_two_processes_stop_together(run, root, config, tmp_path):
+    (tmp_path / 'script.py').write_text(SCRIPT)
+    (tmp_path / 'config.py').write_text(f'''
+_base_ = {config('tiny_without_chance')!r}
+train_dataloader = dict(batch_size=8)
+default_hooks = dict(
+    time_budget=dict(type='aft_mm.TimeBudgetHook', minutes={8 * SECOND}, interval=1))
+''')
+    result = run(sys.executable, '-m', 'torch.distributed.run', '--standalone',
+                 '--nproc_per_node=2', 'script.py', root / 'tools/train.py', 'config.py',
+                 '--work-dir', 'work', '--launcher', 'pytorch', cwd=tmp_path,
+                 env={'CUDA_VISIBLE_DEVICES': ''})
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count('is used up') + result.stdout.count('is used up') == 1
+    logs = [(tmp_path / f'work/loss_{rank}.jsonl').read_text().splitlines() for rank in (0, 1)]
+    iterations = [[json.loads(line)[0] for line in log] for log in logs]
+    last = load(tmp_path / 'work')['meta']['iter']
+    assert iterations[0] == iterations[1] == list(range(last)) and 6 < last < 9
