@@ -24,9 +24,9 @@ __all__ = [
 ]
 
 
-# The papers start u and v as "N(0, 1e-2)", here read as a standard deviation; docs/configs.md says
-# what the other reading, 0.1, does.
-INIT_STD = 0.01
+# The papers start u and v as N(0, 1e-2), which is read as a variance: it trains better than a
+# deviation of 0.01, see docs/configs.md.
+INIT_STD = 0.1
 
 
 def check_init_std(init_std: float, zero: bool = True) -> None:

@@ -44,7 +44,7 @@ class AFTFull(AFTMixer):
         rank: d' of u and v; None for the free matrix.
         source_grid: sizes of the grid of a memory, for a mixer that reads one: w [T, S] is free and
             begins where target and source lie at the same place, see :class:`MemoryPositionBias`.
-        init_std: standard deviation with which u and v, or the free w, start, 0.01 unless given.
+        init_std: standard deviation with which u and v, or the free w, start, 0.1 unless given.
         others: see :class:`AFTMixer`; grid is required.
 
     Raises ValueError for a source_grid with a rank or an init_std, with causal=True or without a
