@@ -78,9 +78,9 @@ DENSE = PROJECTIONS + T * T * (16 + 1) + 2 * T * T * D + 2 * T * D + GATE
     # The biases of the 5 x 5 tokens |Δ| < 3, or a dense product, which is faster when T is small.
     (dict(type='AFTLocal', window=3, rank=16), PROJECTIONS + 25 * T * D + GATE, DENSE),
     (dict(type='AFTLocalNormalized', window=3, rank=16), PROJECTIONS + 25 * T * D + GATE, DENSE),
-    # Six sources, 4 in the row above and 2 in the own one; doubling needs fewer additions.
-    (dict(type='AFTWindow', window=(4, 4)), PROJECTIONS + 2 * (1 + 2) * T * D + GATE,
-     PROJECTIONS + 2 * (1 + 5) * T * D + GATE),
+    # Eight sources, 4 in either block; columns, rows and blocks are added once where they double.
+    (dict(type='AFTWindow', window=(4, 4)), PROJECTIONS + 2 * (1 + 3) * T * D + GATE,
+     PROJECTIONS + 2 * (1 + 7) * T * D + GATE),
     # Blocks of 3 x 3 tokens, which see as many on all sides as there are.
     (dict(type='LocalSoftmaxAttention', num_heads=4, window=3), PROJECTIONS + 2 * 9 * T * D,
      PROJECTIONS + 81 * T * (2 * D + 5 * 4)),

@@ -145,6 +145,28 @@ def test_decisions_hold_for_keys_that_the_example_has_not():
     torch.testing.assert_close(program.module()(large, value, weight), expected)
 
 
+class Window(nn.Module):
+    """AFT-window on the grid of its inputs [B, H, W, D]."""
+
+    def forward(self, key, value):
+        options = dict(window=(4, 6), grid=tuple(key.shape[1:3]), gate='none')
+        return ops.aft_window(None, key.flatten(1, 2), value.flatten(1, 2), **options)
+
+
+def test_a_window_fits_every_grid_of_an_open_graph():
+    example = torch.randn(2, 1, 5, 7, 3).unbind()
+    with ops.record_decisions() as decisions:
+        Window()(*example)
+    sides = dict.fromkeys((1, 2), torch.export.Dim.AUTO)
+    with ops.repeat_decisions(decisions), torch.no_grad():
+        program = torch.export.export(
+            Window(), example, dynamic_shapes=(sides, sides), strict=False
+        ).module()
+    for grid in ((5, 7), (3, 2), (9, 4), (2, 12)):
+        key, value = torch.randn(2, 1, *grid, 3)
+        torch.testing.assert_close(program(300 * key, value), Window()(300 * key, value))
+
+
 def test_decisions_of_another_model_are_not_taken_for_its_own():
     key, value, weight = torch.randn(2, 15, 2), torch.randn(2, 15, 4), torch.randn(2, 3, 3)
     with pytest.raises(RuntimeError, match='took 1 decisions of a model that takes 2'):

@@ -30,6 +30,8 @@ from .sums import (
     leaf,
     mean,
     merge,
+    move,
+    pad,
     prefix,
     product_in_place,
     running_sum,
@@ -203,10 +205,14 @@ def _window_sums(x: Summable, window: Window, grid: tuple[int, ...], causal: boo
         size = window if isinstance(window, int) else window[0]
         return sliding(x, size - 1, 0 if causal else size - 1, 1)
     rows, columns = (size // 2 for size in as_pair(window))
-    across = sliding(x, columns - 1, columns, 2)
     if not causal:
-        return sliding(across, rows - 1, rows, 1)
-    return merge(sliding(across, rows - 1, -1, 1), sliding(x, columns - 1, 0, 2))
+        return sliding(sliding(x, columns - 1, columns, 2), rows - 1, rows, 1)
+    if not decisions.repeating():  # as in `sliding`
+        columns = min(columns, grid[1])
+    # The right block is the left one of the row above and a column that may lie beyond the grid.
+    left = sliding(sliding(pad(x, 0, columns, 2), columns - 1, 0, 2), rows - 1, 0, 1)
+    right = move(pad(left, -columns, 0, 2), 1, 1)
+    return merge(pad(left, 0, -columns, 2), right)
 
 
 def aft_local_normalized(

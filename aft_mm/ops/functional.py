@@ -156,8 +156,11 @@ def aft_window(
     """AFT over a hard window, W = 1 inside and 0 outside (ICLR submission, algorithms 1 and 2).
 
     1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``). 2-d with `grid` (H, W) and the even
-    window (s_h, s_w): rows ``r − s_h/2 < r' ≤ r``, columns ``c − s_w/2 < c' ≤ c + s_w/2``, in the
-    own row only ``c' ≤ c`` (not causal: rows up to ``r + s_h/2``, the own row whole).
+    window (s_h, s_w): a left block, rows ``r − s_h/2 < r' ≤ r`` and columns
+    ``c − s_w/2 < c' ≤ c``, and a right block, rows ``r − s_h/2 ≤ r' < r`` and columns
+    ``c < c' ≤ c + s_w/2``: the left block of the row above, moved right. Every token counts once;
+    the paper's pseudo code clamps an index and so counts some twice at the right border. Not
+    causal: rows ``r − s_h/2 < r' ≤ r + s_h/2``, columns ``c − s_w/2 < c' ≤ c + s_w/2``.
     Returns [B, T, D].
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)

@@ -41,9 +41,9 @@ def hard_mask(
 ) -> Tensor:
     """True inside the hard window of AFTWindow (ICLR submission, algorithms 1 and 2).
 
-    1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``). 2-d with ``(s_h, s_w)``, both even: rows
-    ``r − s_h/2 < r' ≤ r``, columns ``c − s_w/2 < c' ≤ c + s_w/2``, in the own row ``c' ≤ c``
-    (not causal: rows up to ``r + s_h/2`` and the own row whole).
+    1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``). 2-d with ``(s_h, s_w)``, both even:
+    columns ``c − s_w/2 < c' ≤ c + s_w/2`` and rows ``r − s_h/2 < r' ≤ r``, right of c instead
+    ``r − s_h/2 ≤ r' < r`` (not causal: rows ``r − s_h/2 < r' ≤ r + s_h/2``, right of c too).
     """
     if grid is None or len(grid) == 1:
         size = window if isinstance(window, int) else window[0]
@@ -53,10 +53,11 @@ def hard_mask(
     width = grid[1]
     down = source // width - target // width
     right = source % width - target % width
-    inside = (right > -half_columns) & (right <= half_columns) & (down > -half_rows)
+    inside = (right > -half_columns) & (right <= half_columns)
     if causal:
-        return inside & (down <= 0) & ((down < 0) | (right <= 0))
-    return inside & (down <= half_rows)
+        down = torch.where(right > 0, down + 1, down)  # the right block lies a row higher
+        return inside & (down > -half_rows) & (down <= 0)
+    return inside & (down > -half_rows) & (down <= half_rows)
 
 
 def kernel_index(

@@ -11,7 +11,7 @@ op                     state per sequence                                       
 aft_simple             running sums, O(D), two of them for relu2                   O(D)
 aft_local              the last r + 1 tokens and sums of those before, O(r·D)      O(r·D)
 aft_conv               the same with the reach r of the kernel in raster order     O(r·D)
-aft_window             the tokens of the window, O(r·D)                            O(r·D)
+aft_window             the last r + 1 tokens, O(r·D)                               O(r·D)
 aft_local_normalized   as aft_local                                                O(r·D)
 aft_full               every token, O(T·D): each row weighs all of them anew       O(T·D)
 =====================  ==========================================================  ================
@@ -217,8 +217,10 @@ def _window_size(window: Window, grid: Sequence[int] | None) -> int:
     checks.check_hard_window(window, grid)
     if grid is None or len(grid) == 1:
         return window if isinstance(window, int) else window[0]
-    rows, columns = (half // 2 - 1 for half in as_pair(window))
-    return min(rows, grid[0] - 1) * grid[1] + min(columns, grid[1] - 1) + 1
+    rows, columns = (size // 2 for size in as_pair(window))
+    left = min(rows - 1, grid[0] - 1) * grid[1] + min(columns - 1, grid[1] - 1)
+    right = min(rows, grid[0] - 1) * grid[1] - 1  # no more than left on a grid without such a block
+    return max(left, right) + 1
 
 
 @torch.no_grad()

@@ -5,7 +5,8 @@ _base_ = [
     '../_base_/ar_runtime.py'
 ]
 
-# W = 1 in a 2-d window of 256 sub-pixels on the raster of 32 rows of 96, W = 0 outside.
+# W = 1 in a block of 8 x 8 sub-pixels that ends at the target and in one to the right above it, on
+# the raster of 32 rows of 96, W = 0 outside.
 model = dict(
     decoder=dict(
         grid=(32, 32 * 3), token_mixer=dict(type='aft_mm.AFTWindow', window=(16, 16))))

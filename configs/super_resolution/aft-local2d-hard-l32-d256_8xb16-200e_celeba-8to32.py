@@ -5,7 +5,8 @@ _base_ = [
     '../_base_/ar_runtime.py'
 ]
 
-# W = 1 for the 16 x 16 pixels around a pixel that come before it, W = 0 for all others.
+# W = 1 in a block of 8 x 8 pixels that ends at the target and in one to the right above it, W = 0
+# outside.
 model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTWindow', window=(16, 16))))
 
 # The paper tuned learning rate and dropout for this task and does not print them: those of its

@@ -166,6 +166,7 @@ CASES = [
     _window(30, 4, causal=False),
     _window(35, (4, 2), grid=(5, 7)),
     _window(35, (2, 6), grid=(7, 5)),
+    _window(12, (4, 12), grid=(3, 4)),
     _window(35, 4, grid=(5, 7), causal=False),
     _factors('aft_local_normalized', 7, 3),
     _factors('aft_local_normalized', 63, 0),

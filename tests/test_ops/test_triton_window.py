@@ -54,6 +54,7 @@ def inputs(case, batch=1, dtype=torch.float32):
 SERVED = [case for case in CASES if case.op == 'aft_window']
 LINES = [line(7, 7), line(130, 70), line(130, 63, causal=False), line(20, 5, channels=40)]
 PLANES = [
+    plane((2, 2)),
     plane((2, 4)),
     plane((100, 100)),
     plane((100, 100), causal=False),
@@ -70,7 +71,10 @@ def test_matches_oracle(case, monkeypatch):
     compare(case, inputs(case, batch=2 if case.tokens < 10 else 1), monkeypatch)
 
 
-@pytest.mark.parametrize('case', [line(9, 1), plane((2, 2))], ids=lambda case: case.name)
+ALONE = [line(9, 1), plane((2, 2), (1, 9)), plane((2, 2), (9, 1))]
+
+
+@pytest.mark.parametrize('case', ALONE, ids=lambda case: case.name)
 def test_a_window_of_the_token_itself(case, monkeypatch):
     query, key, value = inputs(case)
     got = compare(case, [query, key, value], monkeypatch, TERMS)[0]
@@ -89,11 +93,12 @@ def test_sums_of_tiles(tokens, size, causal, small_tiles, monkeypatch):
     compare(case, inputs(case), monkeypatch)
 
 
+@pytest.mark.parametrize('rows', [2, 4])
 @pytest.mark.parametrize('grid', [(3, 40), (1, 40)], ids=str)
 @pytest.mark.parametrize('causal', [True, False], ids=['causal', 'whole'])
-def test_wide_windows_of_a_grid(grid, causal, small_tiles, monkeypatch):
-    """Which take no sums of tiles."""
-    case = plane((4, 100), grid, causal)
+def test_wide_windows_of_a_grid(grid, causal, rows, small_tiles, monkeypatch):
+    """Which take sums of tiles where there is one line only."""
+    case = plane((rows, 100), grid, causal)
     compare(case, inputs(case), monkeypatch)
 
 

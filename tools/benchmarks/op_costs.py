@@ -39,9 +39,9 @@ def hard_pairs(grid: Sequence[int], window: int | Sequence[int]) -> int:
         size = window if isinstance(window, int) else window[0]
         return _reached(grid[0], size - 1, 0)
     half_rows, half_columns = (size // 2 for size in as_pair(window))
-    above = _reached(grid[0], half_rows - 1, 0) - grid[0]
-    own_row = grid[0] * _reached(grid[1], half_columns - 1, 0)
-    return above * _reached(grid[1], half_columns - 1, half_columns) + own_row
+    left = _reached(grid[0], half_rows - 1, 0) * _reached(grid[1], half_columns - 1, 0)
+    above = _reached(grid[0], half_rows, 0) - grid[0]
+    return left + above * (_reached(grid[1], 0, half_columns) - grid[1])
 
 
 def weighted_pairs(op: str, shapes: Sequence[Sequence[int]], options: dict) -> int:

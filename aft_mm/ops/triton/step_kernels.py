@@ -91,8 +91,9 @@ def in_hard_window(token, tokens, PLACES: tl.constexpr):
     """Which tokens [ROWS] AFT-window sees, see `geometry.hard_mask`; PLACES: width and halves."""
     down = tokens // PLACES[0] - token // PLACES[0]
     right = tokens % PLACES[0] - token % PLACES[0]
-    inside = (right > -PLACES[2]) & (right <= PLACES[2]) & (down > -PLACES[1])
-    return inside & (down <= 0) & ((down < 0) | (right <= 0))
+    down = tl.where(right > 0, down + 1, down)  # the right block lies a row higher
+    inside = (right > -PLACES[2]) & (right <= PLACES[2])
+    return inside & (down > -PLACES[1]) & (down <= 0)
 
 
 @triton.jit

@@ -12,10 +12,10 @@ see token t), and finishes:
 
 Keys are less one shift per sequence and channel; the caller checks that one will do. A window is a
 box of a grid of lines, `top` to `bottom` and `left` to `right` away from the target, and, causal in
-2-d, a stretch of the own line. All lines of a box have the same columns, so they are added first,
-in float32; the columns are then a product with a band of ones, tile by tile, on tensor cores. Where
-a single line has a wide window, the tiles that all targets of a program see come as sums that the
-first kernel left. Nothing is subtracted, so nothing cancels.
+2-d, a second one. All lines of a box have the same columns, so they are added first, in float32;
+the columns are then a product with a band of ones, tile by tile, on tensor cores. Where a single
+line has a wide window, the tiles that all targets of a program see come as sums that the first
+kernel left. Nothing is subtracted, so nothing cancels.
 """
 
 import triton
@@ -26,7 +26,7 @@ from .rows import gate_slope, gate_value
 
 # One by one: the numbers of a tuple would be specialised on.
 UNSPECIALIZED = ['tokens', 'channels', 'lines', 'width', 'top', 'bottom', 'left', 'right']
-UNSPECIALIZED += ['own_left', 'own_right']
+UNSPECIALIZED += ['second_top', 'second_bottom', 'second_left', 'second_right']
 
 
 @triton.jit
@@ -216,16 +216,16 @@ def add_box(first, second, pair, sums, here, box, grid, channel, PRECISION, TILE
 
 
 @triton.jit
-def add_window(pair, sums, here, box, own_line, grid, channel, PRECISION, TILE, CHANNELS):
+def add_window(pair, sums, here, box, second_box, grid, channel, PRECISION, TILE, CHANNELS):
     """The pair summed over the window of each target of a tile, [TILE, CHANNELS] each."""
     first = tl.zeros([TILE, CHANNELS], tl.float32)
     second = tl.zeros([TILE, CHANNELS], tl.float32)
     first, second = add_box(
         first, second, pair, sums, here, box, grid, channel, PRECISION, TILE, CHANNELS
     )
-    if own_line is not None:
+    if second_box is not None:
         first, second = add_box(
-            first, second, pair, None, here, own_line, grid, channel, PRECISION, TILE, CHANNELS
+            first, second, pair, None, here, second_box, grid, channel, PRECISION, TILE, CHANNELS
         )
     return first, second
 
@@ -244,9 +244,11 @@ def window_mean(
     bottom,
     left,
     right,
-    own_left,
-    own_right,
-    OWN_LINE: tl.constexpr,
+    second_top,
+    second_bottom,
+    second_left,
+    second_right,
+    SECOND_BOX: tl.constexpr,
     GATE: tl.constexpr,
     PRECISION: tl.constexpr,
     TILE: tl.constexpr,
@@ -255,9 +257,9 @@ def window_mean(
     """Output, and (o, d) into saved [2, B, T, D] unless that is None."""
     here, tokens, channel, real = place(lines, width, channels, TILE, CHANNELS)
     grid, box = (lines, width, channels), (top, bottom, left, right)
-    own_line = (0, 0, own_left, own_right) if OWN_LINE else None
+    second_box = (second_top, second_bottom, second_left, second_right) if SECOND_BOX else None
     numerator, denominator = add_window(
-        pair, sums, here, box, own_line, grid, channel, PRECISION, TILE, CHANNELS
+        pair, sums, here, box, second_box, grid, channel, PRECISION, TILE, CHANNELS
     )
     mean = numerator / tl.where(denominator == 0, 1.0, denominator)
     if saved is not None:
@@ -284,9 +286,11 @@ def window_gradient(
     bottom,
     left,
     right,
-    own_left,
-    own_right,
-    OWN_LINE: tl.constexpr,
+    second_top,
+    second_bottom,
+    second_left,
+    second_right,
+    SECOND_BOX: tl.constexpr,
     PRECISION: tl.constexpr,
     TILE: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -294,9 +298,9 @@ def window_gradient(
     """The gradients of key and value; the places are those of the reflected window."""
     here, tokens, channel, real = place(lines, width, channels, TILE, CHANNELS)
     grid, box = (lines, width, channels), (top, bottom, left, right)
-    own_line = (0, 0, own_left, own_right) if OWN_LINE else None
+    second_box = (second_top, second_bottom, second_left, second_right) if SECOND_BOX else None
     by_numerator, by_weight = add_window(
-        pair, sums, here, box, own_line, grid, channel, PRECISION, TILE, CHANNELS
+        pair, sums, here, box, second_box, grid, channel, PRECISION, TILE, CHANNELS
     )
     weight, values = load_weights(
         key, value, key_mask, shift, here[0], tokens, channel, channels, real

@@ -33,16 +33,16 @@ class Box(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The grid as (lines, columns); the window as a box and, causal in 2-d, the own line's part."""
+    """The grid as (lines, columns); the window as a box and, causal in 2-d, a second one."""
 
     grid: tuple[int, int]
     box: Box
-    own_line: Box | None
+    second_box: Box | None
 
     def reflected(self) -> 'Places':
         """The targets that see a token."""
-        own_line = None if self.own_line is None else self.own_line.reflected()
-        return Places(self.grid, self.box.reflected(), own_line)
+        second_box = None if self.second_box is None else self.second_box.reflected()
+        return Places(self.grid, self.box.reflected(), second_box)
 
 
 def find_places(window: Sequence[int], grid: Sequence[int], causal: bool) -> Places:
@@ -51,8 +51,10 @@ def find_places(window: Sequence[int], grid: Sequence[int], causal: bool) -> Pla
         reach = min(window[0], grid[0]) - 1
         return Places((1, grid[0]), Box(0, 0, -reach, 0 if causal else reach), None)
     lines, columns = (min(size // 2, length) for size, length in zip(window, grid, strict=True))
-    box = Box(1 - lines, -1 if causal else lines, 1 - columns, columns)
-    return Places((grid[0], grid[1]), box, Box(0, 0, 1 - columns, 0) if causal else None)
+    shape = grid[0], grid[1]
+    if causal:
+        return Places(shape, Box(1 - lines, 0, 1 - columns, 0), Box(-lines, -1, 1, columns))
+    return Places(shape, Box(1 - lines, lines, 1 - columns, columns), None)
 
 
 def choose_tile(places: Places) -> int:
@@ -61,11 +63,11 @@ def choose_tile(places: Places) -> int:
 
 
 def _make_pair(value: Tensor, places: Places, save: bool) -> tuple[Tensor, Tensor | None]:
-    """Room for the pair [2, B, T, D], and for the sums of its tiles if targets see whole ones."""
+    """Room for the pair [2, B, T, D], and on one line for the sums of tiles that are seen whole."""
     dtype = term_dtype(value.dtype, save)
     pair = torch.empty((2, *value.shape), dtype=dtype, device=value.device)
     tile, box = choose_tile(places), places.box
-    if not box.top == box.bottom == 0 or box.right - box.left + 1 < 2 * tile:
+    if places.grid[0] > 1 or box.right - box.left + 1 < 2 * tile:
         return pair, None
     shape = 2, len(value), triton.cdiv(value.shape[1], tile), value.shape[2]
     return pair, torch.empty(shape, dtype=torch.float32, device=value.device)
@@ -90,7 +92,7 @@ def _first_kernel(value: Tensor, places: Places) -> tuple[tuple[int, int], dict]
 def _second_kernel(value: Tensor, places: Places) -> tuple[tuple[int, int], dict]:
     """Programs and settings of the kernel that sums the pair, line by line."""
     batch, _, channels = value.shape
-    (lines, width), box, own_line = places
+    (lines, width), box, second_box = places
     tile = choose_tile(places)
     programs = batch * lines * triton.cdiv(width, tile), triton.cdiv(channels, CHANNELS)
     return programs, dict(
@@ -98,9 +100,9 @@ def _second_kernel(value: Tensor, places: Places) -> tuple[tuple[int, int], dict
         lines=lines,
         width=width,
         **box._asdict(),
-        own_left=0 if own_line is None else own_line.left,
-        own_right=0 if own_line is None else own_line.right,
-        OWN_LINE=own_line is not None,
+        # What is passed without a second box is not read.
+        **{f'second_{side}': at for side, at in (second_box or box)._asdict().items()},
+        SECOND_BOX=second_box is not None,
         PRECISION=product_precision(value.dtype),
         TILE=tile,
         CHANNELS=CHANNELS,

@@ -1,0 +1,80 @@
+"""Windows as sets of cells, written down cell by cell."""
+
+import pytest
+import torch
+
+from aft_mm import ops
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.ops.geometry import hard_mask
+
+
+def two_blocks(grid, window):
+    """Algorithm 2 of the ICLR submission, bool [T, T]: the left block, and the right one, which is
+    the left block of the row above, moved right by half of the window; a cell counts once.
+    """
+    (height, width), (half_rows, half_columns) = grid, (size // 2 for size in window)
+    mask = torch.zeros(height, width, height, width, dtype=torch.bool)
+    for row in range(height):
+        for column in range(width):
+            for up in range(half_rows):
+                for back in range(half_columns):
+                    left = row - up, column - back
+                    right = row - up - 1, column - back + half_columns
+                    for r, c in (left, right):
+                        if 0 <= r < height and 0 <= c < width:
+                            mask[row, column, r, c] = True
+    return mask.flatten(0, 1).flatten(1)
+
+
+GRIDS = [
+    ((5, 7), (4, 2)),
+    ((7, 5), (2, 6)),
+    ((6, 9), (2, 2)),
+    ((4, 6), (6, 4)),
+    ((5, 7), (10, 14)),
+    ((3, 4), (8, 8)),
+    ((3, 4), (20, 2)),
+    ((3, 4), (2, 20)),
+    ((1, 9), (4, 6)),
+    ((9, 1), (4, 6)),
+    ((1, 1), (2, 2)),
+]
+
+
+def indices(tokens):
+    return torch.arange(tokens)[:, None], torch.arange(tokens)[None]
+
+
+@pytest.mark.parametrize('grid, window', GRIDS)
+def test_the_causal_window_of_a_grid_is_two_blocks(grid, window, monkeypatch):
+    expected = two_blocks(grid, window)
+    tokens = len(expected)
+    assert torch.equal(hard_mask(*indices(tokens), window, grid, causal=True), expected)
+    assert expected.diagonal().all() and not expected.triu(1).any()
+    # The mean of unit vectors says which ones it is of.
+    cells = torch.eye(tokens, dtype=torch.float64)[None]
+    weights = expected / expected.sum(1, keepdim=True, dtype=torch.float64)
+    for backend in ('reference', 'eager'):
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, backend)
+        got = ops.aft_window(
+            None, torch.zeros_like(cells), cells, window=window, grid=grid, gate='none'
+        )
+        torch.testing.assert_close(got[0], weights)
+
+
+def test_a_window_of_16_by_16_sees_128_tokens():
+    grid, target = (20, 40), 10 * 40 + 20
+    tokens = torch.arange(800)
+    inside = hard_mask(torch.tensor(target), tokens, 16, grid, causal=True).view(grid)
+    expected = torch.zeros(grid, dtype=torch.bool)
+    expected[3:11, 13:21] = True
+    expected[2:10, 21:29] = True
+    assert torch.equal(inside, expected) and inside.sum() == 128
+
+
+@pytest.mark.parametrize('grid, window', GRIDS)
+def test_a_state_holds_what_the_window_reaches_back(grid, window):
+    target, source = indices(grid[0] * grid[1])
+    reach = (target - source).masked_fill(~two_blocks(grid, window), 0).max()
+    state = ops.aft_window_init_state(1, 3, window=window, grid=grid)
+    assert state.keys.shape[1] == reach + 1
