@@ -326,6 +326,16 @@ class TestErrorsOfARun:
             with pytest.raises(SystemExit, match=f'^Error: .*{message}.*param_scheduler=None$'):
                 tool('train').main([name])
 
+    def test_batch_that_no_training_set_fills(self, tool, config, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        Path('text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
+        cfg = Config.fromfile(config('tiny_text'))
+        cfg.train_dataloader.update(batch_size=9999, drop_last=True)
+        cfg.dump(f'batch-{tmp_path.name}.py')
+        with pytest.raises(SystemExit, match='^Error: train_dataloader.batch_size must be small '
+                           r'enough for one batch of the \d+ samples .* but got 9999$'):
+            tool('train').main([f'batch-{tmp_path.name}.py'])
+
     def test_text_shorter_than_a_context(self, run, root, config, tmp_path):
         (tmp_path / 'text.txt').write_bytes(bytes(range(250)) * 2)
         result = run(root / 'tools/train.py', config('tiny_text'), cwd=tmp_path)

@@ -11,6 +11,7 @@ from aft_mm.engine.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
     add_arguments,
+    check_batch,
     check_checkpoint,
     check_data,
     check_regularization,
@@ -68,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_regularization(runner)
     with one_sentence(*DATA_ERRORS):
         _ = runner.train_loop, runner.val_loop  # builds the data sets
+        check_batch(runner)
         check_schedule(runner)
     with one_sentence(BackendError):
         if cfg.get('resume') or cfg.get('load_from'):

@@ -233,6 +233,22 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
                 'data sets')
 
 
+def check_batch(runner: Runner) -> None:
+    """Refuse a batch that the training set cannot fill; ``runner`` has its train loop.
+
+    Raises:
+        UserError: the training set has samples, but an epoch has no iteration.
+    """
+    loader = runner.train_loop.dataloader
+    samples = len(loader.dataset)
+    if samples and not len(loader):
+        size = runner.cfg.train_dataloader.get('batch_size')
+        raise UserError(
+            f'train_dataloader.batch_size must be small enough for one batch of the {samples} '
+            f'samples of the training set on every process, as drop_last leaves out the rest, but '
+            f'got {size}')
+
+
 def check_schedule(runner: Runner) -> None:
     """Refuse a schedule that would begin when the run has ended; ``runner`` has its train loop.
 
