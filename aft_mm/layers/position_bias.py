@@ -24,9 +24,10 @@ __all__ = [
 ]
 
 
-# The papers start u and v as N(0, 1e-2), which is read as a variance: it trains better than a
-# deviation of 0.01, see docs/configs.md.
-INIT_STD = 0.1
+# The papers start with N(0, 1e-2). Of u and v it is read as a variance, which trains better than a
+# deviation of 0.01; of a free w as a deviation, which trains better there (docs/configs.md).
+FACTOR_STD = 0.1
+FREE_STD = 0.01
 
 
 def check_init_std(init_std: float, zero: bool = True) -> None:
@@ -40,10 +41,10 @@ def check_init_std(init_std: float, zero: bool = True) -> None:
 class FactorizedPositionBias(GridParameters):
     """``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7), T = P + prod(grid).
 
-    u and v start as N(0, init_std²), so that w has a standard deviation of init_std² √d'; see
-    :data:`INIT_STD`. On another grid the factors are interpolated, see :class:`GridParameters`.
-    Raises ValueError for a rank below 1, and for an init_std that is not positive: the gradient of
-    each factor is a product with the other.
+    u and v start as N(0, init_std²), so that w has a standard deviation of init_std² √d'. On
+    another grid the factors are interpolated, see :class:`GridParameters`. Raises ValueError for a
+    rank below 1, and for an init_std that is not positive: the gradient of each factor is a product
+    with the other.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class FactorizedPositionBias(GridParameters):
         grid: Sequence[int],
         rank: int,
         num_prefix_tokens: int = 0,
-        init_std: float = INIT_STD,
+        init_std: float = FACTOR_STD,
     ) -> None:
         super().__init__(grid, num_prefix_tokens)
         check_init_std(init_std, zero=False)
@@ -81,7 +82,7 @@ class FreePositionBias(GridParameters):
     """
 
     def __init__(
-        self, grid: Sequence[int], num_prefix_tokens: int = 0, init_std: float = INIT_STD
+        self, grid: Sequence[int], num_prefix_tokens: int = 0, init_std: float = FREE_STD
     ) -> None:
         super().__init__(grid, num_prefix_tokens)
         check_init_std(init_std)
@@ -148,7 +149,7 @@ class FreeLocalPositionBias(GridParameters):
         grid: Sequence[int],
         window: int | Sequence[int],
         causal: bool,
-        init_std: float = INIT_STD,
+        init_std: float = FREE_STD,
     ) -> None:
         super().__init__(grid)
         check_init_std(init_std)

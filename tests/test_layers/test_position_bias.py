@@ -171,7 +171,7 @@ def test_entropy_of_the_kernel_is_summed_over_the_heads():
 def test_factors_start_small_and_autocast_leaves_w_alone(rank):
     mixer = AFTFull(8, rank=rank, grid=(12, 12))
     for parameter in mixer.pos_bias.parameters():
-        assert abs(parameter.std().item() - 0.1) < 0.02
+        assert parameter.std().item() == pytest.approx(0.01 if rank is None else 0.1, rel=0.1)
     expected = mixer.position_bias()
     with torch.autocast('cpu', torch.bfloat16):
         assert torch.equal(mixer.position_bias(), expected)
@@ -248,7 +248,7 @@ def test_rows_of_a_free_local_bias_are_interpolated():
 
 def test_a_free_local_bias_starts_small():
     weight = FreeLocalPositionBias((300,), 8, True).weight
-    assert abs(weight.std().item() - 0.1) < 0.01 and abs(weight.mean().item()) < 0.01
+    assert abs(weight.std().item() - 0.01) < 0.001 and abs(weight.mean().item()) < 0.001
 
 
 @pytest.mark.parametrize('grid', [(9,), (5, 7), (3, 4, 5)], ids=str)

@@ -12,7 +12,6 @@ from aft_mm.registry import MODELS
 
 from ..grid import Grid
 from ..position_bias import (
-    INIT_STD,
     FactorizedPositionBias,
     FreePositionBias,
     MemoryPositionBias,
@@ -44,7 +43,8 @@ class AFTFull(AFTMixer):
         rank: d' of u and v; None for the free matrix.
         source_grid: sizes of the grid of a memory, for a mixer that reads one: w [T, S] is free and
             begins where target and source lie at the same place, see :class:`MemoryPositionBias`.
-        init_std: standard deviation with which u and v, or the free w, start, 0.1 unless given.
+        init_std: standard deviation with which u and v, 0.1 unless given, or the free w, 0.01
+            unless given, start.
         others: see :class:`AFTMixer`; grid is required.
 
     Raises ValueError for a source_grid with a rank or an init_std, with causal=True or without a
@@ -75,14 +75,16 @@ class AFTFull(AFTMixer):
                 f'init_std must be left out with a source_grid, whose bias begins at the same '
                 f'place, got {init_std!r}'
             )
-        start = INIT_STD if init_std is None else init_std
+        start = {} if init_std is None else dict(init_std=init_std)
         self.pos_bias: FactorizedPositionBias | FreePositionBias | MemoryPositionBias
         if source_grid is not None:
             self.pos_bias = MemoryPositionBias(self.grid, source_grid, self.num_prefix_tokens)
         elif rank is None:
-            self.pos_bias = FreePositionBias(self.grid, self.num_prefix_tokens, start)
+            self.pos_bias = FreePositionBias(self.grid, self.num_prefix_tokens, **start)
         else:
-            self.pos_bias = FactorizedPositionBias(self.grid, rank, self.num_prefix_tokens, start)
+            self.pos_bias = FactorizedPositionBias(
+                self.grid, rank, self.num_prefix_tokens, **start
+            )
         self.biased_memory = source_grid is not None
 
     def position_bias(self) -> Tensor:

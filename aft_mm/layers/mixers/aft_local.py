@@ -12,7 +12,7 @@ from aft_mm.ops.geometry import near_mask
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from ..position_bias import INIT_STD, FactorizedPositionBias, FreeLocalPositionBias
+from ..position_bias import FactorizedPositionBias, FreeLocalPositionBias
 from .base import AFTMixer
 
 
@@ -29,7 +29,8 @@ class AFTLocal(AFTMixer):
             for both.
         rank: d' of u and v; None for a w that is free for each token and offset in a 1-d window of
             1 or larger (the paper's non-factorised ablation), see :class:`FreeLocalPositionBias`.
-        init_std: standard deviation with which u and v, or the free w, start.
+        init_std: standard deviation with which u and v, 0.1 unless given, or the free w, 0.01
+            unless given, start.
         others: see :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
     """
 
@@ -42,7 +43,7 @@ class AFTLocal(AFTMixer):
         embed_dims: int,
         window: int | Sequence[int],
         rank: int | None = 128,
-        init_std: float = INIT_STD,
+        init_std: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, **kwargs)
@@ -52,11 +53,12 @@ class AFTLocal(AFTMixer):
             )
         self.window = window if isinstance(window, int) else tuple(window)
         check_window(self.window, self.grid)
+        start = {} if init_std is None else dict(init_std=init_std)
         self.pos_bias: FactorizedPositionBias | FreeLocalPositionBias
         if rank is None:
-            self.pos_bias = FreeLocalPositionBias(self.grid, self.window, self.causal, init_std)
+            self.pos_bias = FreeLocalPositionBias(self.grid, self.window, self.causal, **start)
         else:
-            self.pos_bias = FactorizedPositionBias(self.grid, rank, init_std=init_std)
+            self.pos_bias = FactorizedPositionBias(self.grid, rank, **start)
 
     def position_bias(self) -> Tensor:
         """w [1, T, T], 0 outside the window and, if causal, for later tokens."""
