@@ -9,7 +9,7 @@ from aft_mm.ops import triton_support
 pytest.importorskip('triton', reason='Triton is not installed')
 from aft_mm.ops.triton import step_library  # noqa: E402
 
-from .triton_offline import assert_no_spills  # noqa: E402
+from .triton_offline import assert_no_spills, widest_load  # noqa: E402
 
 CHANNELS, TOKENS = 64, 48
 GRID, KERNEL = (6, 8), (3, 5)
@@ -56,6 +56,12 @@ def kernel_of(name):
 def test_every_op(name, compiled, tmp_path):
     step(name, torch.float32)
     assert_no_spills(compiled, kernel_of(name), tmp_path)
+
+
+@pytest.mark.parametrize('name', ['full', 'local', 'window 2-d'])
+def test_the_buffer_is_loaded_16_bytes_at_a_time(name, compiled):
+    step(name, torch.float32)
+    assert widest_load(compiled['buffer_step']) == 16
 
 
 @pytest.mark.parametrize('dtype', triton_support.DTYPES[1:], ids=str)

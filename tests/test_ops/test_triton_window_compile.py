@@ -8,7 +8,7 @@ from aft_mm.ops import triton_support
 pytest.importorskip('triton', reason='Triton is not installed')
 from aft_mm.ops.triton import window_launch as launch  # noqa: E402
 
-from .triton_offline import assert_no_spills  # noqa: E402
+from .triton_offline import assert_no_spills, widest_load  # noqa: E402
 
 KERNELS = {'weigh', 'weigh_gradient', 'window_mean', 'window_gradient'}
 
@@ -36,6 +36,12 @@ PLACES = {
 def test_every_kernel_type_and_block(dtype, places, compiled, tmp_path):
     call_window(dtype, *PLACES[places], causal=True)
     assert_no_spills(compiled, KERNELS, tmp_path)
+
+
+def test_loads_are_16_bytes_wide(compiled):
+    call_window(torch.bfloat16, *PLACES['grid'], causal=True)
+    widths = {name: widest_load(kernel) for name, kernel in compiled.items()}
+    assert widths == dict.fromkeys(KERNELS, 16)
 
 
 # 65 channels: rows that no vector of numbers is aligned to.

@@ -41,6 +41,12 @@ def usage(kernel, path):
     return {name: int(number) for name, number in re.findall(r'(REG|STACK|LOCAL):(\d+)', output)}
 
 
+def widest_load(kernel):
+    """Bytes of the widest load from global memory."""
+    loads = re.findall(r'ld\.global[\w.:]*?(?:\.v(\d))?\.b(\d+)\b', kernel.asm['ptx'])
+    return max(int(numbers or 1) * int(bits) // 8 for numbers, bits in loads)
+
+
 def assert_no_spills(kernels, expected, folder):
     """The kernels of these names were compiled, and none keeps a register in memory."""
     assert set(kernels) == set(expected)
