@@ -57,6 +57,13 @@ def test_operations_of_a_convolution_are_those_of_a_hand_count():
     assert operations('aft_conv', shapes, dict(grid=(1, 3))) == expected + 2 * 2 * 3 * (4 + 1)
 
 
+def test_biases_are_measured_in_the_type_that_autocast_leaves_them():
+    case = CASES['small-local-normalized']
+    kinds = [x.dtype for x in case.inputs(torch.bfloat16, 'cpu')]
+    assert kinds == [torch.bfloat16] * 3 + [torch.float32] * 2
+    assert {x.dtype for x in case.inputs(torch.float64, 'cpu')} == {torch.float64}
+
+
 @pytest.mark.parametrize('window', [1, 5, 40])
 @pytest.mark.parametrize('causal', [False, True])
 def test_near_pairs_are_those_of_the_mask(window, causal):

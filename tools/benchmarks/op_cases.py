@@ -55,12 +55,17 @@ class Case:
         return {**defaults, **self.options}
 
     def inputs(self, dtype: torch.dtype, device: str) -> list[Tensor]:
-        """All inputs, randn, the same each time; parameters are a tenth of that."""
+        """All inputs, randn, the same each time; parameters are a tenth of that.
+
+        Parameters are float32 where the tokens have less, as autocast leaves them in training.
+        """
         generator = torch.Generator(device).manual_seed(0)
         scales = [1.0, self.key_scale, 1.0] + [0.1] * len(self.parameters)
+        wide = torch.promote_types(dtype, torch.float32)
+        dtypes = [dtype] * 3 + [wide] * len(self.parameters)
         return [
-            (torch.randn(shape, generator=generator, device=device) * scale).to(dtype)
-            for shape, scale in zip(self.shapes, scales, strict=True)
+            (torch.randn(shape, generator=generator, device=device) * scale).to(kind)
+            for shape, scale, kind in zip(self.shapes, scales, dtypes, strict=True)
         ]
 
     def __call__(self, *tensors: Tensor) -> Tensor:
