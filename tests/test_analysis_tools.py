@@ -13,7 +13,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
-from aft_mm.engine.errors import UserError
+from aft_mm.cli.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / 'tools' / 'analysis_tools'

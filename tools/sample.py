@@ -10,7 +10,7 @@ from mmengine.registry import DATASETS, init_default_scope
 from PIL import Image
 
 from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator, task_of, write_ply
-from aft_mm.engine.command_line import (
+from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
     add_sampling_arguments,
@@ -20,8 +20,8 @@ from aft_mm.engine.command_line import (
     numbered,
     sampling_options,
 )
-from aft_mm.engine.errors import UserError, one_sentence
-from aft_mm.engine.image_sampling import given_rows
+from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.sampling.images import given_rows
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
 
 # Of each kind of model: the names that a file may end in, and the arguments that only it knows.

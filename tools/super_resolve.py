@@ -13,9 +13,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from aft_mm.apis import SuperResolver, task_of
-from aft_mm.datasets import read_rgb
-from aft_mm.datasets.image_files import GREY
-from aft_mm.engine.command_line import (
+from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
     add_sampling_arguments,
@@ -24,7 +22,9 @@ from aft_mm.engine.command_line import (
     numbered,
     sampling_options,
 )
-from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.datasets import read_rgb
+from aft_mm.datasets.image_files import GREY
 from aft_mm.visualization import draw_super_resolution
 
 

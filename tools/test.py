@@ -8,8 +8,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 from mmengine.registry import RUNNERS
 
-from aft_mm.engine import CheckpointFitHook
-from aft_mm.engine.command_line import (
+from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
     add_arguments,
@@ -19,7 +18,8 @@ from aft_mm.engine.command_line import (
     check_widths,
     load_config,
 )
-from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.engine import CheckpointFitHook
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
 
-from aft_mm.engine import CheckpointFitHook
-from aft_mm.engine.command_line import (
+from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
     add_arguments,
@@ -20,7 +19,8 @@ from aft_mm.engine.command_line import (
     check_widths,
     load_config,
 )
-from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.engine import CheckpointFitHook
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from mmengine.config import Config
 
-from aft_mm.engine.errors import UserError
-from aft_mm.engine.image_sampling import (
+from aft_mm.cli.errors import UserError
+from aft_mm.sampling.images import (
     check_image_shape,
     complete_images,
     given_rows,

@@ -10,8 +10,8 @@ from mmengine.runner import CheckpointLoader
 from torch import nn
 
 import aft_mm.registry  # noqa: F401, the allow-list for safe checkpoint loading
-from aft_mm.engine.command_line import check_checkpoint, read_config
-from aft_mm.engine.errors import UserError
+from aft_mm.cli.command_line import check_checkpoint, read_config
+from aft_mm.cli.errors import UserError
 from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
 
 #: Who draws from the model of a config, and the entry of the config that tells; the first that is

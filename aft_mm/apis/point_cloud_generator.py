@@ -8,8 +8,8 @@ import torch
 import trimesh
 from mmengine.config import Config
 
-from aft_mm.engine.errors import UserError
-from aft_mm.engine.point_sampling import check_points, check_settings, sample_points
+from aft_mm.cli.errors import UserError
+from aft_mm.sampling.points import check_points, check_settings, sample_points
 
 from .loading import load_model
 

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from mmengine.config import Config
 
+from aft_mm.cli.errors import UserError
 from aft_mm.datasets.transforms.images import central_square, shrink
-from aft_mm.engine.errors import UserError
 from aft_mm.engine.seeds import derived_seed
-from aft_mm.engine.super_resolution import check_super_resolution, super_resolve
-from aft_mm.engine.tiling import cut_tiles, join_tiles, tile_starts
 from aft_mm.models.heads import check_sampling
+from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
+from aft_mm.sampling.tiling import cut_tiles, join_tiles, tile_starts
 
 from .loading import load_model
 

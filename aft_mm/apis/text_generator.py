@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from mmengine.config import Config
 
-from aft_mm.engine.errors import UserError, check_count
+from aft_mm.cli.errors import UserError, check_count
 
 from .loading import load_model
 

@@ -1,4 +1,4 @@
-"""Hooks, the test that draws, the optimizer wrapper, and what the command line tools share."""
+"""What a Runner uses: hooks, loops, the optimizer wrapper and its constructor, the schedule."""
 
 from .hooks import (
     CheckImagesHook,

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from mmengine.config import Config
 from mmengine.device import get_device
 
-from .errors import UserError
+from aft_mm.cli.errors import UserError
 
 # Where each launcher says what torch reads from RANK, WORLD_SIZE and LOCAL_RANK.
 _RANK_VARIABLES = {

@@ -4,9 +4,8 @@ from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
+from aft_mm.cli.errors import UserError
 from aft_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS
-
-from .errors import UserError
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from mmengine.runner import Runner, TestLoop, autocast
 
+from aft_mm.cli.errors import check_count
 from aft_mm.registry import LOOPS
 from aft_mm.structures import SequenceSample
 
-from .errors import check_count
 from .hooks.task_model import task_model
 from .seeds import derived_seed
 

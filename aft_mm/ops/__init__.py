@@ -1,6 +1,6 @@
 """Pure tensor functions of the Attention Free Transformer; imports torch only."""
 
-from .decisions import record_decisions, repeat_decisions
+from .eager.decisions import record_decisions, repeat_decisions
 from .functional import (
     aft_conv,
     aft_full,

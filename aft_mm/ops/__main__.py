@@ -14,7 +14,7 @@ from .dispatch import (
     reasons_against,
     requested_backends,
 )
-from .triton_support import KERNELS, LIMITS
+from .triton.support import KERNELS, LIMITS
 
 
 def _needs(op: str) -> str:

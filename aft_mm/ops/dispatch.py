@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from . import eager, eager_steps, reference, triton_support
+from . import eager, reference
+from .triton import support as triton_support
 
 OPS = (
     'aft_simple',
@@ -89,7 +90,7 @@ _MODULES: dict[str, ModuleType] = {'eager': eager, 'reference': reference}
 @triton_support.constant
 def _load(name: str) -> bool:
     if name not in _MODULES:
-        _MODULES[name] = importlib.import_module(f'.{name}', __package__)
+        _MODULES[name] = importlib.import_module(f'.{name}.library', __package__)
     return True
 
 
@@ -99,4 +100,4 @@ def implementation(
     """The function of the serving backend for the call."""
     name = choose_backend(op, tensors, options)
     _load(name)
-    return getattr(eager_steps if name == 'eager' and op in STEPS else _MODULES[name], op)
+    return getattr(_MODULES[name], op)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .eager import relu_terms
-from .sums import Sums, column_shift, leaf, lowest, merge, reduce
+from .eager.mixing import relu_terms
+from .eager.sums import Sums, column_shift, leaf, lowest, merge, reduce
 
 
 class StepState(NamedTuple):

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from . import checks
 from .dispatch import implementation
+from .eager.sums import Sums
 from .geometry import Window, as_pair, near_radius
 from .state import StepState, new_state
-from .sums import Sums
 
 
 def _run(

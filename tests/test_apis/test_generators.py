@@ -15,7 +15,7 @@ from aft_mm.apis import (
     TextGenerator,
     load_model,
 )
-from aft_mm.engine.errors import UserError
+from aft_mm.cli.errors import UserError
 
 # Who draws from the model of a config, and why no other.
 OWNERS = dict(

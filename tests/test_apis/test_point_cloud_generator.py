@@ -9,8 +9,8 @@ import trimesh
 from mmengine.config import Config
 
 from aft_mm.apis import PointCloudGenerator, write_ply
-from aft_mm.engine.errors import UserError
-from aft_mm.engine.point_sampling import sample_points
+from aft_mm.cli.errors import UserError
+from aft_mm.sampling.points import sample_points
 
 
 @pytest.fixture(scope='module')

@@ -6,10 +6,10 @@ import pytest
 from mmengine.config import Config
 
 from aft_mm.apis import SuperResolver
+from aft_mm.cli.errors import UserError
 from aft_mm.datasets import SuperResolutionPair
-from aft_mm.engine.errors import UserError
 from aft_mm.engine.seeds import derived_seed
-from aft_mm.engine.super_resolution import super_resolve
+from aft_mm.sampling.super_resolution import super_resolve
 
 
 @pytest.fixture(scope='module')

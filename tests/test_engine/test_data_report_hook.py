@@ -15,9 +15,9 @@ from mmengine.registry import DATASETS, RUNNERS
 from mmengine.runner import Runner
 from torch.utils.data import Dataset
 
+from aft_mm.cli.command_line import DATA_ERRORS, check_data
+from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.engine import DataReportHook
-from aft_mm.engine.command_line import DATA_ERRORS, check_data
-from aft_mm.engine.errors import UserError, one_sentence
 from aft_mm.engine.hooks.data_report_hook import Notes
 from aft_mm.structures import SequenceSample
 

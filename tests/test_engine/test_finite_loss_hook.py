@@ -11,8 +11,8 @@ from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from torch import nn
 
+from aft_mm.cli.errors import UserError
 from aft_mm.engine import AutocastOptimWrapper, FiniteLossHook
-from aft_mm.engine.errors import UserError
 
 
 class Model(BaseModel):

@@ -11,9 +11,9 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import MODELS
 from torch.utils.data import DataLoader
 
+from aft_mm.cli.errors import UserError
 from aft_mm.datasets import PackSequence, TextFile
 from aft_mm.engine import FirstSampleHook
-from aft_mm.engine.errors import UserError
 
 
 @pytest.fixture

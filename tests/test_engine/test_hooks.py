@@ -16,6 +16,8 @@ from scipy.stats import entropy
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
+from aft_mm.cli.command_line import check_regularization
+from aft_mm.cli.errors import UserError
 from aft_mm.datasets import Digits
 from aft_mm.engine import (
     AutocastOptimWrapper,
@@ -25,8 +27,6 @@ from aft_mm.engine import (
     EpochSeedHook,
     RegularizationHook,
 )
-from aft_mm.engine.command_line import check_regularization
-from aft_mm.engine.errors import UserError
 from aft_mm.layers import PositionEmbedding
 from aft_mm.registry import DATASETS, MODELS
 

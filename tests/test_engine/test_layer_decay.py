@@ -5,7 +5,7 @@ from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmengine.registry import DefaultScope
 from torch import nn
 
-from aft_mm.engine.errors import UserError
+from aft_mm.cli.errors import UserError
 from aft_mm.models import AFTViT, SimpleFeaturePyramid
 
 NO_DECAY = dict(

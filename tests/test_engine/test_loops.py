@@ -7,12 +7,12 @@ import torch
 from mmengine.dataset import pseudo_collate
 from torch.utils.data import DataLoader
 
+from aft_mm.cli.errors import UserError
 from aft_mm.engine import GenerationTestLoop
-from aft_mm.engine.errors import UserError
 from aft_mm.engine.seeds import derived_seed
 from aft_mm.structures import SequenceSample
 
-from .generation_models import points_model, super_resolution_model
+from ..generation_models import points_model, super_resolution_model
 
 
 class Metric:

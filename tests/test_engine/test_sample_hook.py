@@ -9,10 +9,10 @@ from mmengine.registry import MODELS
 from mmengine.visualization import Visualizer
 from PIL import Image
 
+from aft_mm.cli.errors import UserError
 from aft_mm.datasets import PackSequence
 from aft_mm.engine import SampleHook
-from aft_mm.engine.errors import UserError
-from aft_mm.engine.image_sampling import complete_images, sample_images
+from aft_mm.sampling.images import complete_images, sample_images
 from aft_mm.visualization import draw_completions, draw_samples
 
 # Image shape, tokens of PackSequence, grid, embedding, head: every way to lay out an image.

@@ -16,8 +16,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 
 import aft_mm.registry  # noqa: F401  lets torch load training checkpoints
+from aft_mm.cli.errors import UserError
 from aft_mm.engine import CheckpointFitHook, TimeBudgetHook
-from aft_mm.engine.errors import UserError
 from aft_mm.engine.hooks import time_budget_hook
 
 CONFIGS = Path(__file__).parents[1] / 'configs'

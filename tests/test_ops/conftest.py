@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from aft_mm.ops import triton_support
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.ops.triton import support as triton_support
 
 
 @pytest.fixture

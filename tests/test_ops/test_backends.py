@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from aft_mm.ops import banded_mean
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.ops.eager import banded_product
 
 from .cases import CASES, IDS, Case, run_with_gradients
 
@@ -50,8 +50,8 @@ BANDED = [case for case in CASES if case.op in ('aft_full', 'aft_local')]
 def test_a_banded_mean_in_parts_is_the_same(case, monkeypatch):
     tensors = case.inputs(dtype=torch.float32)
     expected = oracle(case, tensors, monkeypatch)
-    monkeypatch.setattr(banded_mean, 'CHUNK', 1)
-    monkeypatch.setattr(banded_mean, 'SMALLEST_WIDTH', 5)  # of 12 columns: two parts and a rest
+    monkeypatch.setattr(banded_product, 'CHUNK', 1)
+    monkeypatch.setattr(banded_product, 'SMALLEST_WIDTH', 5)  # of 12 columns: two parts and a rest
     assert_close(run_with_gradients(case, tensors), expected, TOLERANCE[torch.float32])
 
 

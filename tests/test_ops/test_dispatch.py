@@ -11,8 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aft_mm import ops
-from aft_mm.ops import dispatch, eager, reference, triton_support
-from aft_mm.ops.library import opaque_safe_mean
+from aft_mm.ops import dispatch, eager, reference
+from aft_mm.ops.eager.library import opaque_safe_mean
+from aft_mm.ops.triton import support as triton_support
 
 from .cases import CASES, run_with_gradients
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aft_mm.ops import triton_support
+from aft_mm.ops.triton import support as triton_support
 
 pytest.importorskip('triton', reason='Triton is not installed')
 from aft_mm.ops.triton import band_launch as launch  # noqa: E402

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aft_mm import ops
-from aft_mm.ops import triton_support
+from aft_mm.ops.triton import support as triton_support
 
 from .cases import CASES, Case, run_with_gradients
 from .test_backends import assert_close, oracle

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from aft_mm import ops
-from aft_mm.ops import triton_support
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.ops.triton import support as triton_support
 
 from .cases import CAUSAL_CASES, CHANNELS, Case
 from .test_steps import start

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aft_mm import ops
-from aft_mm.ops import triton_support
+from aft_mm.ops.triton import support as triton_support
 
 pytest.importorskip('triton', reason='Triton is not installed')
 from aft_mm.ops.triton import step_library  # noqa: E402

@@ -7,7 +7,7 @@ with ``TRITON_INTERPRET=1``. Importing this module skips a file where neither is
 import pytest
 import torch
 
-from aft_mm.ops import triton_support
+from aft_mm.ops.triton import support as triton_support
 
 from .cases import run_with_gradients
 from .test_backends import assert_close, oracle

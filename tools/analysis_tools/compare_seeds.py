@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.engine.command_line import check_writable
-from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.cli.command_line import check_writable
+from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.visualization import draw_seeds, seed_table
 
 

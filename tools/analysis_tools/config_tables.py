@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.cli.errors import UserError, one_sentence
 
 ROOT = Path(__file__).parents[2]
 REGION = re.compile(r'(<!-- table: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of table -->)', re.S)

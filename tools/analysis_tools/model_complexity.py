@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from aft_mm.engine.command_line import read_config
-from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.cli.command_line import read_config
+from aft_mm.cli.errors import UserError, one_sentence
 
 # mmengine counts convolutions, linear layers, matrix products and norms; the rest is ours.
 ELEMENTWISE = ('abs', 'add', 'addcmul', 'div', 'exp', 'expm1', 'gelu', 'log', 'log_sigmoid',

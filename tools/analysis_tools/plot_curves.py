@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.visualization import draw_curves, read_scalars
 
 

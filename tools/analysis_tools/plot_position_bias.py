@@ -6,8 +6,8 @@ from pathlib import Path
 from torch import nn
 
 from aft_mm.apis import load_model
-from aft_mm.engine.command_line import CONFIG_ERRORS
-from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.cli.command_line import CONFIG_ERRORS
+from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.visualization import draw_position_bias
 
 

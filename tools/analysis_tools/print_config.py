@@ -4,8 +4,8 @@ import argparse
 
 from mmengine.config import DictAction
 
-from aft_mm.engine.command_line import read_config
-from aft_mm.engine.errors import one_sentence
+from aft_mm.cli.command_line import read_config
+from aft_mm.cli.errors import one_sentence
 
 
 def main() -> None:

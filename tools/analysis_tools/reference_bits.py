@@ -20,8 +20,8 @@ from mmengine.registry import DATASETS, init_default_scope
 from mmengine.utils import track_iter_progress
 from scipy.special import gammaln
 
-from aft_mm.engine.command_line import CONFIG_ERRORS, DATA_ERRORS, check_data, load_config
-from aft_mm.engine.errors import one_sentence
+from aft_mm.cli.command_line import CONFIG_ERRORS, DATA_ERRORS, check_data, load_config
+from aft_mm.cli.errors import one_sentence
 
 
 def order_0_bits(values: np.ndarray) -> float:

@@ -24,10 +24,10 @@ import numpy as np
 import trimesh
 from mmengine.utils import track_progress_rich
 
+from aft_mm.cli.command_line import check_writable
+from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.datasets.point_files import MESH_SUFFIXES
 from aft_mm.datasets.shapenet import class_folder
-from aft_mm.engine.command_line import check_writable
-from aft_mm.engine.errors import UserError, one_sentence
 
 NUM_POINTS = 15_000
 SPLITS = ('train', 'val', 'test')

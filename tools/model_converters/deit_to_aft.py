@@ -26,13 +26,13 @@ from torch import Tensor, nn
 
 import aft_mm.registry  # noqa: F401, registers the backbone
 from aft_mm.checkpoint import load_from_local
-from aft_mm.engine.command_line import (
+from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     check_checkpoint,
     check_writable,
     read_config,
 )
-from aft_mm.engine.errors import UserError, one_sentence
+from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.layers.mixers import AFTConv
 from aft_mm.models import AFTViT
 

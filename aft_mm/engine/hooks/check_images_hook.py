@@ -7,9 +7,8 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from PIL import Image
 
+from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
-
-from ..errors import UserError
 
 _END_OF_IMAGE = b'\xff\xd9'  # JPEG's last marker
 

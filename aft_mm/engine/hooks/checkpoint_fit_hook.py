@@ -7,9 +7,9 @@ from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import nn
 
+from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
 
-from ..errors import UserError
 from .task_model import task_model
 from .time_budget_hook import META, TimeBudgetHook
 

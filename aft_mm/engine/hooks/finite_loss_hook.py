@@ -10,9 +10,9 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
+from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
 
-from ..errors import UserError
 from .task_model import task_model
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 from mmengine.runner import Runner
 
+from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
+from aft_mm.sampling.points import check_points, check_up, sample_points
 from aft_mm.visualization import draw_point_clouds
 
-from ..errors import UserError
-from ..point_sampling import check_points, check_up, sample_points
 from .picture_hook import PictureHook
 from .task_model import task_model
 

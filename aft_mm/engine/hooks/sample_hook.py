@@ -6,9 +6,9 @@ import numpy as np
 from mmengine.runner import Runner
 
 from aft_mm.registry import HOOKS
+from aft_mm.sampling.images import check_image_shape, complete_images, sample_images
 from aft_mm.visualization import draw_completions, draw_samples
 
-from ..image_sampling import check_image_shape, complete_images, sample_images
 from .picture_hook import PictureHook, validation_samples
 from .task_model import task_model
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from mmengine.runner import Runner
 
+from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
+from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
 from aft_mm.visualization import draw_super_resolution
 
-from ..errors import UserError
-from ..super_resolution import check_super_resolution, super_resolve
 from .picture_hook import PictureHook, validation_samples
 from .task_model import task_model
 

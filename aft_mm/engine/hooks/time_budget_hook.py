@@ -13,10 +13,10 @@ from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
+from aft_mm.cli.errors import UserError, check_count
 from aft_mm.registry import HOOKS
 
 from ..epoch_loop import StoppableEpochLoop
-from ..errors import UserError, check_count
 
 # Of the meta of a checkpoint; a dict of plain numbers, which safe loading lets through.
 META = 'time_budget'

@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..banded_mean import neighbours, split
+from ..eager.banded_product import neighbours, split
 from . import band_kernels as kernels
 from .common import count_processors, in_parts, product_precision, strided, term_dtype
 

@@ -1,6 +1,6 @@
 """AFT-full and AFT-local 1-d of the Triton backend: ops, shapes and gradients as opaque nodes.
 
-The kernels hold the fast path of the numerics policy (`eager.py`): one shift per channel, plain
+The kernels hold the fast path of the numerics policy (`ops/eager/`): one shift per channel, plain
 float32 sums. The range of keys and biases is checked as there, and beyond it eager's safe path
 takes over.
 """
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import eager
-from ..decisions import recording
-from ..sums import FAST_BIAS_SPREAD, FAST_SPREAD, choose, lowest
+from ..eager.decisions import recording
+from ..eager.sums import FAST_BIAS_SPREAD, FAST_SPREAD, choose, lowest
 from . import band_launch as launch
 from .common import differentiated, once
 

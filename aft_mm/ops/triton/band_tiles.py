@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..triton_support import interpreted
 from .products import multiply
+from .support import interpreted
 
 # A smaller denominator is that of a row that sees nothing.
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..convolution import crop_kernel
-from ..eager import apply_gate, hide, safe_conv_mean
-from ..sums import FAST_BIAS_SPREAD, choose
+from ..eager.convolution import crop_kernel
+from ..eager.mixing import apply_gate, hide, safe_conv_mean
+from ..eager.sums import FAST_BIAS_SPREAD, choose
 from . import conv_launch as launch
 from .common import differentiated, once
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..triton_support import interpreted
+from .support import interpreted
 
 INTERPRETED = tl.constexpr(interpreted())
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..eager import apply_gate, hide, safe_window_mean
+from ..eager.mixing import apply_gate, hide, safe_window_mean
+from ..eager.sums import FAST_SPREAD, choose, column_shift, spread
 from ..geometry import as_pair
-from ..sums import FAST_SPREAD, choose, column_shift, spread
 from . import window_launch as launch
 from .common import differentiated, once
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .banded_mean import banded_mean, banded_product, neighbours, split, tile_weights
-from .geometry import Window, near_mask, near_radius
+from ..geometry import Window, near_mask, near_radius
+from .banded_product import banded_mean, banded_product, neighbours, split, tile_weights
 from .sums import (
     FAST_BIAS_SPREAD,
     FAST_SPREAD,

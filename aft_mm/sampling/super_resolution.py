@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from .errors import UserError, check_count
-from .image_sampling import check_image_shape, to_images
+from aft_mm.cli.errors import UserError, check_count
+
+from .images import check_image_shape, to_images
 
 
 def check_super_resolution(model: nn.Module, image_shape: Sequence[int],

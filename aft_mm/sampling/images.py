@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .errors import UserError, check_count
+from aft_mm.cli.errors import UserError, check_count
 
 
 def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..geometry import past_kernel
 from . import decisions
-from .conv_exact import exact_conv_mean, outside_sums
-from .geometry import past_kernel
+from .exact_convolution import exact_conv_mean, outside_sums
 from .sums import (
     FAST_BIAS_SPREAD,
     FAST_SPREAD,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from aft_mm.engine.errors import UserError
-from aft_mm.engine.tiling import cross_fade_weights, cut_tiles, join_tiles, tile_starts
+from aft_mm.cli.errors import UserError
+from aft_mm.sampling.tiling import cross_fade_weights, cut_tiles, join_tiles, tile_starts
 
 every_length = pytest.mark.parametrize(('length', 'size', 'overlap'), [
     (8, 8, 2), (9, 8, 2), (14, 8, 2), (15, 8, 2), (63, 8, 2), (20, 8, 7), (17, 8, 0), (7, 1, 0),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .errors import UserError
+from aft_mm.cli.errors import UserError
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:

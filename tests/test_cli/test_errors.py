@@ -10,9 +10,9 @@ from mmengine.registry import MODELS
 from torch.utils.data import DataLoader
 
 from aft_mm import ops
+from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.datasets import PackSequence
 from aft_mm.datasets.text_file import take_split
-from aft_mm.engine.errors import UserError, one_sentence
 from aft_mm.layers import TokenEmbedding
 
 

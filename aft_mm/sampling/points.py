@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from aft_mm.cli.errors import UserError, check_count
 from aft_mm.structures import decode_points
 from aft_mm.visualization.point_cloud import AXES
-
-from .errors import UserError, check_count
 
 
 def check_settings(settings: Any) -> None:

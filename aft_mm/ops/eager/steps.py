@@ -1,6 +1,6 @@
-"""Steps of the default backend: composite torch operations on the state of `state.py`.
+"""Steps of the default backend: composite torch operations on the state of `ops/state.py`.
 
-Called by `steps.py`, which checks the arguments and says what a step is.
+Called by `ops/steps.py`, which checks the arguments and says what a step is.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .eager import apply_gate, apply_relu2_gates, relu_terms
-from .geometry import Window, hard_mask, kernel_index, near_mask
-from .state import StepState, buffer_sums, push, slot_tokens, with_far
+from ..geometry import Window, hard_mask, kernel_index, near_mask
+from ..state import StepState, buffer_sums, push, slot_tokens, with_far
+from .mixing import apply_gate, apply_relu2_gates, relu_terms
 from .sums import leaf, mean, merge
 
 

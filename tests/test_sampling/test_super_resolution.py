@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from aft_mm.cli.errors import UserError
 from aft_mm.datasets import PackSequence
-from aft_mm.engine.errors import UserError
-from aft_mm.engine.super_resolution import check_super_resolution, super_resolve
+from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
 
-from .generation_models import IMAGE, SOURCE, points_model, super_resolution_model
+from ..generation_models import IMAGE, SOURCE, points_model, super_resolution_model
 
 
 @pytest.fixture(scope='module')

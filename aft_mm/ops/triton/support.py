@@ -21,7 +21,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_window': {},
     'aft_conv': dict(global_connectivity=True, causal=False),
 }
-# The steps of `steps.py` that have one; the last of their tensors is the buffer of keys.
+# The steps of `ops/steps.py` that have one; the last of their tensors is the buffer of keys.
 STEP_KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple_step': dict(key_function='softmax'),
     'aft_full_step': {},
@@ -57,7 +57,7 @@ def _local_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) 
 
 
 # What else a kernel cannot serve, as sentences, by the inputs and options of a call. The docstring
-# of each says what it can, for the table of `__main__.py`.
+# of each says what it can, for the table of `ops/__main__.py`.
 LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {
     op: _step_limits for op in STEP_KERNELS
 }

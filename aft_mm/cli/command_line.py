@@ -13,9 +13,10 @@ from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.runner import Runner
 from torch import nn
 
-from .distributed import start_distributed
+from aft_mm.engine.distributed import start_distributed
+from aft_mm.engine.hooks import RegularizationHook
+
 from .errors import UserError
-from .hooks import RegularizationHook
 
 #: What goes wrong when a config with a mistake is turned into objects.
 CONFIG_ERRORS = (TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from aft_mm.engine.errors import UserError
-from aft_mm.engine.point_sampling import check_points, check_settings, sample_points
+from aft_mm.cli.errors import UserError
+from aft_mm.sampling.points import check_points, check_settings, sample_points
 from aft_mm.structures import encode_points
 
-from .generation_models import points_model, super_resolution_model
+from ..generation_models import points_model, super_resolution_model
 
 
 @pytest.fixture(scope='module')

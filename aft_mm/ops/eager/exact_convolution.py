@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .geometry import kernel_offsets, past_kernel
+from ..geometry import kernel_offsets, past_kernel
 from .sums import Summable, Sums, leaf, lowest, mean, merge, move, prefix, sliding, suffix, total
 
 ENTRIES_AT_A_TIME = 8

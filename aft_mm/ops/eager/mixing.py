@@ -1,27 +1,16 @@
-"""The default backend: composite torch operations that autograd and torch.compile see through.
-
-The numerics policy, kept by every backend:
-
-- exponentials and sums are float32 whatever the input (float64 stays float64), outputs have the
-  type of value;
-- each op has a fast path, one common shift and plain sums, that is exact to tolerance while keys
-  and biases spread over less than the exponents of float32, and checks that; beyond it a safe path
-  takes over, in float64 and with sums that carry their own shift (`sums.py`), for any finite key
-  and |w| up to 80;
-- shifts are detached: they cancel in the quotient, so its gradient does not depend on them.
-"""
+"""The ops of the default backend; the numerics policy stands in `__init__.py`."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from ..geometry import Window, as_pair
+from ..reference import GATES
 from . import decisions
-from .blocks import Band, dense_band, local_band, normalized_mean, weighted_mean
+from .bands import Band, dense_band, local_band, normalized_mean, weighted_mean
 from .convolution import crop_kernel, difference_fits, difference_mean, safe_mean
-from .geometry import Window, as_pair
 from .library import opaque_safe_mean
-from .reference import GATES
 from .sums import (
     FAST_SPREAD,
     Summable,

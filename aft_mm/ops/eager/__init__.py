@@ -1,0 +1,53 @@
+"""The default backend: composite torch operations that autograd and torch.compile see through.
+
+The numerics policy, kept by every backend:
+
+- exponentials and sums are float32 whatever the input (float64 stays float64), outputs have the
+  type of value;
+- each op has a fast path, one common shift and plain sums, that is exact to tolerance while keys
+  and biases spread over less than the exponents of float32, and checks that; beyond it a safe path
+  takes over, in float64 and with sums that carry their own shift (`sums.py`), for any finite key
+  and |w| up to 80;
+- shifts are detached: they cancel in the quotient, so its gradient does not depend on them.
+
+The files, from the ops down to the sums:
+
+- `mixing.py`: the ops; `steps.py`: the same one token at a time;
+- `bands.py`: the products of full and local with a dense or banded exp(w); `banded_product.py`:
+  their fast form with its backward pass;
+- `convolution.py`: AFT-conv; `exact_convolution.py`: its form for any finite key; `library.py`:
+  what torch.compile must see as one node;
+- `sums.py`: the algebra of shifted sums; `decisions.py`: what an exported graph decides beforehand.
+"""
+
+from .mixing import (
+    aft_conv,
+    aft_full,
+    aft_local,
+    aft_local_normalized,
+    aft_simple,
+    aft_window,
+)
+from .steps import (
+    aft_conv_step,
+    aft_full_step,
+    aft_local_normalized_step,
+    aft_local_step,
+    aft_simple_step,
+    aft_window_step,
+)
+
+__all__ = [
+    'aft_conv',
+    'aft_conv_step',
+    'aft_full',
+    'aft_full_step',
+    'aft_local',
+    'aft_local_normalized',
+    'aft_local_normalized_step',
+    'aft_local_step',
+    'aft_simple',
+    'aft_simple_step',
+    'aft_window',
+    'aft_window_step',
+]

@@ -1,0 +1,26 @@
+"""The ops and steps that have a kernel; dispatch loads them when one first serves."""
+
+from .band_library import aft_full, aft_local
+from .conv_library import aft_conv
+from .simple_library import aft_simple
+from .step_library import (
+    aft_conv_step,
+    aft_full_step,
+    aft_local_step,
+    aft_simple_step,
+    aft_window_step,
+)
+from .window_library import aft_window
+
+__all__ = [
+    'aft_simple',
+    'aft_conv',
+    'aft_conv_step',
+    'aft_full',
+    'aft_full_step',
+    'aft_local',
+    'aft_local_step',
+    'aft_simple_step',
+    'aft_window',
+    'aft_window_step',
+]
