@@ -394,12 +394,3 @@ def test_metafile_lists_every_leaf_and_its_parameters(task):
 def test_readme_links_every_leaf(task):
     linked = re.findall(r'\(([\w.-]+)\.py\)', (task / 'README.md').read_text())
     assert set(linked) == {path.stem for path in task.glob('*.py')}
-
-
-def test_example_of_the_documentation_builds(tmp_path):
-    (example, ) = re.findall('```python\n(.*?)```', (ROOT / 'docs/configs.md').read_text(), re.S)
-    (tmp_path / 'example.py').write_text(example)
-    config = Config.fromfile(tmp_path / 'example.py')
-    init_default_scope(config.default_scope)
-    model = MODELS.build(config.model)
-    assert model(torch.randn(1, 3, 224, 224)).shape == (1, 1000)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose
-from mmengine.optim import OptimWrapper, build_optim_wrapper
+from mmengine.optim import build_optim_wrapper
 from mmengine.registry import (
     DATASETS,
     HOOKS,
@@ -18,8 +18,6 @@ from mmengine.registry import (
     MODELS,
     RUNNERS,
 )
-from mmengine.runner import Runner
-from torch.utils.data import DataLoader
 
 from .leaves import build_leaf, leaves, load_leaf
 
@@ -149,7 +147,8 @@ def test_name_says_the_schedule(name):
         iterations = config.train_cfg.max_epochs * 50_000 // total
         assert 0.005 * iterations > int(field['days']) * 24 * 3600
         assert config.param_scheduler == [dict(type='ConstantLR', factor=1.0)]
-        assert config.train_cfg.val_interval == config.default_hooks.checkpoint.interval == 1
+        saved = config.default_hooks.checkpoint
+        assert not saved.by_epoch and saved.interval < 50_000 // total
     else:
         assert config.train_cfg.max_epochs == int(field['epochs']) and budget is None
 
@@ -296,10 +295,14 @@ def test_ranks_are_those_of_the_paper():
             assert rank == (256 if 'enwik8' in name else wide), name
 
 
-@pytest.mark.parametrize('window', [1, 2, 4, 8, 32, 64, 128, 256, 512, 1024])
-@pytest.mark.parametrize('family', ['aft-local', 'aft-local-learned'])
+WINDOWS = [1, 2, 4, 8, 32, 64, 128, 256, 512, 1024]
+
+
+@pytest.mark.parametrize(
+    'family, window', [('aft-local', window) for window in WINDOWS] +
+    [('aft-local-learned', window) for window in (0, *WINDOWS)])
 def test_every_window_of_a_table_differs_in_the_window_only(family, window):
-    """Table 5 of arXiv 2105.14103, table 4 of the submission. Window 0 is AFT-simple in both."""
+    """Table 5 of arXiv 2105.14103, whose window 0 is AFT-simple; table 4 of the submission."""
     reference = load(f'{family}-32-l24-d256_8xb16-100e_enwik8-t1024').to_dict()
     reference['model']['decoder']['token_mixer']['window'] = window
     found = load(f'{family}-{window}-l24-d256_8xb16-100e_enwik8-t1024').to_dict()
@@ -364,28 +367,6 @@ def test_small_models_train(name):
     loss.backward()
     assert loss.item() == pytest.approx(math.log(256), abs=1.5)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_learning_rate_warms_up_and_falls_with_the_inverse_square_root(tmp_path):
-    config = load('aft-simple-l24-d256_8xb16-200e_cifar10')
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=3e-3)
-    runner = Runner(
-        torch.nn.Linear(1, 1), str(tmp_path), train_dataloader=DataLoader(range(100)),
-        train_cfg=config.train_cfg, optim_wrapper=OptimWrapper(optimizer))
-    # The runner gives a schedule the end of the run: 200 epochs of 100 iterations.
-    assert runner.train_loop.max_iters == 20000
-    schedulers = runner.build_param_scheduler(config.param_scheduler)
-    assert [scheduler.end for scheduler in schedulers] == [4000, 20000]
-    rates = []
-    for _ in range(16001):
-        rates.append(optimizer.param_groups[0]['lr'])
-        runner.optim_wrapper.step()
-        for scheduler in schedulers:
-            scheduler.step()
-
-    assert rates[0] == pytest.approx(3e-6)
-    assert rates[3999] == max(rates) == pytest.approx(3e-3)
-    assert rates[16000] == pytest.approx(1.5e-3)
 
 
 def test_a_run_starts_without_a_warning_about_scopes(tmp_path, caplog):

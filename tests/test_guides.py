@@ -106,3 +106,10 @@ def test_shapes_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
 def test_guides_name_configs_that_exist(guide):
     named = re.findall(r'configs/[\w/.-]+\.py', (ROOT / f'docs/tasks/{guide}.md').read_text())
     assert named and all((ROOT / path).is_file() for path in named)
+
+
+def test_the_config_of_ones_own_in_the_docs_builds(tmp_path):
+    text = (ROOT / 'docs/configs.md').read_text()
+    _, example = re.findall('```python\n(.*?)```', text, re.S)
+    model = MODELS.build(load_example(example, 'image_classification', tmp_path).model)
+    assert model(torch.randn(1, 3, 224, 224)).shape == (1, 1000)

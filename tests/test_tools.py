@@ -326,6 +326,14 @@ class TestErrorsOfARun:
             with pytest.raises(SystemExit, match=f'^Error: .*{message}.*param_scheduler=None$'):
                 tool('train').main([name])
 
+    @pytest.mark.parametrize('size', [0, -3, 2.5, 'many'])
+    def test_batch_that_is_no_number_of_samples(self, tool, config, tmp_path, monkeypatch, size):
+        monkeypatch.chdir(tmp_path)
+        Path('text.txt').write_bytes(bytes(4000))
+        options = ['--cfg-options', f'train_dataloader.batch_size={size}']
+        with pytest.raises(SystemExit, match=r'^Error: train_dataloader.batch_size must be an int'):
+            tool('train').main([str(config('tiny_text')), *options])
+
     def test_batch_that_no_training_set_fills(self, tool, config, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Path('text.txt').write_bytes(np.random.default_rng(0).bytes(4000))

@@ -16,7 +16,7 @@ from torch import nn
 from aft_mm.engine.distributed import start_distributed
 from aft_mm.engine.hooks import RegularizationHook
 
-from .errors import UserError
+from .errors import UserError, check_count
 
 #: What goes wrong when a config with a mistake is turned into objects.
 CONFIG_ERRORS = (TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError)
@@ -198,12 +198,14 @@ def check_data(cfg: Config, *splits: str) -> None:
     """Look for the folders and files that the data sets of ``splits`` are read from.
 
     Raises:
-        UserError: one is missing or an empty folder.
+        UserError: one is missing or an empty folder, or a batch is no number of samples.
     """
     for split in splits:
         loader = cfg.get(f'{split}_dataloader')
         if loader:
             _check_dataset(loader.dataset, f'{split}_dataloader.dataset')
+            if 'batch_size' in loader:
+                check_count(f'{split}_dataloader.batch_size', loader.batch_size)
 
 
 def _check_dataset(dataset: ConfigDict, key: str) -> None:

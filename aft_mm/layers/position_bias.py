@@ -6,6 +6,8 @@ Autocast stays out of it: w is an exponent, so its rounding error is the relativ
 
 import math
 from collections.abc import Sequence
+from numbers import Real
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,10 +32,13 @@ FACTOR_STD = 0.1
 FREE_STD = 0.01
 
 
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def check_init_std(init_std: float, zero: bool = True) -> None:
     """Raise ValueError unless `init_std` is finite and positive, or 0 where `zero` allows it."""
-    number = isinstance(init_std, (int, float)) and math.isfinite(init_std)
-    if not number or init_std < 0 or (init_std == 0 and not zero):
+    if not _is_finite(init_std) or init_std < 0 or (init_std == 0 and not zero):
         least = '0 or larger' if zero else 'larger than 0'
         raise ValueError(f'init_std must be a finite number {least}, got {init_std!r}')
 
@@ -203,8 +208,8 @@ class ConvPositionBias(nn.Module):
         if not all(isinstance(n, int) and n > 0 and n % 2 for n in kernel_size):
             raise ValueError(f'kernel_size must be odd and positive, got {tuple(kernel_size)}')
         check_init_std(init_std, zero=not reparameterize)
-        if tau is not None and not 0 < tau < math.inf:
-            raise ValueError(f'tau must be positive and finite, got {tau}')
+        if tau is not None and not (_is_finite(tau) and tau > 0):
+            raise ValueError(f'tau must be positive and finite, got {tau!r}')
         self.tau = tau
         self.weight = nn.Parameter(torch.empty(num_heads, *kernel_size))
         nn.init.normal_(self.weight, std=init_std)

@@ -159,7 +159,8 @@ def check_grid(grid: Sequence[int] | None, tokens: int, dims: Sequence[int]) -> 
 def _sizes(window: Window, grid: Sequence[int] | None) -> Sequence[int]:
     sizes = tuple(window) if isinstance(window, Sequence) else (window,)
     flat = grid is None or len(grid) == 1
-    if len(sizes) > (1 if flat else 2) or not sizes or not all(isinstance(s, int) for s in sizes):
+    ints = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
+    if len(sizes) > (1 if flat else 2) or not sizes or not ints:
         allowed = 'an int' if flat else 'an int or a pair of ints'
         raise ValueError(f'window must be {allowed} for grid {grid}, got {window!r}')
     return sizes

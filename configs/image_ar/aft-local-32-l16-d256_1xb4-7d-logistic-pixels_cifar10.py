@@ -20,4 +20,6 @@ pipeline = [
 train_dataloader = dict(batch_size=4, dataset=dict(pipeline=pipeline))
 val_dataloader = dict(dataset=dict(pipeline=pipeline))
 test_dataloader = dict(dataset=dict(pipeline=pipeline))
-default_hooks = dict(time_budget=dict(type='aft_mm.TimeBudgetHook', days=7))
+default_hooks = dict(
+    checkpoint=dict(by_epoch=False, interval=2000),
+    time_budget=dict(type='aft_mm.TimeBudgetHook', days=7))

@@ -306,6 +306,8 @@ def test_another_grid_interpolates_the_bias(name):
         (dict(type='AFTLocal', window=1, num_prefix_tokens=1), 'must be 0 for AFTLocal, got 1'),
         (dict(type='AFTLocalNormalized', window=-1), 'window must be 0 or larger, got -1'),
         (dict(type='AFTWindow', window=3), 'a 2-d window must have even sizes, got 3'),
+        (dict(type='AFTWindow', window=2.5), r'window must be an int or .* got 2.5'),
+        (dict(type='AFTLocal', window=True), r'window must be an int or .* got True'),
         (dict(type='AFTWindow', window=0, grid=(4,)), 'window must be 1 or larger, got 0'),
         (dict(type='LocalSoftmaxAttention', num_heads=5, window=2), 'divide embed_dims=12, got 5'),
         (
@@ -334,9 +336,9 @@ def test_another_grid_interpolates_the_bias(name):
         *[
             (
                 dict(type='AFTConv', num_heads=4, kernel_size=3, sparsity='gumbel', tau=tau),
-                f'tau must be positive and finite, got {tau}',
+                f'tau must be positive and finite, got {tau!r}',
             )
-            for tau in (0, -0.5, math.inf, math.nan)
+            for tau in (0, -0.5, math.inf, math.nan, 'soft')
         ],
         *[
             (

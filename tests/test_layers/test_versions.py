@@ -3,9 +3,13 @@
 import logging
 
 import pytest
+import torch
 from mmengine.runner.checkpoint import load_state_dict
 from torch import nn
 
+from aft_mm.checkpoint import load_from_local
+from aft_mm.cli.errors import UserError
+from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
 from aft_mm.layers import TokenMixer
 from aft_mm.layers.mixers import base
 from aft_mm.registry import MODELS
@@ -58,3 +62,28 @@ def test_a_checkpoint_that_does_not_tell_its_version_is_loaded_with_a_warning(
 def test_a_window_that_has_not_changed_takes_its_old_checkpoint(name, options):
     mixer = build(name, **options)
     load_state_dict(nn.Sequential(mixer), saved_by(1, mixer), strict=True)
+
+
+@pytest.mark.parametrize('wrapped', [False, True], ids=['plain', 'in a wrapper'])
+def test_a_file_is_refused_by_what_the_tools_load_with(wrapped, tmp_path, monkeypatch):
+    mixer = build('AFTLocalNormalized', window=2)
+    model = nn.Sequential(mixer)
+
+    def load(version):
+        state = saved_by(version, mixer)
+        if wrapped:
+            for part in (state, state._metadata):
+                for name in list(part):
+                    part[f'module.{name}'.rstrip('.')] = part.pop(name)
+        torch.save(dict(state_dict=state), tmp_path / 'epoch_1.pth')
+        load_fitting(model, load_from_local(tmp_path / 'epoch_1.pth', 'cpu'), 'a model')
+
+    with pytest.raises(UserError, match='^0 of the checkpoint was saved by aft_mm 0.1, whose AFT'):
+        load(1)
+    monkeypatch.setattr(base, 'print_log', lambda *message: pytest.fail(message[0]))
+    load(2)
+
+
+def test_a_raster_that_the_steps_would_not_know_is_refused():
+    with pytest.raises(ValueError, match=r'grid must be given to AFTWindow.* got \(3, 5\)'):
+        build('AFTWindow', window=2, grid=None)(torch.randn(1, 15, 8), grid=(3, 5))

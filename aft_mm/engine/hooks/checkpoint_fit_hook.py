@@ -1,6 +1,8 @@
 """Does a checkpoint belong to this model?"""
 
 import logging
+from collections import OrderedDict
+from collections.abc import Mapping
 
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
@@ -51,6 +53,20 @@ class CheckpointFitHook(Hook):
                             'load_from=CHECKPOINT and without --resume')
 
 
+def without_prefix(weights: Mapping) -> OrderedDict:
+    """A state dict without the ``module.`` of a wrapper, and the versions of its layers likewise.
+
+    Torch keeps the versions in an attribute, by which a layer refuses weights of another meaning.
+    """
+    state = OrderedDict((key.removeprefix('module.'), value) for key, value in weights.items())
+    versions = getattr(weights, '_metadata', None)
+    if versions is not None:
+        state._metadata = OrderedDict(  # type: ignore[attr-defined]
+            ('' if key == 'module' else key.removeprefix('module.'), value)
+            for key, value in versions.items())
+    return state
+
+
 def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = True) -> list[str]:
     """Load the weights of a checkpoint into ``model``.
 
@@ -66,8 +82,7 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     Raises:
         UserError: the checkpoint does not fit.
     """
-    weights = checkpoint.get('state_dict', checkpoint)
-    weights = {key.removeprefix('module.'): value for key, value in weights.items()}
+    weights = without_prefix(checkpoint.get('state_dict', checkpoint))
     own = model.state_dict()
     reshaped = 0
     # Torch's loading decides, because a layer may resize, rename or refuse on the way in.

@@ -30,7 +30,7 @@ class AFTWindow(AFTMixer):
         self, embed_dims: int, window: int | Sequence[int], causal: bool = True, **kwargs: Any
     ) -> None:
         super().__init__(embed_dims, causal=causal, **kwargs)
-        self.window = window if isinstance(window, int) else tuple(window)
+        self.window = tuple(window) if isinstance(window, Sequence) else window
         if self.grid is not None and len(self.grid) > 2:
             raise ValueError(f'grid must have 1 or 2 dimensions for AFTWindow, got {self.grid}')
         check_hard_window(self.window, self.grid)
@@ -38,6 +38,11 @@ class AFTWindow(AFTMixer):
             self._version = 2  # 1 had no row above the left block
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        if self.causal and self.grid is None and len(grid) > 1:
+            raise ValueError(
+                'grid must be given to AFTWindow(causal=True) itself for a raster, whose steps '
+                f'need it, got {grid} for these tokens only'
+            )
         return ops.aft_window(
             query,
             key,

@@ -4,8 +4,8 @@
 optim_wrapper = dict(optimizer=dict(type='RAdam', lr=1e-4))
 param_scheduler = [dict(type='ConstantLR', factor=1.0)]
 
-# More epochs than fit. One is long, 12,500 iterations, or 50,000 at batch 1, so each ends with a look
-# at the test set and a checkpoint.
+# More epochs than fit. One is long, 12,500 iterations, or 50,000 at batch 1: each ends with a look at
+# the test set, and a killed run loses the iterations since its last checkpoint at most.
 train_cfg = dict(by_epoch=True, max_epochs=10000, val_interval=1)
 val_cfg = dict()
 test_cfg = dict()
