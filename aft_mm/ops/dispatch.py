@@ -1,6 +1,6 @@
 """Which backend serves a call, and the reasons why another one does not.
 
-Backends are tried in the order of :data:`BACKENDS`; the first without a reason against it serves.
+Of :data:`DEFAULT_BACKENDS` the first without a reason against it serves.
 ``AFT_MM_BACKEND`` names others to try, such as ``triton`` or ``triton,eager``; if none of them can
 serve, the call fails with their reasons instead of falling back in silence. So does a call whose
 backend was chosen and then failed.
@@ -27,6 +27,8 @@ OPS = (
 )
 STEPS = tuple(f'{op}_step' for op in OPS)
 BACKENDS = ('triton', 'eager', 'reference')
+# Those that serve without being asked for.
+DEFAULT_BACKENDS = ('eager',)
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
 
 
@@ -72,7 +74,7 @@ def reasons_against(
 def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:
     """Name of the backend for the call; raises :class:`BackendError` if none can serve."""
     refused = []
-    for name in requested_backends() or BACKENDS:
+    for name in requested_backends() or DEFAULT_BACKENDS:
         reasons = reasons_against(name, op, tensors, options)
         if not reasons:
             return name

@@ -103,13 +103,27 @@ LACKING = {
         'get_device_capability',
         lambda index: (7, 5),
     ),
-    'needs Triton 3.6, got 3.5.1': (triton_support, 'OLDEST_TRITON', (3, 6)),
+    'is refused on compute capability 10.3': (
+        torch.cuda,
+        'get_device_capability',
+        lambda index: (10, 3),
+    ),
+    'needs Triton 3.6, got 3.5.1': (triton_support, 'ONLY_TRITON', (3, 6)),
+    'needs Triton 3.6, got 3.10.0': (triton_support, 'ONLY_TRITON', (3, 6)),
 }
 
 
+@pytest.fixture
+def unasked_machine():
+    """What this machine lacks is asked anew before and after."""
+    triton_support.ask_machine.cache_clear()
+    yield
+    triton_support.ask_machine.cache_clear()
+
+
 @pytest.mark.parametrize('reason', LACKING)
-def test_machines_that_lack_something(reason, monkeypatch):
-    version = '3.5.1' if reason.startswith('needs Triton') else '3.10.0'
+def test_machines_that_lack_something(reason, monkeypatch, unasked_machine):
+    version = reason.split()[-1] if reason.startswith('needs Triton') else '3.6.1'
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: object())
     monkeypatch.setattr(
         importlib, 'import_module', lambda name: SimpleNamespace(__version__=version)
@@ -119,7 +133,15 @@ def test_machines_that_lack_something(reason, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(*LACKING[reason])
         assert triton_support.machine_reasons('cuda', 0) == (reason,)
-    assert version == '3.5.1' or triton_support.machine_reasons('cuda', 0) == ()
+    triton_support.ask_machine.cache_clear()
+    assert version != '3.6.1' or triton_support.machine_reasons('cuda', 0) == ()
+
+
+def test_a_machine_is_asked_once(monkeypatch, unasked_machine):
+    asked = []
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: bool(asked.append(1)))
+    answers = {triton_support.machine_reasons('cuda', 0) for _ in range(3)}
+    assert answers == {('no CUDA device is available',)} and len(asked) == 1
 
 
 def test_triton_interpreted_serves_the_cpu(monkeypatch):
