@@ -13,9 +13,11 @@ import torch
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._triton import has_triton
 
 # What Inductor asks of a device: here those of an H100.
 PROPERTIES = SimpleNamespace(
@@ -53,6 +55,10 @@ def pretended_device() -> Iterator[FakeTensorMode]:
         for name, answer in DEVICE.items():
             stack.enter_context(mock.patch(name, answer, create=True))
         stack.enter_context(mock.patch.object(runtime.driver, '_active', driver))
+        # What was found out about this machine, and what is about the other one.
+        for answer in (has_triton, DeviceProperties.create):
+            answer.cache_clear()
+            stack.callback(answer.cache_clear)
         yield stack.enter_context(FakeTensorMode())
 
 
