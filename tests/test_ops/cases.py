@@ -185,13 +185,15 @@ CAUSAL_CASES = [
 CAUSAL_CASES = [case for case in CAUSAL_CASES if case.options.get('causal', True)]
 
 
-def run_with_gradients(case: Case, tensors: list[Tensor], **extra) -> list[Tensor]:
-    """Output and the gradient of ``(output · fixed randn).sum()`` towards every floating input."""
+def run_with_gradients(
+    case: Case, tensors: list[Tensor], *, scale: float = 1.0, **extra
+) -> list[Tensor]:
+    """Output and the gradient of ``(output · fixed randn · scale).sum()`` towards every input."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     output = case(*leaves, **extra)
     cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     gradients = torch.autograd.grad(
-        (output * cotangent.to(output)).sum(), leaves, allow_unused=True
+        (output * cotangent.to(output) * scale).sum(), leaves, allow_unused=True
     )
     filled = [
         torch.zeros_like(leaf) if grad is None else grad

@@ -144,3 +144,6 @@ def test_padding_holds_anything(case, key_scale, monkeypatch):
     assert_close(got, expected, TOLERANCE[torch.float32], TERMS)
     assert (got[0][1] == 0).all()
     assert (got[2][~mask] == 0).all() and (got[3][~mask] == 0).all()
+    # A sample that sees nothing divides 0 by 0; no upstream gradient makes NaN of that.
+    for gradient in run_with_gradients(case, poisoned, key_mask=mask, scale=1e6)[1:]:
+        assert gradient.isfinite().all()

@@ -200,9 +200,13 @@ def mean(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Numerator over denominator, 0 where nothing was seen.
 
     A quotient, not a product with the reciprocal: its gradient squares 1 / denominator, which
-    overflows long before the quotient's does.
+    overflows long before the quotient's does. Nothing seen is divided by ∞, so that no gradient
+    passes there, where one over a tiny number would be infinite, and 0 · ∞ is NaN.
     """
-    return numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
+    if not torch.is_grad_enabled():
+        return numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
+    nothing = denominator < torch.finfo(denominator.dtype).tiny
+    return numerator / denominator.masked_fill(nothing, torch.inf)
 
 
 def mean_in_place(numerator: Tensor, denominator: Tensor) -> Tensor:
