@@ -26,8 +26,9 @@ __all__ = [
 ]
 
 
-# The papers start with N(0, 1e-2). Of u and v it is read as a variance, which trains better than a
-# deviation of 0.01; of a free w as a deviation, which trains better there (docs/configs.md).
+# The papers start with N(0, 1e-2). Of u and v it is read as a variance, which trained better than a
+# deviation of 0.01 in three runs of three; of a free w as a deviation, which one run of each has
+# slightly ahead (docs/configs.md).
 FACTOR_STD = 0.1
 FREE_STD = 0.01
 

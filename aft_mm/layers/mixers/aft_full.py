@@ -11,11 +11,7 @@ from aft_mm import ops
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from ..position_bias import (
-    FactorizedPositionBias,
-    FreePositionBias,
-    MemoryPositionBias,
-)
+from ..position_bias import FactorizedPositionBias, FreePositionBias, MemoryPositionBias
 from .base import AFTMixer, ProjectedMemory
 
 

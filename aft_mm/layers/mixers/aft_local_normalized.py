@@ -16,7 +16,7 @@ class AFTLocalNormalized(AFTLocal):
     Args:
         embed_dims: channels D.
         window: as in :class:`AFTLocal`; 0 gives every visible token the same weight.
-        rank: d' of u and v, or None, as in :class:`AFTLocal`.
+        rank, init_std: of u and v, or of a free w, as in :class:`AFTLocal`.
         others: see :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
     """
 

@@ -58,9 +58,7 @@ def dense_band(bias: Tensor, causal: bool) -> Band:
     return Band(bias[None], 0, 0, far=False, causal=causal)
 
 
-def local_band(
-    pos_u: Tensor, pos_v: Tensor | None, window: Window, grid, causal: bool
-) -> Band:
+def local_band(pos_u: Tensor, pos_v: Tensor | None, window: Window, grid, causal: bool) -> Band:
     """w inside the window and 0 elsewhere.
 
     ``w = u vᵀ``; without v, u is the bias itself, one column per visible offset.
