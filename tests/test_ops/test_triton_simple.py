@@ -205,8 +205,9 @@ def test_the_ops_are_sound(gate, masked):
     torch.library.opcheck(library.causal_simple, (query, key, value, mask, gate, True))
     _, saved = library.causal_simple(query, key, value, mask, gate, True)
     inputs = [None if x is None else x.detach() for x in (query, key, value)]
-    arguments = (torch.randn_like(value), saved, *inputs, mask, gate)
-    torch.library.opcheck(library.causal_simple_backward, arguments)
+    wanted = [query is not None, True, True]
+    arguments = (torch.randn_like(value), saved, *inputs, mask, gate, wanted)
+    torch.library.opcheck(torch.ops.aft_mm.causal_simple_backward.default, arguments)
 
 
 def test_compiles_without_graph_break():
@@ -255,6 +256,18 @@ def test_gradients_that_cannot_be_had_say_why():
     (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match='once; AFT_MM_BACKEND=eager serves second derivatives'):
         gradient.sum().backward()
+
+
+def test_only_the_gradients_asked_for_are_returned():
+    case = causal(9)
+    tensors = on_device(case.inputs(dtype=torch.float32))
+    expected = run_with_gradients(case, tensors)
+    cotangent = torch.randn(tensors[2].shape, generator=torch.Generator().manual_seed(1))
+    for wanted in range(3):
+        leaves = [x.requires_grad_(n == wanted) for n, x in enumerate(on_device(tensors))]
+        case(*leaves).backward(cotangent.to(DEVICE))
+        assert torch.equal(leaves[wanted].grad, expected[1 + wanted])
+        assert sum(x.grad is not None for x in leaves) == 1
 
 
 def test_a_failing_kernel_is_not_passed_over(monkeypatch):

@@ -9,7 +9,8 @@ from ..eager.mixing import apply_gate, hide, safe_window_mean
 from ..eager.sums import FAST_SPREAD, choose, column_shift, spread
 from ..geometry import as_pair
 from . import window_launch as launch
-from .common import differentiated, once
+from .common import once
+from .register import differentiated
 
 
 def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
