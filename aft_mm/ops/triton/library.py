@@ -2,7 +2,7 @@
 
 from .band_library import aft_full, aft_local
 from .conv_library import aft_conv
-from .simple_library import aft_simple
+from .scan import aft_simple
 from .step_library import (
     aft_conv_step,
     aft_full_step,
