@@ -20,7 +20,7 @@ FEWEST = {
     'test_triton_band.py': 130,
     'test_triton_simple.py': 75,
     'test_triton_step.py': 170,
-    'test_triton_window.py': 90,
+    'test_triton_window.py': 75,
     'test_triton_conv.py': 58,
 }
 

@@ -18,6 +18,15 @@ class ScanBlock(NamedTuple):
     warps: int
 
 
+class WindowBlock(NamedTuple):
+    """A lane walks along a block of a line, `rows` places at a time."""
+
+    lanes: int
+    rows: int
+    channels: int
+    warps: int
+
+
 # By kernel the sizes from a compute capability on: those of the largest that the device reaches
 # serve.
 BLOCKS: dict[str, dict[tuple[int, int], NamedTuple]] = {
@@ -25,6 +34,8 @@ BLOCKS: dict[str, dict[tuple[int, int], NamedTuple]] = {
     # Rows are the same in both directions: the one saves the sums before each group for the other.
     'scan': {(8, 0): ScanBlock(groups=16, rows=4, row_bytes=128, warps=4)},
     'scan_backward': {(8, 0): ScanBlock(groups=8, rows=4, row_bytes=128, warps=4)},
+    # Most of what is moved are sums in float32, 4 channels of them are 16 bytes.
+    'window': {(8, 0): WindowBlock(lanes=4, rows=2, channels=32, warps=1)},
 }
 
 

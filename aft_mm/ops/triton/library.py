@@ -10,7 +10,7 @@ from .step_library import (
     aft_simple_step,
     aft_window_step,
 )
-from .window_library import aft_window
+from .window import aft_window
 
 __all__ = [
     'aft_simple',
