@@ -1,4 +1,4 @@
-"""A compiled training step computes an op once: as many products as uncompiled, forward and back."""
+"""A compiled training step computes an op once: no more products than uncompiled."""
 
 from collections import Counter
 

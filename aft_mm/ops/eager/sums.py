@@ -38,16 +38,19 @@ Summable = Sums | Tensor
 
 
 def choose(
-    condition: Tensor, fast: Callable[..., Tensor], safe: Callable[..., Tensor], *operands: Tensor
+    condition: Tensor | bool,
+    fast: Callable[..., Tensor],
+    safe: Callable[..., Tensor],
+    *operands: Tensor,
 ) -> Tensor:
-    """``fast(*operands)`` if the scalar bool tensor holds, else ``safe(*operands)``; compiles."""
+    """``fast(*operands)`` if the scalar condition holds, else ``safe(*operands)``; compiles."""
     if decisions.repeating():
         return fast(*operands) if decisions.repeat() else safe(*operands)
     if torch.compiler.is_compiling():
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             return _choose_once(condition, fast, safe, operands)
         return torch.cond(condition, fast, safe, operands)
-    if condition.is_meta:  # shapes only: no value to decide on
+    if isinstance(condition, Tensor) and condition.is_meta:  # shapes only: no value to decide on
         return fast(*operands)
     return fast(*operands) if decisions.record(bool(condition)) else safe(*operands)
 
