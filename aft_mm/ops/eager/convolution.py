@@ -65,8 +65,12 @@ def safe_mean(
     global_connectivity: bool,
     causal: bool,
     recompute: bool = True,
+    fits: Tensor | bool | None = None,
 ) -> Tensor:
-    """The same for any finite key and |w| up to 80: additive where that fits, else exact."""
+    """The same for any finite key and |w| up to 80: additive where that fits, else exact.
+
+    `fits` is what :func:`one_shift_fits` said, if that was asked before.
+    """
 
     def additive(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
         reach = [size // 2 for size in weight.shape[1:]]
@@ -82,7 +86,8 @@ def safe_mean(
 
     if not global_connectivity:
         return exact(key, value, weight)
-    fits = one_shift_fits(key, weight, global_connectivity, causal)
+    if fits is None:
+        fits = one_shift_fits(key, weight, global_connectivity, causal)
     return choose(fits, additive, exact, key, value, weight)
 
 

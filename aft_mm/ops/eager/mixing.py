@@ -1,6 +1,7 @@
 """The ops of the default backend; the numerics policy stands in `__init__.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -153,16 +154,18 @@ def aft_conv(
             return dense_mean(key, value, weight, grid, *seen, parts)
         return difference_mean(key, value, weight, grid, *seen)
 
+    def look(check: Callable[..., Tensor]) -> Tensor | bool:
+        found = partial(check, key, weight, *seen)
+        if weights_decide(*seen):
+            return decisions.remembered(given, (check, *grid), found)
+        return found()
+
     def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        return safe_conv_mean(key, value, weight, grid, *seen)
+        if torch.compiler.is_compiling():
+            return safe_conv_mean(key, value, weight, grid, *seen)
+        return safe_mean(key, value, weight, grid, *seen, fits=look(one_shift_fits))
 
-    def check() -> Tensor:
-        return (one_shift_fits if dense else difference_fits)(key, weight, *seen)
-
-    if weights_decide(*seen):
-        fits = decisions.remembered(given, (dense, *grid), check)
-    else:
-        fits = check()
+    fits = look(one_shift_fits if dense else difference_fits)
     return apply_gate(query, choose(fits, fast, safe, key, value, weight), gate, dtype)
 
 
