@@ -97,3 +97,19 @@ def test_other_types_and_devices_are_multiplied_as_they_are(monkeypatch):
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         assert products.term_parts(torch.empty(1, dtype=dtype)) == 0
         assert products.term_parts(torch.empty(1, dtype=dtype, device='meta')) == 0
+
+
+COMPILED = [next(c for c in BANDED if c.name == 'local-131-s=33-causal=False'), CONV[4]]
+
+
+@pytest.mark.parametrize('case', COMPILED, ids=lambda case: case.name)
+def test_compiled_products_are_the_same(case):
+    torch._dynamo.reset()
+    tensors = case.inputs(dtype=torch.bfloat16)
+    compiled = torch.compile(case.function, fullgraph=True, backend='aot_eager')
+
+    def call(*parts):
+        return compiled(*parts, **case.options)
+
+    expected = [x.double() for x in run_with_gradients(case, tensors)]
+    assert_close(run_with_gradients(call, tensors), expected, TOLERANCE[torch.bfloat16] / 2)

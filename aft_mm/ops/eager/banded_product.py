@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .products import multiply, weight_gradient
+from .products import in_parts, multiply, weight_gradient
 from .sums import column_shift, mean, move, prefix, suffix
 
 # Elements of key that are worked on at once: what lies between the steps stays in the cache, and
@@ -110,7 +110,10 @@ def _product(
     x: Tensor, weights: Tensor, before: int, after: int, past: bool, future: bool, parts: int
 ) -> Tensor:
     block = weights.shape[2] // (before + 1 + after)
-    result = multiply(weights, neighbours(x, block, before, after), parts)
+    if parts and torch.is_grad_enabled():
+        result = _NearProduct.apply(weights, x, before, after, parts)
+    else:
+        result = _near_product(weights, x, before, after, parts)
     totals = split(x, block).sum(1, True) if past or future else x
     if past:
         result += move(prefix(totals, 0), before + 1, 0)
@@ -118,6 +121,14 @@ def _product(
         result += move(suffix(totals, 0), -after - 1, 0)
     result = result.flatten(0, 1)
     return result[: x.shape[0]] if len(weights) > 1 else result
+
+
+def _near_product(weights: Tensor, x: Tensor, before: int, after: int, parts: int) -> Tensor:
+    """What the tiles see of x [S, C], [n, c, C]."""
+    # The parts are made before the blocks overlap.
+    block = weights.shape[2] // (before + 1 + after)
+    terms = [neighbours(part, block, before, after) for part in in_parts(x, parts)]
+    return multiply(weights, terms)
 
 
 def _transposed(weights: Tensor, before: int, after: int) -> Tensor:
@@ -141,7 +152,35 @@ def _tile_gradient(
 ) -> Tensor:
     """From the gradient [T, C] of W times x [S, C], that of the tiles of W."""
     rows, block = weights.shape[1], weights.shape[2] // (before + 1 + after)
-    return weight_gradient(split(grad, rows), neighbours(x, block, before, after), parts)
+    grads = [split(part, rows) for part in in_parts(grad, parts)]
+    terms = [neighbours(part, block, before, after) for part in in_parts(x, parts)]
+    return weight_gradient(grads, terms)
+
+
+class _NearProduct(torch.autograd.Function):
+    """:func:`_near_product` for the compiler, whose gradient takes the same rounded W."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weights: Tensor, x: Tensor, before: int, after: int, parts: int
+    ) -> Tensor:
+        weights = weights.bfloat16()
+        ctx.save_for_backward(weights, x)
+        ctx.options = (before, after, parts)
+        return _near_product(weights, x, before, after, parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weights, x = ctx.saved_tensors
+        before, after, parts = ctx.options
+        grad = grad.flatten(0, 1)
+        by_weights = None
+        if ctx.needs_input_grad[0]:
+            by_weights = _tile_gradient(grad, x, weights, before, after, parts)
+        transposed = _transposed(weights, before, after)
+        by_x = _near_product(transposed, grad, after, before, parts).flatten(0, 1)
+        return by_weights, by_x[: len(x)], None, None, None
 
 
 class _BandedMean(torch.autograd.Function):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import decisions
-from .products import multiply
+from .products import RoundedProduct, in_parts, multiply
 from .sums import column_shift, mean
 
 # W has T² entries per head, so beyond this they are memory before they are speed.
@@ -70,7 +70,11 @@ def dense_mean(
     exp_key = torch.exp(key - column_shift(key, 1)).unsqueeze(-1)
     terms = torch.cat([exp_key * value.unflatten(-1, (heads, -1)), exp_key], -1)
     terms = terms.permute(2, 1, 0, 3).flatten(2)  # [h, T, B·(d + 1)]
-    sums = multiply(weights, terms, parts).unflatten(2, (batch, -1))
+    if parts == 2:
+        sums = RoundedProduct.apply(weights, terms)
+    else:
+        sums = multiply(weights, in_parts(terms, parts))
+    sums = sums.unflatten(2, (batch, -1))
     return mean(sums[..., :-1], sums[..., -1:]).permute(2, 1, 0, 3).flatten(2)
 
 

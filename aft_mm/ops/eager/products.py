@@ -22,6 +22,7 @@ W once, terms in two     1.0     1.4          0.9
 =======================  ======  ===========  =================
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,30 +37,30 @@ def term_parts(value: Tensor) -> int:
     return 2 if torch.is_grad_enabled() else 1
 
 
-def multiply(weights: Tensor, terms: Tensor, parts: int) -> Tensor:
-    """W [n, t, s] times terms [n, s, C], differentiable."""
+def in_parts(x: Tensor, parts: int) -> list[Tensor]:
+    """Tensors whose sum is x to 8 bits for each part, or x itself."""
     if parts == 0:
-        return torch.bmm(weights, terms)
-    if torch.is_grad_enabled():
-        return _Product.apply(weights, terms, parts)
-    return _rounded_product(weights, terms, parts)
+        return [x]
+    high = x.bfloat16()
+    return [high] if parts == 1 else [high, (x - high).bfloat16()]
 
 
-def weight_gradient(grad: Tensor, terms: Tensor, parts: int) -> Tensor:
-    """From the gradient [n, t, C] of W times terms [n, s, C], that of W [n, t, s]."""
-    columns = terms.transpose(1, 2)
-    if parts == 0:
-        return torch.bmm(grad, columns)
-    high, low = _split(grad)
-    return _rounded_product(high, columns, parts) + _rounded_product(low, columns, 1)
+def multiply(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
+    """W [n, t, s] times the sum of terms, each [n, s, C]; float32 but for float64."""
+    if len(terms) == 1 and terms[0].dtype == weights.dtype != torch.bfloat16:
+        return torch.bmm(weights, terms[0])
+    rounded = weights.bfloat16()
+    return sum(bmm_to_float32(rounded, term) for term in terms)
 
 
-def _rounded_product(weights: Tensor, terms: Tensor, parts: int) -> Tensor:
-    weights = weights.bfloat16()
-    if parts == 1:
-        return bmm_to_float32(weights, terms.bfloat16())
-    high, low = _split(terms)
-    return bmm_to_float32(weights, high) + bmm_to_float32(weights, low)
+def weight_gradient(grads: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:
+    """From the gradient [n, t, C] of W times terms [n, s, C], that of W [n, t, s]; both in parts.
+
+    The product of two second parts is less than the others are rounded by.
+    """
+    columns = [term.transpose(1, 2) for term in terms]
+    result = multiply(grads[0], columns)
+    return result + multiply(grads[1], columns[:1]) if len(grads) > 1 else result
 
 
 def bmm_to_float32(a: Tensor, b: Tensor) -> Tensor:
@@ -67,29 +68,20 @@ def bmm_to_float32(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b, out_dtype=torch.float32)
 
 
-def _split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two bfloat16 tensors whose sum is x to 16 bits."""
-    high = x.bfloat16()
-    return high, (x - high).bfloat16()
-
-
-class _Product(torch.autograd.Function):
-    """A product whose gradient takes the same rounded W, which torch's of `out_dtype` lacks."""
+class RoundedProduct(torch.autograd.Function):
+    """W times terms in two parts, whose gradient takes the same rounded W; torch has none."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, terms: Tensor, parts: int) -> Tensor:
+    def forward(ctx: Any, weights: Tensor, terms: Tensor) -> Tensor:
         weights = weights.bfloat16()
         ctx.save_for_backward(weights, terms)
-        ctx.parts = parts
-        return _rounded_product(weights, terms, parts)
+        return multiply(weights, in_parts(terms, 2))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weights, terms = ctx.saved_tensors
-        by_weights = by_terms = None
+        by_weights, grads = None, in_parts(grad, 2)
         if ctx.needs_input_grad[0]:
-            by_weights = weight_gradient(grad, terms, ctx.parts)
-        if ctx.needs_input_grad[1]:
-            by_terms = _rounded_product(weights.transpose(1, 2), grad, ctx.parts)
-        return by_weights, by_terms, None
+            by_weights = weight_gradient(grads, in_parts(terms, 2))
+        return by_weights, multiply(weights.transpose(1, 2), grads)
