@@ -1,4 +1,4 @@
-"""The kernel that AFT-conv keeps in evaluation: one per version of its parameters, and no old one."""
+"""The kernel that AFT-conv keeps in evaluation: one per version of its parameters."""
 
 import copy
 import io
