@@ -200,6 +200,11 @@ def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return ''.join(f'| {" | ".join(row)} |\n' for row in rows)
 
 
+def percent(share: float) -> str:
+    """A share in words."""
+    return f'{100 * share:.0f} %'
+
+
 def model_table(what: str, size: str, per: int, rows: Sequence[dict]) -> str:
     """The table of models; operations and bytes are those of one image or sequence."""
     header = (what, size, 'GFLOP, AFT / rival', 'MB', 'launches', 'by operations alone',
@@ -213,7 +218,7 @@ def model_table(what: str, size: str, per: int, rows: Sequence[dict]) -> str:
             f'{row["bytes_aft"] / per / 1e6:.0f} / {row["bytes_rival"] / per / 1e6:.0f}',
             f'{row["launches_aft"]} / {row["launches_rival"]}',
             *(f'{row[bound]:.2f}' for bound in ('by_operations', 'free', 'one_pass', 'aim')),
-            f'{row["mixing_of_copy"]:.0%}',
+            percent(row['mixing_of_copy']),
             NOT_MEASURED,
         )
         for row in rows
@@ -236,8 +241,8 @@ def op_table(rows: Sequence[dict]) -> str:
             both(pair, lambda row: f'{row["operations"] / 1e9:.1f}'),
             both(pair, lambda row: f'{row["microseconds"]:.1f}'),
             both(pair, lambda row: row['bound_by']),
-            both(pair, lambda row: f'{row["of_copy"]:.0%}'),
-            both(pair, lambda row: f'{row["aim"]:.0%}') if pair[0]['aim'] else '–',
+            both(pair, lambda row: percent(row['of_copy'])),
+            both(pair, lambda row: percent(row['aim'])) if pair[0]['aim'] else '–',
             NOT_MEASURED,
         )
         for pair in zip(rows[::2], rows[1::2], strict=True)

@@ -112,13 +112,23 @@ class FlashAttention(TorchFunctionMode):
         return _OneKernel.apply(query, key, value, record)
 
 
+class WithoutValues(TorchFunctionMode):
+    """Leaves out functions in place: what initialises a weight takes long and changes no shape."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = function.__name__
+        if args and name.endswith('_') and not name.endswith('__') and name != 'requires_grad_':
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
 def read_model(name: str, dtype: torch.dtype, **changes: Any) -> nn.Module:
     """The backbone or decoder of a config on the meta device, with entries changed."""
     config = read_config(str(CONFIGS / f'{name}.py'))
     init_default_scope(config.default_scope)
     part = config.model.get('backbone') or config.model.decoder
     part.update(changes)
-    with torch.device('meta'):
+    with WithoutValues(), torch.device('meta'):
         return MODELS.build(part).eval().to(dtype)
 
 
