@@ -62,6 +62,18 @@ def test_without_a_gpu_it_is_one_sentence_and_nothing_is_written(tmp_path):
     assert not (tmp_path / 'out').exists()
 
 
+@pytest.mark.parametrize('content', [None, '{"rows": []}'])
+def test_a_folder_of_something_else_is_left_alone(content, hour, counted, tmp_path):
+    make, count = counted
+    (tmp_path / 'out' / 'part').mkdir(parents=True)
+    (tmp_path / 'out' / 'part' / 'mine').touch()
+    if content:
+        (tmp_path / 'out' / 'summary.json').write_text(content)
+    with pytest.raises(SystemExit, match='OUT_DIR must be a new or empty folder'):
+        hour(make('part'))
+    assert (tmp_path / 'out' / 'part' / 'mine').exists() and count('part') == 0
+
+
 def test_a_part_that_fails_is_recorded_and_stops_no_other(hour, counted):
     make, count = counted
     parts = make('good'), make('bad', 'print("why"); raise SystemExit(3)'), make('last')

@@ -223,8 +223,11 @@ def line(row: dict) -> str:
 
 
 def measurements(path: Path) -> list[dict]:
-    """The rows of a JSON that a tool wrote, without what is long; empty if there is none."""
-    rows = json.loads(path.read_text())['rows'] if path.exists() else []
+    """The rows of a JSON that a tool wrote, without what is long; empty if it did not end."""
+    try:
+        rows = json.loads(path.read_text())['rows']
+    except (FileNotFoundError, json.JSONDecodeError):
+        return []
     return [{name: row[name] for name in row if name not in LONG} for row in rows]
 
 
@@ -240,6 +243,21 @@ def summarise(parts: Sequence[Part], out: Path, device: str) -> list[dict]:
     (out / 'summary.json').write_text(json.dumps(about, indent=2) + '\n')
     (out / 'summary.txt').write_text(f'{device}\n' + ''.join(f'{line(row)}\n' for row in rows))
     return rows
+
+
+def begin(out: Path) -> None:
+    """Take a folder for this; what a part left there earlier is deleted when the part runs again.
+
+    SystemExit for one that holds anything else.
+    """
+    summary = out / 'summary.json'
+    ours = summary.is_file() and 'parts' in json.loads(summary.read_text())
+    if out.exists() and not (out.is_dir() and (ours or not any(out.iterdir()))):
+        raise SystemExit(
+            f'Error: OUT_DIR must be a new or empty folder, or one that an earlier call has begun, '
+            f'got {str(out)!r}'
+        )
+    out.mkdir(parents=True, exist_ok=True)
 
 
 def list_parts(parts: Sequence[Part], out: Path) -> None:
@@ -272,8 +290,9 @@ def main(arguments: list[str] | None = None, parts: Sequence[Part] = PARTS) -> i
         return 0
     if not torch.cuda.is_available():
         raise SystemExit('Error: torch finds no CUDA device, and all of this measures one')
-    out.mkdir(parents=True, exist_ok=True)
+    begin(out)
     device, now = device_name('cuda'), commit()
+    rows = summarise(parts, out, device)
     for part in parts:
         folder = out / part.name
         if finished(part, folder, now):
@@ -281,8 +300,7 @@ def main(arguments: list[str] | None = None, parts: Sequence[Part] = PARTS) -> i
             continue
         print(f'{part.name:<28}{part.why}', flush=True)
         print(line(run_part(part, folder, now)), flush=True)
-        summarise(parts, out, device)
-    rows = summarise(parts, out, device)
+        rows = summarise(parts, out, device)
     print((out / 'summary.txt').read_text())
     print(f'all of {args.out} but {args.out / "data"} is the answer')
     return int(any(row['status'] not in ('ok', 'skipped') for row in rows))
