@@ -41,10 +41,11 @@ LONG = ('errors', 'kernels', 'profile')
 
 @dataclass(frozen=True)
 class Part:
-    """A command that runs in the root of the checkout; '{out}' is the folder of the part.
+    """A command that runs in the root of the checkout.
 
-    The first word is a file of Python, '-m' for a module, or a program that is then also in
-    `needs`: what must be installed beside the package. limit: seconds.
+    It begins with a file of Python or '-m' and a module, or with the program that it `needs` beside
+    the package. '{out}' is the folder of the part, '{data}' that of the part 'data', '{python}' the
+    interpreter. limit: seconds.
     """
 
     name: str

@@ -138,7 +138,6 @@ def trace(model: nn.Module, forward: Callable[[Tensor], Any], inputs: Tensor) ->
         kernels = recorder.kernels
 
         def mix(query, key, value, *ignored: Any) -> Tensor:
-            query = value if query is None else query
             return _OneKernel.apply(
                 query, key, value, lambda _, moved: kernels.append(Kernel('mixing', 0, moved))
             )
