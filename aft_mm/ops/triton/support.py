@@ -118,6 +118,14 @@ def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple
     return ()
 
 
+def compiler(device_type: str) -> dict[str, str | None]:
+    """The versions of Triton and, for a CUDA device, of the ptxas that it calls."""
+    ptxas = None
+    if device_type == 'cuda':
+        ptxas = importlib.import_module('triton.knobs').nvidia.ptxas.version
+    return dict(triton=importlib.import_module('triton').__version__, ptxas=ptxas)
+
+
 def reasons_against(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
