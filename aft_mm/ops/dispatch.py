@@ -126,7 +126,7 @@ _served: set[tuple[str, str, torch.dtype]] = set()
 # The compiler does not look into an import or a log.
 @triton_support.constant
 def _begin(name: str, op: str, dtype: torch.dtype) -> bool:
-    """Load what serves an op for the first time, and say so."""
+    """Load the backend, and say once what serves an op in a type."""
     serving = name, op, dtype
     if serving not in _served:
         if name not in _MODULES:
