@@ -3,6 +3,7 @@
 Triton's interpreter stands for the device. What happens inside a check is `test_verify_judge.py`.
 """
 
+import importlib
 import importlib.util
 import json
 import multiprocessing
@@ -150,6 +151,18 @@ def test_a_verdict_holds_for_what_it_was_made_with(changed, checks, monkeypatch)
     assert checks.count == 2
 
 
+def test_the_key_of_a_cuda_device(monkeypatch):
+    verdicts.about_device.cache_clear()
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda index: (9, 0))
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda index: f'GPU {index}')
+    monkeypatch.setattr(verdicts.collect_env, 'get_nvidia_driver_version', lambda run: '580.1')
+    key = verdicts.key_of(verify.Subject('aft_simple', 'float32', 'cuda', 1))
+    verdicts.about_device.cache_clear()
+    assert key.pop('ptxas').startswith('Build cuda_') and len(key.pop('sources')) == 64
+    versions = dict(torch=torch.__version__, triton=importlib.import_module('triton').__version__)
+    assert key == dict(op='aft_simple', dtype='float32', device='GPU 1', driver='580.1', **versions)
+
+
 def test_the_sources_of_a_verdict_are_the_kernels_and_the_check(monkeypatch, tmp_path):
     for name in ('triton/a.py', 'verify/b.py', 'eager/c.py'):
         (tmp_path / name).parent.mkdir()
@@ -172,6 +185,7 @@ DAMAGE = {
     'half': '{"key": {"op": "aft_',
     'empty': '',
     'another': '[1, 2]',
+    'no verdict': '{"verdict": 7}',
     'other key': '{"key": {}, "verdict": {"passed": true}}',
     'no bytes of text': '\xff\xfe',
 }

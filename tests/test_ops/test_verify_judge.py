@@ -5,6 +5,7 @@ Triton's interpreter; every case of a device is run over eager in place of the k
 """
 
 import importlib.util
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +28,7 @@ BROKEN = {
         'the rows of plain: T=18, D=12, key_function=softmax, causal=True, gate=sigmoid is off by',
     ),
     'raises': ('raise ArithmeticError("no such unit")', 'raised ArithmeticError: no such unit (pl'),
-    'kills its process': ('os.kill(os.getpid(), 9)', 'ended by SIGKILL (plain: T=18'),
+    'kills its process': ('os.kill(os.getpid(), 9)', 'ended by signal 9 (Killed) (plain: T=18'),
 }
 # What takes the place of aft_window in this process.
 WRONG = {
@@ -94,7 +95,7 @@ def test_a_kernel_that_hangs_ends_in_eager_and_one_sentence(interpreter, monkeyp
 
 def test_what_fails_before_the_first_case_is_no_verdict(interpreter, monkeypatch):
     monkeypatch.setattr(process.sys, 'executable', '/bin/false')
-    with pytest.warns(UserWarning, match='the check could not begin: it exited with status 1'):
+    with pytest.warns(UserWarning, match='the check could not be made: exited with status 1'):
         assert choose_for_step() == 'eager'
     with pytest.raises(verify.NotCheckedError, match='no other'):
         verify.find(STEP, 'no other')
@@ -171,6 +172,25 @@ def test_the_cases_pass_over_eager(op, over_eager):
     assert {case.form.tokens for case in device} == {1, 63, 64, 65, 200}
     assert {case.twist for case in device} >= {case.twist for case in found}
     assert all(case.copies * cases.BATCH >= 16 * 132 for case in device if case.twist == 'crowd')
+
+
+@pytest.mark.parametrize('op', [*dispatch.OPS, *dispatch.STEPS])
+def test_what_is_timed_runs(op, over_eager, monkeypatch):
+    family = op.removesuffix('_step')
+    (first, *_) = cases.served_forms(op, CPU, torch.float32, cases.INTERPRETED)
+    timed = cases.TIMED[family]
+    assert (timed.op, set(timed.options)) == (family, set(first.options))
+    # The sizes of a device would take a CPU minutes.
+    monkeypatch.setattr(over_eager, 'TIMED', {family: first})
+    monkeypatch.setattr(over_eager, 'TIMED_SEQUENCES', 3)
+    monkeypatch.setattr(over_eager, 'TIMED_STEP_SEQUENCES', 3)
+    monkeypatch.setattr(over_eager, 'TIMING', 0.01)
+
+    def slow(function):
+        return lambda *parts, **options: time.sleep(0.02) or function(*parts, **options)
+
+    vars(over_eager.library).update({op: slow(getattr(eager, op))})
+    assert 0 < over_eager.speed(op, CPU, torch.float32) < 0.7
 
 
 @pytest.mark.parametrize('said', WRONG)

@@ -55,11 +55,14 @@ class Form:
     options: dict[str, Any]
     heads: int
     parameters: tuple[tuple[int, ...], ...] = ()
+    sources: int | None = None  # where they may differ from the tokens
 
     def __str__(self) -> str:
         options = ', '.join(f'{name}={value}' for name, value in self.options.items())
         biases = ' and '.join(map(str, map(list, self.parameters)))
-        about = [f'T={self.tokens}', f'D={self.channels}', options, biases and f'bias {biases}']
+        sources = self.sources and f'S={self.sources}'
+        sizes = [f'T={self.tokens}', sources, f'D={self.channels}']
+        about = [*sizes, options, biases and f'bias {biases}']
         return ', '.join(filter(None, about))
 
 
@@ -89,13 +92,13 @@ class Case:
     def inputs(self, device: torch.device, dtype: torch.dtype) -> list[Tensor | None]:
         """query, key, value and bias parameters, all randn but for the twist, on the device."""
         form, generator = self.form, torch.Generator().manual_seed(0)
-        tokens = (BATCH, form.tokens)
-        shapes = (*tokens, form.channels), (*tokens, form.heads), (*tokens, form.channels)
+        sources = form.sources or form.tokens
+        sizes = (form.tokens, form.channels), (sources, form.heads), (sources, form.channels)
 
         def randn(shape: tuple[int, ...]) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-        query, key, value = map(randn, shapes)
+        query, key, value = (randn((BATCH, *size)) for size in sizes)
         biases = [randn(shape) for shape in form.parameters]
         if self.twist in ('raised', 'lowered'):
             key = key + (1e4 if self.twist == 'raised' else -1e4)
@@ -113,10 +116,10 @@ class Case:
         return [None if self.twist == 'ungated' else tensors[0], *tensors[1:], *parameters]
 
     def mask(self, device: torch.device) -> Tensor | None:
-        """key_mask [B, T] for the twist that needs one; the second sequence sees nothing."""
+        """key_mask [B, S] for the twist that needs one; the second sequence sees nothing."""
         if self.twist != 'masked':
             return None
-        shape = BATCH, self.form.tokens
+        shape = BATCH, self.form.sources or self.form.tokens
         mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.6
         mask[1] = False
         return mask.to(device)
@@ -164,12 +167,18 @@ def _forms(
         for key_function in ('softmax', 'relu', 'relu2'):
             options = dict(key_function=key_function, causal=causal)
             yield Form(op, tokens, channels, options, channels)
+        if not causal:
+            options = dict(key_function='softmax', causal=causal)
+            yield Form(op, tokens, channels, options, channels, sources=tokens // 2 + 3)
     elif op == 'aft_full':
-        yield Form(op, tokens, channels, dict(causal=causal), channels, ((tokens, tokens),))
+        for sources in (tokens, *(() if causal else (tokens // 2 + 3,))):
+            bias = ((tokens, sources),)
+            yield Form(op, tokens, channels, dict(causal=causal), channels, bias, sources)
     elif op in ('aft_local', 'aft_local_normalized'):
         yield from _local(op, tokens, channels, grid, causal)
     elif op == 'aft_conv':
-        for places, kernel in ((grid, (5, 7)), ((tokens,), (9,)), (grid, (11, 11))):
+        # In most of the grids the kernel reaches further than the grid in one direction.
+        for places, kernel in ((grid, (5, 11)), ((tokens,), (9,))):
             for far in (True, False):
                 options = dict(grid=places, global_connectivity=far, causal=causal)
                 yield Form(op, tokens, channels, options, heads, ((heads, *kernel),))
@@ -197,7 +206,7 @@ def served_forms(
         for form in _forms(family, *size, causal):
             options = _gate(form.options)
             if not support.reasons_against(op, tensors, options):
-                forms.append(Form(family, *size[:2], options, form.heads, form.parameters))
+                forms.append(replace(form, options=options))
     return forms
 
 
@@ -238,22 +247,24 @@ def _makes_sense(case: Case, dtype: torch.dtype) -> bool:
     return True
 
 
+def _timed_band(op: str) -> Form:
+    options = _gate(dict(window=32, grid=None, causal=True))
+    return Form(op, 1024, 512, options, 512, ((1024, 64), (1024, 64)))
+
+
 # What an op is timed on: near what the configs train, large enough to fill a device.
 TIMED = {
-    'aft_simple': Form('aft_simple', 1024, 512, dict(key_function='softmax', causal=True), 512),
-    'aft_full': Form('aft_full', 1024, 384, dict(causal=False), 384, ((1024, 1024),)),
-    'aft_local': Form(
-        'aft_local', 1024, 512, dict(window=32, grid=None, causal=True), 512, ((1024, 64),) * 2
-    ),
-    'aft_local_normalized': Form(
-        'aft_local_normalized', 1024, 512, dict(window=32, grid=None, causal=True), 512,
-        ((1024, 64),) * 2,
-    ),
-    'aft_conv': Form(
-        'aft_conv', 196, 384, dict(grid=(14, 14), global_connectivity=True, causal=False), 384,
-        ((384, 11, 11),),
-    ),
-    'aft_window': Form(
-        'aft_window', 1024, 512, dict(window=32, grid=None, causal=True), 512
-    ),
+    form.op: form
+    for form in (
+        Form('aft_simple', 1024, 512, _gate(dict(key_function='softmax', causal=True)), 512),
+        Form('aft_full', 1024, 384, _gate(dict(causal=False)), 384, ((1024, 1024),)),
+        _timed_band('aft_local'),
+        _timed_band('aft_local_normalized'),
+        Form(
+            'aft_conv', 196, 384,
+            _gate(dict(grid=(14, 14), global_connectivity=True, causal=False)), 384,
+            ((384, 11, 11),),
+        ),
+        Form('aft_window', 1024, 512, _gate(dict(window=32, grid=None, causal=True)), 512),
+    )
 }  # fmt: skip

@@ -99,15 +99,18 @@ def check(subject: Subject) -> Verdict:
     paths = [os.path.abspath(path) for path in sys.path]
     # Files, not pipes: they can be read whether or not the process ended.
     with tempfile.TemporaryFile('w+') as output, tempfile.TemporaryFile('w+') as errors:
-        process = subprocess.Popen(
-            command,
-            cwd=PACKAGE.parents[1],
-            env={**os.environ, 'PYTHONPATH': os.pathsep.join(paths)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=PACKAGE.parents[1],
+                env={**os.environ, 'PYTHONPATH': os.pathsep.join(paths)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NotCheckedError(f'the check could not be made: {error.strerror}') from None
         try:
             code = process.wait(TIME_LIMIT)
         except subprocess.TimeoutExpired:
@@ -117,7 +120,7 @@ def check(subject: Subject) -> Verdict:
                 _end(process)
         output.seek(0)
         errors.seek(0)
-        return _read(output.read(), _how_it_ended(code, errors.read()))
+        return _read(output.read(), code, _how_it_ended(code, errors.read()))
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -131,17 +134,18 @@ def _how_it_ended(code: int | None, errors: str) -> str:
     if code is None:
         return f'did not end in {TIME_LIMIT} seconds'
     if code < 0:
-        return f'ended by {signal.Signals(-code).name}'
+        return f'ended by signal {-code} ({signal.strsignal(-code)})'
     lines = errors.strip().splitlines()
     return f'raised {lines[-1]}' if code and lines else f'exited with status {code}'
 
 
-def _read(output: str, end: str) -> Verdict:
-    """The verdict, from lines of JSON of which the last one tells how far the process came."""
+def _read(output: str, code: int | None, end: str) -> Verdict:
+    """The verdict, from lines of JSON that tell how far the process came."""
     said = [json.loads(line) for line in output.splitlines() if line.startswith('{"')]
+    tried = [line['case'] for line in said if 'case' in line]
     last = said[-1] if said else {}
-    if 'passed' in last:
+    if 'passed' in last and code == 0:
         return Verdict(**last)
-    if 'case' in last:
-        return Verdict(passed=False, reason=f'{end} ({last["case"]})')
-    raise NotCheckedError(f'the check could not begin: it {last.get("unchecked") or end}')
+    if 'unchecked' in last or not tried:
+        raise NotCheckedError(f'the check could not be made: {last.get("unchecked") or end}')
+    return Verdict(passed=False, reason=f'{end} ({tried[-1]})')

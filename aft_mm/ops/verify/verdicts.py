@@ -72,7 +72,7 @@ def source_hash() -> str:
     """A hash of the files that a verdict depends on."""
     digest = hashlib.sha256()
     for name in SOURCES:
-        for path in sorted((PACKAGE / name).glob('*.py')):
+        for path in sorted((PACKAGE / name).rglob('*.py')):
             digest.update(path.name.encode() + b'\0' + path.read_bytes() + b'\0')
     return digest.hexdigest()
 
@@ -80,7 +80,9 @@ def source_hash() -> str:
 @functools.cache
 def about_device(device_type: str, index: int | None) -> dict[str, str | None]:
     """What a kernel is compiled by and for, and runs on."""
-    about: dict[str, str | None] = dict(torch=torch.__version__, **support.compiler(device_type))
+    about: dict[str, str | None] = dict(
+        torch=torch.__version__, **support.compiler(device_type, index)
+    )
     if device_type != 'cuda':
         return dict(device="Triton's interpreter", driver=None, **about)
     driver = collect_env.get_nvidia_driver_version(collect_env.run)
@@ -104,11 +106,13 @@ def load(subject: Subject) -> Verdict | None:
     path = path_of(subject)
     try:
         content = json.loads(path.read_text())
+        if content['key'] == key_of(subject):
+            return Verdict(**content['verdict'])
     except FileNotFoundError:
         return None
-    if not isinstance(content, dict) or content.get('key') != key_of(subject):
-        raise ValueError(f'{path} holds no verdict')
-    return Verdict(**content['verdict'])
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise ValueError(f'{path} holds no verdict')
 
 
 def save(subject: Subject, verdict: Verdict) -> None:
