@@ -1,13 +1,15 @@
 """AFT-simple, causal: ``y_t = g(q_t) n_t / d_t`` with running sums n, d of e^k v, e^k, in one pass.
 
 A program walks along one sequence, a tile at a time: `groups` times `rows` tokens of its channels.
-The rows of a group lie in one thread, which sums them; a scan over the groups says what each starts
-from, and the thread walks along its rows once more, now with all that came before them. Every input
-is read once and nothing but the output is written; to save for the gradient, the sum before each
-tile. Sums are those of `rows.py`, exact for any finite key, and so also of relu and relu2 keys.
+The rows of a group lie in one thread. It sums those of the group before its own, a scan over the
+groups says what each starts from, and it walks along its own rows with all that came before them.
+So a tile is loaded twice, the second time from the cache, and memory is read once. Nothing but the
+output is written; to save for the gradient, the sum before each group. Sums are those of `rows.py`,
+exact for any finite key, and so also of relu and relu2 keys.
 
-The backward pass goes from the last tile to the first, reruns each from what was saved, and sums
-the gradients of the targets the other way round: over ``e^(−m_t)``, which only grows on the way.
+The backward pass goes from the last tile to the first, reruns each group from what was saved, and
+sums the gradients of the targets the other way round: over ``e^(−m_t)``, which only grows on the
+way.
 
 Where batch and channels give too few programs for the device, a sequence is cut into chunks, and a
 kernel before that sums each of them: inputs are then read twice. A program adds the sums of the
@@ -243,7 +245,7 @@ def chunk_sums(sums, inputs, sizes, KEY: tl.constexpr, BLOCK: tl.constexpr):
 def forward(
     output, saved, starts, inputs, sizes, KEY: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Output, and the sum before each tile into saved [3, B, tiles, D] unless that is None.
+    """Output, and the sum before each group into saved [3, B, groups, D] unless that is None.
 
     `starts` has the sums of the chunks, None for a single one.
     """
