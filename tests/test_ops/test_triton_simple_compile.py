@@ -6,7 +6,7 @@ import torch
 pytest.importorskip('triton', reason='Triton is not installed')
 from aft_mm.ops.triton import scan  # noqa: E402
 
-from .triton_offline import assert_no_spills, widest_load  # noqa: E402
+from .triton_offline import assert_no_spills, narrowest_load  # noqa: E402
 
 KERNELS = {'chunk_sums', 'forward', 'backward_chunk_sums', 'backward'}
 
@@ -38,7 +38,7 @@ def test_whole_rows_are_loaded_16_bytes_at_a_time(dtype, compiled, tmp_path, mon
     monkeypatch.setattr(scan, 'count_processors', lambda device: 0)
     call_causal_simple(dtype, 64)
     assert_no_spills(compiled, {'forward', 'backward'}, tmp_path)
-    assert widest_load(compiled['forward']) == 16
+    assert narrowest_load(compiled['forward']) == 16
 
 
 # 65 channels: rows that no vector of numbers is aligned to; and a length that is a constant.

@@ -1,6 +1,7 @@
 """Decoding steps of the Triton backend against those of eager in float64, token by token."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from .cases import CAUSAL_CASES, CHANNELS, Case
 from .test_steps import start
 from .triton_parity import DEVICE, DTYPES, MARKS, TOLERANCE, on_device
 
-from aft_mm.ops.triton import step_launch, step_library  # isort: skip - where Triton is
+from aft_mm.ops.triton import step as triton_step  # isort: skip - where Triton is
+from aft_mm.ops.triton.blocks import find_block  # isort: skip
 
 pytestmark = MARKS
 SERVED = [
@@ -137,16 +139,20 @@ def test_channels_that_fill_no_block(heads, monkeypatch):
 
 
 def test_buffers_of_more_than_a_tile(monkeypatch):
-    tokens = 2 * step_launch.ROWS + 9
+    block = find_block('buffer_step', torch.device(DEVICE))
+    rows, rank = block.most_rows, block.rank + 3
+    tokens = 2 * rows + 9
     full = Case('', 'aft_full', tokens, parameters=((tokens, tokens),))
     query, key, value, bias = inputs(full, 2)
     # What counts are tokens of one lane, with biases that a sum with a key of 1e4 would round.
-    bias[:, torch.arange(tokens) % step_launch.ROWS != 3] -= 60
+    bias[:, torch.arange(tokens) % rows != 3] -= 60
     tensors = [query, key + 1e4, value, bias]
-    check(full, tensors, monkeypatch, (step_launch.ROWS + 2, tokens - 2), 2)
-    rank = step_launch.RANK + 3
+    check(full, tensors, monkeypatch, (rows + 2, tokens - 2), 2)
     local = Case('', 'aft_local', tokens, dict(window=70), parameters=((tokens, rank),) * 2)
     check(local, inputs(local, 2), monkeypatch, (80, 68), 3)
+    grid = dict(grid=(3, 40))  # the kernel reaches two rows back
+    conv = Case('', 'aft_conv', 120, grid, heads=2, parameters=((2, 5, 3),))
+    check(conv, inputs(conv, 2), monkeypatch, (117, 70), 3)
 
 
 def strange(x):
@@ -220,7 +226,7 @@ def test_a_token_past_the_table_reads_nothing_beyond_it():
     state, _ = start(KINDS['full'], 1, torch.float32, DEVICE)
     state.position.fill_(9)
     token = torch.randn(3, 1, CHANNELS, device=DEVICE).unbind()
-    row, state = step_library.aft_full_step(state, *token, bias, gate='sigmoid')
+    row, state = triton_step.aft_full_step(state, *token, bias, gate='sigmoid')
     assert (row == 0).all() and state.position == 10
 
 
@@ -230,14 +236,13 @@ def test_the_ops_are_sound(case, gate, monkeypatch):
     """opcheck: schema with what is written, fake kernel, compiled with dynamic shapes."""
     called = []
 
-    def record(name):
-        op = getattr(step_library, name)
-        monkeypatch.setattr(
-            step_library, name, lambda *parts: called.append((op, parts)) or op(*parts)
-        )
+    def record(op, *parts):
+        called.append((op, parts))
+        return op(*parts)
 
-    record('simple_step')
-    record('buffer_step')
+    for name in ('simple_op', 'buffer_op'):
+        op = getattr(triton_step, name)
+        monkeypatch.setattr(triton_step, name, functools.partial(record, op))
     tensors = inputs(case, 2)
     if gate == 'none':
         tensors[0] = None

@@ -7,9 +7,9 @@ from aft_mm import ops
 from aft_mm.ops.triton import support as triton_support
 
 pytest.importorskip('triton', reason='Triton is not installed')
-from aft_mm.ops.triton import step_library  # noqa: E402
+from aft_mm.ops.triton import step  # noqa: E402
 
-from .triton_offline import assert_no_spills, widest_load  # noqa: E402
+from .triton_offline import assert_no_spills, load_widths  # noqa: E402
 
 CHANNELS, TOKENS = 64, 48
 GRID, KERNEL = (6, 8), (3, 5)
@@ -30,7 +30,7 @@ CALLS = {
 }
 
 
-def step(name, dtype, channels=CHANNELS, gate='sigmoid', bias_dtype=torch.float32):
+def call_step(name, dtype, channels=CHANNELS, gate='sigmoid', bias_dtype=torch.float32):
     """One step of the case, compiled."""
     init, shapes, options = CALLS[name]
     op = init.__name__.removesuffix('_init_state')
@@ -45,7 +45,7 @@ def step(name, dtype, channels=CHANNELS, gate='sigmoid', bias_dtype=torch.float3
     bias = [torch.empty(shape, dtype=bias_dtype) for shape in shapes]
     if op == 'aft_local' and len(bias) == 1:
         bias.append(None)
-    getattr(step_library, f'{op}_step')(state, query, key, value, *bias, **options, gate=gate)
+    getattr(step, f'{op}_step')(state, query, key, value, *bias, **options, gate=gate)
 
 
 def kernel_of(name):
@@ -54,26 +54,42 @@ def kernel_of(name):
 
 @pytest.mark.parametrize('name', CALLS)
 def test_every_op(name, compiled, tmp_path):
-    step(name, torch.float32)
+    call_step(name, torch.float32)
     assert_no_spills(compiled, kernel_of(name), tmp_path)
 
 
 @pytest.mark.parametrize('name', ['full', 'local', 'window 2-d'])
 def test_the_buffer_is_loaded_16_bytes_at_a_time(name, compiled):
-    step(name, torch.float32)
-    assert widest_load(compiled['buffer_step']) == 16
+    call_step(name, torch.float32)
+    rows = {'full': 64, 'local': 16, 'window 2-d': 32}[name]
+    # Keys and values [rows, 32], 4 numbers for each of 128 threads.
+    assert load_widths(compiled['buffer_step'])[16] >= 2 * rows * 32 / (4 * 128)
+
+
+def test_weights_are_found_once_per_head(compiled):
+    """Exponentials in the code: a thread has 4 channels of a token, of one head or of four."""
+    exponentials = {}
+    for heads in (4, CHANNELS):
+        state = ops.aft_conv_init_state(
+            2, CHANNELS, grid=(TOKENS,), num_heads=heads, kernel_size=(5,)
+        )
+        key, value = torch.empty(2, heads), torch.empty(2, CHANNELS)
+        options = dict(grid=(TOKENS,), global_connectivity=False, gate='none')
+        step.aft_conv_step(state, None, key, value, torch.empty(heads, 5), **options)
+        exponentials[heads] = compiled['buffer_step'].asm['ptx'].count('ex2.approx')
+    assert 2 * exponentials[4] <= exponentials[CHANNELS]
 
 
 @pytest.mark.parametrize('dtype', triton_support.DTYPES[1:], ids=str)
 @pytest.mark.parametrize('name', ['simple', 'local'])
 def test_every_type(name, dtype, compiled, tmp_path):
-    step(name, dtype, bias_dtype=dtype)
+    call_step(name, dtype, bias_dtype=dtype)
     assert_no_spills(compiled, kernel_of(name), tmp_path)
 
 
-# 68 channels: a block that is not full.
-@pytest.mark.parametrize('channels, gate', [(64, 'relu'), (68, 'none')])
+# 196 channels: heads of more than a tile, the last of which is not full.
+@pytest.mark.parametrize('channels, gate', [(64, 'relu'), (196, 'none')])
 @pytest.mark.parametrize('name', ['simple', 'conv 2-d'])
 def test_gates_and_odd_sizes(name, channels, gate, compiled, tmp_path):
-    step(name, torch.bfloat16, channels, gate)
+    call_step(name, torch.bfloat16, channels, gate)
     assert_no_spills(compiled, kernel_of(name), tmp_path)

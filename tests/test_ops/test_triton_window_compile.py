@@ -6,7 +6,7 @@ import torch
 pytest.importorskip('triton', reason='Triton is not installed')
 from aft_mm.ops.triton import window  # noqa: E402
 
-from .triton_offline import assert_no_spills, widest_load  # noqa: E402
+from .triton_offline import assert_no_spills, narrowest_load  # noqa: E402
 
 KERNELS = {'ends_of_blocks', 'sum_windows'}
 
@@ -26,7 +26,9 @@ def call_window(dtype, sizes, grid, causal, channels=64, gate='sigmoid', masked=
 def test_a_causal_grid(dtype, compiled, tmp_path):
     call_window(dtype, [4, 64], [16, 96], True)
     assert_no_spills(compiled, {*KERNELS, 'add_right_block'}, tmp_path)
-    assert {widest_load(kernel) for kernel in compiled.values()} == {16}
+    # Four channels at a time, of inputs as of sums.
+    for name, kernel in compiled.items():
+        assert narrowest_load(kernel) >= 4 * dtype.itemsize, name
 
 
 # 65 channels: rows that no vector of numbers is aligned to; and a window of one token.

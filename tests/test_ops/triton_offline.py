@@ -6,6 +6,7 @@ assembles, and the cubin says whether registers were spilled.
 
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import triton
@@ -41,10 +42,15 @@ def usage(kernel, path):
     return {name: int(number) for name, number in re.findall(r'(REG|STACK|LOCAL):(\d+)', output)}
 
 
-def widest_load(kernel):
-    """Bytes of the widest load from global memory."""
+def load_widths(kernel):
+    """How many loads from global memory there are of each width in bytes."""
     loads = re.findall(r'ld\.global[\w.:]*?(?:\.v(\d))?\.b(\d+)\b', kernel.asm['ptx'])
-    return max(int(numbers or 1) * int(bits) // 8 for numbers, bits in loads)
+    return Counter(int(numbers or 1) * int(bits) // 8 for numbers, bits in loads)
+
+
+def narrowest_load(kernel):
+    """Bytes of the narrowest load from global memory."""
+    return min(load_widths(kernel))
 
 
 def assert_no_spills(kernels, expected, folder):

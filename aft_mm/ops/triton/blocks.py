@@ -27,6 +27,23 @@ class WindowBlock(NamedTuple):
     warps: int
 
 
+class SimpleStepBlock(NamedTuple):
+    """Channels of a program."""
+
+    channels: int
+    warps: int
+
+
+class BufferStepBlock(NamedTuple):
+    """A tile has as many rows as the buffer has tokens, within bounds; `rank` terms of u · v."""
+
+    least_rows: int
+    most_rows: int
+    channels: int
+    rank: int
+    warps: int
+
+
 # By kernel the sizes from a compute capability on: those of the largest that the device reaches
 # serve.
 BLOCKS: dict[str, dict[tuple[int, int], NamedTuple]] = {
@@ -36,6 +53,14 @@ BLOCKS: dict[str, dict[tuple[int, int], NamedTuple]] = {
     'scan_backward': {(8, 0): ScanBlock(groups=8, rows=4, row_bytes=128, warps=4)},
     # Most of what is moved are sums in float32, 4 channels of them are 16 bytes.
     'window': {(8, 0): WindowBlock(lanes=4, rows=2, channels=32, warps=1)},
+    'simple_step': {(8, 0): SimpleStepBlock(channels=128, warps=1)},
+    # A row of 32 float32 numbers is one transaction of 128 bytes, and few sequences make programs
+    # enough. 64 rows of them, 16 numbers of each tile per thread, take 54 to 170 registers.
+    'buffer_step': {
+        (8, 0): BufferStepBlock(least_rows=16, most_rows=64, channels=32, rank=32, warps=4),
+        # 64 would spill where channels share a head.
+        (12, 0): BufferStepBlock(least_rows=16, most_rows=32, channels=32, rank=32, warps=4),
+    },
 }
 
 

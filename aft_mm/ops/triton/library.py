@@ -3,7 +3,7 @@
 from .band_library import aft_full, aft_local
 from .conv_library import aft_conv
 from .scan import aft_simple
-from .step_library import (
+from .step import (
     aft_conv_step,
     aft_full_step,
     aft_local_step,

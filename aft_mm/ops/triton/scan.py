@@ -31,7 +31,7 @@ def cut(value: Tensor) -> Cut:
 
     On 132 processors, 2-byte types: [16, 1024, 512] and [8, 4096, 1024] make 128 programs of 64
     channels, so 32 are taken, 256 programs; [16, 3072, 256] 128. [2, 3072, 256] would make 16 and
-    is cut into 12 chunks, 192 programs, [1, 16384, 256] into 33, 264.
+    is cut into 12 chunks, 192 programs, [1, 16384, 256] into 32, 256.
     """
     batch, tokens, channels = value.shape
     processors = count_processors(value.device)

@@ -1,8 +1,10 @@
 """Kernels of a decoding step: one token of every sequence, one launch per layer.
 
-A program owns the channels `first` … of one sequence, whole key heads. It stores the token in its
-slot of the buffer, lets what lay there join the sums of the tokens that left, and walks along the
-buffer, ROWS tokens at a time: each of them a lane with a sum of its own, joined at the end.
+A program owns some key heads of one sequence, with all channels that they serve. It stores the
+token in its slot of the buffer, lets what lay there join the sums of the tokens that left, and
+walks along the buffer, `rows` tokens at a time: each of them a lane with a sum of its own, joined
+at the end. Tiles are [rows, heads, width], with `width` channels of a head at a time: weights and
+denominators are those of its key, [rows, heads, 1].
 
 A sum is (high, rest, numerator, denominator): both divided by ``e^(high + rest)``, the key and the
 bias of one token, which are never added up: next to a key of 1e4 a bias would lose three digits.
@@ -13,92 +15,145 @@ a key belongs to one program, and the new token is taken from the input, not fro
 Positions fit into 32 bits.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from .rows import LOWEST, add_token, exp, gate_value
+from .rows import LOWEST, add_token, exp, gate_value, place_in, store_row
 
-# Not the channels: where 16 divides them, the compiler loads 16 bytes at a time.
-UNSPECIALIZED = ['size', 'rank', 'limit']
+
+class State(NamedTuple):
+    """The state, and where the next positions [B] go; each (pointer, *strides) or None."""
+
+    shift: tuple
+    numerator: tuple
+    denominator: tuple
+    position: tuple
+    next_position: tuple
+    kept_keys: tuple | None = None
+    kept_values: tuple | None = None
+    # Triton 3.6 loses the constants, strides of 1, in what follows the last None of a tuple.
+    end: None = None
+
+
+class Token(NamedTuple):
+    """The new token and its output, each [B, 1, C] as (pointer, *strides), the query or None."""
+
+    output: tuple
+    query: tuple | None
+    key: tuple
+    value: tuple
+    end: None = None
+
+
+class Bias(NamedTuple):
+    """What w is made of: a table or u, and v [T, rank] or None; it knows `limit` tokens."""
+
+    table: tuple | None
+    pos_v: tuple | None
+    rank: int
+    limit: int
+    end: None = None
+
+
+class Form(NamedTuple):
+    """Which bias, its sizes, and the gate.
+
+    far: W = 1 past the buffer and outside of the window or kernel, else 0.
+    """
+
+    kind: str
+    places: tuple[int, ...]
+    far: bool
+    gate: str
+
+
+class Block(NamedTuple):
+    """Rows, heads and channels of a head in a tile, channels per head, and terms of u · v."""
+
+    rows: int
+    heads: int
+    width: int
+    per_head: int
+    rank: int
 
 
 @triton.jit
-def place(channels, COLUMNS: tl.constexpr):
-    """The sequence and the channels [COLUMNS] of this program, and which of them exist."""
-    blocks = tl.cdiv(channels, COLUMNS)
-    batch = (tl.program_id(0) // blocks).to(tl.int64)
-    columns = (tl.program_id(0) % blocks) * COLUMNS + tl.arange(0, COLUMNS)
-    return batch, columns.to(tl.int64), columns < channels
+def find_heads(heads, HEADS: tl.constexpr):
+    """The sequence of this program, its first head, its heads [1, HEADS, 1], and which exist."""
+    blocks = tl.cdiv(heads, HEADS)
+    first = (tl.program_id(0) % blocks) * HEADS
+    head = first + tl.arange(0, HEADS)[None, :, None]
+    return (tl.program_id(0) // blocks).to(tl.int64), first, head.to(tl.int64), head < heads
 
 
 @triton.jit
-def load_sums(shift, numerator, denominator, batch, columns, inside):
-    """The sums [B, 1, D] of the tokens that left the buffer."""
-    high = tl.load(shift[0] + batch * shift[1] + columns * shift[3], mask=inside, other=LOWEST)
-    at = numerator[0] + batch * numerator[1] + columns * numerator[3]
-    first = tl.load(at, mask=inside, other=0.0)
-    at = denominator[0] + batch * denominator[1] + columns * denominator[3]
-    return high, first, tl.load(at, mask=inside, other=0.0)
+def load(x, batch, token, channel, real, other: tl.constexpr = 0.0):
+    """x[batch, token, channel] in float32, `other` where `real` says that there is none."""
+    return tl.load(place_in(x, batch, token, channel), mask=real, other=other).to(tl.float32)
 
 
 @triton.jit
-def store_sums(shift, numerator, denominator, batch, columns, inside, high, first, second):
-    """Write what :func:`load_sums` reads."""
-    tl.store(shift[0] + batch * shift[1] + columns * shift[3], high, mask=inside)
-    tl.store(numerator[0] + batch * numerator[1] + columns * numerator[3], first, mask=inside)
-    at = denominator[0] + batch * denominator[1] + columns * denominator[3]
-    tl.store(at, second, mask=inside)
+def store(x, batch, token, channel, real, row):
+    """Write what :func:`load` reads."""
+    store_row(x, place_in(x, batch, token, channel), 0, real, row)
 
 
 @triton.jit
-def load_token(x, batch, columns, inside):
-    """Channels of x [B, C] in float32."""
-    at = x[0] + batch * x[1] + columns * x[2]
-    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+def load_far(state, batch, channel, real):
+    """The sums of the tokens that left the buffer."""
+    high = load(state.shift, batch, 0, channel, real, LOWEST)
+    first = load(state.numerator, batch, 0, channel, real)
+    return high, first, load(state.denominator, batch, 0, channel, real)
 
 
 @triton.jit
-def store_output(
-    output, query, batch, columns, inside, channels, numerator, denominator, GATE: tl.constexpr
-):
+def store_far(state, batch, channel, real, far):
+    """Write what :func:`load_far` reads."""
+    store(state.shift, batch, 0, channel, real, far[0])
+    store(state.numerator, batch, 0, channel, real, far[1])
+    store(state.denominator, batch, 0, channel, real, far[2])
+
+
+@triton.jit
+def store_output(token, batch, channel, real, numerator, denominator, GATE: tl.constexpr):
     """The gated mean, 0 where nothing was seen."""
     mixed = numerator / tl.where(denominator == 0, 1.0, denominator)
     if GATE != 'none':
-        mixed *= gate_value(load_token(query, batch, columns, inside), GATE)
-    at = output + batch * channels + columns
-    tl.store(at, mixed.to(output.dtype.element_ty), mask=inside)
+        mixed *= gate_value(load(token.query, batch, 0, channel, real), GATE)
+    store(token.output, batch, 0, channel, real, mixed)
 
 
 @triton.jit
-def simple_step(
-    output,
-    next_position,
-    shift,
-    numerator,
-    denominator,
-    position,
-    query,
-    key,
-    value,
-    channels,
-    GATE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+def load_position(state, batch):
+    """The index of the new token."""
+    return tl.load(state.position[0] + batch * state.position[1])
+
+
+@triton.jit
+def store_position(state, batch, first, index):
+    """The index of the token after it, by the first program of the sequence."""
+    if first == 0:
+        tl.store(state.next_position[0] + batch * state.next_position[1], index + 1)
+
+
+@triton.jit
+def simple_step(state, token, channels, GATE: tl.constexpr, CHANNELS: tl.constexpr):
     """AFT-simple: the token joins the running sums."""
-    batch, columns, inside = place(channels, COLUMNS)
-    high, first, second = load_sums(shift, numerator, denominator, batch, columns, inside)
-    new_key = load_token(key, batch, columns, inside)
-    new_value = load_token(value, batch, columns, inside)
-    high, first, second = add_token(high, first, second, new_key, new_value, 'softmax')
-    store_sums(shift, numerator, denominator, batch, columns, inside, high, first, second)
-    store_output(output, query, batch, columns, inside, channels, first, second, GATE)
-    if tl.program_id(0) % tl.cdiv(channels, COLUMNS) == 0:
-        tl.store(next_position + batch, tl.load(position[0] + batch * position[1]) + 1)
+    batch, start, channel, real = find_heads(channels, CHANNELS)
+    far = load_far(state, batch, channel, real)
+    key = load(token.key, batch, 0, channel, real)
+    value = load(token.value, batch, 0, channel, real)
+    far = add_token(far[0], far[1], far[2], key, value, 'softmax')
+    store_far(state, batch, channel, real, far)
+    store_output(token, batch, channel, real, far[1], far[2], GATE)
+    store_position(state, batch, start, load_position(state, batch))
 
 
 @triton.jit
 def in_hard_window(token, tokens, PLACES: tl.constexpr):
-    """Which tokens [ROWS] AFT-window sees, see `geometry.hard_mask`; PLACES: width and halves."""
+    """Which tokens AFT-window sees, see `geometry.hard_mask`; PLACES: width and halves."""
     down = tokens // PLACES[0] - token // PLACES[0]
     right = tokens % PLACES[0] - token % PLACES[0]
     down = tl.where(right > 0, down + 1, down)  # the right block lies a row higher
@@ -108,7 +163,7 @@ def in_hard_window(token, tokens, PLACES: tl.constexpr):
 
 @triton.jit
 def in_near_window(token, tokens, PLACES: tl.constexpr):
-    """Which tokens [ROWS] AFT-local has a bias for, see `geometry.near_mask`; width and sizes."""
+    """Which tokens AFT-local has a bias for, see `geometry.near_mask`; PLACES: width and sizes."""
     down = tl.abs(tokens // PLACES[0] - token // PLACES[0])
     right = tl.abs(tokens % PLACES[0] - token % PLACES[0])
     return (down < PLACES[1]) & (right < PLACES[2])
@@ -116,7 +171,7 @@ def in_near_window(token, tokens, PLACES: tl.constexpr):
 
 @triton.jit
 def kernel_entry(token, tokens, PLACES: tl.constexpr):
-    """The kernel entry of the tokens [ROWS], and whether there is one; PLACES: grid and kernel."""
+    """The kernel entry of the tokens, and whether there is one; PLACES: grid and kernel."""
     layer = tokens // (PLACES[1] * PLACES[2]) % PLACES[0]
     layer = layer - token // (PLACES[1] * PLACES[2]) % PLACES[0] + PLACES[3] // 2
     row = tokens // PLACES[2] % PLACES[1] - token // PLACES[2] % PLACES[1] + PLACES[4] // 2
@@ -127,66 +182,56 @@ def kernel_entry(token, tokens, PLACES: tl.constexpr):
 
 
 @triton.jit
-def load_factor_bias(
-    pos_u, pos_v, token, tokens, real, rank, ROWS: tl.constexpr, RANK: tl.constexpr
-):
-    """u_t · v_t' for the tokens [ROWS], RANK terms at a time."""
-    bias = tl.zeros([ROWS], tl.float32)
-    first = tl.zeros([], tl.int32)
-    u = pos_u[0] + token.to(tl.int64) * pos_u[1]
-    v = pos_v[0] + tokens.to(tl.int64)[:, None] * pos_v[1]
-    while first < rank:
-        d = first + tl.arange(0, RANK)
-        known = d < rank
-        terms = tl.load(u + d * pos_u[2], mask=known, other=0.0).to(tl.float32)[None, :]
-        terms *= tl.load(v + d[None, :] * pos_v[2], mask=real[:, None] & known[None, :], other=0.0)
-        bias += tl.sum(terms, 1)
-        first += RANK
-    return bias
+def load_table(table, row, column, real):
+    """Entries of a table of two dimensions in float32."""
+    at = table[0] + row.to(tl.int64) * table[1] + column.to(tl.int64) * table[2]
+    return tl.load(at, mask=real, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_bias(
-    bias,
-    pos_v,
-    token,
-    tokens,
-    real,
-    head,
-    rank,
-    KIND: tl.constexpr,
-    PLACES: tl.constexpr,
-    ROWS: tl.constexpr,
-    RANK: tl.constexpr,
-):
-    """w[token, tokens], [ROWS, 1] or per channel [ROWS, COLUMNS], 0 outside the window or kernel,
-    and which tokens [ROWS] are inside."""
-    inside = real
+def load_factor_bias(bias, token, tokens, real, BLOCK: tl.constexpr):
+    """u_t · v_t' for the tokens [ROWS, 1, 1], some terms at a time."""
+    found = tl.zeros(tokens.shape, tl.float32)
+    first = tl.zeros([], tl.int32)
+    while first < bias.rank:
+        d = first + tl.arange(0, BLOCK.rank)[None, :, None]
+        u = load_table(bias.table, token, d, d < bias.rank)
+        v = load_table(bias.pos_v, tokens, d, real & (d < bias.rank))
+        found += tl.sum(u * v, 1, keep_dims=True)
+        first += BLOCK.rank
+    return found
+
+
+@triton.jit
+def load_bias(bias, token, tokens, head, real, FORM: tl.constexpr, BLOCK: tl.constexpr):
+    """w[token, tokens], [ROWS, 1, 1] or per head [ROWS, HEADS, 1], 0 outside of the window or
+    kernel, and which tokens are inside."""
+    KIND: tl.constexpr = FORM.kind
+    PLACES: tl.constexpr = FORM.places
+    # What is past the table is not read, and not seen.
+    inside = real & (token < bias.limit)
+    token = tl.minimum(token, bias.limit - 1)
     if KIND == 'window':
         inside &= in_hard_window(token, tokens, PLACES)
-        found = tl.zeros([ROWS, 1], tl.float32)
+        found = tl.zeros(tokens.shape, tl.float32)
     elif KIND == 'conv':
         entry, there = kernel_entry(token, tokens, PLACES)
         inside &= there
-        at = bias[0] + head[None, :] * bias[1] + entry.to(tl.int64)[:, None] * bias[2]
-        found = tl.load(at, mask=inside[:, None], other=0.0).to(tl.float32)
+        found = load_table(bias.table, head, entry, inside)
     elif KIND == 'full':
-        at = bias[0] + token.to(tl.int64) * bias[1] + tokens.to(tl.int64) * bias[2]
-        found = tl.load(at, mask=inside, other=0.0).to(tl.float32)[:, None]
+        found = load_table(bias.table, token, tokens, inside)
     else:
         inside &= in_near_window(token, tokens, PLACES)
         if KIND == 'free':
-            column = PLACES[2] - 1 + tokens - token
-            at = bias[0] + token.to(tl.int64) * bias[1] + column * bias[2]
-            found = tl.load(at, mask=inside, other=0.0).to(tl.float32)[:, None]
+            found = load_table(bias.table, token, PLACES[2] - 1 + tokens - token, inside)
         else:
-            found = load_factor_bias(bias, pos_v, token, tokens, inside, rank, ROWS, RANK)[:, None]
+            found = load_factor_bias(bias, token, tokens, inside, BLOCK)
     return found, inside
 
 
 @triton.jit
 def add_biased(high, rest, first, second, key, bias, value, seen):
-    """The sum with one more token of that key and bias, in every lane and channel."""
+    """The sum with one more token of that key and bias, in every lane and head."""
     seen &= (key != float('-inf')) & (bias != float('-inf'))
     key, bias = tl.where(seen, key, LOWEST), tl.where(seen, bias, LOWEST)
     lead = (key - high) + (bias - rest)
@@ -201,144 +246,83 @@ def add_biased(high, rest, first, second, key, bias, value, seen):
 
 @triton.jit
 def join_lanes(high, rest, first, second):
-    """One sum [COLUMNS] of those of all lanes [ROWS, COLUMNS]."""
-    top = tl.max(high, 0)
-    lead = (high - top[None, :]) + rest
-    most = tl.max(lead, 0)
-    weight = exp(lead - most[None, :])
-    return top, most, tl.sum(first * weight, 0), tl.sum(second * weight, 0)
+    """One sum of those of all lanes."""
+    top = tl.max(high, 0, keep_dims=True)
+    lead = (high - top) + rest
+    most = tl.max(lead, 0, keep_dims=True)
+    weight = exp(lead - most)
+    first = tl.sum(first * weight, 0, keep_dims=True)
+    return top, most, first, tl.sum(second * weight, 0, keep_dims=True)
 
 
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def buffer_step(
-    output,
-    next_position,
-    shift,
-    numerator,
-    denominator,
-    keys,
-    values,
-    position,
-    query,
-    key,
-    value,
-    bias,
-    pos_v,
-    channels,
-    per_head,
-    span,
-    size,
-    rank,
-    limit,
-    KIND: tl.constexpr,
-    PLACES: tl.constexpr,
-    FAR: tl.constexpr,
-    GATE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    RANK: tl.constexpr,
-):
-    """The other ops. FAR: W = 1 past the buffer and outside the window or kernel, else 0.
-
-    A program has `span` channels, per_head of them to a key head. The bias knows `limit` tokens.
-    """
-    blocks = tl.cdiv(channels, span)
-    batch = (tl.program_id(0) // blocks).to(tl.int64)
-    start = (tl.program_id(0) % blocks) * span
-    end = tl.minimum(start + span, channels)
-    index = tl.load(position[0] + batch * position[1])
-    token = index.to(tl.int32)
-    slot = token % size
+@triton.jit
+def sum_buffer(state, bias, fresh, where, time, FORM: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of the buffer, with the fresh key and value in place of what lies in their slot."""
+    FAR: tl.constexpr = FORM.far
+    ROWS: tl.constexpr = BLOCK.rows
+    HEADS: tl.constexpr = BLOCK.heads
+    WIDTH: tl.constexpr = BLOCK.width
+    batch, head, head_real, channel, channel_real = where
+    token, slot, size = time
+    below = tl.zeros([ROWS, HEADS, 1], tl.float32)
+    high, rest = below + LOWEST, below + LOWEST
+    above = tl.zeros([ROWS, HEADS, WIDTH], tl.float32)
     filled = tl.minimum(token + 1, size)
-    key_row = keys[0] + batch * keys[1]
-    value_row = values[0] + batch * values[1]
-    lanes = tl.arange(0, ROWS)
-    first = start
-    while first < end:
-        columns = (first + tl.arange(0, COLUMNS)).to(tl.int64)
-        inside = columns < end
-        head = columns // per_head
-        new_key = load_token(key, batch, head, inside)
-        new_value = load_token(value, batch, columns, inside)
-        high = tl.zeros([ROWS, COLUMNS], tl.float32) + LOWEST
-        rest = tl.zeros([ROWS, COLUMNS], tl.float32) + LOWEST
-        above = tl.zeros([ROWS, COLUMNS], tl.float32)
-        below = tl.zeros([ROWS, COLUMNS], tl.float32)
-        row = tl.zeros([], tl.int32)
-        while row < filled:
-            slots = row + lanes
-            real = slots < filled
-            # What lies behind the new token is from the round before.
-            tokens = token - slot + slots - tl.where(slots > slot, size, 0)
-            shown = real[:, None] & inside[None, :]
-            at = slots.to(tl.int64)[:, None]
-            k = tl.load(key_row + at * keys[2] + head[None, :] * keys[3], mask=shown, other=0.0)
-            v = tl.load(
-                value_row + at * values[2] + columns[None, :] * values[3], mask=shown, other=0.0
-            )
-            fresh = (slots == slot)[:, None]
-            k, v = tl.where(fresh, new_key[None, :], k), tl.where(fresh, new_value[None, :], v)
-            w, near = load_bias(
-                bias,
-                pos_v,
-                tl.minimum(token, limit - 1),  # what is past the table is not read, and not seen
-                tokens,
-                real & (token < limit),
-                head,
-                rank,
-                KIND,
-                PLACES,
-                ROWS,
-                RANK,
-            )
-            seen = shown
-            if not FAR:
-                seen = shown & near[:, None]
-            high, rest, above, below = add_biased(high, rest, above, below, k, w, v, seen)
-            row += ROWS
-        high, rest, above, below = join_lanes(high, rest, above, below)
+    row = tl.zeros([], tl.int32)
+    while row < filled:
+        slots = row + tl.arange(0, ROWS)[:, None, None]
+        real = slots < filled
+        # What lies behind the new token is from the round before.
+        tokens = token - slot + slots - tl.where(slots > slot, size, 0)
+        key = load(state.kept_keys, batch, slots.to(tl.int64), head, real & head_real)
+        value = load(state.kept_values, batch, slots.to(tl.int64), channel, real & channel_real)
+        key = tl.where(slots == slot, fresh[0], key)
+        value = tl.where(slots == slot, fresh[1], value)
+        w, near = load_bias(bias, token, tokens, head, real, FORM, BLOCK)
+        seen = real & head_real
+        if not FAR:
+            seen = near & head_real
+        high, rest, above, below = add_biased(high, rest, above, below, key, w, value, seen)
+        row += ROWS
+    return join_lanes(high, rest, above, below)
+
+
+@triton.jit
+def buffer_step(state, token, bias, heads, size, FORM: tl.constexpr, BLOCK: tl.constexpr):
+    """The other ops: `heads` key heads, a buffer of `size` tokens."""
+    FAR: tl.constexpr = FORM.far
+    GATE: tl.constexpr = FORM.gate
+    PER_HEAD: tl.constexpr = BLOCK.per_head
+    WIDTH: tl.constexpr = BLOCK.width
+    batch, start, head, head_real = find_heads(heads, BLOCK.heads)
+    index = load_position(state, batch)
+    now = index.to(tl.int32)
+    slot = now % size
+    at = slot.to(tl.int64)
+    key = load(token.key, batch, 0, head, head_real)
+    for part in range(0, PER_HEAD, WIDTH):
+        place = part + tl.arange(0, WIDTH)[None, None, :]
+        channel, real = head * PER_HEAD + place, head_real & (place < PER_HEAD)
+        value = load(token.value, batch, 0, channel, real)
+        where = batch, head, head_real, channel, real
+        high, rest, above, below = sum_buffer(
+            state, bias, (key, value), where, (now, slot, size), FORM, BLOCK
+        )
         if FAR:
-            left = inside & (token >= size)
-            at = slot.to(tl.int64)
-            at_key = key_row + at * keys[2] + head * keys[3]
-            k = tl.load(at_key, mask=left, other=float('-inf'))
-            v = tl.load(value_row + at * values[2] + columns * values[3], mask=left, other=0.0)
-            far_high, far_above, far_below = load_sums(
-                shift, numerator, denominator, batch, columns, inside
-            )
-            far_high, far_above, far_below = add_token(
-                far_high, far_above, far_below, k, v, 'softmax'
-            )
-            lead = (high - far_high) + rest
-            near_scale = exp(tl.minimum(lead, 0.0))
-            far_scale = exp(-tl.maximum(lead, 0.0))
-            above = above * near_scale + far_above * far_scale
-            below = below * near_scale + far_below * far_scale
-        store_output(output, query, batch, columns, inside, channels, above, below, GATE)
+            left = now >= size
+            old = load(state.kept_keys, batch, at, head, head_real & left, float('-inf'))
+            old_value = load(state.kept_values, batch, at, channel, real & left)
+            far = load_far(state, batch, channel, real)
+            far = add_token(far[0], far[1], far[2], old, old_value, 'softmax')
+            lead = (high - far[0]) + rest
+            near_scale, far_scale = exp(tl.minimum(lead, 0.0)), exp(-tl.maximum(lead, 0.0))
+            above = above * near_scale + far[1] * far_scale
+            below = below * near_scale + far[2] * far_scale
+        store_output(token, batch, channel, real, above, below, GATE)
         # Every warp has read the sums and what lay in the slot.
         tl.debug_barrier()
         if FAR:
-            store_sums(
-                shift,
-                numerator,
-                denominator,
-                batch,
-                columns,
-                inside,
-                far_high,
-                far_above,
-                far_below,
-            )
-        at = value_row + slot.to(tl.int64) * values[2] + columns * values[3]
-        tl.store(at, new_value, mask=inside)
-        first += COLUMNS
-    first = start // per_head
-    while first < tl.cdiv(end, per_head):
-        head = (first + tl.arange(0, COLUMNS)).to(tl.int64)
-        inside = head < tl.cdiv(end, per_head)
-        new_key = load_token(key, batch, head, inside)
-        at = key_row + slot.to(tl.int64) * keys[2] + head * keys[3]
-        tl.store(at, new_key, mask=inside)
-        first += COLUMNS
-    if start == 0:
-        tl.store(next_position + batch, index + 1)
+            store_far(state, batch, channel, real, far)
+        store(state.kept_values, batch, at, channel, real, value)
+    store(state.kept_keys, batch, at, head, head_real, key)
+    store_position(state, batch, start, index)
