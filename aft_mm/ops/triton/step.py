@@ -9,7 +9,7 @@ from torch import Tensor
 from ..geometry import Window, as_pair
 from ..state import StepState
 from . import step_kernels as kernels
-from .blocks import find_block
+from .blocks import BufferStepBlock, find_block
 from .common import strided
 from .register import register
 from .step_kernels import Bias, Block, Form, State, Token
@@ -59,10 +59,9 @@ def simple_step(
     return results
 
 
-def find_sizes(keys: Tensor, per_head: int) -> Block:
-    """The tile for a buffer of keys [B, n, h]: no more rows than it takes, heads of some width."""
-    block = find_block('buffer_step', keys.device)
-    rows = min(max(triton.next_power_of_2(keys.shape[1]), block.least_rows), block.most_rows)
+def find_sizes(block: BufferStepBlock, size: int, per_head: int) -> Block:
+    """The tile for a buffer of `size` tokens and heads of `per_head` channels."""
+    rows = min(max(triton.next_power_of_2(size), block.least_rows), block.most_rows)
     width = min(triton.next_power_of_2(per_head), block.channels)
     return Block(rows, block.channels // width, width, per_head, block.rank)
 
@@ -90,7 +89,8 @@ def buffer_step(
     batch, heads = key.shape
     if batch == 0:
         return results
-    sizes = find_sizes(keys, value.shape[1] // heads)
+    block = find_block('buffer_step', keys.device)
+    sizes = find_sizes(block, keys.shape[1], value.shape[1] // heads)
     limit = len(bias) if kind in ('full', 'free', 'factors') else ENDLESS
     rank = 0 if pos_v is None else pos_v.shape[1]
     with torch.cuda.device_of(value):
@@ -102,7 +102,8 @@ def buffer_step(
             keys.shape[1],
             FORM=Form(kind, tuple(places), far, gate),
             BLOCK=sizes,
-            num_warps=find_block('buffer_step', value.device).warps,
+            num_warps=block.warps,
+            maxnreg=block.registers,
         )
     return results
 

@@ -126,16 +126,12 @@ def store_output(token, batch, channel, real, numerator, denominator, GATE: tl.c
 
 
 @triton.jit
-def load_position(state, batch):
-    """The index of the new token."""
-    return tl.load(state.position[0] + batch * state.position[1])
-
-
-@triton.jit
-def store_position(state, batch, first, index):
-    """The index of the token after it, by the first program of the sequence."""
+def advance(state, batch, first):
+    """The index of the new token; the first program of the sequence writes that of the next one."""
+    index = tl.load(state.position[0] + batch * state.position[1])
     if first == 0:
         tl.store(state.next_position[0] + batch * state.next_position[1], index + 1)
+    return index.to(tl.int32)
 
 
 @triton.jit
@@ -148,7 +144,7 @@ def simple_step(state, token, channels, GATE: tl.constexpr, CHANNELS: tl.constex
     far = add_token(far[0], far[1], far[2], key, value, 'softmax')
     store_far(state, batch, channel, real, far)
     store_output(token, batch, channel, real, far[1], far[2], GATE)
-    store_position(state, batch, start, load_position(state, batch))
+    advance(state, batch, start)
 
 
 @triton.jit
@@ -295,8 +291,7 @@ def buffer_step(state, token, bias, heads, size, FORM: tl.constexpr, BLOCK: tl.c
     PER_HEAD: tl.constexpr = BLOCK.per_head
     WIDTH: tl.constexpr = BLOCK.width
     batch, start, head, head_real = find_heads(heads, BLOCK.heads)
-    index = load_position(state, batch)
-    now = index.to(tl.int32)
+    now = advance(state, batch, start)
     slot = now % size
     at = slot.to(tl.int64)
     key = load(token.key, batch, 0, head, head_real)
@@ -325,4 +320,3 @@ def buffer_step(state, token, bias, heads, size, FORM: tl.constexpr, BLOCK: tl.c
             store_far(state, batch, channel, real, far)
         store(state.kept_values, batch, at, channel, real, value)
     store(state.kept_keys, batch, at, head, head_real, key)
-    store_position(state, batch, start, index)
