@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from . import eager, reference
+from .fla import support as fla_support
 from .triton import support as triton_support
 
 OPS = (
@@ -24,9 +25,10 @@ OPS = (
     'aft_conv',
     'aft_window',
     'aft_local_normalized',
+    'linear_attention',
 )
 STEPS = tuple(f'{op}_step' for op in OPS)
-BACKENDS = ('triton', 'eager', 'reference')
+BACKENDS = ('triton', 'eager', 'reference', 'fla')
 # Those that serve without being asked for.
 DEFAULT_BACKENDS = ('eager',)
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
@@ -61,6 +63,10 @@ def reasons_against(
                 f'no GPU has run it yet: serves only when {ENVIRONMENT_VARIABLE}=triton asks'
             )
         reasons += triton_support.reasons_against(op, tensors, options)
+    if backend == 'fla':
+        if 'fla' not in requested_backends():
+            reasons.append(f'not tried here: serves only when {ENVIRONMENT_VARIABLE}=fla asks')
+        reasons += fla_support.reasons_against(op, tensors, options)
     if backend == 'reference':
         if 'reference' not in requested_backends():
             reasons.append(f'the oracle serves only when {ENVIRONMENT_VARIABLE}=reference asks')
@@ -84,7 +90,7 @@ def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[s
     )
 
 
-# Triton is missing in torch's CPU builds: its backend is loaded when it first serves.
+# Triton is missing in torch's CPU builds, fla may be: such a backend loads when it first serves.
 _MODULES: dict[str, ModuleType] = {'eager': eager, 'reference': reference}
 
 

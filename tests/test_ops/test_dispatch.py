@@ -35,7 +35,7 @@ def test_environment_variable_chooses_the_backend(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'reference')
     assert dispatch.implementation(*call_on('cpu')) is reference.aft_simple
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'fast')
-    with pytest.raises(ValueError, match="names of triton, eager, reference .*, got 'fast'"):
+    with pytest.raises(ValueError, match="names of triton, eager, reference, fla .*, got 'fast'"):
         dispatch.implementation(*call_on('cpu'))
 
 
@@ -160,14 +160,16 @@ def test_table_of_backends(asked, monkeypatch):
         assert f'{op} ' in output
     assert ('reference does not serve any op or step on cpu' in output) == (asked != 'reference')
     assert 'triton does not serve any op or step on cpu: serves cuda tensors' in output
-    assert 'aft_local_normalized, aft_local_normalized_step on cpu: has no kernel' in output
+    without = 'aft_local_normalized, linear_attention'
+    steps = 'aft_local_normalized_step, linear_attention_step'
+    assert f'{without}, {steps} on cpu: has no kernel' in output
     assert 'aft_window (any options)' in output and 'aft_local (a grid of 1 size)' in output
     assert (
         output.splitlines()[1].split()[2:]
         == {
-            None: ['no', 'serves', 'no'],
-            'triton': ['no', 'available', 'no'],
-            'reference': ['no', 'available', 'serves'],
+            None: ['no', 'serves', 'no', 'no'],
+            'triton': ['no', 'available', 'no', 'no'],
+            'reference': ['no', 'available', 'serves', 'no'],
         }[asked]
     )
 

@@ -17,9 +17,11 @@ The files, from the ops down to the sums:
   their fast form with its backward pass;
 - `convolution.py`: AFT-conv; `exact_convolution.py`: its form for any finite key; `library.py`:
   what torch.compile must see as one node;
+- `linear.py`: linear attention, causal in chunks, with its backward pass;
 - `sums.py`: the algebra of shifted sums; `decisions.py`: what an exported graph decides beforehand.
 """
 
+from .linear import linear_attention, linear_attention_step
 from .mixing import (
     aft_conv,
     aft_full,
@@ -50,4 +52,6 @@ __all__ = [
     'aft_simple_step',
     'aft_window',
     'aft_window_step',
+    'linear_attention',
+    'linear_attention_step',
 ]
