@@ -1,0 +1,51 @@
+"""What a mixer without a shorter state keeps: something of every token, by its index."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TokenTable(NamedTuple):
+    """Rows [B, N, C] of one or more kinds, token t in row t, and the next index [B]."""
+
+    rows: tuple[Tensor, ...]
+    position: Tensor
+
+    @classmethod
+    def empty(
+        cls, batch_size: int, tokens: int, channels: Sequence[int], like: Tensor
+    ) -> 'TokenTable':
+        """Room for `tokens` rows of each number of channels, device and type of `like`."""
+        rows = tuple(like.new_zeros(batch_size, tokens, size) for size in channels)
+        return cls(rows, torch.zeros(batch_size, dtype=torch.long, device=like.device))
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return self.rows[0].shape[1]
+
+    def store(self, *token: Tensor) -> 'TokenTable':
+        """With one token more, [B, C] of each kind, in place.
+
+        Raises ValueError past the last row, on a CPU only: a look at it would wait for a device.
+        """
+        if self.position.device.type == 'cpu' and (self.position >= self.size).any():
+            raise ValueError(f'the state holds {self.size} tokens, got one more')
+        for rows, row in zip(self.rows, token, strict=True):
+            index = self.position.view(-1, 1, 1).expand(-1, 1, row.shape[-1])
+            rows.scatter_(1, index, row.to(rows.dtype).unsqueeze(1))
+        return TokenTable(self.rows, self.position + 1)
+
+    def fill(self, prompt: Sequence[Tensor], lengths: Tensor) -> 'TokenTable':
+        """With prompts [B, L, C] of each kind; rows from lengths [B] on are overwritten later.
+
+        Raises ValueError for a prompt longer than the table.
+        """
+        tokens = prompt[0].shape[1]
+        if tokens > self.size:
+            raise ValueError(f'a prompt must have at most {self.size} tokens, got {tokens}')
+        for rows, part in zip(self.rows, prompt, strict=True):
+            rows[:, :tokens] = part
+        return TokenTable(self.rows, lengths.to(self.position, copy=True))
