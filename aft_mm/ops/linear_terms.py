@@ -12,7 +12,7 @@ FeatureMap = Callable[[Tensor], Tensor]
 
 
 class LinearState(NamedTuple):
-    """``s = Σ φ(k) vᵀ`` and ``z = Σ φ(k)``, the columns of sums [B, h, d, m + 1]; next index [B]."""
+    """``s = Σ φ(k) vᵀ`` and ``z = Σ φ(k)``, columns of sums [B, h, d, m + 1]; next index [B]."""
 
     sums: Tensor
     position: Tensor

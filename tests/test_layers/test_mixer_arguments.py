@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from .mixer_cases import MIXERS, B, D, build, tokens
 
 from aft_mm.registry import MODELS
+
+from .mixer_cases import MIXERS, D, build, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +84,59 @@ def seed():
             dict(type='AFTConv', num_heads=4, kernel_size=3, num_prefix_tokens=1),
             'num_prefix_tokens must be 0 for AFTConv, got 1',
         ),
-        (dict(type='SoftmaxAttention', num_heads=5), 'divide embed_dims=12, got 5'),
+        *[
+            (dict(type=f'{name}', num_heads=5, **others), 'divide embed_dims=12, got 5')
+            for name, others in {
+                'SoftmaxAttention': {},
+                'LinearAttention': {},
+                'PerformerAttention': {},
+                'DenseSynthesizer': {},
+                'LambdaLayer': {},
+                'LSHAttention': {},
+                'StridedAttention': dict(stride=2),
+            }.items()
+        ],
+        (
+            dict(type='LinearAttention', num_heads=3, feature_map='tanh'),
+            "feature_map must be one of elu, relu, square, got 'tanh'",
+        ),
+        (
+            dict(type='PerformerAttention', num_heads=3, num_features=0),
+            'num_features must be 1 or larger, got 0',
+        ),
+        (
+            dict(type='PerformerAttention', num_heads=3, redraw=0),
+            'redraw must be 1 or larger, got 0',
+        ),
+        (
+            dict(type='DenseSynthesizer', num_heads=3, grid=None),
+            'grid must be given for DenseSynthesizer, got None',
+        ),
+        (dict(type='LambdaLayer', num_heads=3, causal=True), 'causal must be False .* got True'),
+        (dict(type='LambdaLayer', num_heads=3, grid=None), 'grid must be given for LambdaLayer'),
+        (dict(type='LambdaLayer', num_heads=3, key_dims=0), 'key_dims must be 1 or .* got 0'),
+        (
+            dict(type='LSHAttention', num_heads=3, num_buckets=3),
+            'num_buckets must be 1 or even and positive, got 3',
+        ),
+        (dict(type='LSHAttention', num_heads=3, chunk_size=0), 'chunk_size must be 1 .* got 0'),
+        (dict(type='LSHAttention', num_heads=3, num_rounds=0), 'num_rounds must be 1 .* got 0'),
+        (dict(type='StridedAttention', num_heads=3, stride=0), 'stride must be 1 or .* got 0'),
+        (
+            dict(type='StridedAttention', num_heads=3, stride=4, pattern='local'),
+            "pattern must be one of strided, fixed, got 'local'",
+        ),
+        *[
+            (
+                dict(type='StridedAttention', num_heads=3, stride=4, **wrong),
+                r"summary must be 1 to stride=4 for pattern='fixed' and None for 'strided', got",
+            )
+            for wrong in (dict(summary=1), dict(pattern='fixed'), dict(pattern='fixed', summary=5))
+        ],
+        (
+            dict(type='StridedAttention', num_heads=3, stride=4, qk_dims=10),
+            'qk_dims must be a multiple of num_heads=3, got 10',
+        ),
     ],
     ids=str,
 )
@@ -127,3 +180,45 @@ def test_memory_is_refused_where_it_has_no_meaning():
         build('AFTConv', grid=None, causal=True).init_state(1)
     with pytest.raises(ValueError, match=r'lengths must be \[2\], got \[3\]'):
         build('SoftmaxAttention', causal=True).prefill(x, torch.tensor([1, 2, 3]))
+
+
+WITH_A_TABLE = [
+    'DenseSynthesizer',
+    'LSHAttention',
+    'StridedAttention',
+    'SoftmaxAttention-stateless',
+]
+
+
+@pytest.mark.parametrize('name', WITH_A_TABLE)
+def test_a_prompt_or_token_beyond_the_table_is_refused(name):
+    mixer, x = build(name, causal=True), torch.randn(2, 8, D)
+    if name != 'DenseSynthesizer':  # which has no weights for it either
+        with pytest.raises(ValueError, match='a prompt must have at most 7 tokens, got 8'):
+            mixer.prefill(x, torch.tensor([8, 3]))
+    _, state = mixer.prefill(x[:, :7], torch.tensor([7, 3]))
+    with pytest.raises(ValueError, match='the state holds 7 tokens, got one more'):
+        mixer.step(x[:, 7], state)
+    if name != 'DenseSynthesizer':
+        with pytest.raises(ValueError, match='grid must be given .* got None'):
+            build(name, None, causal=True).init_state(1)
+
+
+@pytest.mark.parametrize('name', ['DenseSynthesizer', 'LambdaLayer'])
+def test_a_grid_that_was_not_learned_on_is_refused(name):
+    with pytest.raises(ValueError, match=r'grid must be .*\(7,\).* got \(8,\)'):
+        build(name)(torch.randn(1, 8, D))
+
+
+def test_a_state_of_another_mixer_or_batch_is_refused():
+    x, mixer = torch.randn(2, D), build('LinearAttention', causal=True)
+    with pytest.raises(ValueError, match='init_state of this LinearAttention made, got TokenTable'):
+        mixer.step(x, build('DenseSynthesizer', causal=True).init_state(2))
+    with pytest.raises(ValueError, match=r'must have the batch, .* 3, 3 and 4, got \[2, 3, 4\]'):
+        mixer.step(x, mixer.init_state(3))
+    for name in (*WITH_A_TABLE, 'AFTSimple'):
+        mixer = build(name, causal=True)
+        with pytest.raises(ValueError, match=r'as (it|the state) was made for, got'):
+            mixer.step(x, mixer.init_state(3))
+        with pytest.raises(ValueError, match=f'{name.partition("-")[0]} made, got LinearState'):
+            mixer.step(x, build('LinearAttention', causal=True).init_state(2))

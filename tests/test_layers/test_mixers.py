@@ -2,6 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
+
+from aft_mm.layers import TokenMixer
+from aft_mm.registry import MODELS
+
 from .mixer_cases import (
     CAUSAL,
     GRIDS,
@@ -12,19 +17,20 @@ from .mixer_cases import (
     build,
     tokens,
 )
-from torch import nn
 
-from aft_mm.layers import TokenMixer
-from aft_mm.registry import MODELS
-
+WITH_MEMORY = ['AFTFull', 'AFTFull-free', 'AFTSimple', 'SoftmaxAttention']
+WITH_MEMORY += ['LinearAttention', 'PerformerAttention']
 every_mixer = pytest.mark.parametrize('name', MIXERS)
 every_causal_mixer = pytest.mark.parametrize('name', CAUSAL)
 every_grid = pytest.mark.parametrize('grid', GRIDS, ids=str)
 # A mixer, and whether it is causal.
-both_ways = pytest.mark.parametrize(
+WAYS = [(name, False) for name in MIXERS] + [(name, True) for name in CAUSAL]
+way_ids = {False: 'all', True: 'causal'}
+both_ways = pytest.mark.parametrize('name, causal', WAYS, ids=lambda x: way_ids.get(x, x))
+normalised_both_ways = pytest.mark.parametrize(
     'name, causal',
-    [(name, False) for name in MIXERS] + [(name, True) for name in CAUSAL],
-    ids=lambda x: {False: 'all', True: 'causal'}.get(x, x),
+    [way for way in WAYS if way[0] not in UNNORMALISED],
+    ids=lambda x: way_ids.get(x, x),
 )
 
 
@@ -80,11 +86,9 @@ def test_a_causal_mixer_never_sees_a_later_token(name, grid):
     torch.testing.assert_close(mixer(changed)[:, : t + 1], y[:, : t + 1])
 
 
-@both_ways
+@normalised_both_ways
 @every_grid
 def test_constant_values_come_out_as_they_are(name, grid, causal):
-    if name in UNNORMALISED:
-        return
     mixer = build(name, grid, causal=causal)
     nn.init.zeros_(mixer.value.weight)
     x = tokens(grid)
@@ -201,6 +205,12 @@ def test_bfloat16_and_autocast(name, causal):
         ('LocalSoftmaxAttention', dict(margin=1)),
         ('LocalSoftmaxAttention', dict(margin=(0, 2))),
         ('LocalSoftmaxAttention', dict(causal=True)),
+        ('LinearAttention', dict(feature_map='relu')),
+        ('LinearAttention', dict(num_heads=2)),
+        ('StridedAttention', dict(stride=2)),
+        ('StridedAttention', dict(pattern='fixed', summary=1)),
+        ('StridedAttention-fixed', dict(summary=1)),
+        ('LSHAttention', dict(chunk_size=1)),
         ('AFTConv', dict(qkv_bias=False)),
         ('AFTSimple', dict(proj_drop=0.5)),
     ],
@@ -214,7 +224,7 @@ def test_each_option_changes_the_output(name, change):
     assert (plain(x) - changed(x)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize('name', ['AFTFull', 'AFTFull-free', 'AFTSimple', 'SoftmaxAttention'])
+@pytest.mark.parametrize('name', WITH_MEMORY)
 def test_memory_gives_keys_and_values(name):
     mixer, x = build(name), tokens((7,))
     torch.testing.assert_close(mixer(x, memory=x), mixer(x))
@@ -230,7 +240,7 @@ def test_memory_gives_keys_and_values(name):
         mixer(x, memory=projected, key_mask=mask)
 
 
-@pytest.mark.parametrize('name', ['AFTFull', 'AFTFull-free', 'AFTSimple', 'SoftmaxAttention'])
+@pytest.mark.parametrize('name', WITH_MEMORY)
 def test_prefix_tokens_stand_in_front_of_the_grid(name):
     mixer = build(name, (3, 5), num_prefix_tokens=1)
     x = torch.randn(B, 16, D)

@@ -51,6 +51,8 @@ class TokenMixer(nn.Module):
     # Whether position_bias() is one over a memory, so that the row of a token tells what it reads.
     biased_memory: bool = False
     takes_prefix_tokens = False
+    # What init_state makes.
+    state_type: type | tuple[type, ...] = ops.StepState
 
     def __init__(
         self,
@@ -176,11 +178,20 @@ class TokenMixer(nn.Module):
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token: x_t [B, D] and the state so far give y_t [B, D] and the next state.
 
-        Token after token this is the causal `forward`. Without gradient; `state` is used up.
+        Token after token this is the causal `forward`. Without gradient; `state` is used up. Raises
+        ValueError for the state of another kind of mixer, or of another batch.
         """
+        self._check_state(state)
         query = None if self.query is None else self.query(x_t)
         mixed, state = self._mix_step(query, self.key(x_t), self.value(x_t), state)
         return self.proj_drop(self.proj(mixed)), state
+
+    def _check_state(self, state: Any) -> None:
+        if not isinstance(state, self.state_type):
+            raise ValueError(
+                f'state must be one that init_state of this {type(self).__name__} made, got '
+                f'{type(state).__name__}'
+            )
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args) -> None:
         if self._version > 1 and any(name.startswith(prefix) for name in state_dict):

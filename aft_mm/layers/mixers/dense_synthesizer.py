@@ -29,13 +29,13 @@ class DenseSynthesizer(TokenMixer):
         others: see :class:`TokenMixer`; grid is required.
     """
 
+    state_type = TokenTable
+
     def __init__(self, embed_dims: int, num_heads: int, **kwargs: Any) -> None:
         super().__init__(embed_dims, **kwargs)
         check_num_heads(num_heads, embed_dims)
         if self.grid is None:
-            raise ValueError(
-                'grid must be given for DenseSynthesizer, which learns on it, got None'
-            )
+            raise ValueError('grid must be given for DenseSynthesizer, got None')
         self.num_heads = num_heads
         # Nothing is compared; the query is W₁ x.
         self.key = nn.Identity()
@@ -50,9 +50,8 @@ class DenseSynthesizer(TokenMixer):
         return hidden @ self.weight[..., :sources].to(hidden) + self.bias[..., :sources].to(hidden)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
-        if len(grid) != len(self.grid) or (
-            grid != self.grid if len(grid) > 1 else grid > self.grid
-        ):
+        shorter = len(grid) == len(self.grid) == 1 and grid < self.grid
+        if grid != self.grid and not shorter:
             raise ValueError(
                 f'grid must be {self.grid}, or shorter in 1-d, as DenseSynthesizer has learned on '
                 f'it, got {tuple(grid)}'

@@ -17,9 +17,9 @@ from .base import TokenMixer
 class LambdaLayer(TokenMixer):
     """A linear function per token that its queries are put into (LambdaNetworks, arXiv 2102.08602).
 
-    ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``: one function of |k| × D/h
-    numbers for all h heads, softmax over the tokens, e learned for every offset on the grid (full
-    context). BatchNorm on queries and keys, over the tokens that are kept. O(T²·h·(|k| + D/h)) time.
+    ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, one for all h heads,
+    softmax over the tokens, e learned for every offset on the grid (full context). BatchNorm on
+    queries and keys, over the tokens that are kept. O(T²·h·(|k| + D/h)) time, O(T²·h) memory.
 
     Timm's LambdaLayer is tied to maps [B, C, H, W], its own normalisation and no masks, so this is
     written here.
@@ -28,7 +28,7 @@ class LambdaLayer(TokenMixer):
         embed_dims: channels D.
         num_heads: h, a divisor of D.
         key_dims: |k|.
-        others: see :class:`TokenMixer`; grid is required, and causal is refused: a batch's statistics
+        others: see :class:`TokenMixer`; grid is required, and causal refused: statistics of a batch
             tell a token of later ones.
     """
 
@@ -53,7 +53,6 @@ class LambdaLayer(TokenMixer):
             embed_dims, embed_dims // num_heads, bias=self.value.bias is not None
         )
         self.query_norm = nn.BatchNorm1d(num_heads * key_dims)
-        # A constant over the tokens cancels in the softmax, so only the scale of it matters.
         self.key_norm = nn.BatchNorm1d(key_dims)
         self.pos_embed = nn.Parameter(torch.empty(*(2 * n - 1 for n in self.grid), key_dims))
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
@@ -78,7 +77,7 @@ class LambdaLayer(TokenMixer):
         """e[t' − t], [T, T, |k|]."""
         if len(grid) != len(self.grid) or any(a > b for a, b in zip(grid, self.grid, strict=True)):
             raise ValueError(
-                f'grid must be at most {self.grid} as LambdaLayer has learned on it, got {tuple(grid)}'
+                f'grid must be at most {self.grid}, as LambdaLayer learned on it, got {tuple(grid)}'
             )
         index = []
         for axis, (size, learned) in enumerate(zip(grid, self.grid, strict=True)):

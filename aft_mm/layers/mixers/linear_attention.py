@@ -30,6 +30,7 @@ class LinearAttention(TokenMixer):
 
     takes_memory = True
     takes_prefix_tokens = True
+    state_type = ops.LinearState
 
     def __init__(
         self, embed_dims: int, num_heads: int, feature_map: str = 'elu', **kwargs: Any

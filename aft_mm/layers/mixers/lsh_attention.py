@@ -19,7 +19,7 @@ ITSELF = -1e5
 
 
 class LSHState(NamedTuple):
-    """Keys and values of all tokens, and the last tokens of each bucket, [B, h, rounds, n, c + 1]."""
+    """Keys and values of all tokens; the last tokens of each bucket, [B, h, rounds, n, c + 1]."""
 
     table: TokenTable
     recent: Tensor
@@ -68,6 +68,7 @@ class LSHAttention(TokenMixer):
     """
 
     rotations: Tensor
+    state_type = LSHState
 
     def __init__(
         self,

@@ -24,20 +24,20 @@ class PerformerAttention(LinearAttention):
     Stabilised without a look at later tokens: queries over their largest feature, which cancels,
     and keys with their exponents cut to −80 … 40. The state of a step has (D + h)·m numbers.
 
-    ω and the seed it came from are buffers, drawn once with torch's generator: they are saved with
+    ω and the seed it came from are buffers, drawn with torch's generator: they are saved with
     a checkpoint, and every process that starts from one seed has the same, later draws included.
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
         num_features: m per head; None for D/h · ln(D/h), rounded up, as the paper proposes.
-        redraw: draw ω anew after so many updates of the weights in training; None keeps it.
+        redraw: draw ω anew after so many training iterations; None keeps it.
         others: see :class:`TokenMixer`.
     """
 
     projection: Tensor
     seed: Tensor
-    updates: Tensor
+    iterations: Tensor
 
     def __init__(
         self,
@@ -58,32 +58,31 @@ class PerformerAttention(LinearAttention):
         self.feature_map = (self._query_features, self._key_features)
         seed = int(torch.randint(2**32, (), device='cpu'))
         self.register_buffer('seed', torch.tensor(seed))
-        self.register_buffer('updates', torch.tensor(0))
+        self.register_buffer('iterations', torch.tensor(0))
         self.register_buffer('projection', torch.empty(num_features, dims))
         self._draw(seed)
         # What the buffer holds, read from it once: a look would wait for a device.
-        self._updates: int | None = 0
+        self._iterations: int | None = 0
         self._version_seen: int | None = None
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         if self.training and self.redraw is not None:
-            self._count_update()
+            self._count_iteration()
         return super()._mix(query, key, value, grid, key_mask)
 
     @torch.compiler.disable
-    def _count_update(self) -> None:
+    def _count_iteration(self) -> None:
         # Torch counts the writes to a tensor. A pass that is not the first since the last of them,
         # of accumulated gradients or a checkpointed block made anew, must see the same features.
         version = self.key.weight._version
         if version == self._version_seen:
             return
-        first, self._version_seen = self._version_seen is None, version
-        if first:
-            return
-        self._updates = 1 + (int(self.updates) if self._updates is None else self._updates)
-        self.updates.fill_(self._updates)
-        if self._updates % self.redraw == 0:
-            self._draw(int(self.seed) + self._updates // self.redraw)
+        self._version_seen = version
+        before = int(self.iterations) if self._iterations is None else self._iterations
+        self._iterations = before + 1
+        self.iterations.fill_(self._iterations)
+        if before and before % self.redraw == 0:
+            self._draw(int(self.seed) + before // self.redraw)
 
     def _draw(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -91,7 +90,9 @@ class PerformerAttention(LinearAttention):
         options = dict(generator=generator, device='cpu')
         blocks = []
         for _ in range(-(-number // dims)):
-            directions = torch.linalg.qr(torch.randn(dims, dims, **options))[0].T
+            directions, upper = torch.linalg.qr(torch.randn(dims, dims, **options))
+            # Without the signs of the diagonal the rows prefer a side, and so would the estimate.
+            directions = (directions * upper.diagonal().sign()).T
             blocks.append(directions * torch.randn(dims, dims, **options).norm(dim=1, keepdim=True))
         self.projection.copy_(torch.cat(blocks)[:number])
 
@@ -111,4 +112,4 @@ class PerformerAttention(LinearAttention):
 
     def _load_from_state_dict(self, *args) -> None:
         super()._load_from_state_dict(*args)
-        self._updates = None
+        self._iterations = None

@@ -90,6 +90,7 @@ class SoftmaxAttention(TokenMixer):
 
     takes_memory = True
     takes_prefix_tokens = True
+    state_type = (KeyValueCache, TokenHistory)
 
     def __init__(
         self, embed_dims: int, num_heads: int, stateful: bool = True, **kwargs: Any

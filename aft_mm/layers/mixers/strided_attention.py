@@ -21,10 +21,10 @@ PATTERNS = ('strided', 'fixed')
 class StridedAttention(TokenMixer):
     """Softmax attention over O(√T) tokens (Sparse Transformer, arXiv 1904.10509, section 4).
 
-    With stride l, in raster order: 'strided' sees the tokens at most l away and those whose distance
-    is a multiple of l; 'fixed' its own block of l tokens and the last `summary` tokens of every
-    block. If causal, of those what is not later. Both parts are one softmax in every head, the
-    merged head of the paper. O(T·(l + T/l)·D) time and O(T·(l + T/l)·h) memory, 'fixed' with
+    With stride l, in raster order: 'strided' sees the tokens at most l away and those whose
+    distance is a multiple of l; 'fixed' its own block of l tokens and the last `summary` tokens of
+    every block. If causal, of those what is not later. Both parts are one softmax in every head,
+    the merged head of the paper. O(T·(l + T/l)·D) time and O(T·(l + T/l)·h) memory, 'fixed' with
     T/l · summary. The state of a step is O(T·D), its cost O((l + T/l)·D).
 
     Args:
@@ -36,6 +36,8 @@ class StridedAttention(TokenMixer):
         qk_dims: channels of query and key; None for D.
         others: see :class:`TokenMixer`; grid is required to take steps.
     """
+
+    state_type = TokenTable
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class StridedAttention(TokenMixer):
         return torch.cat([beside.narrow(-3, i, rows) for i in range(2 + after)], -2)
 
     def _far(self, x: Tensor) -> Tensor:
-        """What tokens far away see of blocks [..., R, l, c]: columns, or summaries of all blocks."""
+        """What is seen from far of blocks [..., R, l, c]: columns, or summaries of all blocks."""
         if self.pattern == 'strided':
             return x.transpose(-3, -2)
         return x[..., -self.summary :, :].flatten(-3, -2).unsqueeze(-3)

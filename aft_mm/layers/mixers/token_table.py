@@ -29,8 +29,15 @@ class TokenTable(NamedTuple):
     def store(self, *token: Tensor) -> 'TokenTable':
         """With one token more, [B, C] of each kind, in place.
 
-        Raises ValueError past the last row, on a CPU only: a look at it would wait for a device.
+        Raises ValueError for a token of another batch or size and, on a CPU only, past the last
+        row: a look at it would wait for a device.
         """
+        allowed = [(rows.shape[0], rows.shape[2]) for rows in self.rows]
+        if [tuple(row.shape) for row in token] != allowed:
+            raise ValueError(
+                f'tokens of this state must be {allowed} as it was made for, got '
+                f'{[tuple(row.shape) for row in token]}'
+            )
         if self.position.device.type == 'cpu' and (self.position >= self.size).any():
             raise ValueError(f'the state holds {self.size} tokens, got one more')
         for rows, row in zip(self.rows, token, strict=True):
