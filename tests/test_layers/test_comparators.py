@@ -131,7 +131,7 @@ def test_a_synthesizer_predicts_weights_from_the_token_alone(causal):
     x = torch.randn(2, 7, D, dtype=torch.float64)
     hidden = heads(mixer.query(x).relu())
     logits = torch.stack(
-        [hidden[:, h] @ mixer.weight[h, :, :7] + mixer.bias[h, 0, :7] for h in range(HEADS)], 1
+        [hidden[:, h] @ mixer.weight[h, :, :7] + mixer.bias.view(HEADS, -1)[h, :7] for h in range(HEADS)], 1
     )
     if causal:
         logits = logits.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf)

@@ -49,6 +49,7 @@ class AFTFull(AFTMixer):
 
     takes_memory = True
     takes_prefix_tokens = True
+    state_type = AFTFullState
 
     def __init__(
         self,

@@ -41,13 +41,14 @@ class DenseSynthesizer(TokenMixer):
         self.key = nn.Identity()
         tokens = torch.Size(self.grid).numel()
         self.weight = nn.Parameter(torch.empty(num_heads, embed_dims // num_heads, tokens))
-        self.bias = nn.Parameter(torch.zeros(num_heads, 1, tokens))
+        self.bias = nn.Parameter(torch.zeros(num_heads * tokens))
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def _logits(self, query: Tensor, sources: int) -> Tensor:
         """[B, h, T, S] of the query [B, T, D]."""
         hidden = split_heads(query.relu(), self.num_heads)
-        return hidden @ self.weight[..., :sources].to(hidden) + self.bias[..., :sources].to(hidden)
+        bias = self.bias.view(self.num_heads, 1, -1)[..., :sources]
+        return hidden @ self.weight[..., :sources].to(hidden) + bias.to(hidden)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         shorter = len(grid) == len(self.grid) == 1 and grid < self.grid

@@ -1,5 +1,6 @@
 """Performer's attention: linear attention over random features of the softmax kernel."""
 
+import math
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class PerformerAttention(LinearAttention):
         super().__init__(embed_dims, num_heads, **kwargs)
         dims = embed_dims // num_heads
         if num_features is None:
-            num_features = max(dims, int(dims * torch.tensor(dims).log().ceil()))
+            num_features = max(1, math.ceil(dims * math.log(dims)))
         for name, number in (('num_features', num_features), ('redraw', redraw)):
             if number is not None and number < 1:
                 raise ValueError(f'{name} must be 1 or larger, got {number}')
