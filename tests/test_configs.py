@@ -22,8 +22,8 @@ TASKS = sorted(path.parent for path in ROOT.glob('configs/*/metafile.yml'))
 # Tasks whose configs are those of mmdet and mmseg.
 DOWNSTREAM = {'detection', 'segmentation'}
 LEAVES = {path.stem: path for path in sorted(ROOT.glob('configs/image_classification/*.py'))}
-NAME = re.compile(r'(?P<family>deit|lambda|aft-full|aft-conv)-(?P<arch>tiny|small|base|mini|quickstart)'
-                  r'(?:-h(?P<heads>\d+)-k(?P<kernel>\d+))?'
+NAME = re.compile(r'(?P<family>deit|lambda|aft-full|aft-conv)-'
+                  r'(?P<arch>tiny|small|base|mini|quickstart)(?:-h(?P<heads>\d+)-k(?P<kernel>\d+))?'
                   r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e(?:-(?P<what>[a-z-]+))?'
                   r'_(?P<data>in1k|imagenette|cifar10|digits)(?:-(?P<size>\d+)px)?')
 MIXERS = dict([('deit', 'aft_mm.SoftmaxAttention'), ('aft-full', 'aft_mm.AFTFull'),
@@ -121,7 +121,8 @@ def test_name_says_the_ablation(name):
         assert ABLATIONS[field['what']].items() <= dict(mixer).items()
     else:
         assert field['what'] in (None, 'from-deit', 'pickle', 'test-only')
-        assert mixer.get('rank', 128) and set(mixer) <= {'type', 'rank', 'num_heads', 'kernel_size', 'key_dims'}
+        sizes = {'type', 'rank', 'num_heads', 'kernel_size', 'key_dims'}
+        assert mixer.get('rank', 128) and set(mixer) <= sizes
     assert bool(load(name).load_from) == (field['what'] == 'from-deit')
 
 

@@ -130,9 +130,9 @@ def test_a_synthesizer_predicts_weights_from_the_token_alone(causal):
     mixer = randomize(DenseSynthesizer(D, HEADS, grid=(9,), causal=causal))
     x = torch.randn(2, 7, D, dtype=torch.float64)
     hidden = heads(mixer.query(x).relu())
-    logits = torch.stack(
-        [hidden[:, h] @ mixer.weight[h, :, :7] + mixer.bias.view(HEADS, -1)[h, :7] for h in range(HEADS)], 1
-    )
+    bias = mixer.bias.view(HEADS, -1)
+    logits = [hidden[:, h] @ mixer.weight[h, :, :7] + bias[h, :7] for h in range(HEADS)]
+    logits = torch.stack(logits, 1)
     if causal:
         logits = logits.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf)
     expected = mixer.proj(joined(logits.softmax(-1) @ heads(mixer.value(x))))
