@@ -57,9 +57,9 @@ class AutoregressiveModel(BaseModel):
 
         'tensor' gives hidden [B, T, D]; 'loss' ``dict(loss=…)``, the mean of nats per dimension
         over all predicted tokens; 'predict' the samples with their ``nats`` and ``num_dims``,
-        computed in float64 from the logits on. Raises ValueError for another mode, for another
-        number of samples than sequences, for a token outside the vocabulary and for a sequence
-        longer than the position table.
+        computed in float64 from the logits on, and of a categorical head ``num_correct``. Raises
+        ValueError for another mode, for another number of samples than sequences, for a token
+        outside the vocabulary and for a sequence longer than the position table.
         """
         if mode not in MODES:
             raise ValueError(f'mode must be one of {", ".join(MODES)}, got {mode!r}')
@@ -81,6 +81,10 @@ class AutoregressiveModel(BaseModel):
             samples, nats.sum(1).tolist(), num_dims.tolist(), strict=True
         ):
             sample.nats, sample.num_dims = total, number
+        if hasattr(self.head, 'most_likely'):
+            correct = (self.head.most_likely(hidden) == inputs) & counted
+            for sample, number in zip(samples, correct.sum(1).tolist(), strict=True):
+                sample.num_correct = number
         return samples
 
     def generate(self, length: int, *args: Any, **kwargs: Any) -> Tensor:

@@ -70,6 +70,10 @@ class CategoricalHead(nn.Module):
         logits = self.logits(hidden).to(dtype).flatten(0, -2)
         return F.cross_entropy(logits, targets.flatten().long(), reduction='none').view_as(targets)
 
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        """The value of the largest probability for hidden [..., D], int64 [...]."""
+        return self.logits(hidden).argmax(-1)
+
     def sample(self, hidden: Tensor, **options: Any) -> Tensor:
         """A value per row of hidden [B, D], int64 [B]; the options are those of :func:`draw`."""
         return draw(self.logits(hidden), **options)
