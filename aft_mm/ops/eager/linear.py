@@ -17,7 +17,7 @@ from ..linear_terms import FeatureMap, LinearState, features, resolve
 from .sums import mean
 
 # T·d·CHUNK for the products inside the chunks against T·d·m / CHUNK numbers of states.
-CHUNK = 64
+CHUNK = 32
 # Rows of a span in all sequences and heads together: what it works on stays small beside a long
 # sequence, and beside a large batch.
 SPAN_ROWS = 4096
