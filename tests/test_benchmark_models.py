@@ -62,13 +62,13 @@ def test_cost_against_length(tmp_path):
     assert (matplotlib.image.imread(again) == picture).all()
 
 
-def test_cost_per_sample_against_length(tmp_path):
+def test_cost_per_sample_against_length(tmp_path, monkeypatch, capsys):
     path, png = tmp_path / 'out.json', tmp_path / 'out.png'
-    text = run(
-        'benchmark_attention.py', '--mixers', 'linear', '--dims', 16, '--heads', 2,
-        '--lengths', 64, 256, '--tokens', 256, '--rounds', 1, '--device', 'cpu',
-        '--json', path, '--png', png)  # fmt: skip
-    assert text.count('slope') == 2
+    monkeypatch.setattr(benchmark_attention, 'in_fresh_process', lambda call, *args: call(*args))
+    benchmark_attention.main([
+        *COMMON, '--mixers', 'linear', '--dims', '16', '--heads', '2', '--lengths', '64', '256',
+        '--tokens', '256', '--json', str(path), '--png', str(png)])  # fmt: skip
+    assert capsys.readouterr().out.count('slope') == 2
     rows = json.loads(path.read_text())['rows']
     assert [(row['mixer'], row['length']) for row in rows] == [('linear', 64), ('linear', 256)]
     assert all(row['ms'] > 0 and row['mib'] >= 0 for row in rows)

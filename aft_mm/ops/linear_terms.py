@@ -51,7 +51,7 @@ def features(function: FeatureMap, x: Tensor) -> Tensor:
     mapped = function(x)
     # A look at values would wait for a device, and a compiled graph cannot look; a named map needs
     # none.
-    if function in FEATURE_MAPS.values() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or function in FEATURE_MAPS.values():
         return mapped
     if mapped.device.type == 'cpu' and (mapped.detach() < 0).any():
         raise ValueError(
