@@ -16,6 +16,8 @@ from aft_mm.layers import (
     SoftmaxAttention,
 )
 
+from .mixer_cases import build
+
 D, HEADS = 12, 3
 
 
@@ -169,6 +171,21 @@ def test_a_lambda_layer_is_a_function_per_token(grid, masked):
             rows[b, t] = query[b, t].view(HEADS, 5) @ function
     got = mixer(x, grid=grid, key_mask=keep if masked else None)
     torch.testing.assert_close(got[keep], mixer.proj(rows.flatten(2))[keep])
+
+
+EXPORTED = ['LinearAttention', 'PerformerAttention', 'DenseSynthesizer', 'LambdaLayer']
+EXPORTED += ['StridedAttention', 'StridedAttention-fixed', 'LSHAttention']
+
+
+@pytest.mark.parametrize('name', EXPORTED)
+def test_comparators_export_and_compile_as_one_graph(name):
+    mixer, x = build(name, (15,), causal=name != 'LambdaLayer').eval(), torch.randn(2, 15, D)
+    with torch.no_grad():
+        exported = torch.export.export(mixer, (x,)).module()
+    torch.testing.assert_close(exported(x), mixer(x))
+    torch.compiler.reset()
+    compiled = torch.compile(mixer, fullgraph=True, backend='eager')
+    torch.testing.assert_close(compiled(x), mixer(x))
 
 
 def test_softmax_attention_without_a_state_keeps_tokens_not_keys():

@@ -1,10 +1,10 @@
 """Linear attention of the default backend, and its gradient in constant memory.
 
 Causal sums run in chunks: products inside a chunk, and the state ``[s, z] = Σ φ(k) [v, 1]ᵀ`` of the
-chunks before it. A span of chunks is worked on at a time. Saved for the gradient are the inputs and
-the state before each span; features, weights and states inside of it are made anew, as algorithm 1
-of arXiv 2006.16236 does token by token: states run forwards for the gradient of the queries,
-backwards for those of keys and values.
+chunks before it. A span of chunks is worked on at a time. Only the inputs are saved for the
+gradient, which is algorithm 1 of arXiv 2006.16236 in chunks: states run forwards again for the
+gradient of the queries, then ``Σ φ(q) ∂ᵀ`` runs backwards for those of keys and values. Between the
+two passes two numbers per row are kept, the denominator and its gradient.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from .sums import mean
 CHUNK = 32
 # Rows of a span in all sequences and heads together: what it works on stays small beside a long
 # sequence, and beside a large batch.
-SPAN_ROWS = 4096
+SPAN_ROWS = 2048
 
 
 class _Terms(NamedTuple):
@@ -33,6 +33,10 @@ class _Terms(NamedTuple):
     def states(self) -> Tensor:
         """``Σ φ(k) [v, 1]ᵀ`` of each chunk, [B, h, n, d, m + 1]."""
         return self.key.mT @ self.value
+
+    def weights(self) -> Tensor:
+        """The causal weights inside each chunk, [B, h, n, C, C]."""
+        return (self.query @ self.key.mT).tril()
 
 
 def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -> Tensor:
@@ -121,13 +125,13 @@ def _quotient(sums: Tensor, eps: float) -> Tensor:
     return mean(sums[..., :-1], sums[..., -1:] + eps)
 
 
-def _quotient_gradient(sums: Tensor, eps: float, gradient: Tensor) -> Tensor:
-    """The gradient towards numerator and denominator, [..., m + 1]."""
+def _quotient_gradient(sums: Tensor, eps: float, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """What the numerator's gradient is divided by, and the gradient of the denominator."""
     denominator = sums[..., -1:] + eps
     nothing = denominator < torch.finfo(denominator.dtype).tiny
-    scaled = gradient / denominator.masked_fill(nothing, torch.inf)
-    mixed = sums[..., :-1] / denominator.masked_fill(nothing, torch.inf)
-    return torch.cat((scaled, -(scaled * mixed).sum(-1, True)), -1)
+    denominator = denominator.masked_fill(nothing, torch.inf)
+    mixed = sums[..., :-1] / denominator
+    return denominator, -(gradient / denominator * mixed).sum(-1, True)
 
 
 def _before(states: Tensor, first: Tensor) -> Tensor:
@@ -135,72 +139,90 @@ def _before(states: Tensor, first: Tensor) -> Tensor:
     return torch.cat((first.unsqueeze(2), states[:, :, :-1]), 2).cumsum(2)
 
 
-def _causal_sums(terms: _Terms, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Numerator and denominator, the weights inside the chunks, and the states before them."""
-    states = _before(terms.states(), first)
-    weights = (terms.query @ terms.key.mT).tril()
-    return weights @ terms.value + terms.query @ states, weights, states
-
-
 class _CausalMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, keep, maps):
-        (batch, _, heads, channels), dtype = value.shape, _accumulation_type(value)
-        # A feature map may make more or fewer than d of d channels.
-        dims = maps.of_key(key[:1, :1].to(dtype)).shape[-1]
-        state = value.new_zeros(batch, heads, dims, channels + 1, dtype=dtype)
-        mixed, before = torch.empty_like(value), []
+        ctx.maps = maps
+        ctx.save_for_backward(query, key, value, keep)
+        state, mixed = _no_state(key, value, maps), torch.empty_like(value)
         chunk, spans = _spans(query)
         for span in spans:
-            parts = (x[:, span].to(dtype) for x in (query, key, value))
+            parts = (x[:, span].to(state.dtype) for x in (query, key, value))
             terms = _terms(*maps.apply(*parts, None if keep is None else keep[:, span]), chunk)
-            before.append(state)
-            sums = _causal_sums(terms, state)[0]
+            states = terms.states()
+            sums = terms.weights() @ terms.value + terms.query @ _before(states, state)
             mixed[:, span] = _tokens(_quotient(sums, maps.eps), mixed[:, span].shape[1])
-            state = state + terms.states().sum(2)
-        ctx.maps = maps
-        ctx.save_for_backward(query, key, value, keep, *before)
+            state = state + states.sum(2)
         return mixed
 
     @staticmethod
     def backward(ctx, gradient):
-        query, key, value, keep, *before = ctx.saved_tensors
-        maps, dtype = ctx.maps, before[0].dtype
+        query, key, value, keep = ctx.saved_tensors
+        maps, parts = ctx.maps, (query, key, value, gradient)
         gradients = tuple(map(torch.empty_like, (query, key, value)))
-        later = torch.zeros_like(before[0])
         chunk, spans = _spans(query)
-        for span, first in zip(reversed(spans), reversed(before), strict=True):
-            parts = [x[:, span].to(dtype) for x in (query, key, value)]
+        state, rows = _no_state(key, value, maps), []
+        dtype = state.dtype
+
+        def cut(span: slice) -> tuple[Tensor, ...]:
             kept = None if keep is None else keep[:, span]
-            mapped, pull_back = torch.func.vjp(lambda *x, kept=kept: maps.apply(*x, kept), *parts)
-            terms = _terms(*mapped, chunk)
-            towards, later = _span_gradient(
-                terms, first, later, _chunks(gradient[:, span].to(dtype), chunk), maps.eps
-            )
-            tokens = parts[0].shape[1]
-            pulled = pull_back(tuple(_tokens(x, tokens) for x in towards))
-            for whole, part in zip(gradients, pulled, strict=True):
-                whole[:, span] = part
+            return *(x[:, span].to(dtype) for x in parts), kept
+
+        for span in spans:
+            q, k, v, g, kept = cut(span)
+            mapped, pull_back = torch.func.vjp(maps.query, q)
+            terms = _terms(mapped, maps.key(k, kept), _with_one(v), chunk)
+            towards, state, row = _query_gradient(terms, state, _chunks(g, chunk), maps.eps)
+            gradients[0][:, span] = pull_back(_tokens(towards, q.shape[1]))[0]
+            rows.append(row)
+        later = torch.zeros_like(state)
+        for span, row in zip(reversed(spans), reversed(rows), strict=True):
+            q, k, v, g, kept = cut(span)
+            mapped, pull_back = torch.func.vjp(lambda x, kept=kept: maps.key(x, kept), k)
+            terms = _terms(maps.query(q), mapped, _with_one(v), chunk)
+            *towards, later = _source_gradient(terms, later, _chunks(g, chunk), *row)
+            of_key, of_value = (_tokens(x, q.shape[1]) for x in towards)
+            gradients[1][:, span] = pull_back(of_key)[0]
+            gradients[2][:, span] = of_value[..., :-1]
         return *gradients, None, None
 
 
-def _span_gradient(
-    terms: _Terms, first: Tensor, later: Tensor, gradient: Tensor, eps: float
-) -> tuple[_Terms, Tensor]:
-    """The gradient towards the terms of a span, and the sum ``Σ φ(q) ∂ᵀ`` from it on.
-
-    `first` is the state before the span, `later` that sum over the tokens after it.
+def _query_gradient(
+    terms: _Terms, first: Tensor, gradient: Tensor, eps: float
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """The gradient towards φ(q) of a span, of the state before it; the state after it; two numbers
+    per row, see :func:`_quotient_gradient`.
     """
-    sums, weights, states = _causal_sums(terms, first)
-    towards = _quotient_gradient(sums, eps, gradient)
+    own = terms.states()
+    states = _before(own, first)
+    sums = terms.weights() @ terms.value + terms.query @ states
+    row = _quotient_gradient(sums, eps, gradient)
+    towards = torch.cat((gradient / row[0], row[1]), -1)
+    of_weights = (towards @ terms.value.mT).tril()
+    return of_weights @ terms.key + towards @ states.mT, first + own.sum(2), row
+
+
+def _source_gradient(
+    terms: _Terms, later: Tensor, gradient: Tensor, denominator: Tensor, of_denominator: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients towards φ(k) and [v, 1] of a span, of ``Σ φ(q) ∂ᵀ`` over the tokens after it;
+    and that sum with those of the span.
+    """
+    towards = torch.cat((gradient / denominator, of_denominator), -1)
     of_weights = (towards @ terms.value.mT).tril()
     own = terms.query.mT @ towards
     after = _before(own.flip(2), later).flip(2)
-    return _Terms(
-        of_weights @ terms.key + towards @ states.mT,
-        of_weights.mT @ terms.query + terms.value @ after.mT,
-        weights.mT @ towards + terms.key @ after,
-    ), later + own.sum(2)
+    of_key = of_weights.mT @ terms.query + terms.value @ after.mT
+    of_value = terms.weights().mT @ towards + terms.key @ after
+    return of_key, of_value, later + own.sum(2)
+
+
+def _no_state(key: Tensor, value: Tensor, maps: Maps) -> Tensor:
+    """The state before the first token."""
+    dtype = _accumulation_type(value)
+    # A feature map may make more or fewer than d of d channels.
+    dims = maps.of_key(key[:1, :1].to(dtype)).shape[-1]
+    return value.new_zeros(len(value), value.shape[2], dims, value.shape[3] + 1, dtype=dtype)
 
 
 def _spans(query: Tensor) -> tuple[int, list[slice]]:
