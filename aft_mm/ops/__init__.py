@@ -1,6 +1,6 @@
 """Pure tensor functions of AFT and of linear attention; imports torch only."""
 
-from .eager.decisions import record_decisions, repeat_decisions
+from .eager.decisions import constant, record_decisions, repeat_decisions
 from .functional import (
     aft_conv,
     aft_full,
@@ -53,6 +53,7 @@ __all__ = [
     'aft_window',
     'aft_window_init_state',
     'aft_window_step',
+    'constant',
     'linear_attention',
     'linear_attention_init_state',
     'linear_attention_prefill',

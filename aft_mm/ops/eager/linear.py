@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..linear_terms import FeatureMap, LinearState, features, resolve
 from .sums import mean
@@ -156,6 +157,7 @@ class _CausalMean(torch.autograd.Function):
         return mixed
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         query, key, value, keep = ctx.saved_tensors
         maps, parts = ctx.maps, (query, key, value, gradient)
