@@ -28,12 +28,31 @@ class LinearState(NamedTuple):
         return self.sums[..., -1]
 
 
+def never_negative(function: Callable) -> Callable:
+    """Mark a feature map, or a method that is one, whose features need no check."""
+    function.is_never_negative = True  # type: ignore[attr-defined]
+    return function
+
+
+@never_negative
 def elu(x: Tensor) -> Tensor:
     """``elu(x) + 1``; as it is written, ``e^x − 1 + 1`` would round small features away."""
     return torch.where(x > 0, x + 1, x.clamp_max(0).exp())
 
 
-FEATURE_MAPS: dict[str, FeatureMap] = {'elu': elu, 'relu': torch.relu, 'square': torch.square}
+@never_negative
+def relu(x: Tensor) -> Tensor:
+    """``max(x, 0)``."""
+    return torch.relu(x)
+
+
+@never_negative
+def square(x: Tensor) -> Tensor:
+    """``x²``."""
+    return x.square()
+
+
+FEATURE_MAPS: dict[str, FeatureMap] = {'elu': elu, 'relu': relu, 'square': square}
 
 
 def resolve(
@@ -49,9 +68,8 @@ def resolve(
 def features(function: FeatureMap, x: Tensor) -> Tensor:
     """φ(x); raises ValueError on a CPU for a negative feature: sums of weights would cross 0."""
     mapped = function(x)
-    # A look at values would wait for a device, and a compiled graph cannot look; a named map needs
-    # none.
-    if torch.compiler.is_compiling() or function in FEATURE_MAPS.values():
+    # A look at values would wait for a device, and a compiled graph cannot look.
+    if torch.compiler.is_compiling() or getattr(function, 'is_never_negative', False):
         return mapped
     if mapped.device.type == 'cpu' and (mapped.detach() < 0).any():
         raise ValueError(

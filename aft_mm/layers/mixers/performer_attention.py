@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aft_mm.ops.linear_terms import never_negative
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -25,8 +26,8 @@ class PerformerAttention(LinearAttention):
     Stabilised without a look at later tokens: queries over their largest feature, which cancels,
     and keys with their exponents cut to −80 … 40. The state of a step has (D + h)·m numbers.
 
-    ω and the seed it came from are buffers, drawn with torch's generator: they are saved with
-    a checkpoint, and every process that starts from one seed has the same, later draws included.
+    ω and the seed of later draws are buffers, made with torch's generator: they are saved with a
+    checkpoint, and every process that starts from one seed has the same.
 
     Args:
         embed_dims: channels D.
@@ -57,11 +58,10 @@ class PerformerAttention(LinearAttention):
                 raise ValueError(f'{name} must be 1 or larger, got {number}')
         self.num_features, self.redraw = num_features, redraw
         self.feature_map = (self._query_features, self._key_features)
-        seed = int(torch.randint(2**32, (), device='cpu'))
-        self.register_buffer('seed', torch.tensor(seed))
+        # That of later draws.
+        self.register_buffer('seed', torch.randint(2**32, ()))
         self.register_buffer('iterations', torch.tensor(0))
-        self.register_buffer('projection', torch.empty(num_features, dims))
-        self._draw(seed)
+        self.register_buffer('projection', _draw(num_features, dims))
         # What the buffer holds, read from it once: a look would wait for a device.
         self._iterations: int | None = 0
         self._version_seen: int | None = None
@@ -83,29 +83,21 @@ class PerformerAttention(LinearAttention):
         self._iterations = before + 1
         self.iterations.fill_(self._iterations)
         if before and before % self.redraw == 0:
-            self._draw(int(self.seed) + before // self.redraw)
-
-    def _draw(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        number, dims = self.projection.shape
-        options = dict(generator=generator, device='cpu')
-        blocks = []
-        for _ in range(-(-number // dims)):
-            directions, upper = torch.linalg.qr(torch.randn(dims, dims, **options))
-            # Without the signs of the diagonal the rows prefer a side, and so would the estimate.
-            directions = (directions * upper.diagonal().sign()).T
-            blocks.append(directions * torch.randn(dims, dims, **options).norm(dim=1, keepdim=True))
-        self.projection.copy_(torch.cat(blocks)[:number])
+            generator = torch.Generator().manual_seed(int(self.seed) + before // self.redraw)
+            drawn = _draw(*self.projection.shape, generator=generator, device='cpu')
+            self.projection.copy_(drawn)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``ω x`` and x, scaled."""
         x = x * x.shape[-1] ** -0.25
         return x @ self.projection.to(x.dtype).T, x
 
+    @never_negative
     def _query_features(self, query: Tensor) -> Tensor:
         exponent, _ = self._project(query)
         return (exponent - exponent.detach().amax(-1, keepdim=True)).exp()
 
+    @never_negative
     def _key_features(self, key: Tensor) -> Tensor:
         exponent, key = self._project(key)
         exponent = exponent - key.square().sum(-1, keepdim=True) / 2
@@ -114,3 +106,14 @@ class PerformerAttention(LinearAttention):
     def _load_from_state_dict(self, *args) -> None:
         super()._load_from_state_dict(*args)
         self._iterations = None
+
+
+def _draw(number: int, dims: int, **options: Any) -> Tensor:
+    """ω [number, dims]: orthogonal in blocks of dims rows, with the norms of Gaussian vectors."""
+    blocks = []
+    for _ in range(-(-number // dims)):
+        directions, upper = torch.linalg.qr(torch.randn(dims, dims, **options))
+        # Without the signs of the diagonal the rows prefer a side, and so would the estimate.
+        directions = (directions * upper.diagonal().sign()).T
+        blocks.append(directions * torch.randn(dims, dims, **options).norm(dim=1, keepdim=True))
+    return torch.cat(blocks)[:number]
