@@ -57,12 +57,12 @@ FEATURE_MAPS: dict[str, FeatureMap] = {'elu': elu, 'relu': relu, 'square': squar
 
 def resolve(
     feature_map: str | FeatureMap | tuple[FeatureMap, FeatureMap],
-) -> tuple[FeatureMap, ...]:
+) -> tuple[FeatureMap, FeatureMap]:
     """The maps of queries and of keys; raises ValueError for an unknown name."""
     if isinstance(feature_map, str):
         check_choice('feature_map', feature_map, tuple(FEATURE_MAPS))
-        return (FEATURE_MAPS[feature_map],) * 2
-    return feature_map if isinstance(feature_map, tuple) else (feature_map,) * 2
+        feature_map = FEATURE_MAPS[feature_map]
+    return feature_map if isinstance(feature_map, tuple) else (feature_map, feature_map)
 
 
 def features(function: FeatureMap, x: Tensor) -> Tensor:

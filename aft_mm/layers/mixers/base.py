@@ -52,7 +52,7 @@ class TokenMixer(nn.Module):
     biased_memory: bool = False
     takes_prefix_tokens = False
     # What init_state makes.
-    state_type: type | tuple[type, ...] = ops.StepState
+    state_type: Any = ops.StepState
 
     def __init__(
         self,
@@ -181,16 +181,21 @@ class TokenMixer(nn.Module):
         Token after token this is the causal `forward`. Without gradient; `state` is used up. Raises
         ValueError for the state of another kind of mixer, or of another batch.
         """
-        self._check_state(state)
+        self._check_state(state, len(x_t))
         query = None if self.query is None else self.query(x_t)
         mixed, state = self._mix_step(query, self.key(x_t), self.value(x_t), state)
         return self.proj_drop(self.proj(mixed)), state
 
-    def _check_state(self, state: Any) -> None:
+    def _check_state(self, state: Any, batch_size: int) -> None:
         if not isinstance(state, self.state_type):
             raise ValueError(
                 f'state must be one that init_state of this {type(self).__name__} made, got '
                 f'{type(state).__name__}'
+            )
+        if len(state.position) != batch_size:
+            raise ValueError(
+                f'state must be that of {batch_size} sequences as x_t is, got one of '
+                f'{len(state.position)}'
             )
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args) -> None:

@@ -10,7 +10,7 @@ from aft_mm.ops.linear_terms import never_negative
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from .linear_attention import LinearAttention
+from .linear_attention import FeatureAttention
 
 # Where exponents of key features are cut: e^±80 is normal in float32 and leaves room for sums. The
 # upper end is more than 8 standard deviations of a feature away, for a key of any length.
@@ -18,7 +18,7 @@ LOWEST_EXPONENT, HIGHEST_EXPONENT = -80.0, 40.0
 
 
 @MODELS.register_module()
-class PerformerAttention(LinearAttention):
+class PerformerAttention(FeatureAttention):
     """Linear attention over positive orthogonal random features (arXiv 2009.14794, FAVOR+).
 
     ``φ(x) = exp(ω x − |x|² / 2)`` of x = q or k over (D/h)^¼, rows ω orthogonal in blocks of D/h

@@ -129,9 +129,11 @@ class SoftmaxAttention(TokenMixer):
         """See :meth:`TokenMixer.step`."""
         if not isinstance(state, TokenHistory):
             return super().step(x_t, state)
+        self._check_state(state, len(x_t))
         state = TokenHistory(state.table.store(x_t), state.used + 1)
         x = state.table.rows[0][:, : state.used].to(x_t.dtype)
-        mixed = self._mix(self.query(x), self.key(x), self.value(x), x.shape[1:2], None)
+        query = None if self.query is None else self.query(x)
+        mixed = self._mix(query, self.key(x), self.value(x), x.shape[1:2], None)
         last = (state.position - 1).view(-1, 1, 1).expand(-1, 1, self.embed_dims)
         return self.proj_drop(self.proj(mixed.gather(1, last).squeeze(1))), state
 

@@ -7,6 +7,7 @@ gradient of the queries, then ``Σ φ(q) ∂ᵀ`` runs backwards for those of ke
 two passes two numbers per row are kept, the denominator and its gradient.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -49,7 +50,7 @@ def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -
     if causal:
         return _CausalMean.apply(query, key, value, key_mask, maps)
     parts = (x.to(_accumulation_type(value)) for x in (query, key, value))
-    terms = _terms(*maps.apply(*parts, key_mask), None)
+    terms = _terms(*maps.apply(parts, key_mask), None)
     mixed = _quotient(terms.query @ terms.states(), eps)
     return _tokens(mixed, query.shape[1]).to(value.dtype)
 
@@ -58,7 +59,7 @@ def linear_attention_step(state, query, key, value, *, feature_map, eps):
     """O(d·m) per head: the token joins the sums, in place."""
     maps, sums = Maps(*resolve(feature_map), eps), state.sums
     # As chunks of one token, [B, h, 1, ·].
-    parts = maps.apply(*(x.to(sums.dtype).unsqueeze(2) for x in (query, key, value)), None)
+    parts = maps.apply((x.to(sums.dtype).unsqueeze(2) for x in (query, key, value)), None)
     sums += parts[1].mT @ parts[2]
     mixed = _quotient(parts[0] @ sums, eps).squeeze(2)
     return mixed.to(value.dtype), LinearState(sums, state.position + 1)
@@ -100,8 +101,11 @@ class Maps(NamedTuple):
         mapped = features(self.of_key, x)
         return mapped if keep is None else mapped * keep[..., None, None]
 
-    def apply(self, query, key, value, keep) -> tuple[Tensor, Tensor, Tensor]:
-        """φ(q), φ(k) and [v, 1]."""
+    def apply(
+        self, parts: Iterable[Tensor], keep: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """φ(q), φ(k) and [v, 1] of (q, k, v)."""
+        query, key, value = parts
         return self.query(query), self.key(key, keep), _with_one(value)
 
 
@@ -149,7 +153,7 @@ class _CausalMean(torch.autograd.Function):
         chunk, spans = _spans(query)
         for span in spans:
             parts = (x[:, span].to(state.dtype) for x in (query, key, value))
-            terms = _terms(*maps.apply(*parts, None if keep is None else keep[:, span]), chunk)
+            terms = _terms(*maps.apply(parts, None if keep is None else keep[:, span]), chunk)
             states = terms.states()
             sums = terms.weights() @ terms.value + terms.query @ _before(states, state)
             mixed[:, span] = _tokens(_quotient(sums, maps.eps), mixed[:, span].shape[1])
