@@ -58,10 +58,8 @@ class LambdaLayer(TokenMixer):
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
-        query, key = (
-            _normalize(self.query_norm, query, key_mask),
-            _normalize(self.key_norm, key, key_mask),
-        )
+        query = _normalize(self.query_norm, query, key_mask)
+        key = _normalize(self.key_norm, key, key_mask)
         if key_mask is not None:
             hidden = ~key_mask.unsqueeze(-1)
             key, value = key.masked_fill(hidden, -torch.inf), value.masked_fill(hidden, 0)

@@ -101,9 +101,7 @@ class Maps(NamedTuple):
         mapped = features(self.of_key, x)
         return mapped if keep is None else mapped * keep[..., None, None]
 
-    def apply(
-        self, parts: Iterable[Tensor], keep: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def apply(self, parts: Iterable[Tensor], keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """φ(q), φ(k) and [v, 1] of (q, k, v)."""
         query, key, value = parts
         return self.query(query), self.key(key, keep), _with_one(value)
