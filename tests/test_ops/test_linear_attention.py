@@ -1,7 +1,9 @@
 """Linear attention against its oracle: values, gradients, memory, steps, and fla's reasons."""
 
+import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -271,3 +273,25 @@ def test_reasons_of_fla(monkeypatch):
     assert fla_support.reasons_against('aft_simple', cuda, {}) == [
         'has a kernel for linear_attention only'
     ]
+
+
+@pytest.mark.parametrize('masked', [False, True])
+def test_what_is_made_around_fla_is_linear_attention(masked, monkeypatch):
+    """Its kernel, as its documentation says it: ``scale · tril(q kᵀ) v``, [B, T, h, ·]."""
+
+    def chunk_linear_attn(q, k, v, scale, normalize):
+        assert q.dtype == k.dtype == v.dtype and not normalize
+        weights = torch.einsum('bthd,bshd->bhts', q, k).tril() * scale
+        return torch.einsum('bhts,bshm->bthm', weights, v), None
+
+    kernels = SimpleNamespace(chunk_linear_attn=chunk_linear_attn)
+    for name, module in {'fla': None, 'fla.ops': None, 'fla.ops.linear_attn': kernels}.items():
+        monkeypatch.setitem(sys.modules, name, module or SimpleNamespace(__path__=[]))
+    library = importlib.import_module('aft_mm.ops.fla.library')
+    monkeypatch.delitem(sys.modules, 'aft_mm.ops.fla.library')
+    tensors = inputs(50, torch.float32)
+    mask = torch.rand(2, 50) < 0.7 if masked else None
+    for feature_map, eps in (('elu', 0.0), ('relu', 0.5)):
+        options = dict(feature_map=feature_map, causal=True, key_mask=mask, eps=eps)
+        expected = ops.linear_attention(*tensors, **options)
+        torch.testing.assert_close(library.linear_attention(*tensors, **options), expected)
