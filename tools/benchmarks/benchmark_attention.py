@@ -89,7 +89,7 @@ def check(name: str, args: argparse.Namespace) -> None:
 def measure(args: argparse.Namespace) -> list[dict]:
     """One row per mixer and length."""
     sizes = (args.dims, args.heads, args.tokens)
-    times = sweep(lambda *cell: make_call(*cell, *sizes, args.device), args)
+    times, _ = sweep(lambda *cell: make_call(*cell, *sizes, args.device), args)
     rows = []
     for (name, length), value in sorted(times.items()):
         if torch.device(args.device).type == 'cuda':
