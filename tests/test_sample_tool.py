@@ -110,7 +110,7 @@ class TestClouds:
     ('tiny_pixels', ['--out', 'a.png', '--prompt', 'a'],
      '--prompt has no meaning for the model of'),
     ('tiny_text', ['--out', 'a.txt', '--complete'], '--complete has no meaning for the model of'),
-    ('tiny_pixels', ['--out', 'a.png', '--num', 0], '--num must be at least 1, but got 0'),
+    ('tiny_pixels', ['--out', 'a.png', '--num', 0], '--num must be at least 1, got 0'),
     ('tiny_pixels', ['--out', 'a.png', '--num-chars', 5],
      '--num-chars has no meaning for the model of'),
     *[('tiny_pixels', ['--out', 'a.png', '--complete', keep],
@@ -187,8 +187,8 @@ class TestPlotCurves:
         assert result.stdout == '1 run drawn to a.png\n', result.stderr
 
     @pytest.mark.parametrize(('words', 'message'), [
-        (['log.jsonl', 'log.jsonl'], "LOG needs labels that differ, but got 'log.jsonl' twice"),
-        (['a=log.jsonl', 'a=log.jsonl'], "LOG needs labels that differ, but got 'a' twice"),
+        (['log.jsonl', 'log.jsonl'], "LOG needs labels that differ, got 'log.jsonl' twice"),
+        (['a=log.jsonl', 'a=log.jsonl'], "LOG needs labels that differ, got 'a' twice"),
         (['log.jsonl', '--reference', 'a=1', 'a=2'], "--reference needs labels .* 'a' twice"),
         (['log.jsonl', '--metric', 'bits_per_dim'], "metric must be one that a run has"),
         (['no.jsonl'], "'no.jsonl' is neither a log"),

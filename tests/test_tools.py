@@ -265,7 +265,7 @@ class TestErrorsBeforeARun:
     @pytest.mark.parametrize(('option', 'suffix'), [('--out', '.json'), ('--dump', '.pkl')])
     def test_wrong_suffix(self, fails, config, option, suffix):
         fails('test', config('tiny'), 'a.pth', option, 'a.txt',
-              match=f"Error: {option} needs a file name that ends in {suffix}, but got 'a.txt'")
+              match=f"Error: {option} needs a file name that ends in {suffix}, got 'a.txt'")
 
     def test_no_test_loop(self, fails, config):
         fails('test', config('tiny'), 'a.pth', '--amp', '--cfg-options', 'test_cfg=None',
@@ -341,7 +341,7 @@ class TestErrorsOfARun:
         cfg.train_dataloader.update(batch_size=9999, drop_last=True)
         cfg.dump(f'batch-{tmp_path.name}.py')
         with pytest.raises(SystemExit, match='^Error: train_dataloader.batch_size must be small '
-                           r'enough for one batch of the \d+ samples .* but got 9999$'):
+                           r'enough for one batch of the \d+ samples .* got 9999$'):
             tool('train').main([f'batch-{tmp_path.name}.py'])
 
     def test_text_shorter_than_a_context(self, run, root, config, tmp_path):

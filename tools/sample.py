@@ -65,13 +65,13 @@ def check_args(args: argparse.Namespace) -> Config:
                         'tools/super_resolve.py')
     if Path(args.out).suffix not in SUFFIXES[task]:
         raise UserError(f'--out needs a file name that ends in {" or ".join(SUFFIXES[task])} for '
-                        f'the model of {args.config}, but got {args.out!r}')
+                        f'the model of {args.config}, got {args.out!r}')
     for name, owner in ARGUMENTS.items():
         if getattr(args, name) is not None and owner != task:
             raise UserError(f'--{name.replace("_", "-")} has no meaning for the model of '
                             f'{args.config}')
     if args.num is not None and args.num < 1:
-        raise UserError(f'--num must be at least 1, but got {args.num}')
+        raise UserError(f'--num must be at least 1, got {args.num}')
     if args.complete is not None:
         given_rows(args.complete, config.image_shape[0])
         check_data(config, 'test')

@@ -68,9 +68,9 @@ def check_args(args: argparse.Namespace) -> Config:
         raise UserError(f'{args.config} is no config of super-resolution, because it has no '
                         'source_shape; use tools/sample.py')
     if Path(args.out).suffix != '.png':
-        raise UserError(f'OUT needs a file name that ends in .png, but got {args.out!r}')
+        raise UserError(f'OUT needs a file name that ends in .png, got {args.out!r}')
     if args.num < 1:
-        raise UserError(f'--num must be at least 1, but got {args.num}')
+        raise UserError(f'--num must be at least 1, got {args.num}')
     return config
 
 

@@ -46,7 +46,7 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
     for option, suffix in (('out', '.json'), ('dump', '.pkl')):
         path = getattr(args, option)
         if path and not path.endswith(suffix):
-            raise UserError(f'--{option} needs a file name that ends in {suffix}, but got {path!r}')
+            raise UserError(f'--{option} needs a file name that ends in {suffix}, got {path!r}')
     if cfg.get('test_cfg') is None:
         raise UserError(f'testing needs test_cfg, which may be empty, in {args.config}')
     if args.amp:

@@ -67,7 +67,7 @@ class SuperResolver:
         if image.shape != self.source_shape:
             height, width, _ = self.source_shape
             raise UserError(
-                f'image must be of {height} x {width} pixels (height x width), but is of '
+                f'image must be of {height} x {width} pixels (height x width), got '
                 f'{image.shape[0]} x {image.shape[1]}; --fit, in Python fit(image), shrinks its '
                 'middle to that size, and --tile, tile(image), cuts it into such tiles')
         return self._draw(image[None], num, **options)[0]
@@ -98,7 +98,7 @@ class SuperResolver:
         chosen = edge if crop_size is None else crop_size
         if not size <= chosen <= edge:
             raise UserError(f'crop_size (--fit) must be {size} to {edge} pixels, the shorter edge '
-                            f'of the image, but got {chosen}')
+                            f'of the image, got {chosen}')
         return shrink(central_square(image, chosen), size)
 
     def tile(self, image: np.ndarray, num: int = 1, overlap: int = 2, **options: Any
@@ -161,7 +161,7 @@ class SuperResolver:
         image = np.asarray(image)
         height, width, channels = self.source_shape
         if image.ndim != 3 or image.shape[2] != channels or image.dtype != np.uint8:
-            raise UserError(f'image must be uint8 [height, width, {channels}], but is '
+            raise UserError(f'image must be uint8 [height, width, {channels}], got '
                             f'{image.dtype} {list(image.shape)}')
         if image.shape[0] < height or image.shape[1] < width:
             raise UserError(f'image must have at least {height} x {width} pixels (height x width), '

@@ -13,10 +13,11 @@ from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.runner import Runner
 from torch import nn
 
+from aft_mm.checks import check_int
 from aft_mm.engine.distributed import start_distributed
 from aft_mm.engine.hooks import RegularizationHook
 
-from .errors import UserError, check_count
+from .errors import UserError
 
 #: What goes wrong when a config with a mistake is turned into objects.
 CONFIG_ERRORS = (TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError)
@@ -205,7 +206,7 @@ def check_data(cfg: Config, *splits: str) -> None:
         if loader:
             _check_dataset(loader.dataset, f'{split}_dataloader.dataset')
             if 'batch_size' in loader:
-                check_count(f'{split}_dataloader.batch_size', loader.batch_size)
+                check_int(f'{split}_dataloader.batch_size', loader.batch_size, 1)
 
 
 def _check_dataset(dataset: ConfigDict, key: str) -> None:

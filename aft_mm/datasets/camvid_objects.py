@@ -56,7 +56,7 @@ class CamVidObjects(BaseDataset):
         unknown = sorted(set(metainfo['classes']) - set(LABELS))
         if unknown:
             raise ValueError(f'classes of metainfo must be of {", ".join(LABELS)}, '
-                             f'but got {", ".join(unknown)}.')
+                             f'got {", ".join(unknown)}.')
         metainfo.setdefault('palette', [COLOURS[name] for name in metainfo['classes']])
         super().__init__(data_root=data_root, metainfo=metainfo, **kwargs)
 
@@ -108,9 +108,9 @@ def _read_labels(path: Path, frame: Path) -> np.ndarray:
         raise ValueError(f'{path} or {frame} of CamVid cannot be read: '
                          f'{reason_of(error)}.') from error
     if labels.ndim != 2 or labels.max() > UNLABELLED:
-        raise ValueError(f'{path} must hold one label per pixel, 0 to {UNLABELLED}, but got '
+        raise ValueError(f'{path} must hold one label per pixel, 0 to {UNLABELLED}, got '
                          f'shape {labels.shape} and values up to {labels.max()}.')
     if labels.shape != size[::-1]:
-        raise ValueError(f'{path} must be of the size of {frame}, {size[0]} x {size[1]}, but got '
+        raise ValueError(f'{path} must be of the size of {frame}, {size[0]} x {size[1]}, got '
                          f'{labels.shape[1]} x {labels.shape[0]}.')
     return labels

@@ -26,7 +26,7 @@ class Digits(BaseDataset):
 
     def __init__(self, split: str = 'train', **kwargs) -> None:
         if split not in ('train', 'test'):
-            raise ValueError(f"split must be 'train' or 'test', but got {split!r}.")
+            raise ValueError(f"split must be 'train' or 'test', got {split!r}.")
         self.split = split
         super().__init__(**kwargs)
 

@@ -33,7 +33,7 @@ class MNISTIdx(BaseDataset):
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:
         if split not in self.FILES:
-            raise ValueError(f"split must be 'train' or 'test', but got {split!r}.")
+            raise ValueError(f"split must be 'train' or 'test', got {split!r}.")
         self.split = split
         super().__init__(data_root=data_root, **kwargs)
 

@@ -56,21 +56,21 @@ class TextFile(Dataset):
         samples_per_epoch: int | None = None,
     ) -> None:
         if split not in SPLITS:
-            raise ValueError(f'split must be one of {SPLITS}, but got {split!r}.')
+            raise ValueError(f'split must be one of {SPLITS}, got {split!r}.')
         if evaluation not in ('blocks', 'strided'):
             raise ValueError(
-                f"evaluation must be 'blocks' or 'strided', but got {evaluation!r}.")
+                f"evaluation must be 'blocks' or 'strided', got {evaluation!r}.")
         if (evaluation == 'strided') != (stride is not None) or (
                 stride is not None and not 1 <= stride <= context_length):
             raise ValueError(
                 "stride must be 1 to context_length with evaluation='strided' and None with "
-                f"'blocks', but got {stride!r} with {evaluation!r} and a context_length of "
+                f"'blocks', got {stride!r} with {evaluation!r} and a context_length of "
                 f'{context_length}.')
         if len(split_ratio) != 3 or min(split_ratio) < 0 or abs(sum(split_ratio) - 1) > 1e-6:
             raise ValueError('split_ratio must be three shares that sum to 1, for train, val and '
-                             f'test, but got {tuple(split_ratio)}.')
+                             f'test, got {tuple(split_ratio)}.')
         if context_length < 1 or (samples_per_epoch is not None and samples_per_epoch < 1):
-            raise ValueError('context_length and samples_per_epoch must be at least 1, but got '
+            raise ValueError('context_length and samples_per_epoch must be at least 1, got '
                              f'{context_length} and {samples_per_epoch}.')
         self.split = split
         self.context_length = context_length
@@ -95,7 +95,7 @@ class TextFile(Dataset):
     def __getitem__(self, index: int) -> dict:
         """Context ``index``, in training a random one."""
         if not 0 <= index < self.num_samples:
-            raise IndexError(f'index must be 0 to {self.num_samples - 1}, but got {index}.')
+            raise IndexError(f'index must be 0 to {self.num_samples - 1}, got {index}.')
         if self.split == 'train':
             start = np.random.randint(len(self.data) - self.context_length + 1)
             num_context = 0

@@ -32,7 +32,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         rate = self.paramwise_cfg.get('decay_rate')
         if not isinstance(rate, int | float) or not 0 < rate <= 1:
             raise UserError(
-                f'paramwise_cfg.decay_rate must be above 0 and at most 1, but got {rate!r}'
+                f'paramwise_cfg.decay_rate must be above 0 and at most 1, got {rate!r}'
             )
         if self.base_lr is None:
             raise UserError('paramwise_cfg.decay_rate needs optimizer.lr, but it is not given')
@@ -55,7 +55,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if not hasattr(backbone, 'get_layer_depth'):
             raise UserError(
                 'paramwise_cfg.decay_rate needs a model whose backbone has get_layer_depth, such '
-                f'as aft_mm.AFTViT, but got {type(model).__name__} with a backbone of type '
+                f'as aft_mm.AFTViT, got {type(model).__name__} with a backbone of type '
                 f'{type(backbone).__name__}'
             )
         names = {parameter: name for name, parameter in model.named_parameters()}

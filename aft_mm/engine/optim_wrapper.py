@@ -37,7 +37,7 @@ class AutocastOptimWrapper(AmpOptimWrapper):
         device = torch.device(get_device()).type
         allowed = ('bfloat16', 'float16') if device == 'cuda' else ('bfloat16', )
         if dtype not in allowed:
-            raise ValueError(f'dtype must be one of {allowed} on {device}, but got {dtype!r}.')
+            raise ValueError(f'dtype must be one of {allowed} on {device}, got {dtype!r}.')
         scaler_args = loss_scale if isinstance(loss_scale, dict) else {}
         self._scale_update_param = None
         if isinstance(loss_scale, float):

@@ -29,7 +29,7 @@ class InverseSqrtLR(ExponentialLR):
 
     def __init__(self, optimizer: Any, begin: int, by_epoch: bool = True, **kwargs: Any) -> None:
         if begin < 1:
-            raise ValueError(f'begin must be 1 or larger for InverseSqrtLR, but got {begin}.')
+            raise ValueError(f'begin must be 1 or larger for InverseSqrtLR, got {begin}.')
         super().__init__(optimizer, gamma=1.0, begin=begin, by_epoch=by_epoch, **kwargs)
 
     def _get_value(self) -> list[float]:

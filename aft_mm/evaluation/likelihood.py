@@ -31,7 +31,7 @@ class Likelihood(BaseMetric):
 
     def __init__(self, per: str = 'dim', collect_device: str = 'gpu', **kwargs) -> None:
         if per not in ('dim', 'char', 'token'):
-            raise ValueError(f"per must be 'dim', 'char' or 'token', but got {per!r}.")
+            raise ValueError(f"per must be 'dim', 'char' or 'token', got {per!r}.")
         self.per = per
         super().__init__(collect_device=collect_device, **kwargs)
 

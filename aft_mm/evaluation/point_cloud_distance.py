@@ -69,7 +69,7 @@ class PointCloudDistance(BaseMetric):
                 continue
             if len(drawn) != 1:
                 raise ValueError('PointCloudDistance compares two sets of one size: num_samples of '
-                                 f'test_cfg must be 1, but is {len(drawn)}.')
+                                 f'test_cfg must be 1, got {len(drawn)}.')
             # A byte each: all of them travel to the first rank.
             both = np.stack([drawn[0].cpu().numpy(), tokens.cpu().numpy()])
             self.results.append(both.astype(np.uint8))

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from aft_mm.cli.errors import UserError, check_count
+from aft_mm.checks import check_int
+from aft_mm.cli.errors import UserError
 
 
 def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:
@@ -20,7 +21,7 @@ def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:
     values = model.decoder.max_length * model.head.dims_per_token
     if len(image_shape) != 3 or np.prod(image_shape) != values:
         raise UserError(f'image_shape must be (H, W, C) with H·W·C = {values}, the size of the '
-                        f"model's position table, but is {tuple(image_shape)}")
+                        f"model's position table, got {tuple(image_shape)}")
 
 
 def sample_images(model: nn.Module, image_shape: Sequence[int], num: int, **options: Any
@@ -34,7 +35,7 @@ def sample_images(model: nn.Module, image_shape: Sequence[int], num: int, **opti
         ValueError: An option is out of range.
     """
     check_image_shape(model, image_shape)
-    check_count('num', num)
+    check_int('num', num, 1)
     tokens = model.generate(model.decoder.max_length, batch_size=num, **options)
     return to_images(tokens, image_shape)
 
@@ -57,7 +58,7 @@ def complete_images(model: nn.Module, images: np.ndarray, num_given_rows: int, *
     height = image_shape[0]
     if not 1 <= num_given_rows < height:
         raise UserError(f'a completion needs 1 to {height - 1} given rows of an image of '
-                        f'{height}, but got {num_given_rows}')
+                        f'{height}, got {num_given_rows}')
     token_shape: tuple[int, ...] = model.head.token_shape
     tokens = torch.from_numpy(images.astype(np.int64)).reshape(len(images), -1, *token_shape)
     length = tokens.shape[1]
@@ -74,7 +75,7 @@ def given_rows(keep: float, height: int) -> int:
     rows = round(keep * height) if math.isfinite(keep) else 0
     if not 1 <= rows < height:
         raise UserError(f'keep (--complete) must be the share of 1 to {height - 1} of {height} '
-                        f'rows, between 0 and 1, but got {keep}')
+                        f'rows, between 0 and 1, got {keep}')
     return rows
 
 

@@ -18,7 +18,7 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
     """
     if not (isinstance(overlap, int) and 0 <= overlap < size):
         raise UserError(f'overlap (--tile) must be an int, 0 to {size - 1} pixels of a tile of '
-                        f'{size}, but got {overlap!r}')
+                        f'{size}, got {overlap!r}')
     count = -(-(length - size) // (size - overlap)) + 1
     return [i * (length - size) // max(1, count - 1) for i in range(count)]
 

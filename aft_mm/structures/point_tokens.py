@@ -40,7 +40,7 @@ def bounding_cube(points: np.ndarray) -> Box:
 def check_order(order: str) -> None:
     """Raise ValueError unless ``order`` is one that :func:`encode_points` knows."""
     if order not in ORDERS:
-        raise ValueError(f'order must be one of {", ".join(ORDERS)}, but got {order!r}.')
+        raise ValueError(f'order must be one of {", ".join(ORDERS)}, got {order!r}.')
 
 
 def encode_points(
@@ -115,7 +115,7 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
 
 def _num_bins(num_bits: int) -> int:
     if num_bits not in range(1, 9):
-        raise ValueError(f'num_bits must be 1 to 8, but got {num_bits!r}.')
+        raise ValueError(f'num_bits must be 1 to 8, got {num_bits!r}.')
     return 2**num_bits
 
 

@@ -32,7 +32,7 @@ def draw_point_clouds(clouds: Sequence[np.ndarray], up: str = 'z', columns: int 
             none of the axes.
     """
     if up not in AXES:
-        raise ValueError(f"up must be 'x', 'y' or 'z', but got {up!r}.")
+        raise ValueError(f"up must be 'x', 'y' or 'z', got {up!r}.")
     if not len(clouds):
         raise ValueError('clouds must hold at least one cloud, but is empty.')
     columns = columns or int(np.ceil(np.sqrt(len(clouds))))
@@ -48,7 +48,7 @@ def draw_point_clouds(clouds: Sequence[np.ndarray], up: str = 'z', columns: int 
         points = np.asarray(cloud, dtype=np.float64)
         if points.ndim != 2 or points.shape[1] != 3 or not np.isfinite(points).all() \
                 or not len(points):
-            raise ValueError(f'clouds[{index}] must be [P, 3] of finite numbers, but is '
+            raise ValueError(f'clouds[{index}] must be [P, 3] of finite numbers, got '
                              f'{list(points.shape)} or holds others.')
         _draw_cloud(axis, points[:, AXES[up]])
     canvas.draw()

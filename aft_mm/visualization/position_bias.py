@@ -96,7 +96,7 @@ def _panels(name: str, w: torch.Tensor, grid: tuple[int, ...] | None, num_prefix
         ]
     if values.ndim not in (3, 4):
         raise ValueError(f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '
-                         f'dimensions or [1, T, T] of the grid {grid}, but is '
+                         f'dimensions or [1, T, T] of the grid {grid}, got '
                          f'{list(values.shape)}.')
     if values.ndim == 4:
         values = values[:, values.shape[1] // 2]

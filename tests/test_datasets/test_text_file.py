@@ -108,12 +108,12 @@ def test_iteration_ends(path):
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    (dict(split='dev'), "split must be one of .* but got 'dev'"),
-    (dict(evaluation='all'), "evaluation must be 'blocks' or 'strided', but got 'all'"),
+    (dict(split='dev'), "split must be one of .* got 'dev'"),
+    (dict(evaluation='all'), "evaluation must be 'blocks' or 'strided', got 'all'"),
     (dict(evaluation='strided'), 'stride must be 1 to context_length .* got None'),
     (dict(evaluation='strided', stride=10), 'stride must be 1 to context_length .* got 10'),
     (dict(evaluation='strided', stride=0), 'stride must be 1 to context_length .* got 0'),
-    (dict(stride=5), "stride must be .* None with 'blocks', but got 5"),
+    (dict(stride=5), "stride must be .* None with 'blocks', got 5"),
     (dict(split_ratio=(0.9, 0.1)), 'split_ratio must be three shares that sum to 1'),
     (dict(split_ratio=(0.9, 0.1, 0.1)), 'split_ratio must be three shares that sum to 1'),
     (dict(split_ratio=(1.2, -0.1, -0.1)), 'split_ratio must be three shares that sum to 1'),

@@ -122,13 +122,13 @@ def without_a_backbone():
 @pytest.mark.parametrize(
     'model, options, message',
     [
-        (Detector, dict(), 'decay_rate must be above 0 and at most 1, but got None'),
-        (Detector, dict(decay_rate=0), 'decay_rate must be above 0 and at most 1, but got 0'),
-        (Detector, dict(decay_rate=1.5), 'at most 1, but got 1.5'),
-        (Detector, dict(decay_rate='0.5'), "at most 1, but got '0.5'"),
+        (Detector, dict(), 'decay_rate must be above 0 and at most 1, got None'),
+        (Detector, dict(decay_rate=0), 'decay_rate must be above 0 and at most 1, got 0'),
+        (Detector, dict(decay_rate=1.5), 'at most 1, got 1.5'),
+        (Detector, dict(decay_rate='0.5'), "at most 1, got '0.5'"),
         (Detector, dict(decay_rate=0.5, lr=None), 'decay_rate needs optimizer.lr'),
         (with_a_convolution, dict(decay_rate=0.5),
-         'backbone has get_layer_depth, such as aft_mm.AFTViT, but got Detector .* type Conv2d'),
+         'backbone has get_layer_depth, such as aft_mm.AFTViT, got Detector .* type Conv2d'),
         (without_a_backbone, dict(decay_rate=0.5), 'got Linear .* of type NoneType'),
     ],
     ids=lambda value: getattr(value, '__name__', str(value)),

@@ -35,7 +35,7 @@ def read_metric(path: Path, metric: str) -> float:
                         f'{", ".join(metrics) or "none at all"}')
     value = metrics[metric]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UserError(f'{metric} of {str(path)!r} must be a finite number, but is {value!r}')
+        raise UserError(f'{metric} of {str(path)!r} must be a finite number, got {value!r}')
     return value
 
 
@@ -50,14 +50,14 @@ def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, li
     for label, *files in arguments:
         # Without its label a group would lose a run to it.
         if Path(label).is_file() or not files:
-            raise UserError('--group needs LABEL FILE [FILE ...], but got '
+            raise UserError('--group needs LABEL FILE [FILE ...], got '
                             f'{" ".join([label, *files])}')
         if label in groups:
-            raise UserError(f'--group needs labels that differ, but got {label!r} twice')
+            raise UserError(f'--group needs labels that differ, got {label!r} twice')
         for file in files:
             path = Path(file).resolve()
             if path in seen:
-                raise UserError(f'--group needs a file for every run, but got {file!r} twice')
+                raise UserError(f'--group needs a file for every run, got {file!r} twice')
             seen.add(path)
         groups[label] = [read_metric(Path(file), metric) for file in files]
     return groups

@@ -19,7 +19,7 @@ def by_label(argument: str, texts: list[str]) -> dict[str, str]:
     labels = [label for label, _ in pairs]
     for label in labels:
         if labels.count(label) > 1:
-            raise UserError(f'{argument} needs labels that differ, but got {label!r} twice')
+            raise UserError(f'{argument} needs labels that differ, got {label!r} twice')
     return dict(pairs)
 
 
@@ -27,7 +27,7 @@ def number(label: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UserError(f'--reference needs LABEL=BITS with a number of bits, but got '
+        raise UserError(f'--reference needs LABEL=BITS with a number of bits, got '
                         f'{label}={text}') from None
 
 

@@ -29,7 +29,7 @@ def open_archive(path: Path) -> Iterator[BinaryIO]:
         with gzip.open(path) as file:
             yield file
     else:
-        raise UserError(f'the archive must be a .zip or a .gz file, but is {str(path)!r}')
+        raise UserError(f'the archive must be a .zip or a .gz file, got {str(path)!r}')
 
 
 def unpack(archive: Path, folder: Path, size: int) -> Path:

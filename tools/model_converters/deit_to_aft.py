@@ -142,7 +142,7 @@ def split_attention(
     if len(fused) != 3 * dims:
         raise UserError(
             f'{name} must hold query, key and value of D={dims} channels each, {3 * dims} rows, '
-            f'but is {list(fused.shape)}'
+            f'got {list(fused.shape)}'
         )
     parts = dict(zip(('query', 'key', 'value'), fused.chunk(3), strict=True))
     parts['key'] = parts['key'].unflatten(0, (heads, -1)).mean(1)

@@ -47,10 +47,10 @@ class SuperResolutionPair(BaseTransform):
 
     def __init__(self, size: int = 32, scale_factor: int = 4, crop_size: int | None = None) -> None:
         if size < 1 or scale_factor < 1 or size % scale_factor:
-            raise ValueError(f'size must be a multiple of scale_factor, but got {size!r} and '
+            raise ValueError(f'size must be a multiple of scale_factor, got {size!r} and '
                              f'{scale_factor!r}.')
         if crop_size is not None and crop_size < size:
-            raise ValueError(f'crop_size must be at least the size of {size}, but got '
+            raise ValueError(f'crop_size must be at least the size of {size}, got '
                              f'{crop_size!r}.')
         self.size = size
         self.scale_factor = scale_factor

@@ -54,9 +54,9 @@ class PackPointCloud(BaseTransform):
         seed: int | None = None,
     ) -> None:
         if num_points < 1:
-            raise ValueError(f'num_points must be at least 1, but got {num_points!r}.')
+            raise ValueError(f'num_points must be at least 1, got {num_points!r}.')
         if num_bits not in range(1, 9):
-            raise ValueError(f'num_bits must be 1 to 8, but got {num_bits!r}.')
+            raise ValueError(f'num_bits must be 1 to 8, got {num_bits!r}.')
         check_order(order)
         self.num_points = num_points
         self.num_bits = num_bits

@@ -13,7 +13,8 @@ from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
-from aft_mm.cli.errors import UserError, check_count
+from aft_mm.checks import check_int
+from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
 
 from ..epoch_loop import StoppableEpochLoop
@@ -68,9 +69,9 @@ class TimeBudgetHook(Hook):
         if not (0 < seconds < math.inf and all(part >= 0 for part in parts)):
             raise UserError(
                 'TimeBudgetHook needs days, hours and minutes that are numbers of 0 or more and '
-                'add up to a finite time above 0, but got '
+                'add up to a finite time above 0, got '
                 f'days={days!r}, hours={hours!r}, minutes={minutes!r}')
-        check_count('interval of TimeBudgetHook', interval)
+        check_int('interval of TimeBudgetHook', interval, 1)
         self.budget = seconds
         self.interval = interval
         self.loaded: dict[str, Any] = {}  # what the checkpoint says, if there is one

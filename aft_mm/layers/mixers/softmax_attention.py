@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aft_mm.ops.checks import check_num_heads
+from aft_mm.ops.state import check_position, use_up
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -105,8 +106,10 @@ class SoftmaxAttention(TokenMixer):
         )
 
     def _mix_step(self, query, key, value, state: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
+        check_position(state.position)
         query, key, value = (self._heads(x.unsqueeze(1)) for x in (query, key, value))
-        state = state.append(key, value)
+        used, state = state, state.append(key, value)
+        use_up(used.position)
         visible = None if state.visible is None else state.visible[:, None, None, : state.used]
         key, value = (x[:, :, : state.used].to(query.dtype) for x in (state.key, state.value))
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=visible)
