@@ -5,6 +5,7 @@ What else a package has to check of its own tensors, files or arguments says it 
 """
 
 import math
+import os
 from collections.abc import Collection, Sequence
 from numbers import Real
 from typing import Any, NoReturn
@@ -93,6 +94,12 @@ def check_text(name: str, value: Any) -> None:
     """Check a string that is not empty."""
     if not isinstance(value, str) or not value:
         refuse(name, 'a string that is not empty', value)
+
+
+def check_path(name: str, value: Any) -> None:
+    """Check the name of a file or folder."""
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        refuse(name, 'the path of a file or folder', value)
 
 
 def check_sizes(name: str, value: Any, dims: Collection[int], least: int = 1) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 
+from aft_mm.checks import check_int
 from aft_mm.cli.errors import UserError
 from aft_mm.datasets.transforms.images import central_square, shrink
 from aft_mm.engine.seeds import derived_seed
@@ -96,6 +97,7 @@ class SuperResolver:
                             'pixels (height x width)')
         edge = min(image.shape[:2])
         chosen = edge if crop_size is None else crop_size
+        check_int('crop_size (--fit)', chosen)
         if not size <= chosen <= edge:
             raise UserError(f'crop_size (--fit) must be {size} to {edge} pixels, the shorter edge '
                             f'of the image, got {chosen}')

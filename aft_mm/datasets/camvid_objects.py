@@ -8,6 +8,7 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 from PIL import Image
 
+from aft_mm.checks import check_int, check_path, check_text
 from aft_mm.registry import DATASETS
 
 from .file_dataset import reason_of
@@ -50,6 +51,9 @@ class CamVidObjects(BaseDataset):
 
     def __init__(self, data_root: str, split: str = 'train', min_area: int = 150,
                  metainfo: Mapping | None = None, **kwargs) -> None:
+        check_path('data_root', data_root)
+        check_text('split', split)
+        check_int('min_area', min_area, 0)
         self.split = split
         self.min_area = min_area
         metainfo = {'classes': ('car', 'pedestrian', 'bicyclist'), **(metainfo or {})}

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from aft_mm.checks import check_choice, check_path
 from aft_mm.registry import DATASETS
 
 from .file_dataset import FileDataset
@@ -30,8 +31,8 @@ class CelebA(FileDataset):
     """
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:
-        if split not in SPLITS:
-            raise ValueError(f"split must be 'train', 'val' or 'test', got {split!r}.")
+        check_path('data_root', data_root)
+        check_choice('split', split, SPLITS)
         self.split = split
         kwargs.setdefault('test_mode', split != 'train')
         super().__init__(data_root=data_root, **kwargs)

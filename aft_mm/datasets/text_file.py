@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from aft_mm.checks import check_choice, check_int, check_number, check_path, refuse
 from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 
@@ -55,23 +56,26 @@ class TextFile(Dataset):
         split_ratio: Sequence[float] = (0.9, 0.05, 0.05),
         samples_per_epoch: int | None = None,
     ) -> None:
-        if split not in SPLITS:
-            raise ValueError(f'split must be one of {SPLITS}, got {split!r}.')
-        if evaluation not in ('blocks', 'strided'):
-            raise ValueError(
-                f"evaluation must be 'blocks' or 'strided', got {evaluation!r}.")
+        check_path('data_file', data_file)
+        check_choice('split', split, SPLITS)
+        check_int('context_length', context_length, 1)
+        check_choice('evaluation', evaluation, ('blocks', 'strided'))
+        if stride is not None:
+            check_int('stride', stride, 1)
+        if samples_per_epoch is not None:
+            check_int('samples_per_epoch', samples_per_epoch, 1)
+        for share in split_ratio if isinstance(split_ratio, Sequence) else [split_ratio]:
+            check_number('split_ratio', share, 0, 1)
         if (evaluation == 'strided') != (stride is not None) or (
                 stride is not None and not 1 <= stride <= context_length):
             raise ValueError(
                 "stride must be 1 to context_length with evaluation='strided' and None with "
                 f"'blocks', got {stride!r} with {evaluation!r} and a context_length of "
                 f'{context_length}.')
-        if len(split_ratio) != 3 or min(split_ratio) < 0 or abs(sum(split_ratio) - 1) > 1e-6:
-            raise ValueError('split_ratio must be three shares that sum to 1, for train, val and '
-                             f'test, got {tuple(split_ratio)}.')
-        if context_length < 1 or (samples_per_epoch is not None and samples_per_epoch < 1):
-            raise ValueError('context_length and samples_per_epoch must be at least 1, got '
-                             f'{context_length} and {samples_per_epoch}.')
+        three = isinstance(split_ratio, Sequence) and len(split_ratio) == 3
+        if not three or abs(sum(split_ratio) - 1) > 1e-6:
+            refuse('split_ratio', 'three shares that sum to 1, for train, val and test',
+                   split_ratio)
         self.split = split
         self.context_length = context_length
         self.stride = stride or context_length

@@ -1,6 +1,5 @@
 """Images from an autoregressive model and back: whole samples and completions."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from aft_mm.checks import check_int
+from aft_mm.checks import check_int, check_number, check_sizes
 from aft_mm.cli.errors import UserError
 
 
@@ -19,7 +18,8 @@ def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:
         UserError: images of ``image_shape`` (H, W, C) have another number of values.
     """
     values = model.decoder.max_length * model.head.dims_per_token
-    if len(image_shape) != 3 or np.prod(image_shape) != values:
+    check_sizes('image_shape (H, W, C)', image_shape, (3,))
+    if np.prod(image_shape) != values:
         raise UserError(f'image_shape must be (H, W, C) with H·W·C = {values}, the size of the '
                         f"model's position table, got {tuple(image_shape)}")
 
@@ -56,6 +56,7 @@ def complete_images(model: nn.Module, images: np.ndarray, num_given_rows: int, *
     if not len(images):
         raise UserError('images must hold at least one image, but is empty')
     height = image_shape[0]
+    check_int('num_given_rows', num_given_rows)
     if not 1 <= num_given_rows < height:
         raise UserError(f'a completion needs 1 to {height - 1} given rows of an image of '
                         f'{height}, got {num_given_rows}')
@@ -72,7 +73,8 @@ def given_rows(keep: float, height: int) -> int:
     Raises:
         UserError: no row would be given, or none would be left to draw.
     """
-    rows = round(keep * height) if math.isfinite(keep) else 0
+    check_number('keep (--complete)', keep)
+    rows = round(keep * height)
     if not 1 <= rows < height:
         raise UserError(f'keep (--complete) must be the share of 1 to {height - 1} of {height} '
                         f'rows, between 0 and 1, got {keep}')

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from aft_mm.checks import check_int
+from aft_mm.checks import check_choice, check_int
 from aft_mm.cli.errors import UserError
 from aft_mm.structures import decode_points
 from aft_mm.visualization.point_cloud import AXES
@@ -22,15 +22,14 @@ def check_settings(settings: Any) -> None:
     if missing:
         raise UserError('point_cloud of the config must be dict(num_points=..., num_bits=..., '
                         f'up=...), but lacks {", ".join(missing)}')
-    if settings['num_bits'] not in range(1, 9):
-        raise UserError(f'num_bits of point_cloud must be 1 to 8, got {settings["num_bits"]!r}')
+    check_int('num_points of point_cloud', settings['num_points'], 1)
+    check_int('num_bits of point_cloud', settings['num_bits'], 1, 8)
     check_up(settings['up'])
 
 
 def check_up(up: str) -> None:
-    """Raise a :class:`UserError` if ``up`` is none of the axes."""
-    if up not in AXES:
-        raise UserError(f"up of a point cloud must be 'x', 'y' or 'z', got {up!r}")
+    """Raise ValueError if ``up`` is none of the axes."""
+    check_choice('up of a point cloud', up, AXES)
 
 
 def check_points(model: nn.Module, num_bits: int, num_points: int | None = None) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from aft_mm.checks import check_int
+from aft_mm.checks import check_int, check_sizes
 from aft_mm.cli.errors import UserError
 
 from .images import check_image_shape, to_images
@@ -26,7 +26,8 @@ def check_super_resolution(model: nn.Module, image_shape: Sequence[int],
     if model.encoder is None:
         raise UserError('super-resolution needs a model with an encoder, but it has none')
     values = model.encoder.max_length * int(np.prod(model.encoder.embedding.token_shape))
-    if len(source_shape) != 3 or np.prod(source_shape) != values:
+    check_sizes('source_shape (h, w, C)', source_shape, (3,))
+    if np.prod(source_shape) != values:
         raise UserError(f'source_shape must be (h, w, C) with h·w·C = {values}, the size of the '
                         f"position table of the model's encoder, got {tuple(source_shape)}")
     factor = image_shape[0] // source_shape[0]

@@ -37,7 +37,7 @@ def test_bad_input_is_named(generator, untrained):
     for name, value, message in (
             ('num_bits', 7, 'num_bits=7 needs 128 values per token'),
             ('num_points', 9, 'position table holds 8 points .* but num_points is 9'),
-            ('up', 'w', "must be 'x', 'y' or 'z', got 'w'"), ('up', None, 'but lacks up')):
+            ('up', 'w', "must be one of x, y, z, got 'w'"), ('up', None, 'but lacks up')):
         other = copy.deepcopy(config)
         other.point_cloud[name] = value
         if value is None:

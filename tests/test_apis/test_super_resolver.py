@@ -122,7 +122,7 @@ class TestTile:
 
     @pytest.mark.parametrize('overlap', [-1, 4, 0.5])
     def test_bad_overlap_is_named(self, resolver, overlap):
-        with pytest.raises(UserError, match=f'--tile.* must be an int, 0 to 3 .* got {overlap}'):
+        with pytest.raises(ValueError, match=f'--tile.* must be an int, 0 to 3, got {overlap}'):
             resolver.tile(random_image(9, 9), overlap=overlap)
 
 

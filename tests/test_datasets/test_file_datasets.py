@@ -66,7 +66,7 @@ class TestCelebA:
         (celeba / 'list_eval_partition.txt').write_text('a.jpg 0\n')
         with pytest.raises(ValueError, match='has no image of the val split of CelebA'):
             CelebA(str(celeba), 'val')
-        with pytest.raises(ValueError, match="split must be 'train', 'val' or 'test', got 'x'"):
+        with pytest.raises(ValueError, match="split must be one of train, val, test, got 'x'"):
             CelebA(str(celeba), 'x')
 
     def test_data_pack(self, shared_data):

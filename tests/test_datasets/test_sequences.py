@@ -46,7 +46,7 @@ def test_another_image_is_refused(wrong):
 
 
 def test_unknown_tokens_are_named():
-    with pytest.raises(ValueError, match="tokens must be 'subpixels' or 'pixels', got 'rgb'"):
+    with pytest.raises(ValueError, match="tokens must be one of subpixels, pixels, got 'rgb'"):
         PackSequence(image_shape=(5, 7, 3), tokens='rgb')
 
 
@@ -65,7 +65,7 @@ def test_shift_is_one_value_per_image_clipped_and_of_every_size():
 
 @pytest.mark.parametrize('max_shift', [-1, 256])
 def test_shift_out_of_range_is_named(max_shift):
-    with pytest.raises(ValueError, match=f'max_shift must be 0 to 255, got {max_shift}'):
+    with pytest.raises(ValueError, match=f'max_shift must be an int, 0 to 255, got {max_shift}'):
         RandomValueShift(max_shift)
 
 

@@ -58,8 +58,8 @@ def test_other_models_are_named(model):
     (dict(num_bits=8), 'but lacks num_points, up$'),
     (8, 'but lacks num_points, num_bits, up$'),
     (dict(num_points=8, num_bits='8', up='y'), "num_bits of point_cloud must be .*, got '8'"),
-    (dict(num_points=8, num_bits=8, up=2), "must be 'x', 'y' or 'z', got 2"),
+    (dict(num_points=8, num_bits=8, up=2), 'must be one of x, y, z, got 2'),
 ])
 def test_settings_of_a_config_that_cannot_be_used_are_named(settings, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         check_settings(settings)

@@ -7,6 +7,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from PIL import Image
 
+from aft_mm.checks import check_int
 from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
 
@@ -27,6 +28,7 @@ class CheckImagesHook(Hook):
     """
 
     def __init__(self, num_threads: int = 16) -> None:
+        check_int('num_threads of CheckImagesHook', num_threads, 1)
         self.num_threads = num_threads
 
     def before_train(self, runner: Runner) -> None:

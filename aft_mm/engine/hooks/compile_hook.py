@@ -3,6 +3,7 @@
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from aft_mm.checks import check_text
 from aft_mm.registry import HOOKS
 
 from .task_model import task_model
@@ -24,6 +25,7 @@ class CompileHook(Hook):
     """
 
     def __init__(self, module: str = 'backbone', **kwargs) -> None:
+        check_text('module of CompileHook', module)
         self.module = module
         self.kwargs = {'fullgraph': True, 'dynamic': False, **kwargs}
 

@@ -1,8 +1,6 @@
 """Stop a run when its time is used up, so that it can go on later."""
 
-import math
 from datetime import timedelta
-from numbers import Real
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -13,7 +11,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
-from aft_mm.checks import check_int
+from aft_mm.checks import check_int, check_number
 from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
 
@@ -63,14 +61,10 @@ class TimeBudgetHook(Hook):
 
     def __init__(self, days: float = 0, hours: float = 0, minutes: float = 0,
                  interval: int = 10) -> None:
-        parts = days, hours, minutes
-        numbers = all(isinstance(part, Real) and not isinstance(part, bool) for part in parts)
-        seconds = 86400. * days + 3600. * hours + 60. * minutes if numbers else math.nan
-        if not (0 < seconds < math.inf and all(part >= 0 for part in parts)):
-            raise UserError(
-                'TimeBudgetHook needs days, hours and minutes that are numbers of 0 or more and '
-                'add up to a finite time above 0, got '
-                f'days={days!r}, hours={hours!r}, minutes={minutes!r}')
+        for name, value in dict(days=days, hours=hours, minutes=minutes).items():
+            check_number(f'{name} of TimeBudgetHook', value, 0)
+        seconds = 86400. * days + 3600. * hours + 60. * minutes
+        check_number('the time of TimeBudgetHook in seconds', seconds, above=0)
         check_int('interval of TimeBudgetHook', interval, 1)
         self.budget = seconds
         self.interval = interval
