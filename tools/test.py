@@ -8,6 +8,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 from mmengine.registry import RUNNERS
 
+from aft_mm.cli.arguments import check_output
 from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
@@ -18,6 +19,7 @@ from aft_mm.cli.command_line import (
     check_widths,
     load_config,
 )
+from aft_mm.cli.config_checks import check_classes
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.engine import CheckpointFitHook
 from aft_mm.ops.dispatch import BackendError, requested_backends
@@ -45,8 +47,8 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
     cfg.resume = False
     for option, suffix in (('out', '.json'), ('dump', '.pkl')):
         path = getattr(args, option)
-        if path and not path.endswith(suffix):
-            raise UserError(f'--{option} needs a file name that ends in {suffix}, got {path!r}')
+        if path:
+            check_output(f'--{option}', path, (suffix,))
     if cfg.get('test_cfg') is None:
         raise UserError(f'testing needs test_cfg, which may be empty, in {args.config}')
     if args.amp:
@@ -77,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         runner = RUNNERS.build(cfg)
         check_widths(runner.model)
     with one_sentence(*DATA_ERRORS):
-        _ = runner.test_loop  # builds the data set
+        check_classes(runner.model, runner.test_loop.dataloader.dataset, 'test')
         if args.dump:
             runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.dump))
     with one_sentence(BackendError):

@@ -19,6 +19,7 @@ from aft_mm.cli.command_line import (
     check_widths,
     load_config,
 )
+from aft_mm.cli.config_checks import check_classes
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.engine import CheckpointFitHook
 from aft_mm.ops.dispatch import BackendError, requested_backends
@@ -67,8 +68,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         runner = RUNNERS.build(cfg)
         check_widths(runner.model)
         check_regularization(runner)
+        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     with one_sentence(*DATA_ERRORS):
-        _ = runner.train_loop, runner.val_loop  # builds the data sets
+        # Builds the data sets.
+        check_classes(runner.model, runner.train_loop.dataloader.dataset, 'training')
+        if runner.val_loop is not None:
+            check_classes(runner.model, runner.val_loop.dataloader.dataset, 'validation')
         check_batch(runner)
         check_schedule(runner)
     with one_sentence(BackendError):

@@ -28,8 +28,16 @@ def task_of(config: Config) -> str:
     return next((name for name, entry in ENTRIES.items() if entry in config), 'TextGenerator')
 
 
+def check_draws(config: Config) -> None:
+    """Raise a :class:`UserError` unless the model of a config is an autoregressive one."""
+    if 'decoder' not in (config.get('model') or {}):
+        raise UserError(f'{config.filename} has no autoregressive model, with a decoder, to draw '
+                        'from')
+
+
 def check_task(config: Config, name: str) -> None:
     """Raise a :class:`UserError` if a class other than ``name`` draws from a config's model."""
+    check_draws(config)
     found = task_of(config)
     if found != name:
         reason = f'has {ENTRIES[found]}' if found in ENTRIES else (

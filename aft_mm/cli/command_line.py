@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.config import Config, ConfigDict
 from mmengine.runner import Runner
 from torch import nn
 
@@ -17,6 +17,8 @@ from aft_mm.checks import check_int
 from aft_mm.engine.distributed import start_distributed
 from aft_mm.engine.hooks import RegularizationHook
 
+from .arguments import add_config_options
+from .config_checks import check_keys, check_settings
 from .errors import UserError
 
 #: What goes wrong when a config with a mistake is turned into objects.
@@ -27,12 +29,25 @@ DOWNSTREAM = ('mmdet', 'mmseg')
 DATA_ERRORS = (*CONFIG_ERRORS, RuntimeError, EOFError)
 
 
+def configured(args: argparse.Namespace) -> Config:
+    """The config of ``args.config`` with ``args.cfg_options``.
+
+    Raises:
+        UserError: it cannot be read, an entry is misspelt, or an option changes nothing.
+    """
+    cfg = read_config(args.config)
+    try:
+        check_keys(cfg, args.cfg_options)
+        cfg.merge_from_dict(args.cfg_options)
+    except (AttributeError, KeyError, TypeError, AssertionError, IndexError) as error:
+        raise UserError(f'--cfg-options do not fit {args.config!r}: {error}') from error
+    return cfg
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that training and testing have."""
     parser.add_argument('--work-dir', help='folder of logs and checkpoints')
-    parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
-        help='override entries of the config, such as train_cfg.max_epochs=10')
+    add_config_options(parser, 'train_cfg.max_epochs=10')
     parser.add_argument(
         '--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
         help='what started the processes of a distributed run')
@@ -52,9 +67,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
     parser.add_argument('--greedy', action='store_true', help='take the likeliest value always')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', help='by default an accelerator if there is one')
-    parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
-        help='override entries of the config, such as test_dataloader.dataset.data_root=DIR')
+    add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -69,9 +82,8 @@ def load_sampled_config(args: argparse.Namespace) -> Config:
     Raises:
         UserError: config or checkpoint do not exist.
     """
-    config = read_config(args.config)
+    config = configured(args)
     check_checkpoint(args.checkpoint)
-    config.merge_from_dict(args.cfg_options)
     return config
 
 
@@ -79,28 +91,6 @@ def numbered(path: str, num: int) -> list[str]:
     """Names of ``num`` files: ``path`` itself for one, ``a-1.png``, ``a-2.png``, … for several."""
     stem, suffix = os.path.splitext(path)
     return [path] if num == 1 else [f'{stem}-{i + 1}{suffix}' for i in range(num)]
-
-
-def check_writable(name: str, paths: Sequence[str]) -> None:
-    """Try to write files before there is something to lose; their folders are made.
-
-    Args:
-        name: Of the argument that says where.
-        paths: The files; those that exist stay as they are.
-
-    Raises:
-        UserError: one cannot be written.
-    """
-    for path in map(Path, paths):
-        try:
-            existed = path.exists()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.open('ab').close()
-            if not existed:
-                path.unlink()
-        except OSError as error:
-            raise UserError(
-                f'{name} {str(path)!r} cannot be written: {error.strerror}') from error
 
 
 def check_torchvision() -> None:
@@ -125,8 +115,8 @@ def load_config(args: argparse.Namespace) -> Config:
         UserError: the config file does not exist, or what it is written for is missing.
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    cfg = read_config(args.config)
-    cfg.merge_from_dict(args.cfg_options)
+    cfg = configured(args)
+    check_settings(cfg)
     cfg.launcher = args.launcher
     cfg.work_dir = (
         args.work_dir or cfg.get('work_dir') or os.path.join('work_dirs', Path(args.config).stem))
@@ -141,7 +131,8 @@ def read_config(path: str) -> Config:
     """The config file as it is.
 
     Raises:
-        UserError: ``path`` is no file, or it is written for mmdet or mmseg and they are missing.
+        UserError: ``path`` is no file, it is written for mmdet or mmseg and they are missing, or
+            it fails as it is read.
     """
     check_config(path)
     try:
@@ -150,10 +141,17 @@ def read_config(path: str) -> Config:
             importlib.import_module(f'{cfg.default_scope}.models')
     except ImportError as error:
         if not any(name in str(error) for name in (*DOWNSTREAM, 'mmcv')):
-            raise
+            raise UserError(f'config {path!r} imports what is missing: '
+                            f'{" ".join(str(error).split())}') from error
         raise UserError(
             f'config {path!r} needs mmdet and mmseg with the compiled mmcv ({error}), which '
             '`make downstream` installs') from error
+    except RecursionError as error:
+        raise UserError(f'config {path!r} has itself among its _base_') from error
+    except Exception as error:  # a config is a program, and may raise anything
+        reason = ' '.join(str(error).split())
+        raise UserError(
+            f'config {path!r} cannot be read ({type(error).__name__}: {reason})') from error
     return cfg
 
 
@@ -177,8 +175,12 @@ def check_widths(model: nn.Module) -> None:
     backbone = getattr(model, 'backbone', None)
     if type(backbone).__name__ != 'AFTViT':  # other backbones have a width per stage
         return
-    heads = [name for name, _ in model.named_children() if name.endswith('_head')]
-    for name in ['neck'] if getattr(model, 'neck', None) else heads:
+    neck = getattr(model, 'neck', None)
+    if backbone.out_type == 'featmap' and neck is None and hasattr(model, 'head'):
+        raise UserError("model.backbone.out_type must be 'avg_featmap' or 'cls_token' for a "
+                        "classifier without a neck, got 'featmap'")
+    heads = [name for name, _ in model.named_children() if name.endswith('head')]
+    for name in ['neck'] if neck else heads:
         given = getattr(getattr(model, name), 'in_channels', backbone.embed_dims)
         if set(given if isinstance(given, Sequence) else [given]) != {backbone.embed_dims}:
             raise UserError(f'{name}.in_channels must be {backbone.embed_dims}, the width of the '

@@ -46,6 +46,8 @@ class MNISTIdx(BaseDataset):
         if len(images) != len(labels):
             raise ValueError(f'{folder} has {len(images)} images but {len(labels)} labels in its '
                              f'{self.split} split.')
+        if not len(images):
+            raise ValueError(f'{folder} has no image in its {self.split} split.')
         return [
             dict(img=image, gt_label=int(label))
             for image, label in zip(images, labels, strict=True)

@@ -1,5 +1,6 @@
 """Point clouds in the formats of their data sets."""
 
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ from pypcd4 import PointCloud
 from aft_mm.structures import bounding_cube
 
 from .file_dataset import UnusableFile, reason_of
+
+LONGEST_HEADER = 1000  # lines
 
 
 def read_points(path: str | Path) -> np.ndarray:
@@ -67,7 +70,22 @@ def _read_ply(path: Path) -> np.ndarray:
     if not isinstance(cloud, trimesh.PointCloud):
         raise _unreadable(
             path, 'it is a mesh, whose surface tools/dataset_converters/shapenet.py samples')
+    announced = _announced(path)
+    if announced not in (None, len(cloud.vertices)):
+        raise _unreadable(path, f'{announced} points announced, {len(cloud.vertices)} found')
     return cloud.vertices
+
+
+def _announced(path: Path) -> int | None:
+    """How many vertices the header of a PLY file promises; a parser takes what is there."""
+    with path.open('rb') as file:
+        for line in islice(file, LONGEST_HEADER):
+            words = line.split()
+            if words[:2] == [b'element', b'vertex']:
+                return int(words[2])
+            if words == [b'end_header']:
+                break
+    return None
 
 
 def _read_text(path: Path) -> np.ndarray:

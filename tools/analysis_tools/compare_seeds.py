@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.cli.command_line import check_writable
+from aft_mm.checks import check_int
+from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output, check_writable
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.visualization import draw_seeds, seed_table
 
@@ -81,8 +82,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
 
     with one_sentence(ValueError, OSError):
-        for name, path in (('--out', args.out), ('--table', args.table)):
-            check_writable(name, [path] if path else [])
+        if args.out:
+            check_output('--out', args.out, PICTURES)
+        check_writable('--table', [args.table] if args.table else [])
+        check_int('--dpi', args.dpi, 1, MOST_DPI)
         groups = read_groups(args.group, args.metric)
         label = args.label or args.metric.replace('_per_', '/')
         table = seed_table(groups, label)

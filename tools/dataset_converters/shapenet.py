@@ -24,7 +24,7 @@ import numpy as np
 import trimesh
 from mmengine.utils import track_progress_rich
 
-from aft_mm.cli.command_line import check_writable
+from aft_mm.cli.arguments import check_writable
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.datasets.point_files import MESH_SUFFIXES
 from aft_mm.datasets.shapenet import class_folder
