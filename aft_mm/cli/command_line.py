@@ -142,7 +142,7 @@ def read_config(path: str) -> Config:
     except ImportError as error:
         if not any(name in str(error) for name in (*DOWNSTREAM, 'mmcv')):
             raise UserError(f'config {path!r} imports what is missing: '
-                            f'{" ".join(str(error).split())}') from error
+                            f'{error.__cause__ or error}') from error
         raise UserError(
             f'config {path!r} needs mmdet and mmseg with the compiled mmcv ({error}), which '
             '`make downstream` installs') from error

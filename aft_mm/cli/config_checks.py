@@ -21,8 +21,7 @@ READ = frozenset({
     'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud'} - {'self', 'cfg'})
 #: Names that configs give to what they use further down, some of them much like those above.
 HELPERS = frozenset({
-    'train_pipeline', 'val_pipeline', 'test_pipeline', 'data_root', 'dataset', 'dataset_type',
-    'model_cfg', 'backend_args', 'metainfo'})
+    'pipeline', 'train_pipeline', 'val_pipeline', 'test_pipeline', 'dataset', 'model_cfg'})
 LIKE = 0.8  # of get_close_matches: two letters of ten
 
 

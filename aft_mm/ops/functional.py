@@ -21,6 +21,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from aft_mm.checks import check_flag, check_sizes
+
 from . import checks
 from .dispatch import implementation
 from .geometry import Window
@@ -143,7 +145,8 @@ def aft_conv(
     heads = weight.shape[0] if weight.dim() else 0
     checks.check_tokens(query, key, value, same_length=True, heads=heads, **shared)
     checks.check_tensor('weight', weight, value)
-    checks.check_flag('global_connectivity', global_connectivity)
+    check_flag('global_connectivity', global_connectivity)
+    check_sizes('grid', grid, (1, 2, 3))
     checks.check_grid(grid, key.shape[1], dims=(1, 2, 3))
     checks.check_kernel(weight.shape[1:], grid)
     places = dict(grid=grid, global_connectivity=global_connectivity)

@@ -185,6 +185,8 @@ class TokenMixer(nn.Module):
         if not hasattr(state, 'position'):
             refuse('state', 'what init_state, prefill or a step gave', state)
         self._check_tokens('x_t', x_t, dims='B')
+        if len(x_t) != len(state.position):
+            refuse('x_t', f'[{len(state.position)}, {self.embed_dims}] as the state', x_t)
         query = None if self.query is None else self.query(x_t)
         mixed, state = self._mix_step(query, self.key(x_t), self.value(x_t), state)
         return self.proj_drop(self.proj(mixed)), state
