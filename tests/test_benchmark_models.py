@@ -321,3 +321,18 @@ def test_a_training_step(tmp_path):
     rows = {row['model']: row for row in json.loads(path.read_text())['rows']}
     assert set(rows) == {'aft-local-8', 'softmax', 'dense-aft-local-8', 'bound'}
     assert rows['aft-local-8']['time_over_local'] == 1 and text.count('x AFT-local') == 8
+
+
+def test_mixed_precision_leaves_the_parameters_in_float32():
+    """The factors of the position bias reach the op as AMP leaves them, its tokens rounded."""
+    model = decoders.build('aft-local-8', 16, 16, 1)
+    mixer = model.layers[0].token_mixer
+    seen, local = [], mixer.op
+
+    def op(query, key, value, pos_u, *others, **options):
+        seen.append([x.dtype for x in (query, key, value, pos_u)])
+        return local(query, key, value, pos_u, *others, **options)
+
+    mixer.op = op
+    training_step.amp_step('bfloat16', model, decoders.random_tokens(2, 16))
+    assert seen == [[torch.bfloat16] * 3 + [torch.float32]]

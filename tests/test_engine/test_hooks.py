@@ -254,7 +254,8 @@ class TestCheckImagesHook:
     def check_dataset(self, dataset, rank=0, world_size=1):
         loader = torch.utils.data.DataLoader(dataset)
         CheckImagesHook().before_train(
-            SimpleNamespace(rank=rank, world_size=world_size, train_dataloader=loader, val_loop=None,
+            SimpleNamespace(rank=rank, world_size=world_size, train_dataloader=loader,
+                            val_loop=None,
                             logger=logging.getLogger('check_images')))
 
     def test_a_whole_image_passes_also_with_bytes_after_its_end(self, image):

@@ -17,6 +17,7 @@ from .sums import (
     FAST_BIAS_SPREAD,
     FAST_SPREAD,
     Sums,
+    all_finite,
     choose,
     column_shift,
     leaf,
@@ -37,13 +38,17 @@ SMALLEST_HALF = 8
 
 
 class Band(NamedTuple):
-    """w [n, c, (before + 1 + after)·c] of each block against its neighbours, −inf where hidden."""
+    """w [n, c, (before + 1 + after)·c] of each block against its neighbours, −inf where hidden.
+
+    `parts` is the precision of its products (`products.py`); the safe forms take 0.
+    """
 
     tiles: Tensor
     before: int
     after: int
     far: bool
     causal: bool
+    parts: int = 0
 
     @property
     def block(self) -> int:
@@ -92,13 +97,13 @@ def weighted_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
         return _plain_mean(key, value, band._replace(tiles=tiles))
 
     def safe(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
-        wide = band._replace(tiles=tiles.double())
+        wide = band._replace(tiles=tiles.double(), parts=0)
         if band.causal:
             sums = _causal_sums(key.double(), value.double(), wide)
             return mean(sums.numerator, sums.denominator).to(key.dtype)
         return _plain_mean(key.double(), value.double(), wide).to(key.dtype)
 
-    return choose(_fits(key, band), fast, safe, key, value, band.tiles)
+    return choose(_fits(key, value, band), fast, safe, key, value, band.tiles)
 
 
 def normalized_mean(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Tensor:
@@ -108,14 +113,14 @@ def normalized_mean(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Ten
         return _plain_normalized(key, value, seen, band._replace(tiles=tiles))
 
     def safe(key: Tensor, value: Tensor, seen: Tensor, tiles: Tensor) -> Tensor:
-        wide = band._replace(tiles=tiles.double())
+        wide = band._replace(tiles=tiles.double(), parts=0)
         mix = _causal_normalized if band.causal else _plain_normalized
         return mix(key.double(), value.double(), seen.double(), wide).to(key.dtype)
 
-    return choose(_fits(key, band), fast, safe, key, value, seen, band.tiles)
+    return choose(_fits(key, value, band), fast, safe, key, value, seen, band.tiles)
 
 
-def _fits(key: Tensor, band: Band) -> Tensor:
+def _fits(key: Tensor, value: Tensor, band: Band) -> Tensor:
     """Whether one common shift and float32 are exact to tolerance (`sums.py`)."""
     tiles = band.tiles.detach()
     high, low = tiles.amax(2), tiles.masked_fill(tiles == -torch.inf, torch.inf).amin(2)
@@ -124,7 +129,10 @@ def _fits(key: Tensor, band: Band) -> Tensor:
     else:
         bias_spread = (high - low).amax()
     fits = spread(key, 0) + bias_spread <= FAST_SPREAD
-    return fits if band.causal else fits | (bias_spread <= FAST_BIAS_SPREAD)
+    if not band.causal:
+        return fits | (bias_spread <= FAST_BIAS_SPREAD)
+    # A product multiplies the rows before a NaN by 0, which is NaN.
+    return fits & all_finite(value)
 
 
 def _future(tokens: int, device: torch.device) -> Tensor:
@@ -143,7 +151,7 @@ def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
 
 
 def _plain_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
-    return banded_mean(key, value, band.tiles, band.before, band.after, band.far, band.causal)
+    return banded_mean(key, value, *band)
 
 
 def _tile_product(key: Tensor, value: Tensor, tile: Tensor) -> Sums:
@@ -193,8 +201,11 @@ def _term_by_term(key: Tensor, value: Tensor, tile: Tensor, size: int) -> Sums:
     key, value = (part.reshape(-1, 1, size, part.shape[-1]) for part in (key, value))
     squares = _diagonal_squares(tile, size)
     squares = squares.masked_fill(_future(size, tile.device), -torch.inf)
-    logits = key + squares.unsqueeze(-1)
-    return Sums(*(part.squeeze(2) for part in reduce(logits, value, 2)))
+    # Masked once more: what is not finite stays so where −inf or 0 meets it.
+    hidden = _future(size, tile.device).unsqueeze(-1)
+    logits = (key + squares.unsqueeze(-1)).masked_fill(hidden, -torch.inf)
+    values = value.expand_as(logits).masked_fill(hidden, 0)
+    return Sums(*(part.squeeze(2) for part in reduce(logits, values, 2)))
 
 
 def _causal_sums(key: Tensor, value: Tensor, band: Band) -> Sums:
@@ -214,7 +225,7 @@ def _causal_sums(key: Tensor, value: Tensor, band: Band) -> Sums:
 
 def _product(weights: Tensor, x: Tensor, band: Band) -> Tensor:
     """W times x [T, C]."""
-    return banded_product(x, weights, band.before, band.after, band.far, band.causal)
+    return banded_product(x, weights, *band[1:])
 
 
 def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Tensor:
