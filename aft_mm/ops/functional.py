@@ -41,6 +41,15 @@ def _run(op: str, query: Tensor | None, key: Tensor, *others: Tensor | None, **o
         return implementation(op, tensors, options)(*tensors, **options)
 
 
+def _one_graph(grid: Sequence[int]) -> Sequence[int]:
+    """The grid, as constants to torch.compile, which makes a graph for each.
+
+    Of symbols it does not know that their product is the number of tokens, and torch.cond refuses
+    forms whose results it does not know to be of one size.
+    """
+    return [len(range(n)) for n in grid] if torch.compiler.is_dynamo_compiling() else grid
+
+
 def _empty(tokens: int, value: Tensor, *tensors: Tensor | None) -> Tensor:
     """The output of an empty batch; the gradient of every tensor is 0, not missing."""
     nothing = sum(x.sum() for x in tensors if x is not None)
@@ -149,7 +158,7 @@ def aft_conv(
     check_sizes('grid', grid, (1, 2, 3))
     checks.check_grid(grid, key.shape[1], dims=(1, 2, 3))
     checks.check_kernel(weight.shape[1:], grid)
-    places = dict(grid=grid, global_connectivity=global_connectivity)
+    places = dict(grid=_one_graph(grid), global_connectivity=global_connectivity)
     return _run('aft_conv', query, key, value, weight, **places, **shared)
 
 
@@ -178,6 +187,8 @@ def aft_window(
     checks.check_tokens(query, key, value, same_length=True, **shared)
     checks.check_grid(grid, key.shape[1], dims=(1, 2))
     checks.check_hard_window(window, grid)
+    if grid is not None:
+        grid = _one_graph(grid)
     return _run('aft_window', query, key, value, window=window, grid=grid, **shared)
 
 

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..geometry import past_kernel
 from . import decisions
 from .exact_convolution import exact_conv_mean, outside_sums
 from .sums import (
@@ -148,8 +147,11 @@ def _convolved_mean(
 ) -> Tensor:
     """Convolutions of ``e^k v`` and ``e^k``, each plus its background, and their quotient."""
     if causal:
-        sizes = kernel.shape[1:]
-        kernel = kernel * kernel.new_tensor(past_kernel(sizes)).view(sizes)
+        # The middle entry is the token itself, those before it in raster order are earlier. Made
+        # by arange: Inductor loses a literal inside of torch.cond.
+        entries = kernel[0].numel()
+        past = torch.arange(entries, device=kernel.device) <= entries // 2
+        kernel = kernel * past.view(kernel.shape[1:])
     heads = key.shape[-1]
     exp_key = torch.exp(key - column_shift(key, 1))
     terms = exp_key.unsqueeze(-1) * value.unflatten(-1, (heads, -1))
