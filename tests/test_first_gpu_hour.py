@@ -16,7 +16,9 @@ TOOLS = ROOT / 'tools' / 'benchmarks'
 sys.path.insert(0, str(TOOLS))
 
 import first_gpu_hour  # noqa: E402
-from first_gpu_hour import PARTS, Part  # noqa: E402
+from first_gpu_hour import DTYPES, PARTS, Part  # noqa: E402
+
+from aft_mm.ops.triton.support import KERNELS  # noqa: E402
 
 
 @pytest.fixture
@@ -151,7 +153,11 @@ def test_a_dry_run_lists_what_is_left(hour, counted, tmp_path, capsys, monkeypat
 
 def test_every_part_has_a_name_of_its_own_and_ends_within_ten_minutes():
     assert len({part.name for part in PARTS}) == len(PARTS) and all(p.limit < 600 for p in PARTS)
-    assert {'verify', 'tests', 'memcheck', 'racecheck', 'data'} <= {part.name for part in PARTS}
+    assert {'tests', 'memcheck', 'racecheck', 'data'} <= {part.name for part in PARTS}
+    # Every kernel is checked, in each type, in a part of its own.
+    checked = sorted(part.name for part in PARTS if '--verify' in part.command)
+    kernels = [op.removeprefix('aft_') for op in KERNELS]
+    assert checked == sorted(f'verify-{op}-{dtype}' for op in kernels for dtype in DTYPES)
 
 
 # The models are the same at every size and in every form.

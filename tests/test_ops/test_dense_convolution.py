@@ -16,7 +16,6 @@ from .test_backends import TOLERANCE, assert_close, oracle
 CONV = pytest.mark.parametrize(
     'case', [c for c in CASES if c.op == 'aft_conv'], ids=lambda case: case.name
 )
-# The largest of two dimensions: the others take seconds each to compile and to differentiate.
 ONE = next(c for c in CASES if c.op == 'aft_conv' and c.options['grid'] == (5, 7))
 
 
@@ -95,19 +94,6 @@ def test_gradients_of_gradients():
     small = [torch.randn(1, 4, c, dtype=torch.float64, requires_grad=True) for c in (2, 1, 2)]
     weight = torch.randn(1, 3, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(partial(ops.aft_conv, grid=(2, 2)), [*small, weight])
-
-
-def test_compiles_without_graph_break(served):
-    torch._dynamo.reset()
-    tensors = ONE.inputs(dtype=torch.float32)
-    compiled = torch.compile(ONE.function, fullgraph=True, backend='aot_eager')
-
-    def call(*parts):
-        return compiled(*parts, **ONE.options)
-
-    expected = run_with_gradients(ONE, tensors)
-    for got, want in zip(run_with_gradients(call, tensors), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('grid, kernel', [((6,), (3,)), ((3, 4), (3, 9)), ((2, 3, 4), (3, 1, 5))])

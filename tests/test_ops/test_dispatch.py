@@ -86,14 +86,6 @@ def test_what_has_no_kernel_is_refused(reason, monkeypatch):
     assert reason in against
 
 
-def test_kernels_that_no_gpu_has_run_serve_only_when_asked_for(monkeypatch):
-    monkeypatch.setattr(triton_support, 'machine_reasons', lambda kind, index: ())
-    assert dispatch.choose_backend(*call_on('cpu')) == 'eager'
-    assert dispatch.reasons_against('triton', *call_on('cpu')) == [
-        'no GPU has run it yet: serves only when AFT_MM_BACKEND=triton asks'
-    ]
-
-
 LACKING = {
     'Triton is not installed': (importlib.util, 'find_spec', lambda name: None),
     'serves NVIDIA devices': (torch.version, 'hip', '7.0'),

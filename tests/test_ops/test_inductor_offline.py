@@ -62,13 +62,7 @@ def test_inductor_writes_forward_and_backward_for_cuda(case, path, monkeypatch):
 # How many products of bfloat16 operands tensor cores take on a device, without and with a gradient:
 # W with the terms, in two parts if there is a gradient, its transpose with two parts, and three for
 # the gradient of W. aft_local_normalized has one more with the gradient of W alone.
-PRODUCTS = {
-    'full': (1, 7),
-    'local': (1, 7),
-    'local-2d': (1, 7),
-    'normalized': (2, 12),
-    'conv': (1, 7),
-}
+PRODUCTS = {'full': (1, 7), 'local': (1, 7), 'normalized': (2, 12), 'conv': (1, 7)}
 
 
 @pytest.mark.parametrize('training', [False, True], ids=['inference', 'training'])

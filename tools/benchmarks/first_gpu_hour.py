@@ -35,6 +35,8 @@ SMALL = 'deit-small aft-small-h384-k11 bound-small-h384-k11'
 MODELS = f'{SMALL} deit3_small_patch16_224 vit_relpos_small_patch16_224 convnext_tiny'
 TINY = 'deit-tiny aft-tiny-h32-k11 aft-tiny-h192-k11 bound-tiny-h32-k11 convnext_femto'
 SIZES = (224, 512, 384, 1024)
+FAMILIES = ('conv', 'simple', 'local', 'full', 'window')
+DTYPES = ('bfloat16', 'float32', 'float16')
 # What summary.json leaves out of the rows that were measured.
 LONG = ('errors', 'kernels', 'profile')
 
@@ -61,6 +63,15 @@ class Part:
             for word in shlex.split(self.command)
         ]
         return words if self.needs else [sys.executable, *words]
+
+
+def _verdict(op: str, dtype: str) -> Part:
+    """One op and dtype: the check may take minutes, most of which go into compiling."""
+    return Part(
+        f'verify-{op}-{dtype}',
+        f'the verdict on the kernels of aft_{op} in {dtype}',
+        f'-m aft_mm.ops --verify --op aft_{op} --dtype {dtype}',
+    )
 
 
 def _ops(op: str, dtype: str) -> Part:
@@ -121,11 +132,8 @@ def _efficiency(dims: int) -> Part:
 
 PARTS = [
     Part('system', 'torch, CUDA and driver', '-m torch.utils.collect_env'),
-    Part('verify', 'the verdict on every kernel', '-m aft_mm.ops --verify'),
-    Part('backends', 'the table of ops and backends', '-m aft_mm.ops'),
-    _ops('conv', 'bfloat16'),
-    _ops('simple', 'bfloat16'),
-    _ops('local', 'bfloat16'),
+    *(_verdict(op, 'bfloat16') for op in ('conv', 'simple', 'local')),
+    *(_ops(op, 'bfloat16') for op in ('conv', 'simple', 'local')),
     _models('small', MODELS, 224, 'eager'),
     _step(3072),
     Part('tests', 'the tests that need a GPU',
@@ -136,8 +144,8 @@ PARTS = [
               150),
     _training('aft-local-32', f'{TEXT}/aft-local-32-l12-d512_8xb16-100e_enwik8-t1024.py', 300),
     *(_models('small', MODELS, size, 'eager') for size in SIZES[1:]),
-    _ops('full', 'bfloat16'),
-    _ops('window', 'bfloat16'),
+    *(_verdict(op, 'bfloat16') for op in ('full', 'window')),
+    *(_ops(op, 'bfloat16') for op in ('full', 'window')),
     _sanitizer('memcheck'),
     _sanitizer('racecheck'),
     *(_models('small', MODELS, size, 'compiled') for size in SIZES),
@@ -146,7 +154,10 @@ PARTS = [
     _training('transformer', f'{TEXT}/transformer-l12-d512-h8_8xb16-100e_enwik8-t1024.py', 300),
     _efficiency(256),
     _efficiency(1024),
-    *(_ops(op, 'float32') for op in ('conv', 'simple', 'local', 'full', 'window')),
+    *(_verdict(op, dtype) for dtype in ('float32', 'float16') for op in FAMILIES),
+    *(_verdict(f'{op}_step', dtype) for dtype in DTYPES for op in FAMILIES),
+    Part('backends', 'the table of ops, backends and verdicts', '-m aft_mm.ops'),
+    *(_ops(op, 'float32') for op in FAMILIES),
     *(_models('tiny', TINY, size, form) for form in ('eager', 'compiled') for size in SIZES),
 ]  # fmt: skip
 

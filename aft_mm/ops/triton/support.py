@@ -118,6 +118,16 @@ def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple
     return ()
 
 
+def compiler(device_type: str, index: int | None) -> dict[str, str | None]:
+    """The versions of Triton and, for a CUDA device, of the ptxas that it calls there."""
+    ptxas = None
+    if device_type == 'cuda':
+        major, minor = torch.cuda.get_device_capability(index)
+        nvidia = importlib.import_module('triton.backends.nvidia.compiler')
+        ptxas = nvidia.get_ptxas_version(10 * major + minor).strip().splitlines()[-1]
+    return dict(triton=importlib.import_module('triton').__version__, ptxas=ptxas)
+
+
 def reasons_against(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
