@@ -11,6 +11,9 @@ Shared arguments:
   zero gradient, a row that sees nothing gives 0.
 - gate: g, one of 'sigmoid', 'relu', 'none'.
 
+A NaN or infinite key or value of a causal op leaves the rows before it, the other channels (of
+aft_conv: those of other heads) and samples as they are.
+
 Exponentials and sums are float32 for every input type but float64; the output has the type of
 value. Every op raises ValueError for arguments that do not fit together.
 """

@@ -82,7 +82,7 @@ def test_torch_func(case, scale):
 @pytest.mark.parametrize('which', [1, 2], ids=['key', 'value'])
 @pytest.mark.parametrize('case', CAUSAL_CASES, ids=names)
 def test_what_is_no_number_leaves_the_rows_before_it_alone(case, which, number):
-    """Of its own sample, too, and the other samples altogether."""
+    """The other channels and samples altogether."""
     tensors = [x.detach() for x in case.inputs(dtype=torch.float32)]
     before = case(*tensors)
     cut = 2 * case.tokens // 3
@@ -91,6 +91,8 @@ def test_what_is_no_number_leaves_the_rows_before_it_alone(case, which, number):
         got = case(*(x.requires_grad_(gradient) for x in tensors)).detach()
         torch.testing.assert_close(got[0, :cut], before[0, :cut], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(got[1], before[1], rtol=1e-5, atol=1e-6)
+        reach = case.channels // case.heads if which == 1 else 1  # channels that see it
+        torch.testing.assert_close(got[0, :, reach:], before[0, :, reach:], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('case', CASES, ids=names)
