@@ -13,6 +13,7 @@ from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.runner import Runner
 from torch import nn
 
+from aft_mm.checkpoint import latest_checkpoint
 from aft_mm.engine.distributed import start_distributed
 from aft_mm.engine.hooks import RegularizationHook
 
@@ -134,6 +135,42 @@ def load_config(args: argparse.Namespace) -> Config:
             cfg[name].persistent_workers = False  # torch refuses the pair
     start_distributed(cfg)
     return cfg
+
+
+def protect(cfg: Config) -> None:
+    """Have every training write its checkpoints whole and stop before a loss that is no number.
+
+    mmengine's CheckpointHook, which is also the one of a config that names none, becomes
+    SafeCheckpointHook with the same options.
+    """
+    hooks = cfg.setdefault('default_hooks', {})
+    checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
+    if checkpoint and checkpoint.get('type') in ('CheckpointHook', 'mmengine.CheckpointHook'):
+        checkpoint['type'] = 'aft_mm.SafeCheckpointHook'
+    finite = 'aft_mm.FiniteLossHook'
+    if not any(hook and hook.get('type') == finite
+               for hook in (*hooks.values(), *cfg.get('custom_hooks', []))):
+        hooks.setdefault('finite_loss', dict(type=finite))
+
+
+def choose_checkpoint(cfg: Config) -> str:
+    """For ``--resume`` without a name write the newest whole checkpoint of the work dir into
+    ``cfg``.
+
+    Returns:
+        A sentence for the log if it is not the one that ``last_checkpoint`` names, or '' .
+
+    Raises:
+        UserError: there are checkpoints, but none is whole.
+    """
+    if not cfg.get('resume') or cfg.get('load_from'):
+        return ''
+    cfg.load_from, remark = latest_checkpoint(cfg.work_dir)
+    if cfg.load_from is None:
+        cfg.resume = False
+        return (f'{cfg.work_dir} holds no checkpoint to go on from: the run starts from the '
+                'beginning')
+    return remark
 
 
 def read_config(path: str) -> Config:
