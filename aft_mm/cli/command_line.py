@@ -3,7 +3,9 @@
 import argparse
 import importlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -174,14 +176,16 @@ def choose_checkpoint(cfg: Config) -> str:
 
 
 def read_config(path: str) -> Config:
-    """The config file as it is.
+    """The config file as it is, which is a program.
 
     Raises:
-        UserError: ``path`` is no file, or it is written for mmdet or mmseg and they are missing.
+        UserError: ``path`` is no Python file, or it is written for mmdet or mmseg and they are
+            missing.
     """
     check_config(path)
     try:
-        cfg = Config.fromfile(path)
+        with _quotable_data_folder():
+            cfg = Config.fromfile(path)
         if cfg.get('default_scope') in DOWNSTREAM:  # else a type would only be called unknown
             importlib.import_module(f'{cfg.default_scope}.models')
     except ImportError as error:
@@ -193,14 +197,38 @@ def read_config(path: str) -> Config:
     return cfg
 
 
+@contextmanager
+def _quotable_data_folder() -> Iterator[None]:
+    """AFT_MM_DATA as it has to stand between quotes, where mmengine pastes it into the program.
+
+    It pastes as ``re.sub`` does, for which every backslash is written twice.
+    """
+    folder = os.environ.get('AFT_MM_DATA')
+    if folder is None:
+        yield
+        return
+    escaped = re.sub(r'([\\\'"])', r'\\\1', folder).replace('\n', '\\n')
+    os.environ['AFT_MM_DATA'] = escaped.replace('\\', '\\\\')
+    try:
+        yield
+    finally:
+        os.environ['AFT_MM_DATA'] = folder
+
+
 def check_config(path: str) -> None:
-    """Refuse a config file that is not there.
+    """Refuse a config file that is not there or not Python.
+
+    Configs of YAML and JSON are not read: mmengine's way runs what the tags of YAML name, and a
+    file that looks like data should be data.
 
     Raises:
-        UserError: ``path`` is no file.
+        UserError: ``path`` is no file, or its name does not end in .py.
     """
     if not os.path.isfile(path):
         raise UserError(f'config {path!r} does not exist')
+    if os.path.splitext(path)[1] != '.py':
+        raise UserError(f'config {path!r} must be a Python file, whose name ends in .py; others '
+                        'are not read')
 
 
 def check_widths(model: nn.Module) -> None:

@@ -21,7 +21,7 @@ _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
                errno.EIO, errno.ENOENT, errno.ENOTDIR}
 # What gloo and NCCL say when a process that they talk to is gone.
 _PEER_GONE = re.compile(
-    'Connection (closed|reset)|Broken pipe|Socket closed|remote process|NCCL|no response from',
+    'Connection (closed|reset)|Broken pipe|Socket closed|ncclRemoteError|ncclSystemError',
     re.IGNORECASE)
 #: How the sentence of a process begins that ended because another one did.
 PEER_DIED = 'another process of the run has died'
@@ -58,9 +58,7 @@ def whole_run() -> Iterator[Run]:
     sentence names the last checkpoint, if it trains, and the exit status of a signal is that of the
     shell, 128 and its number. In a distributed run the launcher gets the sentence, too.
     """
-    # A full disk would print a traceback for every line of the log.
-    logging.raiseExceptions = False
-    with StopSignals() as signals:
+    with _quiet_log(), StopSignals() as signals:
         run = Run(signals)
         try:
             yield run
@@ -78,6 +76,16 @@ def whole_run() -> Iterator[Run]:
                 raise
             _report(sentence + run.last_checkpoint())
             raise SystemExit(f'Error: {sentence}{run.last_checkpoint()}') from None
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    """A log that cannot be written prints no traceback for each of its lines."""
+    before, logging.raiseExceptions = logging.raiseExceptions, False
+    try:
+        yield
+    finally:
+        logging.raiseExceptions = before
 
 
 def reason(error: Exception) -> str | None:

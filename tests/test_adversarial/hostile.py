@@ -73,8 +73,8 @@ OBJECTS = {
     'a codec': lambda: Call(pickle.codecs.encode, 'a' * 100, 'punycode'),
     'a sparse tensor': lambda: torch.eye(3).to_sparse(),
     'a tensor outside of its storage': lambda: Call(
-        torch._utils._rebuild_tensor_v2, torch.zeros(2).storage(), 10**6, (10**6, ), (1, ), False,
-        OrderedDict()),
+        torch._utils._rebuild_tensor_v2, torch.zeros(2)._typed_storage(), 10**6, (10**6, ), (1, ),
+        False, OrderedDict()),
 }
 
 

@@ -72,8 +72,9 @@ class SafeCheckpointHook(CheckpointHook):
         for key in [key for key in info if key.startswith(('best_', 'keep_ckpt_ids', 'last_ckpt'))]:
             reason = self._foreign(key, info[key], folder, runner)
             if reason:
-                runner.logger.warning(
-                    f'{key} of the checkpoint, {info[key]!r:.200}, {reason} and is left alone')
+                if key != 'last_ckpt':  # which is only ever shown
+                    runner.logger.warning(
+                        f'{key} of the checkpoint, {info[key]!r:.200}, {reason} and is left alone')
                 del info[key]
         names = {step: Path(folder, self.filename_tmpl.format(step))
                  for step in info.get('keep_ckpt_ids', ())}
