@@ -107,7 +107,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_nothing_half_written(train
         resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, before[1]))
 
     try:
-        sentence = ends(train, fill, 'default_hooks.checkpoint.save_best=None')
+        sentence = ends(train, fill, '--cfg-options', 'default_hooks.checkpoint.save_best=None')
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert 'epoch_2.pth' in sentence and 'File too large' in sentence
