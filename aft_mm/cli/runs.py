@@ -108,9 +108,10 @@ def reason(error: Exception) -> str | None:
 
 
 def _end(sentence: str, status: int) -> None:
-    """Print the last line and end."""
-    _report(sentence)
-    print(sentence, file=sys.stderr)
+    """Print the last line, if this process has one, and end."""
+    if sentence:
+        _report(sentence)
+        print(sentence, file=sys.stderr)
     raise SystemExit(status)
 
 
