@@ -8,10 +8,11 @@ writes files whole or not at all, and ``folder.py`` finds the newest whole check
 
 from .folder import checkpoints_in, latest_checkpoint, remove_parts, write_pointer
 from .loading import load_from_http, load_from_local, register_safe_loading
-from .plain import plain_hub, plain_value
+from .plain import HUB_KEYS, plain_hub, plain_value
 from .writing import write_whole
 
 __all__ = [
+    'HUB_KEYS',
     'checkpoints_in',
     'latest_checkpoint',
     'load_from_http',

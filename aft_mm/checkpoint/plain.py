@@ -10,6 +10,8 @@ from mmengine.logging import HistoryBuffer
 
 from .values import history
 
+#: What the state of mmengine's MessageHub consists of.
+HUB_KEYS = ('log_scalars', 'runtime_info', 'resumed_keys')
 _HISTORY_KEYS = {'log_history', 'count_history', 'max_length'}
 
 
@@ -49,17 +51,13 @@ def restored_hub(state: Any) -> dict:
     Raises:
         UnpicklingError: it is none of a MessageHub.
     """
-    keys = ('log_scalars', 'runtime_info', 'resumed_keys')
-    if not (isinstance(state, dict) and all(isinstance(state.get(key), dict) for key in keys)):
+    if not isinstance(state, dict) or not all(
+            isinstance(state.get(key, {}), dict) for key in HUB_KEYS):
         raise UnpicklingError('its message_hub is none of mmengine')
-    restored = {key: state[key] for key in keys}
-    restored['log_scalars'] = {
-        key: history(*(value[part] for part in ('log_history', 'count_history', 'max_length')))
-        if isinstance(value, dict) and value.keys() == _HISTORY_KEYS else value
-        for key, value in state['log_scalars'].items()
-    }
-    restored['runtime_info'] = {
-        key: value for key, value in state['runtime_info'].items() if key != 'cfg'}
-    restored['resumed_keys'] = {
-        key: value for key, value in state['resumed_keys'].items() if key != 'cfg'}
+    restored = {key: dict(state[key]) for key in HUB_KEYS if key in state}
+    for key, value in restored.get('log_scalars', {}).items():
+        if isinstance(value, dict) and value.keys() == _HISTORY_KEYS:
+            restored['log_scalars'][key] = history(**value)
+    for part in ('runtime_info', 'resumed_keys'):
+        restored.get(part, {}).pop('cfg', None)
     return restored

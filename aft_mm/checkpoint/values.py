@@ -187,13 +187,13 @@ class Builder:
                        self.build(state.get('_count_history')), state.get('max_length'))
 
 
-def history(values: Any, counts: Any, max_length: Any) -> HistoryBuffer:
+def history(log_history: Any, count_history: Any, max_length: Any) -> HistoryBuffer:
     """mmengine's history of a scalar, of two rows of numbers.
 
     Raises:
         UnpicklingError: these are none.
     """
-    rows = [np.asarray(row) for row in (values, counts)]
+    rows = [np.asarray(row) for row in (log_history, count_history)]
     if (any(row.ndim != 1 or row.dtype.kind not in 'fiu' for row in rows) or
             len(rows[0]) != len(rows[1]) or type(max_length) is not int or
             not len(rows[0]) <= max_length):

@@ -8,6 +8,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
+from aft_mm.checkpoint import HUB_KEYS
 from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
 
@@ -40,6 +41,7 @@ class ResumeCheckHook(Hook):
             UserError: the run cannot go on from it.
         """
         missing = {'meta', 'message_hub', 'optimizer'} - checkpoint.keys()
+        missing = missing or {*HUB_KEYS} - checkpoint['message_hub'].keys()
         if missing:
             raise UserError(
                 f'a run cannot be resumed from a checkpoint without {", ".join(sorted(missing))}, '
