@@ -7,9 +7,9 @@ what a checkpoint may hold, by our own code.
 
 import io
 import pickle
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, ClassVar
 
 # What torch.save (protocol 2) writes; the rest of the language is not understood.
 _OPCODES = (
@@ -76,6 +76,9 @@ class NoteTaker(pickle._Unpickler):
         UnpicklingError: it calls what is no name, or sets the state of what is no call.
     """
 
+    stack: list[Any]  # the base class makes it
+    pop_mark: Callable[[], list[Any]]
+
     def __init__(self, file: io.BufferedIOBase, names: Collection[str]) -> None:
         super().__init__(file)
         self.names = names
@@ -123,7 +126,11 @@ class NoteTaker(pickle._Unpickler):
             raise UnpicklingError(f'a {type(self.stack[-1]).__name__} gets an entry')
         self.stack[-1][key] = value
 
-    dispatch = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES}
-    dispatch.update({pickle.REDUCE[0]: load_call, pickle.NEWOBJ[0]: load_call,
-                     pickle.BUILD[0]: load_state, pickle.SETITEM[0]: load_item,
-                     pickle.SETITEMS[0]: load_items})
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES},
+        pickle.REDUCE[0]: load_call,
+        pickle.NEWOBJ[0]: load_call,
+        pickle.BUILD[0]: load_state,
+        pickle.SETITEM[0]: load_item,
+        pickle.SETITEMS[0]: load_items,
+    }
