@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import aft_mm.registry  # noqa: F401  lets torch load training checkpoints
-
 # The tiny configs train 3 epochs of 6 iterations; this one is in the middle of the third.
 KILL = {'KILL_AFTER': '15'}
 # Config, when it is killed, and the checkpoint from which it can go on.

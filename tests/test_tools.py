@@ -1,6 +1,5 @@
 """What each argument of train.py and test.py does, and what bad input gets."""
 
-import importlib.util
 import json
 import pickle
 import sys
@@ -19,21 +18,6 @@ from aft_mm.checkpoint import load_from_local, register_safe_loading
 def own_data(monkeypatch):
     """These tests bring their data along, wherever the environment says that data sets lie."""
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
-
-
-@pytest.fixture
-def tool(root, monkeypatch):
-    """A tool as a module, for what ends before a run starts."""
-    monkeypatch.setenv('LOCAL_RANK', '0')  # the tools set it
-    monkeypatch.syspath_prepend(str(root / 'tests/configs'))
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(f'tool_{name}', root / f'tools/{name}.py')
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
 
 
 @pytest.fixture(scope='module')

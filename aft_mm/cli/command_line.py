@@ -4,7 +4,9 @@ import argparse
 import importlib
 import logging
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.runner import Runner
 from torch import nn
 
+from aft_mm.checkpoint import latest_checkpoint
 from aft_mm.checks import check_int
 from aft_mm.engine.distributed import start_distributed
 from aft_mm.engine.hooks import RegularizationHook
@@ -128,16 +131,53 @@ def load_config(args: argparse.Namespace) -> Config:
     return cfg
 
 
-def read_config(path: str) -> Config:
-    """The config file as it is.
+def protect(cfg: Config) -> None:
+    """Have every training write its checkpoints whole and stop before a loss that is no number.
+
+    mmengine's CheckpointHook, which is also the one of a config that names none, becomes
+    SafeCheckpointHook with the same options.
+    """
+    hooks = cfg.setdefault('default_hooks', {})
+    checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
+    if checkpoint and checkpoint.get('type') in ('CheckpointHook', 'mmengine.CheckpointHook'):
+        checkpoint['type'] = 'aft_mm.SafeCheckpointHook'
+    finite = 'aft_mm.FiniteLossHook'
+    if not any(hook and hook.get('type') == finite
+               for hook in (*hooks.values(), *cfg.get('custom_hooks', []))):
+        hooks.setdefault('finite_loss', dict(type=finite))
+
+
+def choose_checkpoint(cfg: Config) -> str:
+    """For ``--resume`` without a name write the newest whole checkpoint of the work dir into
+    ``cfg``.
+
+    Returns:
+        A sentence for the log if it is not the one that ``last_checkpoint`` names, or '' .
 
     Raises:
-        UserError: ``path`` is no file, it is written for mmdet or mmseg and they are missing, or
-            it fails as it is read.
+        UserError: there are checkpoints, but none is whole.
+    """
+    if not cfg.get('resume') or cfg.get('load_from'):
+        return ''
+    cfg.load_from, remark = latest_checkpoint(cfg.work_dir)
+    if cfg.load_from is None:
+        cfg.resume = False
+        return (f'{cfg.work_dir} holds no checkpoint to go on from: the run starts from the '
+                'beginning')
+    return remark
+
+
+def read_config(path: str) -> Config:
+    """The config file as it is, which is a program.
+
+    Raises:
+        UserError: ``path`` is no Python file, it is written for mmdet or mmseg and they are
+            missing, or it fails as it is read.
     """
     check_config(path)
     try:
-        cfg = Config.fromfile(path)
+        with _quotable_data_folder():
+            cfg = Config.fromfile(path)
         if cfg.get('default_scope') in DOWNSTREAM:  # else a type would only be called unknown
             importlib.import_module(f'{cfg.default_scope}.models')
     except ImportError as error:
@@ -156,14 +196,38 @@ def read_config(path: str) -> Config:
     return cfg
 
 
+@contextmanager
+def _quotable_data_folder() -> Iterator[None]:
+    """AFT_MM_DATA as it has to stand between quotes, where mmengine pastes it into the program.
+
+    It pastes as ``re.sub`` does, for which every backslash is written twice.
+    """
+    folder = os.environ.get('AFT_MM_DATA')
+    if folder is None:
+        yield
+        return
+    escaped = re.sub(r'([\\\'"])', r'\\\1', folder).replace('\n', '\\n')
+    os.environ['AFT_MM_DATA'] = escaped.replace('\\', '\\\\')
+    try:
+        yield
+    finally:
+        os.environ['AFT_MM_DATA'] = folder
+
+
 def check_config(path: str) -> None:
-    """Refuse a config file that is not there.
+    """Refuse a config file that is not there or not Python.
+
+    Configs of YAML and JSON are not read: mmengine's way runs what the tags of YAML name, and a
+    file that looks like data should be data.
 
     Raises:
-        UserError: ``path`` is no file.
+        UserError: ``path`` is no file, or its name does not end in .py.
     """
     if not os.path.isfile(path):
         raise UserError(f'config {path!r} does not exist')
+    if os.path.splitext(path)[1] != '.py':
+        raise UserError(f'config {path!r} must be a Python file, whose name ends in .py; others '
+                        'are not read')
 
 
 def check_widths(model: nn.Module) -> None:

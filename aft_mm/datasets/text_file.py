@@ -14,6 +14,8 @@ from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 
 SPLITS = ('train', 'val', 'test')
+# Bytes of text per byte of a .gz file at most. Text has 3 to 20; nothing but zeros has 1,000.
+MAX_RATIO = 100
 
 
 @DATASETS.register_module()
@@ -123,7 +125,7 @@ def read_bytes(data_file: str) -> np.ndarray:
 
     Raises:
         FileNotFoundError: Neither ``data_file`` nor ``<data_file>.gz`` exists.
-        ValueError: The file is empty, or is named ``.gz`` and is no gzip file.
+        ValueError: The file is empty, or is named ``.gz`` and is no gzip file of text.
     """
     path = Path(data_file)
     if not path.is_file():
@@ -135,8 +137,13 @@ def read_bytes(data_file: str) -> np.ndarray:
         if path.stat().st_size == 0:
             raise ValueError(f'data_file {data_file!r} is empty.')
         return np.memmap(path, dtype=np.uint8, mode='r')
+    limit = MAX_RATIO * path.stat().st_size
     try:
         with gzip.open(path) as file:
-            return np.frombuffer(file.read(), dtype=np.uint8)
+            data = file.read(limit + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f'data_file {str(path)!r} is not a whole gzip file: {error}') from error
+    if len(data) > limit:
+        raise ValueError(f'data_file {str(path)!r} holds more than {MAX_RATIO} times its own size, '
+                         'which is no text.')
+    return np.frombuffer(data, dtype=np.uint8)

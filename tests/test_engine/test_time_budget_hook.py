@@ -15,7 +15,6 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 
-import aft_mm.registry  # noqa: F401  lets torch load training checkpoints
 from aft_mm.cli.errors import UserError
 from aft_mm.engine import CheckpointFitHook, TimeBudgetHook
 from aft_mm.engine.hooks import time_budget_hook
