@@ -9,7 +9,7 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
-import aft_mm.registry  # noqa: F401, the allow-list for safe checkpoint loading
+import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
 from aft_mm.cli.command_line import check_checkpoint, read_config
 from aft_mm.cli.errors import UserError
 from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting

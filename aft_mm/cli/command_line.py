@@ -137,14 +137,17 @@ def protect(cfg: Config) -> None:
     mmengine's CheckpointHook, which is also the one of a config that names none, becomes
     SafeCheckpointHook with the same options.
     """
-    hooks = cfg.setdefault('default_hooks', {})
-    checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-    if checkpoint and checkpoint.get('type') in ('CheckpointHook', 'mmengine.CheckpointHook'):
-        checkpoint['type'] = 'aft_mm.SafeCheckpointHook'
+    if cfg.get('default_hooks') is None:
+        cfg.default_hooks = {}
+    hooks = cfg.default_hooks
+    if 'checkpoint' not in hooks:
+        hooks.checkpoint = dict(type='CheckpointHook', interval=1)
+    if hooks.checkpoint and hooks.checkpoint.type in ('CheckpointHook', 'mmengine.CheckpointHook'):
+        hooks.checkpoint.type = 'aft_mm.SafeCheckpointHook'
     finite = 'aft_mm.FiniteLossHook'
     if not any(hook and hook.get('type') == finite
                for hook in (*hooks.values(), *cfg.get('custom_hooks', []))):
-        hooks.setdefault('finite_loss', dict(type=finite))
+        hooks.finite_loss = dict(type=finite)
 
 
 def choose_checkpoint(cfg: Config) -> str:

@@ -2,7 +2,7 @@
 # with their prefix, `mmpretrain.X`; those of mmengine need none.
 default_scope = 'aft_mm'
 
-# Registers the allow-list for safe checkpoint loading, also where a tool loads before it builds.
+# Registers the safe loading of checkpoints, also where a tool loads before it builds.
 custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 
 default_hooks = dict(

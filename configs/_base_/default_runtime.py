@@ -1,7 +1,7 @@
 # Types without a prefix are looked up in mmpretrain, ours are written `aft_mm.X`.
 default_scope = 'mmpretrain'
 
-# Registers the allow-list for safe checkpoint loading, also where a tool loads before it builds.
+# Registers the safe loading of checkpoints, also where a tool loads before it builds.
 custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 
 default_hooks = dict(

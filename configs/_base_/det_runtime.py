@@ -1,7 +1,7 @@
 # mmdet's runtime; types without a prefix are looked up in mmdet, ours are written `aft_mm.X`.
 _base_ = 'mmdet::_base_/default_runtime.py'
 
-# Registers the allow-list for safe checkpoint loading, also where a tool loads before it builds.
+# Registers the safe loading of checkpoints, also where a tool loads before it builds.
 custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 
 default_hooks = dict(
