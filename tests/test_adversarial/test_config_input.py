@@ -123,8 +123,8 @@ def test_a_config_that_is_its_own_base(tmp_path):
 def test_no_config_of_ours_is_called_misspelt():
     tasks = ('image_classification', 'image_ar', 'language_modeling', 'detection', 'segmentation',
              'super_resolution', 'point_cloud')
-    paths = [path for task in tasks for path in list(leaves(task).values())[::9]]
-    assert len(paths) > 10
+    paths = [path for task in tasks for path in list(leaves(task).values())[::20]]
+    assert len(paths) > 5
     for path in paths:
         config = Config.fromfile(path, import_custom_modules=False)
         check_keys(config)

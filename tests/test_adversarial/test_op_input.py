@@ -32,14 +32,14 @@ def values():
         yield numbers.to(dtype)
     yield numbers.to_sparse()
     yield torch.quantize_per_tensor(numbers, 0.1, 0, torch.quint8)
-    yield torch.nested.nested_tensor([numbers[0], numbers[1]])
+    yield torch.nested.nested_tensor([numbers[0], numbers[1]], layout=torch.jagged)
 
 
 def name_of(value):
     return f'{type(value).__name__} {getattr(value, "dtype", "")} {getattr(value, "layout", "")}'
 
 
-@pytest.mark.parametrize('value', values(), ids=name_of)
+@pytest.mark.parametrize('value', list(values()), ids=name_of)
 @pytest.mark.parametrize('op', OPS)
 def test_tensors_of_every_op(op, value):
     case = OPS[op]
