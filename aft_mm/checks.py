@@ -39,7 +39,9 @@ def described(value: Any) -> str:
 def _bounds(least: float | None, most: float | None) -> str:
     if least is None:
         return '' if most is None else f', {most} or smaller'
-    return f', {least} or larger' if most is None else f', {least} to {most}'
+    if most is None:
+        return f', {least} or larger'
+    return f', {least} to {"2^63 − 1" if most == 2**63 - 1 else most}'
 
 
 def check_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
