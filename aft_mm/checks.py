@@ -17,7 +17,12 @@ LONGEST_VALUE = 80
 
 
 def is_int(value: Any) -> bool:
-    """Whether it is an int, in an exported graph maybe an unknown one; a bool is none."""
+    """Whether it is an int; a bool is none.
+
+    Sizes of a graph that is exported may be unknown ones, and tensors in one that torch.jit traces.
+    """
+    if isinstance(value, torch.Tensor):
+        return torch.jit.is_tracing() and value.dtype == torch.int64 and value.dim() == 0
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 

@@ -145,8 +145,8 @@ def test_a_model_of_one_channel_reads_grey(tool, module, untrained, tmp_path, ca
 
 
 @pytest.mark.parametrize(('words', 'message'), [
-    (['large.png', 'a.png'], r"'large.png': image must be of 4 x 4 pixels \(height x width\), but "
-     'is of 6 x 9; --fit, .*--tile'),
+    (['large.png', 'a.png'], r"'large.png': image must be of 4 x 4 pixels \(height x width\), got "
+     '6 x 9; --fit, .*--tile'),
     (['tiny.png', 'a.png', '--fit'], "'tiny.png': image must have at least 4 x 4 .* has 3 x 9"),
     (['tiny.png', 'a.png', '--tile'], "'tiny.png': image must have at least 4 x 4 .* has 3 x 9"),
     (['large.png', 'a.png', '--fit', 0], r'crop_size \(--fit\) must be 4 to 6 pixels, .* got 0'),

@@ -52,7 +52,7 @@ class PointCloudGenerator:
                 otherwise.
 
         Raises:
-            UserError: ``num`` is below 1.
+            ValueError: ``num`` is below 1.
             ValueError: An option is out of range.
         """
         return sample_points(self.model, num, self.num_bits, **{'progress': True, **options})

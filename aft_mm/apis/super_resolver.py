@@ -61,7 +61,8 @@ class SuperResolver:
             num: How many.
 
         Raises:
-            UserError: ``image`` has another shape or type, or ``num`` is below 1.
+            UserError: ``image`` has another shape or type.
+            ValueError: ``num`` is below 1.
             ValueError: An option is out of range.
         """
         image = self._checked(image)

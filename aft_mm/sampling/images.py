@@ -31,8 +31,8 @@ def sample_images(model: nn.Module, image_shape: Sequence[int], num: int, **opti
     ``options`` are those of ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
 
     Raises:
-        UserError: the model is made for another ``image_shape``, or ``num`` is below 1.
-        ValueError: An option is out of range.
+        UserError: the model is made for another ``image_shape``.
+        ValueError: ``num`` or an option is out of range.
     """
     check_image_shape(model, image_shape)
     check_int('num', num, 1)
@@ -49,7 +49,7 @@ def complete_images(model: nn.Module, images: np.ndarray, num_given_rows: int, *
     Raises:
         UserError: the model is made for images of another shape, there is no image, or
             ``num_given_rows`` is not in 1..H−1.
-        ValueError: An option is out of range.
+        ValueError: ``num`` or an option is out of range.
     """
     image_shape = images.shape[1:]
     check_image_shape(model, image_shape)

@@ -59,8 +59,8 @@ def sample_points(model: nn.Module, num: int, num_bits: int = 8, **options: Any)
     ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
 
     Raises:
-        UserError: the model is made for other tokens, or ``num`` is below 1.
-        ValueError: An option is out of range.
+        UserError: the model is made for other tokens.
+        ValueError: ``num`` or an option is out of range.
     """
     check_points(model, num_bits)
     check_int('num', num, 1)

@@ -48,8 +48,8 @@ def super_resolve(model: nn.Module, images: np.ndarray, image_shape: Sequence[in
         **options: Those of ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
 
     Raises:
-        UserError: the model is made for other shapes, there is no image, or ``num`` is below 1.
-        ValueError: An option is out of range.
+        UserError: the model is made for other shapes, or there is no image.
+        ValueError: ``num`` or an option is out of range.
     """
     check_super_resolution(model, image_shape, images.shape[1:])
     if not len(images):

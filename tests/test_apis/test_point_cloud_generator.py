@@ -42,7 +42,7 @@ def test_bad_input_is_named(generator, untrained):
         other.point_cloud[name] = value
         if value is None:
             other.point_cloud.pop(name)
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(ValueError, match=message):
             PointCloudGenerator(other, untrained['tiny_clouds'][1])
 
 

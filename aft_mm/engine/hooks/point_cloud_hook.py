@@ -28,7 +28,7 @@ class PointCloudHook(PictureHook):
         seed: Of the samples, the same in every epoch.
 
     Raises:
-        UserError: ``up`` is none of the axes.
+        ValueError: an argument is out of range.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class TimeBudgetHook(StopHook):
             distributed run every look waits for all processes.
 
     Raises:
-        UserError: the budget is no time, or ``interval`` no int of at least 1.
+        ValueError: the budget is no time, or ``interval`` no int of at least 1.
     """
 
     def __init__(self, days: float = 0, hours: float = 0, minutes: float = 0,
