@@ -16,7 +16,7 @@ from torch import Tensor
 
 # The ops that have a kernel, and the options that it needs.
 KERNELS: dict[str, dict[str, Any]] = {
-    'aft_simple': dict(key_function='softmax', causal=True),
+    'aft_simple': dict(causal=True),
     'aft_full': {},
     'aft_local': {},
     'aft_window': {},
