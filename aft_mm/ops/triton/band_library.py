@@ -12,7 +12,8 @@ from .. import eager
 from ..eager.decisions import recording
 from ..eager.sums import FAST_BIAS_SPREAD, FAST_SPREAD, choose, lowest
 from . import band_launch as launch
-from .common import differentiated, once
+from .common import once
+from .register import differentiated
 
 
 def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:

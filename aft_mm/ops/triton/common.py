@@ -18,11 +18,6 @@ def count_processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def differentiated(*tensors: Tensor | None) -> bool:
-    """Whether a gradient may be asked for, so that the forward pass saves what it needs."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-
-
 def in_parts(dtype: torch.dtype) -> bool:
     """Whether inputs of the type are too fine for tf32, to whose 10 bits a device cuts operands."""
     return dtype != torch.bfloat16

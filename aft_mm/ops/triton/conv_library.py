@@ -9,7 +9,8 @@ from ..eager.convolution import crop_kernel
 from ..eager.mixing import apply_gate, hide, safe_conv_mean
 from ..eager.sums import FAST_BIAS_SPREAD, choose
 from . import conv_launch as launch
-from .common import differentiated, once
+from .common import once
+from .register import differentiated
 
 
 def aft_conv(
