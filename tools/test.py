@@ -68,29 +68,34 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
         ]
 
 
+def test(args: argparse.Namespace) -> None:
+    """Check what there is to check, then test."""
+    with one_sentence(ValueError):
+        requested_backends()
+        verify.mode()
+    with one_sentence(*CONFIG_ERRORS):
+        check_torchvision()
+        cfg = load_config(args)
+        apply_args(cfg, args)
+        check_checkpoint(args.checkpoint)
+        check_data(cfg, 'test')
+        runner = RUNNERS.build(cfg)
+        check_widths(runner.model)
+    with one_sentence(*DATA_ERRORS):
+        check_classes(runner.model, runner.test_loop.dataloader.dataset, 'test')
+        if args.dump:
+            runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.dump))
+    with one_sentence(BackendError):
+        runner.register_hook(CheckpointFitHook())
+        metrics = runner.test()
+    if args.out and runner.rank == 0:
+        mmengine.dump(metrics, args.out)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with whole_run():
-        with one_sentence(ValueError):
-            requested_backends()
-            verify.mode()
-        with one_sentence(*CONFIG_ERRORS):
-            check_torchvision()
-            cfg = load_config(args)
-            apply_args(cfg, args)
-            check_checkpoint(args.checkpoint)
-            check_data(cfg, 'test')
-            runner = RUNNERS.build(cfg)
-            check_widths(runner.model)
-        with one_sentence(*DATA_ERRORS):
-            check_classes(runner.model, runner.test_loop.dataloader.dataset, 'test')
-            if args.dump:
-                runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.dump))
-        with one_sentence(BackendError):
-            runner.register_hook(CheckpointFitHook())
-            metrics = runner.test()
-        if args.out and runner.rank == 0:
-            mmengine.dump(metrics, args.out)
+        test(args)
 
 
 if __name__ == '__main__':

@@ -51,8 +51,9 @@ def restored_hub(state: Any) -> dict:
     Raises:
         UnpicklingError: it is none of a MessageHub.
     """
-    if not isinstance(state, dict) or not all(
-            isinstance(state.get(key, {}), dict) for key in HUB_KEYS):
+    parts = [state.get(key, {}) for key in HUB_KEYS] if isinstance(state, dict) else [None]
+    if not all(isinstance(part, dict) and all(isinstance(key, str) for key in part)
+               for part in parts):
         raise UnpicklingError('its message_hub is none of mmengine')
     restored = {key: dict(state[key]) for key in HUB_KEYS if key in state}
     for key, value in restored.get('log_scalars', {}).items():

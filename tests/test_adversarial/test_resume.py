@@ -131,7 +131,7 @@ def remove_best(checkpoint):
         del checkpoint[key]
 
 
-def double_optimizer(checkpoint):
+def other_moments(checkpoint):
     moments = checkpoint['optimizer']['state'][0]
     moments['exp_avg'] = torch.zeros(7, 7)
 
@@ -153,11 +153,22 @@ REFUSALS = {
         'holds the state of another optimizer, but the run has SGD'),
     'other groups of parameters': (['optim_wrapper.paramwise_cfg.norm_decay_mult=0.'], None,
                                    'the optimizer of the checkpoint has groups of'),
-    'moments of another shape': ([], double_optimizer, 'exp_avg of the optimizer .* shape'),
+    'moments of another shape': ([], other_moments, 'exp_avg of the optimizer .* shape'),
     'no schedule': (['param_scheduler=None'], None, 'holds the state of 2 schedules'),
     'the best weights': ([], remove_best, 'resumed from a checkpoint without optimizer'),
     'an epoch that is text': ([], lambda checkpoint: checkpoint['meta'].update(epoch='2'),
                               'meta of the checkpoint must count'),
+    'a rate that is text': (
+        [], lambda checkpoint: checkpoint['optimizer']['param_groups'][0].update(lr='1'),
+        "lr of the optimizer in the checkpoint must be a number, but is '1'"),
+    'a schedule of text': (
+        [], lambda checkpoint: checkpoint['param_schedulers'][0].update(last_step='1'),
+        "last_step of a schedule in the checkpoint must be a number, but is '1'"),
+    'groups that are numbers': (
+        [], lambda checkpoint: checkpoint['optimizer'].update(param_groups=[1]),
+        'the training state of the checkpoint is not as mmengine writes it'),
+    'a run that is a list': ([], lambda checkpoint: checkpoint['meta'].update(run=[]),
+                             'the training state of the checkpoint is not as mmengine writes it'),
     'weights that are none': (
         [], lambda checkpoint: checkpoint['state_dict'].update({'head.fc.bias': 'text'}),
         '1 cannot be copied'),

@@ -202,20 +202,3 @@ class TestLauncher:
     def test_missing_words_are_named(self, tool, words, capsys):
         assert ends(tool('launch').main, words) == 2
         assert 'the following arguments are required' in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_last_line_of_a_run_whose_process_was_killed_is_the_reason(run, root, config,
-                                                                        tmp_path):
-    """Rank 1 is killed in its third iteration, the other one misses it."""
-    (tmp_path / 'config.py').write_text(
-        f'_base_ = {config("tiny_without_chance")!r}\ntrain_dataloader = dict(batch_size=8)\n')
-    (tmp_path / 'python.sh').write_text(
-        f'#!/bin/sh\nexport KILL_RANK=1 KILL_AFTER=2\nexec {sys.executable} "$@"\n')
-    (tmp_path / 'python.sh').chmod(0o755)
-    result = run('bash', root / 'tools/dist_train.sh', 'config.py', 2, cwd=tmp_path,
-                 env={'PYTHON': str(tmp_path / 'python.sh'), 'CUDA_VISIBLE_DEVICES': ''})
-    assert result.returncode == 1
-    assert 'FAILED' in result.stderr  # torch's own report
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith('Error: process 1 (pid ') and last.endswith('was killed by SIGKILL')

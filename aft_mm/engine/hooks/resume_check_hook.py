@@ -7,6 +7,7 @@ from typing import Any
 from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch import Tensor
 
 from aft_mm.checkpoint import HUB_KEYS
 from aft_mm.cli.errors import UserError
@@ -40,6 +41,15 @@ class ResumeCheckHook(Hook):
         Raises:
             UserError: the run cannot go on from it.
         """
+        try:
+            self._check(runner, checkpoint)
+        except UserError:
+            raise
+        except Exception as error:  # of values of other kinds than any run has written
+            raise UserError('the training state of the checkpoint is not as mmengine writes it '
+                            f'({type(error).__name__}: {error})') from error
+
+    def _check(self, runner: Runner, checkpoint: dict) -> None:
         missing = {'meta', 'message_hub', 'optimizer'} - checkpoint.keys()
         missing = missing or {*HUB_KEYS} - checkpoint['message_hub'].keys()
         if missing:
@@ -115,19 +125,21 @@ def check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
         return  # of several optimizers, which mmengine compares by name
     optimizer = runner.optim_wrapper.optimizer
     own_name = type(optimizer).__name__
-    settings = [set(group) - _NEW_SETTINGS for group in (*groups, *optimizer.param_groups)]
-    sizes = [[len(group['params']) for group in part] for part in (groups, optimizer.param_groups)]
-    if (name or own_name) != own_name or any(part != settings[-1] for part in settings):
+    own = optimizer.param_groups
+    if (name or own_name) != own_name or _settings(groups) != _settings(own):
         raise UserError(
             f'the checkpoint holds the state of {name or "another optimizer"}, but the run has '
             f'{own_name}; resume with the optimizer of before, or start a new run with '
             'load_from=CHECKPOINT and without --resume')
+    sizes = [[len(group['params']) for group in part] for part in (groups, own)]
     if sizes[0] != sizes[1]:
         raise UserError(
             f'the optimizer of the checkpoint has groups of {sizes[0]} parameters, but that of the '
             f'run has groups of {sizes[1]}; resume with the paramwise_cfg and the frozen '
             'parameters of before')
-    parameters = [parameter for group in optimizer.param_groups for parameter in group['params']]
+    for saved, group in zip(groups, own, strict=True):
+        check_kinds('the optimizer', saved, group)
+    parameters = [parameter for group in own for parameter in group['params']]
     indices = [index for group in groups for index in group['params']]
     for index, parameter in zip(indices, parameters, strict=True):
         for key, value in state['state'].get(index, {}).items():
@@ -136,6 +148,11 @@ def check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
                 raise UserError(
                     f'{key} of the optimizer of the checkpoint is of shape {list(shape)}, but its '
                     f'parameter is of {list(parameter.shape)}')
+
+
+def _settings(groups: list[dict]) -> set[str]:
+    """The settings that every group of an optimizer has; some have more of their own."""
+    return set.intersection(*map(set, groups)) - _NEW_SETTINGS if groups else set()
 
 
 def check_schedules(runner: Runner, checkpoint: dict) -> None:
@@ -147,12 +164,28 @@ def check_schedules(runner: Runner, checkpoint: dict) -> None:
     saved, own = checkpoint.get('param_schedulers', []), runner.param_schedulers or []
     if not (isinstance(saved, list) and isinstance(own, list)):
         return  # of several optimizers, which mmengine compares by name
-    kinds = [[set(one) for one in part]
-             for part in (saved, [schedule.state_dict() for schedule in own])]
-    if kinds[0] != kinds[1]:
+    states = [schedule.state_dict() for schedule in own]
+    if [set(one) for one in saved] != [set(one) for one in states]:
         raise UserError(
             f'the checkpoint holds the state of {len(saved)} schedules, which are not of the kinds '
             f'of the {len(own)} of param_scheduler; resume with those of before')
+
+
+    for one, state in zip(saved, states, strict=True):
+        check_kinds('a schedule', one, state)
+
+
+def check_kinds(owner: str, saved: dict, own: dict) -> None:
+    """Refuse text and other things in the place of numbers.
+
+    Raises:
+        UserError: a number of ``own`` is none in ``saved``.
+    """
+    for key, value in own.items():
+        if isinstance(value, int | float) and not isinstance(
+                saved.get(key, value), int | float | Tensor | None):
+            raise UserError(f'{key} of {owner} in the checkpoint must be a number, but is '
+                            f'{saved[key]!r:.100}')
 
 
 def warn(sentence: str) -> None:

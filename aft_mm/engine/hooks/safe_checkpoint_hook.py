@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import mmengine
+import numpy as np
 from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, EMAHook
 from mmengine.runner import Runner
+from torch import Tensor
 
 from aft_mm.checkpoint import (
     plain_hub,
@@ -86,7 +88,8 @@ class SafeCheckpointHook(CheckpointHook):
     def _foreign(self, key: str, value: Any, folder: Path, runner: Runner) -> str:
         """Why what the checkpoint says under ``key`` is none of this run's; '' if it is."""
         if key.startswith('best_score'):
-            value = getattr(value, 'item', lambda: value)()
+            if isinstance(value, Tensor | np.generic) and math.prod(value.shape) == 1:
+                value = value.item()
             is_number = isinstance(value, Real) and not math.isnan(value)
             return '' if is_number else 'is no number'
         if key == 'keep_ckpt_ids':
