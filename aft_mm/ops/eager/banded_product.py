@@ -219,8 +219,8 @@ class _BandedMean(torch.autograd.Function):
             inputs = key, value, tiles
             needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
             composed = _composed_mean(*inputs, *ctx.options[:-1], 0)
-            grads = iter(torch.autograd.grad(composed, needed, grad, create_graph=True))
-            return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
+            found = iter(torch.autograd.grad(composed, needed, grad, create_graph=True))
+            return tuple(next(found) if need else None for need in ctx.needs_input_grad)
         weights = tile_weights(tiles, far)
         far = far and len(weights) > 1
         transposed = _transposed(weights, before, after)

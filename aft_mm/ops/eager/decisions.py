@@ -60,7 +60,8 @@ def record_decisions() -> Iterator[list[bool]]:
     Where only keys decide, as in a window without the tokens around it, it is the safe form. What
     is recorded inside of another recording belongs to both.
     """
-    outer, recorded = _recorded.get(), []
+    outer = _recorded.get()
+    recorded: list[bool] = []
     token = _recorded.set(recorded)
     try:
         yield recorded
