@@ -1,7 +1,7 @@
 """Start train.py or test.py in several processes, and say at the end why they ended.
 
 Called by dist_train.sh and dist_test.sh. On several machines set NNODES, NODE_RANK, MASTER_ADDR and
-PORT, and TIMEOUT, how many seconds they wait for each other at the start (600).
+PORT, and RDZV_TIMEOUT, how many seconds they wait for each other at the start (600).
 """
 
 import argparse
@@ -20,12 +20,11 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.run import parse_args as parse_torchrun
 from torch.distributed.run import run
 
-from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.cli.runs import PEER_DIED
+from aft_mm.cli.errors import PEER_DIED, UserError, one_sentence
 
 FILES = dict(train=['config'], test=['config', 'checkpoint'])
 # Variable, its value where it is not set, and the smallest that it may have.
-VARIABLES = dict(NNODES=(1, 1), NODE_RANK=(0, 0), PORT=(29500, 1), TIMEOUT=(600, 1))
+VARIABLES = dict(NNODES=(1, 1), NODE_RANK=(0, 0), PORT=(29500, 1), RDZV_TIMEOUT=(600, 1))
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -69,7 +68,7 @@ def torchrun_words(args: argparse.Namespace) -> list[str]:
         check_port(port)
     if nodes > 1:
         print(f'machine {rank} of {nodes} waits up to {timeout} s for the others, which meet at '
-              f'{address}:{port} (NNODES, NODE_RANK, MASTER_ADDR, PORT, TIMEOUT)',
+              f'{address}:{port} (NNODES, NODE_RANK, MASTER_ADDR, PORT, RDZV_TIMEOUT)',
               file=sys.stderr, flush=True)
     script = Path(__file__).with_name(f'{args.task}.py')
     return [f'--nnodes={nodes}', f'--node_rank={rank}', f'--master_addr={address}',

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
+#: How the sentence of a process begins that ended because another one did.
+PEER_DIED = 'another process of the run has died'
 # What input reaches. The ops are called by our layers only, so that their errors are ours too.
 TAKES_INPUT = ('checks', 'datasets', 'layers', 'models')
 

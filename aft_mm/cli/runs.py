@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from aft_mm.engine import Stopped, StopSignalHook, StopSignals
 
-from .errors import UserError
+from .errors import PEER_DIED, UserError
 
 # What the operating system says of a disk or a folder that can no longer be written.
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
@@ -23,8 +23,6 @@ _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
 _PEER_GONE = re.compile(
     'Connection (closed|reset)|Broken pipe|Socket closed|ncclRemoteError|ncclSystemError',
     re.IGNORECASE)
-#: How the sentence of a process begins that ended because another one did.
-PEER_DIED = 'another process of the run has died'
 
 
 class Run:

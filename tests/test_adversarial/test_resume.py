@@ -9,10 +9,15 @@ from mmengine.config import Config
 from mmengine.logging import HistoryBuffer
 from mmengine.registry import RUNNERS
 
-from aft_mm.checkpoint import load_from_local
+from aft_mm.checkpoint import (
+    checkpoints_in,
+    load_from_local,
+    remove_parts,
+    write_pointer,
+    write_whole,
+)
 
 pytestmark = pytest.mark.adversarial
-OPTIONS = ['train_dataloader.num_workers=0', 'custom_imports.imports=["aft_mm.registry"]']
 
 
 @pytest.fixture
@@ -85,6 +90,30 @@ def test_what_is_saved_are_plain_types(whole_run):
     assert all(isinstance(history, HistoryBuffer) for history in scalars.values())
     assert len(scalars['train/loss'].data[0]) == 18
     assert not list(whole_run.glob('.*'))
+
+
+@pytest.mark.parametrize('moment', ['write', 'fsync', 'replace'])
+def test_a_kill_at_any_moment_of_writing_leaves_what_was_there(moment, tmp_path, monkeypatch):
+    write_pointer(tmp_path, 'epoch_1.pth')
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        if moment != 'write':
+            patch.setattr(f'os.{moment}', killed)
+        patch.setattr(Path, 'unlink', lambda *args, **options: None)  # nobody tidies up
+        with write_whole(tmp_path / 'last_checkpoint') as file:
+            file.write(b'epoch_2.p')
+            if moment == 'write':
+                killed()
+    assert (tmp_path / 'last_checkpoint').read_text() == 'epoch_1.pth'
+    with pytest.raises(OSError, match='epoch_2.pth'), write_whole(tmp_path / 'epoch_2.pth'):
+        raise OSError(28, 'No space left on device')
+    (tmp_path / '.epoch_2.pth.17.part').touch()
+    remove_parts(tmp_path)
+    assert not list(tmp_path.glob('*epoch_2*'))
+    assert checkpoints_in(tmp_path) == []
 
 
 DAMAGES = {

@@ -168,7 +168,7 @@ def free_port():
 class TestLauncher:
 
     def ends(self, tool, monkeypatch, words, **variables):
-        for name in ('NNODES', 'NODE_RANK', 'MASTER_ADDR', 'TIMEOUT'):
+        for name in ('NNODES', 'NODE_RANK', 'MASTER_ADDR', 'RDZV_TIMEOUT'):
             monkeypatch.delenv(name, raising=False)
         for name, value in {'PORT': free_port(), **variables}.items():
             monkeypatch.setenv(name, str(value))
@@ -194,7 +194,7 @@ class TestLauncher:
     @pytest.mark.parametrize('rank', [0, 1])
     def test_machines_that_do_not_come(self, tool, monkeypatch, capfd, rank):
         sentence = self.ends(tool, monkeypatch, ['train', 'a.py', '1'], NNODES=2, NODE_RANK=rank,
-                             TIMEOUT=1)
+                             RDZV_TIMEOUT=1)
         assert sentence.startswith('Error: the machines did not meet (')
         assert f'machine {rank} of 2 waits up to 1 s for the others' in capfd.readouterr().err
 

@@ -60,7 +60,8 @@ class SafeCheckpointHook(CheckpointHook):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        if not kwargs.get('backend_args') and not kwargs.get('file_client_args'):
+        elsewhere = '://' in str(kwargs.get('out_dir')) or kwargs.get('file_client_args')
+        if not elsewhere and not kwargs.get('backend_args'):
             kwargs['backend_args'] = WHOLE_FILES
         super().__init__(**kwargs)
 
