@@ -138,7 +138,8 @@ class Block(nn.Module):
     @torch.no_grad()
     def step(self, x_t: Tensor, state: BlockState) -> tuple[Tensor, BlockState]:
         """One token, x_t [B, D] -> y_t [B, D], and the next state; see :meth:`TokenMixer.step`."""
-        position = state.position.clone()  # the step marks that of the state as used up
+        # A copy for who reads a memory: the mixer marks that of the state as used up.
+        position = None if self.cross_mixer is None else state.position.clone()
         mixed, mixing = self.token_mixer.step(self.norm1(x_t), state.mixing)
         x_t = x_t + self.drop_path(mixed)
         return self._after_mixing(x_t, state.memory, position), state._replace(mixing=mixing)
