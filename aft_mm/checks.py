@@ -67,7 +67,7 @@ def check_number(
     above: float | None = None,
 ) -> None:
     """Check a finite int or float, larger than `above`, at least `least` and at most `most`."""
-    fits = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    fits = isinstance(value, Real) and not isinstance(value, bool) and abs(value) < math.inf
     if (
         not fits
         or (above is not None and value <= above)
