@@ -6,6 +6,7 @@ from torch import Tensor
 from .dispatch import implementation
 from .eager.linear import linear_attention_sums
 from .linear_terms import FeatureMap, LinearState, resolve
+from .state import check_position, use_up
 
 __all__ = [
     'LinearState',
@@ -92,12 +93,15 @@ def linear_attention_step(
     Raises ValueError for a token of another batch, heads or channels than the state's.
     """
     _check_state(state, key, value, 'a step')
+    check_position(state.position)
     _check_eps(eps)
     options = dict(feature_map=feature_map, eps=eps)
     tensors = (query, key, value)
     with torch.autocast(device_type=value.device.type, enabled=False):
         run = implementation('linear_attention_step', tensors, options)
-        return run(state, *tensors, **options)
+        mixed, following = run(state, *tensors, **options)
+    use_up(state.position)
+    return mixed, following
 
 
 @torch.no_grad()

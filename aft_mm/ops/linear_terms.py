@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import check_choice
+from aft_mm.checks import check_choice
 
 FeatureMap = Callable[[Tensor], Tensor]
 

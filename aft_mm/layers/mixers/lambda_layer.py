@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aft_mm.checks import check_int
 from aft_mm.ops.checks import check_num_heads
 from aft_mm.registry import MODELS
 
@@ -37,8 +38,7 @@ class LambdaLayer(TokenMixer):
     ) -> None:
         super().__init__(embed_dims, **kwargs)
         check_num_heads(num_heads, embed_dims)
-        if key_dims < 1:
-            raise ValueError(f'key_dims must be 1 or larger, got {key_dims}')
+        check_int('key_dims', key_dims, 1)
         if self.causal:
             raise ValueError(
                 'causal must be False for LambdaLayer, whose BatchNorm sees later tokens, got True'

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from aft_mm import ops
-from aft_mm.ops.checks import check_choice, check_num_heads
+from aft_mm.checks import check_choice
+from aft_mm.ops.checks import check_num_heads
 from aft_mm.ops.linear_terms import FEATURE_MAPS, FeatureMap
 from aft_mm.registry import MODELS
 

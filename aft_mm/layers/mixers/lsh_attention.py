@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aft_mm.checks import check_int
 from aft_mm.ops.checks import check_num_heads
 from aft_mm.registry import MODELS
 
@@ -82,9 +83,9 @@ class LSHAttention(TokenMixer):
         super().__init__(embed_dims, **kwargs)
         check_num_heads(num_heads, embed_dims)
         for name, number in (('num_rounds', num_rounds), ('chunk_size', chunk_size)):
-            if number < 1:
-                raise ValueError(f'{name} must be 1 or larger, got {number}')
-        if num_buckets < 1 or (num_buckets > 1 and num_buckets % 2):
+            check_int(name, number, 1)
+        check_int('num_buckets', num_buckets, 1)
+        if num_buckets > 1 and num_buckets % 2:
             raise ValueError(f'num_buckets must be 1 or even and positive, got {num_buckets}')
         self.num_heads, self.num_rounds = num_heads, num_rounds
         self.num_buckets, self.chunk_size = num_buckets, chunk_size
@@ -182,11 +183,11 @@ class LSHAttention(TokenMixer):
         return LSHState(table, recent[..., 1:].view(state.recent.shape))
 
     def _mix_step(self, query, key, value, state: LSHState) -> tuple[Tensor, LSHState]:
-        target = state.position[:, None, None, None]
         own = split_heads(key.unsqueeze(1), self.num_heads)
         bucket = self.buckets(own).unsqueeze(-1)
         bucket = bucket.expand(*bucket.shape[:-1], state.recent.shape[-1])
         table, recent = state.table.store(key, value), state.recent
+        target = table.position[:, None, None, None] - 1
         last = recent.gather(3, bucket).squeeze(3)
         last = torch.cat((last[..., 1:], target.expand(*last.shape[:-1], 1)), -1)
         recent.scatter_(3, bucket, last.unsqueeze(3))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aft_mm.checks import check_int
 from aft_mm.ops.linear_terms import never_negative
 from aft_mm.registry import MODELS
 
@@ -54,8 +55,8 @@ class PerformerAttention(FeatureAttention):
         if num_features is None:
             num_features = max(1, math.ceil(dims * math.log(dims)))
         for name, number in (('num_features', num_features), ('redraw', redraw)):
-            if number is not None and number < 1:
-                raise ValueError(f'{name} must be 1 or larger, got {number}')
+            if number is not None:
+                check_int(name, number, 1)
         self.num_features, self.redraw = num_features, redraw
         self.feature_map = (self._query_features, self._key_features)
         # That of later draws.

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aft_mm.checks import check_flag
 from aft_mm.ops.checks import check_num_heads
+from aft_mm.ops.state import check_position, use_up
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -98,6 +100,7 @@ class SoftmaxAttention(TokenMixer):
         super().__init__(embed_dims, **kwargs)
         check_num_heads(num_heads, embed_dims)
         self.num_heads = num_heads
+        check_flag('stateful', stateful)
         self.stateful = stateful
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -129,7 +132,7 @@ class SoftmaxAttention(TokenMixer):
         """See :meth:`TokenMixer.step`."""
         if not isinstance(state, TokenHistory):
             return super().step(x_t, state)
-        self._check_state(state, len(x_t))
+        self._check_step(x_t, state)
         state = TokenHistory(state.table.store(x_t), state.used + 1)
         x = state.table.rows[0][:, : state.used].to(x_t.dtype)
         query = None if self.query is None else self.query(x)
@@ -163,8 +166,10 @@ class SoftmaxAttention(TokenMixer):
         )
 
     def _mix_step(self, query, key, value, state: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
+        check_position(state.position)
         query, key, value = (self._heads(x.unsqueeze(1)) for x in (query, key, value))
-        state = state.append(key, value)
+        used, state = state, state.append(key, value)
+        use_up(used.position)
         visible = None if state.visible is None else state.visible[:, None, None, : state.used]
         key, value = (x[:, :, : state.used].to(query.dtype) for x in (state.key, state.value))
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=visible)

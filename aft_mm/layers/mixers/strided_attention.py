@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aft_mm.ops.checks import check_choice, check_num_heads
+from aft_mm.checks import check_choice, check_int
+from aft_mm.ops.checks import check_num_heads
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -52,15 +53,17 @@ class StridedAttention(TokenMixer):
         super().__init__(embed_dims, **kwargs)
         check_num_heads(num_heads, embed_dims)
         check_choice('pattern', pattern, PATTERNS)
-        if stride < 1:
-            raise ValueError(f'stride must be 1 or larger, got {stride}')
-        if (summary is not None) != (pattern == 'fixed') or not 1 <= (summary or 1) <= stride:
+        check_int('stride', stride, 1)
+        for name, size in (('summary', summary), ('qk_dims', qk_dims)):
+            if size is not None:
+                check_int(name, size, 1)
+        if (summary is not None) != (pattern == 'fixed') or (summary or 1) > stride:
             raise ValueError(
                 f"summary must be 1 to stride={stride} for pattern='fixed' and None for 'strided', "
                 f'got {summary} with {pattern!r}'
             )
         qk_dims = embed_dims if qk_dims is None else qk_dims
-        if qk_dims < 1 or qk_dims % num_heads:
+        if qk_dims % num_heads:
             raise ValueError(f'qk_dims must be a multiple of num_heads={num_heads}, got {qk_dims}')
         self.num_heads, self.stride, self.pattern = num_heads, stride, pattern
         self.summary, self.qk_dims = summary, qk_dims
@@ -149,8 +152,8 @@ class StridedAttention(TokenMixer):
         return state.fill((key, value), lengths)
 
     def _mix_step(self, query, key, value, state: TokenTable) -> tuple[Tensor, TokenTable]:
-        target = state.position[:, None]
         state = state.store(key, value)
+        target = state.position[:, None] - 1
         source = self._sources(target, state.size)
         near, far = self.visible(target, source)
         seen = (near | far) & (source >= 0) & (source <= target)

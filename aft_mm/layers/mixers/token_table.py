@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aft_mm.ops.state import check_position, use_up
+
 
 class TokenTable(NamedTuple):
     """Rows [B, N, C] of one or more kinds, token t in row t, and the next index [B]."""
@@ -38,12 +40,15 @@ class TokenTable(NamedTuple):
                 f'tokens of this state must be {allowed} as it was made for, got '
                 f'{[tuple(row.shape) for row in token]}'
             )
+        check_position(self.position)
         if self.position.device.type == 'cpu' and (self.position >= self.size).any():
             raise ValueError(f'the state holds {self.size} tokens, got one more')
         for rows, row in zip(self.rows, token, strict=True):
             index = self.position.view(-1, 1, 1).expand(-1, 1, row.shape[-1])
             rows.scatter_(1, index, row.to(rows.dtype).unsqueeze(1))
-        return TokenTable(self.rows, self.position + 1)
+        position = self.position + 1
+        use_up(self.position)
+        return TokenTable(self.rows, position)
 
     def fill(self, prompt: Sequence[Tensor], lengths: Tensor) -> 'TokenTable':
         """With prompts [B, L, C] of each kind; rows from lengths [B] on are overwritten later.

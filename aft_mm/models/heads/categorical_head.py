@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aft_mm.checks import check_flag, check_int
 from aft_mm.layers import TokenEmbedding
 from aft_mm.registry import MODELS
 
@@ -28,8 +29,9 @@ class CategoricalHead(nn.Module):
 
     def __init__(self, embed_dims: int, num_classes: int, tied: bool = False) -> None:
         super().__init__()
-        if num_classes < 1:
-            raise ValueError(f'num_classes must be 1 or larger, got {num_classes}')
+        check_int('embed_dims', embed_dims, 1)
+        check_int('num_classes', num_classes, 1)
+        check_flag('tied', tied)
         self.embed_dims = embed_dims
         self.num_values = num_classes
         self.shape = (num_classes, embed_dims)
