@@ -31,8 +31,8 @@ class TokenTable(NamedTuple):
     def store(self, *token: Tensor) -> 'TokenTable':
         """With one token more, [B, C] of each kind, in place.
 
-        Raises ValueError for a token of another batch or size and, on a CPU only, past the last
-        row: a look at it would wait for a device.
+        Uses this one up. Raises ValueError for a token of another batch or size and, on a CPU only,
+        past the last row or for a used one: a look at it would wait for a device.
         """
         allowed = [(rows.shape[0], rows.shape[2]) for rows in self.rows]
         if [tuple(row.shape) for row in token] != allowed:
