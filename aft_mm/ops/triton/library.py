@@ -1,6 +1,6 @@
 """The ops and steps that have a kernel; dispatch loads them when one first serves."""
 
-from .band_library import aft_full, aft_local
+from .product_library import aft_full, aft_local
 from .conv_library import aft_conv
 from .simple_library import aft_simple
 from .step_library import (

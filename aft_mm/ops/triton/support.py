@@ -63,7 +63,6 @@ LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[st
     op: _step_limits for op in STEP_KERNELS
 }
 LIMITS['aft_conv'] = _conv_limits
-LIMITS['aft_local'] = _local_limits
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # What the kernels are compiled for in the tests.
 OLDEST_CAPABILITY = (8, 0)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aft_mm import ops
-from aft_mm.ops import eager
 
 from .cases import CASES, Case, run_with_gradients
 from .test_backends import assert_close, oracle
@@ -21,8 +21,8 @@ from .triton_parity import (
     on_device,
 )
 
-from aft_mm.ops.triton import band_launch as launch  # isort: skip - where Triton is
-from aft_mm.ops.triton import band_library as library  # isort: skip
+from aft_mm.ops.triton import product_launch as launch  # isort: skip - where Triton is
+from aft_mm.ops.triton import product_library as library  # isort: skip
 
 pytestmark = MARKS
 
@@ -43,20 +43,43 @@ def local(tokens, window, rank=3, channels=6, **options):
 
 
 ONE_TILE = [full(9, 5), full(9, causal=True), local(9, 3), local(9, 3, rank=0, causal=True)]
+ONE_TILE.append(local(9, (2, 2), grid=(3, 3), causal=True))
 IDS = lambda case: getattr(case, 'name', None)  # noqa: E731
 EACH = pytest.mark.parametrize('case', ONE_TILE, ids=IDS)
 FREE = local(70, 40, rank=0, causal=True)
 SERVED = [case for case in CASES if case.op in ('aft_full', 'aft_local')]
+# Five tiles of 32 tokens: past and future ones, on a line and on a grid.
+MANY_TILES = [
+    local(150, 3),
+    local(150, 40, causal=True),
+    local(150, (3, 4), grid=(15, 10)),
+    local(150, (3, 4), grid=(15, 10), causal=True),
+    full(70, 130),
+    full(100, causal=True),
+]
 SIZES = [
-    *(case for case in SERVED if len(case.options.get('grid') or ()) < 2),
-    full(70, 40),
+    *SERVED,
     *(full(5, 70), full(40, channels=70, causal=True)),
-    local(40, 100, causal=True),
     local(70, 2, rank=40),
     local(70, 3, channels=70),
 ]
 
 
+@pytest.fixture
+def small(monkeypatch):
+    """Tiles of 32 tokens and blocks of 32 channels."""
+    sizes = dict(tile=32, width=32, step=16, warps=4)
+    cuts = {kind: cut._replace(**sizes) for kind, cut in launch.CUTS.items()}
+    monkeypatch.setattr(launch, 'CUTS', cuts)
+    if INTERPRETED:  # which takes its time for each step, not for what is in it
+        monkeypatch.setattr(launch, 'SOME', 32)
+        monkeypatch.setattr(launch, 'ROWS_WEIGHED', 32)
+
+
+SMALL = pytest.mark.usefixtures('small')
+
+
+@SMALL
 @pytest.mark.parametrize('case', SIZES, ids=IDS)
 def test_matches_oracle(case, monkeypatch):
     tensors = on_device(case.inputs(2 if case.tokens < 10 else 1, dtype=torch.float32))
@@ -65,7 +88,7 @@ def test_matches_oracle(case, monkeypatch):
 
 
 @DTYPES
-@pytest.mark.parametrize('case', [full(63), full(1), local(130, 5), FREE], ids=IDS)
+@pytest.mark.parametrize('case', [full(63), full(1), local(150, 5), FREE, MANY_TILES[3]], ids=IDS)
 def test_types(case, dtype, monkeypatch):
     tensors = on_device(case.inputs(1, dtype=dtype))
     tensors[2] += 10  # the gradient of the key is then a small difference
@@ -73,7 +96,7 @@ def test_types(case, dtype, monkeypatch):
 
 
 @DTYPES
-@pytest.mark.parametrize('case', [full(40, 70), local(130, 5, causal=True)], ids=IDS)
+@pytest.mark.parametrize('case', [full(40, 70), local(150, 5, causal=True), MANY_TILES[3]], ids=IDS)
 def test_inference(case, dtype, monkeypatch):
     """Without a gradient bfloat16 is multiplied as it is."""
     tensors = on_device(case.inputs(1, dtype=dtype))
@@ -111,7 +134,9 @@ def spread_keys(kind, key):
         'huge': key + 1e4 * torch.randn(key.shape).sign().to(key),
         'far below 0': key - 1e4,
         'rising': key + 120 * token,
+        'falling': key - 120 * token,
         'step': key + 120 * (token >= key.shape[1] // 2),
+        'late': key + 1000 * (token == key.shape[1] - 1),
     }[kind]
 
 
@@ -134,34 +159,37 @@ def test_biases_of_any_size(case, size, spike, monkeypatch):
     compare(case, [query, key, value, *bias], monkeypatch, TERMS)
 
 
-class CalledError(Exception):
-    pass
+@SMALL
+@pytest.mark.parametrize('kind', ['huge', 'rising', 'falling', 'step', 'late'])
+@pytest.mark.parametrize('case', MANY_TILES, ids=IDS)
+def test_keys_of_any_size_from_tile_to_tile(kind, case, monkeypatch):
+    query, key, *others = on_device(case.inputs(1, dtype=torch.float32))
+    compare(case, [query, spread_keys(kind, key), *others], monkeypatch, TERMS)
 
 
-@pytest.mark.parametrize('causal', [False, True])
-@pytest.mark.parametrize('make', [full, local])
-def test_where_the_safe_path_takes_over(make, causal, monkeypatch):
-    """At 70 of key and w together, and without causality beyond 60 of w alone, as in eager."""
-    case = full(9, causal=causal) if make is full else local(9, 3, 0, causal=causal)
+def flags_of(case, tensors, key_mask=None):
+    """The flags that a call with gradients writes, [B, tiles, blocks of channels]."""
+    arguments = op_arguments(case, tensors, key_mask)
+    saved = library.product(*arguments, True)[1]
+    cut, band = cut_of(arguments)
+    return launch.split_saved(saved, arguments[2], band, cut.width).flags
 
-    def is_safe(*args, **options):
-        raise CalledError
 
-    monkeypatch.setattr(eager, case.op, is_safe)
-
-    def takes(key_spread, bias_spread):
-        query, key, value, bias = (
-            torch.zeros_like(x) for x in on_device(case.inputs(dtype=torch.float32))
-        )
-        key[0, 3], bias[5, 1] = key_spread, bias_spread
-        try:
-            case(query, key, value, bias)
-        except CalledError:
-            return 'safe'
-        return 'fast'
-
-    assert takes(9, 60.5) == 'fast' and takes(10, 60.5) == 'safe'
-    assert takes(11, 59.5) == takes(200, 59.5) == ('safe' if causal else 'fast')
+@SMALL
+@pytest.mark.parametrize('case', MANY_TILES, ids=IDS)
+def test_only_what_needs_it_is_done_once_more(case):
+    """Not for keys of a few nats, nor for rows that see nothing; where a late key starves a row."""
+    query, key, *others = tensors = on_device(case.inputs(2, dtype=torch.float32))
+    mask = torch.ones(key.shape[:2], dtype=torch.bool, device=DEVICE)
+    mask[0, :40], mask[1] = False, False
+    assert (flags_of(case, tensors) == 0).all()
+    assert (flags_of(case, [query, 9 * key, *others], mask) == 0).all()
+    late = key.clone()
+    late[1, 50, 2] = 100
+    flags = flags_of(case, [query, late, *others])
+    expected = torch.zeros_like(flags)
+    expected[1, 1] = case.options['causal'] if 'causal' in case.options else 0
+    assert torch.equal(flags, expected)
 
 
 @pytest.mark.parametrize('case', [full(40, causal=True), local(70, 3, causal=True)], ids=IDS)
@@ -248,64 +276,75 @@ def test_the_sum_of_the_bias_gradient_may_be_shared_out(case, monkeypatch):
     tensors = on_device(case.inputs(dtype=torch.float32))
     expected = run_with_gradients(case, tensors)
     monkeypatch.setattr(launch, 'PROGRAMS_PER_PROCESSOR', 10**6)
-    assert launch._share_out(tensors[2], 1, 32) == (6, 1)
+    assert launch.share_out(10, 1, tensors[2].device) == (10, 1)
     got = run_with_gradients(case, tensors)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_sums_the_bias_gradient_fills_the_device(monkeypatch):
     monkeypatch.setattr(launch, 'count_processors', lambda device: 50)
-    value = torch.empty(8, 5, 640, device='meta')
-    assert launch._share_out(value, 200, 64) == (1, 80)
-    assert launch._share_out(value, 60, 64) == (2, 40)
-    assert launch._share_out(value, 3, 64) == (27, 3)
+    assert launch.share_out(80, 200, 'meta') == (1, 80)
+    assert launch.share_out(80, 60, 'meta') == (2, 40)
+    assert launch.share_out(80, 3, 'meta') == (27, 3)
 
 
-def op_arguments(case, masked, batch=1):
-    """The arguments of the op `band` up to `save`, with gradients wanted for all of them."""
-    tensors = [x.requires_grad_() for x in on_device(case.inputs(batch, dtype=torch.float32))]
-    query, key, value, bias, other = tensors if len(tensors) == 5 else (*tensors, None)
-    mask = torch.rand(key.shape[:2], device=DEVICE) < 0.6 if masked else None
-    window, causal = case.options.get('window'), case.options.get('causal', False)
-    shift = torch.full((batch, case.channels), 4.0, device=DEVICE)
-    row_shift = torch.ones(case.tokens, device=DEVICE) if window is None else None
-    arguments = [query, key, value, bias, other, mask, shift, row_shift, window, causal, 'sigmoid']
-    if case.options.get('gate') == 'none':
-        arguments[0], arguments[-1] = None, 'none'
-    return arguments
+def op_arguments(case, tensors=None, key_mask=None, batch=1):
+    """The arguments of the op `product` up to `save`, with gradients wanted for all of them."""
+    if tensors is None:
+        tensors = on_device(case.inputs(batch, dtype=torch.float32))
+    query, key, value, *bias = tensors
+    window, grid, causal = (case.options.get(name) for name in ('window', 'grid', 'causal'))
+    if window is not None:
+        window, grid = library.window_on(window, grid)
+    if len(bias) == 2:
+        bias = [library.factor_table(*bias, value, window, grid, causal, True)]
+    query, key, value, bias = (x.detach().requires_grad_() for x in (query, key, value, *bias))
+    gate = case.options.get('gate', 'sigmoid')
+    query = None if gate == 'none' else query
+    return [query, key, value, bias, key_mask, window, grid, bool(causal), gate]
+
+
+def cut_of(arguments):
+    _, _, value, bias, _, window, grid, causal, _ = arguments
+    cut = launch.choose_cut(value, True)
+    return cut, launch.make_band(bias, value, window, grid, causal, cut.tile)
 
 
 def detached(arguments):
     return [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
 
 
-@pytest.mark.parametrize('case', [local(9, 3), full(7, 5, gate='none')], ids=IDS)
-def test_the_ops_are_sound(case):
+CALLS = [local(9, 3, rank=0), full(7, 5, gate='none'), ONE_TILE[-1]]
+
+
+@pytest.mark.parametrize('case', CALLS, ids=IDS)
+def test_the_op_is_sound(case):
     """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
-    arguments = op_arguments(case, masked=case.op == 'aft_local')
-    torch.library.opcheck(library.band, (*arguments, True))
-    output, saved = library.band(*detached(arguments), True)
-    gradient = torch.randn_like(output)
+    masked = case.op == 'aft_local'
+    mask = torch.rand(1, case.tokens, device=DEVICE) < 0.6 if masked else None
+    arguments = op_arguments(case, key_mask=mask)
+    torch.library.opcheck(library.product, (*arguments, True))
+    output, saved = library.product(*detached(arguments), True)
+    backward = torch.ops.aft_mm.product_backward.default
     for biased in (True, False):
-        backward = gradient, saved, *detached(arguments), biased
-        torch.library.opcheck(library.band_backward, backward)
-    _, key, _, bias, other, mask, _, _, window, causal, _ = detached(arguments)
-    torch.library.opcheck(library.band_ranges, (key, bias, other, mask, window, causal))
+        wanted = [arguments[0] is not None, True, True, biased, False]
+        parts = torch.randn_like(output), saved, *detached(arguments), wanted
+        torch.library.opcheck(backward, parts)
 
 
 @EACH
 def test_an_empty_batch(case):
-    arguments = op_arguments(case, False, batch=0)
-    output, saved = library.band(*arguments, True)
-    assert output.shape == (0, 9, 6) and saved.shape == (2, 0, 9, 6)
-    leaves = [x for x in arguments[:5] if x is not None]
+    arguments = op_arguments(case, batch=0)
+    output, saved = library.product(*arguments, True)
+    assert output.shape == (0, 9, 6)
+    leaves = arguments[:4]
     for leaf, gradient in zip(leaves, torch.autograd.grad(output.sum(), leaves), strict=True):
         assert gradient.shape == leaf.shape and (gradient == 0).all()
 
 
-@pytest.mark.parametrize('case', ONE_TILE[1:3], ids=IDS)
+@pytest.mark.parametrize('case', [ONE_TILE[1], ONE_TILE[-1]], ids=IDS)
 def test_compiles_without_graph_break(case):
-    """fullgraph, forward and backward, both sides of the decision in one graph."""
+    """fullgraph, forward and backward, with exact tiles and others in one graph."""
     torch._dynamo.reset()
     tensors = on_device(case.inputs(dtype=torch.float32))
     compiled = torch.compile(case.function, fullgraph=True, backend='aot_eager')
@@ -313,11 +352,38 @@ def test_compiles_without_graph_break(case):
     def call(*parts):
         return compiled(*parts, **case.options)
 
-    for _ in ('fast', 'safe'):
+    for _ in ('plain', 'flagged'):
         expected = run_with_gradients(case, tensors)
         got = run_with_gradients(call, tensors)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
         tensors[1] *= 1000
+
+
+class NoWait(TorchDispatchMode):
+    """An error for what would wait for a device: reading a number, or sizes that depend on one."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+        assert not set(tags) & set(function.tags), f'{function} waits for the device'
+        return function(*args, **(kwargs or {}))
+
+
+@EACH
+def test_nothing_waits_for_the_device(case):
+    """Forward and backward, inside the op, whose calls the mode would not see, and around it."""
+    leaves = [x.requires_grad_() for x in on_device(case.inputs(dtype=torch.float32))]
+    gradients = torch.randn(2, case.tokens, 6, device=DEVICE)
+    arguments = detached(op_arguments(case, [x.detach() for x in leaves]))
+    cut, band = cut_of(arguments)
+    query, key, value, bias, mask, *_, gate = arguments
+    call = launch.Call(query, key, value, bias, mask, gate, band, cut)
+    with NoWait():
+        output = case(*leaves)
+        torch.autograd.grad(output, leaves, gradients)
+        _, saved = launch.product_forward(call, True)
+        launch.product_backward(gradients, None, saved, call, True)
+    with NoWait(), pytest.raises(AssertionError, match='waits for the device'):
+        bool((output > 0).all())
 
 
 @EACH
@@ -343,31 +409,28 @@ def test_what_is_kept_for_the_gradient(case):
     tensors = [x.requires_grad_() for x in on_device(case.inputs(dtype=torch.float32))]
     parts = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: parts.append(x) or x, lambda x: x):
-        case(*tensors)
-    own = [x for x in parts if all(x is not y for y in tensors)]
-    # The mean and the denominator, the shifts of the keys and those of the rows of a dense w.
-    rows = 9 if case.op == 'aft_full' else 0
-    assert sum(x.numel() for x in own) == 2 * 2 * 9 * 6 + 2 * 6 + rows
+        output = case(*tensors)
+    kept = [x for x in parts if x.dim() == 1]
+    # Three numbers per token and channel: mean, λ and its unit; for tiles and rows one of each.
+    assert [x.numel() for x in kept] == [3 * output.numel() + 2 * 6 + 9 + 2]
 
 
 @pytest.mark.parametrize('rank', [3, 0])
 def test_memory_grows_with_tokens_not_their_square(rank):
     case = local(400, 3, rank, channels=2, causal=True)
-    arguments = detached(op_arguments(case, False))
-    query, key, value, bias, other, mask, shift, row_shift, window, causal, gate = arguments
+    arguments = detached(op_arguments(case))
+    query, key, value, bias, mask, *_, gate = arguments
+    cut, band = cut_of(arguments)
     with LargestTensor() as recorder:  # which does not look into an op
-        band = launch.make_band(bias, other, window, causal, value)
-        launch.ranges(key, mask, band)
-        inputs = query, key, value, mask, shift, row_shift, band, gate
-        output, saved = launch.banded_forward(*inputs, True)
-        launch.banded_backward(output, saved, *inputs, True)
-    # Tiles of 32 tokens against two tiles, which the interpreter counts in bytes; [T, T] is larger.
-    assert recorder.largest <= 4 * 64 * 416 < 400 * 400
+        call = launch.Call(query, key, value, bias, mask, gate, band, cut)
+        output, saved = launch.product_forward(call, True)
+        launch.product_backward(output, None, saved, call, True)
+    # Tiles of 64 tokens against two tiles, which the interpreter counts in bytes.
+    assert recorder.largest <= 4 * 2 * 64 * 448 < 4 * 400 * 400
 
 
 def test_gradients_that_cannot_be_had_say_why():
-    arguments = op_arguments(local(9, 3), False)
-    output = library.band(*arguments, False)[0]
+    output = library.product(*op_arguments(local(9, 3, 0)), False)[0]
     with pytest.raises(RuntimeError, match='must be called with save=True'):
         output.sum().backward()
     x, bias = torch.randn(1, 9, 3, device=DEVICE), torch.randn(9, 9, device=DEVICE)
@@ -375,15 +438,6 @@ def test_gradients_that_cannot_be_had_say_why():
     (gradient,) = torch.autograd.grad(ops.aft_full(x, x, x, bias).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match='once; AFT_MM_BACKEND=eager serves second derivatives'):
         gradient.sum().backward()
-
-
-def test_two_dimensions_have_no_kernel():
-    x, factors = torch.randn(1, 12, 3, device=DEVICE), torch.randn(2, 12, 3, device=DEVICE)
-    reason = r'has a kernel for aft_local on 1-d grids only, got \(3, 4\)'
-    with pytest.raises(RuntimeError, match=reason):
-        ops.aft_local(x, x, x, *factors, window=2, grid=(3, 4))
-    expected = ops.aft_local(x, x, x, *factors, window=2)
-    assert torch.equal(ops.aft_local(x, x, x, *factors, window=(2,), grid=(12,)), expected)
 
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 25 GB')

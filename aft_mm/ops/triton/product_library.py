@@ -1,0 +1,104 @@
+"""AFT-full and AFT-local of the Triton backend: which products they are, and those as ops."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..eager.banded_product import neighbours, split
+from ..geometry import as_pair
+from . import product_launch as launch
+from .register import differentiated, register
+
+
+def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
+    """O(T·S·D) time: tiles of exp(w) times e^k v and e^k, for any finite key."""
+    save = differentiated(query, key, value, position_bias)
+    tensors = query, key, value, position_bias, key_mask
+    return product(*tensors, None, None, causal, gate, save)[0]
+
+
+def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
+    """O(T·s·D) time: the same around the window, and sums of the tiles beyond."""
+    save = differentiated(query, key, value, pos_u, pos_v)
+    window, grid = window_on(window, grid)
+    table = pos_u
+    if pos_v is not None:
+        table = factor_table(pos_u, pos_v, value, window, grid, causal, save)
+    return product(query, key, value, table, key_mask, window, grid, causal, gate, save)[0]
+
+
+def window_on(window, grid) -> tuple[list[int], list[int] | None]:
+    """One size, or two on a 2-d grid."""
+    if grid is None or len(grid) == 1:
+        return [window if isinstance(window, int) else window[0]], None
+    return list(as_pair(window)), list(grid)
+
+
+def factor_table(
+    pos_u: Tensor,
+    pos_v: Tensor,
+    value: Tensor,
+    window: Sequence[int],
+    grid: Sequence[int] | None,
+    causal: bool,
+    save: bool,
+) -> Tensor:
+    """The product of the factors in float32, of each tile with those that it meets."""
+    tile = launch.choose_cut(value, save).tile
+    band = launch.make_band(pos_u, value, window, grid, causal, tile)
+    around = neighbours(pos_v.float(), tile, band.before, band.after)
+    return torch.bmm(split(pos_u.float(), tile), around.transpose(1, 2))
+
+
+def product(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    key_mask: Tensor | None,
+    window: Sequence[int] | None,
+    grid: Sequence[int] | None,
+    causal: bool,
+    gate: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    """AFT-full, or AFT-local with a window: [B, T, D], and with `save` what its gradient needs."""
+    cut = launch.choose_cut(value, save)
+    band = launch.make_band(table, value, window, grid, causal, cut.tile)
+    call = launch.Call(query, key, value, table, key_mask, gate, band, cut)
+    return launch.product_forward(call, save)
+
+
+def product_backward(
+    gradient: Tensor,
+    saved: Tensor,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    key_mask: Tensor | None,
+    window: Sequence[int] | None,
+    grid: Sequence[int] | None,
+    causal: bool,
+    gate: str,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """The gradients of those of query, key, value and table that are wanted."""
+    cut = launch.choose_cut(value, True)
+    band = launch.make_band(table, value, window, grid, causal, cut.tile)
+    call = launch.Call(query, key, value, table, key_mask, gate, band, cut)
+    results = launch.product_backward(gradient, None, saved, call, wanted[3])
+    return [x for x, needed in zip(results, wanted, strict=False) if needed]
+
+
+def _empty(query, key, value, table, key_mask, window, grid, causal, gate, save):
+    cut = launch.choose_cut(value, save)
+    band = launch.make_band(table, value, window, grid, causal, cut.tile)
+    output = value.new_empty(value.shape[0], band.targets, value.shape[2])
+    if not save:
+        return output, value.new_empty(0, dtype=torch.float32)
+    return output, launch.new_saved(value, band, cut.width)
+
+
+product = register(product, product_backward, fake=_empty, name='aft_full and aft_local')
