@@ -63,7 +63,6 @@ def test_triton_asked_for_where_it_cannot_serve_is_an_error(monkeypatch):
 
 REFUSED = {
     'has no kernel': dict(op='aft_local_normalized'),
-    'has a kernel for aft_local on 1-d grids only, got (1, 1)': dict(op='aft_local', grid=(1, 1)),
     'has a kernel for aft_simple with causal=True only, got False': dict(causal=False),
     "with key_function='softmax' only, got 'relu'": dict(key_function='relu'),
     'has a kernel for aft_conv with causal=False only, got True': dict(

@@ -65,21 +65,22 @@ SIZES = [
 ]
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Tiles of 32 tokens and blocks of 32 channels."""
+@pytest.fixture(autouse=True)
+def cuts(request, monkeypatch):
+    """Tiles of 32 tokens and blocks of 32 channels, unless a test asks for those of the devices."""
+    if getattr(request, 'param', 'small') == 'shipped':
+        return
     sizes = dict(tile=32, width=32, step=16, warps=4)
-    cuts = {kind: cut._replace(**sizes) for kind, cut in launch.CUTS.items()}
-    monkeypatch.setattr(launch, 'CUTS', cuts)
+    small = {kind: cut._replace(**sizes) for kind, cut in launch.CUTS.items()}
+    monkeypatch.setattr(launch, 'CUTS', small)
     if INTERPRETED:  # which takes its time for each step, not for what is in it
         monkeypatch.setattr(launch, 'SOME', 32)
         monkeypatch.setattr(launch, 'ROWS_WEIGHED', 32)
 
 
-SMALL = pytest.mark.usefixtures('small')
+SHIPPED = pytest.mark.parametrize('cuts', ['shipped'], indirect=True)
 
 
-@SMALL
 @pytest.mark.parametrize('case', SIZES, ids=IDS)
 def test_matches_oracle(case, monkeypatch):
     tensors = on_device(case.inputs(2 if case.tokens < 10 else 1, dtype=torch.float32))
@@ -87,6 +88,7 @@ def test_matches_oracle(case, monkeypatch):
     compare(case, tensors, monkeypatch, TERMS if case.tokens == 1 else 1e-3)
 
 
+@SHIPPED
 @DTYPES
 @pytest.mark.parametrize('case', [full(63), full(1), local(150, 5), FREE, MANY_TILES[3]], ids=IDS)
 def test_types(case, dtype, monkeypatch):
@@ -95,6 +97,7 @@ def test_types(case, dtype, monkeypatch):
     compare(case, tensors, monkeypatch, TERMS if case.tokens == 1 else 1e-3)
 
 
+@SHIPPED
 @DTYPES
 @pytest.mark.parametrize('case', [full(40, 70), local(150, 5, causal=True), MANY_TILES[3]], ids=IDS)
 def test_inference(case, dtype, monkeypatch):
@@ -159,7 +162,6 @@ def test_biases_of_any_size(case, size, spike, monkeypatch):
     compare(case, [query, key, value, *bias], monkeypatch, TERMS)
 
 
-@SMALL
 @pytest.mark.parametrize('kind', ['huge', 'rising', 'falling', 'step', 'late'])
 @pytest.mark.parametrize('case', MANY_TILES, ids=IDS)
 def test_keys_of_any_size_from_tile_to_tile(kind, case, monkeypatch):
@@ -175,7 +177,6 @@ def flags_of(case, tensors, key_mask=None):
     return launch.split_saved(saved, arguments[2], band, cut.width).flags
 
 
-@SMALL
 @pytest.mark.parametrize('case', MANY_TILES, ids=IDS)
 def test_only_what_needs_it_is_done_once_more(case):
     """Not for keys of a few nats, nor for rows that see nothing; where a late key starves a row."""

@@ -1,83 +1,82 @@
-"""The kernels of AFT-full and AFT-local, compiled for sm_80 and sm_90 without a device."""
+"""The kernels of AFT-full and AFT-local, compiled for devices that need not be there."""
 
 import pytest
 import torch
 
-from aft_mm.ops.triton import support as triton_support
-
 pytest.importorskip('triton', reason='Triton is not installed')
-from aft_mm.ops.triton import band_launch as launch  # noqa: E402
+from aft_mm.ops.triton import product_launch as launch  # noqa: E402
+from aft_mm.ops.triton import product_library as library  # noqa: E402
 
-from .triton_offline import assert_no_spills  # noqa: E402
+from .triton_offline import assert_no_spills, widest_load  # noqa: E402
 
-KERNELS = {
-    'key_ranges',
-    'bias_ranges',
-    'key_terms',
-    'forward',
-    'mean_terms',
-    'backward',
-    'bias_gradient',
-}
-# What a block of threads may have on the devices served, sm_86 the least of the sm_8x.
-SHARED_MEMORY = {80: 99 * 1024, 90: 227 * 1024}
+FORWARD = {'key_maxima', 'key_terms', 'weigh', 'forward', 'fix_rows'}
+BACKWARD = {'target_terms', 'backward', 'fix_sources', 'bias_gradient', 'fix_bias'}
+# What a block of threads may have: of sm_8x the least, that of sm_86, which sm_120 has as well.
+SHARED_MEMORY = {80: 99, 86: 99, 89: 99, 90: 227, 120: 99}
+# Tokens and channels come in 16 bytes; the table of w a number at a time, each with its own mask.
+WIDE = {'key_maxima', 'key_terms', 'target_terms', 'forward', 'backward'}
 
 
-def call_band(dtype, bias, other=None, window=32, gate='sigmoid', masked=False, channels=64):
-    """Forward and backward; causal with a gate."""
-    inputs = prepare(dtype, bias, other, window, gate, masked, channels)
-    _, saved = launch.banded_forward(*inputs, True)
-    launch.banded_backward(torch.empty_like(inputs[1]), saved, *inputs, True)
-
-
-def prepare(dtype, bias, other, window, gate='sigmoid', masked=False, channels=64):
-    query, key, value = torch.empty(3, 1, 1024, channels, dtype=dtype).unbind()
-    key_mask = torch.ones(1, 1024, dtype=torch.bool) if masked else None
-    band = launch.make_band(bias, other, window, gate != 'none', value)
-    (shift, _), (row_shift, _) = launch.ranges(key, key_mask, band)
-    query, row_shift = None if gate == 'none' else query, row_shift if window is None else None
-    return query, key, value, key_mask, shift, row_shift, band, gate
-
-
-def assert_fits(compiled, capability, folder, kernels=KERNELS):
-    assert_no_spills(compiled, kernels, folder)
-    for name, kernel in compiled.items():
-        assert kernel.metadata.shared <= SHARED_MEMORY[capability], name
+def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, channels=256):
+    """Forward, and backward if `save`; without causality without a gate."""
+    query, key, value = torch.empty(3, 2, 1024, channels, dtype=dtype).unbind()
+    table = bias[0]
+    if len(bias) == 2:
+        table = library.factor_table(*bias, value, window, grid, causal, save)
+    key_mask = torch.ones(2, 1024, dtype=torch.bool) if masked else None
+    cut = launch.choose_cut(value, save)
+    band = launch.make_band(table, value, window, grid, causal, cut.tile)
+    gate = ('sigmoid' if causal else 'none'), band, cut
+    inputs = launch.Call(query if causal else None, key, value, table, key_mask, *gate)
+    _, saved = launch.product_forward(inputs, save)
+    if save:
+        launch.product_backward(torch.empty_like(value), None, saved, inputs, True)
 
 
 @pytest.fixture
-def capability(request):
-    return request.node.callspec.params['compiled']
+def capability(request, monkeypatch):
+    found = request.node.callspec.params['compiled']
+    monkeypatch.setattr(launch, 'capability', lambda *device: found // 10)
+    return found
 
 
-@pytest.mark.parametrize('dtype', triton_support.DTYPES, ids=str)
-def test_a_dense_bias(dtype, compiled, capability, tmp_path):
-    call_band(dtype, torch.empty(1024, 1024, dtype=dtype), window=None)
-    assert_fits(compiled, capability, tmp_path)
+def assert_fits(compiled, capability, folder, kernels):
+    assert_no_spills(compiled, kernels, folder)
+    for name, kernel in compiled.items():
+        assert kernel.metadata.shared <= SHARED_MEMORY[capability] * 1024, name
 
 
-@pytest.mark.parametrize('dtype', triton_support.DTYPES, ids=str)
-def test_factors(dtype, compiled, capability, tmp_path):
-    call_band(dtype, *torch.empty(2, 1024, 128, dtype=dtype))
-    assert_fits(compiled, capability, tmp_path)
+ALL = pytest.mark.parametrize('compiled', SHARED_MEMORY, indirect=True, ids=lambda x: f'sm_{x}')
+FACTORS = torch.empty(1024, 64), torch.empty(1024, 64)
 
 
-# As under autocast; 65 channels: rows that no vector of numbers is aligned to.
-@pytest.mark.parametrize('rank, gate, masked', [(24, 'relu', True), (0, 'none', False)])
-def test_float32_biases_gates_masks_and_odd_sizes(
-    rank, gate, masked, compiled, capability, tmp_path
-):
-    bias = torch.empty(2, 1024, rank).unbind() if rank else [torch.empty(1024, 63)]
-    call_band(torch.bfloat16, *bias, gate=gate, masked=masked, channels=65)
-    assert_fits(compiled, capability, tmp_path)
+@ALL
+def test_training_in_bfloat16_with_float32_factors(compiled, capability, tmp_path):
+    """As under autocast, on a grid."""
+    call(torch.bfloat16, [8, 8], *FACTORS, grid=[32, 32])
+    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | {'running_sums'})
+    assert {name for name in WIDE if widest_load(compiled[name]) == 16} == WIDE
+    for name in ('forward', 'backward', 'bias_gradient'):
+        ptx = compiled[name].asm['ptx']
+        assert ('wgmma' if capability == 90 else 'mma.sync') in ptx and '.tf32' in ptx
 
 
-@pytest.mark.parametrize('factors', [False, True])
-def test_products_of_bfloat16(factors, compiled, capability, tmp_path):
-    shape = (2, 1024, 128) if factors else (1024, 1024)
-    bias = torch.empty(shape, dtype=torch.bfloat16)
-    inputs = prepare(torch.bfloat16, *(bias if factors else (bias, None)), 32 if factors else None)
-    launch.banded_forward(*inputs, False)
-    forward = {'key_ranges', 'bias_ranges', 'key_terms', 'forward'}
-    assert_fits(compiled, capability, tmp_path, forward)
-    assert 'mma' in compiled['forward'].asm['ptx'] and 'bf16' in compiled['forward'].asm['ptx']
+@ALL
+def test_inference_in_bfloat16(compiled, capability, tmp_path):
+    call(torch.bfloat16, [256], *FACTORS, save=False)
+    assert_fits(compiled, capability, tmp_path, FORWARD | {'running_sums'})
+    ptx = compiled['forward'].asm['ptx']
+    assert 'mma' in ptx and '.bf16' in ptx and '.tf32' not in ptx
+
+
+@pytest.mark.parametrize('compiled', [86, 90], indirect=True, ids=lambda x: f'sm_{x}')
+def test_float32(compiled, capability, tmp_path):
+    call(torch.float32, None, torch.empty(1024, 1024))
+    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD)
+
+
+# 65 channels: rows that no vector of numbers is aligned to.
+@pytest.mark.parametrize('compiled', [80, 90], indirect=True, ids=lambda x: f'sm_{x}')
+def test_masks_and_odd_sizes(compiled, capability, tmp_path):
+    call(torch.bfloat16, [32], torch.empty(1024, 63), causal=False, masked=True, channels=65)
+    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | {'running_sums'})

@@ -290,4 +290,4 @@ def bias_gradient(
     w = tl.load(bias_pointer(bias, targets, sources, FORM), mask=near, other=0.0).to(tl.float32)
     w -= tl.load(shifts + rows, mask=rows < where.targets, other=0.0)[:, None]
     at = bias_pointer(by_bias, targets, sources, FORM) + part.to(tl.int64) * by_part
-    tl.store(at, tl.exp(w) * total, mask=near)
+    tl.store(at, tl.where(near, tl.exp(w), 0.0) * total, mask=near)

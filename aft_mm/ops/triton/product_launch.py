@@ -1,6 +1,5 @@
 """How the products of AFT-full and AFT-local are cut, and their launches."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,12 +13,14 @@ from . import bias as bias_kernels
 from . import fix_up, product, terms
 from .bias import Bias, Form, Tokens, Where
 from .common import count_processors, strided
+from .support import constant
 
 ROWS_WEIGHED = 16
 SUMS_AT_ONCE = 64
 # Targets and sources that `fix_up.py` weighs at once, 4 numbers of a thread.
 SOME = 4
-# Programs of `fix_up.py`, and of the gradient of w, whose channels are shared out if it has fewer.
+# Programs of `fix_up.py`; and of the gradient of w, whose channels are shared out if it has fewer.
+FIXING_PER_PROCESSOR = 4
 PROGRAMS_PER_PROCESSOR = 2
 
 
@@ -60,10 +61,10 @@ CUTS = {
 }
 
 
-@functools.cache
-def capability(device: torch.device) -> int:
+@constant
+def capability(device_type: str, index: int | None) -> int:
     """The major compute capability; 0 in the interpreter."""
-    return torch.cuda.get_device_capability(device)[0] if device.type == 'cuda' else 0
+    return torch.cuda.get_device_capability(index)[0] if device_type == 'cuda' else 0
 
 
 def choose_cut(value: Tensor, save: bool) -> Cut:
@@ -71,7 +72,7 @@ def choose_cut(value: Tensor, save: bool) -> Cut:
     kind = 'tf32x3'
     if value.dtype == torch.bfloat16:
         kind = 'tf32' if save else 'bfloat16'
-    return CUTS.get((kind, capability(value.device)), CUTS[kind, 0])
+    return CUTS.get((kind, capability(value.device.type, value.device.index)), CUTS[kind, 0])
 
 
 class Band(NamedTuple):
@@ -242,7 +243,7 @@ class Call(NamedTuple):
 
     def persistent(self) -> tuple[int]:
         """As many as stay on the device."""
-        return (PROGRAMS_PER_PROCESSOR * count_processors(self.value.device),)
+        return (FIXING_PER_PROCESSOR * count_processors(self.value.device),)
 
 
 def _units(saved: Saved, call: Call) -> Tensor:

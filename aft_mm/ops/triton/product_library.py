@@ -1,6 +1,7 @@
 """AFT-full and AFT-local of the Triton backend: which products they are, and those as ops."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,8 +48,32 @@ def factor_table(
     """The product of the factors in float32, of each tile with those that it meets."""
     tile = launch.choose_cut(value, save).tile
     band = launch.make_band(pos_u, value, window, grid, causal, tile)
-    around = neighbours(pos_v.float(), tile, band.before, band.after)
-    return torch.bmm(split(pos_u.float(), tile), around.transpose(1, 2))
+    return _FactorTable.apply(pos_u.float(), pos_v.float(), band)
+
+
+class _FactorTable(torch.autograd.Function):
+    """Written out because a backward pass under autocast would multiply in bfloat16."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, v: Tensor, band: launch.Band) -> Tensor:
+        ctx.save_for_backward(u, v)
+        ctx.band = band
+        around = neighbours(v, band.tile, band.before, band.after)
+        return torch.bmm(split(u, band.tile), around.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        u, v = ctx.saved_tensors
+        band = ctx.band
+        with torch.autocast(gradient.device.type, enabled=False):
+            around = neighbours(v, band.tile, band.before, band.after)
+            by_u = torch.bmm(gradient, around).flatten(0, 1)[: len(u)]
+            parts = torch.bmm(gradient.transpose(1, 2), split(u, band.tile))
+        parts = parts.unflatten(1, (band.reach, band.tile))
+        by_v = parts.new_zeros(band.tiles + band.reach - 1, *parts.shape[2:])
+        for slot in range(band.reach):
+            by_v[slot : slot + band.tiles] += parts[:, slot]
+        return by_u, by_v[band.before :].flatten(0, 1)[: len(v)], None
 
 
 def product(

@@ -49,14 +49,6 @@ def _conv_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -
     return [f'has a kernel for aft_conv on grids of 1 or 2 sizes only, got {grid}']
 
 
-def _local_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
-    """a grid of 1 size"""
-    grid = options.get('grid')
-    if grid is None or len(grid) == 1:
-        return []
-    return [f'has a kernel for aft_local on 1-d grids only, got {tuple(grid)}']
-
-
 # What else a kernel cannot serve, as sentences, by the inputs and options of a call. The docstring
 # of each says what it can, for the table of `ops/__main__.py`.
 LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {
