@@ -4,6 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip('triton', reason='Triton is not installed')
+from aft_mm.ops.triton import product_cut as cutting  # noqa: E402
 from aft_mm.ops.triton import product_launch as launch  # noqa: E402
 from aft_mm.ops.triton import product_library as library  # noqa: E402
 
@@ -24,8 +25,8 @@ def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, 
     if len(bias) == 2:
         table = library.factor_table(*bias, value, window, grid, causal, save)
     key_mask = torch.ones(2, 1024, dtype=torch.bool) if masked else None
-    cut = launch.choose_cut(value, save)
-    band = launch.make_band(table, value, window, grid, causal, cut.tile)
+    cut = cutting.choose_cut(value, save)
+    band = cutting.make_band(table, value, window, grid, causal, cut.tile)
     gate = ('sigmoid' if causal else 'none'), band, cut
     inputs = launch.Call(query if causal else None, key, value, table, key_mask, *gate)
     _, saved = launch.product_forward(inputs, save)
@@ -36,7 +37,7 @@ def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, 
 @pytest.fixture
 def capability(request, monkeypatch):
     found = request.node.callspec.params['compiled']
-    monkeypatch.setattr(launch, 'capability', lambda *device: found // 10)
+    monkeypatch.setattr(cutting, 'capability', lambda *device: found // 10)
     return found
 
 
@@ -46,11 +47,16 @@ def assert_fits(compiled, capability, folder, kernels):
         assert kernel.metadata.shared <= SHARED_MEMORY[capability] * 1024, name
 
 
-ALL = pytest.mark.parametrize('compiled', SHARED_MEMORY, indirect=True, ids=lambda x: f'sm_{x}')
+def compiled_for(*capabilities):
+    """Compiled for these."""
+    ids = [f'sm_{capability}' for capability in capabilities]
+    return pytest.mark.parametrize('compiled', capabilities, indirect=True, ids=ids)
+
+
 FACTORS = torch.empty(1024, 64), torch.empty(1024, 64)
 
 
-@ALL
+@compiled_for(*SHARED_MEMORY)
 def test_training_in_bfloat16_with_float32_factors(compiled, capability, tmp_path):
     """As under autocast, on a grid."""
     call(torch.bfloat16, [8, 8], *FACTORS, grid=[32, 32])
@@ -61,7 +67,7 @@ def test_training_in_bfloat16_with_float32_factors(compiled, capability, tmp_pat
         assert ('wgmma' if capability == 90 else 'mma.sync') in ptx and '.tf32' in ptx
 
 
-@ALL
+@compiled_for(86, 90)
 def test_inference_in_bfloat16(compiled, capability, tmp_path):
     call(torch.bfloat16, [256], *FACTORS, save=False)
     assert_fits(compiled, capability, tmp_path, FORWARD | {'running_sums'})
@@ -69,14 +75,14 @@ def test_inference_in_bfloat16(compiled, capability, tmp_path):
     assert 'mma' in ptx and '.bf16' in ptx and '.tf32' not in ptx
 
 
-@pytest.mark.parametrize('compiled', [86, 90], indirect=True, ids=lambda x: f'sm_{x}')
+@compiled_for(86)
 def test_float32(compiled, capability, tmp_path):
     call(torch.float32, None, torch.empty(1024, 1024))
     assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD)
 
 
 # 65 channels: rows that no vector of numbers is aligned to.
-@pytest.mark.parametrize('compiled', [80, 90], indirect=True, ids=lambda x: f'sm_{x}')
+@compiled_for(90)
 def test_masks_and_odd_sizes(compiled, capability, tmp_path):
     call(torch.bfloat16, [32], torch.empty(1024, 63), causal=False, masked=True, channels=65)
     assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | {'running_sums'})

@@ -1,7 +1,7 @@
 """Where w[t, t'] is, which pairs of tokens have one, and the kernel that makes W of it.
 
-`bias` is the table that the caller has: a dense w [T, S], the free bias [T, 2s − 1] of AFT-local, or
-the product of its factors in tiles [n, tile, reach · tile]. All are read, and their gradients
+`bias` is the table that the caller has: a dense w [T, S], the free bias [T, 2s − 1] of AFT-local,
+or the product of its factors in tiles [n, tile, reach · tile]. All are read, and their gradients
 written, through one form of address (:class:`Bias`), so that no other copy of w is made.
 
 Arguments of kernels come in bundles. In a bundle of tuples no number stands beside the tuples, and
@@ -40,7 +40,7 @@ class Tokens(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """w[t, t'] stands at ``at + (t // tile) · by_tile + t · by_target + t' · by_source + origin``."""
+    """Where w is: ``at + origin + (t // tile) · by_tile + t · by_target + t' · by_source``."""
 
     at: Any
     by_tile: Any
@@ -85,18 +85,30 @@ def tokens_at(x, batch, rows, columns):
 
 
 @triton.jit
+def terms_at(x, batch, token, number, TOKENS: tl.constexpr, NUMBERS: tl.constexpr):
+    """Pointers into a block of terms, which lie so close together that an int32 counts them."""
+    start = x.at + batch * x.batch + tl.cast(token, tl.int64) * x.token
+    start += tl.cast(number, tl.int64) * x.channel
+    tokens, numbers = tl.arange(0, TOKENS), tl.arange(0, NUMBERS)
+    return start + (tokens[:, None] * x.token + numbers[None, :] * x.channel)
+
+
+@triton.jit
 def load_row(x, batch, row, columns, inside, other):
     """One token, or tile, of x [B, T, D]."""
-    at = x.at + batch * x.batch + tl.cast(row, tl.int64) * x.token + columns.to(tl.int64) * x.channel
+    at = (
+        x.at + batch * x.batch + tl.cast(row, tl.int64) * x.token + columns.to(tl.int64) * x.channel
+    )
     return tl.load(at, mask=inside, other=other)
 
 
 @triton.jit
-def bias_pointer(bias, targets, sources, FORM: tl.constexpr):
-    """Where w of these pairs is."""
-    targets = targets.to(tl.int64)
-    at = bias.at + bias.origin + targets * bias.by_target + sources.to(tl.int64) * bias.by_source
-    return at + targets // FORM.tile * bias.by_tile
+def bias_pointer(bias, target, source, rows, columns, FORM: tl.constexpr):
+    """Where w of targets `target + rows`, all of one tile, and sources `source + columns` is."""
+    target = tl.cast(target, tl.int64)
+    start = target * bias.by_target + tl.cast(source, tl.int64) * bias.by_source + bias.origin
+    at = bias.at + (start + target // FORM.tile * bias.by_tile)
+    return at + (rows * bias.by_target + columns * bias.by_source)
 
 
 @triton.jit
@@ -116,11 +128,12 @@ def visible(where, targets, sources, FORM: tl.constexpr):
 
 
 @triton.jit
-def load_bias(bias, where, targets, sources, FORM: tl.constexpr):
-    """w of these pairs, 0 where a visible one has none, and which are visible at all."""
-    seen, near = visible(where, targets, sources, FORM)
-    w = tl.load(bias_pointer(bias, targets, sources, FORM), mask=near, other=0.0).to(tl.float32)
-    return w, seen & (w != float('-inf'))
+def load_bias(bias, where, target, source, rows, columns, FORM: tl.constexpr):
+    """w of these pairs, 0 where a visible one has none; which are visible, and which have one."""
+    seen, near = visible(where, target + rows, source + columns, FORM)
+    at = bias_pointer(bias, target, source, rows, columns, FORM)
+    w = tl.load(at, mask=near, other=0.0).to(tl.float32)
+    return w, seen & (w != float('-inf')), near
 
 
 @triton.jit
@@ -140,27 +153,30 @@ def weigh(
     weights [n, tile, width]: targets against the sources that their tile meets, from its first on;
     TRANSPOSED: sources against the targets, with `before` and `after` exchanged and shifts known.
     """
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0) * ROWS
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, STEP)
     first = 0
     if FORM.near != 'dense':
-        first = (tl.program_id(0) * ROWS // FORM.tile - where.before) * FORM.tile
+        first = (row // FORM.tile - where.before) * FORM.tile
     shift = tl.zeros([ROWS], tl.float32) + LOWEST
     if not TRANSPOSED:
         for start in span(0, width, STEP):
-            columns = first + start + tl.arange(0, STEP)
-            w, seen = load_bias(bias, where, rows[:, None], columns[None, :], FORM)
+            w, seen, _ = load_bias(
+                bias, where, row, first + start, rows[:, None], columns[None, :], FORM
+            )
             shift = tl.maximum(shift, tl.max(tl.where(seen, w, LOWEST), 1))
         if FORM.far:  # what no tile covers has w = 0
             shift = tl.maximum(shift, 0.0)
-        tl.store(shifts + rows, shift, mask=rows < where.targets)
+        tl.store(shifts + row + rows, shift, mask=row + rows < where.targets)
     for start in span(0, width, STEP):
-        columns = first + start + tl.arange(0, STEP)
+        column = first + start
         if TRANSPOSED:
-            w, seen = load_bias(bias, where, columns[None, :], rows[:, None], FORM)
-            real = (columns >= 0) & (columns < where.targets)
-            w -= tl.load(shifts + columns, mask=real, other=0.0)[None, :]
+            w, seen, _ = load_bias(bias, where, column, row, columns[None, :], rows[:, None], FORM)
+            real = (column + columns >= 0) & (column + columns < where.targets)
+            w -= tl.load(shifts + column + columns, mask=real, other=0.0)[None, :]
         else:
-            w, seen = load_bias(bias, where, rows[:, None], columns[None, :], FORM)
+            w, seen, _ = load_bias(bias, where, row, column, rows[:, None], columns[None, :], FORM)
             w -= shift[:, None]
-        at = weights + rows.to(tl.int64)[:, None] * width + (start + tl.arange(0, STEP))[None, :]
+        at = weights + tl.cast(row, tl.int64) * width + start
+        at += rows[:, None] * width + columns[None, :]
         tl.store(at, tl.where(seen, tl.exp(w), 0.0).to(weights.dtype.element_ty))

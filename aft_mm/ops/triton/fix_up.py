@@ -23,31 +23,79 @@ def flagged(flags, batch, tile, part):
 
 
 @triton.jit
-def load_pairs(key, key_mask, bias, shifts, where, batch, rows, others, columns, channels, FORM: tl.constexpr):
-    """Keys [SOME, C], w − shift [SOME, SOME] of targets and sources, and which are seen, of both."""
+def load_pairs(
+    key,
+    key_mask,
+    bias,
+    shifts,
+    where,
+    batch,
+    row,
+    other,
+    columns,
+    channels,
+    FORM: tl.constexpr,
+    SOME: tl.constexpr,
+):
+    """Keys [SOME, C], w − shift of targets and sources, and which are seen, of the keys and both."""
+    some = tl.arange(0, SOME)
+    rows, others = row + some, other + some
     real = (others < where.sources)[:, None] & (columns < channels)[None, :]
     keys, shown = load_keys(key, key_mask, batch, others, columns, real, where.sources)
-    w, seen = load_bias(bias, where, rows[:, None], others[None, :], FORM)
+    w, seen, _ = load_bias(bias, where, row, other, some[:, None], some[None, :], FORM)
     shift = tl.load(shifts + rows, mask=rows < where.targets, other=0.0)
     return keys, w - shift[:, None], shown, seen[:, :, None] & shown[None, :, :]
 
 
 @triton.jit
-def exact_rows(source, bias, shifts, where, batch, rows, columns, channels, last, FORM: tl.constexpr, SOME: tl.constexpr):
-    """Mean, λ and its unit of these rows [SOME, C], over the sources before `last`."""
-    zero = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
+def exact_rows(
+    source,
+    bias,
+    shifts,
+    where,
+    batch,
+    row,
+    columns,
+    channels,
+    last,
+    FORM: tl.constexpr,
+    SOME: tl.constexpr,
+):
+    """Mean, λ and its unit of SOME rows [SOME, C], over the sources before `last`."""
+    zero = tl.zeros([SOME, columns.shape[0]], tl.float32)
     unit = zero + LOWEST
     for start in span(0, last, SOME):
-        others = start + tl.arange(0, SOME)
         keys, _, _, seen = load_pairs(
-            source[0], source[2], bias, shifts, where, batch, rows, others, columns, channels, FORM
+            source[0],
+            source[2],
+            bias,
+            shifts,
+            where,
+            batch,
+            row,
+            start,
+            columns,
+            channels,
+            FORM,
+            SOME,
         )
         unit = tl.maximum(unit, tl.max(tl.where(seen, keys[None, :, :], LOWEST), 1))
     high, numerator, denominator = zero + LOWEST, zero, zero
     for start in span(0, last, SOME):
         others = start + tl.arange(0, SOME)
         keys, w, shown, seen = load_pairs(
-            source[0], source[2], bias, shifts, where, batch, rows, others, columns, channels, FORM
+            source[0],
+            source[2],
+            bias,
+            shifts,
+            where,
+            batch,
+            row,
+            start,
+            columns,
+            channels,
+            FORM,
+            SOME,
         )
         values = tl.load(tokens_at(source[1], batch, others, columns), mask=shown, other=0.0)
         exponent = (keys[None, :, :] - unit[:, None, :]) + w[:, :, None]
@@ -92,7 +140,17 @@ def fix_rows(
             if FORM.causal:
                 last = tl.minimum(group * SOME + SOME, where.sources)
             mean, log, unit = exact_rows(
-                source, bias, shifts, where, batch, rows, columns, channels, last, FORM, SOME
+                source,
+                bias,
+                shifts,
+                where,
+                batch,
+                group * SOME,
+                columns,
+                channels,
+                last,
+                FORM,
+                SOME,
             )
             if result.mean is not None:
                 tl.store(tokens_at(result.mean, batch, rows, columns), mean, mask=real)
@@ -110,16 +168,18 @@ def load_weights(
     shifts,
     where,
     batch,
-    rows,
-    others,
+    row,
+    other,
     columns,
     channels,
     FORM: tl.constexpr,
     GATE: tl.constexpr,
+    SOME: tl.constexpr,
 ):
-    """Of these targets and sources the weights ``p = W e^k / d``, and p times (α, β − α o, v)."""
+    """Of SOME targets and sources ``p = W e^k / d`` times α, and times ``α (v − o) + β``."""
+    rows, others = row + tl.arange(0, SOME), other + tl.arange(0, SOME)
     keys, w, shown, seen = load_pairs(
-        source[0], source[2], bias, shifts, where, batch, rows, others, columns, channels, FORM
+        source[0], source[2], bias, shifts, where, batch, row, other, columns, channels, FORM, SOME
     )
     values = tl.load(tokens_at(source[1], batch, others, columns), mask=shown, other=0.0)
     real = (rows < where.targets)[:, None] & (columns < channels)[None, :]
@@ -181,7 +241,6 @@ def fix_sources(
                 found = 1
                 last = tl.minimum((tile + 1) * FORM.tile, where.targets)
                 for start in span(tile * FORM.tile, last, SOME):
-                    rows = start + tl.arange(0, SOME)
                     values, keys = load_weights(
                         result,
                         query,
@@ -190,12 +249,13 @@ def fix_sources(
                         shifts,
                         where,
                         batch,
-                        rows,
-                        others,
+                        start,
+                        group * SOME,
                         columns,
                         channels,
                         FORM,
                         GATE,
+                        SOME,
                     )
                     value_total += tl.sum(values, 0)
                     key_total += tl.sum(keys, 0)
@@ -238,11 +298,10 @@ def fix_bias(
     groups = FORM.tile // SOME
     for index in span(tl.program_id(0), pairs * groups, tl.num_programs(0)):
         tile, other, exists = pair_of_tiles(where, index // groups, FORM)
-        rows = tile * FORM.tile + index % groups * SOME + tl.arange(0, SOME)
+        row = tile * FORM.tile + index % groups * SOME
         if exists & (any_flag(result.flags, tile, batches, parts) != 0):
             last = tl.minimum((other + 1) * FORM.tile, where.sources)
             for start in span(other * FORM.tile, last, SOME):
-                others = start + tl.arange(0, SOME)
                 total = tl.zeros([SOME, SOME], tl.float32)
                 for step in span(0, batches * parts):
                     batch = (step // parts).to(tl.int64)
@@ -256,15 +315,17 @@ def fix_bias(
                             shifts,
                             where,
                             batch,
-                            rows,
-                            others,
+                            row,
+                            start,
                             columns,
                             channels,
                             FORM,
                             GATE,
+                            SOME,
                         )
                         total += tl.sum(by_bias_terms, 2)
-                targets, sources = rows[:, None], others[None, :]
-                _, near = visible(where, targets, sources, FORM)
-                at = bias_pointer(by_bias, targets, sources, FORM)
+                some = tl.arange(0, SOME)
+                rows, others = some[:, None], some[None, :]
+                _, near = visible(where, row + rows, start + others, FORM)
+                at = bias_pointer(by_bias, row, start, rows, others, FORM)
                 tl.store(at, tl.load(at, mask=near, other=0.0) + total, mask=near)

@@ -1,7 +1,7 @@
 """The ops and steps that have a kernel; dispatch loads them when one first serves."""
 
-from .product_library import aft_full, aft_local
 from .conv_library import aft_conv
+from .product_library import aft_full, aft_local
 from .simple_library import aft_simple
 from .step_library import (
     aft_conv_step,

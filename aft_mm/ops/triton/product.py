@@ -31,7 +31,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .bias import LOWEST, bias_pointer, load_row, span, tokens_at, visible
+from .bias import LOWEST, bias_pointer, load_bias, load_row, span, terms_at, tokens_at
 from .products import multiply
 from .rows import gate_value
 from .terms import UNSEEN, load_source, load_unit, place
@@ -133,9 +133,8 @@ def weighted_sums(
             here = load_unit(operand.units, batch, start // TILE, numbers, channels)
             total *= tl.exp(here - there if TRANSPOSED else there - here)[None, :]
         start = tl.multiple_of(start, STEP)
-        tokens = start + tl.arange(0, STEP)
-        w = tl.load(weights + tokens[None, :])
-        x = tl.load(tokens_at(operand.terms, batch, tokens, numbers))
+        w = tl.load(weights + start + tl.arange(0, STEP)[None, :])
+        x = tl.load(terms_at(operand.terms, batch, start, part * NUMBERS, STEP, NUMBERS))
         total = multiply(w, x, total, PRECISION)
     return total
 
@@ -259,35 +258,37 @@ def bias_gradient(
     share,
     FORM: tl.constexpr,
     BLOCKS: tl.constexpr,
+    SIDE: tl.constexpr,
 ):
-    """One tile of the gradient of w, summed over ``share = (steps, all steps, channels)``.
+    """The gradient of w [tile, SIDE], summed over ``share = (steps, all steps, channels)``.
 
-    A step is a block of numbers of one sequence; by_part is the stride between the shares of a tile.
+    A step is a block of numbers of one sequence; by_part is the stride between shares of a tile.
     """
-    pairs = tl.num_programs(0) // tl.cdiv(share[1], share[0])
-    part = tl.program_id(0) // pairs
-    tile, other, exists = pair_of_tiles(where, tl.program_id(0) % pairs, FORM)
     TILE: tl.constexpr = FORM.tile
     STEP: tl.constexpr = BLOCKS.step
     PRECISION: tl.constexpr = BLOCKS.precision
-    rows = tile * TILE + tl.arange(0, TILE)
-    columns = other * TILE + tl.arange(0, TILE)
+    pairs = tl.num_programs(0) // tl.cdiv(share[1], share[0])
+    part = tl.program_id(0) // pairs
+    index = tl.program_id(0) % pairs
+    tile, other, exists = pair_of_tiles(where, index // (TILE // SIDE), FORM)
+    row, column = tile * TILE, other * TILE + index % (TILE // SIDE) * SIDE
     blocks = tl.cdiv(2 * share[2], STEP)
     first = part * share[0]
     last = tl.where(exists, tl.minimum(first + share[0], share[1]), first)
-    total = tl.zeros([TILE, TILE], tl.float32)
+    total = tl.zeros([TILE, SIDE], tl.float32)
     for step in span(first, last):
         batch = (step // blocks).to(tl.int64)
-        numbers = step % blocks * STEP + tl.arange(0, STEP)
-        by_target = tl.load(tokens_at(target_terms, batch, rows, numbers))
-        by_source = tl.load(tokens_at(source_terms, batch, columns, numbers))
+        number = step % blocks * STEP
+        by_target = tl.load(terms_at(target_terms, batch, row, number, TILE, STEP))
+        by_source = tl.load(terms_at(source_terms, batch, column, number, SIDE, STEP))
         if FORM.causal:
+            numbers = number + tl.arange(0, STEP)
             own = load_unit(units, batch, other, numbers, share[2])
             by_target *= tl.exp(own - load_unit(units, batch, tile, numbers, share[2]))[None, :]
         total = multiply(by_target, tl.trans(by_source), total, PRECISION)
+    rows, columns = tl.arange(0, TILE), tl.arange(0, SIDE)
     targets, sources = rows[:, None], columns[None, :]
-    _, near = visible(where, targets, sources, FORM)
-    w = tl.load(bias_pointer(bias, targets, sources, FORM), mask=near, other=0.0).to(tl.float32)
-    w -= tl.load(shifts + rows, mask=rows < where.targets, other=0.0)[:, None]
-    at = bias_pointer(by_bias, targets, sources, FORM) + part.to(tl.int64) * by_part
+    w, _, near = load_bias(bias, where, row, column, targets, sources, FORM)
+    w -= tl.load(shifts + row + rows, mask=row + rows < where.targets, other=0.0)[:, None]
+    at = bias_pointer(by_bias, row, column, targets, sources, FORM) + part.to(tl.int64) * by_part
     tl.store(at, tl.where(near, tl.exp(w), 0.0) * total, mask=near)

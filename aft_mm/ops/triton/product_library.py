@@ -9,6 +9,7 @@ from torch import Tensor
 from ..eager.banded_product import neighbours, split
 from ..geometry import as_pair
 from . import product_launch as launch
+from .product_cut import Band, choose_cut, make_band, new_saved
 from .register import differentiated, register
 
 
@@ -46,8 +47,8 @@ def factor_table(
     save: bool,
 ) -> Tensor:
     """The product of the factors in float32, of each tile with those that it meets."""
-    tile = launch.choose_cut(value, save).tile
-    band = launch.make_band(pos_u, value, window, grid, causal, tile)
+    tile = choose_cut(value, save).tile
+    band = make_band(pos_u, value, window, grid, causal, tile)
     return _FactorTable.apply(pos_u.float(), pos_v.float(), band)
 
 
@@ -55,7 +56,7 @@ class _FactorTable(torch.autograd.Function):
     """Written out because a backward pass under autocast would multiply in bfloat16."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, v: Tensor, band: launch.Band) -> Tensor:
+    def forward(ctx: Any, u: Tensor, v: Tensor, band: Band) -> Tensor:
         ctx.save_for_backward(u, v)
         ctx.band = band
         around = neighbours(v, band.tile, band.before, band.after)
@@ -89,8 +90,8 @@ def product(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """AFT-full, or AFT-local with a window: [B, T, D], and with `save` what its gradient needs."""
-    cut = launch.choose_cut(value, save)
-    band = launch.make_band(table, value, window, grid, causal, cut.tile)
+    cut = choose_cut(value, save)
+    band = make_band(table, value, window, grid, causal, cut.tile)
     call = launch.Call(query, key, value, table, key_mask, gate, band, cut)
     return launch.product_forward(call, save)
 
@@ -110,20 +111,20 @@ def product_backward(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """The gradients of those of query, key, value and table that are wanted."""
-    cut = launch.choose_cut(value, True)
-    band = launch.make_band(table, value, window, grid, causal, cut.tile)
+    cut = choose_cut(value, True)
+    band = make_band(table, value, window, grid, causal, cut.tile)
     call = launch.Call(query, key, value, table, key_mask, gate, band, cut)
     results = launch.product_backward(gradient, None, saved, call, wanted[3])
     return [x for x, needed in zip(results, wanted, strict=False) if needed]
 
 
 def _empty(query, key, value, table, key_mask, window, grid, causal, gate, save):
-    cut = launch.choose_cut(value, save)
-    band = launch.make_band(table, value, window, grid, causal, cut.tile)
+    cut = choose_cut(value, save)
+    band = make_band(table, value, window, grid, causal, cut.tile)
     output = value.new_empty(value.shape[0], band.targets, value.shape[2])
     if not save:
         return output, value.new_empty(0, dtype=torch.float32)
-    return output, launch.new_saved(value, band, cut.width)
+    return output, new_saved(value, band, cut.width)
 
 
 product = register(product, product_backward, fake=_empty, name='aft_full and aft_local')

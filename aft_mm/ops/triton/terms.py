@@ -11,7 +11,7 @@ filled with 0. Sums over tiles [B, tiles, N] in float32 stand for tokens beyond 
 import triton
 import triton.language as tl
 
-from .bias import LOWEST, load_row, span, tokens_at
+from .bias import LOWEST, load_row, span, terms_at, tokens_at
 from .rows import gate_slope, gate_value
 
 # λ of a row that sees nothing, whose weights e^−λ are 0.
@@ -57,10 +57,11 @@ def load_source(source, units, batch, tile, rows, columns, tokens, channels):
 
 
 @triton.jit
-def store_terms(terms, sums, pair, weight, tile, batch, part, rows, NUMBERS: tl.constexpr):
+def store_terms(terms, sums, pair, weight, tile, batch, part, NUMBERS: tl.constexpr):
     """A tile of terms, and their sum over its tokens with `weight` if these are wanted."""
     numbers = part * NUMBERS + tl.arange(0, NUMBERS)
-    tl.store(tokens_at(terms, batch, rows, numbers), pair.to(terms.at.dtype.element_ty))
+    at = terms_at(terms, batch, tile * weight.shape[0], part * NUMBERS, weight.shape[0], NUMBERS)
+    tl.store(at, pair.to(terms.at.dtype.element_ty))
     if sums is not None:
         at = sums.at + batch * sums.batch + tile.to(tl.int64) * sums.token + numbers
         tl.store(at, tl.sum(pair * weight[:, None], 0))
@@ -68,7 +69,15 @@ def store_terms(terms, sums, pair, weight, tile, batch, part, rows, NUMBERS: tl.
 
 @triton.jit
 def key_maxima(
-    maxima, firsts, key, key_mask, tokens, channels, batches, TILE: tl.constexpr, WIDTH: tl.constexpr
+    maxima,
+    firsts,
+    key,
+    key_mask,
+    tokens,
+    channels,
+    batches,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """The largest visible key of each tile, LOWEST if there is none, and where the first one is."""
     tile, batch, _, rows, columns = place(batches, channels, TILE, WIDTH)
@@ -89,7 +98,7 @@ def key_terms(
     tile, batch, part, rows, columns = place(batches, channels, TILE, WIDTH)
     weight, values = load_source(source, units, batch, tile, rows, columns, tokens, channels)
     pair = tl.interleave(weight * values, weight)
-    store_terms(terms, sums, pair, tl.full([TILE], 1.0, tl.float32), tile, batch, part, rows, 2 * WIDTH)
+    store_terms(terms, sums, pair, tl.full([TILE], 1.0, tl.float32), tile, batch, part, 2 * WIDTH)
 
 
 @triton.jit
@@ -145,7 +154,7 @@ def target_terms(
     if sums is not None:
         weight = tl.exp(-tl.load(shifts + rows, mask=rows < tokens, other=0.0))
     pair = tl.interleave(by_term, by_weight)
-    store_terms(terms, sums, pair, weight, tile, batch, part, rows, 2 * WIDTH)
+    store_terms(terms, sums, pair, weight, tile, batch, part, 2 * WIDTH)
 
 
 @triton.jit
