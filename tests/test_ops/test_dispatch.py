@@ -62,7 +62,7 @@ def test_triton_asked_for_where_it_cannot_serve_is_an_error(monkeypatch):
 
 
 REFUSED = {
-    'has no kernel': dict(op='aft_local_normalized'),
+    'has no kernel': dict(op='aft_local_normalized_step'),
     'has a kernel for aft_simple with causal=True only, got False': dict(causal=False),
     "with key_function='softmax' only, got 'relu'": dict(key_function='relu'),
     'has a kernel for aft_conv with causal=False only, got True': dict(

@@ -47,7 +47,8 @@ ONE_TILE = [full(9, 5), full(9, causal=True), local(9, 3), local(9, 3, rank=0, c
 ONE_TILE.append(local(9, (2, 2), grid=(3, 3), causal=True))
 IDS = lambda case: getattr(case, 'name', None)  # noqa: E731
 EACH = pytest.mark.parametrize('case', ONE_TILE, ids=IDS)
-SERVED = [case for case in CASES if case.op in ('aft_full', 'aft_local')]
+OPS = 'aft_full', 'aft_local', 'aft_local_normalized'
+SERVED = [case for case in CASES if case.op in OPS]
 # Five tiles of 32 tokens: past and future ones, on a line and on a grid.
 MANY_TILES = [
     local(150, 3),
@@ -296,8 +297,12 @@ def op_arguments(case, tensors=None, key_mask=None, batch=1):
     window, grid, causal = (case.options.get(name) for name in ('window', 'grid', 'causal'))
     if window is not None:
         window, grid = library.window_on(window, grid)
-    if len(bias) == 2:
-        bias = [library.factor_table(*bias, value, window, grid, causal, True)]
+    if window is not None:
+        bias = [
+            library.local_table(
+                *bias, *(None,) * (2 - len(bias)), value, window, grid, causal, True
+            )
+        ]
     query, key, value, bias = (x.detach().requires_grad_() for x in (query, key, value, *bias))
     gate = case.options.get('gate', 'sigmoid')
     query = None if gate == 'none' else query
@@ -380,7 +385,8 @@ def test_nothing_waits_for_the_device(case):
     with NoWait():
         output = case(*leaves)
         torch.autograd.grad(output, leaves, gradients)
-        _, saved = launch.product_forward(call, True)
+        saved = cutting.new_saved(value, band, cut.width)
+        launch.product_forward(call, saved)
         launch.product_backward(gradients, None, saved, call, True)
     with NoWait(), pytest.raises(AssertionError, match='waits for the device'):
         bool((output > 0).all())
@@ -423,7 +429,8 @@ def test_memory_grows_with_tokens_not_their_square(rank):
     cut, band = cut_of(arguments)
     with LargestTensor() as recorder:  # which does not look into an op
         call = launch.Call(query, key, value, bias, mask, gate, band, cut)
-        output, saved = launch.product_forward(call, True)
+        saved = cutting.new_saved(value, band, cut.width)
+        output = launch.product_forward(call, saved)
         launch.product_backward(output, None, saved, call, True)
     # Tiles of 64 tokens against two tiles, which the interpreter counts in bytes.
     assert recorder.largest <= 4 * 2 * 64 * 448 < 4 * 400 * 400

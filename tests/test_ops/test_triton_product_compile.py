@@ -23,13 +23,14 @@ def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, 
     query, key, value = torch.empty(3, 2, 1024, channels, dtype=dtype).unbind()
     table = bias[0]
     if len(bias) == 2:
-        table = library.factor_table(*bias, value, window, grid, causal, save)
+        table = library.local_table(*bias, value, window, grid, causal, save)
     key_mask = torch.ones(2, 1024, dtype=torch.bool) if masked else None
     cut = cutting.choose_cut(value, save)
     band = cutting.make_band(table, value, window, grid, causal, cut.tile)
     gate = ('sigmoid' if causal else 'none'), band, cut
     inputs = launch.Call(query if causal else None, key, value, table, key_mask, *gate)
-    _, saved = launch.product_forward(inputs, save)
+    saved = cutting.new_saved(value, band, cut.width) if save else None
+    launch.product_forward(inputs, saved)
     if save:
         launch.product_backward(torch.empty_like(value), None, saved, inputs, True)
 

@@ -179,10 +179,14 @@ def saved_shapes(value: Tensor, band: Band, width: int) -> list[tuple[int, ...]]
     return [tokens, tokens, tokens, (batch, tiles, channels), (band.targets,), flags]
 
 
+def count_saved(value: Tensor, band: Band, width: int) -> int:
+    """How many numbers a :class:`Saved` has."""
+    return sum(map(math.prod, saved_shapes(value, band, width)))
+
+
 def new_saved(value: Tensor, band: Band, width: int) -> Tensor:
     """Room for a :class:`Saved`."""
-    count = sum(map(math.prod, saved_shapes(value, band, width)))
-    return torch.empty(count, dtype=torch.float32, device=value.device)
+    return value.new_empty(count_saved(value, band, width), dtype=torch.float32)
 
 
 def split_saved(saved: Tensor, value: Tensor, band: Band, width: int) -> Saved:

@@ -10,7 +10,7 @@ from . import bias as bias_kernels
 from . import fix_up, product, terms
 from .bias import Tokens
 from .common import count_processors, strided
-from .product_cut import Band, Cut, Saved, new_saved, saved_shapes, split_saved
+from .product_cut import Band, Cut, Saved, saved_shapes, split_saved
 
 ROWS_WEIGHED = 16
 SUMS_AT_ONCE = 64
@@ -183,15 +183,15 @@ def _operand(
     return product.Operand((weights, width), x, units, past, future)
 
 
-def product_forward(call: Call, save: bool) -> tuple[Tensor, Tensor]:
-    """Output [B, T, D], and with `save` what its gradient needs."""
+def product_forward(call: Call, kept: Tensor | None) -> Tensor:
+    """Output [B, T, D]; what its gradient needs goes into `kept`, if there is room for it."""
     value, band, width = call.value, call.band, call.cut.width
     batch, _, channels = value.shape
-    output = torch.empty((batch, band.targets, channels), dtype=value.dtype, device=value.device)
-    kept = new_saved(value, band, width) if save else value.new_empty(0, dtype=torch.float32)
+    shape = batch, band.targets, channels
+    output = torch.empty(shape, dtype=value.dtype, device=value.device)
     if batch == 0:
-        return output, kept
-    if save:
+        return output
+    if kept is not None:
         saved = split_saved(kept, value, band, width)
     else:
         shapes = saved_shapes(value, band, width)[3:]
@@ -229,7 +229,7 @@ def product_forward(call: Call, save: bool) -> tuple[Tensor, Tensor]:
             maxnreg=FIXING_REGISTERS,
             **settings,
         )
-    return output, kept
+    return output
 
 
 def product_backward(

@@ -24,9 +24,7 @@ def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask
     """O(T·s·D) time: the same around the window, and sums of the tiles beyond."""
     save = differentiated(query, key, value, pos_u, pos_v)
     window, grid = window_on(window, grid)
-    table = pos_u
-    if pos_v is not None:
-        table = factor_table(pos_u, pos_v, value, window, grid, causal, save)
+    table = local_table(pos_u, pos_v, value, window, grid, causal, save)
     return product(query, key, value, table, key_mask, window, grid, causal, gate, save)[0]
 
 
@@ -37,16 +35,18 @@ def window_on(window, grid) -> tuple[list[int], list[int] | None]:
     return list(as_pair(window)), list(grid)
 
 
-def factor_table(
+def local_table(
     pos_u: Tensor,
-    pos_v: Tensor,
+    pos_v: Tensor | None,
     value: Tensor,
     window: Sequence[int],
     grid: Sequence[int] | None,
     causal: bool,
     save: bool,
 ) -> Tensor:
-    """The product of the factors in float32, of each tile with those that it meets."""
+    """The free bias, or the product of the factors of each tile with those that it meets."""
+    if pos_v is None:
+        return pos_u
     tile = choose_cut(value, save).tile
     band = make_band(pos_u, value, window, grid, causal, tile)
     return _FactorTable.apply(pos_u.float(), pos_v.float(), band)
@@ -93,7 +93,9 @@ def product(
     cut = choose_cut(value, save)
     band = make_band(table, value, window, grid, causal, cut.tile)
     call = launch.Call(query, key, value, table, key_mask, gate, band, cut)
-    return launch.product_forward(call, save)
+    kept = new_saved(value, band, cut.width) if save else None
+    output = launch.product_forward(call, kept)
+    return output, value.new_empty(0, dtype=torch.float32) if kept is None else kept
 
 
 def product_backward(

@@ -19,6 +19,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(key_function='softmax', causal=True),
     'aft_full': {},
     'aft_local': {},
+    'aft_local_normalized': {},
     'aft_window': {},
     'aft_conv': dict(global_connectivity=True, causal=False),
 }
