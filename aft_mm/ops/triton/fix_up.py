@@ -37,7 +37,7 @@ def load_pairs(
     FORM: tl.constexpr,
     SOME: tl.constexpr,
 ):
-    """Keys [SOME, C], w − shift of targets and sources, and which of the keys and pairs are seen."""
+    """Keys [SOME, C], w − shift of targets and sources, and which of keys and pairs are seen."""
     some = tl.arange(0, SOME)
     rows, others = row + some, other + some
     real = (others < where.sources)[:, None] & (columns < channels)[None, :]
