@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import matplotlib.image
@@ -54,6 +55,9 @@ def test_cost_against_length(tmp_path):
         for kind in benchmark_efficiency.KINDS:
             measured = [n for n in (8, 16, 32, 64) if rows[dims, n][kind] is not None]
             assert measured == ([8, 16] if kind == 'decoding_ms' else [32, 64])
+        # A CPU has one clock.
+        for kind in ('forward', 'training'):
+            assert rows[dims, 32][f'{kind}_wall_ms'] == rows[dims, 32][f'{kind}_ms'] > 0
     picture = matplotlib.image.imread(png)
     # Two rows of panels with something in them.
     assert picture.shape[0] > 700 and len({tuple(p) for p in picture[::3, ::3].reshape(-1, 4)}) > 20
@@ -73,9 +77,9 @@ def test_what_takes_too_long_is_left_out():
     args = argparse.Namespace(
         lengths=[8, 16, 32], mixers=['a', 'b'], patience=-1, rounds=1, device='cpu'
     )
-    assert set(benchmark_efficiency.sweep(lambda *cell: lambda: None, args)) == set()
+    assert benchmark_efficiency.sweep(lambda *cell: lambda: None, args) == ({}, {})
     args.patience = 100
-    assert len(benchmark_efficiency.sweep(lambda *cell: lambda: None, args)) == 6
+    assert [len(t) for t in benchmark_efficiency.sweep(lambda *cell: lambda: None, args)] == [6, 6]
 
     def make(name, length):
         def call():
@@ -84,8 +88,8 @@ def test_what_takes_too_long_is_left_out():
 
         return call
 
-    fitting = benchmark_efficiency.sweep(make, args)
-    assert set(fitting) == {('a', 8), ('a', 16), ('a', 32), ('b', 8)}
+    fitting, walls = benchmark_efficiency.sweep(make, args)
+    assert set(fitting) == set(walls) == {('a', 8), ('a', 16), ('a', 32), ('b', 8)}
 
 
 @pytest.mark.parametrize('name, expected', [
@@ -193,9 +197,79 @@ def test_images_per_second(tmp_path):
     )
     assert all(name in text for name in models)
     rows = {row['model']: row for row in json.loads(path.read_text())['rows']}
-    assert all(row['images_per_second'] > 0 and row['peak_mib'] >= 0 for row in rows.values())
+    for row in rows.values():
+        assert row['form'] == 'eager' and row['peak_mib'] >= 0
+        assert row['wall_images_per_second'] == row['images_per_second'] > 0
     assert {'speed_vs_deit', 'speed_vs_bound', 'profile'} <= set(rows['aft-tiny-h32-k3'])
     assert 'speed_vs_deit' not in rows['deit-tiny']
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Stands in the place of torch.compile, which takes half a minute: what it makes of a model."""
+    made = []
+
+    def install(make):
+        def compile_(model, dynamic):
+            assert dynamic is False
+            made.append(model)
+            return make(model)
+
+        monkeypatch.setattr(torch, 'compile', compile_)
+        monkeypatch.setattr(benchmark_models, 'in_fresh_process', lambda *args: 1.0)
+        return made
+
+    return install
+
+
+def run_models(tmp_path, *models, size=32):
+    path = tmp_path / 'out.json'
+    forms = ['--forms', 'eager', 'compiled', '--batch', '1', '--json', str(path)]
+    benchmark_models.main(['--models', *models, '--size', str(size), *forms, *COMMON])
+    return {(row['model'], row['form']): row for row in json.loads(path.read_text())['rows']}
+
+
+def test_compiled_models_are_held_against_compiled_ones(compiled, tmp_path):
+    pytest.importorskip('timm')
+    made = compiled(lambda model: lambda x: (time.sleep(0.2), model(x))[1])
+    rows = run_models(tmp_path, 'deit-tiny', 'convnext_femto')
+    assert len(made) == 2 and len(rows) == 4
+    # Both wait: against each other they are as before, against eager they are slow.
+    assert rows['convnext_femto', 'compiled']['speed_vs_eager'] < 0.5
+    assert rows['convnext_femto', 'compiled']['speed_vs_deit'] > 0.5
+    assert 'speed_vs_eager' not in rows['convnext_femto', 'eager']
+
+
+def test_a_compiled_model_that_is_wrong_is_not_timed(compiled, tmp_path):
+    compiled(lambda model: lambda x: tuple(1.01 * y for y in model(x)))
+    rows = run_models(tmp_path, 'aft-tiny-h32-k3')
+    assert rows['aft-tiny-h32-k3', 'eager']['images_per_second'] > 0
+    wrong = rows['aft-tiny-h32-k3', 'compiled']
+    assert wrong['reason'].startswith('compiled, it is wrong by 1.0')
+    assert 'images_per_second' not in wrong
+
+
+def test_a_rival_that_cannot_run_a_size_says_why(compiled, tmp_path):
+    pytest.importorskip('timm')
+    compiled(lambda model: model)
+    # Four halvings leave nothing of 16 px.
+    for row in run_models(tmp_path, 'convnext_femto', size=16).values():
+        assert row['reason'].startswith('timm failed: ') and 'images_per_second' not in row
+
+
+def test_what_does_not_fit_is_a_row_and_a_failure_of_ours_is_none(compiled, monkeypatch, tmp_path):
+    compiled(lambda model: model)
+
+    def too_large(*args):
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(benchmark_models.ProjectionsOnly, '_mix', too_large)
+        rows = run_models(tmp_path, 'bound-tiny-h32-k3')
+    assert {row['reason'] for row in rows.values()} == {'out of memory'}
+    monkeypatch.setattr(benchmark_models.ProjectionsOnly, '_mix', lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_models(tmp_path, 'bound-tiny-h32-k3')
 
 
 def test_a_model_with_a_wrong_op_is_not_timed(monkeypatch):
@@ -223,7 +297,7 @@ def test_a_model_without_a_meaning_is_refused(name, capsys):
 
 @pytest.mark.parametrize('name', benchmark_models.DEFAULTS['cuda']['models'])
 def test_models_of_table_7_have_their_sizes(name):
-    if name.startswith('deit'):
+    if not name.startswith(('aft', 'bound')):
         pytest.importorskip('timm')
     with torch.device('meta'):
         model = benchmark_models.build(name, 224, 'float32', 'meta')
@@ -247,3 +321,18 @@ def test_a_training_step(tmp_path):
     rows = {row['model']: row for row in json.loads(path.read_text())['rows']}
     assert set(rows) == {'aft-local-8', 'softmax', 'dense-aft-local-8', 'bound'}
     assert rows['aft-local-8']['time_over_local'] == 1 and text.count('x AFT-local') == 8
+
+
+def test_mixed_precision_leaves_the_parameters_in_float32():
+    """The factors of the position bias reach the op as AMP leaves them, its tokens rounded."""
+    model = decoders.build('aft-local-8', 16, 16, 1)
+    mixer = model.layers[0].token_mixer
+    seen, local = [], mixer.op
+
+    def op(query, key, value, pos_u, *others, **options):
+        seen.append([x.dtype for x in (query, key, value, pos_u)])
+        return local(query, key, value, pos_u, *others, **options)
+
+    mixer.op = op
+    training_step.amp_step('bfloat16', model, decoders.random_tokens(2, 16))
+    assert seen == [[torch.bfloat16] * 3 + [torch.float32]]

@@ -206,6 +206,7 @@ def test_the_command_line(tmp_path):
     for case in ('small-full', 'small-conv'):
         row = found[case, 'eager', 'forward']
         assert row['status'] == 'ok' and row['milliseconds'] > 0 and row['bytes'] > 0
+        assert row['wall_milliseconds'] == row['milliseconds'] and 'kernels' not in row
         assert max(row['errors'].values()) < 2e-2 and row['peak_mib'] >= 0
         assert 'serves cuda tensors' in found[case, 'triton', 'forward']['reason']
     assert found['small-full', 'softmax', 'forward']['compared'] is False
@@ -222,11 +223,34 @@ def test_the_command_line(tmp_path):
     assert done.returncode == 2 and "got 'no'" in done.stderr
 
 
+def test_a_check_times_nothing(monkeypatch, tmp_path, capsys):
+    def unasked(*args):
+        raise AssertionError('timed')
+
+    monkeypatch.setattr(benchmark_ops, 'both_clocks', unasked)
+    monkeypatch.setattr(benchmark_ops, 'device_rates', unasked)
+    path = tmp_path / 'out.json'
+    arguments = ['--device', 'cpu', '--backends', 'eager', '--check', '--json', str(path)]
+    assert benchmark_ops.main([*arguments, '--cases', 'small-[sf]*']) == 0
+    rows = {(row['case'], row['form']): row for row in json.loads(path.read_text())['rows']}
+    assert max(rows['small-simple', 'eager']['errors'].values()) < 2e-5
+    assert rows['small-full', 'softmax']['compared'] is False
+    assert not any('milliseconds' in row for row in rows.values())
+    assert 'as the oracle' in capsys.readouterr().out
+    monkeypatch.setattr(eager, 'aft_simple', wrong_gradient)
+    assert benchmark_ops.main([*arguments, '--cases', 'small-simple']) == 1
+
+
+def test_kernels_are_listed_by_their_time():
+    found = benchmark_ops.microseconds({'short': 1e-6, 'long': 2.5e-6})
+    assert list(found.items()) == [('long', 2.5), ('short', 1.0)]
+
+
 def test_backends_that_serve_nothing_end_the_run_before_anything_is_timed(monkeypatch, tmp_path):
     def unasked(*args):
         raise AssertionError('timed')
 
-    monkeypatch.setattr(benchmark_ops, 'interleaved', unasked)
+    monkeypatch.setattr(benchmark_ops, 'both_clocks', unasked)
     monkeypatch.setattr(benchmark_ops, 'device_rates', unasked)
     arguments = ['--device', 'cpu', '--cases', 'small-[sf]*', '--json', str(tmp_path / 'out.json')]
     with pytest.raises(SystemExit, match='no backend serves any.*triton: serves cuda tensors'):

@@ -20,6 +20,7 @@ from aft_mm.cli.command_line import (
 )
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.engine import CheckpointFitHook
+from aft_mm.ops import verify
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
 
@@ -68,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with one_sentence(ValueError):
         requested_backends()
+        verify.mode()
     with one_sentence(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_config(args)

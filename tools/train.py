@@ -18,9 +18,11 @@ from aft_mm.cli.command_line import (
     check_torchvision,
     check_widths,
     load_config,
+    log_backends,
 )
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.engine import CheckpointFitHook
+from aft_mm.ops import verify
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
 
@@ -58,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with one_sentence(ValueError):
         requested_backends()
+        verify.mode()
     with one_sentence(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_config(args)
@@ -75,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if cfg.get('resume') or cfg.get('load_from'):
             resume = cfg.get('resume', False)
             runner.register_hook(CheckpointFitHook(strict=resume, resume=resume))
+        log_backends(runner)
         runner.train()
 
 

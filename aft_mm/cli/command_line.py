@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import logging
 import os
 from collections.abc import Sequence
 from importlib.metadata import distributions
@@ -234,6 +235,13 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
                 'the data there or set AFT_MM_DATA '
                 f'(now {os.environ.get("AFT_MM_DATA", "data")!r}) to the folder that holds the '
                 'data sets')
+
+
+def log_backends(runner: Runner) -> None:
+    """Let the log of the run say which backend serves which op: once each, on the first rank."""
+    ops = logging.getLogger('aft_mm.ops')
+    ops.setLevel(logging.INFO)
+    ops.handlers = list(runner.logger.handlers)
 
 
 def check_batch(runner: Runner) -> None:

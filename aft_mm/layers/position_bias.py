@@ -7,12 +7,13 @@ Autocast stays out of it: w is an exponent, so its rounding error is the relativ
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aft_mm import ops
 from aft_mm.ops.geometry import near_radius
 
 from .grid import Grid, GridParameters, check_grid
@@ -181,6 +182,23 @@ class FreeLocalPositionBias(GridParameters):
         return dense.masked_fill((column < 0) | (column > last), 0)
 
 
+class _Kept(NamedTuple):
+    """A kernel and the parameters it was made of: their storage, alive, and its version."""
+
+    kernel: Tensor
+    parameters: list[Tensor]
+    versions: list[int]
+    autocast: bool
+
+    def holds(self, parameters: list[Tensor], autocast: bool) -> bool:
+        """Whether these parameters are the same storage, and nobody wrote to it."""
+        same = all(
+            old.data_ptr() == new.data_ptr() and old.dtype == new.dtype and version == new._version
+            for old, new, version in zip(self.parameters, parameters, self.versions, strict=True)
+        )
+        return same and autocast == self.autocast
+
+
 class ConvPositionBias(nn.Module):
     """A kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
 
@@ -219,6 +237,46 @@ class ConvPositionBias(nn.Module):
         if reparameterize:
             self.gamma = nn.Parameter(torch.zeros(num_heads))
             self.beta = nn.Parameter(torch.zeros(num_heads))
+        self._kept: _Kept | None = None
+
+    def train(self, mode: bool = True) -> 'ConvPositionBias':
+        """As `nn.Module.train`; the kernel of :meth:`kept` is made anew."""
+        self._kept = None
+        return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_kept': None}
+
+    def kept(self) -> Tensor:
+        """w [h, *kernel] as evaluation uses it, kept between calls in evaluation without gradient.
+
+        It is made anew after a call of `train` or `eval`, and where a parameter is another tensor
+        or was written to. What torch does not count is not seen: a write through `parameter.data`
+        needs a call of `eval` before the next forward pass, as mmengine's loops do it.
+        """
+        parameters = [p for p in (self.weight, self.gamma, self.beta) if p is not None]
+        if not self._may_keep(parameters):
+            return self()
+        autocast = torch.is_autocast_enabled(self.weight.device.type)
+        if self._kept is None or not self._kept.holds(parameters, autocast):
+            if self.weight.is_cuda and torch.cuda.is_current_stream_capturing():
+                return self()  # nothing is computed before the graph is replayed
+            with torch.inference_mode(False), torch.no_grad():
+                kernel = ops.constant(self().clone())
+                self._kept = _Kept(
+                    kernel,
+                    [p.detach() for p in parameters],
+                    [p._version for p in parameters],
+                    autocast,
+                )
+        return self._kept.kernel
+
+    def _may_keep(self, parameters: list[Tensor]) -> bool:
+        if self.training or torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return False
+        # Not of fake tensors, nor of what torch.func puts in the place of parameters.
+        real = all(type(p) is nn.Parameter and not p.is_inference() for p in parameters)
+        return real and not self.weight.is_meta and not torch.jit.is_tracing()
 
     def forward(self, sample: bool = False) -> Tensor:
         """w [h, *kernel] as the op takes it; `sample` draws p instead of choosing the largest."""

@@ -1,6 +1,6 @@
 """Pure tensor functions of the Attention Free Transformer; imports torch only."""
 
-from .eager.decisions import record_decisions, repeat_decisions
+from .eager.decisions import constant, record_decisions, repeat_decisions
 from .functional import (
     aft_conv,
     aft_full,
@@ -45,6 +45,7 @@ __all__ = [
     'aft_window',
     'aft_window_init_state',
     'aft_window_step',
+    'constant',
     'prefill',
     'record_decisions',
     'repeat_decisions',

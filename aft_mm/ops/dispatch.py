@@ -1,20 +1,24 @@
 """Which backend serves a call, and the reasons why another one does not.
 
-Of :data:`DEFAULT_BACKENDS` the first without a reason against it serves.
+Of :data:`DEFAULT_BACKENDS` the first without a reason against it serves; a kernel needs a verdict
+on its device for that (`verify/`).
 ``AFT_MM_BACKEND`` names others to try, such as ``triton`` or ``triton,eager``; if none of them can
 serve, the call fails with their reasons instead of falling back in silence. So does a call whose
 backend was chosen and then failed.
 """
 
 import importlib
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from . import eager, reference
+from . import eager, reference, verify
+from .eager import decisions
 from .triton import support as triton_support
 
 OPS = (
@@ -28,8 +32,11 @@ OPS = (
 STEPS = tuple(f'{op}_step' for op in OPS)
 BACKENDS = ('triton', 'eager', 'reference')
 # Those that serve without being asked for.
-DEFAULT_BACKENDS = ('eager',)
+DEFAULT_BACKENDS = ('triton', 'eager')
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
+# Settled once: asking the environment takes half of the time that a choice takes.
+INTERPRETED = triton_support.interpreted()
+logger = logging.getLogger('aft_mm.ops')
 
 
 class BackendError(RuntimeError):
@@ -38,8 +45,10 @@ class BackendError(RuntimeError):
 
 def requested_backends() -> tuple[str, ...]:
     """The backends named by ``AFT_MM_BACKEND``, in order; raises ValueError for an unknown name."""
-    names = os.environ.get(ENVIRONMENT_VARIABLE) or ''
-    requested = tuple(name.strip() for name in names.split(',')) if names else ()
+    names = os.environ.get(ENVIRONMENT_VARIABLE)
+    if not names:
+        return ()
+    requested = tuple(name.strip() for name in names.split(','))
     for name in requested:
         if name not in BACKENDS:
             raise ValueError(
@@ -50,17 +59,21 @@ def requested_backends() -> tuple[str, ...]:
 
 
 def reasons_against(
-    backend: str, op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
+    backend: str,
+    op: str,
+    tensors: Sequence[Tensor | None],
+    options: Mapping[str, Any],
+    check: bool = False,
 ) -> list[str]:
-    """Why `backend` cannot serve `op` on (query, key, value, ...); empty if it can."""
+    """Why `backend` cannot serve `op` on (query, key, value, ...); empty if it can.
+
+    `check` lets a missing verdict on the kernels be made.
+    """
     reasons = []
     if backend == 'triton':
-        # The interpreter and the compiler have seen the kernels, a device has not.
-        if 'triton' not in requested_backends():
-            reasons.append(
-                f'no GPU has run it yet: serves only when {ENVIRONMENT_VARIABLE}=triton asks'
-            )
         reasons += triton_support.reasons_against(op, tensors, options)
+        if not reasons and 'triton' not in requested_backends():
+            reasons += _reasons_against_unasked_kernels(op, tensors[2], check)
     if backend == 'reference':
         if 'reference' not in requested_backends():
             reasons.append(f'the oracle serves only when {ENVIRONMENT_VARIABLE}=reference asks')
@@ -71,28 +84,55 @@ def reasons_against(
     return reasons
 
 
-def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:
+def _reasons_against_unasked_kernels(op: str, value: Tensor, check: bool) -> list[str]:
+    if decisions.recording() or decisions.repeating():
+        return ['an exported graph repeats the decisions of eager']
+    place = value.device.type, value.device.index
+    reason = _verdict(op, value.dtype, *place, check, torch.compiler.is_compiling())
+    return [] if reason is None else [reason]
+
+
+# The compiler takes what was found out and does not look into how.
+@triton_support.constant
+def _verdict(*about) -> str | None:
+    return verify.reason_against(*about)
+
+
+def choose_backend(
+    op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any], check: bool = True
+) -> str:
     """Name of the backend for the call; raises :class:`BackendError` if none can serve."""
+    if os.environ.get(ENVIRONMENT_VARIABLE):
+        names = requested_backends()
+    elif tensors[2].is_cuda or INTERPRETED:
+        names = DEFAULT_BACKENDS
+    else:
+        return 'eager'
     refused = []
-    for name in requested_backends() or DEFAULT_BACKENDS:
-        reasons = reasons_against(name, op, tensors, options)
+    for name in names:
+        reasons = reasons_against(name, op, tensors, options, check)
         if not reasons:
             return name
         refused.append(f'{name}: {"; ".join(reasons)}')
-    raise BackendError(
-        f'no AFT backend serves {op} on {tensors[2].device.type}: {", and ".join(refused)}'
-    )
+    where = tensors[2].device.type
+    raise BackendError(f'no AFT backend serves {op} on {where}: {", and ".join(refused)}')
 
 
 # Triton is missing in torch's CPU builds: its backend is loaded when it first serves.
 _MODULES: dict[str, ModuleType] = {'eager': eager, 'reference': reference}
+_served: set[tuple[str, str, torch.dtype]] = set()
 
 
-# The compiler does not look into an import.
+# The compiler does not look into an import or a log.
 @triton_support.constant
-def _load(name: str) -> bool:
-    if name not in _MODULES:
-        _MODULES[name] = importlib.import_module(f'.{name}.library', __package__)
+def _begin(name: str, op: str, dtype: torch.dtype) -> bool:
+    """Load the backend, and say once what serves an op in a type."""
+    serving = name, op, dtype
+    if serving not in _served:
+        if name not in _MODULES:
+            _MODULES[name] = importlib.import_module(f'.{name}.library', __package__)
+        logger.info('%s serves %s in %s', name, op, str(dtype).removeprefix('torch.'))
+        _served.add(serving)
     return True
 
 
@@ -101,5 +141,5 @@ def implementation(
 ) -> Callable[..., Tensor]:
     """The function of the serving backend for the call."""
     name = choose_backend(op, tensors, options)
-    _load(name)
+    _begin(name, op, tensors[2].dtype)
     return getattr(_MODULES[name], op)

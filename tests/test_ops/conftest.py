@@ -12,12 +12,13 @@ from aft_mm.ops.triton import support as triton_support
 def triton_asked_for(monkeypatch):
     """The Triton kernels serve, or the call fails with the reasons; and a seed.
 
-    The interpreter multiplies tf32 operands as they are; here it cuts them as a device does.
+    The interpreter multiplies tf32 operands as they are; here it cuts them as a device does. Nor
+    does it call what joins two sums once per number here, but of all numbers at once.
     """
     torch.manual_seed(0)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'triton')
     if triton_support.interpreted():
-        from triton.runtime.interpreter import InterpreterBuilder
+        from triton.runtime.interpreter import InterpreterBuilder, ScanOps
 
         exact = InterpreterBuilder.create_dot
 
@@ -27,6 +28,24 @@ def triton_asked_for(monkeypatch):
             return exact(self, a, b, total, precision, most)
 
         monkeypatch.setattr(InterpreterBuilder, 'create_dot', create_dot)
+        monkeypatch.setattr(ScanOps, 'generic_scan', _scan_rows)
+
+
+def _scan_rows(self, inputs):
+    """The running sums of several tensors, of twice as many rows in each step."""
+    assert self.axis == 0
+    sums, step, rows = inputs, 1, np.arange(len(inputs[0].handle.data))
+    while step < len(rows):
+        earlier = (x.handle.data[np.maximum(rows - step, 0)] for x in sums)
+        earlier = [self.to_tensor(x, y.dtype) for x, y in zip(earlier, sums, strict=True)]
+        joined = self.combine_fn.fn(*earlier, *sums)
+        has_earlier = (rows >= step)[:, None]
+        sums = [
+            self.to_tensor(np.where(has_earlier, x.handle.data, y.handle.data), y.dtype)
+            for x, y in zip(joined, sums, strict=True)
+        ]
+        step *= 2
+    return sums
 
 
 def _cut_to_tf32(x):

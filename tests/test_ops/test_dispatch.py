@@ -64,7 +64,6 @@ def test_triton_asked_for_where_it_cannot_serve_is_an_error(monkeypatch):
 REFUSED = {
     'has no kernel': dict(op='aft_local_normalized_step'),
     'has a kernel for aft_simple with causal=True only, got False': dict(causal=False),
-    "with key_function='softmax' only, got 'relu'": dict(key_function='relu'),
     'has a kernel for aft_conv with causal=False only, got True': dict(
         op='aft_conv', global_connectivity=True, grid=(1, 1)
     ),
@@ -83,14 +82,6 @@ def test_what_has_no_kernel_is_refused(reason, monkeypatch):
     assert dispatch.choose_backend(*call_on('cpu')) == 'triton'
     (against,) = dispatch.reasons_against('triton', *call_on('cpu', **REFUSED[reason]))
     assert reason in against
-
-
-def test_kernels_that_no_gpu_has_run_serve_only_when_asked_for(monkeypatch):
-    monkeypatch.setattr(triton_support, 'machine_reasons', lambda kind, index: ())
-    assert dispatch.choose_backend(*call_on('cpu')) == 'eager'
-    assert dispatch.reasons_against('triton', *call_on('cpu')) == [
-        'no GPU has run it yet: serves only when AFT_MM_BACKEND=triton asks'
-    ]
 
 
 LACKING = {

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from aft_mm import ops
+from aft_mm.ops.eager import dense_convolution, mixing, products
 
 pytest.importorskip('triton', reason='Inductor writes Triton source for a GPU')
 
-from .inductor_offline import source_of  # noqa: E402
+from .inductor_offline import pretended_device, source_of  # noqa: E402
 
 T3072 = (2, 3072, 256)
 RASTER = dict(grid=(32, 96), window=(16, 16))
@@ -56,3 +57,40 @@ def test_inductor_writes_forward_and_backward_for_cuda(case, path, monkeypatch):
 
     source = source_of(step, tokens, tokens, tokens, *biases, dtype=torch.float32)
     assert 'triton_heuristics' in source
+
+
+# How many products of bfloat16 operands tensor cores take on a device, without and with a gradient:
+# W with the terms, in two parts if there is a gradient, its transpose with two parts, and three for
+# the gradient of W. aft_local_normalized has one more with the gradient of W alone.
+PRODUCTS = {'full': (1, 7), 'local': (1, 7), 'normalized': (2, 12), 'conv': (1, 7)}
+
+
+@pytest.mark.parametrize('training', [False, True], ids=['inference', 'training'])
+@pytest.mark.parametrize('case', PRODUCTS)
+def test_inductor_multiplies_bfloat16_with_float32_sums(case, training, monkeypatch):
+    op, options, tokens, biases = CASES[case]
+    monkeypatch.setattr(torch, 'cond', lambda condition, fast, safe, operands: fast(*operands))
+    # Gradients are traced on the CPU: as the device would choose.
+    monkeypatch.setattr(mixing, 'term_parts', lambda value: 1 + torch.is_grad_enabled())
+    monkeypatch.setattr(mixing, 'serves', lambda *args: True)
+
+    def step(*inputs):
+        if not training:
+            with torch.no_grad():
+                return (getattr(ops, op)(*inputs, **options),)
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        output = getattr(ops, op)(*leaves, **options)
+        return output, *torch.autograd.grad(output.sum(), leaves)
+
+    source = source_of(step, tokens, tokens, tokens, *biases, dtype=torch.bfloat16)
+    assert source.count('extern_kernels.bmm_dtype(') == PRODUCTS[case][training]
+
+
+@pytest.mark.parametrize('grad', [False, True])
+def test_tokens_on_a_device_choose_their_products(grad):
+    with pretended_device(), torch.set_grad_enabled(grad):
+        value = torch.empty(128, 196, 384, device='cuda', dtype=torch.bfloat16)
+        assert products.term_parts(value) == 1 + grad
+        assert products.term_parts(value.half()) == products.term_parts(value.float()) == 0
+        weight = torch.empty(384, 11, 11, device='cuda')
+        assert dense_convolution.serves(value, weight, (14, 14), 1 + grad)

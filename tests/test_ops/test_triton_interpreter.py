@@ -20,9 +20,9 @@ FEWEST = {
     'test_triton_product.py': 85,
     'test_triton_product_op.py': 35,
     'test_triton_normalized.py': 20,
-    'test_triton_simple.py': 60,
+    'test_triton_simple.py': 75,
     'test_triton_step.py': 170,
-    'test_triton_window.py': 90,
+    'test_triton_window.py': 75,
     'test_triton_conv.py': 58,
 }
 

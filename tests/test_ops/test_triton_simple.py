@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aft_mm import ops
 from aft_mm.ops.triton import support as triton_support
@@ -20,19 +21,33 @@ from .triton_parity import (
     on_device,
 )
 
-from aft_mm.ops.triton import simple_launch as launch  # isort: skip - where Triton is
-from aft_mm.ops.triton import simple_library as library  # isort: skip
+from aft_mm.ops.triton import blocks, scan  # isort: skip - where Triton is
 
 pytestmark = MARKS
 
 
+BLOCKS = {name: blocks.BLOCKS[name] for name in ('scan', 'scan_backward')}
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Tiles of 16 tokens and of 8, so that short sequences have several."""
+    for kernel, groups in ('scan', 8), ('scan_backward', 4):
+        small = blocks.ScanBlock(groups, rows=2, row_bytes=64, warps=1)
+        monkeypatch.setitem(blocks.BLOCKS, kernel, {(8, 0): small})
+
+
+def cut_into_chunks(monkeypatch):
+    """As where sequences are few: chunks of 16 tokens."""
+    monkeypatch.setattr(scan, 'SHORTEST_CHUNK', 16)
+    monkeypatch.setattr(scan, 'count_processors', lambda device: 10**6)
+
+
 @pytest.fixture(params=['one chunk', 'chunks'])
 def chunks(request, monkeypatch):
-    """Both ways to cut a sequence; chunks of 16 tokens where there are several."""
-    many = request.param == 'chunks'
-    monkeypatch.setattr(launch, 'SHORTEST_CHUNK', 16)
-    monkeypatch.setattr(launch, 'wanted_programs', lambda device: 10**6 if many else 1)
-    return many
+    """Both ways to cut a sequence."""
+    if request.param == 'chunks':
+        cut_into_chunks(monkeypatch)
 
 
 def causal(tokens, channels=3, **options):
@@ -41,13 +56,8 @@ def causal(tokens, channels=3, **options):
     return Case(name, 'aft_simple', tokens, options, heads=channels, channels=channels)
 
 
-SERVED = [
-    case
-    for case in CASES
-    if case.op == 'aft_simple'
-    and all(case.options.get(k, 'softmax') == v for k, v in triton_support.KERNELS[case.op].items())
-]
-SIZES = [*SERVED, causal(7, 6), causal(16, 1), causal(17, 70)]
+SERVED = [case for case in CASES if case.op == 'aft_simple' and case.options.get('causal')]
+SIZES = [*SERVED, causal(7, 6), causal(16, 1), causal(33, 21)]
 
 
 @pytest.mark.parametrize('case', SIZES, ids=lambda case: case.name)
@@ -56,19 +66,23 @@ def test_matches_oracle(case, chunks, monkeypatch):
     compare(case, on_device(case.inputs(batch, dtype=torch.float32)), monkeypatch)
 
 
+KEYS = {'softmax': 'sigmoid', 'relu': 'sigmoid', 'relu2': 'relu'}
+
+
 @DTYPES
-@pytest.mark.parametrize('tokens', [1, 18])
-def test_types(tokens, dtype, chunks, monkeypatch):
-    case = causal(tokens, 6)
+@pytest.mark.parametrize('key', KEYS)
+def test_types(key, dtype, monkeypatch):
+    case = causal(18, 6, key_function=key, gate=KEYS[key])
     compare(case, on_device(case.inputs(batch=1, dtype=dtype)), monkeypatch)
 
 
-def test_matches_oracle_over_many_chunks(monkeypatch):
-    monkeypatch.setattr(launch, 'SHORTEST_CHUNK', 16)
-    monkeypatch.setattr(launch, 'wanted_programs', lambda device: 10**6)
-    case = causal(130, 40)  # 9 chunks, more than a step of their prefix
+def test_blocks_of_a_device_and_many_chunks(monkeypatch):
+    for kernel, sizes in BLOCKS.items():
+        monkeypatch.setitem(blocks.BLOCKS, kernel, sizes)
+    cut_into_chunks(monkeypatch)
+    case = causal(150, 40)
     tensors = on_device(case.inputs(batch=1, dtype=torch.float32))
-    assert launch.cut(tensors[2]).chunks > launch.ROWS
+    assert scan.cut(tensors[2]).chunks == 3
     compare(case, tensors, monkeypatch)
 
 
@@ -80,8 +94,9 @@ def test_the_types_of_the_inputs_may_differ(monkeypatch):
 
 
 @pytest.mark.parametrize('gate', ['sigmoid', 'relu', 'none'])
-def test_gates(gate, chunks, monkeypatch):
-    case = causal(19, gate=gate)
+@pytest.mark.parametrize('key', ['softmax', 'relu'])
+def test_gates(key, gate, monkeypatch):
+    case = causal(19, gate=gate, key_function=key)
     query, key, value = on_device(case.inputs(dtype=torch.float32))
     if gate != 'none':
         query[0, :3] = torch.tensor([0.0, 1e4, -1e4]).view(3, 1)
@@ -91,8 +106,8 @@ def test_gates(gate, chunks, monkeypatch):
         compare(lambda k, v, **extra: bare(None, k, v, **extra), [key, value], monkeypatch)
 
 
-# At the ends of blocks of 8 tokens and chunks of 16.
-STEPS = {f'step at {place}': place for place in (7, 8, 15, 16)}
+# At the ends of groups of 2 tokens, tiles of 8 and chunks of 16.
+STEPS = {f'step at {place}': place for place in (3, 8, 15, 16)}
 KINDS = ['huge', 'far below 0', 'rising', 'falling', 'lowest', *STEPS]
 
 
@@ -118,7 +133,7 @@ def test_keys_of_any_size(kind, chunks, monkeypatch):
 
 
 @DTYPES
-def test_a_late_spike_leaves_the_prefix_as_it_was(dtype, chunks, monkeypatch):
+def test_a_late_spike_leaves_the_prefix_as_it_was(dtype, monkeypatch):
     case = causal(19)
     query, key, value = on_device(case.inputs(batch=1, dtype=dtype))
     before = case(query, key, value)
@@ -127,13 +142,15 @@ def test_a_late_spike_leaves_the_prefix_as_it_was(dtype, chunks, monkeypatch):
     assert torch.equal(after[:, :-1], before[:, :-1])
 
 
-def test_padding_holds_anything(chunks, monkeypatch):
-    case = causal(20)
+@pytest.mark.parametrize('key_function', KEYS)
+def test_padding_holds_anything(key_function, chunks, monkeypatch):
+    case = causal(20, key_function=key_function, gate=KEYS[key_function])
     query, key, value = on_device(case.inputs(batch=4, dtype=torch.float32))
     mask = torch.rand(4, 20, device=DEVICE) < 0.6
     mask[1], mask[2, :17], mask[3, 10:] = False, False, False
     hidden = ~mask.unsqueeze(-1)
-    key = key * torch.tensor([1, 1, 1000, 1000], device=DEVICE).view(4, 1, 1)
+    if key_function == 'softmax':
+        key = key * torch.tensor([1, 1, 1000, 1000], device=DEVICE).view(4, 1, 1)
     clean = [query, key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)]
     poisoned = [query, key.masked_fill(hidden, torch.nan), value.masked_fill(hidden, torch.inf)]
     got = run_with_gradients(case, poisoned, key_mask=mask)
@@ -190,23 +207,26 @@ def test_expanded_inputs_and_gradients(monkeypatch):
 
 def test_an_empty_batch():
     empty = torch.empty(0, 5, 3, device=DEVICE, requires_grad=True)
-    output, saved = library.causal_simple(empty, empty, empty, None, 'sigmoid', True)
-    assert output.shape == (0, 5, 3) and saved.shape == (3, 0, 1, 3)
+    output, saved = scan.simple_op(empty, empty, empty, None, 'softmax', 'sigmoid', True)
+    assert output.shape == (0, 5, 3) and saved.shape == (3, 0, 3, 3)
     (gradient,) = torch.autograd.grad(output.sum(), empty)
     assert gradient.shape == empty.shape
 
 
-@pytest.mark.parametrize('gate, masked', [('sigmoid', True), ('none', False)])
-def test_the_ops_are_sound(gate, masked):
+@pytest.mark.parametrize(
+    'key_function, gate, masked', [('softmax', 'sigmoid', True), ('relu', 'none', False)]
+)
+def test_the_ops_are_sound(key_function, gate, masked):
     """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
     query, key, value = (torch.randn(1, 9, 3, device=DEVICE, requires_grad=True) for _ in range(3))
     query = None if gate == 'none' else query
     mask = (torch.rand(1, 9) < 0.6).to(DEVICE) if masked else None
-    torch.library.opcheck(library.causal_simple, (query, key, value, mask, gate, True))
-    _, saved = library.causal_simple(query, key, value, mask, gate, True)
+    arguments = query, key, value, mask, key_function, gate, True
+    torch.library.opcheck(scan.simple_op, arguments)
+    _, saved = scan.simple_op(*arguments)
     inputs = [None if x is None else x.detach() for x in (query, key, value)]
     wanted = [query is not None, True, True]
-    arguments = (torch.randn_like(value), saved, *inputs, mask, gate, wanted)
+    arguments = (torch.randn_like(value), saved, *inputs, mask, key_function, gate, wanted)
     torch.library.opcheck(torch.ops.aft_mm.causal_simple_backward.default, arguments)
 
 
@@ -243,13 +263,13 @@ def test_what_is_kept_for_the_gradient():
     with torch.autograd.graph.saved_tensors_hooks(lambda x: parts.append(x) or x, lambda x: x):
         case(*tensors)
     own = [x for x in parts if all(x is not y for y in tensors)]
-    assert sum(x.numel() for x in own) == 3 * 2 * 32 // launch.ROWS * 3
-    assert library.causal_simple(*tensors, None, 'sigmoid', False)[1].numel() == 0
+    assert sum(x.numel() for x in own) == 3 * 2 * 32 // 2 * 3
+    assert scan.simple_op(*tensors, None, 'softmax', 'sigmoid', False)[1].numel() == 0
 
 
 def test_gradients_that_cannot_be_had_say_why():
     x = torch.randn(1, 9, 3, device=DEVICE, requires_grad=True)
-    output = library.causal_simple(x, x, x, None, 'sigmoid', False)[0]
+    output = scan.simple_op(x, x, x, None, 'softmax', 'sigmoid', False)[0]
     with pytest.raises(RuntimeError, match='must be called with save=True'):
         output.sum().backward()
     output = ops.aft_simple(x, x, x, causal=True)
@@ -271,28 +291,41 @@ def test_only_the_gradients_asked_for_are_returned():
 
 
 def test_a_failing_kernel_is_not_passed_over(monkeypatch):
-    def fail(*args):
+    def fail(*args, **options):
         raise RuntimeError('out of registers')
 
-    monkeypatch.setattr(launch, 'causal_simple_forward', fail)
+    monkeypatch.setattr(scan.kernels.forward, 'run', fail)
     x = torch.randn(1, 9, 3, device=DEVICE)
     with pytest.raises(RuntimeError, match='out of registers'):
         ops.aft_simple(x, x, x, causal=True)
 
 
-def test_only_what_fills_the_device_is_left_whole(monkeypatch):
-    monkeypatch.setattr(launch, 'wanted_programs', lambda device: 100)
+CONFIG_SHAPES = {
+    (16, 3072, 256): (3072, 1, 32, 128),
+    (2, 3072, 256): (256, 12, 32, 16),
+    (16, 1024, 512): (1024, 1, 32, 256),
+    (8, 4096, 1024): (4096, 1, 32, 256),
+    (64, 4096, 1024): (4096, 1, 64, 1024),
+    (1, 16384, 256): (512, 32, 32, 8),
+    (1, 100, 8): (128, 1, 32, 1),
+}
 
-    def cut(*shape):
-        return launch.cut(torch.empty(shape, device='meta'))
 
-    assert cut(100, 4096, 64) == (4096, 1, 64, 100)
-    assert cut(10, 4096, 640) == (4096, 1, 64, 100)
-    assert cut(10, 4096, 64) == (416, 10, 64, 10)
-    assert cut(1, 130, 8) == (72, 2, 32, 1)
-    assert cut(1, 10**6, 8).chunks == 100
-    monkeypatch.setattr(launch, 'wanted_programs', lambda device: 10**6)
-    assert cut(1, 10**6, 8).chunks <= launch.MOST_CHUNKS
+@pytest.mark.parametrize('shape', CONFIG_SHAPES, ids=str)
+def test_only_what_fills_half_of_the_device_is_left_whole(shape, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(scan, 'count_processors', lambda device: 132)
+    value = torch.empty(shape, dtype=torch.bfloat16, device='meta')
+    assert scan.cut(value) == CONFIG_SHAPES[shape]
+
+
+def test_nothing_waits_for_the_device(monkeypatch):
+    """Forward and backward on shapes alone: what asks for a number fails."""
+    with FakeTensorMode():
+        x = torch.empty(2, 9, 3, requires_grad=True)
+        monkeypatch.setattr(triton_support, 'machine_reasons', lambda kind, index: ())
+        (gradient,) = torch.autograd.grad(ops.aft_simple(x, x, x, causal=True).sum(), x)
+    assert gradient.shape == x.shape
 
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 25 GB')

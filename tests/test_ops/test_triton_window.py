@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aft_mm import ops
+from aft_mm.ops.triton import support as triton_support
 
 from .cases import CASES, Case, run_with_gradients
 from .test_backends import assert_close, oracle
@@ -20,18 +22,17 @@ from .triton_parity import (
     on_device,
 )
 
-from aft_mm.ops.triton import window_launch as launch  # isort: skip - where Triton is
-from aft_mm.ops.triton import window_library as library  # isort: skip
+from aft_mm.ops.triton import blocks, window  # isort: skip - where Triton is
 
 pytestmark = MARKS
 PLANE = (5, 9)
 
 
-@pytest.fixture
-def small_tiles(monkeypatch):
-    """As small as a matrix product may be, so that short lines have several."""
-    monkeypatch.setattr(launch, 'TILE', 16)
-    monkeypatch.setattr(launch, 'NARROW_TILE', 16)
+@pytest.fixture(autouse=True)
+def _many_lanes(monkeypatch):
+    """Few programs, which is what the interpreter's time goes by."""
+    many = blocks.WindowBlock(lanes=64, rows=3, channels=8, warps=1)
+    monkeypatch.setitem(blocks.BLOCKS, 'window', {(8, 0): many})
 
 
 def line(tokens, size, causal=True, channels=3, **options):
@@ -52,7 +53,7 @@ def inputs(case, batch=1, dtype=torch.float32):
 
 
 SERVED = [case for case in CASES if case.op == 'aft_window']
-LINES = [line(7, 7), line(130, 70), line(130, 63, causal=False), line(20, 5, channels=40)]
+LINES = [line(7, 7), line(70, 33), line(50, 23, causal=False), line(20, 5, channels=40)]
 PLANES = [
     plane((2, 2)),
     plane((2, 4)),
@@ -61,8 +62,8 @@ PLANES = [
     plane((4, 4), (1, 9)),
     plane((4, 4), (9, 1), causal=False),
     plane((6, 2), (37, 3)),
-    plane((2, 50), (3, 70)),
-    plane((4, 50), (3, 70), causal=False),
+    plane((2, 50), (3, 40)),
+    plane((4, 50), (3, 40), causal=False),
 ]
 
 
@@ -71,6 +72,7 @@ def test_matches_oracle(case, monkeypatch):
     compare(case, inputs(case, batch=2 if case.tokens < 10 else 1), monkeypatch)
 
 
+BLOCK = blocks.BLOCKS['window']
 ALONE = [line(9, 1), plane((2, 2), (1, 9)), plane((2, 2), (9, 1))]
 
 
@@ -81,32 +83,17 @@ def test_a_window_of_the_token_itself(case, monkeypatch):
     torch.testing.assert_close(got, torch.sigmoid(query) * value)
 
 
-# Windows of less than two tiles of 16, of just two, of some, and of more than are added at once;
-# sequences that end within a tile and between two.
-LENGTHS = [(48, 31), (48, 32), (49, 33), (90, 61), (300, 290)]
-
-
-@pytest.mark.parametrize('causal', [True, False], ids=['causal', 'whole'])
-@pytest.mark.parametrize('tokens, size', LENGTHS)
-def test_sums_of_tiles(tokens, size, causal, small_tiles, monkeypatch):
-    case = line(tokens, size, causal)
-    compare(case, inputs(case), monkeypatch)
-
-
-@pytest.mark.parametrize('rows', [2, 4])
-@pytest.mark.parametrize('grid', [(3, 40), (1, 40)], ids=str)
-@pytest.mark.parametrize('causal', [True, False], ids=['causal', 'whole'])
-def test_wide_windows_of_a_grid(grid, causal, rows, small_tiles, monkeypatch):
-    """Which take sums of tiles where there is one line only."""
-    case = plane((rows, 100), grid, causal)
+def test_blocks_of_a_device(monkeypatch):
+    monkeypatch.setitem(blocks.BLOCKS, 'window', BLOCK)
+    case = plane((4, 4), (3, 7), channels=40)
     compare(case, inputs(case), monkeypatch)
 
 
 @DTYPES
 @pytest.mark.parametrize(
-    'case', [line(50, 40), plane((4, 4)), plane((4, 4), causal=False)], ids=lambda case: case.name
+    'case', [line(20, 9), plane((4, 4)), plane((4, 4), causal=False)], ids=lambda case: case.name
 )
-def test_types(case, dtype, small_tiles, monkeypatch):
+def test_types(case, dtype, monkeypatch):
     query, key, value = inputs(case, dtype=dtype)
     # Far from 0, so that the gradient of the key is a small difference.
     compare(case, [query, key, value + 10], monkeypatch)
@@ -134,7 +121,6 @@ def spread_keys(kind, key):
     """The keys, of one of the sizes that break sums with a common maximum."""
     token = torch.arange(key.shape[1]).view(1, -1, 1).to(key)
     return {
-        'within the fast path': key.clamp(-2, 2) + 66 * (token % 7 == 5),
         'huge': key + 1e4 * torch.randn(key.shape).sign().to(key),
         'far below 0': key - 1e4,
         'rising': key + 120 * token,
@@ -142,9 +128,9 @@ def spread_keys(kind, key):
     }[kind]
 
 
-KINDS = ['within the fast path', 'huge', 'far below 0', 'rising', 'lowest']
+KINDS = ['huge', 'far below 0', 'rising', 'lowest']
 SHAPES = {
-    'line': line(45, 33),
+    'line': line(30, 13),
     'both sides': line(21, 5, causal=False),
     'plane': plane((4, 4)),
     'whole plane': plane((4, 4), causal=False),
@@ -154,25 +140,24 @@ EACH_SHAPE = pytest.mark.parametrize('shape', SHAPES)
 
 @pytest.mark.parametrize('kind', KINDS)
 @EACH_SHAPE
-def test_keys_of_any_size(shape, kind, small_tiles, monkeypatch):
+def test_keys_of_any_size(shape, kind, monkeypatch):
     case = SHAPES[shape]
     query, key, value = inputs(case)
     compare(case, [query, spread_keys(kind, key), value], monkeypatch, TERMS)
 
 
-@pytest.mark.parametrize('size', [30, 1000], ids=['fast', 'safe'])
 @pytest.mark.parametrize('case', [line(37, 17), plane((4, 4))], ids=['line', 'plane'])
-def test_a_late_spike_leaves_the_prefix_as_it_was(case, size, small_tiles, monkeypatch):
+def test_a_late_spike_leaves_the_prefix_as_it_was(case, monkeypatch):
     query, key, value = inputs(case)
     before = case(query, key, value)
-    key[:, -3] += size
+    key[:, -3] += 1000
     after = compare(case, [query, key, value], monkeypatch, TERMS)[0]
-    torch.testing.assert_close(after[:, :-3], before[:, :-3], rtol=1e-5, atol=1e-6)
+    assert torch.equal(after[:, :-3], before[:, :-3])
 
 
-@pytest.mark.parametrize('scale', [1, 1000], ids=['fast', 'safe'])
+@pytest.mark.parametrize('scale', [1, 1000])
 @EACH_SHAPE
-def test_padding_holds_anything(shape, scale, small_tiles, monkeypatch):
+def test_padding_holds_anything(shape, scale, monkeypatch):
     case = SHAPES[shape]
     query, key, value = inputs(case, batch=3)
     mask = torch.rand(3, case.tokens, device=DEVICE) < 0.6
@@ -208,8 +193,8 @@ def test_nan_is_not_hidden():
     assert output[:, sees].isnan().all() and output[:, ~sees].isfinite().all()
 
 
-@pytest.mark.parametrize('case', [line(50, 40), plane((4, 4))], ids=['line', 'plane'])
-def test_layouts(case, small_tiles):
+@pytest.mark.parametrize('case', [line(20, 9), plane((4, 4))], ids=['line', 'plane'])
+def test_layouts(case):
     tensors = inputs(case, batch=2)
     expected = run_with_gradients(case, tensors)
     other = layouts(tensors)
@@ -227,19 +212,10 @@ def test_layouts(case, small_tiles):
 OPTIONS = 'sigmoid', [4], [9], True
 
 
-def test_a_shift_of_any_strides():
-    x = torch.randn(2, 9, 3, device=DEVICE)
-    shift = x.amax(1, keepdim=True)
-    expected = library.hard_window(x, x, x, None, shift, *OPTIONS, False)[0]
-    other = shift.transpose(0, 2).contiguous().transpose(0, 2)
-    assert torch.equal(library.hard_window(x, x, x, None, other, *OPTIONS, False)[0], expected)
-
-
 def test_an_empty_batch():
     empty = torch.empty(0, 9, 3, device=DEVICE, requires_grad=True)
-    shift = torch.empty(0, 1, 3, device=DEVICE)
-    output, saved = library.hard_window(empty, empty, empty, None, shift, *OPTIONS, True)
-    assert output.shape == (0, 9, 3) and saved.shape == (2, 0, 9, 3)
+    output, saved = window.window_op(empty, empty, empty, None, *OPTIONS, True)
+    assert output.shape == (0, 9, 3) and saved.shape == (3, 0, 9, 3)
     (gradient,) = torch.autograd.grad(output.sum(), empty)
     assert gradient.shape == empty.shape
     assert ops.aft_window(empty, empty, empty, window=3).shape == (0, 9, 3)
@@ -251,18 +227,18 @@ def test_the_ops_are_sound(gate, masked):
     query, key, value = (torch.randn(1, 9, 3, device=DEVICE, requires_grad=True) for _ in range(3))
     query = None if gate == 'none' else query
     mask = (torch.rand(1, 9) < 0.6).to(DEVICE) if masked else None
-    shift = key.detach().amax(1, keepdim=True)
     options = gate, *OPTIONS[1:]
-    arguments = query, key, value, mask, shift, *options, True
-    torch.library.opcheck(library.hard_window, arguments)
-    _, saved = library.hard_window(*arguments)
+    arguments = query, key, value, mask, *options, True
+    torch.library.opcheck(window.window_op, arguments)
+    _, saved = window.window_op(*arguments)
     tensors = [None if x is None else x.detach() for x in (query, key, value)]
-    arguments = torch.randn_like(value), saved, *tensors, mask, shift, *options
-    torch.library.opcheck(library.hard_window_backward, arguments)
+    wanted = [query is not None, True, True]
+    arguments = torch.randn_like(value), saved, *tensors, mask, *options, wanted
+    torch.library.opcheck(torch.ops.aft_mm.hard_window_backward.default, arguments)
 
 
 def test_compiles_without_graph_break():
-    """With the shape of the first call, and any length after that; both paths in one graph."""
+    """With the shape of the first call, and any length after that."""
     torch._dynamo.reset()
     compiled = torch.compile(ops.aft_window, fullgraph=True, backend='aot_eager')
 
@@ -307,23 +283,21 @@ def test_what_is_kept_for_the_gradient():
     with torch.autograd.graph.saved_tensors_hooks(lambda x: parts.append(x) or x, lambda x: x):
         case(*tensors)
     own = [x for x in parts if all(x is not y for y in tensors)]
-    assert sum(x.numel() for x in own) == 2 * 32 * 3 + 3  # mean, denominator and shift
-    shift = tensors[1].detach().amax(1, keepdim=True)
+    assert sum(x.numel() for x in own) == 3 * 32 * 3
     options = 'sigmoid', [4], [32], True, False
-    assert library.hard_window(*tensors, None, shift, *options)[1].numel() == 0
+    assert window.window_op(*tensors, None, *options)[1].numel() == 0
 
 
-@pytest.mark.parametrize('case', [line(512, 200), plane((8, 64), (8, 64))], ids=['line', 'plane'])
+@pytest.mark.parametrize('case', [line(512, 20), plane((8, 64), (8, 64))], ids=['line', 'plane'])
 def test_memory_grows_with_tokens_not_their_square(case):
     with LargestTensor() as recorder:
         run_with_gradients(case, inputs(case))
-    assert recorder.largest <= 2 * 512 * 3
+    assert recorder.largest <= 3 * 3 * 512 * 1.5
 
 
 def test_gradients_that_cannot_be_had_say_why():
     x = torch.randn(1, 9, 3, device=DEVICE, requires_grad=True)
-    shift = x.detach().amax(1, keepdim=True)
-    output = library.hard_window(x, x, x, None, shift, *OPTIONS, False)[0]
+    output = window.window_op(x, x, x, None, *OPTIONS, False)[0]
     with pytest.raises(RuntimeError, match='must be called with save=True'):
         output.sum().backward()
     (gradient,) = torch.autograd.grad(ops.aft_window(x, x, x, window=3).sum(), x, create_graph=True)
@@ -331,18 +305,25 @@ def test_gradients_that_cannot_be_had_say_why():
         gradient.sum().backward()
 
 
-def test_the_kernels_serve_keys_of_the_fast_path_and_only_those(monkeypatch):
-    def fail(*args):
+def test_a_failing_kernel_is_not_passed_over(monkeypatch):
+    def fail(*args, **options):
         raise RuntimeError('out of registers')
 
-    monkeypatch.setattr(launch, 'window_forward', fail)
+    monkeypatch.setattr(window.kernels.sum_windows, 'run', fail)
     x = torch.randn(1, 9, 3, device=DEVICE)
     with pytest.raises(RuntimeError, match='out of registers'):
         ops.aft_window(x, x, x, window=3)
-    mask = torch.arange(9, device=DEVICE).view(1, 9) < 5
-    with pytest.raises(RuntimeError, match='out of registers'):
-        ops.aft_window(x, x - 1000, x, window=3, key_mask=mask)
-    assert ops.aft_window(x, 1000 * x, x, window=3).isfinite().all()
+
+
+def test_nothing_waits_for_the_device(monkeypatch):
+    """Forward and backward on shapes alone: what asks for a number fails."""
+    monkeypatch.setattr(triton_support, 'machine_reasons', lambda kind, index: ())
+    with FakeTensorMode():
+        x = torch.empty(2, 12, 3, requires_grad=True)
+        for size, grid in (4, None), ((2, 2), (3, 4)):
+            output = ops.aft_window(x, x, x, window=size, grid=grid)
+            (gradient,) = torch.autograd.grad(output.sum(), x)
+            assert gradient.shape == x.shape
 
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 50 GB')

@@ -38,7 +38,7 @@ from decoders import (
 from memory import added_peak, in_fresh_process
 from parity import DECODER_TOLERANCE, require_close, using
 from record import environment, write_json
-from timing import interleaved, seconds, wall_seconds
+from timing import both_clocks, seconds, wall_seconds
 
 from aft_mm.models.step_graph import make_steps
 
@@ -52,6 +52,8 @@ KINDS = {
     'training_mib': 'peak memory, forward + backward, MiB',
     'decoding_ms': 'decoding, ms per token',
 }
+# What stands in the JSON only: on a GPU the times above are those of the kernels.
+WALL_KINDS = ('forward_wall_ms', 'training_wall_ms')
 DECODED_SEQUENCES = 4
 LOCAL = ['aft-local-32', 'aft-local-256']
 DEFAULTS = {
@@ -109,8 +111,11 @@ def check(name: str, dims: int, args: argparse.Namespace) -> None:
 
 def sweep(
     make: Callable[[str, int], Callable[[], object]], args: argparse.Namespace
-) -> dict[Cell, float]:
-    """Median seconds of ``make(mixer, length)()`` in turns, without cells beyond the patience."""
+) -> tuple[dict[Cell, float], dict[Cell, float]]:
+    """Median seconds of ``make(mixer, length)()`` in turns, without cells beyond the patience.
+
+    Those of the device and those of the wall clock.
+    """
     calls, last = {}, {}
     for length in args.lengths:
         for name in args.mixers:
@@ -125,8 +130,9 @@ def sweep(
             except torch.OutOfMemoryError:
                 # Longer ones would not fit either.
                 last[name] = (length, float('inf'))
-    times = interleaved(calls, args.rounds, args.device)
-    return {cell: statistics.median(values) for cell, values in times.items()}
+    clocks = both_clocks(calls, args.rounds, args.device)
+    device, wall = ({cell: statistics.median(v) for cell, v in times.items()} for times in clocks)
+    return device, wall
 
 
 def decoding(models: dict[str, torch.nn.Module], args: argparse.Namespace) -> dict[Cell, float]:
@@ -175,13 +181,14 @@ def measure(dims: int, args: argparse.Namespace) -> list[dict]:
 
     for run, kind in ((infer, 'forward'), (train_step, 'training')):
         print(f'D = {dims}, {kind}', file=sys.stderr)
-        times = sweep(partial(call, run), args)
+        times, walls = sweep(partial(call, run), args)
         record(f'{kind}_ms', times, 1e3)
+        record(f'{kind}_wall_ms', walls, 1e3)
         record(f'{kind}_mib', {cell: peak(run, *cell) for cell in times})
     print(f'D = {dims}, decoding', file=sys.stderr)
     record('decoding_ms', decoding(models, args), 1e3)
     return [
-        dict(mixer=name, dims=dims, length=length, **{kind: values.get(kind) for kind in KINDS})
+        dict(mixer=name, dims=dims, length=length, **dict.fromkeys((*KINDS, *WALL_KINDS)) | values)
         for (name, length), values in sorted(cells.items())
     ]
 

@@ -1,33 +1,41 @@
-"""Images per second and peak memory of AFT-conv backbones against DeiT, as ratios.
+"""Images per second and peak memory of AFT-conv backbones against DeiT and others, as ratios.
 
 Per round every model sees the same batch once, in turn, so that a slow moment of the machine falls
 on all of them; a ratio is the median over rounds of time(DeiT) / time(model), of the DeiT of the
-same size. Three kinds of models, without the classification head:
+same size and form, eager or compiled. Four kinds of models, without the classification head, with
+random weights:
 
 - DeiT: timm's, with torch's scaled_dot_product_attention inside (1.00 by definition);
 - AFT-conv;
 - bound: the same AFT-conv with the mixing left out (projections only), the most that any
-  implementation of the op could reach.
+  implementation of the op could reach;
+- rivals of today by their timm names, which compute something else.
+
+On a GPU images per second are those of the kernels, as torch's profiler has them, and of the wall
+clock beside.
 
     python tools/benchmarks/benchmark_models.py --size 224 384 --dtype float32 --json out.json
 
-A case whose op disagrees with the float64 oracle is not timed: the run stops with the error seen.
+A case whose op disagrees with the float64 oracle is not timed: the run stops with the error seen. A
+compiled AFT-conv that disagrees with the eager one, and a rival that cannot run a size, is a row
+with the reason.
 """
 
 import argparse
 import re
 import statistics
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from arguments import common_parser, fill_in, named_in_errors, positive_int, set_up_torch
 from memory import added_peak, in_fresh_process
 from op_cases import Case
-from parity import TOLERANCE, Oracle
+from parity import DECODER_TOLERANCE, TOLERANCE, Oracle, relative_error
 from record import write_json
 from rivals import missing
-from timing import interleaved, ratio
-from torch import nn
+from timing import Times, both_clocks, ratio
+from torch import Tensor, nn
 
 import aft_mm.models  # noqa: F401 - registers what is built below
 from aft_mm.layers.mixers import AFTConv
@@ -36,23 +44,35 @@ from aft_mm.registry import MODELS
 DTYPES = {str(dtype).removeprefix('torch.'): dtype for dtype in TOLERANCE}
 PATCH = 16
 CHANNELS = dict(tiny=192, small=384, base=768)
+# Models of timm, and the DeiT of about as many parameters.
+RIVALS = dict(
+    deit3_small_patch16_224='small',
+    vit_relpos_small_patch16_224='small',
+    convnext_tiny='small',
+    convnext_femto='tiny',
+)
+FORMS = ('eager', 'compiled')
+Cell = tuple[str, str]
 DEFAULTS = {
     'cpu': dict(
         size=[224],
         dtype=['float32'],
         models=['deit-tiny', 'aft-tiny-h32-k11', 'bound-tiny-h32-k11', 'aft-tiny-h192-k11'],
+        forms=['eager'],
         batch=16,
         rounds=15,
     ),
-    # Table 7 of arXiv 2105.14103.
+    # Table 7 of arXiv 2105.14103, and rivals.
     'cuda': dict(
-        size=[224, 384, 512],
+        size=[224, 384, 512, 1024],
         dtype=['bfloat16'],
         models=[
             *('deit-tiny', 'aft-tiny-h32-k11', 'aft-tiny-h192-k11', 'bound-tiny-h32-k11'),
             *('deit-small', 'aft-small-h16-k11', 'aft-small-h384-k11', 'aft-small-h384-k15'),
             'bound-small-h384-k11',
+            *RIVALS,
         ],
+        forms=list(FORMS),
         batch=128,
         rounds=20,
     ),
@@ -68,7 +88,12 @@ class ProjectionsOnly(AFTConv):
 
 
 def parse_name(text: str) -> tuple[str, str, int, int]:
-    """Kind, size, heads and kernel of 'deit-tiny', 'aft-small-h384-k11' or 'bound-tiny-h32-k11'."""
+    """Kind, size, heads and kernel of 'deit-tiny', 'aft-small-h384-k11' or 'bound-tiny-h32-k11'.
+
+    Of a rival, the size of the DeiT that it is held against.
+    """
+    if text in RIVALS:
+        return 'rival', RIVALS[text], 0, 0
     archs = '|'.join(CHANNELS)
     if found := re.fullmatch(f'deit-({archs})', text):
         return 'deit', found[1], 0, 0
@@ -76,7 +101,7 @@ def parse_name(text: str) -> tuple[str, str, int, int]:
         return found[1], found[2], int(found[3]), int(found[4])
     raise argparse.ArgumentTypeError(
         'a model must be deit-ARCH, aft-ARCH-hHEADS-kKERNEL or bound-ARCH-hHEADS-kKERNEL with '
-        f'ARCH among {", ".join(CHANNELS)}, got {text!r}'
+        f'ARCH among {", ".join(CHANNELS)}, or one of {", ".join(RIVALS)}, got {text!r}'
     )
 
 
@@ -97,11 +122,13 @@ def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
     """The model of this name for images of `size` px, the same weights each time."""
     kind, arch, heads, kernel = parse_name(name)
     torch.manual_seed(0)
-    if kind == 'deit':
+    if kind in ('deit', 'rival'):
         import timm
 
-        options = dict(img_size=size, num_classes=0, dynamic_img_size=False)
-        model = timm.create_model(f'deit_{arch}_patch16_224', **options)
+        timm_name = name if kind == 'rival' else f'deit_{arch}_patch16_224'
+        # A ConvNeXt takes images of every size.
+        options = {} if timm_name.startswith('convnext') else dict(img_size=size)
+        model = timm.create_model(timm_name, num_classes=0, **options)
     else:
         mixer = 'AFTConv' if kind == 'aft' else 'ProjectionsOnly'
         model = MODELS.build(
@@ -139,18 +166,23 @@ def random_images(batch: int, size: int, dtype: str, device: str = 'cpu') -> tor
     return torch.randn(batch, 3, size, size, device=device).to(DTYPES[dtype])
 
 
+def in_form(model: nn.Module, form: str) -> Callable[[Tensor], Tensor]:
+    """The model as it is, or compiled for the shape that it sees first."""
+    return torch.compile(model, dynamic=False) if form == 'compiled' else model
+
+
 @torch.inference_mode()
-def cpu_peak(name: str, size: int, dtype: str, batch: int, threads: int) -> float:
+def cpu_peak(name: str, form: str, size: int, dtype: str, batch: int, threads: int) -> float:
     """MiB that one inference adds to a process that holds model and images."""
     torch.set_num_threads(threads)
-    model, images = build(name, size, dtype), random_images(batch, size, dtype)
-    model(images[:1])
+    model, images = in_form(build(name, size, dtype), form), random_images(batch, size, dtype)
+    # Compiled code is of one shape.
+    model(images if form == 'compiled' else images[:1])
     return added_peak(partial(model, images))
 
 
-def profile(model: nn.Module, images: torch.Tensor, top: int = 14) -> list[dict]:
+def profile(call: Callable[[], object], device: str, top: int = 14) -> list[dict]:
     """The operations that take most of one batch: name, input shapes, calls, own milliseconds."""
-    device = images.device.type
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device == 'cuda':
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -159,7 +191,7 @@ def profile(model: nn.Module, images: torch.Tensor, top: int = 14) -> list[dict]
         return event.self_device_time_total if device == 'cuda' else event.self_cpu_time_total
 
     with torch.profiler.profile(activities=activities, record_shapes=True) as recorded:
-        model(images)
+        call()
     events = recorded.key_averages(group_by_input_shape=True)
     return [
         dict(
@@ -172,46 +204,104 @@ def profile(model: nn.Module, images: torch.Tensor, top: int = 14) -> list[dict]
     ]
 
 
+def reason_against(
+    call: Callable[[], object], name: str, eager: Callable[[], object] | None
+) -> str | None:
+    """Why a model cannot be timed: it fails, or it is not what `eager`, our own model, computes."""
+    try:
+        result = features(call())
+        expected = None if eager is None else features(eager())
+    except torch.OutOfMemoryError:
+        return 'out of memory'
+    except Exception as error:
+        # A failure of a peer says nothing of ours, which must not fall silent.
+        if parse_name(name)[0] != 'rival':
+            raise
+        return f'timm failed: {str(error).splitlines()[0]}'
+    if expected is not None:
+        allowed = DECODER_TOLERANCE[str(expected.dtype).removeprefix('torch.')]
+        error = relative_error(result, expected)
+        if not error <= allowed:
+            return f'compiled, it is wrong by {error:.2e} > {allowed}'
+    return None
+
+
+def features(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """The tensor that a backbone gives; ours puts it into a tuple."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
 @torch.inference_mode()
-def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
-    """Measure all models at one size and type; one row per model."""
-    models, rows = {}, []
+def admit(
+    args: argparse.Namespace, size: int, dtype: str, images: Tensor
+) -> tuple[list[dict], dict[Cell, Callable[[], object]]]:
+    """One row per model and form, and the calls of those that may be timed."""
+    rows, calls = [], {}
     for name in args.models:
-        if name.startswith('deit') and (reason := missing('timm')):
-            rows.append(dict(model=name, size=size, dtype=dtype, reason=reason))
-            continue
+        kind = parse_name(name)[0]
         with torch.inference_mode(False):
             check_op(name, size, dtype, args.device)
-        models[name] = build(name, size, dtype, args.device)
+        model = None
+        for form in args.forms:
+            row = dict(model=name, form=form, size=size, dtype=dtype)
+            rows.append(row)
+            if kind in ('deit', 'rival') and (reason := missing('timm')):
+                row['reason'] = reason
+                continue
+            model = model or build(name, size, dtype, args.device)
+            call = partial(in_form(model, form), images)
+            ours = form == 'compiled' and kind in ('aft', 'bound')
+            reason = reason_against(call, name, partial(model, images) if ours else None)
+            if reason is None:
+                calls[name, form] = call
+            else:
+                row['reason'] = reason
+    return rows, calls
+
+
+def measured(cell: Cell, times: Times, walls: Times, batch: int) -> dict:
+    """Images per second of a model, and how many times as fast as others of its form it is."""
+    (name, form), found = cell, {}
+    for prefix, seconds in (('', times), ('wall_', walls)):
+        found[f'{prefix}images_per_second'] = batch / statistics.median(seconds[cell])
+        deit, bound = f'deit-{parse_name(name)[1]}', name.replace('aft', 'bound')
+        for label, other in (('deit', deit), ('bound', bound), ('eager', name)):
+            other_cell = (other, 'eager' if label == 'eager' else form)
+            if other_cell in times and other_cell != cell:
+                found[f'{prefix}speed_vs_{label}'] = ratio(seconds, other_cell, cell)
+    return found
+
+
+@torch.inference_mode()
+def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
+    """Measure all models at one size and type; one row per model and form."""
+    # Else the models of other sizes would count against the limit of recompilations.
+    torch.compiler.reset()
     images = random_images(args.batch, size, dtype, args.device)
-    calls = {name: partial(model, images) for name, model in models.items()}
-    times = interleaved(calls, args.rounds, args.device)
-    for name, seconds in times.items():
-        row = dict(model=name, size=size, dtype=dtype)
-        row['images_per_second'] = args.batch / statistics.median(seconds)
-        deit, bound = f'deit-{name.split("-")[1]}', name.replace('aft', 'bound')
-        for label, other in (('deit', deit), ('bound', bound)):
-            if other in times and other != name:
-                row[f'speed_vs_{label}'] = ratio(times, other, name)
+    rows, calls = admit(args, size, dtype, images)
+    times, walls = both_clocks(calls, args.rounds, args.device)
+    for row in rows:
+        cell = row['model'], row['form']
+        if cell not in calls:
+            continue
+        row.update(measured(cell, times, walls, args.batch))
         if torch.device(args.device).type == 'cuda':
-            row['peak_mib'] = added_peak(calls[name], args.device)
+            row['peak_mib'] = added_peak(calls[cell], args.device)
         else:
-            row['peak_mib'] = in_fresh_process(
-                cpu_peak, name, size, dtype, args.batch, args.threads
-            )
-        if name.startswith('aft'):
-            row['profile'] = profile(models[name], images)
-        rows.append(row)
+            settings = size, dtype, args.batch, args.threads
+            row['peak_mib'] = in_fresh_process(cpu_peak, *cell, *settings)
+        if row['model'].startswith('aft'):
+            row['profile'] = profile(calls[cell], torch.device(args.device).type)
     return rows
 
 
 def line(row: dict) -> str:
     """A row as a line of text."""
-    start = f'{row["size"]:>4} px {row["dtype"]:<9} {row["model"]:<22}'
+    start = f'{row["size"]:>4} px {row["dtype"]:<9} {row["model"]:<29}{row["form"]:<9}'
     if 'reason' in row:
         return f'{start}not run: {row["reason"]}'
     text = f'{start}{row["images_per_second"]:9.1f} images/s   peak {row["peak_mib"]:8.1f} MiB'
-    for label, title in (('deit', 'DeiT'), ('bound', 'bound')):
+    for label, title in (('deit', 'DeiT'), ('bound', 'bound'), ('eager', 'eager')):
         if f'speed_vs_{label}' in row:
             text += f'   {row[f"speed_vs_{label}"]:.2f} x {title}'
     return text
@@ -227,15 +317,16 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
         nargs='+',
         type=known_name,
         metavar='MODEL',
-        help='deit-ARCH, aft-ARCH-hHEADS-kKERNEL, bound-ARCH-hHEADS-kKERNEL; ARCH: '
-        + ', '.join(CHANNELS),
+        help='deit-ARCH, aft-ARCH-hHEADS-kKERNEL, bound-ARCH-hHEADS-kKERNEL, '
+        f'{", ".join(RIVALS)}; ARCH: {", ".join(CHANNELS)}',
     )
+    parser.add_argument('--forms', nargs='+', choices=FORMS, help='of each model')
     parser.add_argument('--batch', type=positive_int, help='images')
     args = parser.parse_args(arguments)
     fill_in(args, DEFAULTS)
     for name in args.models:
         # Without timm its models are reported as not run.
-        if not name.startswith('deit'):
+        if parse_name(name)[0] in ('aft', 'bound'):
             with named_in_errors(parser, f'--models {name}'), torch.device('meta'):
                 build(name, args.size[0], args.dtype[0], 'meta')
     return args

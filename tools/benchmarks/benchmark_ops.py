@@ -5,9 +5,10 @@
 
 The backends of a case, and what it is compared with, take turns in one process: forward without
 gradient, then forward and backward. Medians over rounds, and ratios as medians of the ratios of a
-round. "copy" and "matrix" are fractions of the bandwidth of a copy and of the rate of a matrix
-product of the same type, measured in the same run; bytes and operations are those of the formula
-(op_costs.py).
+round. On a GPU times are those of the kernels, as torch's profiler has them, which are listed; the
+wall time stands beside them. "copy" and "matrix" are fractions of the bandwidth of a copy and of
+the rate of a matrix product of the same type, measured in the same run; bytes and operations are
+those of the formula (op_costs.py).
 
 A backend whose output or gradient disagrees with the float64 oracle is reported as wrong: nothing
 of it is timed or compared, and the exit status is 1, as it is where none of the backends serves any
@@ -30,7 +31,7 @@ from op_costs import compulsory_bytes, operations
 from parity import TOLERANCE, Oracle, using
 from record import write_json
 from rivals import RIVALS
-from timing import device_rates, interleaved, ratio
+from timing import both_clocks, device_rates, profiled, ratio
 from torch import Tensor
 
 from aft_mm.ops import dispatch
@@ -182,13 +183,20 @@ def hardware_use(form: Form, mode: str, seconds: float, rates: dict[str, float])
     )
 
 
+def microseconds(kernels: dict[str, float]) -> dict[str, float]:
+    """The kernels of a call, those that take longest first."""
+    longest_first = sorted(kernels, key=kernels.get, reverse=True)
+    return {name: round(kernels[name] * 1e6, 2) for name in longest_first}
+
+
 def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dict) -> list[dict]:
     """All forms of the cases in turn, in both modes; one row per case, form and mode."""
     admitted = {name: admit(name, dtype, args) for name in names}
     rows = []
     for mode in MODES:
         forms = {(n, form.name): form for n in names for form in admitted[n][1]}
-        times = interleaved({k: f.once(mode) for k, f in forms.items()}, args.rounds, args.device)
+        calls = {cell: form.once(mode) for cell, form in forms.items()}
+        times, walls = both_clocks(calls, args.rounds, args.device)
         for row in [row for n in names for row in admitted[n][0]]:
             row = dict(row, mode=mode)
             rows.append(row)
@@ -197,6 +205,9 @@ def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dic
                 continue
             seconds, form = statistics.median(times[cell]), forms[cell]
             row['milliseconds'] = seconds * 1e3
+            row['wall_milliseconds'] = statistics.median(walls[cell]) * 1e3
+            if torch.device(args.device).type == 'cuda':
+                row['kernels'] = microseconds(profiled(calls[cell], args.device))
             row['peak_mib'] = peak_memory(row, form, mode, args)
             row['speed_over'] = {
                 other: ratio(times, (case, other), cell)
@@ -213,9 +224,11 @@ def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dic
 
 def line(row: dict) -> str:
     """A row as a line of text."""
-    start = f'{row["case"]:<38}{row["mode"]:<18}{row["form"]:<20}'
+    start = f'{row["case"]:<38}{row.get("mode", "check"):<18}{row["form"]:<20}'
     if row['status'] != 'ok':
         return f'{start}{row["status"]}: {row["reason"]}'
+    if 'milliseconds' not in row:
+        return f'{start}{"as the oracle" if row["compared"] else "runs, result not compared"}'
     text = f'{start}{row["milliseconds"]:10.3f} ms{row["peak_mib"]:9.1f} MiB'
     if 'copy_fraction' in row:
         text += f'   copy {row["copy_fraction"]:6.1%} matrix {row["matrix_fraction"]:6.1%}'
@@ -236,6 +249,9 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
         '--cases', metavar='PATTERN', help='such as "conv-*"; default: all, or on a CPU small-*'
     )
     parser.add_argument('--backends', nargs='+', choices=dispatch.BACKENDS)
+    parser.add_argument(
+        '--check', action='store_true', help='hold results against the oracle, time nothing'
+    )
     parser.add_argument('--dtype', nargs='+', choices=list(DTYPES))
     args = parser.parse_args(arguments)
     fill_in(args, DEFAULTS)
@@ -261,6 +277,11 @@ def main(arguments: list[str] | None = None) -> int:
         groups.setdefault(CASES[name].baseline or name, []).append(name)
     rows, rates = [], {}
     for dtype in args.dtype:
+        if args.check:
+            found = [row for name in args.names for row in admit(name, dtype, args)[0]]
+            print('\n'.join(map(line, found)), flush=True)
+            rows += found
+            continue
         rates[dtype] = device_rates(args.device, DTYPES[dtype])
         copied, multiplied = rates[dtype].values()
         print(f'{dtype}: copy {copied / 1e9:.1f} GB/s, matrix {multiplied / 1e12:.2f} T/s')

@@ -3,11 +3,14 @@
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
 # Larger than the second-level cache of any GPU.
 CACHE_BYTES = 256 * 2**20
@@ -28,18 +31,44 @@ def wall_seconds(call: Callable[[], object], device: str = 'cpu') -> float:
     return time.perf_counter() - start
 
 
+def kernel_times(events: Iterable[FunctionEvent]) -> dict[str, float]:
+    """Seconds on the device of each kernel, copy and fill among a profiler's events, by name.
+
+    Operators carry the time of the kernels that they start, and ranges span them: neither counts.
+    Raises RuntimeError if nothing is left, as where the driver lets no profiler in.
+    """
+    times: dict[str, float] = {}
+    for event in events:
+        on_device = event.device_type == DeviceType.CUDA and event.name != 'Context Sync'
+        if on_device and not event.is_user_annotation:
+            times[event.name] = times.get(event.name, 0.0) + event.time_range.elapsed_us() / 1e6
+    if not sum(times.values()) > 0:
+        raise RuntimeError(
+            'the profiler saw no kernel, so there is no time of the device: CUPTI must be usable '
+            'by this process'
+        )
+    return times
+
+
+def profiled(call: Callable[[], object], device: str) -> dict[str, float]:
+    """Seconds of each kernel of one call on a CUDA device, inputs coming from memory."""
+    _flush_buffer(device).zero_()
+    torch.cuda.synchronize(device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        call()
+        torch.cuda.synchronize(device)
+    return kernel_times(recorded.events())
+
+
 def seconds(call: Callable[[], object], device: str = 'cpu') -> float:
-    """Time of one call: wall time on a CPU, between two events on a CUDA device."""
+    """Time of one call: wall time on a CPU, the sum of its kernels on a CUDA device.
+
+    Between two events on the device a call of many small kernels would be timed by the Python that
+    starts them.
+    """
     if torch.device(device).type == 'cpu':
         return wall_seconds(call, device)
-    # Inputs come from memory, and the launches are queued before the clock starts.
-    _flush_buffer(device).zero_()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
+    return sum(profiled(call, device).values())
 
 
 def progress(text: str) -> None:
@@ -48,22 +77,36 @@ def progress(text: str) -> None:
         print(text, end='', file=sys.stderr, flush=True)
 
 
+Times = dict[Any, list[float]]
+
+
 def interleaved(
-    calls: Mapping[str, Callable[[], object]], rounds: int, device: str = 'cpu'
-) -> dict[str, list[float]]:
+    calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu'
+) -> Times:
     """Seconds of each call per round, the calls in turn, after one round that does not count."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    return both_clocks(calls, rounds, device)[0]
+
+
+def both_clocks(
+    calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu'
+) -> tuple[Times, Times]:
+    """:func:`interleaved` by :func:`seconds` and by :func:`wall_seconds`, one on a CPU."""
+    times: Times = {name: [] for name in calls}
+    on_cpu = torch.device(device).type == 'cpu'
+    walls: Times = times if on_cpu else {name: [] for name in calls}
     for call in calls.values():
         seconds(call, device)
     for done in range(rounds):
         for name, call in calls.items():
             times[name].append(seconds(call, device))
+            if not on_cpu:
+                walls[name].append(wall_seconds(call, device))
         progress(f'\r  round {done + 1}/{rounds}')
     progress('\r' + ' ' * 20 + '\r')
-    return times
+    return times, walls
 
 
-def ratio(times: Mapping[str, list[float]], slow: str, fast: str) -> float:
+def ratio(times: Times, slow: Any, fast: Any) -> float:
     """Median over rounds of time(slow) / time(fast)."""
     pairs = zip(times[slow], times[fast], strict=True)
     return statistics.median(a / b for a, b in pairs)

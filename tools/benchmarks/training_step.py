@@ -6,9 +6,10 @@ is that of a process of its own. `bound` has all projections, the gate and the M
 
     python tools/benchmarks/training_step.py --json out.json
 
-On a GPU scaled_dot_product_attention is flash attention with `--dtype bfloat16`. AFT-local that
-disagrees with its dense masked form, or causal scaled_dot_product_attention with softmax attention
-written out, with the same weights, stops the run before anything is timed.
+`--dtype bfloat16` is mixed precision as AMP trains: float32 parameters under autocast, so that the
+factors of the position bias stay float32. On a GPU scaled_dot_product_attention is flash attention
+then. AFT-local that disagrees with its dense masked form, or causal scaled_dot_product_attention
+with softmax attention written out, with the same weights, stops the run before anything is timed.
 """
 
 import argparse
@@ -17,14 +18,28 @@ from functools import partial
 
 import torch
 from arguments import common_parser, named_in_errors, positive_int, set_up_torch
-from decoders import build, check_mixer, cpu_peak, infer, random_tokens, train_step
+from decoders import build, check_mixer, cpu_peak, infer, random_tokens
 from memory import added_peak, in_fresh_process
 from parity import DECODER_TOLERANCE, require_close
 from record import write_json
 from timing import interleaved, ratio
+from torch import Tensor
 
 HEADS = 4
 DEFAULTS = dict(tokens=3072, dims=256, layers=4, window=256, batch=2, dtype='float32', rounds=5)
+
+
+def amp_step(dtype: str, model: torch.nn.Module, tokens: Tensor) -> None:
+    """Forward under autocast, and backward of a loss; the gradients are dropped."""
+    with mixed_precision(dtype, tokens.device):
+        loss = model(tokens).square().mean()
+    loss.backward()
+    model.zero_grad(set_to_none=True)
+
+
+def mixed_precision(dtype: str, device: torch.device) -> torch.autocast:
+    """Autocast to `dtype`; float32 is computed as it is."""
+    return torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != 'float32')
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
@@ -48,22 +63,24 @@ def main(arguments: list[str] | None = None) -> None:
     sizes = (args.dims, args.layers, HEADS)
 
     def decoder(name: str) -> torch.nn.Module:
-        return build(name, args.tokens, *sizes).to(args.device, getattr(torch, args.dtype))
+        return build(name, args.tokens, *sizes).to(args.device)
 
     models = {name: decoder(name) for name in (local, 'softmax', dense, 'bound')}
     sequence = random_tokens(args.batch, args.tokens, args.device)
     written_out = {local: models[dense], 'softmax': decoder('dense-softmax')}
     for name, other in written_out.items():
-        results = infer(models[name], sequence), infer(other, sequence)
+        with mixed_precision(args.dtype, sequence.device):
+            results = infer(models[name], sequence), infer(other, sequence)
         require_close(name, *results, DECODER_TOLERANCE[args.dtype])
-    calls = {name: partial(train_step, model, sequence) for name, model in models.items()}
+    step = partial(amp_step, args.dtype)
+    calls = {name: partial(step, model, sequence) for name, model in models.items()}
     times = interleaved(calls, args.rounds, args.device)
     if torch.device(args.device).type == 'cuda':
         peaks = {name: added_peak(call, args.device) for name, call in calls.items()}
     else:
-        batch = (args.batch, args.threads, args.dtype)
+        batch = (args.batch, args.threads, 'float32')
         peaks = {
-            name: in_fresh_process(cpu_peak, train_step, name, args.tokens, *batch, *sizes)
+            name: in_fresh_process(cpu_peak, step, name, args.tokens, *batch, *sizes)
             for name in models
         }
     rows = []

@@ -95,7 +95,7 @@ class AFTConv(AFTMixer):
             query,
             key,
             value,
-            self.pos_bias(sample=self.training),
+            self.pos_bias(sample=True) if self.training else self.pos_bias.kept(),
             grid=grid,
             global_connectivity=self.global_connectivity,
             causal=self.causal,

@@ -8,16 +8,21 @@ The numerics policy, kept by every backend:
   and biases spread over less than the exponents of float32, and checks that; beyond it a safe path
   takes over, in float64 and with sums that carry their own shift (`sums.py`), for any finite key
   and |w| up to 80;
-- shifts are detached: they cancel in the quotient, so its gradient does not depend on them.
+- shifts are detached: they cancel in the quotient, so its gradient does not depend on them;
+- operands of a matrix product may be rounded where the error stays within twice that of rounding
+  the result (`products.py`); w, an exponent, never is.
 
 The files, from the ops down to the sums:
 
 - `mixing.py`: the ops; `steps.py`: the same one token at a time;
 - `bands.py`: the products of full and local with a dense or banded exp(w); `banded_product.py`:
   their fast form with its backward pass;
-- `convolution.py`: AFT-conv; `exact_convolution.py`: its form for any finite key; `library.py`:
-  what torch.compile must see as one node;
-- `sums.py`: the algebra of shifted sums; `decisions.py`: what an exported graph decides beforehand.
+- `convolution.py`: AFT-conv; `dense_convolution.py`: its form for small grids on CUDA;
+  `exact_convolution.py`: its form for any finite key; `library.py`: what torch.compile must see as
+  one node;
+- `products.py`: products of matrices and how they are rounded;
+- `sums.py`: the algebra of shifted sums; `decisions.py`: what is decided once, for an
+  exported graph or a constant.
 """
 
 from .mixing import (

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .products import in_parts, multiply, weight_gradient
 from .sums import column_shift, mean, move, prefix, suffix
 
 # Elements of key that are worked on at once: what lies between the steps stays in the cache, and
@@ -37,14 +38,22 @@ def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0
 
 
 def banded_mean(
-    key: Tensor, value: Tensor, tiles: Tensor, before: int, after: int, far: bool, causal: bool
+    key: Tensor,
+    value: Tensor,
+    tiles: Tensor,
+    before: int,
+    after: int,
+    far: bool,
+    causal: bool,
+    parts: int,
 ) -> Tensor:
     """key, value [S, C] and w in tiles [n, c, (before + 1 + after)·c] give [T, C].
 
     `far`: W = 1 where no tile is, for past tokens if causal, else for all; otherwise W = 0 there.
-    Differentiable once, and not by the transforms of torch.func.
+    `parts`: the precision of the products (`products.py`). Differentiable once, and not by the
+    transforms of torch.func.
     """
-    options = (before, after, far, causal)
+    options = (before, after, far, causal, parts)
     # The compiler keeps and recomputes as it sees fit, and needs plain operations for that.
     if torch.compiler.is_compiling():
         return mean(*_sums(key, value, tile_weights(tiles, far), *options))
@@ -60,12 +69,12 @@ def tile_weights(tiles: Tensor, far: bool) -> Tensor:
 
 
 def banded_product(
-    x: Tensor, weights: Tensor, before: int, after: int, far: bool, causal: bool
+    x: Tensor, weights: Tensor, before: int, after: int, far: bool, causal: bool, parts: int
 ) -> Tensor:
-    """W times x [S, C], [T, C]; `far` and `causal` as in :func:`banded_mean`."""
+    """W times x [S, C], [T, C]; the options are those of :func:`banded_mean`."""
     # A lone tile holds everything, and its rows are not padded.
     far = far and len(weights) > 1
-    return _product(x, weights, before, after, past=far, future=far and not causal)
+    return _product(x, weights, before, after, far, far and not causal, parts)
 
 
 def _terms(key: Tensor, value: Tensor) -> Tensor:
@@ -74,17 +83,9 @@ def _terms(key: Tensor, value: Tensor) -> Tensor:
     return torch.cat([exp_key * value, exp_key], 1)
 
 
-def _sums(
-    key: Tensor,
-    value: Tensor,
-    weights: Tensor,
-    before: int,
-    after: int,
-    far: bool,
-    causal: bool,
-) -> tuple[Tensor, ...]:
+def _sums(key: Tensor, value: Tensor, weights: Tensor, *options: Any) -> tuple[Tensor, ...]:
     """Numerator and denominator [T, C]."""
-    product = banded_product(_terms(key, value), weights, before, after, far, causal)
+    product = banded_product(_terms(key, value), weights, *options)
     columns = value.shape[1]  # chunk would ask how many there are, which an exported graph cannot
     return product[:, :columns], product[:, columns:]
 
@@ -106,10 +107,13 @@ def _mean_and_denominator(
 
 
 def _product(
-    x: Tensor, weights: Tensor, before: int, after: int, past: bool, future: bool
+    x: Tensor, weights: Tensor, before: int, after: int, past: bool, future: bool, parts: int
 ) -> Tensor:
     block = weights.shape[2] // (before + 1 + after)
-    result = torch.bmm(weights, neighbours(x, block, before, after))
+    if parts and torch.is_grad_enabled():
+        result = _NearProduct.apply(weights, x, before, after, parts)
+    else:
+        result = _near_product(weights, x, before, after, parts)
     totals = split(x, block).sum(1, True) if past or future else x
     if past:
         result += move(prefix(totals, 0), before + 1, 0)
@@ -117,6 +121,14 @@ def _product(
         result += move(suffix(totals, 0), -after - 1, 0)
     result = result.flatten(0, 1)
     return result[: x.shape[0]] if len(weights) > 1 else result
+
+
+def _near_product(weights: Tensor, x: Tensor, before: int, after: int, parts: int) -> Tensor:
+    """What the tiles see of x [S, C], [n, c, C]."""
+    # The parts are made before the blocks overlap.
+    block = weights.shape[2] // (before + 1 + after)
+    terms = [neighbours(part, block, before, after) for part in in_parts(x, parts)]
+    return multiply(weights, terms)
 
 
 def _transposed(weights: Tensor, before: int, after: int) -> Tensor:
@@ -135,10 +147,40 @@ def _transposed(weights: Tensor, before: int, after: int) -> Tensor:
     return result.flatten(2)
 
 
-def _tile_gradient(grad: Tensor, x: Tensor, weights: Tensor, before: int, after: int) -> Tensor:
+def _tile_gradient(
+    grad: Tensor, x: Tensor, weights: Tensor, before: int, after: int, parts: int
+) -> Tensor:
     """From the gradient [T, C] of W times x [S, C], that of the tiles of W."""
     rows, block = weights.shape[1], weights.shape[2] // (before + 1 + after)
-    return torch.bmm(split(grad, rows), neighbours(x, block, before, after).transpose(1, 2))
+    grads = [split(part, rows) for part in in_parts(grad, parts)]
+    terms = [neighbours(part, block, before, after) for part in in_parts(x, parts)]
+    return weight_gradient(grads, terms)
+
+
+class _NearProduct(torch.autograd.Function):
+    """:func:`_near_product` for the compiler, whose gradient takes the same rounded W."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weights: Tensor, x: Tensor, before: int, after: int, parts: int
+    ) -> Tensor:
+        weights = weights.bfloat16()
+        ctx.save_for_backward(weights, x)
+        ctx.options = (before, after, parts)
+        return _near_product(weights, x, before, after, parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weights, x = ctx.saved_tensors
+        before, after, parts = ctx.options
+        grad = grad.flatten(0, 1)
+        by_weights = None
+        if ctx.needs_input_grad[0]:
+            by_weights = _tile_gradient(grad, x, weights, before, after, parts)
+        transposed = _transposed(weights, before, after)
+        by_x = _near_product(transposed, grad, after, before, parts).flatten(0, 1)
+        return by_weights, by_x[: len(x)], None, None, None
 
 
 class _BandedMean(torch.autograd.Function):
@@ -152,8 +194,9 @@ class _BandedMean(torch.autograd.Function):
         after: int,
         far: bool,
         causal: bool,
+        parts: int,
     ) -> Tensor:
-        options = (before, after, far, causal)
+        options = (before, after, far, causal, parts)
         weights = tile_weights(tiles, far)
         result, denominator = _mean_and_denominator(key, value, weights, *options)
         ctx.save_for_backward(key, value, weights, result, denominator)
@@ -164,7 +207,7 @@ class _BandedMean(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         key, value, weights, result, denominator = ctx.saved_tensors
-        before, after, far, causal = ctx.options
+        before, after, far, causal, parts = ctx.options
         far = far and len(weights) > 1
         transposed = _transposed(weights, before, after)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
@@ -180,7 +223,7 @@ class _BandedMean(torch.autograd.Function):
                 if grad_tiles is not None:
                     # Two products: where the two cancel, they do so term by term.
                     grad_tiles += sum(
-                        _tile_gradient(g, x, weights, before, after)
+                        _tile_gradient(g, x, weights, before, after, parts)
                         for g, x in zip(grads, terms, strict=True)
                     )
                 by_term, by_weight = _product(
@@ -190,9 +233,10 @@ class _BandedMean(torch.autograd.Function):
                     before,
                     past=far and not causal,
                     future=far,
+                    parts=parts,
                 ).chunk(2, 1)
                 grad_key[:, columns] = (by_term * some_value).add_(by_weight).mul_(terms[1])
                 grad_value[:, columns] = by_term * terms[1]
         if grad_tiles is not None:
             grad_tiles *= weights
-        return grad_key, grad_value, grad_tiles, None, None, None, None
+        return grad_key, grad_value, grad_tiles, None, None, None, None, None

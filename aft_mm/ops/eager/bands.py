@@ -37,13 +37,17 @@ SMALLEST_HALF = 8
 
 
 class Band(NamedTuple):
-    """w [n, c, (before + 1 + after)·c] of each block against its neighbours, −inf where hidden."""
+    """w [n, c, (before + 1 + after)·c] of each block against its neighbours, −inf where hidden.
+
+    `parts` is the precision of its products (`products.py`); the safe forms take 0.
+    """
 
     tiles: Tensor
     before: int
     after: int
     far: bool
     causal: bool
+    parts: int = 0
 
     @property
     def block(self) -> int:
@@ -92,7 +96,7 @@ def weighted_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
         return _plain_mean(key, value, band._replace(tiles=tiles))
 
     def safe(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
-        wide = band._replace(tiles=tiles.double())
+        wide = band._replace(tiles=tiles.double(), parts=0)
         if band.causal:
             sums = _causal_sums(key.double(), value.double(), wide)
             return mean(sums.numerator, sums.denominator).to(key.dtype)
@@ -108,7 +112,7 @@ def normalized_mean(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Ten
         return _plain_normalized(key, value, seen, band._replace(tiles=tiles))
 
     def safe(key: Tensor, value: Tensor, seen: Tensor, tiles: Tensor) -> Tensor:
-        wide = band._replace(tiles=tiles.double())
+        wide = band._replace(tiles=tiles.double(), parts=0)
         mix = _causal_normalized if band.causal else _plain_normalized
         return mix(key.double(), value.double(), seen.double(), wide).to(key.dtype)
 
@@ -143,7 +147,7 @@ def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
 
 
 def _plain_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
-    return banded_mean(key, value, band.tiles, band.before, band.after, band.far, band.causal)
+    return banded_mean(key, value, *band)
 
 
 def _tile_product(key: Tensor, value: Tensor, tile: Tensor) -> Sums:
@@ -214,7 +218,7 @@ def _causal_sums(key: Tensor, value: Tensor, band: Band) -> Sums:
 
 def _product(weights: Tensor, x: Tensor, band: Band) -> Tensor:
     """W times x [T, C]."""
-    return banded_product(x, weights, band.before, band.after, band.far, band.causal)
+    return banded_product(x, weights, *band[1:])
 
 
 def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Tensor:

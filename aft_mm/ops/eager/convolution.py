@@ -1,7 +1,8 @@
 """AFT-conv: depthwise convolutions of ``e^k v`` and ``e^k`` plus what lies outside of the kernel.
 
-Three forms, the fastest that is exact to tolerance serves:
+The fastest form that is exact to tolerance serves:
 
+- *dense*: a product per head with W as a matrix, on CUDA and small grids (`dense_convolution.py`);
 - *difference*: ``conv(e^k v, e^w − 1) + Σ e^k v``, the paper's; loses digits where e^w is small;
 - *additive*: ``conv(e^k v, e^w) +`` the sums outside of the kernel, none of which is a difference;
 - *exact*: entry by entry of the kernel in float64, every row with its own shift, for any key.
@@ -35,7 +36,7 @@ DIFFERENCE_LOWEST_BIAS = -3.0
 
 def difference_fits(key: Tensor, weight: Tensor, global_connectivity: bool, causal: bool) -> Tensor:
     """Whether the difference form is exact to tolerance; a lone kernel subtracts nothing."""
-    fits = _one_shift_fits(key, weight, global_connectivity, causal)
+    fits = one_shift_fits(key, weight, global_connectivity, causal)
     if not global_connectivity:
         return fits
     return fits & (weight.detach().amin() >= DIFFERENCE_LOWEST_BIAS)
@@ -64,8 +65,12 @@ def safe_mean(
     global_connectivity: bool,
     causal: bool,
     recompute: bool = True,
+    fits: Tensor | bool | None = None,
 ) -> Tensor:
-    """The same for any finite key and |w| up to 80: additive where that fits, else exact."""
+    """The same for any finite key and |w| up to 80: additive where that fits, else exact.
+
+    `fits` is what :func:`one_shift_fits` said, if that was asked before.
+    """
 
     def additive(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
         reach = [size // 2 for size in weight.shape[1:]]
@@ -81,17 +86,23 @@ def safe_mean(
 
     if not global_connectivity:
         return exact(key, value, weight)
-    fits = _one_shift_fits(key, weight, global_connectivity, causal)
+    if fits is None:
+        fits = one_shift_fits(key, weight, global_connectivity, causal)
     return choose(fits, additive, exact, key, value, weight)
 
 
-def _one_shift_fits(key: Tensor, weight: Tensor, global_connectivity: bool, causal: bool) -> Tensor:
+def one_shift_fits(key: Tensor, weight: Tensor, global_connectivity: bool, causal: bool) -> Tensor:
+    """Whether float32 sums with one shift per column are exact to tolerance (`sums.py`)."""
     weight = weight.detach()
     bias_spread = weight.amax().clamp_min(0) - weight.amin().clamp_max(0)
-    fits = spread(key, 1) + bias_spread <= FAST_SPREAD
-    if global_connectivity and not causal:  # every row sees the largest key
-        fits = fits | (bias_spread <= FAST_BIAS_SPREAD)
-    return fits
+    if weights_decide(global_connectivity, causal):
+        return bias_spread <= FAST_BIAS_SPREAD
+    return spread(key, 1) + bias_spread <= FAST_SPREAD
+
+
+def weights_decide(global_connectivity: bool, causal: bool) -> bool:
+    """Whether keys have no say in the choice of a form: every row sees the largest one."""
+    return global_connectivity and not causal
 
 
 def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:

@@ -1,16 +1,25 @@
-"""Decisions between forms of an op for a graph that cannot look at values, such as an exported one.
+"""Decisions between forms of an op that are taken once: for a graph, and for a constant.
 
-A run of the model on real tensors records them, tracing repeats them::
+A graph, such as an exported one, cannot look at values. A run of the model on real tensors records
+what it decided, tracing repeats it::
 
     with record_decisions() as decisions:
         model(example)
     with repeat_decisions(decisions):
         program = torch.export.export(model, (example,))
+
+And to look at values is to wait for the device. What was found of a :func:`constant` is remembered.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+# What was found of each constant, by question.
+_constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _recorded: list[bool] | None = None
 _repeated: Iterator[bool] | None = None
 
@@ -73,3 +82,19 @@ def repeat_decisions(decisions: Sequence[bool]) -> Iterator[None]:
         _repeated = None
     if decisions and taken % len(decisions):
         raise RuntimeError(f'a run took {taken} decisions of a model that takes {len(decisions)}')
+
+
+def constant(x: Tensor) -> Tensor:
+    """x, which nobody writes to from now on: an op looks at its values once, not in every call."""
+    _constants[x] = {}
+    return x
+
+
+def remembered(x: Tensor, question: Hashable, check: Callable[[], Tensor]) -> Tensor | bool:
+    """The answer of ``check()``, which depends on x alone, kept if x is a :func:`constant`."""
+    answers = None if torch.compiler.is_compiling() else _constants.get(x)
+    if answers is None:
+        return check()
+    if question not in answers:
+        answers[question] = bool(check())
+    return answers[question]

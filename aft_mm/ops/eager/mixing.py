@@ -1,6 +1,7 @@
 """The ops of the default backend; the numerics policy stands in `__init__.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,8 +10,17 @@ from ..geometry import Window, as_pair
 from ..reference import GATES
 from . import decisions
 from .bands import Band, dense_band, local_band, normalized_mean, weighted_mean
-from .convolution import crop_kernel, difference_fits, difference_mean, safe_mean
+from .convolution import (
+    crop_kernel,
+    difference_fits,
+    difference_mean,
+    one_shift_fits,
+    safe_mean,
+    weights_decide,
+)
+from .dense_convolution import dense_mean, serves
 from .library import opaque_safe_mean
+from .products import term_parts
 from .sums import (
     FAST_SPREAD,
     Summable,
@@ -73,6 +83,7 @@ def _columns(x: Tensor) -> Tensor:
 
 def _banded(query, key, value, band: Band, key_mask, gate) -> Tensor:
     dtype, batch = value.dtype, value.shape[0]
+    band = band._replace(parts=term_parts(value))
     key, value = hide(key, value, key_mask)
     mixed = weighted_mean(_columns(key), _columns(value), band)
     return apply_gate(query, mixed.unflatten(1, (batch, -1)).transpose(0, 1), gate, dtype)
@@ -132,18 +143,29 @@ def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask
 def aft_conv(
     query, key, value, weight, *, grid: Sequence[int], global_connectivity, causal, key_mask, gate
 ) -> Tensor:
-    """O(T·K·D) time: depthwise convolutions with exp(w) − 1 plus global sums (`convolution.py`)."""
-    dtype = value.dtype
+    """O(T·K·D) time by convolutions, O(T²·D) by a dense product (`convolution.py`)."""
+    dtype, given, parts = value.dtype, weight, term_parts(value)
     key, value = hide(key, value, key_mask)
     weight = crop_kernel(weight.to(key.dtype), grid)
+    seen, dense = (global_connectivity, causal), serves(value, weight, grid, parts)
 
     def fast(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        return difference_mean(key, value, weight, grid, global_connectivity, causal)
+        if dense:
+            return dense_mean(key, value, weight, grid, *seen, parts)
+        return difference_mean(key, value, weight, grid, *seen)
+
+    def look(check: Callable[..., Tensor]) -> Tensor | bool:
+        found = partial(check, key, weight, *seen)
+        if weights_decide(*seen):
+            return decisions.remembered(given, (check, *grid), found)
+        return found()
 
     def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        return safe_conv_mean(key, value, weight, grid, global_connectivity, causal)
+        if torch.compiler.is_compiling():
+            return safe_conv_mean(key, value, weight, grid, *seen)
+        return safe_mean(key, value, weight, grid, *seen, fits=look(one_shift_fits))
 
-    fits = difference_fits(key, weight, global_connectivity, causal)
+    fits = look(one_shift_fits if dense else difference_fits)
     return apply_gate(query, choose(fits, fast, safe, key, value, weight), gate, dtype)
 
 
@@ -208,10 +230,10 @@ def aft_local_normalized(
     query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
 ) -> Tensor:
     """O(T·s·D) time: the numerator of aft_local over the sums of the weights and of the keys."""
-    dtype, batch = value.dtype, value.shape[0]
+    dtype, batch, parts = value.dtype, value.shape[0], term_parts(value)
     key, value = hide(key, value, key_mask)
     factors = _factors(pos_u, pos_v, key.dtype)
-    band = local_band(*factors, window, grid, causal)
+    band = local_band(*factors, window, grid, causal)._replace(parts=parts)
     seen = torch.ones_like(key[..., 0]) if key_mask is None else key_mask.to(key.dtype)
     mixed = normalized_mean(_columns(key), _columns(value), seen.T, band)
     return apply_gate(query, mixed.unflatten(1, (batch, -1)).transpose(0, 1), gate, dtype)

@@ -38,16 +38,40 @@ Summable = Sums | Tensor
 
 
 def choose(
-    condition: Tensor, fast: Callable[..., Tensor], safe: Callable[..., Tensor], *operands: Tensor
+    condition: Tensor | bool,
+    fast: Callable[..., Tensor],
+    safe: Callable[..., Tensor],
+    *operands: Tensor,
 ) -> Tensor:
-    """``fast(*operands)`` if the scalar bool tensor holds, else ``safe(*operands)``; compiles."""
+    """``fast(*operands)`` if the scalar condition holds, else ``safe(*operands)``; compiles."""
     if decisions.repeating():
         return fast(*operands) if decisions.repeat() else safe(*operands)
     if torch.compiler.is_compiling():
+        if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+            return _choose_once(condition, fast, safe, operands)
         return torch.cond(condition, fast, safe, operands)
-    if condition.is_meta:  # shapes only: no value to decide on
+    if isinstance(condition, Tensor) and condition.is_meta:  # shapes only: no value to decide on
         return fast(*operands)
     return fast(*operands) if decisions.record(bool(condition)) else safe(*operands)
+
+
+def _choose_once(
+    condition: Tensor,
+    fast: Callable[..., Tensor],
+    safe: Callable[..., Tensor],
+    operands: tuple[Tensor, ...],
+) -> Tensor:
+    """:func:`choose` for a compiled graph with a gradient.
+
+    The backward pass of torch.cond runs the branches anew. So `fast` stands outside of it, on zeros
+    where it does not hold: there its output is dropped, and its gradients are zeros.
+    """
+    quick = fast(*(torch.where(condition, x, 0) for x in operands))
+
+    def nothing(*operands: Tensor) -> Tensor:
+        return operands[0].new_zeros(quick.shape)
+
+    return torch.where(condition, quick, torch.cond(condition, nothing, safe, operands))
 
 
 def lowest(dtype: torch.dtype) -> float:

@@ -1,6 +1,7 @@
 """The CUDA backend: fused Triton kernels; what they serve stands in `support.py`.
 
-Each op has three files: NAME_kernels.py, what runs on the device; NAME_launch.py, how the work is
-cut and launched; NAME_library.py, the op at the torch.library boundary with its gradient.
+NAME_kernels.py is what runs on the device. How the work is cut and launched and the op at the
+torch.library boundary with its gradient stand in NAME.py, of some ops in NAME_launch.py and
+NAME_library.py; `register.py` makes ops, `blocks.py` has the sizes of blocks.
 `library.py` gathers the ops. It imports Triton, this file does not.
 """

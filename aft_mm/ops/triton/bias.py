@@ -10,14 +10,11 @@ what may be None comes last: Triton 3.6 forgets a stride of 1 that follows one i
 
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
+from .rows import LOWEST
 from .support import interpreted
-
-# Stands for −inf, which would give NaN where two of them meet.
-LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 def _interpreted_span(first, last, step=1):

@@ -10,8 +10,9 @@ and SOME sources are weighed at once, for the channels of a block.
 import triton
 import triton.language as tl
 
-from .bias import LOWEST, bias_pointer, load_bias, span, tokens_at, visible
+from .bias import bias_pointer, load_bias, span, tokens_at, visible
 from .product import TINY, pair_of_tiles, store_output
+from .rows import LOWEST
 from .terms import UNSEEN, load_gradient, load_keys
 
 

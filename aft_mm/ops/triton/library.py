@@ -3,7 +3,7 @@
 from .conv_library import aft_conv
 from .normalized import aft_local_normalized
 from .product_library import aft_full, aft_local
-from .simple_library import aft_simple
+from .scan import aft_simple
 from .step_library import (
     aft_conv_step,
     aft_full_step,
@@ -11,7 +11,7 @@ from .step_library import (
     aft_simple_step,
     aft_window_step,
 )
-from .window_library import aft_window
+from .window import aft_window
 
 __all__ = [
     'aft_simple',

@@ -31,11 +31,12 @@ import torch
 import triton
 import triton.language as tl
 
-from .bias import LOWEST, bias_pointer, load_bias, load_row, span, terms_at, tokens_at
-from .products import multiply
-from .rows import gate_value
+from .bias import bias_pointer, load_bias, load_row, span, terms_at, tokens_at
+from .rows import LOWEST, gate_value
+from .support import interpreted
 from .terms import UNSEEN, load_source, load_unit, place
 
+INTERPRETED = tl.constexpr(interpreted())
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 # e^−40, below which a denominator may have lost what counts.
 SMALLEST = tl.constexpr(4.248354255291589e-18)
@@ -79,6 +80,14 @@ class Blocks(NamedTuple):
     step: int
     precision: str
     stages: int
+
+
+@triton.jit
+def multiply(a, b, total, PRECISION: tl.constexpr):
+    """``total + a b`` on tensor cores, summed in float32."""
+    if INTERPRETED:  # which multiplies the bits of bfloat16
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision=PRECISION)
 
 
 @triton.jit

@@ -1,13 +1,9 @@
-"""What the kernels are made of: running sums of one row of tokens at a time.
+"""What the scan, window and step kernels are made of: sums of tokens, exact for any finite key.
 
-A program is one warp, which owns COLUMNS channels of one sequence and walks along its tokens, ROWS
-at a time in registers. Each thread keeps the sums of its own channels, so that a step needs one
-exponential and nothing of another thread; all loads of a block stand before its first store, past
-which the compiler may not move them.
-
-A sum is (high, numerator, denominator): both divided by ``e^high``, high the largest key seen. No
-key yet is (LOWEST, 0, 0); else the denominator is at least 1, the weight of the largest key itself.
-Only differences of keys meet ``exp``, so that keys of ±1e4 lose nothing.
+A sum is (high, first, second). Of softmax keys it is over ``e^high``, high the largest key seen:
+``Σ e^(k − high) v`` and ``Σ e^(k − high)``, which is at least 1, the weight of the largest key
+itself. Only differences of keys meet ``exp``, so that keys of ±1e4 lose nothing. Of relu keys high
+is 0: ``Σ relu(k) v``, and ``Σ relu(−k) v`` where relu2 needs it. No token yet is (LOWEST, 0, 0).
 
 Tensors come as tuples (pointer, *strides), and loops are `while`: the interpreter of Triton 3.6
 cannot take a tensor as the bound of a range under numpy 2.4.
@@ -19,79 +15,20 @@ import triton.language as tl
 
 # −inf would give NaN where two empty sums meet.
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+HIGHEST = tl.constexpr(torch.finfo(torch.float32).max)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def place(channels, COLUMNS: tl.constexpr):
-    """The sequence and the channels [COLUMNS] of this program, and which of them exist."""
-    blocks = tl.cdiv(channels, COLUMNS)
-    batch = (tl.program_id(0) // blocks).to(tl.int64)
-    columns = (tl.program_id(0) % blocks) * COLUMNS + tl.arange(0, COLUMNS)
-    return batch, columns.to(tl.int64), columns < channels
-
-
-@triton.jit
-def find_rows(first, tokens, inside, ROWS: tl.constexpr):
-    """Which channels of the rows `first` … `first + ROWS − 1` exist, a tuple."""
-    rows = ()
-    for r in tl.static_range(ROWS):
-        rows = rows + (inside & (first + r < tokens),)
-    return rows
-
-
-@triton.jit
-def load_rows(x, batch, first, columns, real, ROWS: tl.constexpr):
-    """The rows of x [B, T, D] as a tuple, 0 where `real` says that there is none."""
-    at = x[0] + batch * x[1] + first * x[2] + columns * x[3]
-    rows = ()
-    for r in tl.static_range(ROWS):
-        rows = rows + (tl.load(at, mask=real[r], other=0.0),)
-        at += x[2]
-    return rows
-
-
-@triton.jit
-def load_tokens(key, value, key_mask, batch, first, tokens, columns, real, ROWS: tl.constexpr):
-    """Rows of key and of value, and where they hold a token that is seen; hidden values are 0."""
-    keys = load_rows(key, batch, first, columns, real, ROWS)
-    values = load_rows(value, batch, first, columns, real, ROWS)
-    seen = real
-    if key_mask is not None:
-        at = key_mask[0] + batch * key_mask[1] + first * key_mask[2]
-        seen, shown = (), ()
-        for r in tl.static_range(ROWS):
-            keep = tl.load(at + r * key_mask[2], mask=first + r < tokens, other=0) != 0
-            seen = seen + (real[r] & keep,)
-            shown = shown + (tl.where(keep, values[r], 0.0),)
-        values = shown
-    return keys, values, seen
-
-
-@triton.jit
-def store_row(x, at, row, real):
-    """Write a row of a contiguous tensor at the offsets `at`, in its type."""
-    tl.store(x + at, row.to(x.dtype.element_ty), mask=real)
-
-
-@triton.jit
-def add_token(high, numerator, denominator, key, value, seen):
-    """The sum with one more token, the factor of the sum before it and the token's own weight."""
-    key = key.to(tl.float32)
-    seen &= key != float('-inf')
-    key = tl.where(seen, key, LOWEST)
-    step = tl.exp(-tl.abs(high - key))
-    grows = key > high
-    factor = tl.where(grows, step, 1.0)
-    weight = tl.where(seen, tl.where(grows, 1.0, step), 0.0)
-    numerator = numerator * factor + weight * value.to(tl.float32)
-    denominator = denominator * factor + weight
-    return tl.where(grows, key, high), numerator, denominator, factor, weight
+def exp(x):
+    """e^x. Base 2 is one instruction, and 0 where float32 has no full digits left."""
+    return tl.exp2(x * LOG2_E)
 
 
 @triton.jit
 def merge(high, first, second, other_high, other_first, other_second):
     """The sum of two sums."""
-    step = tl.exp(-tl.abs(high - other_high))
+    step = exp(-tl.abs(high - other_high))
     grows = other_high > high
     factor, other_factor = tl.where(grows, step, 1.0), tl.where(grows, 1.0, step)
     first = first * factor + other_first * other_factor
@@ -100,30 +37,146 @@ def merge(high, first, second, other_high, other_first, other_second):
 
 
 @triton.jit
-def empty_state(COLUMNS: tl.constexpr):
+def empty_sum(ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """The sum of nothing."""
-    zero = tl.zeros([COLUMNS], tl.float32)
+    zero = tl.zeros([ROWS, CHANNELS], tl.float32)
     return zero + LOWEST, zero, zero
 
 
 @triton.jit
-def load_state(states, batch, index, columns, inside):
-    """The three parts of states[:, batch, index, columns], of [3, B, N, D]."""
-    at = states[0] + batch * states[2] + index * states[3] + columns
-    high = tl.load(at, mask=inside, other=LOWEST)
-    first = tl.load(at + states[1], mask=inside, other=0.0)
-    # Twice the stride may not fit into its own type.
-    second = tl.load(at + states[1] + states[1], mask=inside, other=0.0)
+def relu(x):
+    """max(x, 0), which keeps NaN as a maximum would not."""
+    return tl.where(x < 0, 0.0, x)
+
+
+@triton.jit
+def visible(key):
+    """The key, 0 if it is hidden: what relu of −k would not hide."""
+    return tl.where(key == float('-inf'), 0.0, key)
+
+
+@triton.jit
+def add_token(high, first, second, key, value, KEY: tl.constexpr):
+    """The sum with one more token, hidden if its key is −inf and its value 0."""
+    key, value = key.to(tl.float32), value.to(tl.float32)
+    if KEY == 'softmax':
+        step = exp(-tl.abs(high - key))
+        grows = key > high
+        factor, weight = tl.where(grows, step, 1.0), tl.where(grows, 1.0, step)
+        first, second = first * factor + weight * value, second * factor + weight
+        high = tl.where(grows, key, high)
+    else:
+        high, first = tl.zeros_like(high), first + relu(key) * value
+        if KEY == 'relu2':
+            second += relu(-visible(key)) * value
     return high, first, second
 
 
 @triton.jit
-def store_state(states, batch, index, columns, inside, high, first, second):
-    """Write what :func:`load_state` reads."""
-    at = states[0] + batch * states[2] + index * states[3] + columns
-    tl.store(at, high, mask=inside)
-    tl.store(at + states[1], first, mask=inside)
-    tl.store(at + states[1] + states[1], second, mask=inside)
+def gradients_of_token(key, value, high, first, second, KEY: tl.constexpr):
+    """The gradients of key and value, 0 if hidden, from the sum of :func:`target_of_token`."""
+    key, value = key.to(tl.float32), value.to(tl.float32)
+    if KEY == 'softmax':
+        weight = exp(key + high)
+        by_key, by_value = weight * (value * first - second), weight * first
+    else:
+        by_key, by_value = tl.where(key > 0, value * first, 0.0), relu(key) * first
+        if KEY == 'relu2':
+            key = visible(key)
+            by_key = tl.where(key < 0, -value * second, by_key)
+            by_value += relu(-key) * second
+    return by_key, by_value
+
+
+@triton.jit
+def gated_mean(query, first, second, KEY: tl.constexpr, GATE: tl.constexpr):
+    """The output of a token from the sum that it sees, 0 where that is of nothing."""
+    if KEY == 'relu2':
+        query = query.to(tl.float32)
+        mixed = relu(query) * first + relu(-query) * second
+    else:
+        # One division for the mean and the sigmoid, if that is the gate.
+        divisor = tl.maximum(second, 1.0) if KEY == 'softmax' else 1.0
+        mixed = first
+        if GATE == 'sigmoid':
+            divisor *= 1.0 + exp(-query.to(tl.float32))
+        elif GATE == 'relu':
+            mixed *= relu(query.to(tl.float32))
+        mixed /= divisor
+    return mixed
+
+
+@triton.jit
+def target_of_token(gradient, query, high, first, second, KEY: tl.constexpr, GATE: tl.constexpr):
+    """The gradient of the query of a target that sees this sum, and the sum that it is to its keys.
+
+    For softmax keys that is dy g(q) / d and dy g(q) n / d² over ``e^−high``, for relu keys dy g(q),
+    for relu2 dy relu(q) and dy relu(−q).
+    """
+    gradient = gradient.to(tl.float32)
+    if KEY == 'relu2':
+        query = query.to(tl.float32)
+        by_query = gradient * tl.where(query > 0, first, tl.where(query < 0, -second, 0.0))
+        first, second = gradient * relu(query), gradient * relu(-query)
+    else:
+        inverse = 1.0 / tl.maximum(second, 1.0) if KEY == 'softmax' else 1.0
+        mean = first * inverse
+        by_query = gradient
+        if GATE != 'none':
+            by_query = gradient * mean * gate_slope(query, GATE)
+            gradient *= gate_value(query, GATE)
+        first = gradient * inverse
+        second = first * mean
+    return by_query, -high, first, second
+
+
+@triton.jit
+def add_target(high, first, second, target_high, target_first, target_second):
+    """The sum with that of an earlier target, whose `high` is never the lower one."""
+    step = exp(high - target_high)
+    return target_high, first * step + target_first, second * step + target_second
+
+
+@triton.jit
+def place_in(x, batch, token, channel):
+    """Where x[batch, token, channel] of x [B, T, D] lies; None of None."""
+    at = x
+    if x is not None:
+        at = x[0] + batch * x[1] + token * x[2] + channel * x[3]
+    return at
+
+
+@triton.jit
+def load_row(x, at, r: tl.constexpr, real, other: tl.constexpr):
+    """The row r tokens past `at`, `other` where `real` says that there is none."""
+    return tl.load(at + r * x[2], mask=real, other=other)
+
+
+@triton.jit
+def store_row(x, at, r: tl.constexpr, real, row):
+    """Write what :func:`load_row` reads, in the type of x; nothing if x is None."""
+    if x is not None:
+        tl.store(at + r * x[2], row.to(x[0].dtype.element_ty), mask=real)
+
+
+@triton.jit
+def load_sum(sums, batch, token, channel, real, other: tl.constexpr):
+    """The parts of sums[:, batch, token, channel] of [3, B, T, D], elsewhere (other, 0, 0)."""
+    at = sums[0] + batch * sums[2] + token * sums[3] + channel * sums[4]
+    high = tl.load(at, mask=real, other=other)
+    first = tl.load(at + sums[1], mask=real, other=0.0)
+    # Twice the stride may not fit into its own type.
+    return high, first, tl.load(at + sums[1] + sums[1], mask=real, other=0.0)
+
+
+@triton.jit
+def store_sum(sums, batch, token, channel, real, high, first, second):
+    """Write what :func:`load_sum` reads; nothing if `sums` is None."""
+    if sums is not None:
+        at = sums[0] + batch * sums[2] + token * sums[3] + channel * sums[4]
+        tl.store(at, high, mask=real)
+        tl.store(at + sums[1], first, mask=real)
+        tl.store(at + sums[1] + sums[1], second, mask=real)
 
 
 @triton.jit
@@ -133,7 +186,7 @@ def gate_value(query, GATE: tl.constexpr):
     if GATE == 'sigmoid':
         gate = tl.sigmoid(query)
     else:
-        gate = tl.where(query < 0, 0.0, query)  # a maximum would lose NaN
+        gate = relu(query)
     return gate
 
 

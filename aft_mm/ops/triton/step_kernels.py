@@ -16,10 +16,19 @@ Positions fit into 32 bits.
 import triton
 import triton.language as tl
 
-from .rows import LOWEST, add_token, gate_value, place
+from .rows import LOWEST, add_token, exp, gate_value
 
 # Not the channels: where 16 divides them, the compiler loads 16 bytes at a time.
 UNSPECIALIZED = ['size', 'rank', 'limit']
+
+
+@triton.jit
+def place(channels, COLUMNS: tl.constexpr):
+    """The sequence and the channels [COLUMNS] of this program, and which of them exist."""
+    blocks = tl.cdiv(channels, COLUMNS)
+    batch = (tl.program_id(0) // blocks).to(tl.int64)
+    columns = (tl.program_id(0) % blocks) * COLUMNS + tl.arange(0, COLUMNS)
+    return batch, columns.to(tl.int64), columns < channels
 
 
 @triton.jit
@@ -80,7 +89,7 @@ def simple_step(
     high, first, second = load_sums(shift, numerator, denominator, batch, columns, inside)
     new_key = load_token(key, batch, columns, inside)
     new_value = load_token(value, batch, columns, inside)
-    high, first, second, _, _ = add_token(high, first, second, new_key, new_value, inside)
+    high, first, second = add_token(high, first, second, new_key, new_value, 'softmax')
     store_sums(shift, numerator, denominator, batch, columns, inside, high, first, second)
     store_output(output, query, batch, columns, inside, channels, first, second, GATE)
     if tl.program_id(0) % tl.cdiv(channels, COLUMNS) == 0:
@@ -181,7 +190,7 @@ def add_biased(high, rest, first, second, key, bias, value, seen):
     seen &= (key != float('-inf')) & (bias != float('-inf'))
     key, bias = tl.where(seen, key, LOWEST), tl.where(seen, bias, LOWEST)
     lead = (key - high) + (bias - rest)
-    step = tl.exp(-tl.abs(lead))
+    step = exp(-tl.abs(lead))
     grows = lead > 0
     factor = tl.where(grows, step, 1.0)
     weight = tl.where(seen, tl.where(grows, 1.0, step), 0.0)
@@ -196,7 +205,7 @@ def join_lanes(high, rest, first, second):
     top = tl.max(high, 0)
     lead = (high - top[None, :]) + rest
     most = tl.max(lead, 0)
-    weight = tl.exp(lead - most[None, :])
+    weight = exp(lead - most[None, :])
     return top, most, tl.sum(first * weight, 0), tl.sum(second * weight, 0)
 
 
@@ -291,17 +300,18 @@ def buffer_step(
         if FAR:
             left = inside & (token >= size)
             at = slot.to(tl.int64)
-            k = tl.load(key_row + at * keys[2] + head * keys[3], mask=left, other=0.0)
+            at_key = key_row + at * keys[2] + head * keys[3]
+            k = tl.load(at_key, mask=left, other=float('-inf'))
             v = tl.load(value_row + at * values[2] + columns * values[3], mask=left, other=0.0)
             far_high, far_above, far_below = load_sums(
                 shift, numerator, denominator, batch, columns, inside
             )
-            far_high, far_above, far_below, _, _ = add_token(
-                far_high, far_above, far_below, k, v, left
+            far_high, far_above, far_below = add_token(
+                far_high, far_above, far_below, k, v, 'softmax'
             )
             lead = (high - far_high) + rest
-            near_scale = tl.exp(tl.minimum(lead, 0.0))
-            far_scale = tl.exp(-tl.maximum(lead, 0.0))
+            near_scale = exp(tl.minimum(lead, 0.0))
+            far_scale = exp(-tl.maximum(lead, 0.0))
             above = above * near_scale + far_above * far_scale
             below = below * near_scale + far_below * far_scale
         store_output(output, query, batch, columns, inside, channels, above, below, GATE)

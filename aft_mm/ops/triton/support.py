@@ -16,7 +16,7 @@ from torch import Tensor
 
 # The ops that have a kernel, and the options that it needs.
 KERNELS: dict[str, dict[str, Any]] = {
-    'aft_simple': dict(key_function='softmax', causal=True),
+    'aft_simple': dict(causal=True),
     'aft_full': {},
     'aft_local': {},
     'aft_local_normalized': {},
@@ -108,6 +108,16 @@ def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple
     if tuple(map(int, version.split('.')[:2])) != ONLY_TRITON:
         return ('needs Triton {}.{}, got {}'.format(*ONLY_TRITON, version),)
     return ()
+
+
+def compiler(device_type: str, index: int | None) -> dict[str, str | None]:
+    """The versions of Triton and, for a CUDA device, of the ptxas that it calls there."""
+    ptxas = None
+    if device_type == 'cuda':
+        major, minor = torch.cuda.get_device_capability(index)
+        nvidia = importlib.import_module('triton.backends.nvidia.compiler')
+        ptxas = nvidia.get_ptxas_version(10 * major + minor).strip().splitlines()[-1]
+    return dict(triton=importlib.import_module('triton').__version__, ptxas=ptxas)
 
 
 def reasons_against(

@@ -11,8 +11,8 @@ filled with 0. Sums over tiles [B, tiles, N] in float32 stand for tokens beyond 
 import triton
 import triton.language as tl
 
-from .bias import LOWEST, load_row, span, terms_at, tokens_at
-from .rows import gate_slope, gate_value
+from .bias import load_row, span, terms_at, tokens_at
+from .rows import LOWEST, gate_slope, gate_value
 
 # λ of a row that sees nothing, whose weights e^−λ are 0.
 UNSEEN = tl.constexpr(1e30)

@@ -1,0 +1,48 @@
+"""What training and testing say of backends: what serves, once, and a wrong setting at once."""
+
+import logging
+import runpy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mmengine.logging import MMLogger
+
+from aft_mm import ops
+from aft_mm.cli.command_line import log_backends
+from aft_mm.ops import dispatch
+
+
+@pytest.fixture
+def logger(monkeypatch, tmp_path):
+    """A run's logger with its file; what was served before is forgotten."""
+    log = logging.getLogger('aft_mm.ops')
+    monkeypatch.setattr(log, 'handlers', [])
+    monkeypatch.setattr(log, 'level', log.level)
+    monkeypatch.setattr(dispatch, '_served', set())
+    monkeypatch.delenv('AFT_MM_BACKEND', raising=False)
+    return MMLogger(f'run-{tmp_path.name}', log_file=str(tmp_path / 'run.log'))
+
+
+def test_the_log_says_once_what_serves(logger, tmp_path, monkeypatch):
+    for _ in range(2):  # two runs of one process do not log twice
+        log_backends(SimpleNamespace(logger=logger))
+    x = torch.randn(1, 3, 2)
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        ops.aft_simple(*[x.to(dtype)] * 3)
+    monkeypatch.setenv('AFT_MM_BACKEND', 'reference')
+    ops.aft_simple(x, x, x)
+    written = (tmp_path / 'run.log').read_text().splitlines()
+    assert [line.rpartition(' - ')[2] for line in written] == [
+        'eager serves aft_simple in float32',
+        'eager serves aft_simple in bfloat16',
+        'reference serves aft_simple in float32',
+    ]
+
+
+@pytest.mark.parametrize('words', [['train', 'no.py'], ['test', 'no.py', 'a.pth']])
+def test_a_wrong_setting_is_one_sentence(words, root, monkeypatch):
+    monkeypatch.setenv('AFT_MM_VERIFY', 'always')
+    main = runpy.run_path(str(root / f'tools/{words[0]}.py'))['main']
+    with pytest.raises(SystemExit, match="^Error: AFT_MM_VERIFY must be one of .*, got 'always'$"):
+        main(words[1:])

@@ -1,0 +1,222 @@
+"""The kernel that AFT-conv keeps in evaluation: one per version of its parameters."""
+
+import copy
+import io
+from unittest import mock
+
+import pytest
+import torch
+import torch._dynamo.testing
+from mmengine.hooks import EMAHook
+from mmengine.model import ExponentialMovingAverage
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aft_mm import ops
+from aft_mm.layers import AFTConv
+from aft_mm.layers.position_bias import ConvPositionBias
+
+X = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """How often a kernel was made."""
+    calls, reparameterized = [], ConvPositionBias.reparameterized
+    monkeypatch.setattr(
+        ConvPositionBias, 'reparameterized', lambda self: calls.append(1) or reparameterized(self)
+    )
+    return calls
+
+
+def build(**options) -> AFTConv:
+    torch.manual_seed(0)
+    mixer = AFTConv(8, num_heads=4, kernel_size=3, grid=(4, 5), **options)
+    for parameter in mixer.pos_bias.parameters():
+        nn.init.normal_(parameter)
+    return mixer.eval()
+
+
+def fresh(mixer: AFTConv, x=X):
+    """The output with a kernel of this moment."""
+    with mock.patch.object(ConvPositionBias, 'kept', ConvPositionBias.forward):
+        return mixer(x)
+
+
+@torch.no_grad()
+def outputs_differ_and_are_fresh(mixer, before) -> None:
+    expected = fresh(mixer)
+    torch.testing.assert_close(mixer(X), expected, rtol=0, atol=0)
+    assert not torch.allclose(expected, before, atol=1e-3)
+
+
+@pytest.mark.parametrize('options', [{}, dict(reparameterize=False), dict(sparsity='gumbel')])
+@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
+def test_one_kernel_serves_evaluation(options, mode, made):
+    mixer = build(**options)
+    expected = fresh(mixer).detach()
+    made.clear()
+    with mode():
+        for _ in range(3):
+            torch.testing.assert_close(mixer(X), expected, rtol=0, atol=0)
+    assert len(made) == 1
+
+
+def test_training_and_gradients_make_their_own(made):
+    mixer = build()
+    for _ in range(2):
+        gradients = torch.autograd.grad(mixer(X).square().sum(), list(mixer.pos_bias.parameters()))
+        assert all(gradient.abs().max() > 0 for gradient in gradients)
+    mixer.train()
+    with torch.no_grad():
+        mixer(X), mixer(X)
+    assert len(made) == 4
+
+
+def edit_in_place(mixer):
+    mixer.pos_bias.gamma.mul_(-2)
+
+
+def step(mixer):
+    optimizer = torch.optim.SGD(mixer.parameters(), lr=5.0)
+    with torch.enable_grad():
+        mixer(X).square().sum().backward()
+    optimizer.step()
+
+
+def load(mixer):
+    torch.manual_seed(1)
+    mixer.load_state_dict({name: torch.randn_like(p) for name, p in mixer.state_dict().items()})
+
+
+def assign(mixer):
+    torch.manual_seed(1)
+    state = {name: torch.randn_like(p) for name, p in mixer.state_dict().items()}
+    mixer.load_state_dict(state, assign=True)
+
+
+def replace(mixer):
+    mixer.pos_bias.weight = nn.Parameter(torch.randn_like(mixer.pos_bias.weight))
+
+
+def swap_data_twice(mixer):
+    """The second tensor may lie where the first one lay."""
+    for _ in range(2):
+        mixer.pos_bias.weight.data = torch.randn_like(mixer.pos_bias.weight)
+
+
+def optimise_data(mixer):
+    """As old optimizers write, between two modes."""
+    mixer.train()
+    mixer.pos_bias.weight.data.add_(torch.randn_like(mixer.pos_bias.weight))
+    mixer.eval()
+
+
+def ema(mixer):
+    """mmengine's hook writes through data, and its loop calls eval."""
+    hook, runner = EMAHook(), mock.Mock(model=mixer)
+    hook.src_model, hook.ema_model = mixer, ExponentialMovingAverage(mixer)
+    for parameter in hook.ema_model.module.parameters():
+        parameter.mul_(-2)
+    hook.before_val_epoch(runner)
+    mixer.eval()
+
+
+@pytest.mark.parametrize(
+    'change',
+    [edit_in_place, step, load, assign, replace, swap_data_twice, optimise_data, ema],
+    ids=lambda change: change.__name__,
+)
+@torch.no_grad()
+def test_a_change_of_parameters_is_seen(change):
+    mixer = build()
+    before = mixer(X).clone()
+    change(mixer)
+    outputs_differ_and_are_fresh(mixer, before)
+
+
+@torch.no_grad()
+def test_types_come_and_go():
+    mixer = build()
+    before = mixer(X)
+    assert mixer.bfloat16()(X.bfloat16()).dtype == torch.bfloat16
+    rounded = mixer.float()(X)
+    torch.testing.assert_close(rounded, fresh(mixer), rtol=0, atol=0)
+    assert not torch.equal(rounded, before)
+    assert mixer.double()(X.double()).dtype == torch.float64
+
+
+@torch.no_grad()
+def test_copies_have_their_own():
+    mixer = build()
+    before, twin = mixer(X), copy.deepcopy(mixer)
+    file = io.BytesIO()
+    torch.save(mixer, file)
+    file.seek(0)
+    for other in (twin, torch.load(file, weights_only=False)):
+        torch.testing.assert_close(other(X), before, rtol=0, atol=0)
+        other.pos_bias.gamma.neg_()
+        outputs_differ_and_are_fresh(other, before)
+        torch.testing.assert_close(mixer(X), before, rtol=0, atol=0)
+    assert not any('kept' in name for name in mixer.state_dict())
+
+
+@torch.no_grad()
+def test_compiled_models_see_changes_without_recompiling():
+    torch._dynamo.reset()
+    mixer = build()
+    before, graphs = mixer(X), torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(mixer, fullgraph=True, backend=graphs)
+    torch.testing.assert_close(compiled(X), before)
+    edit_in_place(mixer)
+    after = mixer(X)
+    torch.testing.assert_close(compiled(X), after)
+    assert graphs.frame_count == 1 and not torch.allclose(before, after, atol=1e-3)
+
+
+@torch.no_grad()
+def test_exported_models_hold_parameters_and_not_the_kept_kernel():
+    mixer = build()
+    mixer(X)
+    with ops.record_decisions() as decisions:
+        mixer(X)
+    with ops.repeat_decisions(decisions):
+        program = torch.export.export(mixer, (X,), strict=False)
+    assert 'pos_bias.gamma' in program.state_dict and not program.constants
+    torch.testing.assert_close(program.module()(X), mixer(X))
+
+
+@torch.no_grad()
+def test_fake_tensors_and_other_parameters_leave_nothing_behind():
+    mixer = build()
+    before = mixer(X).clone()
+    state = {name: 2 * p for name, p in mixer.state_dict().items()}
+    torch.func.functional_call(mixer, state, X)
+    with FakeTensorMode(allow_non_fake_inputs=True), ops.repeat_decisions([True]):
+        torch.func.functional_call(mixer, {n: torch.empty(p.shape) for n, p in state.items()}, X)
+    torch.testing.assert_close(mixer(X), before, rtol=0, atol=0)
+
+
+class Looks(TorchDispatchMode):
+    """Counts the looks at a value, each of which waits for a device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_a_kept_kernel_is_looked_at_once():
+    """Once for each form that it does not fit; after the change w is below −3."""
+    mixer = build()
+    counts = []
+    for change in (None, None, edit_in_place, None):
+        if change:
+            change(mixer)
+        with Looks() as looks:
+            mixer(X)
+        counts.append(looks.count)
+    assert counts == [1, 0, 2, 0]

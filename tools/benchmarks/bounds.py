@@ -1,0 +1,324 @@
+"""What no kernel of an AFT can pass on a GPU, counted from the configs: the tables of bounds.
+
+A kernel takes as long as its bytes at the rate of the memory or its operations at that of the
+arithmetic, whichever is more, and never less than a launch; a model takes the sum of its kernels
+(model_costs.py), an op the bytes and operations of its formula (op_costs.py). The bound of a model
+is the time of its rival with softmax attention over its own, once with the mixing left out, once
+with the mixing done in one kernel that moves its bytes once.
+
+Without arguments the tables of docs/benchmarks.md are made anew, each between
+``<!-- bounds: NAME -->`` and ``<!-- end of bounds -->``.
+
+    python tools/benchmarks/bounds.py                                   # after an edit of a config
+    python tools/benchmarks/bounds.py --check                           # changes nothing
+    python tools/benchmarks/bounds.py --gpu a100 --precision tf32       # prints, changes nothing
+"""
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from model_costs import Kernel, decoder_kernels, image_kernels
+from op_cases import CASES, Case
+from op_costs import compulsory_bytes, operations
+
+from aft_mm.cli.errors import UserError, one_sentence
+
+DOCS = Path(__file__).parents[2] / 'docs' / 'benchmarks.md'
+REGION = re.compile(r'(<!-- bounds: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of bounds -->)', re.S)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Peak rates of a data sheet: bytes per second, dense operations per second of a precision.
+
+    launch: the shortest kernel in seconds, which no data sheet has: 2.5 µs is assumed.
+    """
+
+    name: str
+    memory: float
+    bfloat16: float
+    tf32: float
+    float32: float
+    source: str
+    launch: float = 2.5e-6
+
+
+GPUS = {
+    'a100': Gpu('A100 SXM 80 GB', 2.039e12, 312e12, 156e12, 19.5e12, 'NVIDIA A100 data sheet'),
+    'h100': Gpu('H100 SXM', 3.35e12, 989e12, 494e12, 67e12, 'NVIDIA H100 data sheet'),
+    'h200': Gpu('H200 SXM', 4.8e12, 989e12, 494e12, 67e12, 'NVIDIA H200 data sheet'),
+    'l40s': Gpu('L40S', 0.864e12, 362e12, 183e12, 91.6e12, 'NVIDIA L40S data sheet'),
+    'rtx4090': Gpu(
+        'GeForce RTX 4090', 1.008e12, 165e12, 82.6e12, 82.6e12, 'NVIDIA Ada architecture paper'
+    ),
+}
+# Shares of the peak rates that good kernels are assumed to attain. Of flash attention the paper of
+# its successor reports 35 % on an H100 (arXiv 2407.08608); the others are what cuBLAS and a copy
+# are commonly seen to reach. They were not measured here.
+ATTAINED = dict(memory=0.9, product=0.45, attention=0.35)
+ELEMENT_TYPES = dict(bfloat16=torch.bfloat16, tf32=torch.float32, float32=torch.float32)
+
+# What the project aims at: a share of the bound with the mixing in one pass, and of a copy.
+AIM = 0.95
+COPY_AIMS = {('aft_simple', False): 0.65, ('aft_simple', True): 0.55}
+BATCH, SEQUENCES = 128, 16
+SIZES = (224, 384, 512, 1024)
+IMAGES = {
+    'small h384 k11': ('aft-conv-small-h384-k11_8xb128-300e_in1k', 'deit-small_8xb128-300e_in1k'),
+    'tiny h32 k11': ('aft-conv-tiny-h32-k11_8xb128-300e_in1k', 'deit-tiny_8xb128-300e_in1k'),
+}
+DECODERS = {
+    'AFT-local-256, L 24, d 256': (
+        'image_ar/aft-local-256-l24-d256_8xb16-200e_cifar10',
+        'image_ar/transformer-l24-d256-h2_8xb4-200e_cifar10',
+        (3072, 16384),
+    ),
+    'AFT-local-32, L 12, d 512': (
+        'language_modeling/aft-local-32-l12-d512_8xb16-100e_enwik8-t1024',
+        'language_modeling/transformer-l12-d512-h8_8xb16-100e_enwik8-t1024',
+        (1024, 4096),
+    ),
+}
+# Ops whose pairs are matrix products; those of the others are sums that need not be taken pairwise.
+PRODUCTS = ('aft_full', 'aft_local', 'aft_local_normalized', 'aft_conv')
+NOT_MEASURED = 'not measured'
+
+
+def kernel_seconds(kernel: Kernel, gpu: Gpu, precision: str) -> float:
+    """The least time of a kernel at the attained rates."""
+    arithmetic = ATTAINED.get(kernel.kind, 1.0) * getattr(gpu, precision)
+    in_memory = kernel.bytes / (ATTAINED['memory'] * gpu.memory)
+    return max((kernel.computed or kernel.operations) / arithmetic, in_memory, gpu.launch)
+
+
+def compare(aft: Sequence[Kernel], rival: Sequence[Kernel], gpu: Gpu, precision: str) -> dict:
+    """Bounds of time(rival) / time(AFT), and what the aim asks of the mixing.
+
+    by_operations: every operation takes as long, mixing for nothing. free: mixing for nothing.
+    one_pass: mixing in one kernel per layer that moves its bytes once. mixing_of_copy: the share
+    of the bandwidth of a copy at which the mixing must run for the aim.
+    """
+
+    def total(kernels: Sequence[Kernel]) -> float:
+        return sum(kernel_seconds(kernel, gpu, precision) for kernel in kernels)
+
+    rest = [kernel for kernel in aft if kernel.kind != 'mixing']
+    mixing = total([kernel for kernel in aft if kernel.kind == 'mixing'])
+    rest_time, rival_time = total(rest), total(rival)
+    one_pass = rival_time / (rest_time + mixing)
+    aim = max(1.0, AIM * one_pass)
+    budget = rival_time / aim - rest_time
+    counts = {
+        f'{what}_{who}': sum(getattr(kernel, what) for kernel in kernels)
+        for who, kernels in (('aft', aft), ('rival', rival))
+        for what in ('operations', 'bytes')
+    }
+    return dict(
+        by_operations=counts['operations_rival'] / counts['operations_aft'],
+        free=rival_time / rest_time,
+        one_pass=one_pass,
+        aim=aim,
+        mixing_of_copy=mixing / budget if budget > 0 else math.inf,
+        launches_aft=len(aft),
+        launches_rival=len(rival),
+        milliseconds_aft=1e3 * (rest_time + mixing),
+        milliseconds_rival=1e3 * rival_time,
+        **counts,
+    )
+
+
+def image_rows(gpu: Gpu, precision: str) -> list[dict]:
+    """AFT-conv against DeiT: inference of a batch of images."""
+    rows, dtype = [], ELEMENT_TYPES[precision]
+    for label, names in IMAGES.items():
+        for size in SIZES:
+            traced = [
+                image_kernels(f'image_classification/{name}', size, BATCH, dtype) for name in names
+            ]
+            rows.append(dict(model=label, size=size, **compare(*traced, gpu, precision)))
+    return rows
+
+
+def decoder_rows(gpu: Gpu, precision: str) -> list[dict]:
+    """AFT against softmax attention: forward and backward of a batch of sequences."""
+    rows, dtype = [], ELEMENT_TYPES[precision]
+    for label, (*names, lengths) in DECODERS.items():
+        for tokens in lengths:
+            traced = [decoder_kernels(name, tokens, SEQUENCES, dtype) for name in names]
+            rows.append(dict(model=label, size=tokens, **compare(*traced, gpu, precision)))
+    return rows
+
+
+def op_row(name: str, case: Case, training: bool, gpu: Gpu, precision: str) -> dict:
+    """The least time of an op, what sets it, and the most that it can have of a copy's bandwidth.
+
+    An op that needs more than one kernel, or moves anything twice, has less.
+    """
+    wide, dtype = torch.float32, ELEMENT_TYPES[precision]
+    dtypes = [dtype] * 3 + [wide] * len(case.parameters)
+    tensors = [
+        torch.empty(shape, dtype=dtype, device='meta')
+        for shape, dtype in zip(case.shapes, dtypes, strict=True)
+    ]
+    moved = compulsory_bytes(tensors, tensors[2], training)
+    count = operations(case.op, case.shapes, case.options, training)
+    limits = {'bytes': moved / (ATTAINED['memory'] * gpu.memory), 'launch': gpu.launch}
+    if case.op in PRODUCTS:
+        limits['products'] = count / (ATTAINED['product'] * getattr(gpu, precision))
+    least = max(limits.values())
+    return dict(
+        case=name,
+        training=training,
+        bytes=moved,
+        operations=count,
+        microseconds=1e6 * least,
+        bound_by=max(limits, key=limits.get),
+        of_copy=limits['bytes'] / least,
+        aim=COPY_AIMS.get((case.op, training)),
+    )
+
+
+def op_rows(gpu: Gpu, precision: str) -> list[dict]:
+    """The cases of benchmark_ops.py that a GPU runs, but for those that only vary a kernel size."""
+    return [
+        op_row(name, case, training, gpu, precision)
+        for name, case in CASES.items()
+        if not name.startswith('small-') and case.baseline is None
+        for training in (False, True)
+    ]
+
+
+def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table, with a newline at its end."""
+    rows = [header, ['---'] * len(header), *lines]
+    return ''.join(f'| {" | ".join(row)} |\n' for row in rows)
+
+
+def percent(share: float) -> str:
+    """A share in words."""
+    return f'{100 * share:.0f} %'
+
+
+def model_table(what: str, size: str, per: int, rows: Sequence[dict]) -> str:
+    """The table of models; operations and bytes are those of one image or sequence."""
+    header = (what, size, 'GFLOP, AFT / rival', 'MB', 'launches', 'by operations alone',
+              'mixing for nothing', 'mixing in one pass', f'aim: {AIM} of that, 1.0 at least',
+              'mixing at, of a copy', 'measured')  # fmt: skip
+    lines = [
+        (
+            row['model'],
+            str(row['size']),
+            f'{row["operations_aft"] / per / 1e9:.1f} / {row["operations_rival"] / per / 1e9:.1f}',
+            f'{row["bytes_aft"] / per / 1e6:.0f} / {row["bytes_rival"] / per / 1e6:.0f}',
+            f'{row["launches_aft"]} / {row["launches_rival"]}',
+            *(f'{row[bound]:.2f}' for bound in ('by_operations', 'free', 'one_pass', 'aim')),
+            percent(row['mixing_of_copy']),
+            NOT_MEASURED,
+        )
+        for row in rows
+    ]
+    return markdown(header, lines)
+
+
+def op_table(rows: Sequence[dict]) -> str:
+    """The table of ops: of each case the forward pass, and behind a stroke that with backward."""
+
+    def both(pair: Sequence[dict], form: Callable[[dict], str]) -> str:
+        return ' / '.join(map(form, pair))
+
+    header = ('forward / with backward', 'MB', 'GFLOP', 'least µs', 'set by', 'of a copy, at most',
+              'aim', 'measured')  # fmt: skip
+    lines = [
+        (
+            pair[0]['case'],
+            both(pair, lambda row: f'{row["bytes"] / 1e6:.0f}'),
+            both(pair, lambda row: f'{row["operations"] / 1e9:.1f}'),
+            both(pair, lambda row: f'{row["microseconds"]:.1f}'),
+            both(pair, lambda row: row['bound_by']),
+            both(pair, lambda row: percent(row['of_copy'])),
+            both(pair, lambda row: percent(row['aim'])) if pair[0]['aim'] else '–',
+            NOT_MEASURED,
+        )
+        for pair in zip(rows[::2], rows[1::2], strict=True)
+    ]
+    return markdown(header, lines)
+
+
+def count_all(gpu: Gpu, precision: str) -> dict[str, list[dict]]:
+    """The rows of every table."""
+    return dict(
+        images=image_rows(gpu, precision),
+        decoders=decoder_rows(gpu, precision),
+        ops=op_rows(gpu, precision),
+    )
+
+
+def tables(rows: dict[str, list[dict]]) -> dict[str, str]:
+    """Every table in Markdown."""
+    return dict(
+        images=model_table('AFT-conv over DeiT, inference', 'px', BATCH, rows['images']),
+        decoders=model_table(
+            'over softmax attention, training step', 'T', SEQUENCES, rows['decoders']
+        ),
+        ops=op_table(rows['ops']),
+    )
+
+
+def updated(text: str, made: dict[str, str]) -> str:
+    """A page with its tables made anew; UserError unless it has each of them once."""
+    found = [name for _, name, _, _ in REGION.findall(text)]
+    if sorted(found) != sorted(made):
+        raise UserError(
+            f'{DOCS.name} must hold the tables {", ".join(sorted(made))} of bounds, each once, '
+            f'got {", ".join(sorted(found)) or "none"}'
+        )
+    return REGION.sub(lambda region: region[1] + made[region[2]] + region[4], text)
+
+
+def parse_args(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--check', action='store_true', help='end with 1 where the page is stale')
+    parser.add_argument('--gpu', choices=list(GPUS), help='print the tables of this GPU instead')
+    parser.add_argument(
+        '--precision', choices=list(ELEMENT_TYPES), help='print the tables of this type instead'
+    )
+    parser.add_argument('--json', type=Path, help='write all counts here')
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write, check or print the tables."""
+    args = parse_args(arguments)
+    gpu, precision = args.gpu or 'h200', args.precision or 'bfloat16'
+    rows = count_all(GPUS[gpu], precision)
+    made = tables(rows)
+    if args.json:
+        about = dict(gpu=asdict(GPUS[gpu]), precision=precision, attained=ATTAINED)
+        args.json.write_text(json.dumps(dict(assumed=about, rows=rows), indent=2) + '\n')
+    if args.gpu or args.precision:
+        print('\n'.join(made.values()))
+        return
+    before = DOCS.read_text(encoding='utf-8')
+    after = updated(before, made)
+    if args.check and after != before:
+        raise UserError(
+            'the bounds in docs/benchmarks.md are not those of the configs; run '
+            'python tools/benchmarks/bounds.py'
+        )
+    if after != before:
+        DOCS.write_text(after, encoding='utf-8')
+        print(f'{DOCS.name} has new tables')
+
+
+if __name__ == '__main__':
+    with one_sentence(OSError):
+        main()

@@ -1,0 +1,100 @@
+"""A short training run of a config as tools/train.py would do it: speed, memory, time of the data.
+
+    python tools/benchmarks/training_run.py CONFIG --iterations 200 --amp --json out.json
+
+The config is trained as it stands, pipeline, hooks and optimizer, but by iterations, with a rate
+that rises all the way, without validation and checkpoints. Times are medians of the iterations
+after the first fifth, in which kernels are compiled and workers start; that of the data is what an
+iteration waits for its batch. A loss that is not finite ends the run with 1.
+"""
+
+import argparse
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from arguments import positive_int
+from mmengine.config import Config
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+from record import default_device, write_json
+
+from aft_mm.cli.command_line import CONFIG_ERRORS, add_arguments, check_data, load_config
+from aft_mm.cli.errors import one_sentence
+
+
+def parse_args(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('config', help='path of the config file')
+    parser.add_argument('--iterations', type=positive_int, default=200, help='%(default)s')
+    parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
+    parser.add_argument('--json', type=Path, help='write the row and the environment here')
+    add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def shorten(config: Config, iterations: int, amp: bool) -> None:
+    """Make it a run of so many iterations and nothing else."""
+    config.train_cfg = dict(by_epoch=False, max_iters=iterations, val_interval=iterations + 1)
+    config.val_cfg = config.val_dataloader = config.val_evaluator = None
+    config.test_cfg = config.test_dataloader = config.test_evaluator = None
+    rising = dict(type='LinearLR', start_factor=1e-3, begin=0, end=iterations, by_epoch=False)
+    config.param_scheduler = [rising]
+    config.default_hooks.checkpoint = None
+    if amp:
+        config.optim_wrapper.type = 'aft_mm.AutocastOptimWrapper'
+
+
+def history(runner: Runner, name: str) -> Sequence[float]:
+    """Every value of a scalar that the run has logged."""
+    return runner.message_hub.get_scalar(f'train/{name}').data[0].tolist()
+
+
+def measured(runner: Runner) -> dict:
+    """Speed, memory and losses of a run that is over."""
+    times, waits, losses = (history(runner, name) for name in ('time', 'data_time', 'loss'))
+    start, few = len(times) // 5, max(1, len(losses) // 10)
+    batch = runner.train_dataloader.batch_size
+    seconds = statistics.median(times[start:])
+    row = dict(
+        batch=batch,
+        iterations=len(times),
+        samples_per_second=batch / seconds,
+        milliseconds=1e3 * seconds,
+        data_milliseconds=1e3 * statistics.median(waits[start:]),
+        first_milliseconds=1e3 * times[0],
+        first_loss=statistics.fmean(losses[:few]),
+        last_loss=statistics.fmean(losses[-few:]),
+    )
+    if torch.cuda.is_available():
+        row['peak_mib'] = torch.cuda.max_memory_allocated() / 2**20
+    return row
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train and report; 1 if a loss is not finite."""
+    args = parse_args(arguments)
+    with one_sentence(*CONFIG_ERRORS):
+        config = load_config(args)
+        shorten(config, args.iterations, args.amp)
+        check_data(config, 'train')
+        runner = RUNNERS.build(config)
+    runner.train()
+    row = dict(config=Path(args.config).stem, amp=args.amp, **measured(runner))
+    # Paths of the machine stay out of the file.
+    args.device, args.work_dir, args.config = default_device(), Path(config.work_dir), row['config']
+    write_json(args.json, [row], args)
+    memory = f', peak {row["peak_mib"]:.0f} MiB' if 'peak_mib' in row else ''
+    print(
+        f'{row["config"]}: {row["samples_per_second"]:.1f} samples/s, batch {row["batch"]}, '
+        f'{row["data_milliseconds"]:.1f} of {row["milliseconds"]:.1f} ms waiting for data{memory}, '
+        f'loss {row["first_loss"]:.3f} to {row["last_loss"]:.3f}'
+    )
+    return int(not math.isfinite(row['first_loss'] + row['last_loss']))
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())
