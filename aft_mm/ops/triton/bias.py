@@ -111,7 +111,9 @@ def bias_pointer(bias, target, source, rows, columns, FORM: tl.constexpr):
 @triton.jit
 def visible(where, targets, sources, FORM: tl.constexpr):
     """Which of these pairs exist and are not hidden by causality, and which of them have a w."""
-    seen = (targets < where.targets) & (sources >= 0) & (sources < where.sources)
+    # The first tile of a window, of sources or of targets, may begin before the sequence.
+    seen = (targets >= 0) & (targets < where.targets)
+    seen &= (sources >= 0) & (sources < where.sources)
     if FORM.causal:
         seen &= sources <= targets
     near = seen

@@ -59,7 +59,7 @@ LIMITS['aft_conv'] = _conv_limits
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # What the kernels are compiled for in the tests.
 OLDEST_CAPABILITY = (8, 0)
-# Two products into one sum in a loop, as bands have them, are reported to come out wrong there.
+# Products that are summed in a loop are reported to come out wrong there.
 REFUSED_CAPABILITY = 10
 # That of torch 2.11. Older ones have no tuples in kernels (3.2) or were not tried, nor newer ones.
 ONLY_TRITON = (3, 6)
