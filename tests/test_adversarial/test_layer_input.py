@@ -5,6 +5,8 @@ import pytest
 import torch
 from mmengine.registry import MODELS
 
+from .names import short
+
 pytestmark = pytest.mark.adversarial
 
 D = 8
@@ -52,7 +54,7 @@ MIXERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize('config, name', MIXERS, ids=str)
+@pytest.mark.parametrize('config, name', MIXERS, ids=short)
 def test_arguments_of_a_mixer(config, name):
     config = {'embed_dims': D, 'grid': (6,), **config, 'type': f'aft_mm.{config["type"]}'}
     sentence(lambda: MODELS.build(config), name)
@@ -102,7 +104,7 @@ VIT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize('options, name', VIT, ids=str)
+@pytest.mark.parametrize('options, name', VIT, ids=short)
 def test_arguments_of_the_backbone(options, name):
     config = dict(type='aft_mm.AFTViT', arch=dict(embed_dims=8, num_layers=1), img_size=8,
                   patch_size=4, **{}) | options  # fmt: skip
@@ -134,7 +136,7 @@ def model(**parts):
     return MODELS.build(dict(type='aft_mm.AutoregressiveModel', decoder=DECODER, head=HEAD) | parts)
 
 
-@pytest.mark.parametrize('parts, name', PARTS, ids=str)
+@pytest.mark.parametrize('parts, name', PARTS, ids=short)
 def test_parts_of_the_autoregressive_model(parts, name):
     sentence(lambda: model(**parts), name)
 
@@ -143,7 +145,7 @@ def test_parts_of_the_autoregressive_model(parts, name):
     (None, 'inputs'), ('ab', 'inputs'), (torch.zeros(6, dtype=torch.long), 'inputs'),
     (torch.zeros(2, 6), 'a token'), (torch.zeros(2, 6, dtype=torch.bool), 'a token'),
     (torch.full((2, 6), 16), 'a token'), (torch.full((2, 6), -1), 'a token'),
-], ids=str)  # fmt: skip
+], ids=short)  # fmt: skip
 def test_tokens_of_the_autoregressive_model(inputs, name):
     sentence(lambda: model()(inputs), name)
 
@@ -158,7 +160,7 @@ def test_tokens_of_the_autoregressive_model(inputs, name):
     *[(dict(top_p=value), 'top_p') for value in (0, 2, 'a')],
     *[(dict(seed=value), 'seed') for value in (-1, 1.5, 'a', 2**63)],
     (dict(greedy='no'), 'greedy'), (dict(use_state=2), 'use_state'),
-], ids=str)  # fmt: skip
+], ids=short)  # fmt: skip
 def test_options_of_sampling(options, name):
     sentence(lambda: model().generate(**{'length': 5, **options}), name)
 

@@ -7,6 +7,7 @@ import torch
 from aft_mm import ops
 
 from ..test_ops.cases import CASES
+from .names import short
 
 pytestmark = pytest.mark.adversarial
 
@@ -78,7 +79,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize('options, name', OPTIONS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize('options, name', OPTIONS, ids=short)
 def test_options_of_an_op(options, name):
     sentence(lambda: ops.aft_simple(**{**SIMPLE, **options}), name)
 
@@ -103,7 +104,7 @@ PLACES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize('op, options, name', PLACES, ids=lambda x: str(x)[:50])
+@pytest.mark.parametrize('op, options, name', PLACES, ids=short)
 def test_windows_grids_and_kernels(op, options, name):
     sentence(lambda: op(**SIMPLE, **options), name)
 
@@ -123,7 +124,7 @@ STATES = [
 
 
 @pytest.mark.parametrize(
-    'call, name, value', [(call, *pair) for call, pairs in STATES for pair in pairs], ids=str
+    'call, name, value', [(call, *pair) for call, pairs in STATES for pair in pairs], ids=short
 )
 def test_states(call, name, value):
     sentence(lambda: call(**{name: value}), name)
@@ -153,7 +154,7 @@ def test_no_step_goes_past_the_grid(grid):
 
 @pytest.mark.parametrize('lengths', [
     [2, 3], 3, None, torch.tensor([2.0, 3.0]), torch.tensor([2]), torch.tensor([2, 7]),
-    torch.tensor([-1, 2]), torch.tensor([True, False])], ids=str)  # fmt: skip
+    torch.tensor([-1, 2]), torch.tensor([True, False])], ids=short)  # fmt: skip
 def test_lengths_of_a_prompt(lengths):
     state = ops.aft_simple_init_state(B, D)
     sentence(lambda: ops.prefill(state, X, X, lengths), 'lengths')

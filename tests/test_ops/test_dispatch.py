@@ -62,8 +62,7 @@ def test_triton_asked_for_where_it_cannot_serve_is_an_error(monkeypatch):
 
 
 REFUSED = {
-    'has no kernel': dict(op='aft_local_normalized'),
-    'has a kernel for aft_local on 1-d grids only, got (1, 1)': dict(op='aft_local', grid=(1, 1)),
+    'has no kernel': dict(op='aft_local_normalized_step'),
     'has a kernel for aft_simple with causal=True only, got False': dict(causal=False),
     'has a kernel for aft_conv with causal=False only, got True': dict(
         op='aft_conv', global_connectivity=True, grid=(1, 1)
@@ -151,10 +150,9 @@ def test_table_of_backends(asked, monkeypatch):
         assert f'{op} ' in output
     assert ('reference does not serve any op or step on cpu' in output) == (asked != 'reference')
     assert 'triton does not serve any op or step on cpu: serves cuda tensors' in output
-    without = 'aft_local_normalized, linear_attention'
-    steps = 'aft_local_normalized_step, linear_attention_step'
-    assert f'{without}, {steps} on cpu: has no kernel' in output
-    assert 'aft_window (any options)' in output and 'aft_local (a grid of 1 size)' in output
+    without = 'linear_attention, aft_local_normalized_step, linear_attention_step'
+    assert f'{without} on cpu: has no kernel' in output
+    assert 'aft_local (any options)' in output and 'a grid of 1 or 2 sizes)' in output
     assert (
         output.splitlines()[1].split()[2:]
         == {
