@@ -7,11 +7,11 @@ WORK_DIR := work_dirs/quickstart
 # Where the compiled mmcv is kept: building it takes minutes.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream test lint clean
+.PHONY: quickstart downstream test lint licenses clean
 
 $(VENV)/installed: requirements/lock.txt setup.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -r requirements/lock.txt
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/lock.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -35,8 +35,10 @@ quickstart: $(VENV)/installed
 # installed over it, so that no moment is without mmcv.
 downstream: $(VENV)/downstream
 
-$(VENV)/downstream: $(VENV)/installed requirements/downstream.txt requirements/build_mmcv.sh
-	$(BIN)/python -m pip install --quiet -r requirements/downstream.txt -c requirements/lock.txt
+$(VENV)/downstream: $(VENV)/installed requirements/downstream.txt requirements/build_mmcv.sh \
+		requirements/mmcv.txt
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/downstream.txt \
+		-c requirements/lock.txt
 	wheel=$$(requirements/build_mmcv.sh $(BIN)/python '$(CACHE)') && \
 	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall "$$wheel"
 	$(BIN)/python -c "import mmcv.ops, mmdet.models, mmseg.models; \
@@ -49,6 +51,11 @@ test: $(VENV)/installed
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# What every installed dependency states as its licence.
+licenses: $(VENV)/installed
+	@$(BIN)/python requirements/licenses.py requirements/lock.txt requirements/downstream.txt \
+		requirements/mmcv.txt
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -6,7 +6,8 @@ set -euo pipefail
 # Absolute, because the build runs in another folder; not resolved, because a link marks a venv.
 bin=$(cd "$(dirname "$1")" && pwd)
 python=$bin/$(basename "$1")
-version=2.1.0
+requirements=$(cd "$(dirname "$0")" && pwd)/mmcv.txt
+version=$(sed -n 's/^mmcv==\([0-9.]*\).*/\1/p' "$requirements")
 about=$("$python" - <<'END'
 import os
 import platform
@@ -33,7 +34,7 @@ if [ ! -e "${wheels[0]}" ]; then
     # pip's own cache would give a wheel that was built for another torch, or without operators.
     PATH=$bin:$PATH MMCV_WITH_OPS=1 MAX_JOBS=${MAX_JOBS:-$(nproc)} \
         "$python" -m pip wheel --no-build-isolation --no-deps --no-binary mmcv --no-cache-dir \
-        --wheel-dir "$building" "mmcv==$version" >&2
+        --wheel-dir "$building" --require-hashes -r "$requirements" >&2
     # Whole or not at all: a build that was stopped leaves nothing to install.
     mkdir -p "$folder"
     mv "$building"/mmcv-"$version"-*.whl "$folder"

@@ -1,12 +1,13 @@
 """Fixtures that more than one test file needs."""
 
+import importlib.util
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 ROOT = Path(__file__).parent.parent
-MISSING = [name for name in ('mmcv._ext', 'mmdet', 'mmseg') if not find_spec(name)]
+MISSING = [name for name in ('mmcv._ext', 'mmdet', 'mmseg') if not importlib.util.find_spec(name)]
 collect_ignore = ['downstream'] if MISSING else []
 
 
@@ -61,6 +62,21 @@ def run() -> Callable[..., subprocess.CompletedProcess]:
                               capture_output=True, text=True, timeout=300)
 
     return call
+
+
+@pytest.fixture
+def tool(root, monkeypatch) -> Callable[[str], ModuleType]:
+    """A tool as a module, for what ends before a run starts."""
+    monkeypatch.setenv('LOCAL_RANK', '0')  # the tools set it
+    monkeypatch.syspath_prepend(str(root / 'tests/configs'))
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(f'tool_{name}', root / f'tools/{name}.py')
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(scope='session')

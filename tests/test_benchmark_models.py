@@ -18,6 +18,7 @@ TOOLS = Path(__file__).parents[1] / 'tools' / 'benchmarks'
 EARLIER = TOOLS.parents[1] / 'docs' / 'results' / 'efficiency.json'
 sys.path.insert(0, str(TOOLS))
 
+import benchmark_attention  # noqa: E402
 import benchmark_efficiency  # noqa: E402
 import benchmark_models  # noqa: E402
 import benchmark_ops  # noqa: E402
@@ -63,6 +64,34 @@ def test_cost_against_length(tmp_path):
     assert picture.shape[0] > 700 and len({tuple(p) for p in picture[::3, ::3].reshape(-1, 4)}) > 20
     benchmark_efficiency.main(['--device', 'cpu', '--replot', str(path), '--png', str(again)])
     assert (matplotlib.image.imread(again) == picture).all()
+
+
+def test_cost_per_sample_against_length(tmp_path, monkeypatch, capsys):
+    path, png = tmp_path / 'out.json', tmp_path / 'out.png'
+    monkeypatch.setattr(benchmark_attention, 'in_fresh_process', lambda call, *args: call(*args))
+    benchmark_attention.main([
+        *COMMON, '--mixers', 'linear', '--dims', '16', '--heads', '2', '--lengths', '64', '256',
+        '--tokens', '256', '--json', str(path), '--png', str(png)])  # fmt: skip
+    assert capsys.readouterr().out.count('slope') == 2
+    rows = json.loads(path.read_text())['rows']
+    assert [(row['mixer'], row['length']) for row in rows] == [('linear', 64), ('linear', 256)]
+    assert all(row['ms'] > 0 and row['mib'] >= 0 for row in rows)
+    assert matplotlib.image.imread(png).std() > 0.05
+
+
+def test_cost_per_sample_is_that_of_the_batch_over_its_size(monkeypatch):
+    times = {('linear', 64): 6.0, ('linear', 512): 6.0}
+    monkeypatch.setattr(benchmark_attention, 'sweep', lambda make, args: (times, times))
+    monkeypatch.setattr(benchmark_attention, 'in_fresh_process', lambda *call: 12.0)
+    args = ['--device', 'cpu', '--mixers', 'linear', '--tokens', '256']
+    rows = benchmark_attention.measure(benchmark_attention.parse_args(args))
+    assert [(row['ms'], row['mib']) for row in rows] == [(1500.0, 3.0), (6000.0, 12.0)]
+
+
+def test_a_mixer_whose_steps_disagree_is_not_timed(monkeypatch):
+    monkeypatch.setattr(eager, 'linear_attention', doubled(eager.linear_attention))
+    with pytest.raises(SystemExit, match='linear step by step'):
+        benchmark_attention.main(['--device', 'cpu', '--mixers', 'linear', '--dims', '16'])
 
 
 def test_a_decoder_with_a_wrong_op_is_not_timed(monkeypatch, tmp_path):
@@ -115,6 +144,7 @@ def test_a_mixer_without_a_meaning_is_refused(name):
 
 
 TOOLS_AND_OPTIONS = {
+    benchmark_attention: ['--lengths', '--tokens', '--dims', '--heads'],
     benchmark_efficiency: ['--lengths', '--positions', '--dims', '--layers', '--heads', '--batch'],
     benchmark_models: ['--size', '--batch'],
     benchmark_ops: [],
@@ -181,7 +211,11 @@ def test_help_names_mixers_and_defaults(capsys):
 
 
 @pytest.mark.parametrize(
-    'name', [*benchmark_efficiency.DEFAULTS['cuda']['mixers'], 'bound', 'dense-softmax']
+    'name',
+    [
+        *benchmark_efficiency.DEFAULTS['cuda']['mixers'],
+        *('bound', 'dense-softmax', 'linear', 'performer', 'lsh-4', 'lsh-8'),
+    ],
 )
 def test_every_named_mixer_makes_a_decoder(name):
     hidden = decoders.infer(decoders.build(name, 20, 16, 1, 2), decoders.random_tokens(2, 20))

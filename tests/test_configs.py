@@ -22,12 +22,12 @@ TASKS = sorted(path.parent for path in ROOT.glob('configs/*/metafile.yml'))
 # Tasks whose configs are those of mmdet and mmseg.
 DOWNSTREAM = {'detection', 'segmentation'}
 LEAVES = {path.stem: path for path in sorted(ROOT.glob('configs/image_classification/*.py'))}
-NAME = re.compile(r'(?P<family>deit|aft-full|aft-conv)-(?P<arch>tiny|small|base|mini|quickstart)'
-                  r'(?:-h(?P<heads>\d+)-k(?P<kernel>\d+))?'
+NAME = re.compile(r'(?P<family>deit|lambda|aft-full|aft-conv)-'
+                  r'(?P<arch>tiny|small|base|mini|quickstart)(?:-h(?P<heads>\d+)-k(?P<kernel>\d+))?'
                   r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e(?:-(?P<what>[a-z-]+))?'
                   r'_(?P<data>in1k|imagenette|cifar10|digits)(?:-(?P<size>\d+)px)?')
 MIXERS = dict([('deit', 'aft_mm.SoftmaxAttention'), ('aft-full', 'aft_mm.AFTFull'),
-               ('aft-conv', 'aft_mm.AFTConv')])
+               ('aft-conv', 'aft_mm.AFTConv'), ('lambda', 'aft_mm.LambdaLayer')])
 # The part of the token mixer that each ablation changes; `rank` is that of the AFT-full models.
 ABLATIONS = {
     'nonfactorised': dict(rank=None),
@@ -121,7 +121,8 @@ def test_name_says_the_ablation(name):
         assert ABLATIONS[field['what']].items() <= dict(mixer).items()
     else:
         assert field['what'] in (None, 'from-deit', 'pickle', 'test-only')
-        assert mixer.get('rank', 128) and set(mixer) <= {'type', 'rank', 'num_heads', 'kernel_size'}
+        sizes = {'type', 'rank', 'num_heads', 'kernel_size', 'key_dims'}
+        assert mixer.get('rank', 128) and set(mixer) <= sizes
     assert bool(load(name).load_from) == (field['what'] == 'from-deit')
 
 
@@ -238,6 +239,11 @@ def expected_parameters(name):
         mixing = linear * (1 + mixer.get('query', True)) + (dims + 1) * heads
         mixing += heads * (mixer.kernel_size**2 + 2 * mixer.get('reparameterize', True))
         embedding = 0
+    elif mixer.type == 'aft_mm.LambdaLayer':
+        queries, keys = mixer.num_heads * mixer.key_dims, mixer.key_dims
+        mixing = (dims + 2) * (queries + keys) + (dims + 1) * (dims // mixer.num_heads)
+        mixing += (2 * int(grid**0.5) - 1)**2 * keys
+        embedding = grid * dims
     else:
         tokens = 1 + grid
         mixing = 3 * linear
@@ -254,14 +260,11 @@ def test_parameters_are_those_of_the_layout(name):
 
 
 @pytest.mark.parametrize('model, millions', [
-    ('deit-tiny', 5.7),
-    ('deit-small', 22.1),
-    ('aft-full-tiny', 6.3),
-    ('aft-full-small', 22.6),
-    ('aft-conv-tiny-h32-k11', 5.4),
-    ('aft-conv-tiny-h192-k11', 5.9),
-    ('aft-conv-small-h16-k11', 20.3),
-    ('aft-conv-small-h384-k11', 22.5),
+    ('deit-tiny', 5.7), ('deit-small', 22.1),
+    ('lambda-tiny', 4.8), ('lambda-small', 17.7),
+    ('aft-full-tiny', 6.3), ('aft-full-small', 22.6),
+    ('aft-conv-tiny-h32-k11', 5.4), ('aft-conv-tiny-h192-k11', 5.9),
+    ('aft-conv-small-h16-k11', 20.3), ('aft-conv-small-h384-k11', 22.5),
     ('aft-conv-small-h384-k15', 23.0),
 ])
 def test_parameters_are_those_of_the_paper(model, millions):
@@ -318,7 +321,7 @@ def test_mini_models_are_of_equal_size(data):
         fields(name)['family']: count(name)
         for name in LEAVES if '-mini' in name and fields(name)['data'] == data
     }
-    assert sizes.keys() == MIXERS.keys()
+    assert sizes.keys() == MIXERS.keys() - {'lambda'}
     assert max(sizes.values()) < 1.04 * min(sizes.values())
 
 

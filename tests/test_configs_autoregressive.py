@@ -11,19 +11,14 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import (
-    DATASETS,
-    HOOKS,
-    METRICS,
-    MODELS,
-    RUNNERS,
-)
+from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, RUNNERS
 
 from .leaves import build_leaf, leaves, load_leaf
 
 LEAVES = leaves('image_ar', 'language_modeling')
 NAME = re.compile(
-    r'(?P<family>transformer|image-transformer-local2d|aft-simple|aft-relu|aft-relu2'
+    r'(?P<family>transformer|image-transformer-local2d|sparse-transformer|linear|performer'
+    r'|reformer|synthesizer|lsh-(?P<rounds>\d)|aft-simple|aft-relu|aft-relu2'
     r'|aft-relu-softmax|aft-local2d-hard|aft-local-learned|aft-local(?:-learned)?-(?P<window>\d+))'
     r'-(?:l(?P<layers>\d+)-d(?P<dims>\d+)(?:-h(?P<heads>\d+))?|mini)'
     r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?:(?P<epochs>\d+)e|(?P<days>\d+)d)'
@@ -33,6 +28,12 @@ NAME = re.compile(
 MIXERS = {
     'transformer': dict(type='aft_mm.SoftmaxAttention'),
     'image-transformer-local2d': dict(type='aft_mm.LocalSoftmaxAttention', window=(16, 16)),
+    'sparse-transformer': dict(type='aft_mm.StridedAttention', stride=128, qk_dims=128),
+    'linear': dict(type='aft_mm.LinearAttention'),
+    'performer': dict(type='aft_mm.PerformerAttention', redraw=1000),
+    'reformer': dict(type='aft_mm.LSHAttention', num_rounds=4, num_buckets=64, chunk_size=32),
+    'lsh': dict(type='aft_mm.LSHAttention', num_buckets=64, chunk_size=32),
+    'synthesizer': dict(type='aft_mm.DenseSynthesizer'),
     'aft-local': dict(type='aft_mm.AFTLocal'),
     'aft-simple': dict(type='aft_mm.AFTSimple'),
     'aft-relu': dict(type='aft_mm.AFTSimple', key_function='relu', gate='relu'),
@@ -91,10 +92,12 @@ def test_name_says_the_mixer(name):
     expected = dict(MIXERS[family(name)])
     if field['window']:
         expected['window'] = int(field['window'])
+    elif field['rounds']:
+        expected['num_rounds'] = int(field['rounds'])
     elif '2d' in name and name in MINI:
         expected['window'] = (8, 8)
     assert mixer == expected
-    assert (heads is not None) == ('transformer' in name)
+    assert (heads is not None) == (not name.startswith('aft-'))
     if field['layers']:
         assert str(heads) == str(field['heads'])
     assert (rank is None) == (field['what'] == 'nonfactorised')
@@ -137,7 +140,7 @@ def test_name_says_the_schedule(name):
         assert config.model.decoder.drop_rate == 0.1
     elif name not in MINI:
         assert optimizer == dict(type='RAdam', lr=1e-4)
-        batch = 10 if field['data'] == 'mnist' else 1 if 'transformer' in name else 4
+        batch = 10 if field['data'] == 'mnist' else 1 if name.startswith('transformer') else 4
         assert total == batch
 
     budget = config.default_hooks.get('time_budget')
@@ -247,7 +250,15 @@ def expected_parameters(name):
     dims, length = model.decoder.embed_dims, sequence_length(name)
     block = 12 * dims * dims + 13 * dims  # four projections, an MLP of width 4·D, two norms
     mixer = model.decoder.token_mixer
-    if mixer.get('rank'):
+    if family(name) in ('reformer', 'lsh'):
+        block -= dims * (dims + 1)  # query and key are one
+    elif family(name) == 'synthesizer':
+        # No key; per head, each channel and a bias give a weight to each token.
+        block += (dims + mixer.num_heads) * length - dims * (dims + 1)
+    elif family(name) == 'sparse-transformer':
+        # Queries, keys and the MLP have half the width.
+        block -= dims * (dims + 1) + (4 * dims * dims + 2 * dims)
+    elif mixer.get('rank'):
         block += 2 * length * mixer.rank
     elif field['what'] == 'nonfactorised':
         # Each token has a bias for itself and for each of the window − 1 tokens before it.
@@ -266,6 +277,10 @@ def test_parameters_are_those_of_the_layout(name):
 
 
 @pytest.mark.parametrize('millions, model', [
+    (35, 'reformer-l12-d512-h8_8xb16-100e_enwik8-t1024'),
+    (42, 'synthesizer-l12-d512-h8_8xb16-100e_enwik8-t1024'),
+    (39, 'linear-l12-d512-h8_8xb16-100e_enwik8-t1024'),
+    (39, 'transformer-l12-d512-h8_8xb16-100e_enwik8-t1024'),
     (20, 'transformer-l24-d256-h2_8xb4-200e_cifar10'),
     (20, 'aft-simple-l24-d256_8xb16-200e_cifar10'),
     (20, 'aft-relu-l24-d256_8xb16-200e_cifar10'),
@@ -285,6 +300,12 @@ def test_parameters_are_those_of_the_layout(name):
 ])
 def test_parameters_are_those_of_the_papers(millions, model):
     assert round(count(model) / 1e6) == millions
+
+
+def test_the_sparse_transformer_has_59_million_but_for_its_positions():
+    """arXiv 1904.10509 adds one of 32 rows, 32 columns and 3 colours where ours learns 3,072."""
+    others = count('sparse-transformer-l128-d256-h2_8xb4-200e_cifar10') - 3072 * 256
+    assert round((others + 67 * 256) / 1e6) == 59
 
 
 def test_ranks_are_those_of_the_paper():

@@ -2,14 +2,13 @@
 
 import functools
 import json
+import re
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-import aft_mm.registry  # noqa: F401  lets torch load training checkpoints
 
 # The tiny configs train 3 epochs of 6 iterations; this one is in the middle of the third.
 KILL = {'KILL_AFTER': '15'}
@@ -115,12 +114,15 @@ def one_process(run, root, config, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def two_processes(run, root, config, tmp_path_factory):
-    """Killed in the third epoch and resumed."""
+    """One of them is killed in the third epoch, and the run is resumed."""
     folder = tmp_path_factory.mktemp('two')
     train = ['bash', root / 'tools/dist_train.sh', config('tiny_without_chance'), 2, '--work-dir',
              '.', '--cfg-options', 'train_dataloader.batch_size=8']
-    result = run(*train, cwd=folder, env=KILL)
-    assert result.returncode != 0 and (folder / 'epoch_2.pth').exists(), result.stderr
+    result = run(*train, cwd=folder, env={**KILL, 'KILL_RANK': '1'})
+    assert result.returncode == 1 and (folder / 'epoch_2.pth').exists(), result.stderr
+    assert 'FAILED' in result.stderr  # torch's own report, and then the reason
+    assert re.fullmatch(r'Error: process 1 \(pid \d+\): it was killed by SIGKILL',
+                        result.stderr.splitlines()[-1])
     assert not (folder / 'epoch_3.pth').exists()
     result = run(*train, '--resume', 'epoch_2.pth', cwd=folder)
     assert result.returncode == 0, result.stderr

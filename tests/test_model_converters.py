@@ -261,7 +261,7 @@ REFUSED = {
     ),
     'fused shape': (
         lambda state: {**state, 'blocks.0.attn.qkv.weight': torch.ones(3 * 192 - 64, 192)},
-        r'D=192 channels each, 576 rows, but is \[512, 192\]',
+        r'D=192 channels each, 576 rows, got \[512, 192\]',
     ),
     'missing': (
         without('blocks.1.mlp.fc1.bias'),

@@ -1,5 +1,6 @@
 """What pip sees."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -8,7 +9,6 @@ from email import message_from_string
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 import aft_mm
 
@@ -41,10 +41,34 @@ def test_metadata(wheel):
     assert set(metadata.get_all('Provides-Extra')) == extras
 
 
-def test_the_lock_is_within_the_ranges(wheel, root):
+@pytest.fixture(scope='module')
+def licenses(root):
+    spec = importlib.util.spec_from_file_location('licenses', root / 'requirements/licenses.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_pin_has_hashes_and_make_wants_them(root):
+    for name in ('lock', 'downstream', 'mmcv'):
+        pins = re.split(r'\n(?=\S)', (root / f'requirements/{name}.txt').read_text())
+        assert pins and all(re.search('--hash=sha256:[0-9a-f]{64}', pin) for pin in pins)
+    commands = (root / 'Makefile').read_text() + (root / 'requirements/build_mmcv.sh').read_text()
+    installs = re.findall('-r (?:requirements/|"[$]req)', commands)
+    assert len(installs) == commands.count('--require-hashes -r ') == 3
+
+
+def test_licenses_of_all_dependencies(root, licenses, capsys):
+    licenses.main([root / 'requirements/lock.txt'])
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert len(lines) > 90 and 'BSD' in lines['torch'] and 'Apache' in lines['mmengine']
+    unstated = {name for name, line in lines.items() if 'not stated' in line}
+    assert unstated <= {'cuda-toolkit'}  # which holds nothing but the names of others
+
+
+def test_the_lock_is_within_the_ranges(wheel, root, licenses):
     lock = {}
-    for line in (root / 'requirements/lock.txt').read_text().splitlines():
-        requirement = Requirement(line)
+    for requirement in licenses.pins(root / 'requirements/lock.txt'):
         lock.setdefault(requirement.name, []).append(requirement)
     for text in wheel[2].get_all('Requires-Dist'):
         requirement = Requirement(text)
@@ -55,12 +79,9 @@ def test_the_lock_is_within_the_ranges(wheel, root):
             assert requirement.specifier.contains(specifier.version), (text, str(pinned))
 
 
-def test_downstream_is_within_the_ranges(wheel, root):
-    lines = (root / 'requirements/downstream.txt').read_text().splitlines()
-    pinned = {Requirement(line).name: Requirement(line).specifier for line in lines}
-    (version, ) = re.findall(
-        '^version=(.+)$', (root / 'requirements/build_mmcv.sh').read_text(), re.M)
-    pinned['mmcv'] = SpecifierSet(f'=={version}')
+def test_downstream_is_within_the_ranges(wheel, root, licenses):
+    pinned = {pin.name: pin.specifier for name in ('downstream', 'mmcv')
+              for pin in licenses.pins(root / f'requirements/{name}.txt')}
     extra = [Requirement(text) for text in wheel[2].get_all('Requires-Dist')]
     extra = [requirement for requirement in extra
              if requirement.marker and requirement.marker.evaluate({'extra': 'downstream'})]
@@ -70,6 +91,6 @@ def test_downstream_is_within_the_ranges(wheel, root):
         assert requirement.specifier.contains(specifier.version), str(requirement)
 
 
-def test_torch_and_torchvision_are_pinned_as_a_pair(root):
-    lines = (root / 'requirements/lock.txt').read_text().splitlines()
-    assert {'torch==2.11.0', 'torchvision==0.26.0'} <= set(lines)
+def test_torch_and_torchvision_are_pinned_as_a_pair(root, licenses):
+    pins = set(map(str, licenses.pins(root / 'requirements/lock.txt')))
+    assert {'torch==2.11.0', 'torchvision==0.26.0'} <= pins

@@ -110,14 +110,16 @@ class TestClouds:
     ('tiny_pixels', ['--out', 'a.png', '--prompt', 'a'],
      '--prompt has no meaning for the model of'),
     ('tiny_text', ['--out', 'a.txt', '--complete'], '--complete has no meaning for the model of'),
-    ('tiny_pixels', ['--out', 'a.png', '--num', 0], '--num must be at least 1, but got 0'),
+    ('tiny_pixels', ['--out', 'a.png', '--num', 0], '--num must be an int, 1 or larger, got 0'),
     ('tiny_pixels', ['--out', 'a.png', '--num-chars', 5],
      '--num-chars has no meaning for the model of'),
     *[('tiny_pixels', ['--out', 'a.png', '--complete', keep],
        f'--complete.* must be the share of 1 to 7 of 8 rows, .* got {keep}')
-      for keep in (1.5, 1.0, 0.0, 'nan')],
-    ('tiny_pixels', ['--out', 'a.png', '--temperature', 0], 'temperature must be above 0'),
-    ('tiny_pixels', ['--out', 'a.png', '--temperature', 'inf'], 'above 0 and finite, got inf'),
+      for keep in (1.5, 1.0, 0.0)],
+    ('tiny_pixels', ['--out', 'a.png', '--complete', 'nan'],
+     r'keep \(--complete\) must be a finite number, got nan'),
+    ('tiny_pixels', ['--out', 'a.png', '--temperature', 0], 'temperature must be .* above 0'),
+    ('tiny_pixels', ['--out', 'a.png', '--temperature', 'inf'], 'finite number above 0, got inf'),
     ('tiny_clouds', ['--out', 'a.ply', '--seed', 2**64], r'seed must be an int, 0 to 2\^63 − 1'),
     ('tiny_text', ['--out', 'a.txt', '--seed', -1], r'seed must be an int, 0 to 2\^63 − 1'),
     ('tiny_text', ['--out', 'a.txt', '--top-p', 1.5], 'top_p must be .* 1.5'),
@@ -187,8 +189,8 @@ class TestPlotCurves:
         assert result.stdout == '1 run drawn to a.png\n', result.stderr
 
     @pytest.mark.parametrize(('words', 'message'), [
-        (['log.jsonl', 'log.jsonl'], "LOG needs labels that differ, but got 'log.jsonl' twice"),
-        (['a=log.jsonl', 'a=log.jsonl'], "LOG needs labels that differ, but got 'a' twice"),
+        (['log.jsonl', 'log.jsonl'], "LOG needs labels that differ, got 'log.jsonl' twice"),
+        (['a=log.jsonl', 'a=log.jsonl'], "LOG needs labels that differ, got 'a' twice"),
         (['log.jsonl', '--reference', 'a=1', 'a=2'], "--reference needs labels .* 'a' twice"),
         (['log.jsonl', '--metric', 'bits_per_dim'], "metric must be one that a run has"),
         (['no.jsonl'], "'no.jsonl' is neither a log"),

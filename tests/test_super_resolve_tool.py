@@ -145,18 +145,18 @@ def test_a_model_of_one_channel_reads_grey(tool, module, untrained, tmp_path, ca
 
 
 @pytest.mark.parametrize(('words', 'message'), [
-    (['large.png', 'a.png'], r"'large.png': image must be of 4 x 4 pixels \(height x width\), but "
-     'is of 6 x 9; --fit, .*--tile'),
+    (['large.png', 'a.png'], r"'large.png': image must be of 4 x 4 pixels \(height x width\), got "
+     '6 x 9; --fit, .*--tile'),
     (['tiny.png', 'a.png', '--fit'], "'tiny.png': image must have at least 4 x 4 .* has 3 x 9"),
     (['tiny.png', 'a.png', '--tile'], "'tiny.png': image must have at least 4 x 4 .* has 3 x 9"),
     (['large.png', 'a.png', '--fit', 0], r'crop_size \(--fit\) must be 4 to 6 pixels, .* got 0'),
-    (['large.png', 'a.png', '--tile', 4], r'overlap \(--tile\) must be an int, 0 to 3 .* got 4'),
-    (['small.png', 'a.png', '--temperature', 'inf'], 'temperature must be above 0 and finite, got'),
+    (['large.png', 'a.png', '--tile', 4], r'overlap \(--tile\) must be an int, 0 to 3, got 4'),
+    (['small.png', 'a.png', '--temperature', 'inf'], 'temperature must be .* above 0, got'),
     (['small.png', 'a.png', '--seed', 2**70], r'seed must be an int, 0 to 2\^63 − 1, got 118'),
     (['large.png', 'a.png', '--tile', '--seed', -1], r'seed must be .* 2\^63 − 1, got -1'),
-    (['small.png', 'a.jpg'], "OUT needs a file name that ends in .png, but got 'a.jpg'"),
-    (['small.png', 'a.png', '--num', 0], '--num must be at least 1, but got 0'),
-    (['small.png', 'a.png', '--temperature', 0], 'temperature must be above 0'),
+    (['small.png', 'a.jpg'], "OUT needs a file name that ends in .png, got 'a.jpg'"),
+    (['small.png', 'a.png', '--num', 0], '--num must be an int, 1 or larger, got 0'),
+    (['small.png', 'a.png', '--temperature', 0], 'temperature must be a finite number above 0'),
     (['no.png', 'a.png'], "image 'no.png' cannot be read"),
     (['broken.png', 'a.png'], "image 'broken.png' cannot be read"),
     (['small.png', 'a.png', '--cfg-options', 'model.decoder.num_layers=3'], 'does not fit'),

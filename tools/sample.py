@@ -9,13 +9,21 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 from PIL import Image
 
-from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator, task_of, write_ply
+from aft_mm.apis import (
+    ImageGenerator,
+    PointCloudGenerator,
+    TextGenerator,
+    check_draws,
+    task_of,
+    write_ply,
+)
+from aft_mm.checks import check_int
+from aft_mm.cli.arguments import check_writable
 from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
     add_sampling_arguments,
     check_data,
-    check_writable,
     load_sampled_config,
     numbered,
     sampling_options,
@@ -59,19 +67,20 @@ def check_args(args: argparse.Namespace) -> Config:
         UserError: an argument or a file cannot be used.
     """
     config = load_sampled_config(args)
+    check_draws(config)
     task = task_of(config)
     if task not in SUFFIXES:
         raise UserError(f'{args.config} draws from an image that is given; use '
                         'tools/super_resolve.py')
     if Path(args.out).suffix not in SUFFIXES[task]:
         raise UserError(f'--out needs a file name that ends in {" or ".join(SUFFIXES[task])} for '
-                        f'the model of {args.config}, but got {args.out!r}')
+                        f'the model of {args.config}, got {args.out!r}')
     for name, owner in ARGUMENTS.items():
         if getattr(args, name) is not None and owner != task:
             raise UserError(f'--{name.replace("_", "-")} has no meaning for the model of '
                             f'{args.config}')
-    if args.num is not None and args.num < 1:
-        raise UserError(f'--num must be at least 1, but got {args.num}')
+    if args.num is not None:
+        check_int('--num', args.num, 1)
     if args.complete is not None:
         given_rows(args.complete, config.image_shape[0])
         check_data(config, 'test')

@@ -4,6 +4,11 @@
 # job; PYTHON names the interpreter.
 set -euo pipefail
 
+if (($# < 3)); then
+    sed -n 's/^# Usage: //p' "$0" | sed 's/^/Error: needs its arguments: /' >&2
+    exit 2
+fi
+
 GPUS=${GPUS:-8}
 PER_NODE=${GPUS_PER_NODE:-8}
 if ((GPUS < PER_NODE)); then PER_NODE=$GPUS; fi

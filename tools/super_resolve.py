@@ -13,11 +13,12 @@ from mmengine.config import Config
 from PIL import Image
 
 from aft_mm.apis import SuperResolver, task_of
+from aft_mm.checks import check_int
+from aft_mm.cli.arguments import check_writable
 from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
     add_sampling_arguments,
-    check_writable,
     load_sampled_config,
     numbered,
     sampling_options,
@@ -68,9 +69,8 @@ def check_args(args: argparse.Namespace) -> Config:
         raise UserError(f'{args.config} is no config of super-resolution, because it has no '
                         'source_shape; use tools/sample.py')
     if Path(args.out).suffix != '.png':
-        raise UserError(f'OUT needs a file name that ends in .png, but got {args.out!r}')
-    if args.num < 1:
-        raise UserError(f'--num must be at least 1, but got {args.num}')
+        raise UserError(f'OUT needs a file name that ends in .png, got {args.out!r}')
+    check_int('--num', args.num, 1)
     return config
 
 

@@ -8,6 +8,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 from mmengine.registry import RUNNERS
 
+from aft_mm.cli.arguments import check_output
 from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
@@ -18,7 +19,9 @@ from aft_mm.cli.command_line import (
     check_widths,
     load_config,
 )
+from aft_mm.cli.config_checks import check_classes
 from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.cli.runs import whole_run
 from aft_mm.engine import CheckpointFitHook
 from aft_mm.ops import verify
 from aft_mm.ops.dispatch import BackendError, requested_backends
@@ -46,8 +49,8 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
     cfg.resume = False
     for option, suffix in (('out', '.json'), ('dump', '.pkl')):
         path = getattr(args, option)
-        if path and not path.endswith(suffix):
-            raise UserError(f'--{option} needs a file name that ends in {suffix}, but got {path!r}')
+        if path:
+            check_output(f'--{option}', path, (suffix,))
     if cfg.get('test_cfg') is None:
         raise UserError(f'testing needs test_cfg, which may be empty, in {args.config}')
     if args.amp:
@@ -65,8 +68,8 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
         ]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_args(argv)
+def test(args: argparse.Namespace) -> None:
+    """Check what there is to check, then test."""
     with one_sentence(ValueError):
         requested_backends()
         verify.mode()
@@ -79,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         runner = RUNNERS.build(cfg)
         check_widths(runner.model)
     with one_sentence(*DATA_ERRORS):
-        _ = runner.test_loop  # builds the data set
+        check_classes(runner.model, runner.test_loop.dataloader.dataset, 'test')
         if args.dump:
             runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.dump))
     with one_sentence(BackendError):
@@ -87,6 +90,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         metrics = runner.test()
     if args.out and runner.rank == 0:
         mmengine.dump(metrics, args.out)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
+    with whole_run():
+        test(args)
 
 
 if __name__ == '__main__':

@@ -17,11 +17,15 @@ from aft_mm.cli.command_line import (
     check_schedule,
     check_torchvision,
     check_widths,
+    choose_checkpoint,
     load_config,
     log_backends,
+    protect,
 )
+from aft_mm.cli.config_checks import check_classes
 from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.engine import CheckpointFitHook
+from aft_mm.cli.runs import Run, whole_run
+from aft_mm.engine import CheckpointFitHook, ResumeCheckHook
 from aft_mm.ops import verify
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
@@ -56,8 +60,8 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
         cfg.auto_scale_lr.enable = True
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_args(argv)
+def train(args: argparse.Namespace, run: Run) -> None:
+    """Check what there is to check, then train; ``run`` ends it when a signal says so."""
     with one_sentence(ValueError):
         requested_backends()
         verify.mode()
@@ -65,21 +69,38 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_torchvision()
         cfg = load_config(args)
         apply_args(cfg, args)
+        protect(cfg)
+        remark = choose_checkpoint(cfg)
         check_checkpoint(cfg.get('load_from'))
         check_data(cfg, 'train', 'val')
         runner = RUNNERS.build(cfg)
         check_widths(runner.model)
         check_regularization(runner)
+        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     with one_sentence(*DATA_ERRORS):
-        _ = runner.train_loop, runner.val_loop  # builds the data sets
+        # Builds the data sets.
+        check_classes(runner.model, runner.train_loop.dataloader.dataset, 'training')
+        if runner.val_loop is not None:
+            check_classes(runner.model, runner.val_loop.dataloader.dataset, 'validation')
         check_batch(runner)
         check_schedule(runner)
     with one_sentence(BackendError):
-        if cfg.get('resume') or cfg.get('load_from'):
-            resume = cfg.get('resume', False)
+        if remark:
+            runner.logger.warning(remark)
+        resume = cfg.get('resume', False)
+        if resume or cfg.get('load_from'):
             runner.register_hook(CheckpointFitHook(strict=resume, resume=resume))
+        if resume:
+            runner.register_hook(ResumeCheckHook())
+        run.watch(runner)
         log_backends(runner)
         runner.train()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
+    with whole_run() as run:
+        train(args, run)
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """What a person calls from Python."""
 
 from .image_generator import ImageGenerator
-from .loading import load_model, task_of
+from .loading import check_draws, load_model, task_of
 from .point_cloud_generator import PointCloudGenerator, write_ply
 from .super_resolver import SuperResolver
 from .text_generator import TextGenerator
@@ -11,6 +11,7 @@ __all__ = [
     'PointCloudGenerator',
     'SuperResolver',
     'TextGenerator',
+    'check_draws',
     'load_model',
     'task_of',
     'write_ply',

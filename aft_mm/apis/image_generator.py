@@ -69,6 +69,6 @@ class ImageGenerator:
         images = np.asarray(images)
         if images.shape[1:] != self.image_shape or images.dtype != np.uint8:
             raise UserError(f'images must be uint8 [N, {", ".join(map(str, self.image_shape))}], '
-                            f'but is {images.dtype} {list(images.shape)}')
+                            f'got {images.dtype} {list(images.shape)}')
         rows = given_rows(keep, self.image_shape[0])
         return complete_images(self.model, images, rows, **{'progress': True, **options})

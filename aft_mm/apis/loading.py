@@ -9,7 +9,7 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
-import aft_mm.registry  # noqa: F401, the allow-list for safe checkpoint loading
+import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
 from aft_mm.cli.command_line import check_checkpoint, read_config
 from aft_mm.cli.errors import UserError
 from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
@@ -28,8 +28,16 @@ def task_of(config: Config) -> str:
     return next((name for name, entry in ENTRIES.items() if entry in config), 'TextGenerator')
 
 
+def check_draws(config: Config) -> None:
+    """Raise a :class:`UserError` unless the model of a config is an autoregressive one."""
+    if 'decoder' not in (config.get('model') or {}):
+        raise UserError(f'{config.filename} has no autoregressive model, with a decoder, to draw '
+                        'from')
+
+
 def check_task(config: Config, name: str) -> None:
     """Raise a :class:`UserError` if a class other than ``name`` draws from a config's model."""
+    check_draws(config)
     found = task_of(config)
     if found != name:
         reason = f'has {ENTRIES[found]}' if found in ENTRIES else (

@@ -52,7 +52,7 @@ class PointCloudGenerator:
                 otherwise.
 
         Raises:
-            UserError: ``num`` is below 1.
+            ValueError: ``num`` is below 1.
             ValueError: An option is out of range.
         """
         return sample_points(self.model, num, self.num_bits, **{'progress': True, **options})
@@ -66,8 +66,8 @@ def write_ply(path: str | os.PathLike, points: np.ndarray) -> None:
     """
     shape = np.shape(points)
     if len(shape) != 2 or shape[1] != 3 or not shape[0]:
-        raise UserError('write_ply needs the points of one cloud, [P, 3], but got '
+        raise UserError('write_ply needs the points of one cloud, [P, 3], got '
                         f'{list(shape)}')
     if os.path.splitext(path)[1] != '.ply':
-        raise UserError(f'write_ply needs a file name that ends in .ply, but got {str(path)!r}')
+        raise UserError(f'write_ply needs a file name that ends in .ply, got {str(path)!r}')
     trimesh.PointCloud(points).export(os.fspath(path), file_type='ply')

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 
+from aft_mm.checks import check_int
 from aft_mm.cli.errors import UserError
 from aft_mm.datasets.transforms.images import central_square, shrink
 from aft_mm.engine.seeds import derived_seed
@@ -60,14 +61,15 @@ class SuperResolver:
             num: How many.
 
         Raises:
-            UserError: ``image`` has another shape or type, or ``num`` is below 1.
+            UserError: ``image`` has another shape or type.
+            ValueError: ``num`` is below 1.
             ValueError: An option is out of range.
         """
         image = self._checked(image)
         if image.shape != self.source_shape:
             height, width, _ = self.source_shape
             raise UserError(
-                f'image must be of {height} x {width} pixels (height x width), but is of '
+                f'image must be of {height} x {width} pixels (height x width), got '
                 f'{image.shape[0]} x {image.shape[1]}; --fit, in Python fit(image), shrinks its '
                 'middle to that size, and --tile, tile(image), cuts it into such tiles')
         return self._draw(image[None], num, **options)[0]
@@ -96,9 +98,10 @@ class SuperResolver:
                             'pixels (height x width)')
         edge = min(image.shape[:2])
         chosen = edge if crop_size is None else crop_size
+        check_int('crop_size (--fit)', chosen)
         if not size <= chosen <= edge:
             raise UserError(f'crop_size (--fit) must be {size} to {edge} pixels, the shorter edge '
-                            f'of the image, but got {chosen}')
+                            f'of the image, got {chosen}')
         return shrink(central_square(image, chosen), size)
 
     def tile(self, image: np.ndarray, num: int = 1, overlap: int = 2, **options: Any
@@ -161,7 +164,7 @@ class SuperResolver:
         image = np.asarray(image)
         height, width, channels = self.source_shape
         if image.ndim != 3 or image.shape[2] != channels or image.dtype != np.uint8:
-            raise UserError(f'image must be uint8 [height, width, {channels}], but is '
+            raise UserError(f'image must be uint8 [height, width, {channels}], got '
                             f'{image.dtype} {list(image.shape)}')
         if image.shape[0] < height or image.shape[1] < width:
             raise UserError(f'image must have at least {height} x {width} pixels (height x width), '

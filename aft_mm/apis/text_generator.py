@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from mmengine.config import Config
 
-from aft_mm.cli.errors import UserError, check_count
+from aft_mm.checks import check_int
+from aft_mm.cli.errors import UserError
 
 from .loading import load_model
 
@@ -52,14 +53,14 @@ class TextGenerator:
                 position table, or an option is out of range.
         """
         if num_chars is not None:
-            check_count('num_chars', num_chars)
+            check_int('num_chars', num_chars, 1)
         options = {'progress': True, **options}
         if prompt is None:
             return decode(self.model.generate(self._length(0, num_chars), **options)[0])
         texts = [prompt] if isinstance(prompt, str | bytes) else list(prompt)
         if not texts or not all(isinstance(text, str) and text for text in texts):
             raise UserError('prompt must be a str of at least one character, or a list of such, '
-                            f'but got {prompt!r}; None starts from nothing')
+                            f'got {prompt!r}; None starts from nothing')
         prompts = [torch.tensor(list(text.encode()), dtype=torch.int64) for text in texts]
         longest = max(map(len, prompts))
         length = self._length(longest, num_chars)
@@ -76,7 +77,7 @@ class TextGenerator:
         if longest + (num_chars or 1) > limit:
             wanted = 'at least 1' if num_chars is None else num_chars
             raise UserError(f'prompt and num_chars must be at most {limit} bytes together, the '
-                            f"model's position table, but got {longest} and {wanted}")
+                            f"model's position table, got {longest} and {wanted}")
         return longest + num_chars if num_chars else limit
 
 

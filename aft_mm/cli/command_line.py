@@ -4,20 +4,26 @@ import argparse
 import importlib
 import logging
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.config import Config, ConfigDict
 from mmengine.runner import Runner
 from torch import nn
 
+from aft_mm.checkpoint import latest_checkpoint
+from aft_mm.checks import check_int
 from aft_mm.engine.distributed import start_distributed
 from aft_mm.engine.hooks import RegularizationHook
 
-from .errors import UserError, check_count
+from .arguments import add_config_options
+from .config_checks import check_keys, check_settings
+from .errors import UserError
 
 #: What goes wrong when a config with a mistake is turned into objects.
 CONFIG_ERRORS = (TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError)
@@ -27,12 +33,25 @@ DOWNSTREAM = ('mmdet', 'mmseg')
 DATA_ERRORS = (*CONFIG_ERRORS, RuntimeError, EOFError)
 
 
+def configured(args: argparse.Namespace) -> Config:
+    """The config of ``args.config`` with ``args.cfg_options``.
+
+    Raises:
+        UserError: it cannot be read, an entry is misspelt, or an option changes nothing.
+    """
+    cfg = read_config(args.config)
+    try:
+        check_keys(cfg, args.cfg_options)
+        cfg.merge_from_dict(args.cfg_options)
+    except (AttributeError, KeyError, TypeError, AssertionError, IndexError) as error:
+        raise UserError(f'--cfg-options do not fit {args.config!r}: {error}') from error
+    return cfg
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that training and testing have."""
     parser.add_argument('--work-dir', help='folder of logs and checkpoints')
-    parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
-        help='override entries of the config, such as train_cfg.max_epochs=10')
+    add_config_options(parser, 'train_cfg.max_epochs=10')
     parser.add_argument(
         '--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
         help='what started the processes of a distributed run')
@@ -52,9 +71,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
     parser.add_argument('--greedy', action='store_true', help='take the likeliest value always')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', help='by default an accelerator if there is one')
-    parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
-        help='override entries of the config, such as test_dataloader.dataset.data_root=DIR')
+    add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -69,9 +86,8 @@ def load_sampled_config(args: argparse.Namespace) -> Config:
     Raises:
         UserError: config or checkpoint do not exist.
     """
-    config = read_config(args.config)
+    config = configured(args)
     check_checkpoint(args.checkpoint)
-    config.merge_from_dict(args.cfg_options)
     return config
 
 
@@ -79,28 +95,6 @@ def numbered(path: str, num: int) -> list[str]:
     """Names of ``num`` files: ``path`` itself for one, ``a-1.png``, ``a-2.png``, … for several."""
     stem, suffix = os.path.splitext(path)
     return [path] if num == 1 else [f'{stem}-{i + 1}{suffix}' for i in range(num)]
-
-
-def check_writable(name: str, paths: Sequence[str]) -> None:
-    """Try to write files before there is something to lose; their folders are made.
-
-    Args:
-        name: Of the argument that says where.
-        paths: The files; those that exist stay as they are.
-
-    Raises:
-        UserError: one cannot be written.
-    """
-    for path in map(Path, paths):
-        try:
-            existed = path.exists()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.open('ab').close()
-            if not existed:
-                path.unlink()
-        except OSError as error:
-            raise UserError(
-                f'{name} {str(path)!r} cannot be written: {error.strerror}') from error
 
 
 def check_torchvision() -> None:
@@ -125,8 +119,8 @@ def load_config(args: argparse.Namespace) -> Config:
         UserError: the config file does not exist, or what it is written for is missing.
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    cfg = read_config(args.config)
-    cfg.merge_from_dict(args.cfg_options)
+    cfg = configured(args)
+    check_settings(cfg)
     cfg.launcher = args.launcher
     cfg.work_dir = (
         args.work_dir or cfg.get('work_dir') or os.path.join('work_dirs', Path(args.config).stem))
@@ -137,34 +131,106 @@ def load_config(args: argparse.Namespace) -> Config:
     return cfg
 
 
-def read_config(path: str) -> Config:
-    """The config file as it is.
+def protect(cfg: Config) -> None:
+    """Have every training write its checkpoints whole and stop before a loss that is no number.
+
+    mmengine's CheckpointHook, which is also the one of a config that names none, becomes
+    SafeCheckpointHook with the same options.
+    """
+    if cfg.get('default_hooks') is None:
+        cfg.default_hooks = {}
+    hooks = cfg.default_hooks
+    if 'checkpoint' not in hooks:
+        hooks.checkpoint = dict(type='CheckpointHook', interval=1)
+    if hooks.checkpoint and hooks.checkpoint.type in ('CheckpointHook', 'mmengine.CheckpointHook'):
+        hooks.checkpoint.type = 'aft_mm.SafeCheckpointHook'
+    finite = 'aft_mm.FiniteLossHook'
+    if not any(hook and hook.get('type') == finite
+               for hook in (*hooks.values(), *cfg.get('custom_hooks', []))):
+        hooks.finite_loss = dict(type=finite)
+
+
+def choose_checkpoint(cfg: Config) -> str:
+    """For ``--resume`` without a name write the newest whole checkpoint of the work dir into
+    ``cfg``.
+
+    Returns:
+        A sentence for the log if it is not the one that ``last_checkpoint`` names, or '' .
 
     Raises:
-        UserError: ``path`` is no file, or it is written for mmdet or mmseg and they are missing.
+        UserError: there are checkpoints, but none is whole.
+    """
+    if not cfg.get('resume') or cfg.get('load_from'):
+        return ''
+    cfg.load_from, remark = latest_checkpoint(cfg.work_dir)
+    if cfg.load_from is None:
+        cfg.resume = False
+        return (f'{cfg.work_dir} holds no checkpoint to go on from: the run starts from the '
+                'beginning')
+    return remark
+
+
+def read_config(path: str) -> Config:
+    """The config file as it is, which is a program.
+
+    Raises:
+        UserError: ``path`` is no Python file, it is written for mmdet or mmseg and they are
+            missing, or it fails as it is read.
     """
     check_config(path)
     try:
-        cfg = Config.fromfile(path)
+        with _quotable_data_folder():
+            cfg = Config.fromfile(path)
         if cfg.get('default_scope') in DOWNSTREAM:  # else a type would only be called unknown
             importlib.import_module(f'{cfg.default_scope}.models')
     except ImportError as error:
         if not any(name in str(error) for name in (*DOWNSTREAM, 'mmcv')):
-            raise
+            raise UserError(f'config {path!r} imports what is missing: '
+                            f'{error.__cause__ or error}') from error
         raise UserError(
             f'config {path!r} needs mmdet and mmseg with the compiled mmcv ({error}), which '
             '`make downstream` installs') from error
+    except RecursionError as error:
+        raise UserError(f'config {path!r} has itself among its _base_') from error
+    except Exception as error:  # a config is a program, and may raise anything
+        reason = ' '.join(str(error).split())
+        raise UserError(
+            f'config {path!r} cannot be read ({type(error).__name__}: {reason})') from error
     return cfg
 
 
+@contextmanager
+def _quotable_data_folder() -> Iterator[None]:
+    """AFT_MM_DATA as it has to stand between quotes, where mmengine pastes it into the program.
+
+    It pastes as ``re.sub`` does, for which every backslash is written twice.
+    """
+    folder = os.environ.get('AFT_MM_DATA')
+    if folder is None:
+        yield
+        return
+    escaped = re.sub(r'([\\\'"])', r'\\\1', folder).replace('\n', '\\n')
+    os.environ['AFT_MM_DATA'] = escaped.replace('\\', '\\\\')
+    try:
+        yield
+    finally:
+        os.environ['AFT_MM_DATA'] = folder
+
+
 def check_config(path: str) -> None:
-    """Refuse a config file that is not there.
+    """Refuse a config file that is not there or not Python.
+
+    Configs of YAML and JSON are not read: mmengine's way runs what the tags of YAML name, and a
+    file that looks like data should be data.
 
     Raises:
-        UserError: ``path`` is no file.
+        UserError: ``path`` is no file, or its name does not end in .py.
     """
     if not os.path.isfile(path):
         raise UserError(f'config {path!r} does not exist')
+    if os.path.splitext(path)[1] != '.py':
+        raise UserError(f'config {path!r} must be a Python file, whose name ends in .py; others '
+                        'are not read')
 
 
 def check_widths(model: nn.Module) -> None:
@@ -177,8 +243,12 @@ def check_widths(model: nn.Module) -> None:
     backbone = getattr(model, 'backbone', None)
     if type(backbone).__name__ != 'AFTViT':  # other backbones have a width per stage
         return
-    heads = [name for name, _ in model.named_children() if name.endswith('_head')]
-    for name in ['neck'] if getattr(model, 'neck', None) else heads:
+    neck = getattr(model, 'neck', None)
+    if backbone.out_type == 'featmap' and neck is None and hasattr(model, 'head'):
+        raise UserError("model.backbone.out_type must be 'avg_featmap' or 'cls_token' for a "
+                        "classifier without a neck, got 'featmap'")
+    heads = [name for name, _ in model.named_children() if name.endswith('head')]
+    for name in ['neck'] if neck else heads:
         given = getattr(getattr(model, name), 'in_channels', backbone.embed_dims)
         if set(given if isinstance(given, Sequence) else [given]) != {backbone.embed_dims}:
             raise UserError(f'{name}.in_channels must be {backbone.embed_dims}, the width of the '
@@ -206,7 +276,7 @@ def check_data(cfg: Config, *splits: str) -> None:
         if loader:
             _check_dataset(loader.dataset, f'{split}_dataloader.dataset')
             if 'batch_size' in loader:
-                check_count(f'{split}_dataloader.batch_size', loader.batch_size)
+                check_int(f'{split}_dataloader.batch_size', loader.batch_size, 1)
 
 
 def _check_dataset(dataset: ConfigDict, key: str) -> None:

@@ -7,21 +7,16 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 PACKAGE = Path(__file__).parents[1]
+#: How the sentence of a process begins that ended because another one did.
+PEER_DIED = 'another process of the run has died'
 # What input reaches. The ops are called by our layers only, so that their errors are ours too.
-TAKES_INPUT = ('datasets', 'layers', 'models')
+TAKES_INPUT = ('checks', 'datasets', 'layers', 'models')
 
 
 class UserError(ValueError):
     """The config, the data or a file cannot be used; the message is one sentence."""
-
-
-def check_count(name: str, value: Any, least: int = 1) -> None:
-    """Raise a :class:`UserError` unless ``value`` is an int of at least ``least``."""
-    if not (isinstance(value, int) and value >= least):
-        raise UserError(f'{name} must be an int, at least {least}, but got {value!r}')
 
 
 @contextmanager
@@ -64,5 +59,5 @@ def raising_part(file: str, line: int) -> str:
     """The part of aft_mm, such as ``'layers'``, whose statement ``raise`` this is; '' for none."""
     path = Path(file)
     if PACKAGE in path.parents and linecache.getline(file, line).lstrip().startswith('raise '):
-        return path.relative_to(PACKAGE).parts[0]
+        return path.relative_to(PACKAGE).with_suffix('').parts[0]
     return ''

@@ -3,6 +3,7 @@
 from .camvid_objects import CamVidObjects
 from .celeba import CelebA
 from .cifar_binary import CIFAR10Binary
+from .copy_task import CopyTask
 from .digits import Digits
 from .file_dataset import FileDataset, UnusableFile
 from .image_files import read_rgb
@@ -24,6 +25,7 @@ __all__ = [
     'CIFAR10Binary',
     'CamVidObjects',
     'CelebA',
+    'CopyTask',
     'Digits',
     'FileDataset',
     'ImageFolder',

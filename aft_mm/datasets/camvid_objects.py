@@ -8,6 +8,7 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 from PIL import Image
 
+from aft_mm.checks import check_int, check_path, check_text
 from aft_mm.registry import DATASETS
 
 from .file_dataset import reason_of
@@ -50,13 +51,16 @@ class CamVidObjects(BaseDataset):
 
     def __init__(self, data_root: str, split: str = 'train', min_area: int = 150,
                  metainfo: Mapping | None = None, **kwargs) -> None:
+        check_path('data_root', data_root)
+        check_text('split', split)
+        check_int('min_area', min_area, 0)
         self.split = split
         self.min_area = min_area
         metainfo = {'classes': ('car', 'pedestrian', 'bicyclist'), **(metainfo or {})}
         unknown = sorted(set(metainfo['classes']) - set(LABELS))
         if unknown:
             raise ValueError(f'classes of metainfo must be of {", ".join(LABELS)}, '
-                             f'but got {", ".join(unknown)}.')
+                             f'got {", ".join(unknown)}.')
         metainfo.setdefault('palette', [COLOURS[name] for name in metainfo['classes']])
         super().__init__(data_root=data_root, metainfo=metainfo, **kwargs)
 
@@ -108,9 +112,9 @@ def _read_labels(path: Path, frame: Path) -> np.ndarray:
         raise ValueError(f'{path} or {frame} of CamVid cannot be read: '
                          f'{reason_of(error)}.') from error
     if labels.ndim != 2 or labels.max() > UNLABELLED:
-        raise ValueError(f'{path} must hold one label per pixel, 0 to {UNLABELLED}, but got '
+        raise ValueError(f'{path} must hold one label per pixel, 0 to {UNLABELLED}, got '
                          f'shape {labels.shape} and values up to {labels.max()}.')
     if labels.shape != size[::-1]:
-        raise ValueError(f'{path} must be of the size of {frame}, {size[0]} x {size[1]}, but got '
+        raise ValueError(f'{path} must be of the size of {frame}, {size[0]} x {size[1]}, got '
                          f'{labels.shape[1]} x {labels.shape[0]}.')
     return labels

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from aft_mm.checks import check_choice, check_path
 from aft_mm.registry import DATASETS
 
 from .file_dataset import FileDataset
@@ -30,8 +31,8 @@ class CelebA(FileDataset):
     """
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:
-        if split not in SPLITS:
-            raise ValueError(f"split must be 'train', 'val' or 'test', but got {split!r}.")
+        check_path('data_root', data_root)
+        check_choice('split', split, SPLITS)
         self.split = split
         kwargs.setdefault('test_mode', split != 'train')
         super().__init__(data_root=data_root, **kwargs)
@@ -68,6 +69,6 @@ def read_partition(path: Path) -> dict[str, list[str]]:
         words = line.split()
         if len(words) != 2 or words[1] not in ('0', '1', '2'):
             raise ValueError(f'line {number} of {path} must be the name of an image and 0, 1 or 2 '
-                             f'for train, val or test, but is {line!r}.')
+                             f'for train, val or test, got {line!r}.')
         names[SPLITS[int(words[1])]].append(words[0])
     return names

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from mmengine.dataset import BaseDataset
 
+from aft_mm.checks import check_choice, check_path
 from aft_mm.registry import DATASETS
 
 RECORD_BYTES = 1 + 3 * 32 * 32  # the label, then the planes R, G and B, each row by row
@@ -36,8 +37,8 @@ class CIFAR10Binary(BaseDataset):
         train=tuple(f'data_batch_{i}.bin' for i in range(1, 6)), test=('test_batch.bin', ))
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:
-        if split not in self.FILES:
-            raise ValueError(f"split must be 'train' or 'test', but got {split!r}.")
+        check_path('data_root', data_root)
+        check_choice('split', split, self.FILES)
         self.split = split
         super().__init__(data_root=data_root, **kwargs)
 

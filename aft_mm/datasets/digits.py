@@ -3,6 +3,7 @@
 import numpy as np
 from mmengine.dataset import BaseDataset
 
+from aft_mm.checks import check_choice
 from aft_mm.registry import DATASETS
 
 
@@ -25,8 +26,7 @@ class Digits(BaseDataset):
     METAINFO = dict(classes=tuple('0123456789'))
 
     def __init__(self, split: str = 'train', **kwargs) -> None:
-        if split not in ('train', 'test'):
-            raise ValueError(f"split must be 'train' or 'test', but got {split!r}.")
+        check_choice('split', split, ('train', 'test'))
         self.split = split
         super().__init__(**kwargs)
 

@@ -11,6 +11,10 @@ from .file_dataset import UnusableFile, reason_of
 IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
 GREY = 'a grey image is read as three equal channels'
 ALPHA = 'a transparent image is laid on white'
+# Pixels that any file may have, and pixels per byte of a larger one: a scan of blank paper has
+# fewer, an image made of nothing has hundreds.
+_SMALL = 2**24
+_PIXELS_PER_BYTE = 64
 # What Pillow raises on damaged files.
 _DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
 
@@ -25,12 +29,19 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
         uint8 [H, W, 3] and the sentences :data:`GREY` and :data:`ALPHA` that apply.
 
     Raises:
-        UnusableFile: the file is missing, damaged or no image, or its values have no fixed range.
+        UnusableFile: the file is missing, damaged or no image, has more pixels than a file of its
+            size can mean, or its values have no fixed range.
     """
     try:
         with Image.open(path) as file:
+            num_pixels = file.width * file.height
+            if num_pixels > max(_SMALL, _PIXELS_PER_BYTE * Path(path).stat().st_size):
+                raise UnusableFile(f'image {str(path)!r} has {file.width} x {file.height} pixels '
+                                   'in a file that is too small for them.')
             image = ImageOps.exif_transpose(file)
             image.load()
+    except UnusableFile:
+        raise
     except _DAMAGE as error:
         raise UnusableFile(f'image {str(path)!r} cannot be read: {reason_of(error)}.') from error
     except Image.DecompressionBombError as error:

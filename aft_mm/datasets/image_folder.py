@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from aft_mm.checks import check_path
 from aft_mm.registry import DATASETS
 
 from .file_dataset import FileDataset
@@ -25,6 +26,7 @@ class ImageFolder(FileDataset):
     """
 
     def __init__(self, data_root: str, **kwargs) -> None:
+        check_path('data_root', data_root)
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:

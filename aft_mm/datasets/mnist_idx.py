@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from mmengine.dataset import BaseDataset
 
+from aft_mm.checks import check_choice, check_path
 from aft_mm.registry import DATASETS
 
 
@@ -32,8 +33,8 @@ class MNISTIdx(BaseDataset):
     FILES = dict(train='train', test='t10k')
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:
-        if split not in self.FILES:
-            raise ValueError(f"split must be 'train' or 'test', but got {split!r}.")
+        check_path('data_root', data_root)
+        check_choice('split', split, self.FILES)
         self.split = split
         super().__init__(data_root=data_root, **kwargs)
 
@@ -45,6 +46,8 @@ class MNISTIdx(BaseDataset):
         if len(images) != len(labels):
             raise ValueError(f'{folder} has {len(images)} images but {len(labels)} labels in its '
                              f'{self.split} split.')
+        if not len(images):
+            raise ValueError(f'{folder} has no image in its {self.split} split.')
         return [
             dict(img=image, gt_label=int(label))
             for image, label in zip(images, labels, strict=True)

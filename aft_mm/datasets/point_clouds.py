@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from aft_mm.checks import check_path, check_text
 from aft_mm.registry import DATASETS
 
 from .file_dataset import FileDataset
@@ -37,6 +38,10 @@ class PointClouds(FileDataset):
         split: str = 'train',
         **kwargs,
     ) -> None:
+        check_path('data_root', data_root)
+        check_text('split', split)
+        for name in [classes] if isinstance(classes, str) else classes:
+            check_text('classes', name)
         self.classes = classes
         self.split = split
         kwargs.setdefault('test_mode', split != 'train')

@@ -1,5 +1,6 @@
 """Point clouds in the formats of their data sets."""
 
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ from pypcd4 import PointCloud
 from aft_mm.structures import bounding_cube
 
 from .file_dataset import UnusableFile, reason_of
+
+LONGEST_HEADER = 1000  # lines
 
 
 def read_points(path: str | Path) -> np.ndarray:
@@ -53,6 +56,7 @@ def _read_npy(path: Path) -> np.ndarray:
 
 def _read_pcd(path: Path) -> np.ndarray:
     """pypcd4 knows the three encodings of PCD: text, binary and compressed."""
+    _check_pcd_header(path)
     cloud = PointCloud.from_path(path)
     if not {*'xyz'} <= {*cloud.fields}:
         raise _unreadable(path, f'it has no x, y and z, but {", ".join(cloud.fields)}')
@@ -62,18 +66,61 @@ def _read_pcd(path: Path) -> np.ndarray:
     return cloud.numpy(('x', 'y', 'z'))
 
 
+def _check_pcd_header(path: Path) -> None:
+    """Refuse numbers that pypcd4 would believe before it has looked at the data.
+
+    Raises:
+        UnusableFile: a point has more values than any descriptor, or the points take more memory
+            than the file can mean.
+    """
+    header: dict[str, list[str]] = {}
+    with path.open('rb') as file:
+        for _ in range(_PCD_HEADER_LINES):
+            words = file.readline(_PCD_LINE_BYTES).decode(errors='replace').split()
+            if words:
+                header[words[0].upper()] = words[1:]
+            if 'DATA' in header:
+                break
+    sizes = [int(word) for word in header.get('SIZE', [])]
+    counts = [int(word) for word in header.get('COUNT', ['1'] * len(sizes))]
+    points = max(int(header.get(key, ['0'])[0]) for key in ('POINTS', 'WIDTH', 'HEIGHT'))
+    num_bytes = points * sum(size * count for size, count in zip(sizes, counts, strict=True))
+    if min(sizes + counts, default=1) < 1 or sum(counts) > _PCD_VALUES or (
+            num_bytes > _PCD_RATIO * path.stat().st_size):
+        raise _unreadable(path, f'{points} points of {sum(counts)} values do not fit into it')
+
+
 def _read_ply(path: Path) -> np.ndarray:
     cloud = trimesh.load(path)
     if not isinstance(cloud, trimesh.PointCloud):
         raise _unreadable(
             path, 'it is a mesh, whose surface tools/dataset_converters/shapenet.py samples')
+    announced = _announced(path)
+    if announced not in (None, len(cloud.vertices)):
+        raise _unreadable(path, f'{announced} points announced, {len(cloud.vertices)} found')
     return cloud.vertices
+
+
+def _announced(path: Path) -> int | None:
+    """How many vertices the header of a PLY file promises; a parser takes what is there."""
+    with path.open('rb') as file:
+        for line in islice(file, LONGEST_HEADER):
+            words = line.split()
+            if words[:2] == [b'element', b'vertex']:
+                return int(words[2])
+            if words == [b'end_header']:
+                break
+    return None
 
 
 def _read_text(path: Path) -> np.ndarray:
     return np.loadtxt(path, ndmin=2)
 
 
+_PCD_HEADER_LINES = 64
+_PCD_LINE_BYTES = 2**16
+_PCD_VALUES = 4096  # of a point; the longest descriptor of the Point Cloud Library has 1,980
+_PCD_RATIO = 300  # that LZF compresses by at most
 _READERS = {
     '.npy': _read_npy,
     '.pcd': _read_pcd,

@@ -9,10 +9,13 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from aft_mm.checks import check_choice, check_int, check_number, check_path, refuse
 from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 
 SPLITS = ('train', 'val', 'test')
+# Bytes of text per byte of a .gz file at most. Text has 3 to 20; nothing but zeros has 1,000.
+MAX_RATIO = 100
 
 
 @DATASETS.register_module()
@@ -55,23 +58,26 @@ class TextFile(Dataset):
         split_ratio: Sequence[float] = (0.9, 0.05, 0.05),
         samples_per_epoch: int | None = None,
     ) -> None:
-        if split not in SPLITS:
-            raise ValueError(f'split must be one of {SPLITS}, but got {split!r}.')
-        if evaluation not in ('blocks', 'strided'):
-            raise ValueError(
-                f"evaluation must be 'blocks' or 'strided', but got {evaluation!r}.")
+        check_path('data_file', data_file)
+        check_choice('split', split, SPLITS)
+        check_int('context_length', context_length, 1)
+        check_choice('evaluation', evaluation, ('blocks', 'strided'))
+        if stride is not None:
+            check_int('stride', stride, 1)
+        if samples_per_epoch is not None:
+            check_int('samples_per_epoch', samples_per_epoch, 1)
+        for share in split_ratio if isinstance(split_ratio, Sequence) else [split_ratio]:
+            check_number('split_ratio', share, 0, 1)
         if (evaluation == 'strided') != (stride is not None) or (
                 stride is not None and not 1 <= stride <= context_length):
             raise ValueError(
                 "stride must be 1 to context_length with evaluation='strided' and None with "
-                f"'blocks', but got {stride!r} with {evaluation!r} and a context_length of "
+                f"'blocks', got {stride!r} with {evaluation!r} and a context_length of "
                 f'{context_length}.')
-        if len(split_ratio) != 3 or min(split_ratio) < 0 or abs(sum(split_ratio) - 1) > 1e-6:
-            raise ValueError('split_ratio must be three shares that sum to 1, for train, val and '
-                             f'test, but got {tuple(split_ratio)}.')
-        if context_length < 1 or (samples_per_epoch is not None and samples_per_epoch < 1):
-            raise ValueError('context_length and samples_per_epoch must be at least 1, but got '
-                             f'{context_length} and {samples_per_epoch}.')
+        three = isinstance(split_ratio, Sequence) and len(split_ratio) == 3
+        if not three or abs(sum(split_ratio) - 1) > 1e-6:
+            refuse('split_ratio', 'three shares that sum to 1, for train, val and test',
+                   split_ratio)
         self.split = split
         self.context_length = context_length
         self.stride = stride or context_length
@@ -95,7 +101,7 @@ class TextFile(Dataset):
     def __getitem__(self, index: int) -> dict:
         """Context ``index``, in training a random one."""
         if not 0 <= index < self.num_samples:
-            raise IndexError(f'index must be 0 to {self.num_samples - 1}, but got {index}.')
+            raise IndexError(f'index must be 0 to {self.num_samples - 1}, got {index}.')
         if self.split == 'train':
             start = np.random.randint(len(self.data) - self.context_length + 1)
             num_context = 0
@@ -119,7 +125,7 @@ def read_bytes(data_file: str) -> np.ndarray:
 
     Raises:
         FileNotFoundError: Neither ``data_file`` nor ``<data_file>.gz`` exists.
-        ValueError: The file is empty, or is named ``.gz`` and is no gzip file.
+        ValueError: The file is empty, or is named ``.gz`` and is no gzip file of text.
     """
     path = Path(data_file)
     if not path.is_file():
@@ -131,8 +137,13 @@ def read_bytes(data_file: str) -> np.ndarray:
         if path.stat().st_size == 0:
             raise ValueError(f'data_file {data_file!r} is empty.')
         return np.memmap(path, dtype=np.uint8, mode='r')
+    limit = MAX_RATIO * path.stat().st_size
     try:
         with gzip.open(path) as file:
-            return np.frombuffer(file.read(), dtype=np.uint8)
+            data = file.read(limit + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f'data_file {str(path)!r} is not a whole gzip file: {error}') from error
+    if len(data) > limit:
+        raise ValueError(f'data_file {str(path)!r} holds more than {MAX_RATIO} times its own size, '
+                         'which is no text.')
+    return np.frombuffer(data, dtype=np.uint8)

@@ -10,7 +10,10 @@ from .hooks import (
     FirstSampleHook,
     PointCloudHook,
     RegularizationHook,
+    ResumeCheckHook,
+    SafeCheckpointHook,
     SampleHook,
+    StopSignalHook,
     SuperResolutionHook,
     TimeBudgetHook,
 )
@@ -18,6 +21,7 @@ from .layer_decay import LayerDecayOptimWrapperConstructor
 from .loops import GenerationTestLoop
 from .optim_wrapper import AutocastOptimWrapper
 from .param_scheduler import InverseSqrtLR
+from .stop_signals import Stopped, StopSignals
 
 __all__ = [
     'AutocastOptimWrapper',
@@ -33,7 +37,12 @@ __all__ = [
     'LayerDecayOptimWrapperConstructor',
     'PointCloudHook',
     'RegularizationHook',
+    'ResumeCheckHook',
+    'SafeCheckpointHook',
     'SampleHook',
+    'StopSignalHook',
+    'StopSignals',
+    'Stopped',
     'SuperResolutionHook',
     'TimeBudgetHook',
 ]

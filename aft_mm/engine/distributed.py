@@ -6,7 +6,10 @@ whatever the backend.
 
 import atexit
 import os
+import signal
 import subprocess
+import sys
+import threading
 import time
 
 import torch.distributed as dist
@@ -15,6 +18,8 @@ from mmengine.device import get_device
 
 from aft_mm.cli.errors import UserError
 
+_LOOK_AFTER = 1  # seconds between two looks at the launcher
+_GRACE = 30  # seconds, as torchrun leaves its processes
 # Where each launcher says what torch reads from RANK, WORLD_SIZE and LOCAL_RANK.
 _RANK_VARIABLES = {
     'pytorch': ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'),
@@ -29,12 +34,15 @@ def start_distributed(cfg: Config) -> None:
     On a CPU it also completes ``cfg.model_wrapper_cfg``: DistributedDataParallel takes no device
     ids there. Does nothing for ``cfg.launcher == 'none'``.
 
+    In any case a process ends soon after the one that launched it.
+
     Raises:
         UserError: the launcher did not set its environment variables.
     """
     if cfg.launcher == 'none':
         return
     _export_environment(cfg.launcher)
+    threading.Thread(target=_end_with_launcher, args=(os.getppid(), ), daemon=True).start()
     if get_device() != 'cpu':
         return
     dist.init_process_group('gloo')
@@ -60,6 +68,20 @@ def _export_environment(launcher: str) -> None:
         os.environ['MASTER_ADDR'] = hosts.split()[0]
     os.environ.setdefault('MASTER_ADDR', '127.0.0.1')
     os.environ.setdefault('MASTER_PORT', '29500')
+
+
+def _end_with_launcher(launcher: int) -> None:
+    """End this process as SIGTERM does when the one that launched it is gone.
+
+    Nobody else would: the processes of a launcher that was killed keep training.
+    """
+    while os.getppid() == launcher:
+        time.sleep(_LOOK_AFTER)
+    print('the process that launched this one is gone, so that it ends, too', file=sys.stderr,
+          flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE)
+    os._exit(1)  # it waits for a process that has ended
 
 
 def _leave_gloo() -> None:

@@ -4,6 +4,7 @@ from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
+from aft_mm.checks import check_number
 from aft_mm.cli.errors import UserError
 from aft_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
@@ -30,10 +31,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
         rate = self.paramwise_cfg.get('decay_rate')
-        if not isinstance(rate, int | float) or not 0 < rate <= 1:
-            raise UserError(
-                f'paramwise_cfg.decay_rate must be above 0 and at most 1, but got {rate!r}'
-            )
+        check_number('paramwise_cfg.decay_rate', rate, above=0, most=1)
         if self.base_lr is None:
             raise UserError('paramwise_cfg.decay_rate needs optimizer.lr, but it is not given')
 
@@ -55,7 +53,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if not hasattr(backbone, 'get_layer_depth'):
             raise UserError(
                 'paramwise_cfg.decay_rate needs a model whose backbone has get_layer_depth, such '
-                f'as aft_mm.AFTViT, but got {type(model).__name__} with a backbone of type '
+                f'as aft_mm.AFTViT, got {type(model).__name__} with a backbone of type '
                 f'{type(backbone).__name__}'
             )
         names = {parameter: name for name, parameter in model.named_parameters()}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from mmengine.runner import Runner, TestLoop, autocast
 
-from aft_mm.cli.errors import check_count
+from aft_mm.checks import check_int, check_number
 from aft_mm.registry import LOOPS
 from aft_mm.structures import SequenceSample
 
@@ -57,7 +57,12 @@ class GenerationTestLoop(TestLoop):
     ) -> None:
         for name, value, least in (('num_samples', num_samples, 1), ('seed', seed, 0),
                                    ('num_inputs', 1 if num_inputs is None else num_inputs, 1)):
-            check_count(f'{name} of test_cfg', value, least)
+            check_int(f'{name} of test_cfg', value, least)
+        check_number('temperature of test_cfg', temperature, above=0)
+        if top_k is not None:
+            check_int('top_k of test_cfg', top_k, 1)
+        if top_p is not None:
+            check_number('top_p of test_cfg', top_p, above=0, most=1)
         super().__init__(runner, dataloader, evaluator, fp16)
         self.num_samples = num_samples
         self.options = dict(temperature=temperature, top_k=top_k, top_p=top_p)

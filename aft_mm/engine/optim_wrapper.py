@@ -8,6 +8,7 @@ from mmengine.device import get_device
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from torch import nn
 
+from aft_mm.checks import check_choice
 from aft_mm.registry import OPTIM_WRAPPERS
 
 
@@ -36,8 +37,7 @@ class AutocastOptimWrapper(AmpOptimWrapper):
         OptimWrapper.__init__(self, **kwargs)
         device = torch.device(get_device()).type
         allowed = ('bfloat16', 'float16') if device == 'cuda' else ('bfloat16', )
-        if dtype not in allowed:
-            raise ValueError(f'dtype must be one of {allowed} on {device}, but got {dtype!r}.')
+        check_choice(f'dtype of AutocastOptimWrapper on {device}', dtype, allowed)
         scaler_args = loss_scale if isinstance(loss_scale, dict) else {}
         self._scale_update_param = None
         if isinstance(loss_scale, float):

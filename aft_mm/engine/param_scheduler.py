@@ -5,6 +5,7 @@ from typing import Any
 
 from mmengine.optim import ExponentialLR
 
+from aft_mm.checks import check_int
 from aft_mm.registry import PARAM_SCHEDULERS
 
 
@@ -28,8 +29,7 @@ class InverseSqrtLR(ExponentialLR):
     """
 
     def __init__(self, optimizer: Any, begin: int, by_epoch: bool = True, **kwargs: Any) -> None:
-        if begin < 1:
-            raise ValueError(f'begin must be 1 or larger for InverseSqrtLR, but got {begin}.')
+        check_int('begin of InverseSqrtLR', begin, 1)
         super().__init__(optimizer, gamma=1.0, begin=begin, by_epoch=by_epoch, **kwargs)
 
     def _get_value(self) -> list[float]:

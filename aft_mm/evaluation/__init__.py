@@ -3,5 +3,6 @@
 from .image_quality import ImageQuality
 from .likelihood import Likelihood
 from .point_cloud_distance import PointCloudDistance
+from .token_accuracy import TokenAccuracy
 
-__all__ = ['ImageQuality', 'Likelihood', 'PointCloudDistance']
+__all__ = ['ImageQuality', 'Likelihood', 'PointCloudDistance', 'TokenAccuracy']

@@ -15,6 +15,7 @@ from torchmetrics.functional.image import (
     structural_similarity_index_measure,
 )
 
+from aft_mm.checks import check_sizes
 from aft_mm.registry import METRICS
 from aft_mm.structures import enlarge_bicubic
 
@@ -53,15 +54,17 @@ class ImageQuality(BaseMetric):
 
     def __init__(self, image_shape: Sequence[int], source_shape: Sequence[int],
                  collect_device: str = 'gpu', **kwargs) -> None:
+        check_sizes('image_shape (H, W, C)', image_shape, (3,))
+        check_sizes('source_shape (h, w, C)', source_shape, (3,))
         self.image_shape, self.source_shape = tuple(image_shape), tuple(source_shape)
-        if len(self.image_shape) != 3 or min(self.image_shape[:2]) < SMALLEST:
+        if min(self.image_shape[:2]) < SMALLEST:
             raise ValueError(f'image_shape must be (H, W, C) with H and W at least {SMALLEST}, for '
-                             f'the window of the similarity, but is {self.image_shape}.')
+                             f'the window of the similarity, got {self.image_shape}.')
         source = self.source_shape
-        fits = len(source) == 3 and min(source) > 0 and source[2] == self.image_shape[2]
+        fits = source[2] == self.image_shape[2]
         if not fits or any(np.mod(self.image_shape[:2], source[:2])):
             raise ValueError(f'source_shape must be (h, w, C) that divides H and W of image_shape '
-                             f'{self.image_shape} and has its C, but is {source}.')
+                             f'{self.image_shape} and has its C, got {source}.')
         super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:

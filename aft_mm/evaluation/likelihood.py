@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from mmengine.evaluator import BaseMetric
 
+from aft_mm.checks import check_choice
 from aft_mm.registry import METRICS
 
 
@@ -30,8 +31,7 @@ class Likelihood(BaseMetric):
     """
 
     def __init__(self, per: str = 'dim', collect_device: str = 'gpu', **kwargs) -> None:
-        if per not in ('dim', 'char', 'token'):
-            raise ValueError(f"per must be 'dim', 'char' or 'token', but got {per!r}.")
+        check_choice('per', per, ('dim', 'char', 'token'))
         self.per = per
         super().__init__(collect_device=collect_device, **kwargs)
 

@@ -11,7 +11,7 @@ from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 
 from aft_mm.registry import METRICS
-from aft_mm.structures import decode_points
+from aft_mm.structures import check_num_bits, decode_points
 
 from .point_cloud import (
     chamfer_distances,
@@ -54,6 +54,7 @@ class PointCloudDistance(BaseMetric):
     """
 
     def __init__(self, num_bits: int = 8, collect_device: str = 'gpu', **kwargs) -> None:
+        check_num_bits(num_bits)
         self.num_bits = num_bits
         super().__init__(collect_device=collect_device, **kwargs)
 
@@ -69,7 +70,7 @@ class PointCloudDistance(BaseMetric):
                 continue
             if len(drawn) != 1:
                 raise ValueError('PointCloudDistance compares two sets of one size: num_samples of '
-                                 f'test_cfg must be 1, but is {len(drawn)}.')
+                                 f'test_cfg must be 1, got {len(drawn)}.')
             # A byte each: all of them travel to the first rank.
             both = np.stack([drawn[0].cpu().numpy(), tokens.cpu().numpy()])
             self.results.append(both.astype(np.uint8))

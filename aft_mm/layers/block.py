@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import MLP, StochasticDepth
 
+from aft_mm.checks import check_config, check_int, check_number, check_probability
 from aft_mm.registry import MODELS
 
 from .mixers import ProjectedMemory, TokenMixer
@@ -57,6 +58,13 @@ class Block(nn.Module):
         cross_mixer: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        check_int('embed_dims', embed_dims, 1)
+        check_number('mlp_ratio', mlp_ratio, above=0)
+        check_probability('drop_rate', drop_rate)
+        check_probability('drop_path_rate', drop_path_rate)
+        check_config('token_mixer', token_mixer)
+        if cross_mixer is not None:
+            check_config('cross_mixer', cross_mixer)
         mlp_dims = int(embed_dims * mlp_ratio)
         if mlp_dims < 1:
             raise ValueError(
@@ -130,7 +138,8 @@ class Block(nn.Module):
     @torch.no_grad()
     def step(self, x_t: Tensor, state: BlockState) -> tuple[Tensor, BlockState]:
         """One token, x_t [B, D] -> y_t [B, D], and the next state; see :meth:`TokenMixer.step`."""
-        position = state.position
+        # A copy for who reads a memory: the mixer marks that of the state as used up.
+        position = None if self.cross_mixer is None else state.position.clone()
         mixed, mixing = self.token_mixer.step(self.norm1(x_t), state.mixing)
         x_t = x_t + self.drop_path(mixed)
         return self._after_mixing(x_t, state.memory, position), state._replace(mixing=mixing)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aft_mm.checks import check_int, refuse
 from aft_mm.registry import MODELS
 
 from .grid import Grid, GridParameters
@@ -22,8 +23,9 @@ class PatchEmbedding(nn.Module):
 
     def __init__(self, in_channels: int, embed_dims: int, patch_size: int) -> None:
         super().__init__()
-        if patch_size < 1:
-            raise ValueError(f'patch_size must be 1 or larger, got {patch_size}')
+        check_int('in_channels', in_channels, 1)
+        check_int('embed_dims', embed_dims, 1)
+        check_int('patch_size', patch_size, 1)
         self.patch_size = patch_size
         self.projection = nn.Conv2d(in_channels, embed_dims, patch_size, stride=patch_size)
 
@@ -53,6 +55,7 @@ class PositionEmbedding(GridParameters):
 
     def __init__(self, grid: Sequence[int], embed_dims: int, num_prefix_tokens: int = 0) -> None:
         super().__init__(grid, num_prefix_tokens)
+        check_int('embed_dims', embed_dims, 1)
         self.weight = nn.Parameter(torch.empty(self.num_tokens, embed_dims))
         nn.init.trunc_normal_(self.weight, std=0.02)
 
@@ -76,9 +79,9 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, embed_dims: int, vocab_size: int, num_kinds: int = 1) -> None:
         super().__init__()
-        for name, number in [('vocab_size', vocab_size), ('num_kinds', num_kinds)]:
-            if number < 1:
-                raise ValueError(f'{name} must be 1 or larger, got {number}')
+        check_int('embed_dims', embed_dims, 1)
+        check_int('vocab_size', vocab_size, 1)
+        check_int('num_kinds', num_kinds, 1)
         self.num_values = vocab_size
         self.num_kinds = num_kinds
         self.weight = nn.Parameter(torch.empty(vocab_size, embed_dims))
@@ -93,8 +96,8 @@ class TokenEmbedding(nn.Module):
         given, as it is in steps. Raises ValueError for another shape and for a token outside the
         vocabulary, in steps on a CPU only, see :meth:`SequenceDecoder.step`.
         """
-        if tokens.dim() != 2:
-            raise ValueError(f'tokens must be [B, T], got {list(tokens.shape)}')
+        if not isinstance(tokens, Tensor) or tokens.dim() != 2:
+            refuse('tokens', 'a tensor [B, T]', tokens)
         _check_values('token', tokens, self.num_values, in_step=position is not None)
         x = F.embedding(tokens.long(), self.weight)
         if self.kind is None:
@@ -118,8 +121,8 @@ class PixelEmbedding(nn.Module):
 
     def __init__(self, embed_dims: int, num_channels: int) -> None:
         super().__init__()
-        if num_channels < 1:
-            raise ValueError(f'num_channels must be 1 or larger, got {num_channels}')
+        check_int('embed_dims', embed_dims, 1)
+        check_int('num_channels', num_channels, 1)
         self.token_shape = () if num_channels == 1 else (num_channels,)
         self.projection = nn.Linear(num_channels, embed_dims)
 
@@ -128,17 +131,18 @@ class PixelEmbedding(nn.Module):
         another number of channels and for a value outside 0 … 255, in steps on a CPU only.
         """
         channels = self.projection.in_features
-        if tokens.dim() == 2 and channels == 1:
+        if isinstance(tokens, Tensor) and tokens.dim() == 2 and channels == 1:
             tokens = tokens.unsqueeze(-1)
-        if tokens.dim() != 3 or tokens.shape[-1] != channels:
-            raise ValueError(f'pixels must be [B, T, {channels}], got {list(tokens.shape)}')
+        fits = isinstance(tokens, Tensor) and tokens.dim() == 3
+        if not fits or tokens.shape[-1] != channels:
+            refuse('pixels', f'a tensor [B, T, {channels}]', tokens)
         _check_values('pixel value', tokens, self.num_values, in_step=position is not None)
         return self.projection(tokens.to(self.projection.weight.dtype) / 127.5 - 1)
 
 
 def _check_values(what: str, tokens: Tensor, size: int, in_step: bool) -> None:
-    if tokens.is_floating_point():
-        raise ValueError(f'a {what} must be an integer, got {tokens.dtype}')
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        refuse(f'a {what}', 'an integer', tokens)
     # A compiled graph cannot look at values; an index outside the table stops it by itself.
     if torch.compiler.is_compiling() or not tokens.numel():
         return

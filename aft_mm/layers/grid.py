@@ -7,18 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aft_mm.checks import check_int, check_sizes
+
 __all__ = ['GridParameters', 'check_grid', 'interpolate']
 
 Grid = tuple[int, ...]
 _MODES = {1: 'linear', 2: 'bicubic', 3: 'trilinear'}
 
 
-def check_grid(grid: Sequence[int]) -> Grid:
+def check_grid(grid: Sequence[int], name: str = 'grid') -> Grid:
     """The grid as a tuple; raises ValueError unless it is 1 to 3 positive ints."""
-    grid = tuple(grid)
-    if not 1 <= len(grid) <= 3 or not all(isinstance(n, int) and n > 0 for n in grid):
-        raise ValueError(f'grid must be 1 to 3 positive ints, got {grid}')
-    return grid
+    check_sizes(name, grid, (1, 2, 3))
+    return tuple(grid)
 
 
 def is_same(a: Grid, b: Grid) -> bool:
@@ -66,6 +66,7 @@ class GridParameters(nn.Module):
     def __init__(self, grid: Sequence[int], num_prefix_tokens: int = 0) -> None:
         super().__init__()
         self.grid = check_grid(grid)
+        check_int('num_prefix_tokens', num_prefix_tokens, 0)
         self.num_prefix_tokens = num_prefix_tokens
         self.num_tokens = num_prefix_tokens + prod(self.grid)
 

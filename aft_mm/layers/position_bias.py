@@ -4,9 +4,7 @@ A bias module holds the parameters, a mixer asks it for w, and an op turns w int
 Autocast stays out of it: w is an exponent, so its rounding error is the relative error of a weight.
 """
 
-import math
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm import ops
+from aft_mm.checks import check_flag, check_int, check_number, refuse
 from aft_mm.ops.geometry import near_radius
 
 from .grid import Grid, GridParameters, check_grid
@@ -34,17 +33,6 @@ FACTOR_STD = 0.1
 FREE_STD = 0.01
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def check_init_std(init_std: float, zero: bool = True) -> None:
-    """Raise ValueError unless `init_std` is finite and positive, or 0 where `zero` allows it."""
-    if not _is_finite(init_std) or init_std < 0 or (init_std == 0 and not zero):
-        least = '0 or larger' if zero else 'larger than 0'
-        raise ValueError(f'init_std must be a finite number {least}, got {init_std!r}')
-
-
 class FactorizedPositionBias(GridParameters):
     """``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7), T = P + prod(grid).
 
@@ -62,9 +50,8 @@ class FactorizedPositionBias(GridParameters):
         init_std: float = FACTOR_STD,
     ) -> None:
         super().__init__(grid, num_prefix_tokens)
-        check_init_std(init_std, zero=False)
-        if rank < 1:
-            raise ValueError(f'rank must be 1 or larger, or None for a free matrix, got {rank}')
+        check_number('init_std', init_std, above=0)
+        check_int('rank', rank, 1)
         self.pos_u = nn.Parameter(torch.empty(self.num_tokens, rank))
         self.pos_v = nn.Parameter(torch.empty(self.num_tokens, rank))
         nn.init.normal_(self.pos_u, std=init_std)
@@ -92,7 +79,7 @@ class FreePositionBias(GridParameters):
         self, grid: Sequence[int], num_prefix_tokens: int = 0, init_std: float = FREE_STD
     ) -> None:
         super().__init__(grid, num_prefix_tokens)
-        check_init_std(init_std)
+        check_number('init_std', init_std, 0)
         self.weight = nn.Parameter(torch.empty(self.num_tokens, self.num_tokens))
         nn.init.normal_(self.weight, std=init_std)
 
@@ -119,7 +106,7 @@ class MemoryPositionBias(GridParameters):
         self, grid: Sequence[int], source_grid: Sequence[int], num_prefix_tokens: int = 0
     ) -> None:
         super().__init__(grid)
-        source_grid = check_grid(source_grid)
+        source_grid = check_grid(source_grid, 'source_grid')
         if len(source_grid) != len(self.grid) or num_prefix_tokens:
             raise ValueError(
                 f'source_grid must have as many dimensions as grid {self.grid}, without prefix '
@@ -159,7 +146,7 @@ class FreeLocalPositionBias(GridParameters):
         init_std: float = FREE_STD,
     ) -> None:
         super().__init__(grid)
-        check_init_std(init_std)
+        check_number('init_std', init_std, 0)
         if len(self.grid) != 1:
             raise ValueError(f'grid must have 1 dimension for a free local bias, got {self.grid}')
         self.reach = near_radius(window, self.grid)
@@ -224,11 +211,15 @@ class ConvPositionBias(nn.Module):
         init_std: float = 0.02,
     ) -> None:
         super().__init__()
-        if not all(isinstance(n, int) and n > 0 and n % 2 for n in kernel_size):
-            raise ValueError(f'kernel_size must be odd and positive, got {tuple(kernel_size)}')
-        check_init_std(init_std, zero=not reparameterize)
-        if tau is not None and not (_is_finite(tau) and tau > 0):
-            raise ValueError(f'tau must be positive and finite, got {tau!r}')
+        if any(size % 2 == 0 for size in kernel_size):
+            refuse('kernel_size', 'odd', kernel_size)
+        check_flag('reparameterize', reparameterize)
+        if reparameterize:
+            check_number('init_std', init_std, above=0)
+        else:
+            check_number('init_std', init_std, 0)
+        if tau is not None:
+            check_number('tau', tau, above=0)
         self.tau = tau
         self.weight = nn.Parameter(torch.empty(num_heads, *kernel_size))
         nn.init.normal_(self.weight, std=init_std)

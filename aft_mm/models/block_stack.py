@@ -9,6 +9,7 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from aft_mm.checks import check_config, check_flag, check_int, check_probability
 from aft_mm.layers import Block, PositionEmbedding
 from aft_mm.layers.grid import check_grid
 from aft_mm.registry import MODELS
@@ -54,8 +55,13 @@ class BlockStack(BaseModule):
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(init_cfg)
-        if num_layers < 1:
-            raise ValueError(f'num_layers must be 1 or larger, got {num_layers}')
+        check_int('embed_dims', embed_dims, 1)
+        check_int('num_layers', num_layers, 1)
+        check_int('tokens_per_position', tokens_per_position, 1)
+        check_probability('drop_rate', drop_rate)
+        check_flag('with_cp', with_cp)
+        check_config('embedding', embedding)
+        check_config('token_mixer', token_mixer)
         self.embed_dims = embed_dims
         self.with_cp = with_cp
         self.embedding = MODELS.build({'embed_dims': embed_dims, **embedding})
@@ -119,7 +125,7 @@ class BlockStack(BaseModule):
         n = self.tokens_per_position
         if n == 1:
             return self.grid
-        if n < 1 or len(self.grid) > 1 or self.grid[0] % n:
+        if len(self.grid) > 1 or self.grid[0] % n:
             raise ValueError(
                 'tokens_per_position must be 1, or a divisor of T for a grid (T,), '
                 f'got {n} for {self.grid}'

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
+from aft_mm.checks import check_flag, check_int, refuse
+
 from .heads import check_sampling
 from .step_graph import make_steps
 
@@ -57,8 +59,11 @@ def generate(
     option out of range (:func:`draw`), and where the numbers of samples differ.
     """
     check_sampling(temperature, top_k, top_p, seed)
-    if not (isinstance(length, int) and length >= 1):
-        raise ValueError(f'length must be an int, 1 or larger, got {length!r}')
+    for name, flag in [('greedy', greedy), ('use_state', use_state), ('progress', progress)]:
+        check_flag(name, flag)
+    check_int('length', length, 1)
+    if batch_size is not None:
+        check_int('batch_size', batch_size, 1)
     model.decoder.check_length(length)
     batch_size = _batch_size(prompts, source, batch_size)
     device = next(model.parameters()).device
@@ -130,6 +135,11 @@ def _new_seed() -> int:
 
 
 def _batch_size(prompts: Tokens | None, source: Tokens | None, batch_size: int | None) -> int:
+    for name, given in [('prompts', prompts), ('source', source)]:
+        if given is not None and (
+            not isinstance(given, (Tensor, Sequence)) or isinstance(given, (str, bytes))
+        ):
+            refuse(name, 'a sequence of token sequences', given)
     counts = dict(
         prompts=None if prompts is None else len(prompts),
         source=None if source is None else len(source),
@@ -146,16 +156,17 @@ def _check_prompt(
 ) -> Tensor:
     """The prompt as [L, *shape]; an axis of one channel is left out."""
     name = f'prompts[{index}]'
-    prompt = torch.as_tensor(prompt)
+    wanted = f'integers [{", ".join(["L", *map(str, shape)])}]'
+    try:
+        prompt = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError):
+        refuse(name, wanted, prompt)
     if not prompt.numel():  # An empty list has no type of its own.
         prompt = prompt.long()
     if prompt.dim() == 2 and not shape and prompt.shape[1] == 1:
         prompt = prompt.squeeze(1)
     if prompt.is_floating_point() or prompt.dim() == 0 or prompt.shape[1:] != shape:
-        wanted = ', '.join(['L', *map(str, shape)])
-        raise ValueError(
-            f'{name} must be integers [{wanted}], got {prompt.dtype} {list(prompt.shape)}'
-        )
+        refuse(name, wanted, prompt)
     if not 0 < len(prompt) < length:
         raise ValueError(
             f'{name} must have 1 to {length - 1} tokens for length={length}, got {len(prompt)}'

@@ -1,4 +1,4 @@
-"""Pure tensor functions of the Attention Free Transformer; imports torch only."""
+"""Pure tensor functions of AFT and of linear attention; imports torch only."""
 
 from .eager.decisions import constant, record_decisions, repeat_decisions
 from .functional import (
@@ -8,6 +8,13 @@ from .functional import (
     aft_local_normalized,
     aft_simple,
     aft_window,
+)
+from .linear import (
+    LinearState,
+    linear_attention,
+    linear_attention_init_state,
+    linear_attention_prefill,
+    linear_attention_step,
 )
 from .state import StepState, prefill
 from .steps import (
@@ -26,6 +33,7 @@ from .steps import (
 )
 
 __all__ = [
+    'LinearState',
     'StepState',
     'aft_conv',
     'aft_conv_init_state',
@@ -46,6 +54,10 @@ __all__ = [
     'aft_window_init_state',
     'aft_window_step',
     'constant',
+    'linear_attention',
+    'linear_attention_init_state',
+    'linear_attention_prefill',
+    'linear_attention_step',
     'prefill',
     'record_decisions',
     'repeat_decisions',

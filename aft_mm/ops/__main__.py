@@ -38,6 +38,7 @@ def _needs(op: str) -> str:
 ABOUT = {
     'triton': 'fused kernels for CUDA devices: ' + '; '.join(map(_needs, KERNELS)),
     'eager': 'composite torch operations, every op and option on every device',
+    'fla': "fla-core's kernel of causal linear_attention for CUDA devices",
     'reference': 'the oracle, every op as the papers write it, in float64 and O(B·T²·D) memory',
 }
 

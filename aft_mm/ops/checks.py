@@ -1,27 +1,46 @@
-"""Argument checks of the public ops: the argument, what came and what is allowed in a sentence."""
+"""Argument checks of the public ops: the argument, what came and what is allowed in a sentence.
+
+Those of plain values, which are not about tensors, are in `aft_mm/checks.py`.
+"""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from aft_mm.checks import (
+    check_choice,
+    check_flag,
+    check_sizes,
+    is_int,
+    per_dimension,
+    refuse,
+)
 
 from .geometry import Window, near_radius
 
 GATES = ('sigmoid', 'relu', 'none')
 KEY_FUNCTIONS = ('softmax', 'relu', 'relu2')
+# Sums are float32, or float64; narrower floats and ints would be rounded to nonsense on the way.
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Raise ValueError unless `value` is one of `allowed`."""
-    if value not in allowed:
-        raise ValueError(f'{name} must be one of {", ".join(allowed)}, got {value!r}')
+def check_tensor(name: str, x: Any, like: Tensor | None = None) -> None:
+    """Check a dense tensor of floats, on the device of the tensor `like`."""
+    if not isinstance(x, Tensor) or x.dtype not in FLOATS:
+        refuse(name, 'a tensor of float64, float32, bfloat16 or float16', x)
+    if x.layout != torch.strided or x.is_nested:
+        raise ValueError(f'{name} must be dense, got a sparse or nested tensor')
+    if like is not None and x.device != like.device:
+        raise ValueError(f'{name} must be on {like.device} with the others, got {x.device}')
 
 
 def check_num_heads(num_heads: int, embed_dims: int) -> None:
     """Check that the heads divide the channels."""
-    if num_heads < 1 or embed_dims % num_heads:
-        raise ValueError(f'num_heads must divide embed_dims={embed_dims}, got {num_heads}')
+    if not is_int(num_heads) or num_heads < 1 or embed_dims % num_heads:
+        refuse('num_heads', f'an int that divides embed_dims={embed_dims}', num_heads)
 
 
 def check_key_function(key_function: str, gate: str) -> None:
@@ -29,6 +48,17 @@ def check_key_function(key_function: str, gate: str) -> None:
     check_choice('key_function', key_function, KEY_FUNCTIONS)
     if key_function == 'relu2' and gate != 'relu':
         raise ValueError(f"gate must be 'relu' for key_function='relu2', got {gate!r}")
+
+
+def check_mask(key_mask: Tensor | None, key: Tensor) -> None:
+    """Check the mask [B, S] of tokens [B, S, channels]."""
+    if key_mask is None:
+        return
+    fits = isinstance(key_mask, Tensor) and key_mask.dtype == torch.bool
+    if not fits or key_mask.shape != key.shape[:2]:
+        refuse('key_mask', f'bool {list(key.shape[:2])} with True for tokens to keep', key_mask)
+    if key_mask.device != key.device:
+        raise ValueError(f'key_mask must be on {key.device} with the tokens, got {key_mask.device}')
 
 
 def _check_query(query: Tensor | None, value: Tensor, gate: str) -> None:
@@ -40,6 +70,7 @@ def _check_query(query: Tensor | None, value: Tensor, gate: str) -> None:
         )
     if query is None:
         return
+    check_tensor('query', query, value)
     same = query.dim() == value.dim() and query.shape[0] == value.shape[0]
     if not same or query.shape[-1] != value.shape[-1]:
         raise ValueError(
@@ -60,6 +91,9 @@ def check_tokens(
     heads: int | None = None,
 ) -> None:
     """Check query [B, T, D], key [B, S, D or heads], value [B, S, D] and key_mask [B, S]."""
+    check_tensor('value', value)
+    check_tensor('key', key, value)
+    check_flag('causal', causal)
     fits = value.dim() == 3 and key.dim() == 3 and key.shape[:2] == value.shape[:2]
     if not fits or 0 in value.shape[1:]:
         raise ValueError(
@@ -69,7 +103,7 @@ def check_tokens(
     channels = value.shape[-1]
     if heads is None and key.shape[-1] != channels:
         raise ValueError(f'key must have the {channels} channels of value, got {key.shape[-1]}')
-    if heads is not None and (key.shape[-1] != heads or channels % heads):
+    if heads is not None and (key.shape[-1] != heads or heads < 1 or channels % heads):
         raise ValueError(
             f'the {heads} heads of weight must equal the channels of key and divide those of '
             f'value, got key {key.shape[-1]} and value {channels}'
@@ -80,17 +114,15 @@ def check_tokens(
             f'query and key must have the same length here, got T={query.shape[1]} and '
             f'S={key.shape[1]}'
         )
-    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != key.shape[:2]):
-        raise ValueError(
-            f'key_mask must be bool {list(key.shape[:2])} with True for keys to keep, '
-            f'got {key_mask.dtype} {list(key_mask.shape)}'
-        )
+    check_mask(key_mask, key)
 
 
 def check_step(
     query: Tensor | None, key: Tensor, value: Tensor, gate: str, keys: Tensor, values: Tensor
 ) -> None:
     """Check one token [B, channels] against the buffers of the state, [B, n, channels] each."""
+    check_tensor('value', value, values)
+    check_tensor('key', key, value)
     check_choice('gate', gate, GATES)
     _check_query(query, value, gate)
     allowed = (keys.shape[0], keys.shape[2]), (values.shape[0], values.shape[2])
@@ -105,6 +137,10 @@ def check_prefill(
     key: Tensor, value: Tensor, lengths: Tensor, position: Tensor, keys: Tensor, values: Tensor
 ) -> None:
     """Check a prompt [B, L, channels], its lengths [B] and the state, which must be fresh."""
+    check_tensor('key', key, keys)
+    check_tensor('value', value, keys)
+    if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int64, torch.int32):
+        refuse('lengths', 'a tensor of ints [B]', lengths)
     fits = key.dim() == 3 and key.shape[:2] == value.shape[:2] and key.shape[1] > 0
     if not fits or [x.shape[::2] for x in (key, value)] != [x.shape[::2] for x in (keys, values)]:
         batch = len(keys)
@@ -145,40 +181,23 @@ def check_grid(grid: Sequence[int] | None, tokens: int, dims: Sequence[int]) -> 
     """Check that `grid` has an allowed number of dimensions and holds `tokens` tokens."""
     if grid is None:
         return
-    sizes = grid if isinstance(grid, Sequence) else ()
-    if len(sizes) not in dims or any(size < 1 for size in sizes):
-        raise ValueError(
-            f'grid must have {" or ".join(map(str, dims))} positive sizes, got {grid!r}'
-        )
+    check_sizes('grid', grid, dims)
     if math.prod(grid) != tokens:
         raise ValueError(
             f'grid {tuple(grid)} holds {math.prod(grid)} tokens, but the sequence has {tokens}'
         )
 
 
-def _sizes(window: Window, grid: Sequence[int] | None) -> Sequence[int]:
-    sizes = tuple(window) if isinstance(window, Sequence) else (window,)
-    flat = grid is None or len(grid) == 1
-    ints = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
-    if len(sizes) > (1 if flat else 2) or not sizes or not ints:
-        allowed = 'an int' if flat else 'an int or a pair of ints'
-        raise ValueError(f'window must be {allowed} for grid {grid}, got {window!r}')
-    return sizes
-
-
 def check_window(window: Window, grid: Sequence[int] | None) -> None:
     """Check a soft window (0 and up, one size per grid dimension or one for both)."""
-    if any(size < 0 for size in _sizes(window, grid)):
-        raise ValueError(f'window must be 0 or larger, got {window!r}')
+    per_dimension('window', window, 1 if grid is None else len(grid), 0)
 
 
 def check_hard_window(window: Window, grid: Sequence[int] | None) -> None:
     """Check a hard window: 1 and up in 1-d, even and positive in 2-d, else no token sees itself."""
-    sizes = _sizes(window, grid)
-    if any(size < 1 for size in sizes):
-        raise ValueError(f'window must be 1 or larger, got {window!r}')
-    if grid is not None and len(grid) == 2 and any(size % 2 for size in sizes):
-        raise ValueError(f'a 2-d window must have even sizes, got {window!r}')
+    sizes = per_dimension('window', window, 1 if grid is None else len(grid))
+    if len(sizes) == 2 and any(size % 2 for size in sizes):
+        refuse('window', 'even in both dimensions of a grid (H, W)', window)
 
 
 def check_factors(pos_u: Tensor, pos_v: Tensor, targets: int, sources: int) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from . import eager, reference, verify
 from .eager import decisions
+from .fla import support as fla_support
 from .triton import support as triton_support
 
 OPS = (
@@ -28,9 +29,10 @@ OPS = (
     'aft_conv',
     'aft_window',
     'aft_local_normalized',
+    'linear_attention',
 )
 STEPS = tuple(f'{op}_step' for op in OPS)
-BACKENDS = ('triton', 'eager', 'reference')
+BACKENDS = ('triton', 'eager', 'reference', 'fla')
 # Those that serve without being asked for.
 DEFAULT_BACKENDS = ('triton', 'eager')
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
@@ -74,6 +76,10 @@ def reasons_against(
         reasons += triton_support.reasons_against(op, tensors, options)
         if not reasons and 'triton' not in requested_backends():
             reasons += _reasons_against_unasked_kernels(op, tensors[2], check)
+    if backend == 'fla':
+        if 'fla' not in requested_backends():
+            reasons.append(f'not tried here: serves only when {ENVIRONMENT_VARIABLE}=fla asks')
+        reasons += fla_support.reasons_against(op, tensors, options)
     if backend == 'reference':
         if 'reference' not in requested_backends():
             reasons.append(f'the oracle serves only when {ENVIRONMENT_VARIABLE}=reference asks')
@@ -118,7 +124,7 @@ def choose_backend(
     raise BackendError(f'no AFT backend serves {op} on {where}: {", and ".join(refused)}')
 
 
-# Triton is missing in torch's CPU builds: its backend is loaded when it first serves.
+# Triton is missing in torch's CPU builds, fla may be: such a backend loads when it first serves.
 _MODULES: dict[str, ModuleType] = {'eager': eager, 'reference': reference}
 _served: set[tuple[str, str, torch.dtype]] = set()
 

@@ -11,14 +11,20 @@ Shared arguments:
   zero gradient, a row that sees nothing gives 0.
 - gate: g, one of 'sigmoid', 'relu', 'none'.
 
+A NaN or infinite key or value of a causal op leaves the rows before it, the other channels (of
+aft_conv: those of other heads) and samples as they are.
+
 Exponentials and sums are float32 for every input type but float64; the output has the type of
 value. Every op raises ValueError for arguments that do not fit together.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
+
+from aft_mm.checks import check_flag, check_sizes
 
 from . import checks
 from .dispatch import implementation
@@ -31,9 +37,20 @@ def _run(op: str, query: Tensor | None, key: Tensor, *others: Tensor | None, **o
         # Without a query only a dense bias w [T, S] tells how many rows there are.
         tokens = len(others[1]) if op == 'aft_full' else (key if query is None else query).shape[1]
         return _empty(tokens, value, *tensors)
-    # Autocast would turn the float32 products inside the op back into bfloat16.
-    with torch.autocast(device_type=value.device.type, enabled=False):
+    # Autocast would turn the float32 products inside the op back into bfloat16; where there is
+    # nothing to compute, on the meta device, there is none.
+    device = value.device.type
+    with nullcontext() if value.is_meta else torch.autocast(device, enabled=False):
         return implementation(op, tensors, options)(*tensors, **options)
+
+
+def _one_graph(grid: Sequence[int]) -> Sequence[int]:
+    """The grid, as constants to torch.compile, which makes a graph for each.
+
+    Of symbols it does not know that their product is the number of tokens, and torch.cond refuses
+    forms whose results it does not know to be of one size.
+    """
+    return [len(range(n)) for n in grid] if torch.compiler.is_dynamo_compiling() else grid
 
 
 def _empty(tokens: int, value: Tensor, *tensors: Tensor | None) -> Tensor:
@@ -81,6 +98,7 @@ def aft_full(
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
+    checks.check_tensor('position_bias', position_bias, value)
     checks.check_position_bias(position_bias, query, key, causal)
     return _run('aft_full', query, key, value, position_bias, **shared)
 
@@ -110,7 +128,7 @@ def aft_local(
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
-    _check_local(pos_u, pos_v, key.shape[1], window, grid, causal)
+    _check_local(pos_u, pos_v, value, window, grid, causal)
     factors = dict(window=window, grid=grid)
     return _run('aft_local', query, key, value, pos_u, pos_v, **factors, **shared)
 
@@ -135,10 +153,15 @@ def aft_conv(
     ``global_connectivity=False`` sets W = 0 outside the kernel instead of 1. Returns [B, T, D].
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
-    checks.check_tokens(query, key, value, same_length=True, heads=weight.shape[0], **shared)
+    checks.check_tensor('weight', weight)
+    heads = weight.shape[0] if weight.dim() else 0
+    checks.check_tokens(query, key, value, same_length=True, heads=heads, **shared)
+    checks.check_tensor('weight', weight, value)
+    check_flag('global_connectivity', global_connectivity)
+    check_sizes('grid', grid, (1, 2, 3))
     checks.check_grid(grid, key.shape[1], dims=(1, 2, 3))
     checks.check_kernel(weight.shape[1:], grid)
-    places = dict(grid=grid, global_connectivity=global_connectivity)
+    places = dict(grid=_one_graph(grid), global_connectivity=global_connectivity)
     return _run('aft_conv', query, key, value, weight, **places, **shared)
 
 
@@ -167,6 +190,8 @@ def aft_window(
     checks.check_tokens(query, key, value, same_length=True, **shared)
     checks.check_grid(grid, key.shape[1], dims=(1, 2))
     checks.check_hard_window(window, grid)
+    if grid is not None:
+        grid = _one_graph(grid)
     return _run('aft_window', query, key, value, window=window, grid=grid, **shared)
 
 
@@ -193,7 +218,7 @@ def aft_local_normalized(
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
-    _check_local(pos_u, pos_v, key.shape[1], window, grid, causal)
+    _check_local(pos_u, pos_v, value, window, grid, causal)
     factors = dict(window=window, grid=grid)
     return _run('aft_local_normalized', query, key, value, pos_u, pos_v, **factors, **shared)
 
@@ -201,14 +226,16 @@ def aft_local_normalized(
 def _check_local(
     pos_u: Tensor,
     pos_v: Tensor | None,
-    tokens: int,
+    value: Tensor,
     window: Window,
     grid: Sequence[int] | None,
     causal: bool,
 ) -> None:
-    checks.check_grid(grid, tokens, dims=(1, 2))
+    checks.check_grid(grid, value.shape[1], dims=(1, 2))
     checks.check_window(window, grid)
+    checks.check_tensor('pos_u', pos_u, value)
     if pos_v is None:
-        checks.check_free_bias(pos_u, tokens, window, grid, causal)
+        checks.check_free_bias(pos_u, value.shape[1], window, grid, causal)
     else:
-        checks.check_factors(pos_u, pos_v, tokens, tokens)
+        checks.check_tensor('pos_v', pos_v, value)
+        checks.check_factors(pos_u, pos_v, value.shape[1], value.shape[1])

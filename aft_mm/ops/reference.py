@@ -138,3 +138,27 @@ def aft_local_normalized(
     everywhere = key.new_zeros(1, tokens, tokens).masked_fill(hidden, -torch.inf)
     mixed = (local * _weights(key, everywhere) * value[:, None]).sum(2)
     return _apply_gate(query, mixed, gate, dtype)
+
+
+LINEAR_FEATURES = {
+    'elu': lambda x: torch.where(x > 0, x + 1, torch.exp(x.clamp_max(0))),
+    'relu': torch.relu,
+    'square': torch.square,
+}
+
+
+def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -> Tensor:
+    """``y_t = Σ φ(q_t)·φ(k_t') v_t' / (Σ φ(q_t)·φ(k_t') + eps)`` (arXiv 2006.16236, eq. 5)."""
+    if isinstance(feature_map, str):
+        feature_map = LINEAR_FEATURES[feature_map]
+    maps = feature_map if isinstance(feature_map, tuple) else (feature_map, feature_map)
+    key, value, dtype = *_hide(key.flatten(2), value.flatten(2), key_mask, 0), value.dtype
+    key, value = key.unflatten(2, (query.shape[2], -1)), value.unflatten(2, (query.shape[2], -1))
+    weights = torch.einsum('bthd,bshd->bhts', maps[0](query.double()), maps[1](key))
+    if key_mask is not None:
+        weights = weights * key_mask[:, None, None]
+    if causal:
+        weights = weights.tril()
+    total = weights.sum(-1, keepdim=True) + eps
+    weights = weights / total.masked_fill(total == 0, torch.inf)
+    return torch.einsum('bhts,bshm->bthm', weights, value).to(dtype)

@@ -5,9 +5,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aft_mm.checks import check_choice, check_int, refuse
+
 from . import checks
 from .eager.mixing import relu_terms
 from .eager.sums import Sums, column_shift, leaf, lowest, merge, reduce
+
+# The position of a state that a step has taken.
+USED_UP = -1
 
 
 class StepState(NamedTuple):
@@ -31,6 +36,11 @@ def new_state(
     heads: int | None = None,
 ) -> StepState:
     """The state before the first token, with room for `size` tokens; key heads h are D or given."""
+    check_int('batch_size', batch_size, 0)
+    check_int('embed_dims', embed_dims, 1)
+    check_int('num_tokens', size, 0)
+    if dtype not in checks.FLOATS:
+        refuse('dtype', 'float64, float32, bfloat16 or float16', dtype)
     options = dict(device=device, dtype=dtype)
     keys = torch.full((batch_size, size, heads or embed_dims), -torch.inf, **options)
     values = torch.zeros(batch_size, size, embed_dims, **options)
@@ -39,6 +49,36 @@ def new_state(
     numerator, denominator = torch.zeros_like(shift), torch.zeros_like(shift)
     position = torch.zeros(batch_size, dtype=torch.long, device=device)
     return StepState(Sums(shift, numerator, denominator), keys, values, position)
+
+
+def check_state(state: StepState, tokens: int | None = None) -> StepState:
+    """Check a state that a step may go on from, one of fewer than `tokens` tokens."""
+    if not isinstance(state, StepState):
+        refuse('state', 'what init_state, prefill or a step gave', state)
+    check_position(state.position, tokens)
+    return state
+
+
+def check_position(position: Tensor, tokens: int | None = None) -> None:
+    """Check the position [B] of a state: not used up, and before `tokens`.
+
+    On a CPU only: elsewhere a look would wait for everything before it.
+    """
+    if position.device.type != 'cpu':
+        return
+    if (position < 0).any():
+        raise ValueError(
+            'state must be the one that the last step gave, got one that a step has used up and '
+            'written over'
+        )
+    if tokens is not None and (position >= tokens).any():
+        raise ValueError(f'the state and the position bias hold {tokens} tokens, got one more')
+
+
+def use_up(position: Tensor) -> None:
+    """Mark a state whose buffers a step has written over, where :func:`check_position` looks."""
+    if position.device.type == 'cpu':
+        position.fill_(USED_UP)
 
 
 def per_channel(key: Tensor, value: Tensor) -> Tensor:
@@ -117,7 +157,8 @@ def prefill(
     lengths [B] are 0 … L; tokens past them are padding, NaN allowed. Raises ValueError for a state
     that has taken a token or was made for another op or size, and for lengths outside 0 … L.
     """
-    checks.check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
+    check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
+    check_state(state)
     checks.check_prefill(key, value, lengths, state.position, state.keys, state.values)
     checks.check_terms(state.sums.numerator, value, key_function)
     size, dtype = state.keys.shape[1], state.keys.dtype

@@ -28,11 +28,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from aft_mm.checks import check_choice, check_flag, check_sizes, per_dimension
+
 from . import checks
 from .dispatch import implementation
 from .eager.sums import Sums
 from .geometry import Window, as_pair, near_radius
-from .state import StepState, new_state
+from .state import StepState, check_state, new_state, use_up
 
 
 def _run(
@@ -41,7 +43,9 @@ def _run(
     checks.check_step(query, key, others[0], options['gate'], state.keys, state.values)
     tensors = (query, key, *others)
     run = implementation(op, (*tensors, *state.sums, state.values, state.keys), options)
-    return run(state, *tensors, **options)
+    result = run(state, *tensors, **options)
+    use_up(state.position)
+    return result
 
 
 def aft_simple_init_state(
@@ -53,7 +57,7 @@ def aft_simple_init_state(
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
     """Empty running sums: three tensors [B, 1, D], or [B, 1, 2·D] for relu2 with its two terms."""
-    checks.check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
+    check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
     state = new_state(batch_size, embed_dims, 0, device, dtype)
     if key_function == 'relu2':
         state = state._replace(sums=Sums(*(torch.cat((part, part), -1) for part in state.sums)))
@@ -71,6 +75,7 @@ def aft_simple_step(
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_simple` at constant cost."""
+    check_state(state)
     checks.check_key_function(key_function, gate)
     checks.check_terms(state.sums.numerator, state.values, key_function)
     options = dict(key_function=key_function, gate=gate)
@@ -100,7 +105,11 @@ def aft_full_step(
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_full`; position_bias is w [T, T]."""
-    _check_position(state, min(state.keys.shape[1], len(position_bias)))
+    tokens = check_state(state).keys.shape[1]
+    checks.check_tensor('position_bias', position_bias, state.keys)
+    if position_bias.dim() != 2:
+        raise ValueError(f'position_bias must be [T, T], got {list(position_bias.shape)}')
+    check_state(state, min(tokens, *position_bias.shape))
     return _run('aft_full_step', state, query, key, value, position_bias, gate=gate)
 
 
@@ -118,6 +127,7 @@ def aft_local_init_state(
 
 
 def _local_size(window: Window, grid: Sequence[int] | None) -> int:
+    _check_grid(grid, (1, 2))
     checks.check_window(window, grid)
     return max(near_radius(window, grid), 0) + 1
 
@@ -129,10 +139,15 @@ def _check_local(
     window: Window,
     grid: Sequence[int] | None,
 ) -> None:
-    _check_position(state, len(pos_u))
+    check_state(state)
+    checks.check_tensor('pos_u', pos_u, state.keys)
+    check_state(state, len(pos_u) if pos_u.dim() else 0)
     checks.check_buffer(state.keys.shape[1], _local_size(window, grid))
     if pos_v is None:
         checks.check_free_bias(pos_u, len(pos_u), window, grid, causal=True)
+    else:
+        checks.check_tensor('pos_v', pos_v, state.keys)
+        checks.check_factors(pos_u, pos_v, len(pos_u), len(pos_u))
 
 
 @torch.no_grad()
@@ -168,6 +183,9 @@ def aft_conv_init_state(
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
     """A buffer as long as the kernel reaches back in raster order, and running sums."""
+    check_sizes('grid', grid, (1, 2, 3))
+    kernel_size = per_dimension('kernel_size', kernel_size, len(grid))
+    checks.check_num_heads(num_heads, embed_dims)
     size = _conv_size(kernel_size, grid)
     return new_state(batch_size, embed_dims, size, device, dtype, num_heads)
 
@@ -194,7 +212,11 @@ def aft_conv_step(
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_conv`; key [B, h], weight [h, *kernel]."""
-    _check_position(state, math.prod(grid))
+    check_state(state)
+    checks.check_tensor('weight', weight, state.keys)
+    check_flag('global_connectivity', global_connectivity)
+    check_sizes('grid', grid, (1, 2, 3))
+    check_state(state, math.prod(grid))
     checks.check_buffer(state.keys.shape[1], _conv_size(weight.shape[1:], grid))
     options = dict(grid=grid, global_connectivity=global_connectivity, gate=gate)
     return _run('aft_conv_step', state, query, key, value, weight, **options)
@@ -214,6 +236,7 @@ def aft_window_init_state(
 
 
 def _window_size(window: Window, grid: Sequence[int] | None) -> int:
+    _check_grid(grid, (1, 2))
     checks.check_hard_window(window, grid)
     if grid is None or len(grid) == 1:
         return window if isinstance(window, int) else window[0]
@@ -235,7 +258,9 @@ def aft_window_step(
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_window`."""
-    checks.check_buffer(state.keys.shape[1], _window_size(window, grid))
+    size = _window_size(window, grid)
+    check_state(state, None if grid is None else math.prod(grid))
+    checks.check_buffer(state.keys.shape[1], size)
     options = dict(window=window, grid=grid, gate=gate)
     return _run('aft_window_step', state, query, key, value, **options)
 
@@ -262,7 +287,6 @@ def aft_local_normalized_step(
     return _run('aft_local_normalized_step', state, query, key, value, pos_u, pos_v, **options)
 
 
-def _check_position(state: StepState, tokens: int) -> None:
-    # A look at a position on a device would wait for everything before it.
-    if state.position.device.type == 'cpu' and (state.position >= tokens).any():
-        raise ValueError(f'the state and the position bias hold {tokens} tokens, got one more')
+def _check_grid(grid: Sequence[int] | None, dims: Sequence[int]) -> None:
+    if grid is not None:
+        check_sizes('grid', grid, dims)

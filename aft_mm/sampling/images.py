@@ -1,6 +1,5 @@
 """Images from an autoregressive model and back: whole samples and completions."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from aft_mm.cli.errors import UserError, check_count
+from aft_mm.checks import check_int, check_number, check_sizes
+from aft_mm.cli.errors import UserError
 
 
 def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:
@@ -18,9 +18,10 @@ def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:
         UserError: images of ``image_shape`` (H, W, C) have another number of values.
     """
     values = model.decoder.max_length * model.head.dims_per_token
-    if len(image_shape) != 3 or np.prod(image_shape) != values:
+    check_sizes('image_shape (H, W, C)', image_shape, (3,))
+    if np.prod(image_shape) != values:
         raise UserError(f'image_shape must be (H, W, C) with H·W·C = {values}, the size of the '
-                        f"model's position table, but is {tuple(image_shape)}")
+                        f"model's position table, got {tuple(image_shape)}")
 
 
 def sample_images(model: nn.Module, image_shape: Sequence[int], num: int, **options: Any
@@ -30,11 +31,11 @@ def sample_images(model: nn.Module, image_shape: Sequence[int], num: int, **opti
     ``options`` are those of ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
 
     Raises:
-        UserError: the model is made for another ``image_shape``, or ``num`` is below 1.
-        ValueError: An option is out of range.
+        UserError: the model is made for another ``image_shape``.
+        ValueError: ``num`` or an option is out of range.
     """
     check_image_shape(model, image_shape)
-    check_count('num', num)
+    check_int('num', num, 1)
     tokens = model.generate(model.decoder.max_length, batch_size=num, **options)
     return to_images(tokens, image_shape)
 
@@ -48,16 +49,17 @@ def complete_images(model: nn.Module, images: np.ndarray, num_given_rows: int, *
     Raises:
         UserError: the model is made for images of another shape, there is no image, or
             ``num_given_rows`` is not in 1..H−1.
-        ValueError: An option is out of range.
+        ValueError: ``num`` or an option is out of range.
     """
     image_shape = images.shape[1:]
     check_image_shape(model, image_shape)
     if not len(images):
         raise UserError('images must hold at least one image, but is empty')
     height = image_shape[0]
+    check_int('num_given_rows', num_given_rows)
     if not 1 <= num_given_rows < height:
         raise UserError(f'a completion needs 1 to {height - 1} given rows of an image of '
-                        f'{height}, but got {num_given_rows}')
+                        f'{height}, got {num_given_rows}')
     token_shape: tuple[int, ...] = model.head.token_shape
     tokens = torch.from_numpy(images.astype(np.int64)).reshape(len(images), -1, *token_shape)
     length = tokens.shape[1]
@@ -71,10 +73,11 @@ def given_rows(keep: float, height: int) -> int:
     Raises:
         UserError: no row would be given, or none would be left to draw.
     """
-    rows = round(keep * height) if math.isfinite(keep) else 0
+    check_number('keep (--complete)', keep)
+    rows = round(keep * height)
     if not 1 <= rows < height:
         raise UserError(f'keep (--complete) must be the share of 1 to {height - 1} of {height} '
-                        f'rows, between 0 and 1, but got {keep}')
+                        f'rows, between 0 and 1, got {keep}')
     return rows
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from aft_mm.cli.errors import UserError, check_count
+from aft_mm.checks import check_choice, check_int
+from aft_mm.cli.errors import UserError
 from aft_mm.structures import decode_points
 from aft_mm.visualization.point_cloud import AXES
 
@@ -21,15 +22,14 @@ def check_settings(settings: Any) -> None:
     if missing:
         raise UserError('point_cloud of the config must be dict(num_points=..., num_bits=..., '
                         f'up=...), but lacks {", ".join(missing)}')
-    if settings['num_bits'] not in range(1, 9):
-        raise UserError(f'num_bits of point_cloud must be 1 to 8, but is {settings["num_bits"]!r}')
+    check_int('num_points of point_cloud', settings['num_points'], 1)
+    check_int('num_bits of point_cloud', settings['num_bits'], 1, 8)
     check_up(settings['up'])
 
 
 def check_up(up: str) -> None:
-    """Raise a :class:`UserError` if ``up`` is none of the axes."""
-    if up not in AXES:
-        raise UserError(f"up of a point cloud must be 'x', 'y' or 'z', but is {up!r}")
+    """Raise ValueError if ``up`` is none of the axes."""
+    check_choice('up of a point cloud', up, AXES)
 
 
 def check_points(model: nn.Module, num_bits: int, num_points: int | None = None) -> None:
@@ -59,10 +59,10 @@ def sample_points(model: nn.Module, num: int, num_bits: int = 8, **options: Any)
     ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
 
     Raises:
-        UserError: the model is made for other tokens, or ``num`` is below 1.
-        ValueError: An option is out of range.
+        UserError: the model is made for other tokens.
+        ValueError: ``num`` or an option is out of range.
     """
     check_points(model, num_bits)
-    check_count('num', num)
+    check_int('num', num, 1)
     tokens = model.generate(model.decoder.max_length, batch_size=num, **options)
     return decode_points(tokens.cpu().numpy(), num_bits).astype(np.float32)

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from aft_mm.cli.errors import UserError, check_count
+from aft_mm.checks import check_int, check_sizes
+from aft_mm.cli.errors import UserError
 
 from .images import check_image_shape, to_images
 
@@ -25,13 +26,14 @@ def check_super_resolution(model: nn.Module, image_shape: Sequence[int],
     if model.encoder is None:
         raise UserError('super-resolution needs a model with an encoder, but it has none')
     values = model.encoder.max_length * int(np.prod(model.encoder.embedding.token_shape))
-    if len(source_shape) != 3 or np.prod(source_shape) != values:
+    check_sizes('source_shape (h, w, C)', source_shape, (3,))
+    if np.prod(source_shape) != values:
         raise UserError(f'source_shape must be (h, w, C) with h·w·C = {values}, the size of the '
-                        f"position table of the model's encoder, but is {tuple(source_shape)}")
+                        f"position table of the model's encoder, got {tuple(source_shape)}")
     factor = image_shape[0] // source_shape[0]
     if tuple(image_shape) != (factor * source_shape[0], factor * source_shape[1], source_shape[2]):
         raise UserError(f'image_shape must be source_shape {tuple(source_shape)} with height and '
-                        f'width times a whole number, but is {tuple(image_shape)}')
+                        f'width times a whole number, got {tuple(image_shape)}')
 
 
 def super_resolve(model: nn.Module, images: np.ndarray, image_shape: Sequence[int], num: int = 1,
@@ -46,13 +48,13 @@ def super_resolve(model: nn.Module, images: np.ndarray, image_shape: Sequence[in
         **options: Those of ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
 
     Raises:
-        UserError: the model is made for other shapes, there is no image, or ``num`` is below 1.
-        ValueError: An option is out of range.
+        UserError: the model is made for other shapes, or there is no image.
+        ValueError: ``num`` or an option is out of range.
     """
     check_super_resolution(model, image_shape, images.shape[1:])
     if not len(images):
         raise UserError('images must hold at least one image, but is empty')
-    check_count('num', num)
+    check_int('num', num, 1)
     token_shape: tuple[int, ...] = model.encoder.embedding.token_shape
     source = torch.from_numpy(images.astype(np.int64)).reshape(len(images), -1, *token_shape)
     tokens = model.generate(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aft_mm.cli.errors import UserError
+from aft_mm.checks import check_int
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
@@ -14,11 +14,9 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
     least ``size``.
 
     Raises:
-        UserError: ``overlap`` is not in 0..size − 1.
+        ValueError: ``overlap`` is not in 0..size − 1.
     """
-    if not (isinstance(overlap, int) and 0 <= overlap < size):
-        raise UserError(f'overlap (--tile) must be an int, 0 to {size - 1} pixels of a tile of '
-                        f'{size}, but got {overlap!r}')
+    check_int('overlap (--tile)', overlap, 0, size - 1)
     count = -(-(length - size) // (size - overlap)) + 1
     return [i * (length - size) // max(1, count - 1) for i in range(count)]
 

@@ -1,12 +1,19 @@
 """What travels between data set, model and metric."""
 
 from .images import enlarge_bicubic
-from .point_tokens import bounding_cube, check_order, decode_points, encode_points
+from .point_tokens import (
+    bounding_cube,
+    check_num_bits,
+    check_order,
+    decode_points,
+    encode_points,
+)
 from .sequence_sample import SequenceSample
 
 __all__ = [
     'SequenceSample',
     'bounding_cube',
+    'check_num_bits',
     'check_order',
     'decode_points',
     'encode_points',

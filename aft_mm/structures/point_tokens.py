@@ -2,7 +2,9 @@
 
 import numpy as np
 
-__all__ = ['bounding_cube', 'check_order', 'decode_points', 'encode_points']
+from aft_mm.checks import check_choice, check_int
+
+__all__ = ['bounding_cube', 'check_num_bits', 'check_order', 'decode_points', 'encode_points']
 
 Box = tuple[tuple[float, float, float], float]  # centre, side
 
@@ -39,8 +41,7 @@ def bounding_cube(points: np.ndarray) -> Box:
 
 def check_order(order: str) -> None:
     """Raise ValueError unless ``order`` is one that :func:`encode_points` knows."""
-    if order not in ORDERS:
-        raise ValueError(f'order must be one of {", ".join(ORDERS)}, but got {order!r}.')
+    check_choice('order', order, ORDERS)
 
 
 def encode_points(
@@ -113,9 +114,13 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
     return ((coordinates + 0.5) / bins - 0.5) * side + np.asarray(centre)
 
 
+def check_num_bits(num_bits: int) -> None:
+    """Raise ValueError unless ``num_bits`` of a coordinate fit into a byte."""
+    check_int('num_bits', num_bits, 1, 8)
+
+
 def _num_bins(num_bits: int) -> int:
-    if num_bits not in range(1, 9):
-        raise ValueError(f'num_bits must be 1 to 8, but got {num_bits!r}.')
+    check_num_bits(num_bits)
     return 2**num_bits
 
 

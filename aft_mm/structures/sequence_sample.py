@@ -19,9 +19,11 @@ class SequenceSample(BaseDataElement):
     ``source``            data      tokens [S] or [S, C] that an encoder reads, optional
     ``nats``              data      −log p of the predicted tokens, their sum; float
     ``num_dims``          data      how many dimensions (sub-pixels, characters) these are; int
+    ``num_correct``       data      of how many of them the true value was the most likely, where
+                                    the head is categorical; int
     ``drawn``             data      tokens [N, T] or [N, T, C] that the model drew in a test
     ====================  ========  ===========================================================
 
-    ``SequenceSample(metainfo=dict(length=7, num_context=0), source=tokens)``; nats and num_dims are
-    the model's, drawn the test loop's.
+    ``SequenceSample(metainfo=dict(length=7, num_context=0), source=tokens)``; nats, num_dims and
+    num_correct are the model's, drawn the test loop's.
     """

@@ -69,7 +69,7 @@ def draw_curves(
         (unit for names in units.values() for unit in names), 'bits_per_dim')
     if metric and not any(metric in record for records in runs.values() for record in records):
         found = ', '.join(dict.fromkeys(unit for names in units.values() for unit in names))
-        raise ValueError(f'metric must be one that a run has ({found or "there is none"}), but got '
+        raise ValueError(f'metric must be one that a run has ({found or "there is none"}), got '
                          f'{metric!r}.')
     for label, names in units.items():
         if names and chosen not in names:

@@ -6,6 +6,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from aft_mm.checks import check_choice, check_int
+
 PANEL = 2.4  # inches
 DPI = 100
 # The plotted axes of a cloud whose columns are x, y, z; cyclic, so that nothing is mirrored.
@@ -31,8 +33,9 @@ def draw_point_clouds(clouds: Sequence[np.ndarray], up: str = 'z', columns: int 
         ValueError: There is no cloud, a cloud is not ``[P, 3]`` of finite numbers, or ``up`` is
             none of the axes.
     """
-    if up not in AXES:
-        raise ValueError(f"up must be 'x', 'y' or 'z', but got {up!r}.")
+    check_choice('up', up, AXES)
+    if columns is not None:
+        check_int('columns', columns, 1)
     if not len(clouds):
         raise ValueError('clouds must hold at least one cloud, but is empty.')
     columns = columns or int(np.ceil(np.sqrt(len(clouds))))
@@ -48,7 +51,7 @@ def draw_point_clouds(clouds: Sequence[np.ndarray], up: str = 'z', columns: int 
         points = np.asarray(cloud, dtype=np.float64)
         if points.ndim != 2 or points.shape[1] != 3 or not np.isfinite(points).all() \
                 or not len(points):
-            raise ValueError(f'clouds[{index}] must be [P, 3] of finite numbers, but is '
+            raise ValueError(f'clouds[{index}] must be [P, 3] of finite numbers, got '
                              f'{list(points.shape)} or holds others.')
         _draw_cloud(axis, points[:, AXES[up]])
     canvas.draw()

@@ -9,6 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
+from aft_mm.checks import check_int
+
 
 def draw_position_bias(
     biases: Mapping[str, torch.Tensor],
@@ -44,6 +46,7 @@ def draw_position_bias(
     Raises:
         ValueError: ``biases`` is empty, or a w has a shape other than those above.
     """
+    check_int('max_columns', max_columns, 1)
     if not biases:
         raise ValueError('biases must hold at least one layer, but it is empty.')
     rows = {
@@ -96,7 +99,7 @@ def _panels(name: str, w: torch.Tensor, grid: tuple[int, ...] | None, num_prefix
         ]
     if values.ndim not in (3, 4):
         raise ValueError(f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '
-                         f'dimensions or [1, T, T] of the grid {grid}, but is '
+                         f'dimensions or [1, T, T] of the grid {grid}, got '
                          f'{list(values.shape)}.')
     if values.ndim == 4:
         values = values[:, values.shape[1] // 2]

@@ -25,7 +25,7 @@ def draw_samples(images: np.ndarray, columns: int | None = None, scale: int = 2)
 
     images = np.asarray(images)
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or images.dtype != np.uint8:
-        raise ValueError('images must be uint8 [N, H, W, C] with 1 or 3 channels, but is '
+        raise ValueError('images must be uint8 [N, H, W, C] with 1 or 3 channels, got '
                          f'{images.dtype} {list(images.shape)}.')
     if not len(images):
         raise ValueError('images must hold at least one image, but it is empty.')

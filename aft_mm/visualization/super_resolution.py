@@ -36,7 +36,7 @@ def draw_super_resolution(inputs: np.ndarray, samples: np.ndarray,
     targets = np.empty((len(inputs), 0, *image_shape), np.uint8) if targets is None else (
         np.asarray(targets)[:, None])
     if targets.shape != (len(inputs), targets.shape[1], *image_shape):
-        raise ValueError(f'targets must be [N, H, W, C] of samples {list(samples.shape)}, but is '
+        raise ValueError(f'targets must be [N, H, W, C] of samples {list(samples.shape)}, got '
                          f'{[len(targets), *targets.shape[2:]]}.')
     large = inputs.repeat(factor, axis=1).repeat(factor, axis=2)
     smooth = np.stack([enlarge_bicubic(image, image_shape[:2]) for image in inputs])
@@ -58,7 +58,7 @@ def _factor(inputs: np.ndarray, samples: np.ndarray) -> int:
         if factor and samples.shape[2:] == (*size, inputs.shape[3]):
             return factor
     raise ValueError('samples must be [N, K, H, W, C] with H and W the same multiple of those of '
-                     f'inputs {list(inputs.shape)}, but is {list(samples.shape)}.')
+                     f'inputs {list(inputs.shape)}, got {list(samples.shape)}.')
 
 
 def _header(names: list[str], width: int) -> np.ndarray:

@@ -1,19 +1,21 @@
 # Types without a prefix are looked up in mmpretrain, ours are written `aft_mm.X`.
 default_scope = 'mmpretrain'
 
-# Registers the allow-list for safe checkpoint loading, also where a tool loads before it builds.
+# Registers the safe loading of checkpoints, also where a tool loads before it builds.
 custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=100),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=3),
+    checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1, max_keep_ckpts=3),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     # A resumed run draws the random numbers of the run that was never killed.
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),
     # A truncated image stops the run before its first iteration.
     check_images=dict(type='aft_mm.CheckImagesHook'),
+    # A non-finite loss or gradient stops the run before it reaches the weights.
+    finite_loss=dict(type='aft_mm.FiniteLossHook'),
     visualization=dict(type='VisualizationHook', enable=False))
 
 env_cfg = dict(

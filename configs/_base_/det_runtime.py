@@ -1,8 +1,12 @@
 # mmdet's runtime; types without a prefix are looked up in mmdet, ours are written `aft_mm.X`.
 _base_ = 'mmdet::_base_/default_runtime.py'
 
-# Registers the allow-list for safe checkpoint loading, also where a tool loads before it builds.
+# Registers the safe loading of checkpoints, also where a tool loads before it builds.
 custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 
-default_hooks = dict(logger=dict(interval=10), checkpoint=dict(max_keep_ckpts=3))
+default_hooks = dict(
+    logger=dict(interval=10),
+    checkpoint=dict(type='aft_mm.SafeCheckpointHook', max_keep_ckpts=3),
+    # A non-finite loss or gradient stops the run before it reaches the weights.
+    finite_loss=dict(type='aft_mm.FiniteLossHook'))
 randomness = dict(seed=0, deterministic=False)

@@ -21,11 +21,12 @@ class RecordLossHook(Hook):
 @HOOKS.register_module()
 class KillHook(Hook):
     """Kill the process after the iteration that KILL_AFTER names, or half way through writing the
-    checkpoint of the epoch that KILL_SAVING names.
+    checkpoint of the epoch that KILL_SAVING names; with KILL_RANK only that of this rank.
     """
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if os.environ.get('KILL_AFTER') == str(runner.iter):
+        rank = os.environ.get('KILL_RANK', str(runner.rank))
+        if os.environ.get('KILL_AFTER') == str(runner.iter) and rank == str(runner.rank):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def before_save_checkpoint(self, runner, checkpoint):

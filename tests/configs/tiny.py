@@ -59,7 +59,7 @@ default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=2),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='CheckpointHook', interval=1, save_best='auto'),
+    checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1, save_best='auto'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),
     check_images=dict(type='aft_mm.CheckImagesHook'),

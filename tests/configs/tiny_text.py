@@ -50,7 +50,7 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=2),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
-        type='CheckpointHook', interval=1, save_best='bits_per_char', rule='less'),
+        type='aft_mm.SafeCheckpointHook', interval=1, save_best='bits_per_char', rule='less'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),
     check_images=dict(type='aft_mm.CheckImagesHook'),

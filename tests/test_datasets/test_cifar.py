@@ -107,7 +107,7 @@ def test_missing_folder_is_named(tmp_path):
 
 
 def test_unknown_split_is_named(tmp_path):
-    with pytest.raises(ValueError, match="split must be 'train' or 'test', but got 'val'"):
+    with pytest.raises(ValueError, match="split must be one of train, test, got 'val'"):
         CIFAR10Binary(str(tmp_path), 'val')
 
 

@@ -45,7 +45,7 @@ def test_images_use_the_whole_grey_scale():
 
 
 def test_unknown_split_is_named():
-    with pytest.raises(ValueError, match="split must be 'train' or 'test', but got 'val'"):
+    with pytest.raises(ValueError, match="split must be one of train, test, got 'val'"):
         Digits('val')
 
 

@@ -59,14 +59,14 @@ class TestCelebA:
         lines = [*LINES[:2], line, *LINES[2:]]
         (celeba / 'list_eval_partition.txt').write_text('\n'.join(lines))
         with pytest.raises(ValueError, match=r'line 3 of .*list_eval_partition.txt must be the name'
-                           f'.*, but is {line!r}'):
+                           f'.*, got {line!r}'):
             CelebA(str(celeba))
 
     def test_an_empty_and_an_unknown_split_are_refused(self, celeba):
         (celeba / 'list_eval_partition.txt').write_text('a.jpg 0\n')
         with pytest.raises(ValueError, match='has no image of the val split of CelebA'):
             CelebA(str(celeba), 'val')
-        with pytest.raises(ValueError, match="split must be 'train', 'val' or 'test', but got 'x'"):
+        with pytest.raises(ValueError, match="split must be one of train, val, test, got 'x'"):
             CelebA(str(celeba), 'x')
 
     def test_data_pack(self, shared_data):

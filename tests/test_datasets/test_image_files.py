@@ -164,10 +164,10 @@ def test_an_image_smaller_than_the_crop_is_named(noise, crop_size, message):
 
 
 @pytest.mark.parametrize(('options', 'message'), [
-    (dict(size=30), 'size must be a multiple of scale_factor, but got 30 and 4'),
-    (dict(size=0), 'but got 0 and 4'),
-    (dict(scale_factor=0), 'but got 32 and 0'),
-    (dict(crop_size=31), 'crop_size must be at least the size of 32, but got 31'),
+    (dict(size=30), 'size must be a multiple of scale_factor=4, got 30'),
+    (dict(size=0), 'size must be an int, 1 or larger, got 0'),
+    (dict(scale_factor=0), 'scale_factor must be an int, 1 or larger, got 0'),
+    (dict(crop_size=31), 'crop_size must be an int, 32 or larger, got 31'),
 ])
 def test_sizes_that_do_not_fit_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

@@ -83,7 +83,7 @@ def test_half_a_gzip_file_is_named(tmp_path, digits):
 def test_missing_folder_and_unknown_split_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match='train-images-idx3-ubyte.gz of MNIST does not'):
         MNISTIdx(str(tmp_path))
-    with pytest.raises(ValueError, match="split must be 'train' or 'test', but got 'val'"):
+    with pytest.raises(ValueError, match="split must be one of train, test, got 'val'"):
         MNISTIdx(str(tmp_path), 'val')
 
 

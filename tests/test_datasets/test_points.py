@@ -76,9 +76,9 @@ def test_a_seed_gives_a_sample_its_points_and_no_seed_new_ones(points):
 
 
 @pytest.mark.parametrize(('options', 'message'), [
-    (dict(num_points=0), 'num_points must be at least 1, but got 0'),
-    (dict(num_bits=9), 'num_bits must be 1 to 8, but got 9'),
-    (dict(order='z'), "order must be one of raw, quantized, but got 'z'")])
+    (dict(num_points=0), 'num_points must be an int, 1 or larger, got 0'),
+    (dict(num_bits=9), 'num_bits must be an int, 1 to 8, got 9'),
+    (dict(order='z'), "order must be one of raw, quantized, got 'z'")])
 def test_arguments_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         PackPointCloud(**options)

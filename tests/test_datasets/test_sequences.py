@@ -41,12 +41,12 @@ def test_grey_images(image, grey, tokens, shape):
 @pytest.mark.parametrize('wrong', [
     np.zeros((7, 5, 3), np.uint8), np.zeros((5, 7), np.uint8), np.zeros((5, 7, 3), np.float32)])
 def test_another_image_is_refused(wrong):
-    with pytest.raises(ValueError, match=r'image must be uint8 of image_shape \(5, 7, 3\), but is'):
+    with pytest.raises(ValueError, match=r'image must be uint8 of image_shape \(5, 7, 3\), got'):
         PackSequence(image_shape=[5, 7, 3])(dict(img=wrong))
 
 
 def test_unknown_tokens_are_named():
-    with pytest.raises(ValueError, match="tokens must be 'subpixels' or 'pixels', but got 'rgb'"):
+    with pytest.raises(ValueError, match="tokens must be one of subpixels, pixels, got 'rgb'"):
         PackSequence(image_shape=(5, 7, 3), tokens='rgb')
 
 
@@ -65,7 +65,7 @@ def test_shift_is_one_value_per_image_clipped_and_of_every_size():
 
 @pytest.mark.parametrize('max_shift', [-1, 256])
 def test_shift_out_of_range_is_named(max_shift):
-    with pytest.raises(ValueError, match=f'max_shift must be 0 to 255, but got {max_shift}'):
+    with pytest.raises(ValueError, match=f'max_shift must be an int, 0 to 255, got {max_shift}'):
         RandomValueShift(max_shift)
 
 

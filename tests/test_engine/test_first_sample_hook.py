@@ -143,7 +143,7 @@ def test_training_ends_before_it_begins(run, root, config, tmp_path, name, size,
 @pytest.mark.slow
 @pytest.mark.parametrize(('tool', 'num_workers', 'image', 'message'), [
     ('train', 0, 'np.zeros((8, 7), np.uint8)',
-     'image 5 must be uint8 of image_shape (8, 8, 1), but is uint8 of shape (8, 7, 1).'),
+     'image 5 must be uint8 of image_shape (8, 8, 1), got uint8 of shape (8, 7, 1).'),
     ('test', 1, 'np.zeros((8, 7), np.uint8)', 'image 5 must be uint8 of image_shape (8, 8, 1)'),
     ('train', 1, 'np.full((8, 8), 255, np.uint8)', 'a token must be 0 to 99, got 255'),
 ])

@@ -255,6 +255,7 @@ class TestCheckImagesHook:
         loader = torch.utils.data.DataLoader(dataset)
         CheckImagesHook().before_train(
             SimpleNamespace(rank=rank, world_size=world_size, train_dataloader=loader,
+                            val_loop=None,
                             logger=logging.getLogger('check_images')))
 
     def test_a_whole_image_passes_also_with_bytes_after_its_end(self, image):

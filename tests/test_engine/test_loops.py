@@ -185,10 +185,10 @@ def test_random_numbers_and_mode_of_the_model_are_left_alone(points):
 
 
 @pytest.mark.parametrize(('options', 'message'), [
-    (dict(num_samples=0), 'num_samples of test_cfg must be an int, at least 1, but got 0'),
+    (dict(num_samples=0), 'num_samples of test_cfg must be an int, 1 or larger, got 0'),
     (dict(num_samples=1.5), 'num_samples of test_cfg .* got 1.5'),
-    (dict(num_inputs=0), 'num_inputs of test_cfg must be an int, at least 1, but got 0'),
-    (dict(seed=-1), 'seed of test_cfg must be an int, at least 0, but got -1'),
+    (dict(num_inputs=0), 'num_inputs of test_cfg must be an int, 1 or larger, got 0'),
+    (dict(seed=-1), 'seed of test_cfg must be an int, 0 or larger, got -1'),
     (dict(temperature=0), 'temperature must be above 0'),
 ])
 def test_bad_options_are_named(points, options, message):

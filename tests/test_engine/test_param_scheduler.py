@@ -62,7 +62,7 @@ def test_a_config_finds_it_and_it_needs_a_warm_up():
     build = PARAM_SCHEDULERS.build
     settings = dict(type='aft_mm.InverseSqrtLR', optimizer=make_optimizer())
     assert isinstance(build(dict(settings, begin=1)), InverseSqrtLR)
-    with pytest.raises(ValueError, match='begin must be 1 or larger for InverseSqrtLR, but got 0'):
+    with pytest.raises(ValueError, match="begin of InverseSqrtLR must be .* got 0"):
         build(dict(settings, begin=0))
 
 

@@ -116,5 +116,5 @@ def test_runs_that_cannot_draw_stop_before_training(images, sources):
         PointCloudHook().before_train(make_runner(points_model()))
     with pytest.raises(UserError, match='sample has 12 tokens, 3 for .* decoder holds 15'):
         PointCloudHook(num_bits=5).before_train(make_runner(points_model(), length=12))
-    with pytest.raises(UserError, match="up of a point cloud must be .* 'z', but is 'w'"):
+    with pytest.raises(ValueError, match="up of a point cloud must be one of .* z, got 'w'"):
         PointCloudHook(up='w')

@@ -165,7 +165,7 @@ def test_temperature_reaches_the_model():
 
 def test_images_of_another_size_stop_before_training():
     model, *_ = build('grey')
-    with pytest.raises(UserError, match=r'H·W·C = 24, .* but is \(8, 8, 1\)'):
+    with pytest.raises(UserError, match=r'H·W·C = 24, .* got \(8, 8, 1\)'):
         SampleHook((8, 8, 1)).before_train(make_runner(model))
 
 

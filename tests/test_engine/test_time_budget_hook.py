@@ -15,7 +15,6 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 
-import aft_mm.registry  # noqa: F401  lets torch load training checkpoints
 from aft_mm.cli.errors import UserError
 from aft_mm.engine import CheckpointFitHook, TimeBudgetHook
 from aft_mm.engine.hooks import time_budget_hook
@@ -236,14 +235,13 @@ def test_a_stop_inside_an_epoch_is_refused_where_nobody_knows_of_it(train):
     dict(minutes=float('inf')), dict(days='7'), dict(days=None), dict(hours=True),
     dict(days=1e308)])
 def test_what_is_no_time(parts):
-    with pytest.raises(UserError, match='TimeBudgetHook needs days, hours and minutes that are '
-                                        'numbers of 0 or more .* but got days='):
+    with pytest.raises(ValueError, match='of TimeBudgetHook .*must be a finite number'):
         TimeBudgetHook(**parts)
 
 
 @pytest.mark.parametrize('interval', [0, -1, 1.5, '2'])
 def test_what_is_no_interval(interval):
-    with pytest.raises(UserError, match='interval of TimeBudgetHook must be an int, at least 1'):
+    with pytest.raises(ValueError, match='interval of TimeBudgetHook must be an int, 1 or larger'):
         TimeBudgetHook(days=1, interval=interval)
 
 

@@ -127,9 +127,9 @@ def test_grey_images_count_too():
 
 @pytest.mark.parametrize('image, source, message', [
     ((5, 12, 3), (5, 6, 3), 'H and W at least 6'),
-    ((32, 32), (8, 8), r'image_shape must be \(H, W, C\)'),
-    ((32, 32, 3), (8, 8), r'source_shape must be \(h, w, C\)'),
-    ((32, 32, 3), (8, 0, 3), 'divides H and W'),
+    ((32, 32), (8, 8), r'image_shape \(H, W, C\) must be 3 ints'),
+    ((32, 32, 3), (8, 8), r'source_shape \(h, w, C\) must be 3 ints'),
+    ((32, 32, 3), (8, 0, 3), '3 ints, 1 or larger'),
     ((32, 32, 3), (8, 5, 3), r'divides H and W of image_shape \(32, 32, 3\)'),
     ((32, 32, 3), (8, 8, 1), 'has its C'),
 ])

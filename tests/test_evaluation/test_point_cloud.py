@@ -131,7 +131,7 @@ def test_fewer_bits_are_coarser_bins():
 
 def test_sets_of_unequal_size_and_empty_ones_are_refused():
     tokens = np.zeros(6, np.uint8)
-    with pytest.raises(ValueError, match='num_samples of test_cfg must be 1, but is 2'):
+    with pytest.raises(ValueError, match='num_samples of test_cfg must be 1, got 2'):
         evaluate([(np.stack([tokens, tokens]), tokens)])
     with pytest.raises(ValueError, match='none in 2 samples: test_cfg must be a Generation'):
         evaluate([(None, tokens), (None, tokens)])

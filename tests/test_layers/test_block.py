@@ -88,7 +88,7 @@ def test_position_embedding_is_loaded_from_another_grid():
 
 
 def test_patch_size_is_checked():
-    with pytest.raises(ValueError, match='patch_size must be 1 or larger, got 0'):
+    with pytest.raises(ValueError, match='patch_size must be an int, 1 or larger, got 0'):
         PatchEmbedding(3, 8, 0)
 
 

@@ -71,20 +71,20 @@ def test_a_value_that_no_pixel_has_is_named(value):
 
 def test_bad_arguments_end_in_one_sentence():
     for build, message in [
-        (lambda: TokenEmbedding(5, 0), 'vocab_size must be 1 or larger, got 0'),
-        (lambda: TokenEmbedding(5, 3, 0), 'num_kinds must be 1 or larger, got 0'),
-        (lambda: PixelEmbedding(5, 0), 'num_channels must be 1 or larger, got 0'),
+        (lambda: TokenEmbedding(5, 0), 'vocab_size must be an int, 1 or larger, got 0'),
+        (lambda: TokenEmbedding(5, 3, 0), 'num_kinds must be an int, 1 or larger, got 0'),
+        (lambda: PixelEmbedding(5, 0), 'num_channels must be an int, 1 or larger, got 0'),
         (
             lambda: TokenEmbedding(5, 3)(torch.zeros(1, 2, 3).long()),
-            r'tokens must be \[B, T\], got \[1, 2, 3\]',
+            r'tokens must be a tensor \[B, T\], got torch.int64 \[1, 2, 3\]',
         ),
         (lambda: TokenEmbedding(5, 3)(torch.zeros(1, 2)), 'a token must be an integer, got'),
         (lambda: PixelEmbedding(5, 3)(torch.zeros(1, 2, 3)), 'a pixel value must be an integer'),
         (
             lambda: PixelEmbedding(5, 3)(torch.zeros(1, 2, 1).long()),
-            r'pixels must be \[B, T, 3\], got \[1, 2, 1\]',
+            r'pixels must be a tensor \[B, T, 3\], got torch.int64 \[1, 2, 1\]',
         ),
-        (lambda: PixelEmbedding(5, 3)(torch.zeros(1, 2).long()), r'got \[1, 2\]'),
+        (lambda: PixelEmbedding(5, 3)(torch.zeros(1, 2).long()), r'got torch.int64 \[1, 2\]'),
     ]:
         with pytest.raises(ValueError, match=message) as error:
             build()

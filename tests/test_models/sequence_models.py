@@ -19,6 +19,11 @@ MIXERS = {
     'AFTWindow': dict(window=4),
     'LocalSoftmaxAttention': dict(num_heads=3, window=2),
     'SoftmaxAttention': dict(num_heads=3),
+    'LinearAttention': dict(num_heads=3),
+    'PerformerAttention': dict(num_heads=3, num_features=7),
+    'DenseSynthesizer': dict(num_heads=3),
+    'StridedAttention': dict(num_heads=3, stride=3),
+    'LSHAttention': dict(num_heads=3, num_rounds=2, num_buckets=2, chunk_size=3),
 }
 
 

@@ -24,7 +24,9 @@ def test_the_table_holds_every_causal_mixer():
     # Benchmarks register mixers of their own.
     own = [c for c in MODELS.module_dict.values() if c.__module__.startswith('aft_mm.')]
     classes = [c for c in own if issubclass(c, TokenMixer)]
-    assert {c.__name__ for c in classes} == {name.partition('-')[0] for name in MIXERS}
+    never_causal = {'LambdaLayer'}
+    names = {name.partition('-')[0] for name in MIXERS} | never_causal
+    assert {c.__name__ for c in classes} == names
 
 
 @every_grid
@@ -98,7 +100,7 @@ def test_a_shared_position_has_the_same_gradient_in_every_run():
 
 @pytest.mark.parametrize(('number', 'grid'), [(0, (9,)), (2, (9,)), (3, (3, 3))])
 def test_a_number_of_tokens_that_shares_no_position_is_refused(number, grid):
-    with pytest.raises(ValueError, match=f'tokens_per_position must be 1.* got {number} for'):
+    with pytest.raises(ValueError, match=f'tokens_per_position must be .*1.* got {number}'):
         decoder(tokens_per_position=number, grid=grid)
 
 
@@ -182,7 +184,7 @@ def test_bad_input_ends_in_one_sentence():
     for build, message in [
         (lambda: body(tokens(1, 10)), 'not be longer than the position table of 9 tokens, got 10'),
         (lambda: body(torch.full((1, 3), 7)), 'a token must be 0 to 6, got 7'),
-        (lambda: decoder(num_layers=0), 'num_layers must be 1 or larger, got 0'),
+        (lambda: decoder(num_layers=0), 'num_layers must be an int, 1 or larger, got 0'),
     ]:
         with pytest.raises(ValueError, match=message) as error:
             build()

@@ -72,3 +72,18 @@ def compiled(request, monkeypatch):
     # Setting back what was active would look for a device.
     monkeypatch.setattr(driver, '_active', OfflineDriver(request.param))
     return kernels
+
+
+@pytest.fixture
+def cuts(request, monkeypatch):
+    """Products in tiles of 32 tokens and channels, or in those of the devices with 'shipped'."""
+    if getattr(request, 'param', 'small') == 'shipped':
+        return
+    from aft_mm.ops.triton import product_cut, product_launch
+
+    sizes = dict(tile=32, width=32, step=16, warps=4)
+    small = {kind: cut._replace(**sizes) for kind, cut in product_cut.CUTS.items()}
+    monkeypatch.setattr(product_cut, 'CUTS', small)
+    if triton_support.interpreted():  # which takes its time for each step, not for what is in it
+        monkeypatch.setattr(product_launch, 'SOME', 32)
+        monkeypatch.setattr(product_launch, 'ROWS_WEIGHED', 32)

@@ -35,7 +35,7 @@ def test_environment_variable_chooses_the_backend(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'reference')
     assert dispatch.implementation(*call_on('cpu')) is reference.aft_simple
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'fast')
-    with pytest.raises(ValueError, match="names of triton, eager, reference .*, got 'fast'"):
+    with pytest.raises(ValueError, match="names of triton, eager, reference, fla .*, got 'fast'"):
         dispatch.implementation(*call_on('cpu'))
 
 
@@ -62,8 +62,7 @@ def test_triton_asked_for_where_it_cannot_serve_is_an_error(monkeypatch):
 
 
 REFUSED = {
-    'has no kernel': dict(op='aft_local_normalized'),
-    'has a kernel for aft_local on 1-d grids only, got (1, 1)': dict(op='aft_local', grid=(1, 1)),
+    'has no kernel': dict(op='aft_local_normalized_step'),
     'has a kernel for aft_simple with causal=True only, got False': dict(causal=False),
     'has a kernel for aft_conv with causal=False only, got True': dict(
         op='aft_conv', global_connectivity=True, grid=(1, 1)
@@ -151,14 +150,15 @@ def test_table_of_backends(asked, monkeypatch):
         assert f'{op} ' in output
     assert ('reference does not serve any op or step on cpu' in output) == (asked != 'reference')
     assert 'triton does not serve any op or step on cpu: serves cuda tensors' in output
-    assert 'aft_local_normalized, aft_local_normalized_step on cpu: has no kernel' in output
-    assert 'aft_window (any options)' in output and 'aft_local (a grid of 1 size)' in output
+    without = 'linear_attention, aft_local_normalized_step, linear_attention_step'
+    assert f'{without} on cpu: has no kernel' in output
+    assert 'aft_local (any options)' in output and 'a grid of 1 or 2 sizes)' in output
     assert (
         output.splitlines()[1].split()[2:]
         == {
-            None: ['no', 'serves', 'no'],
-            'triton': ['no', 'available', 'no'],
-            'reference': ['no', 'available', 'serves'],
+            None: ['no', 'serves', 'no', 'no'],
+            'triton': ['no', 'available', 'no', 'no'],
+            'reference': ['no', 'available', 'serves', 'no'],
         }[asked]
     )
 
@@ -205,25 +205,23 @@ BAD = {
     'kernel of 1 dimensions for grid (6,), got kernel (3, 3)': lambda: ops.aft_conv(
         Q, Q, Q, W, grid=(6,)
     ),
-    'grid must have 1 or 2 or 3 positive sizes, got (1, 1, 2, 3)': lambda: ops.aft_conv(
+    'grid must be 1 or 2 or 3 ints, 1 or larger, got (1, 1, 2, 3)': lambda: ops.aft_conv(
         Q, Q, Q, W, grid=(1, 1, 2, 3)
     ),
     'the 3 heads of weight must equal the channels of key': lambda: ops.aft_conv(
         Q, Q[..., :3], Q, W[:3], grid=(2, 3)
     ),
-    'grid must have 1 or 2 or 3 positive sizes, got 6': lambda: ops.aft_conv(Q, Q, Q, W, grid=6),
-    'window must be an int for grid None, got 2.5': lambda: ops.aft_local(
-        Q, Q, Q, U, U, window=2.5
-    ),
-    'window must be 0 or larger, got -1': lambda: ops.aft_local(Q, Q, Q, U, U, window=-1),
-    'window must be an int for grid None, got (2, 2)': lambda: ops.aft_local(
+    'grid must be 1 or 2 or 3 ints, 1 or larger, got 6': lambda: ops.aft_conv(Q, Q, Q, W, grid=6),
+    'window must be an int, 0 or larger, got 2.5': lambda: ops.aft_local(Q, Q, Q, U, U, window=2.5),
+    'window must be an int, 0 or larger, got -1': lambda: ops.aft_local(Q, Q, Q, U, U, window=-1),
+    'window must be an int, 0 or larger, got (2, 2)': lambda: ops.aft_local(
         Q, Q, Q, U, U, window=(2, 2)
     ),
-    'window must be 1 or larger, got 0': lambda: ops.aft_window(Q, Q, Q, window=0),
-    'a 2-d window must have even sizes, got (3, 2)': lambda: ops.aft_window(
+    'window must be an int, 1 or larger, got 0': lambda: ops.aft_window(Q, Q, Q, window=0),
+    'window must be even in both dimensions of a grid (H, W), got (3, 2)': lambda: ops.aft_window(
         Q, Q, Q, window=(3, 2), grid=(2, 3)
     ),
-    'window must be 0 or larger, got (-1, 2)': lambda: ops.aft_local_normalized(
+    'window must be an int or 2 ints, 0 or larger, got (-1, 2)': lambda: ops.aft_local_normalized(
         Q, Q, Q, U, U, window=(-1, 2), grid=(2, 3)
     ),
     "pos_u and pos_v must be [6, d'] and [6, d'], got [5, 3] and [6, 3]": lambda: ops.aft_local(
@@ -241,10 +239,10 @@ BAD = {
     'position_bias must be [T, S] = [6, 6], got [6, 5]': lambda: ops.aft_full(
         Q, Q, Q, torch.randn(6, 5)
     ),
-    'key_mask must be bool [2, 6] with True for keys to keep, got torch.bool [2, 5]': lambda: (
+    'key_mask must be bool [2, 6] with True for tokens to keep, got torch.bool [2, 5]': lambda: (
         ops.aft_simple(Q, Q, Q, key_mask=torch.ones(2, 5, dtype=torch.bool))
     ),
-    'key_mask must be bool [2, 6] with True for keys to keep, got torch.float32': lambda: (
+    'key_mask must be bool [2, 6] with True for tokens to keep, got torch.float32': lambda: (
         ops.aft_simple(Q, Q, Q, key_mask=torch.ones(2, 6))
     ),
     "gate must be one of sigmoid, relu, none, got 'tanh'": lambda: ops.aft_simple(

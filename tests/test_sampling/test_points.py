@@ -49,7 +49,7 @@ def test_other_models_are_named(model):
     with pytest.raises(UserError, match='holds 5 points of 3 tokens each, but num_points is 4'):
         check_points(model, 5, num_points=4)
     for num in (0, 2.5):
-        with pytest.raises(UserError, match=f'num must be an int, at least 1, but got {num}'):
+        with pytest.raises(ValueError, match=f'num must be an int, 1 or larger, got {num}'):
             sample_points(model, num, 5)
 
 
@@ -57,9 +57,9 @@ def test_other_models_are_named(model):
     (dict(num_points=8, up='y'), 'but lacks num_bits$'),
     (dict(num_bits=8), 'but lacks num_points, up$'),
     (8, 'but lacks num_points, num_bits, up$'),
-    (dict(num_points=8, num_bits='8', up='y'), "num_bits of point_cloud must be .*, but is '8'"),
-    (dict(num_points=8, num_bits=8, up=2), "must be 'x', 'y' or 'z', but is 2"),
+    (dict(num_points=8, num_bits='8', up='y'), "num_bits of point_cloud must be .*, got '8'"),
+    (dict(num_points=8, num_bits=8, up=2), 'must be one of x, y, z, got 2'),
 ])
 def test_settings_of_a_config_that_cannot_be_used_are_named(settings, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         check_settings(settings)

@@ -144,12 +144,12 @@ def test_a_cloud_without_a_cube_is_refused(points, message):
 @pytest.mark.parametrize('num_bits', [0, 9, 2.5])
 def test_bits_out_of_range_are_refused(points, num_bits):
     for call in (lambda: encode_points(points, num_bits), lambda: decode_points([0] * 3, num_bits)):
-        with pytest.raises(ValueError, match=f'num_bits must be 1 to 8, but got {num_bits}'):
+        with pytest.raises(ValueError, match=f'num_bits must be an int, 1 to 8, got {num_bits}'):
             call()
 
 
 def test_an_unknown_order_is_refused(points):
-    with pytest.raises(ValueError, match="order must be one of raw, quantized, but got 'sorted'"):
+    with pytest.raises(ValueError, match="order must be one of raw, quantized, got 'sorted'"):
         encode_points(points, order='sorted')
 
 

@@ -89,7 +89,7 @@ def test_fewer_points_are_larger():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="up must be 'x', 'y' or 'z', but got 'w'"):
+    with pytest.raises(ValueError, match="up must be one of x, y, z, got 'w'"):
         draw_point_clouds([CORNERS], 'w')
     with pytest.raises(ValueError, match='at least one cloud'):
         draw_point_clouds([])

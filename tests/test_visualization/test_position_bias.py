@@ -109,5 +109,5 @@ def test_no_layer_is_named():
 
 
 def test_dense_bias_of_another_grid_is_named():
-    with pytest.raises(ValueError, match=r'position bias of layer 0 .* is \[5\]'):
+    with pytest.raises(ValueError, match=r'position bias of layer 0 .* got \[5\]'):
         draw_position_bias({'layer 0': torch.zeros(5)})

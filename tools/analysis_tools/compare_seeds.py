@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.cli.command_line import check_writable
+from aft_mm.checks import check_int
+from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output, check_writable
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.visualization import draw_seeds, seed_table
 
@@ -35,7 +36,7 @@ def read_metric(path: Path, metric: str) -> float:
                         f'{", ".join(metrics) or "none at all"}')
     value = metrics[metric]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UserError(f'{metric} of {str(path)!r} must be a finite number, but is {value!r}')
+        raise UserError(f'{metric} of {str(path)!r} must be a finite number, got {value!r}')
     return value
 
 
@@ -50,14 +51,14 @@ def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, li
     for label, *files in arguments:
         # Without its label a group would lose a run to it.
         if Path(label).is_file() or not files:
-            raise UserError('--group needs LABEL FILE [FILE ...], but got '
+            raise UserError('--group needs LABEL FILE [FILE ...], got '
                             f'{" ".join([label, *files])}')
         if label in groups:
-            raise UserError(f'--group needs labels that differ, but got {label!r} twice')
+            raise UserError(f'--group needs labels that differ, got {label!r} twice')
         for file in files:
             path = Path(file).resolve()
             if path in seen:
-                raise UserError(f'--group needs a file for every run, but got {file!r} twice')
+                raise UserError(f'--group needs a file for every run, got {file!r} twice')
             seen.add(path)
         groups[label] = [read_metric(Path(file), metric) for file in files]
     return groups
@@ -81,8 +82,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
 
     with one_sentence(ValueError, OSError):
-        for name, path in (('--out', args.out), ('--table', args.table)):
-            check_writable(name, [path] if path else [])
+        if args.out:
+            check_output('--out', args.out, PICTURES)
+        check_writable('--table', [args.table] if args.table else [])
+        check_int('--dpi', args.dpi, 1, MOST_DPI)
         groups = read_groups(args.group, args.metric)
         label = args.label or args.metric.replace('_per_', '/')
         table = seed_table(groups, label)

@@ -28,7 +28,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from aft_mm.cli.command_line import read_config
+from aft_mm.checks import check_int
+from aft_mm.cli.arguments import check_output
+from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
 from aft_mm.cli.errors import UserError, one_sentence
 
 # mmengine counts convolutions, linear layers, matrix products and norms; the rest is ours.
@@ -178,7 +180,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         console.print(f"Not counted, no rule for: {', '.join(sorted(uncounted))}")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('configs', nargs='+', help='paths of configs')
@@ -186,15 +188,23 @@ def main() -> None:
         '--shape', nargs=2, type=int, metavar=('HEIGHT', 'WIDTH'), help='default: the config says')
     parser.add_argument(
         '--json', metavar='FILE', help='write all counts, also by operator and by module')
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
 
+    with one_sentence(FileNotFoundError, *CONFIG_ERRORS):
+        count(args)
+
+
+def count(args: argparse.Namespace) -> None:
+    """Analyse and print what the arguments say."""
+    for name, size in zip(('HEIGHT', 'WIDTH'), args.shape or (), strict=False):
+        check_int(f'{name} of --shape', size, 1)
+    if args.json:
+        check_output('--json', args.json, ('.json',))
     rows = [analyse_config(path, args.shape) for path in args.configs]
     print_table(rows)
     if args.json:
-        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         Path(args.json).write_text(json.dumps(rows, indent=2))
 
 
 if __name__ == '__main__':
-    with one_sentence(FileNotFoundError):
-        main()
+    main()

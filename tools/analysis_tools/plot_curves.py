@@ -1,8 +1,10 @@
 """Draw the training curves of runs in bits per prediction, with validations and references."""
 
 import argparse
-from pathlib import Path
+from collections.abc import Sequence
 
+from aft_mm.checks import check_int
+from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.visualization import draw_curves, read_scalars
 
@@ -19,7 +21,7 @@ def by_label(argument: str, texts: list[str]) -> dict[str, str]:
     labels = [label for label, _ in pairs]
     for label in labels:
         if labels.count(label) > 1:
-            raise UserError(f'{argument} needs labels that differ, but got {label!r} twice')
+            raise UserError(f'{argument} needs labels that differ, got {label!r} twice')
     return dict(pairs)
 
 
@@ -27,11 +29,11 @@ def number(label: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UserError(f'--reference needs LABEL=BITS with a number of bits, but got '
+        raise UserError(f'--reference needs LABEL=BITS with a number of bits, got '
                         f'{label}={text}') from None
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         'logs', nargs='+', metavar='[LABEL=]LOG',
@@ -41,16 +43,17 @@ def main() -> None:
     parser.add_argument(
         '--reference', nargs='*', default=[], metavar='LABEL=BITS', help='horizontal lines')
     parser.add_argument('--dpi', type=int, default=150)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
 
     with one_sentence(ValueError, OSError):
+        check_output('--out', args.out, PICTURES)
+        check_int('--dpi', args.dpi, 1, MOST_DPI)
         logs = by_label('[LABEL=]LOG', args.logs)
         references = by_label('--reference', args.reference)
         figure = draw_curves(
             {label: read_scalars(path) for label, path in logs.items()},
             metric=args.metric,
             references={label: number(label, text) for label, text in references.items()})
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(args.out, dpi=args.dpi)
     print(f'{len(logs)} run{"s" if len(logs) > 1 else ""} drawn to {args.out}')
 

@@ -1,11 +1,13 @@
 """Draw the learned position biases of a checkpoint, exp(w) - 1 per layer and head."""
 
 import argparse
-from pathlib import Path
+from collections.abc import Sequence
 
 from torch import nn
 
 from aft_mm.apis import load_model
+from aft_mm.checks import check_int
+from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output
 from aft_mm.cli.command_line import CONFIG_ERRORS
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.visualization import draw_position_bias
@@ -24,7 +26,7 @@ def mixers_with_bias(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='path of the config')
     parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
@@ -32,9 +34,12 @@ def main() -> None:
     parser.add_argument(
         '--columns', type=int, default=12, help='heads or query tokens to draw, evenly spread')
     parser.add_argument('--dpi', type=int, default=150)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
 
     with one_sentence(*CONFIG_ERRORS):
+        check_output('--out', args.out, PICTURES)
+        check_int('--dpi', args.dpi, 1, MOST_DPI)
+        check_int('--columns', args.columns, 1)
         _, model = load_model(args.config, args.checkpoint, device='cpu')
         mixers = mixers_with_bias(model)
         if not mixers:
@@ -45,7 +50,6 @@ def main() -> None:
         grid=mixer.grid,
         num_prefix_tokens=mixer.num_prefix_tokens,
         max_columns=args.columns)
-    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out, dpi=args.dpi)
     print(f'{len(mixers)} layers drawn to {args.out}')
 

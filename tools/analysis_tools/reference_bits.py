@@ -15,11 +15,11 @@ import lzma
 from pathlib import Path
 
 import numpy as np
-from mmengine.config import DictAction
 from mmengine.registry import DATASETS, init_default_scope
 from mmengine.utils import track_iter_progress
 from scipy.special import gammaln
 
+from aft_mm.cli.arguments import add_config_options, check_output
 from aft_mm.cli.command_line import CONFIG_ERRORS, DATA_ERRORS, check_data, load_config
 from aft_mm.cli.errors import one_sentence
 
@@ -57,12 +57,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config of an autoregressive model')
     parser.add_argument('--out', type=Path, metavar='JSON', help='write the numbers to this file')
-    parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
-        help='override entries of the config')
+    add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
     args = parser.parse_args()
     with one_sentence(*CONFIG_ERRORS):
+        if args.out:
+            check_output('--out', args.out, ('.json',))
         cfg = load_config(args)
         check_data(cfg, 'test')
     with one_sentence(*DATA_ERRORS):

@@ -63,6 +63,9 @@ WITH_HEADS = {
     'aft-conv': dict(type='aft_mm.AFTConv', kernel_size=31),
     'softmax': dict(type='aft_mm.SoftmaxAttention'),
     'dense-softmax': dict(type='aft_mm.DenseSoftmaxAttention'),
+    'linear': dict(type='aft_mm.LinearAttention'),
+    'performer': dict(type='aft_mm.PerformerAttention'),
+    **{f'lsh-{n}': dict(type='aft_mm.LSHAttention', num_rounds=n) for n in (1, 4, 8)},
 }
 MIXER_NAMES = (
     f'{", ".join([*PLAIN, *WITH_HEADS])}, {", ".join(f"{name}-WINDOW" for name in WINDOWED)}, '

@@ -6,7 +6,6 @@ The result is <folder>/enwik8, which aft_mm.TextFile maps into memory. Nothing i
 import argparse
 import gzip
 import os
-import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,16 @@ def open_archive(path: Path) -> Iterator[BinaryIO]:
         with gzip.open(path) as file:
             yield file
     else:
-        raise UserError(f'the archive must be a .zip or a .gz file, but is {str(path)!r}')
+        raise UserError(f'the archive must be a .zip or a .gz file, got {str(path)!r}')
+
+
+def copy(source: BinaryIO, out: BinaryIO, limit: int) -> int:
+    """Copy ``limit`` bytes or what there is, and say how many."""
+    found = 0
+    while block := source.read(min(2**20, limit - found)):
+        out.write(block)
+        found += len(block)
+    return found
 
 
 def unpack(archive: Path, folder: Path, size: int) -> Path:
@@ -44,8 +52,9 @@ def unpack(archive: Path, folder: Path, size: int) -> Path:
     target, part = folder / 'enwik8', folder / 'enwik8.part'
     try:
         with open_archive(archive) as source, part.open('wb') as out:
-            shutil.copyfileobj(source, out, 2**20)
-        found = part.stat().st_size
+            found = copy(source, out, size + 1)
+        if found > size:
+            raise UserError(f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds more')
         if found != size:
             raise UserError(f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds '
                             f'{found:,}; of a part of it say so with --size {found}')

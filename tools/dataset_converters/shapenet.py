@@ -24,7 +24,7 @@ import numpy as np
 import trimesh
 from mmengine.utils import track_progress_rich
 
-from aft_mm.cli.command_line import check_writable
+from aft_mm.cli.arguments import check_writable
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.datasets.point_files import MESH_SUFFIXES
 from aft_mm.datasets.shapenet import class_folder
@@ -157,9 +157,9 @@ def convert(args: argparse.Namespace) -> str:
         UserError: an argument does not fit, or no mesh at all can be sampled or written.
     """
     if min(args.ratio) < 0 or not sum(args.ratio) > 0:
-        raise UserError(f'--ratio must be three shares, but is {args.ratio}')
+        raise UserError(f'--ratio must be three shares, got {args.ratio}')
     if args.jobs < 1:
-        raise UserError(f'--jobs must be at least 1, but is {args.jobs}')
+        raise UserError(f'--jobs must be at least 1, got {args.jobs}')
     meshes = find_meshes(args.meshes, args.classes)
     targets = find_targets(meshes, args)
     tasks = [(mesh, target) for target, mesh in targets.items() if not target.exists()]

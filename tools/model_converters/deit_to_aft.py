@@ -26,12 +26,8 @@ from torch import Tensor, nn
 
 import aft_mm.registry  # noqa: F401, registers the backbone
 from aft_mm.checkpoint import load_from_local
-from aft_mm.cli.command_line import (
-    CONFIG_ERRORS,
-    check_checkpoint,
-    check_writable,
-    read_config,
-)
+from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.command_line import CONFIG_ERRORS, check_checkpoint, read_config
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.layers.mixers import AFTConv
 from aft_mm.models import AFTViT
@@ -142,7 +138,7 @@ def split_attention(
     if len(fused) != 3 * dims:
         raise UserError(
             f'{name} must hold query, key and value of D={dims} channels each, {3 * dims} rows, '
-            f'but is {list(fused.shape)}'
+            f'got {list(fused.shape)}'
         )
     parts = dict(zip(('query', 'key', 'value'), fused.chunk(3), strict=True))
     parts['key'] = parts['key'].unflatten(0, (heads, -1)).mean(1)

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from aft_mm.apis import load_model
-from aft_mm.cli.command_line import CONFIG_ERRORS, check_writable, read_config
+from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
 from aft_mm.models import AFTViT

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from aft_mm.checkpoint import load_from_local, register_safe_loading
-from aft_mm.cli.command_line import check_checkpoint, check_writable
+from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.command_line import check_checkpoint
 from aft_mm.cli.errors import UserError, one_sentence
 
 # What mmengine writes into meta and a reader of the weights has a use for.

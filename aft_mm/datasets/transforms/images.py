@@ -4,6 +4,7 @@ import mmcv
 import numpy as np
 from mmcv.transforms import BaseTransform
 
+from aft_mm.checks import check_int, refuse
 from aft_mm.registry import TRANSFORMS
 
 from ..file_dataset import UnusableFile
@@ -46,12 +47,12 @@ class SuperResolutionPair(BaseTransform):
     """
 
     def __init__(self, size: int = 32, scale_factor: int = 4, crop_size: int | None = None) -> None:
-        if size < 1 or scale_factor < 1 or size % scale_factor:
-            raise ValueError(f'size must be a multiple of scale_factor, but got {size!r} and '
-                             f'{scale_factor!r}.')
-        if crop_size is not None and crop_size < size:
-            raise ValueError(f'crop_size must be at least the size of {size}, but got '
-                             f'{crop_size!r}.')
+        check_int('size', size, 1)
+        check_int('scale_factor', scale_factor, 1)
+        if size % scale_factor:
+            refuse('size', f'a multiple of scale_factor={scale_factor}', size)
+        if crop_size is not None:
+            check_int('crop_size', crop_size, size)
         self.size = size
         self.scale_factor = scale_factor
         self.crop_size = crop_size

@@ -4,8 +4,15 @@ import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
 
+from aft_mm.checks import check_int
 from aft_mm.registry import TRANSFORMS
-from aft_mm.structures import SequenceSample, bounding_cube, check_order, encode_points
+from aft_mm.structures import (
+    SequenceSample,
+    bounding_cube,
+    check_num_bits,
+    check_order,
+    encode_points,
+)
 
 from ..point_files import read_points
 
@@ -53,11 +60,11 @@ class PackPointCloud(BaseTransform):
         order: str = 'raw',
         seed: int | None = None,
     ) -> None:
-        if num_points < 1:
-            raise ValueError(f'num_points must be at least 1, but got {num_points!r}.')
-        if num_bits not in range(1, 9):
-            raise ValueError(f'num_bits must be 1 to 8, but got {num_bits!r}.')
+        check_int('num_points', num_points, 1)
+        check_num_bits(num_bits)
         check_order(order)
+        if seed is not None:
+            check_int('seed', seed, 0)
         self.num_points = num_points
         self.num_bits = num_bits
         self.order = order

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
 
+from aft_mm.checks import check_choice, check_int, check_sizes
 from aft_mm.registry import TRANSFORMS
 from aft_mm.structures import SequenceSample
 
@@ -24,8 +25,7 @@ class RandomValueShift(BaseTransform):
     """
 
     def __init__(self, max_shift: int = 10) -> None:
-        if not 0 <= max_shift <= 255:
-            raise ValueError(f'max_shift must be 0 to 255, but got {max_shift!r}.')
+        check_int('max_shift', max_shift, 0, 255)
         self.max_shift = max_shift
 
     def transform(self, results: dict) -> dict:
@@ -54,8 +54,8 @@ class PackSequence(BaseTransform):
     """
 
     def __init__(self, image_shape: Sequence[int], tokens: str = 'subpixels') -> None:
-        if tokens not in ('subpixels', 'pixels'):
-            raise ValueError(f"tokens must be 'subpixels' or 'pixels', but got {tokens!r}.")
+        check_sizes('image_shape (H, W, C)', image_shape, (3,))
+        check_choice('tokens', tokens, ('subpixels', 'pixels'))
         self.image_shape = tuple(image_shape)
         self.tokens = tokens
 
@@ -68,7 +68,7 @@ class PackSequence(BaseTransform):
             # mmengine's data sets number their samples.
             name = repr(results['img_path']) if 'img_path' in results else results.get('sample_idx')
             raise ValueError(f'image{"" if name is None else f" {name}"} must be uint8 of '
-                             f'image_shape {self.image_shape}, but is {image.dtype} of shape '
+                             f'image_shape {self.image_shape}, got {image.dtype} of shape '
                              f'{image.shape}.')
         tokens = self._flatten(image)
         sample = SequenceSample(metainfo=dict(length=len(tokens), num_context=0))

@@ -9,7 +9,10 @@ from .finite_loss_hook import FiniteLossHook
 from .first_sample_hook import FirstSampleHook
 from .point_cloud_hook import PointCloudHook
 from .regularization_hook import RegularizationHook
+from .resume_check_hook import ResumeCheckHook
+from .safe_checkpoint_hook import SafeCheckpointHook
 from .sample_hook import SampleHook
+from .stop_signal_hook import StopSignalHook
 from .super_resolution_hook import SuperResolutionHook
 from .time_budget_hook import TimeBudgetHook
 
@@ -23,7 +26,10 @@ __all__ = [
     'FirstSampleHook',
     'PointCloudHook',
     'RegularizationHook',
+    'ResumeCheckHook',
+    'SafeCheckpointHook',
     'SampleHook',
+    'StopSignalHook',
     'SuperResolutionHook',
     'TimeBudgetHook',
 ]

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
-from torch import nn
+from torch import Tensor, nn
 
 from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
 
+from .stop_hook import INSIDE_EPOCH, StopHook
 from .task_model import task_model
-from .time_budget_hook import META, TimeBudgetHook
 
 
 @HOOKS.register_module()
@@ -24,7 +24,7 @@ class CheckpointFitHook(Hook):
         strict: True wants every tensor of the model and no other, as a test and a resume need.
             False, for fine-tuning, leaves the decision to the model's own loading.
         resume: True refuses positions of another length as well, which the state of an optimizer
-            cannot follow, and what was stopped inside an epoch where no TimeBudgetHook goes on
+            cannot follow, and what was stopped inside an epoch where no StopHook goes on
             there: mmengine's loop would begin the epoch again and count its iterations twice.
     """
 
@@ -40,9 +40,9 @@ class CheckpointFitHook(Hook):
         Raises:
             UserError: the checkpoint does not fit.
         """
-        inside_epoch = checkpoint.get('meta', {}).get(META, {}).get('num_done')
+        inside_epoch = checkpoint.get('meta', {}).get(INSIDE_EPOCH, {}).get('num_done')
         if self.resume and inside_epoch and not any(
-                isinstance(hook, TimeBudgetHook) for hook in runner.hooks):
+                isinstance(hook, StopHook) for hook in runner.hooks):
             raise UserError('a run that was stopped inside an epoch goes on there with '
                             "dict(type='aft_mm.TimeBudgetHook', ...) among its hooks only")
         resized = load_fitting(
@@ -71,7 +71,7 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     """Load the weights of a checkpoint into ``model``.
 
     Returns the names of what was interpolated on the way, such as positions of another length;
-    a warning in the log says so.
+    a warning in the log says so, and also how many weights are not finite.
 
     Args:
         model: What to load into.
@@ -82,9 +82,13 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     Raises:
         UserError: the checkpoint does not fit.
     """
-    weights = without_prefix(checkpoint.get('state_dict', checkpoint))
+    weights = checkpoint.get('state_dict', checkpoint)
+    if not isinstance(weights, Mapping) or not all(isinstance(key, str) for key in weights):
+        raise UserError(f'state_dict of the checkpoint must hold tensors by their names, but is a '
+                        f'{type(weights).__name__} of something else')
+    weights = without_prefix(weights)
     own = model.state_dict()
-    reshaped = 0
+    reshaped = uncopied = 0
     # Torch's loading decides, because a layer may resize, rename or refuse on the way in.
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
@@ -93,14 +97,20 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     except RuntimeError as error:
         missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
         reshaped = str(error).count('size mismatch for ')
-    if strict and (missing or unexpected or reshaped):
+        uncopied = str(error).count('\n\t') - reshaped
+    # Torch would leave out the imaginary part.
+    uncopied += sum(weights[key].is_complex() != own[key].is_complex()
+                    for key in own.keys() & weights.keys() if isinstance(weights[key], Tensor))
+    if strict and (missing or unexpected or reshaped or uncopied):
         source = checkpoint.get('meta', {}).get('experiment_name', 'an unnamed run')
         raise UserError(
             f'the checkpoint (from {source}) does not fit the model of this config '
             f'({name}): {len(missing)} tensors are missing, '
-            f'{len(unexpected)} unexpected and {reshaped} of another shape')
+            f'{len(unexpected)} unexpected and {reshaped} of another shape'
+            + (f'; {uncopied} cannot be copied' if uncopied else ''))
+    _warn_of_non_finite(weights)
     # mmengine's own loading follows, with a word on each tensor that does not fit.
-    resized = [] if reshaped else sorted(
+    resized = [] if reshaped or uncopied else sorted(
         key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape)
     if resized:
         first = resized[0]
@@ -109,3 +119,14 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
             f'{list(weights[first].shape)} to {list(own[first].shape)}, {len(resized)} in all',
             logger='current', level=logging.WARNING)
     return resized
+
+
+def _warn_of_non_finite(weights: Mapping) -> None:
+    """Say how many tensors hold NaN or inf, which every prediction of the model then is."""
+    bad = [key for key, value in weights.items()
+           if isinstance(value, Tensor) and value.is_floating_point()
+           and value.dtype.itemsize > 1 and not value.isfinite().all()]
+    if bad:
+        print_log(
+            f'{len(bad)} of the {len(weights)} tensors of the checkpoint hold NaN or inf, the '
+            f'first is {bad[0]}', logger='current', level=logging.WARNING)

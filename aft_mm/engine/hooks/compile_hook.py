@@ -1,11 +1,15 @@
 """Compilation of the backbone."""
 
+import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from aft_mm.checks import check_text
 from aft_mm.registry import HOOKS
 
 from .task_model import task_model
+
+MOST_GRAPHS = 2**20  # as good as any number of them
 
 
 @HOOKS.register_module()
@@ -24,9 +28,14 @@ class CompileHook(Hook):
     """
 
     def __init__(self, module: str = 'backbone', **kwargs) -> None:
+        check_text('module of CompileHook', module)
         self.module = module
         self.kwargs = {'fullgraph': True, 'dynamic': False, **kwargs}
 
     def before_run(self, runner: Runner) -> None:
         """Compile before anything else of the run; weights are loaded in place later."""
+        # Of this process: after 8 sizes torch would give up, which with fullgraph is an error.
+        limits = torch._dynamo.config
+        limits.cache_size_limit = max(limits.cache_size_limit, MOST_GRAPHS)
+        limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, MOST_GRAPHS)
         task_model(runner).get_submodule(self.module).compile(**self.kwargs)

@@ -7,6 +7,8 @@ from mmengine.dist import master_only
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from aft_mm.checks import check_int
+
 
 class PictureHook(Hook):
     """Add :meth:`pictures` to the visual backends of the run every ``interval`` epochs.
@@ -22,6 +24,7 @@ class PictureHook(Hook):
     priority = 'LOWEST'
 
     def __init__(self, interval: int = 10) -> None:
+        check_int('interval of a picture', interval, 1)
         self.interval = interval
 
     @master_only

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from mmengine.runner import Runner
 
+from aft_mm.checks import check_int, check_number
 from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
 from aft_mm.sampling.points import check_points, check_up, sample_points
@@ -27,7 +28,7 @@ class PointCloudHook(PictureHook):
         seed: Of the samples, the same in every epoch.
 
     Raises:
-        UserError: ``up`` is none of the axes.
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -41,6 +42,10 @@ class PointCloudHook(PictureHook):
     ) -> None:
         super().__init__(interval)
         check_up(up)
+        check_int('num_bits', num_bits, 1, 8)
+        check_int('num_samples', num_samples, 1)
+        check_number('temperature', temperature, above=0)
+        check_int('seed', seed, 0)
         self.num_bits = num_bits
         self.up = up
         self.num_samples = num_samples

@@ -4,6 +4,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch import nn
 
+from aft_mm.checks import check_number
 from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
 
@@ -22,6 +23,7 @@ class RegularizationHook(Hook):
     """
 
     def __init__(self, weight: float) -> None:
+        check_number('weight of RegularizationHook', weight, 0)
         self.weight = weight
 
     def before_train(self, runner: Runner) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from mmengine.runner import Runner
 
+from aft_mm.checks import check_int, check_number, check_sizes
 from aft_mm.registry import HOOKS
 from aft_mm.sampling.images import check_image_shape, complete_images, sample_images
 from aft_mm.visualization import draw_completions, draw_samples
@@ -42,6 +43,12 @@ class SampleHook(PictureHook):
         seed: int = 0,
     ) -> None:
         super().__init__(interval)
+        check_sizes('image_shape (H, W, C)', image_shape, (3,))
+        check_int('num_samples', num_samples, 0)
+        check_int('num_images', num_images, 0)
+        check_int('num_completions', num_completions, 1)
+        check_number('temperature', temperature, above=0)
+        check_int('seed', seed, 0)
         self.image_shape = tuple(image_shape)
         self.num_samples = num_samples
         self.num_images = num_images

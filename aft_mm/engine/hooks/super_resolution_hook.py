@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from mmengine.runner import Runner
 
+from aft_mm.checks import check_int, check_number, check_sizes
 from aft_mm.cli.errors import UserError
 from aft_mm.registry import HOOKS
 from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
@@ -39,6 +40,12 @@ class SuperResolutionHook(PictureHook):
         seed: int = 0,
     ) -> None:
         super().__init__(interval)
+        check_sizes('image_shape (H, W, C)', image_shape, (3,))
+        check_sizes('source_shape (h, w, C)', source_shape, (3,))
+        check_int('num_images', num_images, 1)
+        check_int('num_samples', num_samples, 1)
+        check_number('temperature', temperature, above=0)
+        check_int('seed', seed, 0)
         self.image_shape = tuple(image_shape)
         self.source_shape = tuple(source_shape)
         self.num_images = num_images

@@ -7,8 +7,14 @@ from .aft_local_normalized import AFTLocalNormalized
 from .aft_simple import AFTSimple
 from .aft_window import AFTWindow
 from .base import AFTMixer, ProjectedMemory, TokenMixer
+from .dense_synthesizer import DenseSynthesizer
+from .lambda_layer import LambdaLayer
+from .linear_attention import LinearAttention
 from .local_softmax_attention import LocalSoftmaxAttention
+from .lsh_attention import LSHAttention
+from .performer_attention import PerformerAttention
 from .softmax_attention import SoftmaxAttention
+from .strided_attention import StridedAttention
 
 __all__ = [
     'AFTConv',
@@ -18,8 +24,14 @@ __all__ = [
     'AFTMixer',
     'AFTSimple',
     'AFTWindow',
+    'DenseSynthesizer',
+    'LSHAttention',
+    'LambdaLayer',
+    'LinearAttention',
     'LocalSoftmaxAttention',
+    'PerformerAttention',
     'ProjectedMemory',
     'SoftmaxAttention',
+    'StridedAttention',
     'TokenMixer',
 ]

@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from aft_mm import ops
-from aft_mm.ops.checks import check_choice, check_num_heads
+from aft_mm.checks import check_choice, check_flag, per_dimension, refuse
+from aft_mm.ops.checks import check_num_heads
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -53,6 +54,7 @@ class AFTConv(AFTMixer):
         qkv_bias: bool = True,
         **kwargs: Any,
     ) -> None:
+        check_flag('query', query)
         if not query and gate != 'sigmoid':
             raise ValueError(f'gate must be left at its default with query=False, got {gate!r}')
         super().__init__(embed_dims, gate=gate if query else 'none', qkv_bias=qkv_bias, **kwargs)
@@ -64,12 +66,14 @@ class AFTConv(AFTMixer):
             raise ValueError(
                 f'tau must be left at its default with sparsity={sparsity!r}, got {tau}'
             )
-        dims = 1 if self.grid is None else len(self.grid)
-        kernel = (kernel_size,) * dims if isinstance(kernel_size, int) else tuple(kernel_size)
-        if self.grid is not None and len(kernel) != dims:
-            raise ValueError(
-                f'kernel_size must be an int or {dims} ints for grid {self.grid}, got {kernel}'
-            )
+        check_flag('global_connectivity', global_connectivity)
+        if self.grid is not None:
+            dims = len(self.grid)
+        else:
+            dims = len(kernel_size) if isinstance(kernel_size, Sequence) else 1
+        if dims > 3:
+            refuse('kernel_size', '1 to 3 ints', kernel_size)
+        kernel = per_dimension('kernel_size', kernel_size, dims)
         self.num_heads = num_heads
         self.global_connectivity = global_connectivity
         self.sparsity = sparsity

@@ -49,6 +49,7 @@ class AFTFull(AFTMixer):
 
     takes_memory = True
     takes_prefix_tokens = True
+    state_type = AFTFullState
 
     def __init__(
         self,
@@ -78,9 +79,7 @@ class AFTFull(AFTMixer):
         elif rank is None:
             self.pos_bias = FreePositionBias(self.grid, self.num_prefix_tokens, **start)
         else:
-            self.pos_bias = FactorizedPositionBias(
-                self.grid, rank, self.num_prefix_tokens, **start
-            )
+            self.pos_bias = FactorizedPositionBias(self.grid, rank, self.num_prefix_tokens, **start)
         self.biased_memory = source_grid is not None
 
     def position_bias(self) -> Tensor:

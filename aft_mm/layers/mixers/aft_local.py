@@ -51,8 +51,8 @@ class AFTLocal(AFTMixer):
             raise ValueError(
                 f'grid must have 1 or 2 dimensions for {type(self).__name__}, got {self.grid}'
             )
+        check_window(window, self.grid)
         self.window = tuple(window) if isinstance(window, Sequence) else window
-        check_window(self.window, self.grid)
         start = {} if init_std is None else dict(init_std=init_std)
         self.pos_bias: FactorizedPositionBias | FreeLocalPositionBias
         if rank is None:

@@ -30,10 +30,10 @@ class AFTWindow(AFTMixer):
         self, embed_dims: int, window: int | Sequence[int], causal: bool = True, **kwargs: Any
     ) -> None:
         super().__init__(embed_dims, causal=causal, **kwargs)
-        self.window = tuple(window) if isinstance(window, Sequence) else window
         if self.grid is not None and len(self.grid) > 2:
             raise ValueError(f'grid must have 1 or 2 dimensions for AFTWindow, got {self.grid}')
-        check_hard_window(self.window, self.grid)
+        check_hard_window(window, self.grid)
+        self.window = tuple(window) if isinstance(window, Sequence) else window
         if causal and self.grid is not None and len(self.grid) == 2:
             self._version = 2  # 1 had no row above the left block
 

@@ -12,7 +12,8 @@ from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from aft_mm import ops
-from aft_mm.ops.checks import GATES, check_choice
+from aft_mm.checks import check_choice, check_flag, check_int, check_probability, refuse
+from aft_mm.ops.checks import FLOATS, GATES, check_mask
 
 from ..grid import Grid, check_grid
 
@@ -51,6 +52,8 @@ class TokenMixer(nn.Module):
     # Whether position_bias() is one over a memory, so that the row of a token tells what it reads.
     biased_memory: bool = False
     takes_prefix_tokens = False
+    # What init_state makes.
+    state_type: Any = ops.StepState
 
     def __init__(
         self,
@@ -67,13 +70,13 @@ class TokenMixer(nn.Module):
             raise TypeError(
                 f'{name} has no argument {next(iter(unknown))!r}, only {_arguments(self)}'
             )
-        if embed_dims < 1:
-            raise ValueError(f'embed_dims must be 1 or larger, got {embed_dims}')
-        if num_prefix_tokens < 0 or (num_prefix_tokens and not self.takes_prefix_tokens):
-            raise ValueError(
-                f'num_prefix_tokens must be {"0 or larger" if self.takes_prefix_tokens else 0} for '
-                f'{name}, got {num_prefix_tokens}'
-            )
+        check_int('embed_dims', embed_dims, 1)
+        check_int('num_prefix_tokens', num_prefix_tokens, 0)
+        if num_prefix_tokens and not self.takes_prefix_tokens:
+            refuse('num_prefix_tokens', f'0 for {name}', num_prefix_tokens)
+        check_flag('causal', causal)
+        check_flag('qkv_bias', qkv_bias)
+        check_probability('proj_drop', proj_drop)
         super().__init__()
         self.embed_dims = embed_dims
         self.grid = None if grid is None else check_grid(grid)
@@ -100,9 +103,10 @@ class TokenMixer(nn.Module):
                 what :meth:`project_memory` made of them, which holds its mask.
             key_mask: bool [B, S], True = keep; padding may hold NaN and gets zero gradient.
 
-        Raises ValueError if T is not P + prod(grid), for memory where the mixer takes none, and for
-        a mask of another shape or type.
+        Raises ValueError for tokens of another shape or of no floats, if T is not P + prod(grid),
+        for memory where the mixer takes none, and for a mask of another shape or type.
         """
+        self._check_tokens('x', x)
         grid = self._resolve_grid(x.shape[1], grid)
         if memory is None:
             x = _hide(x, key_mask)
@@ -127,6 +131,7 @@ class TokenMixer(nn.Module):
                 f'memory must be None for {type(self).__name__} with causal={self.causal}, '
                 f'got {list(memory.shape)}'
             )
+        self._check_tokens('memory', memory)
         memory = _hide(memory, key_mask)
         return ProjectedMemory(self.key(memory), self.value(memory), key_mask)
 
@@ -158,6 +163,7 @@ class TokenMixer(nn.Module):
         may hold NaN: it reaches neither the rows before it nor the state, and its own rows mean
         nothing. L may be shorter than the grid. Raises as `init_state` and `forward` do.
         """
+        self._check_tokens('x', x)
         length, state = x.shape[1], self.init_state(len(x))
         if lengths.shape != x.shape[:1]:
             raise ValueError(f'lengths must be [{len(x)}], got {list(lengths.shape)}')
@@ -176,11 +182,26 @@ class TokenMixer(nn.Module):
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token: x_t [B, D] and the state so far give y_t [B, D] and the next state.
 
-        Token after token this is the causal `forward`. Without gradient; `state` is used up.
+        Token after token this is the causal `forward`. Without gradient; `state` is used up. Raises
+        ValueError for the state of another kind of mixer, or of another batch.
         """
+        self._check_step(x_t, state)
         query = None if self.query is None else self.query(x_t)
         mixed, state = self._mix_step(query, self.key(x_t), self.value(x_t), state)
         return self.proj_drop(self.proj(mixed)), state
+
+    def _check_step(self, x_t: Tensor, state: Any) -> None:
+        if not isinstance(state, self.state_type):
+            what = f'what init_state, prefill or a step of this {type(self).__name__} gave'
+            refuse('state', what, state)
+        self._check_tokens('x_t', x_t, dims='B')
+        if len(x_t) != len(state.position):
+            refuse('x_t', f'[{len(state.position)}, {self.embed_dims}] as the state', x_t)
+
+    def _check_tokens(self, name: str, x: Tensor, dims: str = 'B, T') -> None:
+        floats = isinstance(x, Tensor) and x.dtype in FLOATS
+        if not floats or x.dim() != dims.count(',') + 2 or x.shape[-1] != self.embed_dims:
+            refuse(name, f'a tensor of floats [{dims}, {self.embed_dims}]', x)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args) -> None:
         if self._version > 1 and any(name.startswith(prefix) for name in state_dict):
@@ -240,6 +261,7 @@ class TokenMixer(nn.Module):
         length = num_tokens - self.num_prefix_tokens
         if grid is None:
             grid = (length,) if self.grid is None or len(self.grid) == 1 else self.grid
+        check_grid(grid)
         if prod(grid) != length:
             raise ValueError(
                 f'grid {tuple(grid)} with {self.num_prefix_tokens} prefix tokens does not hold '
@@ -283,9 +305,5 @@ def _hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
     """x with 0 for hidden tokens: 0 · NaN would reach the gradient of the projections."""
     if key_mask is None:
         return x
-    if key_mask.dtype != torch.bool or key_mask.shape != x.shape[:2]:
-        raise ValueError(
-            f'key_mask must be bool {list(x.shape[:2])} with True for tokens to keep, '
-            f'got {key_mask.dtype} {list(key_mask.shape)}'
-        )
+    check_mask(key_mask, x)
     return x.masked_fill(~key_mask.unsqueeze(-1), 0)

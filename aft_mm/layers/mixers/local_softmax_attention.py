@@ -1,14 +1,16 @@
 """Softmax attention inside local blocks, the mixer of the Image Transformer."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aft_mm.checks import per_dimension
 from aft_mm.ops.checks import check_num_heads
-from aft_mm.ops.state import StepState, new_state, push, slot_tokens
+from aft_mm.ops.state import StepState, check_state, new_state, push, slot_tokens, use_up
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -124,14 +126,7 @@ class LocalSoftmaxAttention(TokenMixer):
             self.blocks = Blocks(size, before, (0, before[1]) if self.causal else before)
 
     def _sizes(self, name: str, given: int | Sequence[int], smallest: int) -> tuple[int, ...]:
-        dims = 1 if self.raster is None else 2
-        sizes = (given,) * dims if isinstance(given, int) else tuple(given)
-        if len(sizes) != dims or not all(isinstance(n, int) and n >= smallest for n in sizes):
-            allowed = 'an int' if dims == 1 else 'an int or a pair of ints'
-            raise ValueError(
-                f'{name} must be {allowed}, {smallest} or larger, for grid {self.grid}, got {given}'
-            )
-        return sizes
+        return per_dimension(name, given, 1 if self.raster is None else 2, smallest)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         grid = (1, *grid) if len(grid) == 1 else grid
@@ -162,10 +157,12 @@ class LocalSoftmaxAttention(TokenMixer):
         return _without_infinity(super()._prefill(state, key, value, lengths))
 
     def _mix_step(self, query, key, value, state: StepState) -> tuple[Tensor, StepState]:
+        check_state(state, None if self.raster is None else prod(self.raster))
         tokens = slot_tokens(state.position, state.keys.shape[1])
         target, source = self._places(state.position[:, None]), self._places(tokens)
         visible = self.blocks.visible(target, source, causal=True) & (tokens >= 0)
-        state = push(state, key, value, keep_sums=False)
+        used, state = state, push(state, key, value, keep_sums=False)
+        use_up(used.position)
         parts = (query.to(state.keys.dtype).unsqueeze(1), state.keys, state.values)
         query, key, value = (split_heads(x, self.num_heads) for x in parts)
         mask = visible[:, None, None]

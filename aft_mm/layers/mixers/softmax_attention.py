@@ -1,16 +1,20 @@
 """Softmax attention, the baseline."""
 
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aft_mm.checks import check_flag
 from aft_mm.ops.checks import check_num_heads
+from aft_mm.ops.state import check_position, use_up
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
 from .base import TokenMixer
+from .token_table import TokenTable
 
 
 class KeyValueCache(NamedTuple):
@@ -47,9 +51,28 @@ def masked_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor)
     return some * F.scaled_dot_product_attention(query, key, value, attn_mask=visible | ~some)
 
 
+def masked_softmax(logits: Tensor, visible: Tensor) -> Tensor:
+    """Softmax over the last axis in float32 or wider, of what is visible; 0 where nothing is."""
+    some = visible.any(-1, keepdim=True)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits.masked_fill(~(visible | ~some), -torch.inf).softmax(-1) * some
+
+
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """[..., T, D] as [..., h, T, D/h]."""
     return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+
+
+class TokenHistory(NamedTuple):
+    """The inputs of all tokens, for attention without a cache; `used` of the rows hold one."""
+
+    table: TokenTable
+    used: int
+
+    @property
+    def position(self) -> Tensor:
+        """Index of the next token of each sequence, [B]."""
+        return self.table.position
 
 
 @MODELS.register_module()
@@ -62,16 +85,23 @@ class SoftmaxAttention(TokenMixer):
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
+        stateful: False keeps no keys and values: each step projects and mixes all tokens so far
+            anew, O(t·D² + t²·D), as the papers time it; grid is required to take steps then.
         others: see :class:`TokenMixer`.
     """
 
     takes_memory = True
     takes_prefix_tokens = True
+    state_type = (KeyValueCache, TokenHistory)
 
-    def __init__(self, embed_dims: int, num_heads: int, **kwargs: Any) -> None:
+    def __init__(
+        self, embed_dims: int, num_heads: int, stateful: bool = True, **kwargs: Any
+    ) -> None:
         super().__init__(embed_dims, **kwargs)
         check_num_heads(num_heads, embed_dims)
         self.num_heads = num_heads
+        check_flag('stateful', stateful)
+        self.stateful = stateful
 
     def _heads(self, x: Tensor) -> Tensor:
         return split_heads(x, self.num_heads)
@@ -87,13 +117,44 @@ class SoftmaxAttention(TokenMixer):
             mixed = masked_attention(query, key, value, visible)
         return mixed.transpose(1, 2).flatten(2)
 
-    def _init_state(self, batch_size: int) -> KeyValueCache:
+    @torch.no_grad()
+    def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, KeyValueCache | TokenHistory]:
+        """See :meth:`TokenMixer.prefill`."""
+        y, state = super().prefill(x, lengths)
+        if isinstance(state, TokenHistory):
+            kept = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+            x = x.masked_fill(~kept.unsqueeze(-1), 0)
+            state = TokenHistory(state.table.fill((x,), lengths), x.shape[1])
+        return y, state
+
+    @torch.no_grad()
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """See :meth:`TokenMixer.step`."""
+        if not isinstance(state, TokenHistory):
+            return super().step(x_t, state)
+        self._check_step(x_t, state)
+        state = TokenHistory(state.table.store(x_t), state.used + 1)
+        x = state.table.rows[0][:, : state.used].to(x_t.dtype)
+        query = None if self.query is None else self.query(x)
+        mixed = self._mix(query, self.key(x), self.value(x), x.shape[1:2], None)
+        last = (state.position - 1).view(-1, 1, 1).expand(-1, 1, self.embed_dims)
+        return self.proj_drop(self.proj(mixed.gather(1, last).squeeze(1))), state
+
+    def _init_state(self, batch_size: int) -> KeyValueCache | TokenHistory:
+        if not self.stateful:
+            if self.grid is None:
+                raise ValueError('grid must be given for steps with stateful=False, got None')
+            tokens = self.num_prefix_tokens + prod(self.grid)
+            options = (self.embed_dims,), self.proj.weight
+            return TokenHistory(TokenTable.empty(batch_size, tokens, *options), 0)
         shape = (batch_size, self.num_heads, 0, self.embed_dims // self.num_heads)
         empty = torch.empty(shape, device=self._device, dtype=self.proj.weight.dtype)
         position = torch.zeros(batch_size, dtype=torch.long, device=self._device)
         return KeyValueCache(empty, empty, None, 0, position)
 
-    def _prefill(self, state: KeyValueCache, key, value, lengths: Tensor) -> KeyValueCache:
+    def _prefill(self, state, key, value, lengths: Tensor) -> KeyValueCache | TokenHistory:
+        if isinstance(state, TokenHistory):
+            return state
         tokens = key.shape[1]
         visible = torch.arange(tokens, device=key.device) < lengths[:, None]
         return KeyValueCache(
@@ -105,8 +166,10 @@ class SoftmaxAttention(TokenMixer):
         )
 
     def _mix_step(self, query, key, value, state: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
+        check_position(state.position)
         query, key, value = (self._heads(x.unsqueeze(1)) for x in (query, key, value))
-        state = state.append(key, value)
+        used, state = state, state.append(key, value)
+        use_up(used.position)
         visible = None if state.visible is None else state.visible[:, None, None, : state.used]
         key, value = (x[:, :, : state.used].to(query.dtype) for x in (state.key, state.value))
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=visible)

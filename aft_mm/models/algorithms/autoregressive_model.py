@@ -7,6 +7,7 @@ from mmengine.model import BaseModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from aft_mm.checks import check_choice, check_config, refuse
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
 
@@ -39,6 +40,10 @@ class AutoregressiveModel(BaseModel):
         data_preprocessor: dict[str, Any] | None = None,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
+        check_config('decoder', decoder)
+        check_config('head', head)
+        if encoder is not None:
+            check_config('encoder', encoder)
         super().__init__(data_preprocessor or dict(type='aft_mm.SequencePreprocessor'), init_cfg)
         self.encoder = None if encoder is None else MODELS.build(encoder)
         self.decoder = MODELS.build(decoder)
@@ -57,12 +62,13 @@ class AutoregressiveModel(BaseModel):
 
         'tensor' gives hidden [B, T, D]; 'loss' ``dict(loss=…)``, the mean of nats per dimension
         over all predicted tokens; 'predict' the samples with their ``nats`` and ``num_dims``,
-        computed in float64 from the logits on. Raises ValueError for another mode, for another
-        number of samples than sequences, for a token outside the vocabulary and for a sequence
-        longer than the position table.
+        computed in float64 from the logits on, and of a categorical head ``num_correct``. Raises
+        ValueError for another mode, for another number of samples than sequences, for a token
+        outside the vocabulary and for a sequence longer than the position table.
         """
-        if mode not in MODES:
-            raise ValueError(f'mode must be one of {", ".join(MODES)}, got {mode!r}')
+        check_choice('mode', mode, MODES)
+        if not isinstance(inputs, Tensor) or inputs.dim() < 2:
+            refuse('inputs', 'a tensor of ints [B, T] or [B, T, C]', inputs)
         samples = [SequenceSample() for _ in inputs] if data_samples is None else data_samples
         if len(samples) != len(inputs):
             raise ValueError(
@@ -81,6 +87,10 @@ class AutoregressiveModel(BaseModel):
             samples, nats.sum(1).tolist(), num_dims.tolist(), strict=True
         ):
             sample.nats, sample.num_dims = total, number
+        if hasattr(self.head, 'most_likely'):
+            correct = (self.head.most_likely(hidden) == inputs) & counted
+            for sample, number in zip(samples, correct.sum(1).tolist(), strict=True):
+                sample.num_correct = number
         return samples
 
     def generate(self, length: int, *args: Any, **kwargs: Any) -> Tensor:

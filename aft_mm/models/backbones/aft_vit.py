@@ -10,6 +10,17 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from aft_mm.checks import (
+    check_choice,
+    check_config,
+    check_flag,
+    check_int,
+    check_number,
+    check_probability,
+    is_int,
+    per_dimension,
+    refuse,
+)
 from aft_mm.layers import Block, GridParameters, PatchEmbedding, PositionEmbedding
 from aft_mm.registry import MODELS
 
@@ -85,13 +96,26 @@ class AFTViT(BaseModule):
     ) -> None:
         super().__init__(init_cfg)
         embed_dims, num_layers, mlp_ratio = self._parse_arch(arch)
+        check_int('in_channels', in_channels, 1)
+        check_probability('drop_rate', drop_rate)
+        check_probability('drop_path_rate', drop_path_rate)
+        for name, value in [
+            ('with_cls_token', with_cls_token),
+            ('position_embedding', position_embedding),
+            ('with_cp', with_cp),
+            ('final_norm', final_norm),
+            ('with_mask_channel', with_mask_channel),
+            ('bfloat16', bfloat16),
+        ]:
+            check_flag(name, value)
+        if token_mixer is not None:
+            check_config('token_mixer', token_mixer)
         if out_type not in OUT_TYPES or (out_type == 'cls_token' and not with_cls_token):
             raise ValueError(
                 f"out_type must be one of {', '.join(OUT_TYPES)}, 'cls_token' only with a class "
                 f'token, got {out_type!r} with with_cls_token={with_cls_token}'
             )
-        if frozen_stages > num_layers:
-            raise ValueError(f'frozen_stages must be at most {num_layers}, got {frozen_stages}')
+        check_int('frozen_stages', frozen_stages, most=num_layers)
         self.embed_dims = embed_dims
         self.out_type = out_type
         self.out_indices = _absolute(out_indices, num_layers)
@@ -103,8 +127,7 @@ class AFTViT(BaseModule):
         self.bfloat16 = bfloat16
 
         self.patch_embed = PatchEmbedding(in_channels, embed_dims, patch_size)
-        size = (img_size, img_size) if isinstance(img_size, int) else img_size
-        self.grid = self.patch_embed.grid_of(*size)
+        self.grid = self.patch_embed.grid_of(*per_dimension('img_size', img_size, 2))
         self.cls_token = None
         if with_cls_token:
             self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dims))
@@ -178,17 +201,15 @@ class AFTViT(BaseModule):
         return num_depths - 1, num_depths
 
     def _parse_arch(self, arch: str | dict[str, Any]) -> tuple[int, int, float]:
-        if isinstance(arch, str):
-            if arch not in self.architectures:
-                raise ValueError(
-                    f'arch must be one of {", ".join(self.architectures)}, got {arch!r}'
-                )
+        if not isinstance(arch, dict):
+            check_choice('arch', arch, self.architectures)
             arch = self.architectures[arch]
         settings = {'mlp_ratio': 4.0, **arch}
         if settings.keys() != {'embed_dims', 'num_layers', 'mlp_ratio'}:
-            raise ValueError(
-                f'arch must be a dict of embed_dims, num_layers and mlp_ratio, got {dict(arch)}'
-            )
+            refuse('arch', 'a dict of embed_dims, num_layers and mlp_ratio', dict(arch))
+        check_int('arch.embed_dims', settings['embed_dims'], 1)
+        check_int('arch.num_layers', settings['num_layers'], 1)
+        check_number('arch.mlp_ratio', settings['mlp_ratio'], above=0)
         return settings['embed_dims'], settings['num_layers'], settings['mlp_ratio']
 
     def _frozen_modules(self) -> list[nn.Module]:
@@ -202,11 +223,14 @@ class AFTViT(BaseModule):
     def _split_mask(self, image: Tensor) -> tuple[Tensor, Tensor | None]:
         """The image, 0 in its padding, and the mask [B, T] of the tokens that hold some of it."""
         channels = self.in_channels + self.with_mask_channel
-        if image.dim() != 4 or image.shape[1] != channels:
-            raise ValueError(
-                f'image must be [B, {channels}, H, W] for in_channels={self.in_channels} and '
+        floats = isinstance(image, Tensor) and image.is_floating_point() and image.dim() == 4
+        if not floats or image.shape[1] != channels or 0 in image.shape[2:]:
+            refuse(
+                'image',
+                f'floats [B, {channels}, H, W] for in_channels={self.in_channels} and '
                 f'with_mask_channel={self.with_mask_channel}, whose channel MaskedDataPreprocessor '
-                f'adds, got {list(image.shape)}'
+                'adds',
+                image,
             )
         if not self.with_mask_channel:
             return image, None
@@ -275,9 +299,8 @@ class AFTViT(BaseModule):
 
 
 def _absolute(out_indices: int | Sequence[int], num_layers: int) -> tuple[int, ...]:
-    indices = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
-    if not indices or not all(-num_layers <= i < num_layers for i in indices):
-        raise ValueError(
-            f'out_indices must lie between {-num_layers} and {num_layers - 1}, got {out_indices}'
-        )
+    indices = (out_indices,) if is_int(out_indices) else out_indices
+    fits = isinstance(indices, Sequence) and len(indices) > 0
+    if not fits or not all(is_int(i) and -num_layers <= i < num_layers for i in indices):
+        refuse('out_indices', f'one or more ints, {-num_layers} to {num_layers - 1}', out_indices)
     return tuple(sorted({i % num_layers for i in indices}))

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aft_mm.checks import check_flag, check_int
 from aft_mm.layers import TokenEmbedding
 from aft_mm.registry import MODELS
 
@@ -28,8 +29,9 @@ class CategoricalHead(nn.Module):
 
     def __init__(self, embed_dims: int, num_classes: int, tied: bool = False) -> None:
         super().__init__()
-        if num_classes < 1:
-            raise ValueError(f'num_classes must be 1 or larger, got {num_classes}')
+        check_int('embed_dims', embed_dims, 1)
+        check_int('num_classes', num_classes, 1)
+        check_flag('tied', tied)
         self.embed_dims = embed_dims
         self.num_values = num_classes
         self.shape = (num_classes, embed_dims)
@@ -69,6 +71,10 @@ class CategoricalHead(nn.Module):
             )
         logits = self.logits(hidden).to(dtype).flatten(0, -2)
         return F.cross_entropy(logits, targets.flatten().long(), reduction='none').view_as(targets)
+
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        """The value of the largest probability for hidden [..., D], int64 [...]."""
+        return self.logits(hidden).argmax(-1)
 
     def sample(self, hidden: Tensor, **options: Any) -> Tensor:
         """A value per row of hidden [B, D], int64 [B]; the options are those of :func:`draw`."""

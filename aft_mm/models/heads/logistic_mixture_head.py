@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aft_mm.checks import check_int, is_int, refuse
 from aft_mm.registry import MODELS
 
 from .sampling import draw
@@ -37,10 +38,10 @@ class LogisticMixtureHead(nn.Module):
 
     def __init__(self, embed_dims: int, num_channels: int, num_components: int = 10) -> None:
         super().__init__()
-        if num_channels not in (1, 3):
-            raise ValueError(f'num_channels must be 1 or 3, got {num_channels}')
-        if num_components < 1:
-            raise ValueError(f'num_components must be 1 or larger, got {num_components}')
+        check_int('embed_dims', embed_dims, 1)
+        if not is_int(num_channels) or num_channels not in (1, 3):
+            refuse('num_channels', '1 or 3', num_channels)
+        check_int('num_components', num_components, 1)
         self.embed_dims = embed_dims
         self.num_channels = self.dims_per_token = num_channels
         self.token_shape = () if num_channels == 1 else (num_channels,)

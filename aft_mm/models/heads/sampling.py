@@ -1,9 +1,9 @@
 """Drawing from a categorical distribution, the one place that defines the sampling options."""
 
-import math
-
 import torch
 from torch import Tensor
+
+from aft_mm.checks import check_flag, check_int, check_number
 
 __all__ = ['check_sampling', 'draw']
 
@@ -16,14 +16,13 @@ def check_sampling(
 ) -> None:
     """Raise ValueError unless 0 < temperature < ∞, top_k is an int ≥ 1, 0 < top_p ≤ 1 and seed is
     an int of at most 63 bits, which every device takes."""
-    if not 0 < temperature < math.inf:
-        raise ValueError(f'temperature must be above 0 and finite, got {temperature}')
-    if top_k is not None and not (isinstance(top_k, int) and top_k >= 1):
-        raise ValueError(f'top_k must be an int, 1 or larger, got {top_k!r}')
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f'top_p must be above 0 and at most 1, got {top_p}')
-    if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
-        raise ValueError(f'seed must be an int, 0 to 2^63 − 1, got {seed!r}')
+    check_number('temperature', temperature, above=0)
+    if top_k is not None:
+        check_int('top_k', top_k, 1)
+    if top_p is not None:
+        check_number('top_p', top_p, above=0, most=1)
+    if seed is not None:
+        check_int('seed', seed, 0, 2**63 - 1)
 
 
 def draw(
@@ -39,9 +38,16 @@ def draw(
     Drawn from ``softmax(logits / temperature)`` over the `top_k` most probable values and, of what
     they leave, over the smallest set of most probable values that together have at least `top_p`.
     `greedy` takes the most probable value and draws nothing. Raises ValueError as
-    :func:`check_sampling`.
+    :func:`check_sampling`, and on a CPU for logits that are NaN or leave no value to draw;
+    elsewhere a look at them would wait for the device.
     """
     check_sampling(temperature, top_k, top_p)
+    check_flag('greedy', greedy)
+    if logits.device.type == 'cpu' and not logits.amax(-1).isfinite().all():
+        raise ValueError(
+            'logits must be finite, got NaN or infinite ones: the weights of the model are damaged '
+            'or too large'
+        )
     if greedy:
         return logits.argmax(-1)
     p = (logits.double() / temperature).softmax(-1)

@@ -20,11 +20,13 @@ The files, from the ops down to the sums:
 - `convolution.py`: AFT-conv; `dense_convolution.py`: its form for small grids on CUDA;
   `exact_convolution.py`: its form for any finite key; `library.py`: what torch.compile must see as
   one node;
+- `linear.py`: linear attention, causal in chunks, with its backward pass;
 - `products.py`: products of matrices and how they are rounded;
 - `sums.py`: the algebra of shifted sums; `decisions.py`: what is decided once, for an
   exported graph or a constant.
 """
 
+from .linear import linear_attention, linear_attention_step
 from .mixing import (
     aft_conv,
     aft_full,
@@ -55,4 +57,6 @@ __all__ = [
     'aft_simple_step',
     'aft_window',
     'aft_window_step',
+    'linear_attention',
+    'linear_attention_step',
 ]

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .products import in_parts, multiply, weight_gradient
-from .sums import column_shift, mean, move, prefix, suffix
+from .products import in_parts, multiply, refuse_second, weight_gradient
+from .sums import column_shift, mean, move, prefix, suffix, transformed
 
 # Elements of key that are worked on at once: what lies between the steps stays in the cache, and
 # the intermediate results take the memory of a part of the columns.
@@ -50,16 +49,25 @@ def banded_mean(
     """key, value [S, C] and w in tiles [n, c, (before + 1 + after)·c] give [T, C].
 
     `far`: W = 1 where no tile is, for past tokens if causal, else for all; otherwise W = 0 there.
-    `parts`: the precision of the products (`products.py`). Differentiable once, and not by the
-    transforms of torch.func.
+    `parts`: the precision of the products (`products.py`).
     """
     options = (before, after, far, causal, parts)
     # The compiler keeps and recomputes as it sees fit, and needs plain operations for that.
     if torch.compiler.is_compiling():
-        return mean(*_sums(key, value, tile_weights(tiles, far), *options))
+        return _composed_mean(key, value, tiles, *options)
+    if transformed(key, value, tiles):
+        return _composed_mean(key, value, tiles, *options[:-1], 0)
     if torch.is_grad_enabled():
         return _BandedMean.apply(key, value, tiles, *options)
     return _mean_and_denominator(key, value, tile_weights(tiles, far), *options)[0]
+
+
+def _composed_mean(
+    key: Tensor, value: Tensor, tiles: Tensor, before: int, after: int, far: bool, *others: Any
+) -> Tensor:
+    """:func:`banded_mean` of plain operations, whose gradient is autograd's."""
+    weights = tile_weights(tiles, far)
+    return mean(*_sums(key, value, weights, before, after, far, *others))
 
 
 def tile_weights(tiles: Tensor, far: bool) -> Tensor:
@@ -170,8 +178,8 @@ class _NearProduct(torch.autograd.Function):
         return _near_product(weights, x, before, after, parts)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second()
         weights, x = ctx.saved_tensors
         before, after, parts = ctx.options
         grad = grad.flatten(0, 1)
@@ -199,15 +207,21 @@ class _BandedMean(torch.autograd.Function):
         options = (before, after, far, causal, parts)
         weights = tile_weights(tiles, far)
         result, denominator = _mean_and_denominator(key, value, weights, *options)
-        ctx.save_for_backward(key, value, weights, result, denominator)
+        ctx.save_for_backward(key, value, tiles, result, denominator)
         ctx.options = options
         return result
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        key, value, weights, result, denominator = ctx.saved_tensors
+        key, value, tiles, result, denominator = ctx.saved_tensors
         before, after, far, causal, parts = ctx.options
+        if torch.is_grad_enabled():  # of a gradient that is to be differentiated
+            inputs = key, value, tiles
+            needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
+            composed = _composed_mean(*inputs, *ctx.options[:-1], 0)
+            found = iter(torch.autograd.grad(composed, needed, grad, create_graph=True))
+            return tuple(next(found) if need else None for need in ctx.needs_input_grad)
+        weights = tile_weights(tiles, far)
         far = far and len(weights) > 1
         transposed = _transposed(weights, before, after)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)

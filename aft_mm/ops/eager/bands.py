@@ -17,6 +17,7 @@ from .sums import (
     FAST_BIAS_SPREAD,
     FAST_SPREAD,
     Sums,
+    all_finite,
     choose,
     column_shift,
     leaf,
@@ -102,7 +103,7 @@ def weighted_mean(key: Tensor, value: Tensor, band: Band) -> Tensor:
             return mean(sums.numerator, sums.denominator).to(key.dtype)
         return _plain_mean(key.double(), value.double(), wide).to(key.dtype)
 
-    return choose(_fits(key, band), fast, safe, key, value, band.tiles)
+    return choose(_fits(key, value, band), fast, safe, key, value, band.tiles)
 
 
 def normalized_mean(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Tensor:
@@ -116,10 +117,10 @@ def normalized_mean(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Ten
         mix = _causal_normalized if band.causal else _plain_normalized
         return mix(key.double(), value.double(), seen.double(), wide).to(key.dtype)
 
-    return choose(_fits(key, band), fast, safe, key, value, seen, band.tiles)
+    return choose(_fits(key, value, band), fast, safe, key, value, seen, band.tiles)
 
 
-def _fits(key: Tensor, band: Band) -> Tensor:
+def _fits(key: Tensor, value: Tensor, band: Band) -> Tensor:
     """Whether one common shift and float32 are exact to tolerance (`sums.py`)."""
     tiles = band.tiles.detach()
     high, low = tiles.amax(2), tiles.masked_fill(tiles == -torch.inf, torch.inf).amin(2)
@@ -128,7 +129,10 @@ def _fits(key: Tensor, band: Band) -> Tensor:
     else:
         bias_spread = (high - low).amax()
     fits = spread(key, 0) + bias_spread <= FAST_SPREAD
-    return fits if band.causal else fits | (bias_spread <= FAST_BIAS_SPREAD)
+    if not band.causal:
+        return fits | (bias_spread <= FAST_BIAS_SPREAD)
+    # A product multiplies the rows before a NaN by 0, which is NaN.
+    return fits & all_finite(value)
 
 
 def _future(tokens: int, device: torch.device) -> Tensor:
@@ -197,8 +201,11 @@ def _term_by_term(key: Tensor, value: Tensor, tile: Tensor, size: int) -> Sums:
     key, value = (part.reshape(-1, 1, size, part.shape[-1]) for part in (key, value))
     squares = _diagonal_squares(tile, size)
     squares = squares.masked_fill(_future(size, tile.device), -torch.inf)
-    logits = key + squares.unsqueeze(-1)
-    return Sums(*(part.squeeze(2) for part in reduce(logits, value, 2)))
+    # Masked once more: what is not finite stays so where −inf or 0 meets it.
+    hidden = _future(size, tile.device).unsqueeze(-1)
+    logits = (key + squares.unsqueeze(-1)).masked_fill(hidden, -torch.inf)
+    values = value.expand_as(logits).masked_fill(hidden, 0)
+    return Sums(*(part.squeeze(2) for part in reduce(logits, values, 2)))
 
 
 def _causal_sums(key: Tensor, value: Tensor, band: Band) -> Sums:

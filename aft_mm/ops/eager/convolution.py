@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..geometry import past_kernel
 from . import decisions
 from .exact_convolution import exact_conv_mean, outside_sums
 from .sums import (
     FAST_BIAS_SPREAD,
     FAST_SPREAD,
+    all_finite,
     choose,
     column_shift,
     mean_in_place,
@@ -64,7 +64,6 @@ def safe_mean(
     grid: Sequence[int],
     global_connectivity: bool,
     causal: bool,
-    recompute: bool = True,
     fits: Tensor | bool | None = None,
 ) -> Tensor:
     """The same for any finite key and |w| up to 80: additive where that fits, else exact.
@@ -81,13 +80,15 @@ def safe_mean(
         return _convolved_mean(key, value, torch.exp(weight), outside, grid, causal)
 
     def exact(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        places = (grid, global_connectivity, causal, recompute)
+        places = (grid, global_connectivity, causal)
         return exact_conv_mean(key.double(), value.double(), weight.double(), *places).to(key.dtype)
 
     if not global_connectivity:
         return exact(key, value, weight)
     if fits is None:
         fits = one_shift_fits(key, weight, global_connectivity, causal)
+        if causal:  # a kernel multiplies what comes later by 0, which is NaN for a NaN
+            fits = fits & all_finite(value)
     return choose(fits, additive, exact, key, value, weight)
 
 
@@ -146,8 +147,11 @@ def _convolved_mean(
 ) -> Tensor:
     """Convolutions of ``e^k v`` and ``e^k``, each plus its background, and their quotient."""
     if causal:
-        sizes = kernel.shape[1:]
-        kernel = kernel * kernel.new_tensor(past_kernel(sizes)).view(sizes)
+        # The middle entry is the token itself, those before it in raster order are earlier. Made
+        # by arange: Inductor loses a literal inside of torch.cond.
+        entries = kernel[0].numel()
+        past = torch.arange(entries, device=kernel.device) <= entries // 2
+        kernel = kernel * past.view(kernel.shape[1:])
     heads = key.shape[-1]
     exp_key = torch.exp(key - column_shift(key, 1))
     terms = exp_key.unsqueeze(-1) * value.unflatten(-1, (heads, -1))

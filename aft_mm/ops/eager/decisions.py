@@ -13,6 +13,7 @@ And to look at values is to wait for the device. What was found of a :func:`cons
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -20,44 +21,54 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 # What was found of each constant, by question.
 _constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-_recorded: list[bool] | None = None
-_repeated: Iterator[bool] | None = None
+# Of the thread or task that records or repeats, so that others decide as they always do.
+_recorded: ContextVar[list[bool] | None] = ContextVar('recorded', default=None)
+_repeated: ContextVar[Iterator[bool] | None] = ContextVar('repeated', default=None)
 
 
 def recording() -> bool:
     """Whether decisions are recorded; they may depend on position biases then, not on keys."""
-    return _recorded is not None
+    # A compiled graph decides by itself, and the compiler does not follow context variables.
+    return not torch.compiler.is_dynamo_compiling() and _recorded.get() is not None
 
 
 def repeating() -> bool:
     """Whether decisions are repeated."""
-    return _repeated is not None
+    return not torch.compiler.is_dynamo_compiling() and _repeated.get() is not None
 
 
 def record(decision: bool) -> bool:
     """Note a decision if they are recorded, and give it back."""
-    if _recorded is not None:
-        _recorded.append(decision)
+    recorded = _recorded.get()
+    if recorded is not None:
+        recorded.append(decision)
     return decision
 
 
 def repeat() -> bool:
-    """The next decision of those that are repeated."""
-    return next(_repeated)
+    """The next decision of those that are repeated; RuntimeError where there is none."""
+    decision = next(_repeated.get(), None)
+    if decision is None:
+        raise RuntimeError('a run took a decision of a model that takes none')
+    return decision
 
 
 @contextmanager
 def record_decisions() -> Iterator[list[bool]]:
     """Collect the decisions of a run, taken as if keys spread without bound: they hold for any key.
 
-    Where only keys decide, as in a window without the tokens around it, it is the safe form.
+    Where only keys decide, as in a window without the tokens around it, it is the safe form. What
+    is recorded inside of another recording belongs to both.
     """
-    global _recorded
-    _recorded = []
+    outer = _recorded.get()
+    recorded: list[bool] = []
+    token = _recorded.set(recorded)
     try:
-        yield _recorded
+        yield recorded
     finally:
-        _recorded = None
+        _recorded.reset(token)
+        if outer is not None:
+            outer += recorded
 
 
 @contextmanager
@@ -66,7 +77,6 @@ def repeat_decisions(decisions: Sequence[bool]) -> Iterator[None]:
 
     Raises RuntimeError if the last run took fewer, since it was not a run of the same model then.
     """
-    global _repeated
     taken = 0
 
     def again() -> Iterator[bool]:
@@ -75,11 +85,11 @@ def repeat_decisions(decisions: Sequence[bool]) -> Iterator[None]:
             taken += 1
             yield decisions[(taken - 1) % len(decisions)]
 
-    _repeated = again()
+    token = _repeated.set(again())
     try:
         yield
     finally:
-        _repeated = None
+        _repeated.reset(token)
     if decisions and taken % len(decisions):
         raise RuntimeError(f'a run took {taken} decisions of a model that takes {len(decisions)}')
 

@@ -9,7 +9,20 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..geometry import kernel_offsets, past_kernel
-from .sums import Summable, Sums, leaf, lowest, mean, merge, move, prefix, sliding, suffix, total
+from .sums import (
+    Summable,
+    Sums,
+    leaf,
+    lowest,
+    mean,
+    merge,
+    move,
+    prefix,
+    sliding,
+    suffix,
+    total,
+    transformed,
+)
 
 ENTRIES_AT_A_TIME = 8
 
@@ -42,12 +55,11 @@ def exact_conv_mean(
     grid: Sequence[int],
     global_connectivity: bool,
     causal: bool,
-    recompute: bool,
 ) -> Tensor:
     """``Σ W e^k v / Σ W e^k`` [B, T, D]: a pass over the kernel for the maximum, one to sum.
 
-    With `recompute` the backward pass computes the terms of a few entries at a time anew, instead
-    of keeping those of the whole kernel.
+    The backward pass computes the terms of a few entries at a time anew, instead of keeping those
+    of the whole kernel, but inside of torch.func, where checkpointing does not work.
     """
     heads, kernel = key.shape[-1], weight.shape[1:]
     key = key.unflatten(1, grid).unsqueeze(-1)
@@ -60,10 +72,11 @@ def exact_conv_mean(
     for offset, bias in terms:
         shift = torch.maximum(shift, _seen_at(key.detach(), offset, -torch.inf) + bias.detach())
     numerator, denominator = torch.zeros_like(value), torch.zeros_like(key)
+    kept = transformed(key, value, weight)
     for start in range(0, len(terms), ENTRIES_AT_A_TIME):
         offsets, biases = zip(*terms[start : start + ENTRIES_AT_A_TIME], strict=True)
         entries, operands = partial(_sum_entries, offsets), (shift, key, value, *biases)
-        if recompute:
+        if not kept:
             part = checkpoint(entries, *operands, use_reentrant=False)
         else:
             part = entries(*operands)

@@ -37,9 +37,7 @@ def _opaque_safe_mean_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     # An operator runs below autograd; torch.func differentiates there all the same.
     def forward(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        # Checkpointing does not work inside torch.func.
-        places = (grid, global_connectivity, causal)
-        return safe_mean(key, value, weight, *places, recompute=False)
+        return safe_mean(key, value, weight, grid, global_connectivity, causal)
 
     return torch.func.vjp(forward, key, value, weight)[1](gradient)
 

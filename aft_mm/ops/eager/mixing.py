@@ -24,6 +24,7 @@ from .products import term_parts
 from .sums import (
     FAST_SPREAD,
     Summable,
+    all_finite,
     choose,
     column_shift,
     leaf,
@@ -158,7 +159,7 @@ def aft_conv(
         found = partial(check, key, weight, *seen)
         if weights_decide(*seen):
             return decisions.remembered(given, (check, *grid), found)
-        return found()
+        return found() & all_finite(value) if causal else found()
 
     def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
         if torch.compiler.is_compiling():

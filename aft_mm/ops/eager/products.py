@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from .sums import transformed
 
 
 def term_parts(value: Tensor) -> int:
     """The parts that terms of these tokens are multiplied in; 0 leaves the operands as they are."""
-    if value.device.type != 'cuda' or value.dtype != torch.bfloat16:
+    if value.device.type != 'cuda' or value.dtype != torch.bfloat16 or transformed(value):
         return 0
     return 2 if torch.is_grad_enabled() else 1
 
@@ -54,6 +55,15 @@ def weight_gradient(grads: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:
     return result + multiply(grads[1], columns[:1]) if len(grads) > 1 else result
 
 
+def refuse_second() -> None:
+    """RuntimeError in a gradient that is to be differentiated: autograd would take it as fixed."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            'the gradient of products of bfloat16 tokens on CUDA is differentiable once; float32 '
+            'tokens have second derivatives'
+        )
+
+
 def bmm_to_float32(a: Tensor, b: Tensor) -> Tensor:
     """The product of bfloat16 matrices, added up and kept in float32; torch has it on CUDA only."""
     return torch.bmm(a, b, out_dtype=torch.float32)
@@ -69,8 +79,8 @@ class RoundedProduct(torch.autograd.Function):
         return multiply(weights, in_parts(terms, 2))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second()
         weights, terms = ctx.saved_tensors
         by_weights, grads = None, in_parts(grad, 2)
         if ctx.needs_input_grad[0]:

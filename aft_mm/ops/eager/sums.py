@@ -52,7 +52,22 @@ def choose(
         return torch.cond(condition, fast, safe, operands)
     if isinstance(condition, Tensor) and condition.is_meta:  # shapes only: no value to decide on
         return fast(*operands)
-    return fast(*operands) if decisions.record(bool(condition)) else safe(*operands)
+    return fast(*operands) if decisions.record(_holds(condition)) else safe(*operands)
+
+
+def _holds(condition: Tensor | bool) -> bool:
+    """The condition, or False where torch.func.vmap hides it: the safe form serves always."""
+    try:
+        return bool(condition)
+    except RuntimeError:
+        if transformed(condition):
+            return False
+        raise
+
+
+def transformed(*tensors: Tensor) -> bool:
+    """Whether a transform of torch.func holds one of them; it sees plain operations only."""
+    return any(torch.func.debug_unwrap(x) is not x for x in tensors)
 
 
 def _choose_once(
@@ -87,6 +102,11 @@ def spread(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     low = key.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf).amin(dim)
     # Columns in which every key is hidden give −inf and do not count.
     return (key.amax(dim) - low).amax().clamp_min(0)
+
+
+def all_finite(x: Tensor) -> Tensor:
+    """Whether nothing in x is NaN or infinite, in one pass; a sum that overflows denies it, too."""
+    return x.detach().sum().isfinite()
 
 
 def column_shift(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:

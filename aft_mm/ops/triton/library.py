@@ -1,7 +1,8 @@
 """The ops and steps that have a kernel; dispatch loads them when one first serves."""
 
-from .band_library import aft_full, aft_local
 from .conv_library import aft_conv
+from .normalized import aft_local_normalized
+from .product_library import aft_full, aft_local
 from .scan import aft_simple
 from .step import (
     aft_conv_step,
@@ -19,6 +20,7 @@ __all__ = [
     'aft_full',
     'aft_full_step',
     'aft_local',
+    'aft_local_normalized',
     'aft_local_step',
     'aft_simple_step',
     'aft_window',

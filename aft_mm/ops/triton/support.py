@@ -19,6 +19,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(causal=True),
     'aft_full': {},
     'aft_local': {},
+    'aft_local_normalized': {},
     'aft_window': {},
     'aft_conv': dict(global_connectivity=True, causal=False),
 }
@@ -49,25 +50,16 @@ def _conv_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -
     return [f'has a kernel for aft_conv on grids of 1 or 2 sizes only, got {grid}']
 
 
-def _local_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
-    """a grid of 1 size"""
-    grid = options.get('grid')
-    if grid is None or len(grid) == 1:
-        return []
-    return [f'has a kernel for aft_local on 1-d grids only, got {tuple(grid)}']
-
-
 # What else a kernel cannot serve, as sentences, by the inputs and options of a call. The docstring
 # of each says what it can, for the table of `ops/__main__.py`.
 LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {
     op: _step_limits for op in STEP_KERNELS
 }
 LIMITS['aft_conv'] = _conv_limits
-LIMITS['aft_local'] = _local_limits
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # What the kernels are compiled for in the tests.
 OLDEST_CAPABILITY = (8, 0)
-# Two products into one sum in a loop, as bands have them, are reported to come out wrong there.
+# Products that are summed in a loop are reported to come out wrong there.
 REFUSED_CAPABILITY = 10
 # That of torch 2.11. Older ones have no tuples in kernels (3.2) or were not tried, nor newer ones.
 ONLY_TRITON = (3, 6)

@@ -21,3 +21,5 @@ param_scheduler = [
 
 # (8 GPUs) x (2 images per GPU)
 auto_scale_lr = dict(enable=False, base_batch_size=16)
+
+default_hooks = dict(checkpoint=dict(type='aft_mm.SafeCheckpointHook'))

@@ -1,0 +1,132 @@
+"""What a value may be: one function per kind of value, and one sentence for all of them.
+
+``NAME must be ALLOWED, got VALUE`` is raised as ValueError, whether the type or the size is wrong.
+What else a package has to check of its own tensors, files or arguments says it in the same words.
+"""
+
+import math
+import os
+from collections.abc import Collection, Sequence
+from numbers import Real
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+LONGEST_VALUE = 80
+
+
+def is_int(value: Any) -> bool:
+    """Whether it is an int; a bool is none.
+
+    Sizes of a graph that is exported may be unknown ones, and tensors in one that torch.jit traces.
+    """
+    if isinstance(value, torch.Tensor):
+        return torch.jit.is_tracing() and value.dtype == torch.int64 and value.dim() == 0
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def refuse(name: str, allowed: str, value: Any) -> NoReturn:
+    """Raise the ValueError."""
+    raise ValueError(f'{name} must be {allowed}, got {described(value)}')
+
+
+def described(value: Any) -> str:
+    """A value in a few words: arrays by type and shape."""
+    if isinstance(value, torch.Tensor):
+        return f'{value.dtype} {list(value.shape)}'
+    if isinstance(value, np.ndarray):
+        return f'a numpy array {value.dtype} {list(value.shape)}'
+    words = ' '.join(repr(value).split())
+    return words if len(words) <= LONGEST_VALUE else f'{words[:LONGEST_VALUE]}…'
+
+
+def _bounds(least: float | None, most: float | None) -> str:
+    if least is None:
+        return '' if most is None else f', {most} or smaller'
+    if most is None:
+        return f', {least} or larger'
+    return f', {least} to {"2^63 − 1" if most == 2**63 - 1 else most}'
+
+
+def check_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
+    """Check an int, at least `least` and at most `most`."""
+    if (
+        not is_int(value)
+        or (least is not None and value < least)
+        or (most is not None and value > most)
+    ):
+        refuse(name, f'an int{_bounds(least, most)}', value)
+
+
+def check_number(
+    name: str,
+    value: Any,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+) -> None:
+    """Check a finite int or float, larger than `above`, at least `least` and at most `most`."""
+    fits = isinstance(value, Real) and not isinstance(value, bool) and abs(value) < math.inf
+    if (
+        not fits
+        or (above is not None and value <= above)
+        or (least is not None and value < least)
+        or (most is not None and value > most)
+    ):
+        bounds = _bounds(least, most)
+        if above is not None:
+            bounds = f' above {above}' + ('' if most is None else f' and at most {most}')
+        refuse(name, f'a finite number{bounds}', value)
+
+
+def check_probability(name: str, value: Any) -> None:
+    """Check a number from 0 to 1."""
+    check_number(name, value, 0, 1)
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check a bool: every word is true, and a 0 of a config may have been meant for a number."""
+    if not isinstance(value, bool):
+        refuse(name, 'True or False', value)
+
+
+def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
+    """Check one of the words `allowed`."""
+    if not isinstance(value, str) or value not in allowed:
+        refuse(name, f'one of {", ".join(allowed)}', value)
+
+
+def check_text(name: str, value: Any) -> None:
+    """Check a string that is not empty."""
+    if not isinstance(value, str) or not value:
+        refuse(name, 'a string that is not empty', value)
+
+
+def check_path(name: str, value: Any) -> None:
+    """Check the name of a file or folder."""
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        refuse(name, 'the path of a file or folder', value)
+
+
+def check_sizes(name: str, value: Any, dims: Collection[int], least: int = 1) -> None:
+    """Check a sequence of ints of at least `least`, as many as one of `dims`."""
+    fits = isinstance(value, Sequence) and len(value) in dims
+    if not fits or not all(is_int(size) and size >= least for size in value):
+        refuse(name, f'{" or ".join(map(str, dims))} ints{_bounds(least, None)}', value)
+
+
+def per_dimension(name: str, value: Any, dims: int, least: int = 1) -> tuple[int, ...]:
+    """The sizes of a window or kernel, one per dimension; an int stands for all of them."""
+    sizes = (value,) * dims if is_int(value) else value
+    fits = isinstance(sizes, Sequence) and len(sizes) == dims
+    if not fits or not all(is_int(size) and size >= least for size in sizes):
+        several = '' if dims == 1 else f' or {dims} ints'
+        refuse(name, f'an int{several}{_bounds(least, None)}', value)
+    return tuple(sizes)
+
+
+def check_config(name: str, value: Any) -> None:
+    """Check the config of a part, a dict that says its type."""
+    if not isinstance(value, dict) or not isinstance(value.get('type'), (str, type)):
+        refuse(name, "a dict with a type, such as dict(type='aft_mm.AFTSimple')", value)

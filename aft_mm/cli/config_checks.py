@@ -1,0 +1,123 @@
+"""What a config says, looked at before anything is built of it or trained with it."""
+
+import inspect
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import OPTIMIZERS
+from mmengine.runner import Runner
+from torch import nn
+
+from aft_mm.checks import check_flag, check_int, check_number
+
+from .errors import UserError
+
+#: Entries of a config that a Runner, the tools and the inferencers read.
+READ = frozenset({
+    *inspect.signature(Runner.__init__).parameters, 'custom_imports', 'vis_backends',
+    'model_wrapper_cfg', 'find_unused_parameters', 'compile', 'sync_bn', 'tta_model',
+    'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud'} - {'self', 'cfg'})
+#: Names that configs give to what they use further down, some of them much like those above.
+HELPERS = frozenset({
+    'pipeline', 'train_pipeline', 'val_pipeline', 'test_pipeline', 'dataset', 'model_cfg'})
+LIKE = 0.8  # of get_close_matches: two letters of ten
+
+
+def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
+    """Refuse a misspelt entry, without which a run would go on in silence.
+
+    Args:
+        cfg: The config; what it calls by names unlike those that are read is its own affair.
+        options: The keys of ``--cfg-options``, which have to name what there is.
+
+    Raises:
+        UserError: an entry is almost the name of one that is read, or an option names none.
+    """
+    known = READ | HELPERS
+    for key in cfg:
+        meant = get_close_matches(key, READ, n=1, cutoff=LIKE)
+        if key not in known and meant:
+            raise UserError(f'{key!r} of the config is read by nobody; did you mean {meant[0]!r}?')
+    for key in {option.partition('.')[0] for option in options} - known - cfg.keys():
+        raise UserError(f'--cfg-options names {key!r}, which the config does not have')
+
+
+def check_settings(cfg: Config) -> None:
+    """Look at the numbers of a run: epochs, intervals, learning rate, normalisation.
+
+    Raises:
+        ValueError: one is out of range or no number.
+        UserError: the optimizer is unknown, or a pipeline is empty.
+    """
+    check_flag('resume', cfg.get('resume', False))
+    loop = cfg.get('train_cfg') or {}
+    for name in ('max_epochs', 'max_iters', 'val_interval'):
+        if name in loop:
+            check_int(f'train_cfg.{name}', loop[name], 1)
+    for name, hook in (cfg.get('default_hooks') or {}).items():
+        # mmengine counts below 0 as never, and divides by 0.
+        if hook and hook.get('interval', 1) != -1:
+            check_int(f'default_hooks.{name}.interval, which -1 turns off,',
+                      hook.get('interval', 1), 1)
+    for key in ('data_preprocessor', 'model.data_preprocessor'):
+        _check_normalization(key, _entry(cfg, key) or {})
+    optimizer = _entry(cfg, 'optim_wrapper.optimizer')
+    if optimizer:
+        _check_optimizer(optimizer, cfg.get('default_scope') or 'mmengine')
+    for split in ('train', 'val', 'test'):
+        dataset = _entry(cfg, f'{split}_dataloader.dataset')
+        if dataset:
+            _check_dataset(f'{split}_dataloader.dataset', dataset)
+
+
+def _entry(cfg: Any, key: str) -> Any:
+    """``cfg.a.b`` for ``'a.b'``, None where it is missing."""
+    for part in key.split('.'):
+        cfg = cfg.get(part) if isinstance(cfg, dict | Config) else None
+    return cfg
+
+
+def _check_normalization(key: str, preprocessor: ConfigDict) -> None:
+    for name, least in (('mean', None), ('std', 0)):
+        for value in preprocessor.get(name) or ():
+            check_number(f'{key}.{name}', value, above=least)
+
+
+def _check_optimizer(optimizer: ConfigDict, scope: str) -> None:
+    if 'lr' in optimizer:
+        check_number('optim_wrapper.optimizer.lr', optimizer['lr'], 0)
+    name = optimizer.get('type')
+    with OPTIMIZERS.switch_scope_and_registry(scope) as registry:
+        if isinstance(name, str) and registry.get(name) is None:
+            meant = get_close_matches(name, OPTIMIZERS.module_dict, n=1)
+            hint = f'; did you mean {meant[0]!r}?' if meant else ''
+            raise UserError(f'optim_wrapper.optimizer.type {name!r} is no optimizer{hint}')
+
+
+def _check_dataset(key: str, dataset: ConfigDict) -> None:
+    if 'dataset' in dataset:  # a wrapper, such as RepeatDataset
+        _check_dataset(f'{key}.dataset', dataset['dataset'])
+    if 'pipeline' in dataset and not dataset['pipeline']:
+        raise UserError(f'{key}.pipeline must have a step that packs a sample, got none')
+    if isinstance(dataset.get('indices'), int | float | str):
+        check_int(f'{key}.indices', dataset['indices'], 1)
+
+
+def check_classes(model: nn.Module, dataset: Any, split: str) -> None:
+    """Refuse a head with fewer classes than the data has.
+
+    Raises:
+        UserError: there are labels that no class stands for.
+    """
+    model = getattr(model, 'module', model)  # the one that a distributed run wraps
+    classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
+    for name in ('head', 'bbox_head', 'decode_head', 'auxiliary_head', 'roi_head.bbox_head'):
+        head: Any = model
+        for part in name.split('.'):
+            head = getattr(head, part, None)
+        number = getattr(head, 'num_classes', None)
+        if classes is not None and isinstance(number, int) and number < len(classes):
+            raise UserError(f'model.{name}.num_classes must be at least {len(classes)}, the number '
+                            f'of classes of the {split} set, got {number}')

@@ -1,0 +1,53 @@
+"""SIGTERM and SIGINT as a wish to stop."""
+
+import os
+import signal
+import threading
+from types import FrameType
+
+
+class Stopped(BaseException):
+    """A signal arrived where nothing can wait for the end of an iteration.
+
+    Not an Exception, so that nobody takes it for an error that can be passed over.
+
+    Args:
+        signum: Number of the signal.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class StopSignals:
+    """What SIGTERM and SIGINT do in this process as long as the ``with`` block lasts.
+
+    While ``can_wait``, the first one is kept in ``received``, for whoever looks there after an
+    iteration, and a second one raises :class:`Stopped`; else the first one does. With ``patient``
+    further ones are ignored while ``can_wait``: a launcher repeats what the keyboard sent to all.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.can_wait = False
+        self.patient = False
+        self._process = os.getpid()
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> 'StopSignals':
+        if threading.current_thread() is threading.main_thread():  # only there may one be set
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                self._before[signum] = signal.signal(signum, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)  # type: ignore[arg-type]
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a worker of a data loader, which its parent ends
+            return
+        first, self.received = self.received is None, self.received or signum
+        if not (self.can_wait and (first or self.patient)):
+            raise Stopped(signum)

@@ -1,0 +1,104 @@
+"""The lambda layer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aft_mm.checks import check_int
+from aft_mm.ops.checks import check_num_heads
+from aft_mm.registry import MODELS
+
+from ..grid import Grid
+from .base import TokenMixer
+
+
+@MODELS.register_module()
+class LambdaLayer(TokenMixer):
+    """A linear function per token that its queries are put into (LambdaNetworks, arXiv 2102.08602).
+
+    ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, one for all h heads,
+    softmax over the tokens, e learned for every offset on the grid (full context). BatchNorm on
+    queries and keys, over the tokens that are kept. O(T²·h·(|k| + D/h)) time, O(T²·h) memory.
+
+    Timm's LambdaLayer is tied to maps [B, C, H, W], its own normalisation and no masks, so this is
+    written here.
+
+    Args:
+        embed_dims: channels D.
+        num_heads: h, a divisor of D.
+        key_dims: |k|.
+        others: see :class:`TokenMixer`; grid is required, and causal refused: statistics of a batch
+            tell a token of later ones.
+    """
+
+    def __init__(
+        self, embed_dims: int, num_heads: int = 4, key_dims: int = 16, **kwargs: Any
+    ) -> None:
+        super().__init__(embed_dims, **kwargs)
+        check_num_heads(num_heads, embed_dims)
+        check_int('key_dims', key_dims, 1)
+        if self.causal:
+            raise ValueError(
+                'causal must be False for LambdaLayer, whose BatchNorm sees later tokens, got True'
+            )
+        if self.grid is None:
+            raise ValueError('grid must be given for LambdaLayer, which learns on it, got None')
+        self.num_heads, self.key_dims = num_heads, key_dims
+        # The bias of a layer before BatchNorm would be subtracted again.
+        self.query = nn.Linear(embed_dims, num_heads * key_dims, bias=False)
+        self.key = nn.Linear(embed_dims, key_dims, bias=False)
+        self.value = nn.Linear(
+            embed_dims, embed_dims // num_heads, bias=self.value.bias is not None
+        )
+        self.query_norm = nn.BatchNorm1d(num_heads * key_dims)
+        self.key_norm = nn.BatchNorm1d(key_dims)
+        self.pos_embed = nn.Parameter(torch.empty(*(2 * n - 1 for n in self.grid), key_dims))
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+
+    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        query = _normalize(self.query_norm, query, key_mask)
+        key = _normalize(self.key_norm, key, key_mask)
+        if key_mask is not None:
+            hidden = ~key_mask.unsqueeze(-1)
+            key, value = key.masked_fill(hidden, -torch.inf), value.masked_fill(hidden, 0)
+        content = _softmax_over_tokens(key).to(value.dtype)
+        query = query.to(value.dtype).unflatten(2, (self.num_heads, -1))
+        offsets = self._offsets(grid).to(value.dtype)
+        mixed = torch.einsum('bthk,bkv->bthv', query, content.mT @ value)
+        # q e first: T·T numbers per head are fewer than T functions of |k| × D/h.
+        weights = torch.einsum('bthk,tsk->bhts', query, offsets)
+        return (mixed + (weights @ value.unsqueeze(1)).transpose(1, 2)).flatten(2)
+
+    def _offsets(self, grid: Sequence[int]) -> Tensor:
+        """e[t' − t], [T, T, |k|]."""
+        if len(grid) != len(self.grid) or any(a > b for a, b in zip(grid, self.grid, strict=True)):
+            raise ValueError(
+                f'grid must be at most {self.grid}, as LambdaLayer learned on it, got {tuple(grid)}'
+            )
+        index = []
+        for axis, (size, learned) in enumerate(zip(grid, self.grid, strict=True)):
+            place = torch.arange(size, device=self.pos_embed.device)
+            shape = [1] * (2 * len(grid))
+            shape[axis], shape[axis + len(grid)] = size, size
+            index.append((place[None, :] - place[:, None] + learned - 1).view(shape))
+        return self.pos_embed[tuple(index)].flatten(len(grid), -2).flatten(0, len(grid) - 1)
+
+
+def _normalize(norm: nn.BatchNorm1d, x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """BatchNorm of the channels of x [B, T, C] over the kept tokens, 0 elsewhere; in float32."""
+    if key_mask is None:
+        return norm(x.flatten(0, 1)).view(x.shape)
+    kept = x[key_mask]
+    if not len(kept):
+        return torch.zeros_like(x)
+    normed = norm(kept)
+    return x.new_zeros(x.shape, dtype=normed.dtype).masked_scatter(key_mask.unsqueeze(-1), normed)
+
+
+def _softmax_over_tokens(key: Tensor) -> Tensor:
+    """In float32 or wider; 0 where every token is hidden."""
+    key = key if key.dtype == torch.float64 else key.float()
+    some = (key > -torch.inf).any(1, keepdim=True)
+    return key.masked_fill(~some, 0).softmax(1) * some

@@ -1,0 +1,93 @@
+"""Linear attention, the mixer of the linear transformer."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aft_mm import ops
+from aft_mm.checks import check_choice
+from aft_mm.ops.checks import check_num_heads
+from aft_mm.ops.linear_terms import FEATURE_MAPS, FeatureMap
+from aft_mm.registry import MODELS
+
+from ..grid import Grid
+from .base import TokenMixer
+
+
+class FeatureAttention(TokenMixer):
+    """What mixers over features of queries and keys share; a subclass says which features.
+
+    Args:
+        embed_dims: channels D.
+        num_heads: h, a divisor of D.
+        others: see :class:`TokenMixer`.
+    """
+
+    takes_memory = True
+    takes_prefix_tokens = True
+    state_type = ops.LinearState
+    # φ, as ops.linear_attention takes it, and how many features it makes.
+    feature_map: str | tuple[FeatureMap, FeatureMap]
+    num_features: int
+
+    def __init__(self, embed_dims: int, num_heads: int, **kwargs: Any) -> None:
+        super().__init__(embed_dims, **kwargs)
+        check_num_heads(num_heads, embed_dims)
+        self.num_heads = num_heads
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1))
+
+    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        return ops.linear_attention(
+            *map(self._heads, (query, key, value)),
+            feature_map=self.feature_map,
+            causal=self.causal,
+            key_mask=key_mask,
+        ).flatten(2)
+
+    def _init_state(self, batch_size: int) -> ops.LinearState:
+        weight = self.proj.weight
+        return ops.linear_attention_init_state(
+            batch_size,
+            self.num_heads,
+            self.num_features,
+            self.embed_dims // self.num_heads,
+            device=weight.device,
+            dtype=torch.float64 if weight.dtype == torch.float64 else torch.float32,
+        )
+
+    def _prefill(self, state: ops.LinearState, key, value, lengths: Tensor) -> ops.LinearState:
+        key, value = self._heads(key), self._heads(value)
+        return ops.linear_attention_prefill(
+            state, key, value, lengths, feature_map=self.feature_map
+        )
+
+    def _mix_step(self, query, key, value, state) -> tuple[Tensor, ops.LinearState]:
+        parts = map(self._heads, (query, key, value))
+        mixed, state = ops.linear_attention_step(state, *parts, feature_map=self.feature_map)
+        return mixed.flatten(1), state
+
+
+@MODELS.register_module()
+class LinearAttention(FeatureAttention):
+    """Attention over features, ``φ(q) Σ φ(k) vᵀ / φ(q) Σ φ(k)`` per head (arXiv 2006.16236, eq. 5).
+
+    O(T·D²/h) time and O(T·D) memory, see :func:`aft_mm.ops.linear_attention`. The state of a step
+    are the sums s and z, D²/h + D numbers, whatever the number of tokens.
+
+    Args:
+        embed_dims: channels D.
+        num_heads: h, a divisor of D.
+        feature_map: φ, 'elu' for ``elu(x) + 1`` as in the paper, 'relu' or 'square'.
+        others: see :class:`TokenMixer`.
+    """
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, feature_map: str = 'elu', **kwargs: Any
+    ) -> None:
+        check_choice('feature_map', feature_map, tuple(FEATURE_MAPS))
+        super().__init__(embed_dims, num_heads, **kwargs)
+        self.feature_map = feature_map
+        self.num_features = embed_dims // num_heads

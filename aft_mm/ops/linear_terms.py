@@ -1,0 +1,79 @@
+"""Feature maps of linear attention, and its state between steps."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aft_mm.checks import check_choice
+
+FeatureMap = Callable[[Tensor], Tensor]
+
+
+class LinearState(NamedTuple):
+    """``s = Σ φ(k) vᵀ`` and ``z = Σ φ(k)``, columns of sums [B, h, d, m + 1]; next index [B]."""
+
+    sums: Tensor
+    position: Tensor
+
+    @property
+    def s(self) -> Tensor:
+        """[B, h, d, m]."""
+        return self.sums[..., :-1]
+
+    @property
+    def z(self) -> Tensor:
+        """[B, h, d]."""
+        return self.sums[..., -1]
+
+
+def never_negative(function: Callable) -> Callable:
+    """Mark a feature map, or a method that is one, whose features need no check."""
+    function.is_never_negative = True  # type: ignore[attr-defined]
+    return function
+
+
+@never_negative
+def elu(x: Tensor) -> Tensor:
+    """``elu(x) + 1``; as it is written, ``e^x − 1 + 1`` would round small features away."""
+    return torch.where(x > 0, x + 1, x.clamp_max(0).exp())
+
+
+@never_negative
+def relu(x: Tensor) -> Tensor:
+    """``max(x, 0)``."""
+    return torch.relu(x)
+
+
+@never_negative
+def square(x: Tensor) -> Tensor:
+    """``x²``."""
+    return x.square()
+
+
+FEATURE_MAPS: dict[str, FeatureMap] = {'elu': elu, 'relu': relu, 'square': square}
+
+
+def resolve(
+    feature_map: str | FeatureMap | tuple[FeatureMap, FeatureMap],
+) -> tuple[FeatureMap, FeatureMap]:
+    """The maps of queries and of keys; raises ValueError for an unknown name."""
+    if isinstance(feature_map, str):
+        check_choice('feature_map', feature_map, tuple(FEATURE_MAPS))
+        feature_map = FEATURE_MAPS[feature_map]
+    return feature_map if isinstance(feature_map, tuple) else (feature_map, feature_map)
+
+
+def features(function: FeatureMap, x: Tensor) -> Tensor:
+    """φ(x); raises ValueError on a CPU for a negative feature: sums of weights would cross 0."""
+    mapped = function(x)
+    # A look at values would wait for a device, and a compiled graph cannot look.
+    if torch.compiler.is_compiling() or getattr(function, 'is_never_negative', False):
+        return mapped
+    if mapped.device.type == 'cpu' and (mapped.detach() < 0).any():
+        raise ValueError(
+            f'feature_map must not be negative, got {float(mapped.detach().min()):.3g} from '
+            f'{getattr(function, "__name__", function)!r}'
+        )
+    return mapped

@@ -1,0 +1,158 @@
+"""AFT-local-normalized of the Triton backend: three products, of which two give denominators only.
+
+``y = g(q) N / (Z D)`` with N = W (E v), Z = W 1 and D = E summed over the visible tokens (ICLR
+submission, eq. 8), is the output o of AFT-local times the ratio ``r = W E / (Z D)``, at most 1:
+
+- W E and o are those of AFT-local; D is its denominator with no window at all, W = 1; Z that of
+  AFT-local for keys of 0, in one channel;
+- their logarithms are over units that cancel, so that r loses nothing whatever the keys are.
+
+The gradient of r is one of the three λ, which the gradient of a product takes beside that of o.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import product_launch as launch
+from .product_cut import choose_cut, count_saved, make_band, split_saved
+from .product_library import local_table, window_on
+from .register import differentiated, register
+
+
+def aft_local_normalized(
+    query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
+) -> Tensor:
+    """O(T·s·D) time: the products of :func:`aft_local`, and running sums of the keys."""
+    save = differentiated(query, key, value, pos_u, pos_v)
+    window, grid = window_on(window, grid)
+    table = local_table(pos_u, pos_v, value, window, grid, causal, True)
+    return normalized(query, key, value, table, key_mask, window, grid, causal, gate, save)[0]
+
+
+class Part(NamedTuple):
+    """One of the products and where it stands in what is kept."""
+
+    call: launch.Call
+    first: int
+    count: int
+
+    def kept(self, saved: Tensor) -> Tensor:
+        """What the product keeps."""
+        return saved[self.first : self.first + self.count]
+
+    def log(self, saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, λ and the unit of that."""
+        call = self.call
+        return split_saved(self.kept(saved), call.value, call.band, call.cut.width)[:3]
+
+
+def _parts(key, value, table, key_mask, window, grid, causal) -> list[Part]:
+    """The products of W with (E v, E), of 1 with E and of W with 1."""
+    cut = choose_cut(value, True)
+    ones = (len(value) if key_mask is not None else min(len(value), 1)), value.shape[1], 1
+    # The gradients of a key from two products are added, and must not be rounded before.
+    wide, zero = key.float(), value.new_zeros(ones)
+    sources = [
+        (wide, value, table, window, grid),
+        (wide, value, table.new_zeros(1, 1), [0], None),
+        (zero, zero, table, window, grid),
+    ]
+    parts, first = [], 0
+    for keys, values, bias, *where in sources:
+        band = make_band(bias, values, *where, causal, cut.tile)
+        call = launch.Call(None, keys, values, bias, key_mask, 'none', band, cut)
+        count = count_saved(values, band, cut.width)
+        parts.append(Part(call, first, count))
+        first += count
+    return parts
+
+
+def _ratio(parts: list[Part], saved: Tensor) -> Tensor:
+    """r [B, T, D]."""
+    (_, weighted, unit), (_, plain, plain_unit), (_, bias, _) = (x.log(saved) for x in parts)
+    return ((unit - plain_unit) + (weighted - plain) - bias).exp_()
+
+
+def _gate(query: Tensor | None, gate: str) -> Tensor | float:
+    """g(q)."""
+    if gate == 'none':
+        return 1.0
+    return query.float().sigmoid() if gate == 'sigmoid' else query.float().relu()
+
+
+def normalized(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    key_mask: Tensor | None,
+    window: Sequence[int],
+    grid: Sequence[int] | None,
+    causal: bool,
+    gate: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    """AFT-local-normalized [B, T, D], and with `save` what its gradient needs."""
+    parts = _parts(key, value, table, key_mask, window, grid, causal)
+    saved = value.new_empty(parts[-1].first + parts[-1].count, dtype=torch.float32)
+    for part in parts:
+        launch.product_forward(part.call, part.kept(saved))
+    mean = parts[0].log(saved)[0]
+    output = (_gate(query, gate) * (mean * _ratio(parts, saved))).to(value.dtype)
+    return output, saved if save else saved.new_empty(0)
+
+
+def normalized_backward(
+    gradient: Tensor,
+    saved: Tensor,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    key_mask: Tensor | None,
+    window: Sequence[int],
+    grid: Sequence[int] | None,
+    causal: bool,
+    gate: str,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """The gradients of those of query, key, value and table that are wanted."""
+    parts = _parts(key, value, table, key_mask, window, grid, causal)
+    ratio, mean = _ratio(parts, saved), parts[0].log(saved)[0]
+    gradient, gates = gradient.float(), _gate(query, gate)
+    by_query = None
+    if gate != 'none':
+        slope = gates * (1 - gates) if gate == 'sigmoid' else (query > 0).float()
+        by_query = (gradient * mean * ratio * slope).to(query.dtype)
+    by_mean = gradient * gates * ratio
+    by_log = by_mean * mean
+    by_bias = by_log.sum(2, keepdim=True)
+    if key_mask is None:
+        by_bias = by_bias.sum(0, keepdim=True)
+    gradients = (by_mean, by_log), (None, -by_log), (None, -by_bias)
+    biased = wanted[3], False, wanted[3]
+    results = []
+    for part, (by_output, log), some in zip(parts, gradients, biased, strict=True):
+        if by_output is None:
+            by_output = log.new_zeros(()).expand(log.shape)
+        kept = part.kept(saved)
+        results.append(launch.product_backward(by_output, log, kept, part.call, some))
+    weighted, plain, bias = results
+    by_key = (weighted[1] + plain[1]).to(key.dtype)
+    by_table = weighted[3] + bias[3] if wanted[3] else None
+    results = by_query, by_key, weighted[2], by_table
+    return [x for x, needed in zip(results, wanted, strict=False) if needed]
+
+
+def _empty(query, key, value, table, key_mask, window, grid, causal, gate, save):
+    output = value.new_empty(value.shape)
+    if not save:
+        return output, value.new_empty(0, dtype=torch.float32)
+    *_, last = _parts(key, value, table, key_mask, window, grid, causal)
+    return output, value.new_empty(last.first + last.count, dtype=torch.float32)
+
+
+normalized = register(normalized, normalized_backward, fake=_empty, name='aft_local_normalized')

@@ -1,0 +1,220 @@
+"""Checkpoint files of others: refused in one sentence, and nothing is called, written or taken."""
+
+import http.server
+import json
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from aft_mm.checkpoint import load_from_http, load_from_local
+from aft_mm.cli.errors import UserError
+
+from . import hostile
+
+pytestmark = pytest.mark.adversarial
+REFUSED = '(is refused because it asks for|is damaged or holds)'
+
+
+def refused(path):
+    """The sentence that refuses a file."""
+    with pytest.raises(pickle.UnpicklingError, match=REFUSED) as error:
+        load_from_local(str(path))
+    assert str(path) in str(error.value) and '\n' not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize('zipped', [True, False])
+@pytest.mark.parametrize('name', hostile.OBJECTS)
+def test_no_object_is_built_by_the_state_of_a_file(name, zipped, tmp_path):
+    state = dict(state_dict={}, meta=dict(experiment_name=hostile.OBJECTS[name]()))
+    torch.save(state, tmp_path / 'a.pth', _use_new_zipfile_serialization=zipped)
+    refused(tmp_path / 'a.pth')
+
+
+@pytest.mark.parametrize(('name', 'words'), [
+    ('train', ['--resume', 'a.pth']),
+    ('test', ['a.pth']),
+    ('sample', ['a.pth', '--out', 'a.txt']),
+    ('model_converters/publish_model', ['a.pth', 'out.pth']),
+])
+def test_tools_refuse_an_object_array_and_live(name, words, tool, config, tmp_path, monkeypatch):
+    """Stock numpy writes to an address of the file's choice and dies."""
+    monkeypatch.chdir(tmp_path)
+    state = dict(state_dict={}, meta=dict(
+        experiment_name=hostile.OBJECTS['object array at an address']()))
+    torch.save(state, 'a.pth')
+    Path('text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
+    if 'publish' not in name:
+        words = [config('tiny_text'), *words]
+    with pytest.raises(SystemExit, match="'a.pth' is refused because it asks for numpy.") as end:
+        tool(name).main(words)
+    assert '\n' not in str(end.value)
+
+
+PICKLES = {
+    'a key that overflows the stack': hostile.nested_key(300_000),
+    'lists in lists': hostile.nested_list(100_000),
+    'one text many times': hostile.copies(5000),
+    'a list in itself': b'\x80\x02]q\x00h\x00a.',
+    'no end': b'\x80\x02}',
+    'an end without a value': b'\x80\x02.',
+    'a function that is a number': b'\x80\x02K\x01)R.',
+    'a memo of 4 billion': b'\x80\x02}r\xff\xff\xff\xff.',
+    'an opcode of later protocols': b'\x80\x04\x8c\x01a\x94.',
+}
+
+
+READ_ALL = """
+import json, pickle, resource, sys
+from aft_mm.checkpoint import load_from_local
+
+resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+sentences = []
+for path in sys.argv[1:]:
+    try:
+        sentences.append(str(load_from_local(path)))
+    except pickle.UnpicklingError as error:
+        sentences.append(str(error))
+print(json.dumps(sentences))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_pickle_takes_no_more_than_its_file_allows(tmp_path):
+    paths = [tmp_path / f'{i}.pth' for i in range(len(PICKLES))]
+    for path, data in zip(paths, PICKLES.values(), strict=True):
+        hostile.save_pickle(path, data)
+    result = subprocess.run([sys.executable, '-c', READ_ALL, *map(str, paths)],
+                            capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-500:]
+    sentences, kilobytes = map(json.loads, result.stdout.splitlines())
+    for name, sentence in zip(PICKLES, sentences, strict=True):
+        assert sentence == '{}' if 'memo' in name else re.search(REFUSED, sentence), name
+    assert kilobytes < 200_000
+
+
+def test_weights_that_claim_more_than_the_file_holds_are_refused(tmp_path):
+    hostile.save_views(tmp_path / 'views.pth', 100)
+    assert 'many times the memory' in refused(tmp_path / 'views.pth')
+    hostile.save_expanded(tmp_path / 'expanded.pth')
+    assert 'many times the memory' in refused(tmp_path / 'expanded.pth')
+    hostile.save_views(tmp_path / 'tied.pth', 3)  # as tied weights are
+    assert len(load_from_local(str(tmp_path / 'tied.pth'))['state_dict']) == 3
+    hostile.recompressed(tmp_path / 'tied.pth', tmp_path / 'bomb.pth')
+    assert 'compressed' in refused(tmp_path / 'bomb.pth')
+
+
+@pytest.mark.parametrize('zipped', [True, False])
+def test_every_flipped_bit_of_a_weight_is_found(zipped, tmp_path):
+    weight = torch.randn(50)
+    torch.save(dict(state_dict=dict(weight=weight)), tmp_path / 'a.pth',
+               _use_new_zipfile_serialization=zipped)
+    data = bytearray((tmp_path / 'a.pth').read_bytes())
+    start = data.find(weight.numpy().tobytes())
+    data[start + 101] ^= 1
+    (tmp_path / 'a.pth').write_bytes(data)
+    if zipped:
+        assert 'Bad CRC-32' in refused(tmp_path / 'a.pth')
+    else:  # the old format has no checksums
+        loaded = load_from_local(str(tmp_path / 'a.pth'))['state_dict']['weight']
+        assert (loaded != weight).sum() == 1
+
+
+def test_a_file_that_is_cut_or_overwritten_anywhere_is_refused_or_whole(tmp_path):
+    whole = dict(state_dict=dict(weight=torch.randn(9, 9)), meta=dict(epoch=1, names=['a', 'b']))
+    torch.save(whole, tmp_path / 'a.pth')
+    data = (tmp_path / 'a.pth').read_bytes()
+    rng = np.random.default_rng(0)
+    same = 0
+    for trial in range(150):
+        damaged = bytearray(data)
+        at = int(rng.integers(len(data)))
+        if trial % 3 == 0:
+            damaged = damaged[:at]
+        elif trial % 3 == 1:
+            damaged[at] ^= 1 << int(rng.integers(8))
+        else:
+            damaged[at:at + 16] = rng.bytes(16)
+        (tmp_path / 'b.pth').write_bytes(damaged)
+        try:
+            loaded = load_from_local(str(tmp_path / 'b.pth'))
+        except pickle.UnpicklingError as error:
+            assert '\n' not in str(error)
+        else:  # what fills the gaps of the archive is read by nobody
+            assert torch.equal(loaded['state_dict']['weight'], whole['state_dict']['weight'])
+            assert loaded['meta'] == whole['meta']
+            same += 1
+    assert same < 100
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """Answers by path, in full or cut short; what was asked for is counted."""
+    answers, asked = {}, []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802 - the base class calls it so
+            asked.append(self.path)
+            data, announced = answers[self.path]
+            self.send_response(200)
+            self.send_header('Content-Length', str(announced))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args):
+            pass
+
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'hub'))
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield answers, asked, f'http://127.0.0.1:{httpd.server_port}'
+        httpd.shutdown()
+
+
+def weights(value, path):
+    torch.save(dict(state_dict=dict(weight=torch.full((3, ), value))), path)
+    data = path.read_bytes()
+    return data, len(data)
+
+
+def test_a_download_is_that_of_its_address_and_is_kept(server, tmp_path):
+    answers, asked, host = server
+    for value, path in enumerate(('/a/epoch_1.pth', '/b/epoch_1.pth')):
+        answers[path] = weights(float(value), tmp_path / 'w.pth')
+    for _ in range(2):
+        for value, path in enumerate(answers):
+            loaded = load_from_http(host + path)['state_dict']['weight']
+            assert loaded.tolist() == 3 * [value]
+    assert asked == list(answers)
+
+
+def test_a_download_that_is_cut_or_of_another_hash_leaves_nothing(server, tmp_path):
+    answers, asked, host = server
+    data, length = weights(1., tmp_path / 'w.pth')
+    answers['/a.pth'] = data[:length // 2], length
+    answers['/a-0123abcd.pth'] = data, length
+    for path, why in (('/a.pth', f'{length // 2} of {length} bytes came'),
+                      ('/a-0123abcd.pth', 'but its name says 0123abcd')):
+        with pytest.raises(UserError, match=f'{path}. cannot be downloaded: .*{why}'):
+            load_from_http(host + path)
+        assert not list((tmp_path / 'hub').rglob('*.p*'))
+        answers[path] = data, length
+    assert load_from_http(f'{host}/a.pth')['state_dict']['weight'].tolist() == [1, 1, 1]
+
+
+def test_a_damaged_download_is_not_met_again(server, tmp_path):
+    answers, asked, host = server
+    data, length = weights(1., tmp_path / 'w.pth')
+    answers['/a.pth'] = data[:100] + bytes(length - 100), length
+    with pytest.raises(pickle.UnpicklingError, match='is damaged'):
+        load_from_http(f'{host}/a.pth')
+    answers['/a.pth'] = data, length
+    assert load_from_http(f'{host}/a.pth')['state_dict']['weight'].tolist() == [1, 1, 1]

@@ -1,0 +1,133 @@
+"""Compiled ops at sizes that change, and decisions of several threads, recordings and runs."""
+
+import threading
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+from torch import nn
+
+from aft_mm import ops
+from aft_mm.engine import CompileHook
+from aft_mm.ops.eager.decisions import record_decisions, repeat_decisions
+
+pytestmark = pytest.mark.adversarial
+
+
+def parameters(op, grid):
+    """The bias parameters of an op on a grid, and its options."""
+    tokens = torch.Size(grid).numel()
+    if op == 'aft_full':
+        return [torch.randn(tokens, tokens)], {}
+    if op in ('aft_local', 'aft_local_normalized'):
+        return [torch.randn(tokens, 2), torch.randn(tokens, 2)], dict(window=3, grid=grid)
+    if op == 'aft_conv':
+        return [torch.randn(2, *[3] * len(grid))], dict(grid=grid)
+    return [], dict(window=2, grid=grid) if op == 'aft_window' else {}
+
+
+OPS = ['aft_simple', 'aft_full', 'aft_local', 'aft_conv', 'aft_window', 'aft_local_normalized']
+SIZES = [(op, True, dynamic) for op in OPS for dynamic in (False, None)]
+SIZES += [('aft_conv', False, None), ('aft_window', False, None)]
+
+
+@pytest.mark.parametrize('op, causal, dynamic', SIZES)
+def test_sizes_that_change(op, causal, dynamic):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    function = getattr(ops, op)
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend='eager')
+    for grid in [(4, 3), (3, 5)]:
+        biases, options = parameters(op, grid)
+        heads = 2 if op == 'aft_conv' else 4
+        tokens = torch.Size(grid).numel()
+        inputs = [torch.randn(2, tokens, channels) for channels in (4, heads, 4)] + biases
+        inputs = [x.requires_grad_(causal) for x in inputs]
+        got = compiled(*inputs, causal=causal, **options)
+        torch.testing.assert_close(
+            got, function(*inputs, causal=causal, **options), rtol=1e-4, atol=1e-5
+        )
+        if causal:
+            slopes = torch.autograd.grad(got.square().sum(), inputs, allow_unused=True)
+            assert all(slope is None or slope.isfinite().all() for slope in slopes)
+
+
+@pytest.mark.slow
+def test_inductor_takes_a_causal_convolution_on_a_picture():
+    """A literal inside of torch.cond was 'non-tensor input' once."""
+    torch._dynamo.reset()
+    inputs = [torch.randn(2, 20, 4), torch.randn(2, 20, 2), torch.randn(2, 20, 4)]
+    inputs.append(torch.randn(2, 3, 3))
+    options = dict(grid=(5, 4), causal=True)
+    compiled = torch.compile(ops.aft_conv, fullgraph=True, dynamic=False)
+    got = compiled(*inputs, **options)
+    torch.testing.assert_close(got, ops.aft_conv(*inputs, **options), rtol=1e-4, atol=1e-5)
+
+
+def test_the_compile_hook_makes_a_graph_per_size():
+    torch._dynamo.reset()
+    model = nn.Module()
+    model.backbone = MODELS.build(dict(
+        type='aft_mm.AFTViT', arch=dict(embed_dims=8, num_layers=1), img_size=8, patch_size=4,
+        token_mixer=dict(type='aft_mm.AFTSimple')))  # fmt: skip
+    expected = [model.backbone(torch.ones(1, 3, 4 * n, 8))[0] for n in range(1, 12)]
+
+    class Runner:
+        pass
+
+    runner = Runner()
+    runner.model = model
+    CompileHook(backend='eager').before_run(runner)
+    for n, want in enumerate(expected, 1):
+        torch.testing.assert_close(model.backbone(torch.ones(1, 3, 4 * n, 8))[0], want)
+
+
+def run(spread):
+    """A causal op; its decision is for the fast form where keys are close."""
+    x = torch.linspace(0, spread, 8)[None, :, None].expand(1, 8, 2)
+    return ops.aft_simple(x, x, x, causal=True)
+
+
+def test_threads_decide_apart():
+    mixed = []
+
+    def record():
+        with record_decisions() as decisions:
+            for _ in range(40):
+                run(1.0)
+        mixed.append(len(decisions) != 40)
+
+    def repeat():
+        with repeat_decisions([True, False]):
+            for _ in range(40):
+                run(1.0)
+        mixed.append(False)
+
+    threads = [threading.Thread(target=call) for call in (record, repeat) * 4]
+    for thread in threads:
+        thread.start()
+    for _ in range(40):  # which neither records nor repeats
+        torch.testing.assert_close(run(1.0), run(1.0))
+    for thread in threads:
+        thread.join()
+    assert mixed == [False] * 8
+
+
+def test_recordings_inside_of_each_other():
+    with record_decisions() as outer:
+        run(1.0)
+        with record_decisions() as inner:
+            run(1.0)
+        run(1.0)
+    assert len(inner) == 1 and len(outer) == 3
+    with repeat_decisions([True]):
+        with repeat_decisions([False, False]):
+            run(1.0)
+            run(1.0)
+        run(1.0)
+
+
+def test_a_run_without_decisions_takes_none():
+    with pytest.raises(RuntimeError, match='took a decision of a model that takes none'):
+        with repeat_decisions([]):
+            run(1.0)

@@ -1,0 +1,219 @@
+"""What configs and command lines say wrongly ends in one sentence, before the work."""
+
+import importlib.util
+import inspect
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+
+from aft_mm.cli.command_line import read_config
+from aft_mm.cli.config_checks import check_keys, check_settings
+from aft_mm.cli.errors import UserError
+
+from ..leaves import leaves
+
+pytestmark = pytest.mark.adversarial
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / 'tests/configs/tiny.py'
+
+
+@pytest.fixture
+def tool(monkeypatch, tmp_path):
+    """Run a tool in this process and in an empty folder."""
+    monkeypatch.setenv('LOCAL_RANK', '0')
+    monkeypatch.syspath_prepend(str(ROOT / 'tests/configs'))
+    monkeypatch.syspath_prepend(str(ROOT / 'tools/analysis_tools'))
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, *words):
+        spec = importlib.util.spec_from_file_location(Path(name).stem, ROOT / f'tools/{name}.py')
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.main([str(word) for word in words])
+
+    return run
+
+
+def fails(call, message):
+    with pytest.raises(SystemExit, match=f'^Error: .*{message}') as error:
+        call()
+    assert '\n' not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+SETTINGS = [
+    *[(f'train_cfg.{name}={value}', rf'train_cfg.{name} must be an int, 1 or larger, got')
+      for name in ('max_epochs', 'val_interval') for value in (0, -1, 1.5, 'abc')],
+    *[(f'optim_wrapper.optimizer.lr={value}', 'optimizer.lr must be a finite number, 0 or larger')
+      for value in ('abc', 'nan', '-1', 'inf', 'None')],
+    ('optim_wrapper.optimizer.type=Adamm', "type 'Adamm' is no optimizer; did you mean 'Adam'"),
+    ('default_hooks.checkpoint.interval=0', 'default_hooks.checkpoint.interval, .* 1 or larger'),
+    *[(f'data_preprocessor.std=[{value}]', 'data_preprocessor.std must be .* above 0, got')
+      for value in (0, -1, "'a'")],
+    ('data_preprocessor.mean=[nan]', 'data_preprocessor.mean must be a finite number, got'),
+    ('resume=/no/such', "resume must be True or False, got '/no/such'"),
+    ('train_dataloader.dataset.pipeline=[]', 'train_dataloader.dataset.pipeline must have a step'),
+    *[(f'train_dataloader.dataset.indices={value}', 'dataset.indices must be an int, 1 or larger')
+      for value in (0, -1, 1.5, 'abc')],
+    ('optim_wraper.optimizer.lr=1', "names 'optim_wraper', which the config does not have"),
+    ('model.head.num_classes.a=1', '--cfg-options do not fit'),
+    ('train_dataloader.batch_size=0', 'train_dataloader.batch_size must be an int, 1 or larger'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('option, message', SETTINGS, ids=[option for option, _ in SETTINGS])
+def test_settings_of_a_run(tool, option, message):
+    fails(lambda: tool('train', TINY, '--cfg-options', option), message)
+
+
+MODELS = [
+    ('model.backbone.arch.embed_dims=-3', 'arch.embed_dims must be an int, 1 or larger, got -3'),
+    ('model.backbone.out_type=featmap', "out_type must be 'avg_featmap' or 'cls_token'"),
+    ('model.head.in_channels=33', 'head.in_channels must be 16, the width of the backbone'),
+    ('model.head.num_classes=3', 'head.num_classes must be at least 10, .* got 3'),
+    ('model.backbone.drop_rate=2', 'drop_rate must be a finite number, 0 to 1, got 2'),
+    ('optim_wrapper.type=Nope', 'Nope is not in the mmpretrain::optimizer_wrapper registry'),
+    ('optim_wrapper.optimizer.lrr=1', "unexpected keyword argument 'lrr'"),
+]
+
+
+@pytest.mark.parametrize('option, message', MODELS, ids=[option for option, _ in MODELS])
+def test_models_and_optimizers_of_a_run(tool, option, message):
+    fails(lambda: tool('train', TINY, '--work-dir', 'w', '--cfg-options', option), message)
+
+
+CONFIGS = {
+    'raise RuntimeError("x")': r'cannot be read \(RuntimeError: x\)',
+    'model = (': 'cannot be read',
+    "custom_imports = dict(imports=['no_such_module'])": 'imports what is missing: .*no_such_modul',
+    "_base_ = './no.py'": 'cannot be read',
+    'optim_wraper = dict()': "'optim_wraper' of the config .* did you mean 'optim_wrapper'",
+    'train_dataloder = dict()': "did you mean 'train_dataloader'",
+    'custom_hook = []': "did you mean 'custom_hooks'",
+    'modle = dict()': "did you mean 'model'",
+    'load_form = None': "did you mean 'load_from'",
+}
+
+
+@pytest.mark.parametrize('text', CONFIGS)
+def test_configs_that_cannot_be_used(tool, tmp_path, text):
+    (tmp_path / 'a.py').write_text(text)
+    fails(lambda: tool('train', 'a.py'), CONFIGS[text])
+    fails(lambda: tool('analysis_tools/print_config', 'a.py'), CONFIGS[text])
+
+
+def test_a_config_that_is_its_own_base(tmp_path):
+    (tmp_path / 'a.py').write_text("_base_ = './a.py'")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 120)  # a level costs a file that is parsed
+    try:
+        with pytest.raises(UserError, match='has itself among its _base_'):
+            read_config(str(tmp_path / 'a.py'))
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_no_config_of_ours_is_called_misspelt():
+    tasks = ('image_classification', 'image_ar', 'language_modeling', 'detection', 'segmentation',
+             'super_resolution', 'point_cloud')
+    paths = [path for task in tasks for path in list(leaves(task).values())[::20]]
+    assert len(paths) > 5
+    for path in paths:
+        config = Config.fromfile(path, import_custom_modules=False)
+        check_keys(config)
+        if config.default_scope not in ('mmdet', 'mmseg'):  # whose optimizers may be missing
+            check_settings(config)
+
+
+def test_a_name_of_ones_own_is_nobody_elses_affair():
+    check_keys(Config(dict(width=8, num_classes=3, crop=dict(), model=dict())))
+    with pytest.raises(UserError, match="did you mean 'val_evaluator'"):
+        check_keys(Config(dict(val_evaluater=dict())))
+
+
+@pytest.mark.parametrize('words', ['train_cfg.max_epochs', '=3', 'a=1 b'])
+def test_options_that_are_no_pairs(tool, capsys, words):
+    with pytest.raises(SystemExit):
+        tool('train', TINY, '--cfg-options', *words.split())
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert '--cfg-options needs KEY=VALUE, got' in line
+
+
+@pytest.fixture
+def bias_checkpoint(tmp_path):
+    """The config and a checkpoint of an untrained classifier."""
+    config = Config.fromfile(TINY, import_custom_modules=False)
+    config.pop('custom_imports')
+    config.dump(tmp_path / 'config.py')
+    torch.save(dict(state_dict={}, meta={}), tmp_path / 'a.pth')
+    return ['config.py', 'a.pth']
+
+
+OUTPUTS = [
+    ('--out folder.png', '--out .*folder.png. cannot be written: Is a directory'),
+    ('--out a.xyz', r"--out needs a file name that ends in \.png or .*, got 'a.xyz'"),
+    ('--out /proc/a.png', "--out '/proc/a.png' cannot be written"),
+    ('--out a.png --dpi -1', '--dpi must be an int, 1 to 2400, got -1'),
+    ('--out a.png --dpi 0', '--dpi must be an int, 1 to 2400, got 0'),
+    ('--out a.png --columns 0', '--columns must be an int, 1 or larger, got 0'),
+]
+
+
+@pytest.mark.parametrize('words, message', OUTPUTS)
+def test_outputs_of_a_picture(tool, tmp_path, bias_checkpoint, words, message):
+    (tmp_path / 'folder.png').mkdir()
+    words = shlex.split(words)
+    fails(lambda: tool('analysis_tools/plot_position_bias', *bias_checkpoint, *words), message)
+    if '--columns' not in words:
+        fails(lambda: tool('analysis_tools/plot_curves', 'no.json', *words), message)
+        group = ['--group', 'a', 'no.json', '--metric', 'm']
+        fails(lambda: tool('analysis_tools/compare_seeds', *group, *words), message)
+
+
+@pytest.mark.parametrize('words, message', [
+    ('--out /proc/x.json', "--out '/proc/x.json' cannot be written"),
+    ('--out a.txt', r'--out needs a file name that ends in \.json'),
+    ('--dump /proc/x.pkl', "--dump '/proc/x.pkl' cannot be written"),
+    ('--out .', r'--out needs a file name that ends in \.json'),
+])
+def test_outputs_of_a_test(tool, bias_checkpoint, words, message):
+    fails(lambda: tool('test', *bias_checkpoint, *words.split()), message)
+
+
+@pytest.mark.parametrize('words, message', [
+    ('--shape 0 0', 'HEIGHT of --shape must be an int, 1 or larger, got 0'),
+    ('--shape -1 5', 'HEIGHT of --shape must be an int, 1 or larger, got -1'),
+    ('--shape 5 -1', 'WIDTH of --shape must be an int, 1 or larger, got -1'),
+    ('--json a.txt', r'--json needs a file name that ends in \.json'),
+    ('--json /proc/a.json', "--json '/proc/a.json' cannot be written"),
+])
+def test_arguments_of_the_complexity(tool, bias_checkpoint, words, message):
+    words = words.split()
+    fails(lambda: tool('analysis_tools/model_complexity', bias_checkpoint[0], *words), message)
+
+
+def test_a_classifier_draws_nothing(tool, bias_checkpoint):
+    message = 'config.py has no autoregressive model, with a decoder, to draw from'
+    fails(lambda: tool('sample', *bias_checkpoint, '--out', 'a.png'), message)
+    message = 'config.py is no config of super-resolution, .* has no source_shape'
+    fails(lambda: tool('super_resolve', *bias_checkpoint, 'a.png', 'b.png'), message)
+
+
+@pytest.mark.parametrize('script, words', [
+    ('dist_train', []), ('dist_train', ['a.py']), ('dist_test', ['a.py', 'a.pth']),
+    ('slurm_train', ['partition', 'job']), ('slurm_test', ['partition', 'job', 'a.py']),
+    ('dist_train', ['a.py', 'two']), ('dist_test', ['a.py', 'a.pth', '0']),
+])  # fmt: skip
+def test_launch_scripts_without_their_arguments(script, words):
+    done = subprocess.run(
+        ['bash', ROOT / f'tools/{script}.sh', *words], capture_output=True, text=True,
+        env={**os.environ, 'PYTHON': sys.executable})  # fmt: skip
+    assert done.returncode in (1, 2)
+    assert 'rror: ' in done.stderr.splitlines()[-1] and 'Traceback' not in done.stderr

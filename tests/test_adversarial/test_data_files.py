@@ -1,0 +1,123 @@
+"""Small files that would become large, and configs that are not what they look like."""
+
+import gzip
+import os
+import struct
+import time
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aft_mm.cli.command_line import read_config
+from aft_mm.datasets import TextFile, read_points, read_rgb
+
+pytestmark = pytest.mark.adversarial
+MEGABYTES = 50
+
+
+@pytest.fixture(autouse=True)
+def quickly():
+    """Whatever a file claims, it is refused before there is time to fill the memory."""
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < 10
+
+
+def png(width, height):
+    """A black image of one bit a pixel, whose rows are compressed a thousand times."""
+
+    def chunk(name, data):
+        return struct.pack('>I', len(data)) + name + data + struct.pack(
+            '>I', zlib.crc32(name + data))
+
+    rows = height * (b'\0' + (width // 8) * b'\0')
+    return (b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', struct.pack('>IIBBBBB', width, height, 1, 0, 0,
+                                                              0, 0)) +
+            chunk(b'IDAT', zlib.compress(rows, 9)) + chunk(b'IEND', b''))
+
+
+def test_an_image_of_nothing_is_refused_and_a_large_one_is_read(tmp_path):
+    path = tmp_path / 'a.png'
+    path.write_bytes(png(12_000, 12_000))
+    assert path.stat().st_size < 10**5
+    with pytest.raises(ValueError, match=r"a\.png' has 12000 x 12000 pixels in a file that is too"):
+        read_rgb(path)
+    path.write_bytes(png(4096, 4096))
+    assert read_rgb(path)[0].shape == (4096, 4096, 3)
+
+
+def test_a_text_that_is_no_text_is_refused(tmp_path):
+    with gzip.open(tmp_path / 'text.gz', 'wb', compresslevel=9) as file:
+        for _ in range(MEGABYTES):
+            file.write(bytes(2**20))
+    with pytest.raises(ValueError, match='holds more than 100 times its own size'):
+        TextFile(str(tmp_path / 'text.gz'))
+
+
+def test_the_archive_of_enwik8_is_unpacked_to_its_length_at_most(tool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile('a.zip', 'w', zipfile.ZIP_DEFLATED) as file:
+        file.writestr('enwik8', bytes(MEGABYTES * 2**20))
+    with gzip.open('a.gz', 'wb') as file:
+        file.write(bytes(MEGABYTES * 2**20))
+    written = []
+    converter = tool('dataset_converters/enwik8')
+    monkeypatch.setattr(converter, 'copy', lambda *args, copy=converter.copy: (
+        written.append(copy(*args)) or written[-1]))
+    for name in ('a.zip', 'a.gz'):
+        with pytest.raises(SystemExit, match='must have 1,000 bytes, but .* holds more'):
+            converter.main([name, 'out', '--size', '1000'])
+        assert not list(Path('out').iterdir())
+    assert written == [1001, 1001]
+
+
+PCD = ('VERSION .7\nFIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nCOUNT {count}\nWIDTH {points}\n'
+       'HEIGHT 1\nPOINTS {points}\nDATA {kind}\n')
+
+
+@pytest.mark.parametrize('kind', ['ascii', 'binary', 'binary_compressed'])
+@pytest.mark.parametrize(('count', 'points'), [
+    ('1000000000 1 1', 1), ('1 1 1', 10**9), ('-1 1 1', 1), ('1', 1), ('a b c', 1)])
+def test_a_point_cloud_has_no_more_values_than_its_file(kind, count, points, tmp_path):
+    path = tmp_path / 'a.pcd'
+    path.write_bytes(PCD.format(count=count, points=points, kind=kind).encode() + 99 * b'1')
+    with pytest.raises(ValueError, match=r"a\.pcd' cannot be read: "):
+        read_points(path)
+
+
+def test_arrays_are_as_large_as_their_file(tmp_path):
+    with open(tmp_path / 'a.npy', 'wb') as file:
+        np.lib.format.write_array_header_1_0(
+            file, dict(descr='<f8', fortran_order=False, shape=(10**12, 3)))
+    with pytest.raises(ValueError, match=r"a\.npy' cannot be read: "):
+        read_points(tmp_path / 'a.npy')
+
+
+@pytest.mark.parametrize(('name', 'text'), [
+    ('evil.yaml', '!!python/object/apply:os.mkdir [ran]'),
+    ('evil.yml', 'model: !!python/object/apply:os.mkdir [ran]'),
+    ('evil.json', '{}'),
+])
+def test_configs_that_look_like_data_are_not_read(name, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    with pytest.raises(ValueError, match=f"config '{name}' must be a Python file"):
+        read_config(name)
+    assert os.listdir() == [name]
+
+
+@pytest.mark.parametrize('folder', [
+    "it's", '"quoted"', 'back\\slash\\', 'a\\nb', "'''", "'+__import__('os').mkdir('ran')+'"])
+@pytest.mark.parametrize('quote', ["'", '"'])
+def test_a_data_folder_of_any_name(folder, quote, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('AFT_MM_DATA', folder)
+    Path('base.py').write_text(f'data_root = {quote}{{{{$AFT_MM_DATA:data}}}}/images{quote}\n')
+    Path('config.py').write_text("_base_ = 'base.py'\n")
+    for name in ('base.py', 'config.py'):
+        assert read_config(name).data_root == f'{folder}/images'
+    assert os.environ['AFT_MM_DATA'] == folder
+    assert sorted(os.listdir()) == ['base.py', 'config.py']

@@ -1,0 +1,160 @@
+"""What the ops are called with ends in one sentence that names the argument."""
+
+import numpy as np
+import pytest
+import torch
+
+from aft_mm import ops
+
+from ..test_ops.cases import CASES
+from .names import short
+
+pytestmark = pytest.mark.adversarial
+
+B, T, D = 2, 6, 4
+X = torch.randn(B, T, D)
+SIMPLE = dict(query=X, key=X, value=X)
+OPS = {case.op: case for case in reversed(CASES)}
+
+
+def sentence(call, name):
+    """The message of the ValueError, which begins with the name of what is wrong."""
+    with pytest.raises(ValueError, match=f'^{name}.* (must|holds) ') as error:
+        call()
+    assert '\n' not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def values():
+    """What is no dense tensor of floats on the device of the others."""
+    numbers = torch.randn(3, 4, 5)
+    yield from (None, 5.0, 'x', [[1.0]], np.zeros((2, 3, 4)))
+    for dtype in (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn):
+        yield numbers.to(dtype)
+    yield numbers.to_sparse()
+    yield torch.quantize_per_tensor(numbers, 0.1, 0, torch.quint8)
+    yield torch.nested.nested_tensor([numbers[0], numbers[1]], layout=torch.jagged)
+
+
+def name_of(value):
+    return f'{type(value).__name__} {getattr(value, "dtype", "")} {getattr(value, "layout", "")}'
+
+
+@pytest.mark.parametrize('value', list(values()), ids=name_of)
+@pytest.mark.parametrize('op', OPS)
+def test_tensors_of_every_op(op, value):
+    case = OPS[op]
+    names = ('query', 'key', 'value', *dict(
+        aft_full=('position_bias',), aft_local=('pos_u', 'pos_v'), aft_conv=('weight',),
+        aft_local_normalized=('pos_u', 'pos_v')).get(op, ()))  # fmt: skip
+    for index, name in enumerate(names):
+        if value is None and name in ('query', 'pos_v'):
+            continue
+        tensors = case.inputs(dtype=torch.float32)
+        tensors[index] = value
+        sentence(lambda tensors=tensors: case(*tensors), name)
+
+
+@pytest.mark.parametrize('op', OPS)
+def test_devices_of_every_op(op):
+    tensors = OPS[op].inputs(dtype=torch.float32)
+    assert OPS[op](*(x.to('meta') for x in tensors)).shape == OPS[op](*tensors).shape
+    for index in range(len(tensors)):
+        mixed = list(tensors)
+        mixed[index] = mixed[index].detach().to('meta')
+        # Uninitialised memory once came back for a bias that has no values.
+        with pytest.raises(ValueError, match=' must be on (cpu|meta) with the others, got'):
+            OPS[op](*mixed)
+
+
+OPTIONS = [
+    *[(dict(causal=causal), 'causal') for causal in ('no', 'False', 0, None, torch.zeros(2))],
+    *[(dict(key_mask=mask), 'key_mask') for mask in (
+        [[True] * T] * B, 'x', torch.ones(B, T), torch.ones(T, dtype=torch.bool),
+        np.ones((B, T), bool), torch.ones(B, T, dtype=torch.bool, device='meta'))],
+    *[(dict(gate=gate), 'gate') for gate in ('tanh', None, 5, ['sigmoid'])],
+    *[(dict(key_function=function), 'key_function') for function in ('elu', 5)],
+    (dict(query=None), 'query'), (dict(gate='none'), 'query'), (dict(query=X[..., :3]), 'query'),
+    (dict(value=X[:, :0], key=X[:, :0]), 'key'), (dict(key=X[0], value=X[0]), 'key'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('options, name', OPTIONS, ids=short)
+def test_options_of_an_op(options, name):
+    sentence(lambda: ops.aft_simple(**{**SIMPLE, **options}), name)
+
+
+FACTORS = dict(pos_u=torch.randn(T, 2), pos_v=torch.randn(T, 2))
+PLACES = [
+    *[(ops.aft_local, dict(FACTORS, window=window), 'window')
+      for window in (2.5, '2', None, -1, (2, 2), [], True)],
+    *[(ops.aft_local, dict(FACTORS, window=2, grid=grid), 'grid')
+      for grid in (6, '6', ('6',), (6.0,), (), (0, 6), (1, 1, 6), (5,))],
+    *[(ops.aft_window, dict(window=window), 'window') for window in (0, 2.5, 'a', None)],
+    (ops.aft_window, dict(window=3, grid=(2, 3)), 'window'),
+    *[(ops.aft_conv, dict(weight=torch.randn(4, 3), grid=grid), 'grid')
+      for grid in (None, 6, (7,), ('6',))],
+    (ops.aft_conv, dict(weight=torch.randn(0, 3), grid=(6,)), 'the 0 heads of weight'),
+    (ops.aft_conv, dict(weight=torch.randn(()), grid=(6,)), 'the 0 heads of weight'),
+    (ops.aft_conv, dict(weight=torch.randn(4, 2), grid=(6,)), 'weight'),
+    (ops.aft_conv, dict(weight=torch.randn(4, 3), grid=(6,), global_connectivity='no'),
+     'global_connectivity'),
+    (ops.aft_full, dict(position_bias=torch.randn(T)), 'position_bias'),
+    (ops.aft_full, dict(position_bias=torch.randn(T, T + 1)), 'position_bias'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('op, options, name', PLACES, ids=short)
+def test_windows_grids_and_kernels(op, options, name):
+    sentence(lambda: op(**SIMPLE, **options), name)
+
+
+STATES = [
+    (lambda **options: ops.aft_simple_init_state(**{'batch_size': B, 'embed_dims': D, **options}), (
+        ('batch_size', -1), ('batch_size', 1.5), ('batch_size', None), ('embed_dims', 2.5),
+        ('embed_dims', 0), ('dtype', torch.int64), ('dtype', 'float32'), ('dtype', None))),
+    (lambda **options: ops.aft_full_init_state(B, D, **options), (
+        ('num_tokens', -3), ('num_tokens', 2.5))),
+    (lambda **options: ops.aft_conv_init_state(
+        B, D, **{'num_heads': 2, 'kernel_size': (3,), 'grid': (6,), **options}), (
+            ('num_heads', 3), ('num_heads', '2'), ('kernel_size', (3, 3)), ('grid', '6'))),
+    (lambda **options: ops.aft_window_init_state(B, D, **{'window': 2, **options}), (
+        ('window', 0), ('window', 'a'), ('grid', 6))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    'call, name, value', [(call, *pair) for call, pairs in STATES for pair in pairs], ids=short
+)
+def test_states(call, name, value):
+    sentence(lambda: call(**{name: value}), name)
+
+
+def test_what_a_step_takes():
+    state = ops.aft_simple_init_state(B, D)
+    token = dict(query=X[:, 0], key=X[:, 0], value=X[:, 0])
+    for wrong in (None, 'x', (), state.sums):
+        sentence(lambda wrong=wrong: ops.aft_simple_step(wrong, **token), 'state')
+    sentence(lambda: ops.aft_simple_step(state, **{**token, 'key': None}), 'key')
+    sentence(lambda: ops.aft_simple_step(state, **{**token, 'value': X[:, 0].long()}), 'value')
+    _, later = ops.aft_simple_step(state, **token)
+    sentence(lambda: ops.aft_simple_step(state, **token), 'state')
+    ops.aft_simple_step(later, **token)
+
+
+@pytest.mark.parametrize('grid', [(2, 2), (4,)])
+def test_no_step_goes_past_the_grid(grid):
+    options = dict(window=2, grid=grid)
+    state = ops.aft_window_init_state(B, D, **options)
+    for t in range(4):
+        _, state = ops.aft_window_step(state, X[:, t], X[:, t], X[:, t], **options)
+    with pytest.raises(ValueError, match='hold 4 tokens, got one more'):
+        ops.aft_window_step(state, X[:, 4], X[:, 4], X[:, 4], **options)
+
+
+@pytest.mark.parametrize('lengths', [
+    [2, 3], 3, None, torch.tensor([2.0, 3.0]), torch.tensor([2]), torch.tensor([2, 7]),
+    torch.tensor([-1, 2]), torch.tensor([True, False])], ids=short)  # fmt: skip
+def test_lengths_of_a_prompt(lengths):
+    state = ops.aft_simple_init_state(B, D)
+    sentence(lambda: ops.prefill(state, X, X, lengths), 'lengths')

@@ -1,0 +1,104 @@
+"""Derivatives of derivatives, torch.func and numbers that are none: right, whatever the op."""
+
+import pytest
+import torch
+
+from ..test_ops.cases import CASES, CAUSAL_CASES, run_with_gradients
+
+pytestmark = pytest.mark.adversarial
+
+SMALL = [case for case in CASES if case.tokens <= 12 or case.name.startswith('local-130-s=5')]
+# One of each op, causal or not; the banded ones with several blocks.
+VARIED = list({(case.op, case.options.get('causal')): case for case in reversed(SMALL)}.values())
+
+
+def names(case):
+    return case.name
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize('scale', [1, 100], ids=['fast', 'safe'])
+@pytest.mark.parametrize('case', VARIED, ids=names)
+def test_second_derivatives(case, scale):
+    """Silently zero once, for aft_full and aft_local; here against differences of gradients."""
+    tensors = case.inputs(batch=1)
+    with torch.no_grad():
+        tensors[1].mul_(scale)
+    cotangent = torch.randn(1, case.tokens, case.channels, dtype=torch.float64)
+    directions = [torch.randn_like(x) for x in tensors]
+
+    def slopes(*inputs):
+        return torch.autograd.grad((case(*inputs) * cotangent).sum(), inputs, create_graph=True)
+
+    def moved(step):
+        inputs = [
+            (x + step * way).detach().requires_grad_()
+            for x, way in zip(tensors, directions, strict=True)
+        ]
+        return [slope.detach() for slope in slopes(*inputs)]
+
+    weights = [torch.randn_like(x) for x in tensors]
+    along = sum((slope * w).sum() for slope, w in zip(slopes(*tensors), weights, strict=True))
+    second = torch.autograd.grad(along, tensors)
+    got = sum((x * way).sum() for x, way in zip(second, directions, strict=True))
+    pairs = zip(moved(1e-6), moved(-1e-6), weights, strict=True)
+    expected = sum(((a - b) * w).sum() for a, b, w in pairs) / 2e-6
+    assert abs(float(expected)) > 1e-9
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('scale', [1, 100], ids=['fast', 'safe'])
+@pytest.mark.parametrize('case', VARIED, ids=names)
+def test_torch_func(case, scale):
+    """vmap of an op and of its gradient are those of a loop; torch.func.grad is autograd's."""
+    samples = [[x.detach() for x in case.inputs(batch=2)] for _ in range(3)]
+    for sample in samples:
+        sample[1] *= scale
+    columns = [torch.stack(column) for column in zip(*samples, strict=True)]
+    torch.testing.assert_close(
+        torch.func.vmap(case)(*columns), torch.stack([case(*sample) for sample in samples])
+    )
+    # The gradients of each sample towards parameters that the samples share.
+    shared = columns[3:] and samples[0][3:]
+    dims = (0, 0, 0, *[None] * len(shared))
+    cotangent = torch.randn(2, case.tokens, case.channels, dtype=torch.float64)
+
+    def loss(*tensors):
+        return (case(*tensors) * cotangent).sum()
+
+    arguments = tuple(range(3 + len(shared)))
+    got = torch.func.vmap(torch.func.grad(loss, arguments), dims)(*columns[:3], *shared)
+    for i, sample in enumerate(samples):
+        inputs = [x.clone().requires_grad_() for x in (*sample[:3], *shared)]
+        for ours, theirs in zip(got, torch.autograd.grad(loss(*inputs), inputs), strict=True):
+            torch.testing.assert_close(ours[i], theirs)
+
+
+@pytest.mark.parametrize('number', [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize('which', [1, 2], ids=['key', 'value'])
+@pytest.mark.parametrize('case', CAUSAL_CASES, ids=names)
+def test_what_is_no_number_leaves_the_rows_before_it_alone(case, which, number):
+    """The other channels and samples altogether."""
+    tensors = [x.detach() for x in case.inputs(dtype=torch.float32)]
+    before = case(*tensors)
+    cut = 2 * case.tokens // 3
+    tensors[which][0, cut, 0] = number
+    for gradient in (False, True):
+        got = case(*(x.requires_grad_(gradient) for x in tensors)).detach()
+        torch.testing.assert_close(got[0, :cut], before[0, :cut], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(got[1], before[1], rtol=1e-5, atol=1e-6)
+        reach = case.channels // case.heads if which == 1 else 1  # channels that see it
+        torch.testing.assert_close(got[0, :, reach:], before[0, :, reach:], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('case', CASES, ids=names)
+def test_keys_as_large_as_float32_holds(case):
+    tensors = [x.detach() for x in case.inputs(dtype=torch.float32)]
+    if 'key_function' in case.options:
+        return  # sums of relu(k) v, which may overflow
+    tensors[1] = torch.where(tensors[1] > 0, 3e38, -3e38) * torch.rand_like(tensors[1])
+    assert all(part.isfinite().all() for part in run_with_gradients(case, tensors))

@@ -1,0 +1,275 @@
+"""--resume over damaged, foreign and hostile training state; the tiny run has 3 epochs of 6."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.logging import HistoryBuffer
+from mmengine.registry import RUNNERS
+
+from aft_mm.checkpoint import (
+    checkpoints_in,
+    load_from_local,
+    remove_parts,
+    write_pointer,
+    write_whole,
+)
+
+pytestmark = pytest.mark.adversarial
+
+
+@pytest.fixture
+def train(tool, config, monkeypatch):
+    """Train the tiny classifier in a folder; what --resume is given, and what is changed."""
+
+    def call(folder, *words, resume=None, name='tiny_without_chance'):
+        monkeypatch.chdir(folder)
+        flag = [] if resume is None else ['--resume', *filter(None, [resume])]
+        tool('train').main([config(name), '--work-dir', '.', '--no-validate', *flag,
+                            '--cfg-options', 'train_dataloader.num_workers=0',
+                            f'experiment_name=run-{folder.name}', *words])
+        (log, *_) = sorted(folder.glob('*/*.log'), reverse=True)
+        return log.read_text()
+
+    return call
+
+
+@pytest.fixture(scope='module')
+def whole_run(tmp_path_factory, root, config):
+    """A run that nothing happened to."""
+    folder = tmp_path_factory.mktemp('whole')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(root / 'tests/configs'))
+        cfg = Config.fromfile(config('tiny_without_chance'))
+        cfg.update(work_dir=str(folder), val_cfg=None, val_dataloader=None, val_evaluator=None)
+        cfg.train_dataloader.update(num_workers=0, persistent_workers=False)
+        RUNNERS.build(cfg).train()
+    return folder
+
+
+@pytest.fixture
+def stopped(whole_run, tmp_path):
+    """The folder of the same run as if it had ended after two epochs."""
+    for epoch in (1, 2):
+        shutil.copy(whole_run / f'epoch_{epoch}.pth', tmp_path)
+    (tmp_path / 'last_checkpoint').write_text('epoch_2.pth')
+    return tmp_path
+
+
+def change(path, edit):
+    checkpoint = torch.load(path, weights_only=True)
+    edit(checkpoint)
+    torch.save(checkpoint, path)
+
+
+def assert_same_weights(one, other):
+    one, other = (load_from_local(str(path)) for path in (one, other))
+    for part in ('state_dict', 'ema_state_dict'):
+        for key, value in one[part].items():
+            assert torch.equal(value, other[part][key]), key
+    assert str(one['optimizer']) == str(other['optimizer'])
+
+
+def kinds(value):
+    """Every type in a tree."""
+    if isinstance(value, dict):
+        return {type(value)}.union(*map(kinds, value), *map(kinds, value.values()))
+    if isinstance(value, list | tuple):
+        return {type(value)}.union(*map(kinds, value))
+    return {type(value)}
+
+
+def test_what_is_saved_are_plain_types(whole_run):
+    checkpoint = torch.load(whole_run / 'epoch_3.pth', weights_only=True)
+    plain = {'dict', 'OrderedDict', 'list', 'tuple', 'str', 'int', 'float', 'bool', 'NoneType',
+             'Tensor'}
+    assert {kind.__name__ for kind in kinds(checkpoint)} <= plain
+    scalars = load_from_local(str(whole_run / 'epoch_3.pth'))['message_hub']['log_scalars']
+    assert all(isinstance(history, HistoryBuffer) for history in scalars.values())
+    assert len(scalars['train/loss'].data[0]) == 18
+    assert not list(whole_run.glob('.*'))
+
+
+@pytest.mark.parametrize('moment', ['write', 'fsync', 'replace'])
+def test_a_kill_at_any_moment_of_writing_leaves_what_was_there(moment, tmp_path, monkeypatch):
+    write_pointer(tmp_path, 'epoch_1.pth')
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        if moment != 'write':
+            patch.setattr(f'os.{moment}', killed)
+        patch.setattr(Path, 'unlink', lambda *args, **options: None)  # nobody tidies up
+        with write_whole(tmp_path / 'last_checkpoint') as file:
+            file.write(b'epoch_2.p')
+            if moment == 'write':
+                killed()
+    assert (tmp_path / 'last_checkpoint').read_text() == 'epoch_1.pth'
+    with pytest.raises(OSError, match='epoch_2.pth'), write_whole(tmp_path / 'epoch_2.pth'):
+        raise OSError(28, 'No space left on device')
+    (tmp_path / '.epoch_2.pth.17.part').touch()
+    remove_parts(tmp_path)
+    assert not list(tmp_path.glob('*epoch_2*'))
+    assert checkpoints_in(tmp_path) == []
+
+
+DAMAGES = {
+    'missing': lambda pointer: pointer.unlink(),
+    'empty': lambda pointer: pointer.write_text(''),
+    'binary': lambda pointer: pointer.write_bytes(b'\xff\xfe\x00\x80'),
+    'nowhere': lambda pointer: pointer.write_text('elsewhere/epoch_7.pth'),
+    'half a name': lambda pointer: pointer.write_text('epoch_2'),
+    'a damaged file': lambda pointer: (
+        shutil.copy('epoch_2.pth', 'epoch_10.pth'), pointer.write_text('epoch_10.pth'),
+        Path('epoch_10.pth').write_bytes(Path('epoch_10.pth').read_bytes()[:9000])),
+}
+
+
+@pytest.mark.parametrize('name', DAMAGES)
+def test_the_newest_whole_checkpoint_serves_and_is_named(
+        name, train, stopped, whole_run, monkeypatch):
+    monkeypatch.chdir(stopped)
+    DAMAGES[name](stopped / 'last_checkpoint')
+    log = train(stopped, resume='')
+    assert "the run goes on from 'epoch_2.pth', the newest checkpoint that is whole" in log
+    assert_same_weights(stopped / 'epoch_3.pth', whole_run / 'epoch_3.pth')
+    assert (stopped / 'last_checkpoint').read_text() == str(stopped / 'epoch_3.pth')
+
+
+def test_checkpoints_of_which_none_is_whole_are_not_trained_over(train, stopped):
+    before = {}
+    for path in stopped.glob('*.pth'):
+        path.write_bytes(path.read_bytes()[:5000])
+        before[path] = path.read_bytes()
+    with pytest.raises(SystemExit, match='--resume finds no whole checkpoint in .*: what '
+                                         '.*last_checkpoint. names cannot be used .* damaged'):
+        train(stopped, resume='')
+    assert before == {path: path.read_bytes() for path in stopped.glob('*.pth')}
+
+
+def test_an_empty_folder_starts_from_the_beginning_and_says_so(train, tmp_path):
+    log = train(tmp_path, 'train_cfg.max_epochs=1', resume='')
+    assert 'holds no checkpoint to go on from: the run starts from the beginning' in log
+
+
+def remove_best(checkpoint):
+    for key in ('optimizer', 'param_schedulers'):
+        del checkpoint[key]
+
+
+def other_moments(checkpoint):
+    moments = checkpoint['optimizer']['state'][0]
+    moments['exp_avg'] = torch.zeros(7, 7)
+
+
+REFUSALS = {
+    'another batch size': (['train_dataloader.batch_size=8'], None,
+                           'of iteration 12 in 2 epochs, but an epoch of this run has 12'),
+    'another number of processes': (
+        ['train_dataloader.batch_size=32'],
+        lambda checkpoint: checkpoint['meta']['run'].update(num_processes=2),
+        r'with 1 processes; resume with .* of before \(2 processes\)'),
+    'the middle of an epoch': ([], lambda checkpoint: checkpoint['meta'].update(iter=14),
+                               'of iteration 14 in 2 epochs'),
+    'without the average': (['custom_hooks=[]'], None, 'a run without EMAHook would go on from'),
+    'another optimizer': (['optim_wrapper.optimizer.type=SGD'], None,
+                          'holds the state of AdamW, but the run has SGD'),
+    'another optimizer of stock mmengine': (
+        ['optim_wrapper.optimizer.type=SGD'], lambda checkpoint: checkpoint['meta'].pop('run'),
+        'holds the state of another optimizer, but the run has SGD'),
+    'other groups of parameters': (['optim_wrapper.paramwise_cfg.norm_decay_mult=0.'], None,
+                                   'the optimizer of the checkpoint has groups of'),
+    'moments of another shape': ([], other_moments, 'exp_avg of the optimizer .* shape'),
+    'no schedule': (['param_scheduler=None'], None, 'holds the state of 2 schedules'),
+    'the best weights': ([], remove_best, 'resumed from a checkpoint without optimizer'),
+    'an epoch that is text': ([], lambda checkpoint: checkpoint['meta'].update(epoch='2'),
+                              'meta of the checkpoint must count'),
+    'a rate that is text': (
+        [], lambda checkpoint: checkpoint['optimizer']['param_groups'][0].update(lr='1'),
+        "lr of the optimizer in the checkpoint must be a number, but is '1'"),
+    'a schedule of text': (
+        [], lambda checkpoint: checkpoint['param_schedulers'][0].update(last_step='1'),
+        "last_step of a schedule in the checkpoint must be a number, but is '1'"),
+    'groups that are numbers': (
+        [], lambda checkpoint: checkpoint['optimizer'].update(param_groups=[1]),
+        'the training state of the checkpoint is not as mmengine writes it'),
+    'a run that is a list': ([], lambda checkpoint: checkpoint['meta'].update(run=[]),
+                             'the training state of the checkpoint is not as mmengine writes it'),
+    'weights that are none': (
+        [], lambda checkpoint: checkpoint['state_dict'].update({'head.fc.bias': 'text'}),
+        '1 cannot be copied'),
+}
+
+
+@pytest.mark.parametrize('name', REFUSALS)
+def test_a_run_that_would_go_on_otherwise_is_refused(name, train, stopped):
+    options, edit, sentence = REFUSALS[name]
+    if edit is not None:
+        change(stopped / 'epoch_2.pth', edit)
+    with pytest.raises(SystemExit, match=sentence) as end:
+        train(stopped, *options, resume='epoch_2.pth')
+    assert '\n' not in str(end.value)
+    assert not (stopped / 'epoch_3.pth').exists()
+
+
+def test_what_goes_on_otherwise_is_said(train, stopped):
+    def two_processes(checkpoint):
+        checkpoint['meta']['run']['num_processes'] = 2
+        checkpoint['state_dict']['head.fc.bias'][0] = torch.nan
+        checkpoint.pop('ema_state_dict')
+
+    change(stopped / 'epoch_2.pth', two_processes)
+    with pytest.raises(SystemExit, match='the loss of iteration 13 is nan'):
+        train(stopped, resume='epoch_2.pth')
+    log = next(stopped.glob('*/*.log')).read_text()
+    assert 'was written by 2 processes and goes on with 1' in log
+    assert 'no averaged weights: the average of EMAHook begins here' in log
+    assert 'tensors of the checkpoint hold NaN or inf, the first is head.fc.bias' in log
+
+
+def test_a_resume_removes_nothing_but_its_own(train, stopped, tmp_path_factory, whole_run):
+    victim = tmp_path_factory.mktemp('victim')
+    (victim / 'best_a.pth').write_text('precious')
+    (stopped / 'epoch_7.pth').mkdir()
+    (stopped / 'epoch_7.pth/precious').touch()
+
+    def steer(checkpoint):
+        info = checkpoint['message_hub']['runtime_info']
+        info.update(best_ckpt=str(victim), best_score=-1., best_ckpt_a=str(victim / 'best_a.pth'),
+                    keep_ckpt_ids=[7, 1, 2], last_ckpt='/etc/passwd', cfg='raise SystemExit')
+        checkpoint['message_hub']['resumed_keys'].update(dict.fromkeys(info, True))
+
+    change(stopped / 'epoch_2.pth', steer)
+    log = train(stopped, 'default_hooks.checkpoint.max_keep_ckpts=2', resume='')
+    assert (victim / 'best_a.pth').read_text() == 'precious'
+    assert (stopped / 'epoch_7.pth/precious').exists()
+    assert not (stopped / 'epoch_1.pth').exists()  # which the run itself would remove
+    assert f"best_ckpt of the checkpoint, '{victim}', is no checkpoint of this run's folder" in log
+    assert_same_weights(stopped / 'epoch_3.pth', whole_run / 'epoch_3.pth')
+
+
+@pytest.mark.parametrize('ids', [['../../victim'], [-1], 'abc', [True], [{}]])
+def test_old_checkpoints_are_numbers(ids, train, stopped):
+    change(stopped / 'epoch_2.pth', lambda checkpoint: checkpoint['message_hub'][
+        'runtime_info'].update(keep_ckpt_ids=ids))
+    log = train(stopped, 'default_hooks.checkpoint.max_keep_ckpts=1', resume='')
+    assert 'is no list of epochs or iterations and is left alone' in log
+
+
+def test_checkpoints_of_stock_mmengine_resume_bit_by_bit(train, whole_run, tmp_path, root, config,
+                                                         monkeypatch):
+    monkeypatch.syspath_prepend(str(root / 'tests/configs'))
+    cfg = Config.fromfile(config('tiny_without_chance'))
+    cfg.update(work_dir=str(tmp_path), val_cfg=None, val_dataloader=None, val_evaluator=None,
+               experiment_name='stock')
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1)
+    cfg.train_dataloader.update(num_workers=0, persistent_workers=False)
+    RUNNERS.build(cfg).train()
+    with pytest.raises(Exception, match='HistoryBuffer'):
+        torch.load(tmp_path / 'epoch_2.pth', weights_only=True)
+    (tmp_path / 'epoch_3.pth').unlink()
+    train(tmp_path, resume='epoch_2.pth')
+    assert_same_weights(tmp_path / 'epoch_3.pth', whole_run / 'epoch_3.pth')

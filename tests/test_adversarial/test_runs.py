@@ -1,0 +1,204 @@
+"""Runs that a signal, a full disk, a dead process or the network ends."""
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+pytestmark = pytest.mark.adversarial
+
+
+@HOOKS.register_module(force=True)
+class FailHook(Hook):
+    """Calls ``action`` of its class when iteration ``after`` is done, counted from 1."""
+
+    action = staticmethod(lambda runner: None)
+    priority = 'HIGHEST'
+
+    def __init__(self, after=8, place='after_train_iter'):
+        self.after = after if place == 'after_train_iter' else None
+        setattr(self, place, self.look)
+
+    def look(self, runner, **kwargs):
+        if self.after in (None, runner.iter + 1):
+            FailHook.action(runner)
+
+
+@pytest.fixture
+def train(tool, config, tmp_path, monkeypatch):
+    """Train the tiny classifier here while ``action`` happens to it; how it ended."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(action=None, *words, place='after_train_iter', resume=False, workers=0):
+        monkeypatch.setattr(FailHook, 'action', staticmethod(action or (lambda runner: None)))
+        Path('config.py').write_text(
+            f'_base_ = {config("tiny_without_chance")!r}\n'
+            f'custom_hooks = [dict(type="FailHook", place={place!r})]\n'
+            f'train_dataloader = dict(num_workers={workers})\n'
+            f'experiment_name = "run-{time.monotonic_ns()}"\n')
+        tool('train').main(['config.py', '--work-dir', 'work', *(['--resume'] if resume else []),
+                            *words])
+
+    return call
+
+
+def ends(call, *args, **kwargs):
+    """The status or sentence with which it ends."""
+    with pytest.raises(SystemExit) as end:
+        call(*args, **kwargs)
+    return end.value.code
+
+
+def send(signum):
+    return lambda runner: os.kill(os.getpid(), signum)
+
+
+def weights(path='work/epoch_3.pth'):
+    return torch.load(path, weights_only=True)['state_dict']
+
+
+@pytest.mark.parametrize('signum', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_with_a_checkpoint_from_which_the_run_goes_on(train, signum, capfd):
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    assert ends(train, send(signum)) == 128 + signum
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        f'{signum.name} stopped the run after iteration 8; the checkpoint is '
+        f'{Path("work/iter_8.pth").resolve()}; to go on, train with --resume')
+    assert handlers == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+    train(resume=True)
+    resumed = weights()
+    os.rename('work', 'first')
+    train()
+    assert all(torch.equal(value, resumed[key]) for key, value in weights().items())
+
+
+def test_a_signal_during_validation_names_the_checkpoint_of_the_epoch(train, capfd):
+    assert ends(train, send(signal.SIGTERM), place='before_val_epoch') == 128 + signal.SIGTERM
+    assert capfd.readouterr().err.splitlines()[-1].endswith(
+        'SIGTERM stopped the run; the last checkpoint is '
+        f'{Path("work/epoch_1.pth").resolve()}')
+
+
+def test_a_worker_that_is_killed_is_said(train):
+    def kill(runner):
+        (worker, ) = subprocess.run(['pgrep', '-P', str(os.getpid())], capture_output=True,
+                                    text=True, check=True).stdout.split()[:1]
+        os.kill(int(worker), signal.SIGKILL)
+
+    sentence = ends(train, kill, workers=1)
+    assert sentence.startswith('Error: worker ') and 'of a data loader' in sentence
+    assert sentence.endswith(f'the last checkpoint is {Path("work/epoch_1.pth").resolve()}')
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_and_nothing_half_written(train):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(runner):
+        size = os.path.getsize('work/epoch_1.pth')
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, before[1]))
+
+    try:
+        sentence = ends(train, fill, '--cfg-options', 'default_hooks.checkpoint.save_best=None')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert 'epoch_2.pth' in sentence and 'File too large' in sentence
+    assert sentence.endswith(f'the last checkpoint is {Path("work/epoch_1.pth").resolve()}')
+    assert sorted(path.name for path in Path('work').glob('*epoch*')) == ['epoch_1.pth']
+    assert Path('work/last_checkpoint').read_text().endswith('epoch_1.pth')
+    train(resume=True)
+    assert Path('work/epoch_3.pth').exists()
+
+
+def test_a_folder_that_is_gone_is_said(train):
+    sentence = ends(train, lambda runner: os.rename('work', 'moved'))
+    assert 'cannot be written' in sentence and '\n' not in sentence
+    assert 'the last checkpoint is' in sentence
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+        return 'Z' not in Path(f'/proc/{pid}/stat').read_text().split(')')[1].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+WORKER = '''
+import os, sys, time
+from mmengine.config import Config
+from aft_mm.engine.distributed import start_distributed
+os.environ.update(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_PORT=sys.argv[1])
+start_distributed(Config(dict(launcher='pytorch')))
+print('ready', os.getpid(), flush=True)
+time.sleep(60)
+'''
+
+
+def test_processes_whose_launcher_was_killed_end(tmp_path):
+    (tmp_path / 'worker.py').write_text(WORKER)
+    (tmp_path / 'launcher.py').write_text(
+        'import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])')
+    launcher = subprocess.Popen(
+        [sys.executable, tmp_path / 'launcher.py', tmp_path / 'worker.py', str(free_port())],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    pid = int(launcher.stdout.readline().split()[1])
+    launcher.kill()
+    launcher.wait()
+    end = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not alive(pid)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        return free.getsockname()[1]
+
+
+class TestLauncher:
+
+    def ends(self, tool, monkeypatch, words, **variables):
+        for name in ('NNODES', 'NODE_RANK', 'MASTER_ADDR', 'RDZV_TIMEOUT'):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {'PORT': free_port(), **variables}.items():
+            monkeypatch.setenv(name, str(value))
+        return ends(tool('launch').main, words)
+
+    @pytest.mark.parametrize(('variables', 'sentence'), [
+        (dict(NNODES='two'), "NNODES must be a number of at least 1, got 'two'"),
+        (dict(NODE_RANK=2, NNODES=2), 'NODE_RANK must be 0 to 1 of NNODES=2 machines, got 2'),
+        (dict(PORT=0), "PORT must be a number of at least 1, got '0'"),
+        (dict(PORT=99999), 'PORT=99999 cannot be used on this machine'),
+    ])
+    def test_what_no_number_can_be(self, tool, monkeypatch, variables, sentence):
+        assert sentence in self.ends(tool, monkeypatch, ['train', 'a.py', '1'], **variables)
+
+    def test_a_taken_port(self, tool, monkeypatch):
+        with socket.socket() as taken:
+            taken.bind(('', 0))
+            taken.listen(1)
+            port = taken.getsockname()[1]
+            assert f'PORT={port} is taken by another run on this machine; set PORT' in self.ends(
+                tool, monkeypatch, ['train', 'a.py', '1'], PORT=port)
+
+    @pytest.mark.parametrize('rank', [0, 1])
+    def test_machines_that_do_not_come(self, tool, monkeypatch, capfd, rank):
+        sentence = self.ends(tool, monkeypatch, ['train', 'a.py', '1'], NNODES=2, NODE_RANK=rank,
+                             RDZV_TIMEOUT=1)
+        assert sentence.startswith('Error: the machines did not meet (')
+        assert f'machine {rank} of 2 waits up to 1 s for the others' in capfd.readouterr().err
+
+    @pytest.mark.parametrize('words', [[], ['train'], ['test', 'a.py', '2']])
+    def test_missing_words_are_named(self, tool, words, capsys):
+        assert ends(tool('launch').main, words) == 2
+        assert 'the following arguments are required' in capsys.readouterr().err

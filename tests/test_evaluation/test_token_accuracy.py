@@ -1,0 +1,55 @@
+"""Accuracy of tokens and of sequences."""
+
+import pytest
+import torch
+
+from aft_mm.evaluation import TokenAccuracy
+from aft_mm.models.heads import CategoricalHead
+from aft_mm.registry import MODELS
+
+
+def model(head):
+    decoder = dict(
+        type='aft_mm.SequenceDecoder',
+        embed_dims=8,
+        num_layers=1,
+        embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=256),
+        token_mixer=dict(type='aft_mm.AFTSimple'),
+        grid=(9,),
+    )
+    return MODELS.build(
+        dict(type='aft_mm.AutoregressiveModel', decoder=decoder, head=dict(head, embed_dims=8))
+    )
+
+
+def test_tokens_and_sequences_are_counted():
+    metric = TokenAccuracy()
+    counts = [(3, 4), (2, 2), (0, 1), (1, 1)]
+    metric.process(None, [dict(num_correct=hit, num_dims=n) for hit, n in counts])
+    assert metric.compute_metrics(metric.results) == dict(
+        percent_correct_tokens=75.0, percent_correct_sequences=50.0
+    )
+    with pytest.raises(ValueError, match='at least one prediction'):
+        metric.compute_metrics([(0, 0)])
+    with pytest.raises(ValueError, match='num_correct, which a model with a CategoricalHead'):
+        metric.process(None, [dict(num_dims=3)])
+
+
+def test_a_model_counts_what_it_predicts_and_nothing_else():
+    """A head whose bias alone decides: it holds 7 for the most likely everywhere."""
+    net = model(dict(type='aft_mm.CategoricalHead', num_classes=256)).eval()
+    torch.nn.init.zeros_(net.head.weight)
+    net.head.bias.data[7] = 1
+    inputs = [torch.tensor([7, 7, 7, 2, 7]), torch.tensor([7, 1, 7])]
+    data = net.data_preprocessor(dict(inputs=inputs))
+    data['data_samples'][0].set_metainfo(dict(num_context=2))
+    first, second = net(**data, mode='predict')
+    assert (first.num_correct, first.num_dims) == (2, 3)
+    assert (second.num_correct, second.num_dims) == (2, 3)
+
+
+def test_a_mixture_has_no_most_likely_value():
+    net = model(dict(type='aft_mm.LogisticMixtureHead', num_channels=1, num_components=2))
+    (sample,) = net(**net.data_preprocessor(dict(inputs=[torch.tensor([7, 1])])), mode='predict')
+    assert 'num_correct' not in sample and not hasattr(net.head, 'most_likely')
+    assert CategoricalHead(4, 5).most_likely(torch.randn(2, 3, 4)).shape == (2, 3)

@@ -1,0 +1,203 @@
+"""Linear attention, Performer, Synthesizer, lambda layer and softmax without a state as mixers."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from aft_mm.layers import (
+    DenseSynthesizer,
+    LambdaLayer,
+    LinearAttention,
+    PerformerAttention,
+    SoftmaxAttention,
+)
+
+from .mixer_cases import build
+
+D, HEADS = 12, 3
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def randomize(mixer):
+    for parameter in mixer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return mixer.double()
+
+
+def heads(x):
+    return x.unflatten(2, (HEADS, -1)).transpose(1, 2)
+
+
+def joined(x):
+    return x.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize('causal', [False, True])
+def test_linear_attention_weighs_by_products_of_features(causal):
+    mixer = randomize(LinearAttention(D, HEADS, causal=causal))
+    x = torch.randn(2, 9, D, dtype=torch.float64)
+    query, key, value = (heads(layer(x)) for layer in (mixer.query, mixer.key, mixer.value))
+    weights = (F.elu(query) + 1) @ (F.elu(key) + 1).mT
+    weights = weights.tril() if causal else weights
+    expected = mixer.proj(joined(weights / weights.sum(-1, keepdim=True) @ value))
+    torch.testing.assert_close(mixer(x), expected)
+
+
+def test_the_state_of_linear_attention_does_not_grow():
+    mixer = LinearAttention(D, HEADS, causal=True)
+    state = mixer.init_state(1)
+    for _ in range(20):
+        _, state = mixer.step(torch.randn(1, D), state)
+    assert state.s.numel() == D * D // HEADS and state.z.numel() == D
+
+
+@pytest.mark.parametrize('causal', [False, True])
+def test_performer_comes_near_softmax_attention(causal):
+    """Its error falls with the number of features."""
+    softmax = SoftmaxAttention(D, HEADS, causal=causal)
+    x = torch.randn(4, 30, D)
+    expected, errors = softmax(x), []
+    for features in (16, 65536):
+        mixer = PerformerAttention(D, HEADS, num_features=features, causal=causal)
+        assert not mixer.load_state_dict(softmax.state_dict(), strict=False).unexpected_keys
+        errors.append((mixer(x) - expected).norm() / (expected - expected.mean(1, True)).norm())
+    assert errors[1] < 0.1 and errors[1] < errors[0] / 5
+
+
+def test_features_of_performer_are_orthogonal_with_the_norms_of_gaussians():
+    mixer = PerformerAttention(4096, 64, num_features=160)
+    rows = mixer.projection
+    for block in rows.split(64):
+        product = block @ block.T
+        torch.testing.assert_close(product, product.diag().diag(), atol=1e-3, rtol=0)
+    assert abs(rows.square().sum(1).mean() - 64) < 3 and rows.norm(dim=1).std() > 0.3
+
+
+def test_keys_of_any_length_leave_performer_finite_and_the_prefix_as_it_was():
+    mixer = PerformerAttention(D, HEADS, num_features=16, causal=True)
+    x = torch.randn(1, 20, D, requires_grad=True)
+    before = mixer(x)
+    late = torch.cat((x[:, :12], 1e6 * x[:, 12:]), 1)
+    after = mixer(late)
+    assert torch.equal(before[:, :12], after[:, :12]) and after.isfinite().all()
+    (gradient,) = torch.autograd.grad(after.sum(), x)
+    assert gradient.isfinite().all()
+
+
+def train(mixer, x, updates, passes=1, recompute=False):
+    optimizer = torch.optim.AdamW(mixer.parameters())
+    drawn = [mixer.projection.clone()]
+    for _ in range(updates):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            y = checkpoint(mixer, x, use_reentrant=False) if recompute else mixer(x)
+            y.square().sum().backward()
+        optimizer.step()
+        drawn.append(mixer.projection.clone())
+    return [bool((a != b).any()) for a, b in zip(drawn, drawn[1:], strict=False)]
+
+
+def test_features_are_drawn_anew_after_iterations_and_the_same_in_every_process():
+    mixer, x = PerformerAttention(D, HEADS, num_features=8, redraw=2), torch.randn(2, 5, D)
+    twin = copy.deepcopy(mixer)
+    first = mixer.projection.clone()
+    # The pass after two iterations is the first to see others.
+    assert train(mixer, x, 6) == [False, False, True, False, True, False]
+    # Gradients of several passes, and of a block made anew, are those of one draw.
+    assert train(twin, x, 6, passes=3, recompute=True) == [False, False, True, False, True, False]
+    assert torch.equal(mixer.projection, twin.projection)
+
+    other = PerformerAttention(D, HEADS, num_features=8, redraw=2)
+    assert (other.projection != first).any()
+    other.load_state_dict(mixer.state_dict())
+    torch.testing.assert_close(other.eval()(x), mixer.eval()(x))
+    for resumed in (mixer, other):
+        train(resumed.train(), x, 3)
+    assert torch.equal(other.projection, mixer.projection) and other.iterations == 9
+
+    kept = PerformerAttention(D, HEADS, num_features=8)
+    assert not any(train(kept, x, 4))
+
+
+@pytest.mark.parametrize('causal', [False, True])
+def test_a_synthesizer_predicts_weights_from_the_token_alone(causal):
+    mixer = randomize(DenseSynthesizer(D, HEADS, grid=(9,), causal=causal))
+    x = torch.randn(2, 7, D, dtype=torch.float64)
+    hidden = heads(mixer.query(x).relu())
+    bias = mixer.bias.view(HEADS, -1)
+    logits = [hidden[:, h] @ mixer.weight[h, :, :7] + bias[h, :7] for h in range(HEADS)]
+    logits = torch.stack(logits, 1)
+    if causal:
+        logits = logits.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf)
+    expected = mixer.proj(joined(logits.softmax(-1) @ heads(mixer.value(x))))
+    torch.testing.assert_close(mixer(x), expected)
+
+
+@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize('grid', [(7,), (3, 4), (2, 3, 2)], ids=str)
+def test_a_lambda_layer_is_a_function_per_token(grid, masked):
+    """Entry by entry; BatchNorm in training, so that its statistics are those of kept tokens."""
+    mixer = randomize(LambdaLayer(D, HEADS, key_dims=5, grid=tuple(n + 1 for n in grid)))
+    tokens = torch.Size(grid).numel()
+    x = torch.randn(2, tokens, D, dtype=torch.float64)
+    keep = torch.rand(2, tokens) < 0.7 if masked else torch.ones(2, tokens, dtype=torch.bool)
+
+    def normed(layer, norm):
+        y = layer(x)
+        kept = y[keep]
+        y = (y - kept.mean(0)) / (kept.var(0, correction=0) + norm.eps).sqrt()
+        return y * norm.weight + norm.bias
+
+    query, key = normed(mixer.query, mixer.query_norm), normed(mixer.key, mixer.key_norm)
+    value = mixer.value(x)
+    content = key.masked_fill(~keep[..., None], -torch.inf).softmax(1)
+    places = torch.cartesian_prod(*map(torch.arange, grid)).view(tokens, -1)
+    rows = torch.empty(2, tokens, HEADS, D // HEADS, dtype=torch.float64)
+    for b in range(2):
+        for t in range(tokens):
+            function = torch.zeros(5, D // HEADS, dtype=torch.float64)
+            for s in keep[b].nonzero().flatten():
+                offset = places[s] - places[t] + torch.tensor(grid)
+                embedding = mixer.pos_embed[tuple(offset)]
+                function += torch.outer(content[b, s] + embedding, value[b, s])
+            rows[b, t] = query[b, t].view(HEADS, 5) @ function
+    got = mixer(x, grid=grid, key_mask=keep if masked else None)
+    torch.testing.assert_close(got[keep], mixer.proj(rows.flatten(2))[keep])
+
+
+EXPORTED = ['LinearAttention', 'PerformerAttention', 'DenseSynthesizer', 'LambdaLayer']
+EXPORTED += ['StridedAttention', 'StridedAttention-fixed', 'LSHAttention']
+
+
+@pytest.mark.parametrize('name', EXPORTED)
+def test_comparators_export_and_compile_as_one_graph(name):
+    mixer, x = build(name, (15,), causal=name != 'LambdaLayer').eval(), torch.randn(2, 15, D)
+    with torch.no_grad():
+        exported = torch.export.export(mixer, (x,)).module()
+    torch.testing.assert_close(exported(x), mixer(x))
+    torch.compiler.reset()
+    compiled = torch.compile(mixer, fullgraph=True, backend='eager')
+    torch.testing.assert_close(compiled(x), mixer(x))
+
+
+def test_softmax_attention_without_a_state_keeps_tokens_not_keys():
+    mixer = randomize(SoftmaxAttention(D, HEADS, grid=(9,), causal=True, stateful=False))
+    x = torch.randn(2, 9, D, dtype=torch.float64)
+    state, cached = mixer.init_state(2), SoftmaxAttention(D, HEADS, causal=True).double()
+    cached.load_state_dict(mixer.state_dict())
+    cache, projected = cached.init_state(2), []
+    mixer.key.register_forward_hook(lambda *call: projected.append(call[2].shape[1]))
+    for t in range(9):
+        y_t, state = mixer.step(x[:, t], state)
+        expected, cache = cached.step(x[:, t], cache)
+        torch.testing.assert_close(y_t, expected)
+    assert projected == list(range(1, 10))
+    assert torch.equal(state.table.rows[0], x)

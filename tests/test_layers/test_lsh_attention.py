@@ -1,0 +1,142 @@
+"""LSH attention against exact attention with shared query and key, and under its own dense mask."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from aft_mm.layers import LSHAttention
+
+D, HEADS = 12, 3
+both_ways = pytest.mark.parametrize('causal', [False, True], ids=['all', 'causal'])
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def build(causal=True, grid=(60,), **kwargs) -> LSHAttention:
+    mixer = LSHAttention(D, HEADS, causal=causal, grid=grid, **kwargs)
+    for parameter in mixer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return mixer.double()
+
+
+def heads(x):
+    return x.unflatten(2, (HEADS, -1)).transpose(1, 2)
+
+
+def exact_weights(mixer, x, visible):
+    """Softmax over the visible tokens, the token itself only where there is no other."""
+    key = heads(mixer.key(x))
+    logits = key @ F.normalize(key, dim=-1).mT * key.shape[-1] ** -0.5
+    itself = torch.eye(x.shape[1], dtype=torch.bool)
+    others = (visible & ~itself).any(-1, keepdim=True)
+    visible = torch.where(others, visible & ~itself, visible)
+    weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
+    return weights.nan_to_num(0)  # a row that sees nothing
+
+
+def output(mixer, x, weights):
+    mixed = weights @ heads(mixer.value(x))
+    return mixer.proj(mixed.transpose(1, 2).flatten(2))
+
+
+def seen(mixer, x, key_mask=None):
+    """[B, h, T, T]: token by token what the docstring says, as a union over the rounds."""
+    buckets = mixer.buckets(heads(mixer.key(x)))
+    batch, num_heads, rounds, tokens = buckets.shape
+    union = torch.zeros(batch, num_heads, tokens, tokens, dtype=torch.bool)
+    for b in range(batch):
+        kept = range(tokens) if key_mask is None else key_mask[b].nonzero().flatten().tolist()
+        for h in range(num_heads):
+            for r in range(rounds):
+                order = sorted(kept, key=lambda t: (int(buckets[b, h, r, t]), t))
+                for place, t in enumerate(order):
+                    first = (place // mixer.chunk_size - 1) * mixer.chunk_size
+                    last = first + 2 * mixer.chunk_size
+                    if mixer.causal:
+                        first, last = place - mixer.chunk_size, place + 1
+                    for s in order[max(first, 0) : last]:
+                        union[b, h, t, s] |= bool(buckets[b, h, r, t] == buckets[b, h, r, s])
+    return union
+
+
+@both_ways
+@pytest.mark.parametrize('rounds', [1, 4, 8])
+def test_one_bucket_is_exact_attention_with_shared_query_and_key(rounds, causal):
+    mixer = build(causal, num_rounds=rounds, num_buckets=1, chunk_size=40)
+    x = torch.randn(2, 37, D, dtype=torch.float64)
+    visible = torch.ones(37, 37, dtype=torch.bool)
+    expected = output(mixer, x, exact_weights(mixer, x, visible.tril() if causal else visible))
+    torch.testing.assert_close(mixer(x), expected)
+
+
+@pytest.mark.parametrize('masked', [False, True], ids=['all tokens', 'masked'])
+@both_ways
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(num_rounds=1, num_buckets=4, chunk_size=3),
+        dict(num_rounds=3, num_buckets=2, chunk_size=5),
+        dict(num_rounds=2, num_buckets=8, chunk_size=100),
+        dict(num_rounds=4, num_buckets=6, chunk_size=1),
+    ],
+    ids=str,
+)
+def test_equals_exact_attention_over_what_its_rounds_see(options, causal, masked):
+    mixer = build(causal, **options)
+    x = torch.randn(2, 41, D, dtype=torch.float64, requires_grad=True)
+    key_mask = torch.rand(2, 41) < 0.7 if masked else None
+    kept = torch.ones(2, 41, dtype=torch.bool) if key_mask is None else key_mask
+    visible = seen(mixer, x, key_mask)
+    got, expected = mixer(x, key_mask=key_mask), output(mixer, x, exact_weights(mixer, x, visible))
+    torch.testing.assert_close(got[kept], expected[kept])
+    inputs, cotangent = [x, *mixer.parameters()], torch.randn_like(got) * kept[..., None]
+    for a, b in zip(
+        torch.autograd.grad(got, inputs, cotangent),
+        torch.autograd.grad(expected, inputs, cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_more_rounds_recall_more_of_exact_attention():
+    """The weight that exact attention gives to what the rounds see, against their share."""
+    x, recall = torch.randn(1, 150, D, dtype=torch.float64), {}
+    for rounds in (1, 4, 8):
+        torch.manual_seed(0)
+        mixer = build(num_rounds=rounds, num_buckets=16, chunk_size=32)
+        nn.init.normal_(mixer.key.weight, std=3)  # long keys, whose weights prefer some tokens
+        weights = exact_weights(mixer, x, torch.ones(150, 150, dtype=torch.bool).tril())
+        union = seen(mixer, x)
+        recall[rounds] = (weights * union).sum(-1)[:, :, 1:].mean().item()
+        tokens = union.sum(-1) / torch.arange(1, 151)
+        recall[rounds, 'chance'] = tokens[:, :, 1:].mean().item()
+    assert recall[1] > 2.5 * recall[1, 'chance'] and recall[8] > 1.8 * recall[8, 'chance']
+    assert recall[1] + 0.2 < recall[4] < recall[8] - 0.03 and recall[8] > 0.9
+
+
+@pytest.mark.parametrize('lengths', [None, (0, 5), (59, 23), (40, 1)], ids=str)
+def test_steps_equal_the_forward_when_buckets_have_gone_round(lengths):
+    mixer = build(num_rounds=3, num_buckets=4, chunk_size=4)
+    x = torch.randn(2, 60, D, dtype=torch.float64)
+    expected, each = mixer(x), torch.arange(2)
+    start = torch.tensor(lengths or (0, 0))
+    state = mixer.init_state(2)
+    if lengths is not None:
+        _, state = mixer.prefill(x[:, : start.max()], start)
+    sizes = [part.numel() for part in (*state.table.rows, state.recent)]
+    for n in range(60 - int(start.max())):
+        y_t, state = mixer.step(x[each, start + n], state)
+        torch.testing.assert_close(y_t, expected[each, start + n])
+    assert [part.numel() for part in (*state.table.rows, state.recent)] == sizes
+
+
+def test_a_checkpoint_holds_the_rotations():
+    options = dict(num_rounds=2, num_buckets=4, chunk_size=4)
+    mixer, other = build(**options), build(**options)
+    x = torch.randn(1, 50, D, dtype=torch.float64)
+    other.load_state_dict(mixer.state_dict())
+    assert torch.equal(mixer(x), other(x))

@@ -1,0 +1,297 @@
+"""Linear attention against its oracle: values, gradients, memory, steps, and fla's reasons."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from aft_mm import ops
+from aft_mm.ops import dispatch
+from aft_mm.ops.eager import linear
+from aft_mm.ops.fla import support as fla_support
+
+from .test_backends import TOLERANCE, assert_close
+
+sys.path.insert(0, str(Path(__file__).parents[2] / 'tools' / 'benchmarks'))
+
+import memory  # noqa: E402
+
+HEADS, DIMS, CHANNELS = 3, 5, 4
+MAPS = {
+    'elu': 'elu',
+    'relu': 'relu',
+    'square': 'square',
+    'softplus': torch.nn.functional.softplus,
+    'pair': (torch.exp, lambda x: torch.cat((x.relu(), (-x).relu()), -1).square()[..., 1:6]),
+    'more features': lambda x: torch.cat((x.relu(), (-x).relu()), -1),
+}
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def inputs(tokens, dtype=torch.float64, batch=2, sources=None):
+    sources = sources or tokens
+    shapes = (tokens, HEADS, DIMS), (sources, HEADS, DIMS), (sources, HEADS, CHANNELS)
+    return [torch.randn(batch, *shape).to(dtype) for shape in shapes]
+
+
+def run(tensors, backend, monkeypatch, **options):
+    """Output and gradients."""
+    leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    with monkeypatch.context() as patch:
+        patch.setenv(dispatch.ENVIRONMENT_VARIABLE, backend)
+        output = ops.linear_attention(*leaves, **options)
+        cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+        return [output.detach(), *torch.autograd.grad(output, leaves, cotangent.to(output))]
+
+
+KINDS = [(name, dtype) for name in ('elu', 'pair') for dtype in TOLERANCE]
+KINDS += [(name, torch.float64) for name in MAPS if name not in ('elu', 'pair')]
+
+
+@pytest.mark.parametrize('masked', [False, True], ids=['all', 'masked'])
+@pytest.mark.parametrize('feature_map, dtype', KINDS, ids=str)
+@pytest.mark.parametrize('tokens, causal', [(7, False), (1, True), (63, True), (700, True)])
+def test_matches_oracle(tokens, causal, feature_map, dtype, masked, monkeypatch):
+    """700 tokens of 2 sequences and 3 heads are two spans, the last of a chunk that is not full."""
+    monkeypatch.setattr(linear, 'SPAN_ROWS', 2500)
+    tensors = inputs(tokens, dtype)
+    mask = torch.rand(2, tokens) < 0.7 if masked else None
+    options = dict(feature_map=MAPS[feature_map], causal=causal, key_mask=mask)
+    wide = run([x.double() for x in tensors], 'reference', monkeypatch, **options)
+    # One token has the gradient 0 towards query and key: rounding is of the size of its terms.
+    assert_close(run(tensors, 'eager', monkeypatch, **options), wide, TOLERANCE[dtype], floor=1)
+
+
+def test_the_oracle_is_the_recurrence_of_the_paper(monkeypatch):
+    query, key, value = inputs(9)
+    phi = [torch.nn.functional.elu(x) + 1 for x in (query, key)]
+    s, z = torch.zeros(2, HEADS, DIMS, CHANNELS), torch.zeros(2, HEADS, DIMS)
+    rows = []
+    for t in range(9):
+        s = s + torch.einsum('bhd,bhm->bhdm', phi[1][:, t], value[:, t])
+        z = z + phi[1][:, t]
+        rows.append(
+            torch.einsum('bhd,bhdm->bhm', phi[0][:, t], s) / (phi[0][:, t] * z).sum(-1)[..., None]
+        )
+    got = run((query, key, value), 'reference', monkeypatch, causal=True)[0]
+    torch.testing.assert_close(got, torch.stack(rows, 1))
+
+
+@pytest.mark.parametrize('causal', [False, True])
+def test_gradcheck(causal):
+    tensors = [x.requires_grad_() for x in inputs(5)]
+    assert torch.autograd.gradcheck(lambda *x: ops.linear_attention(*x, causal=causal), tensors)
+
+
+def test_eps_is_part_of_the_denominator(monkeypatch):
+    tensors = inputs(100)
+    options = dict(causal=True, feature_map='elu')
+    plain = run(tensors, 'eager', monkeypatch, **options)
+    got = run(tensors, 'eager', monkeypatch, **options, eps=0.5)
+    assert_close(got, run(tensors, 'reference', monkeypatch, **options, eps=0.5), 1e-10)
+    assert (got[0] - plain[0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('scale', [1e-15, 1e-6, 1e4, 1e8])
+@pytest.mark.parametrize('feature_map', ['elu', 'relu', 'square'])
+def test_features_of_any_size(feature_map, scale, causal, monkeypatch):
+    tensors = inputs(70, torch.float32)
+    tensors[0] *= scale
+    if feature_map != 'square' or scale < 1e8:
+        tensors[1] *= scale
+    if feature_map == 'elu' and scale > 1:  # far below 0 its features are 0
+        tensors[:2] = tensors[0].abs(), tensors[1].abs()
+    options = dict(feature_map=feature_map, causal=causal)
+    wide = run([x.double() for x in tensors], 'reference', monkeypatch, **options)
+    # elu's features are 1 and a little: its gradients are differences of numbers of size 1.
+    floor = 1 if feature_map == 'elu' else 1e-20
+    assert_close(run(tensors, 'eager', monkeypatch, **options), wide, 1e-4, floor)
+
+
+@pytest.mark.parametrize('causal', [False, True])
+def test_far_negative_queries_and_keys_are_no_division_by_zero(causal, monkeypatch):
+    """``elu(x) + 1`` at −40 is 4e-18, which 1 − 1 + 4e-18 in float32 is not."""
+    tensors = inputs(70, torch.float32)
+    tensors[0] -= 40
+    tensors[1] -= 40
+    options = dict(feature_map='elu', causal=causal)
+    wide = run([x.double() for x in tensors], 'reference', monkeypatch, **options)
+    assert_close(run(tensors, 'eager', monkeypatch, **options), wide, 1e-4)
+
+
+@pytest.mark.parametrize('causal', [False, True])
+def test_zero_features_and_hidden_rows_give_zero(causal):
+    query, key, value = inputs(70, torch.float32)
+    query, key = query.abs(), key.abs()
+    query[:, 3] = -1.0
+    mask = torch.ones(2, 70, dtype=torch.bool)
+    mask[1] = False
+    key[1], value[1] = torch.nan, torch.inf
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    y = ops.linear_attention(*leaves, feature_map='relu', causal=causal, key_mask=mask)
+    assert (y[:, 3] == 0).all() and (y[1] == 0).all() and (y[0, 10:] != 0).all()
+    gradients = torch.autograd.grad(y.square().sum(), leaves)
+    assert all(g.isfinite().all() and (g[1] == 0).all() for g in gradients)
+
+
+def test_a_late_token_leaves_the_prefix_as_it_was():
+    query, key, value = inputs(300, torch.float32)
+    before = ops.linear_attention(query, key, value, causal=True)
+    key[:, 200:], value[:, 200:] = 1e30, 1e4
+    after = ops.linear_attention(query, key, value, causal=True)
+    assert torch.equal(before[:, :200], after[:, :200])
+
+
+def test_bfloat16_sums_are_float32():
+    """10,000 ones: sums of bfloat16 stop at 256."""
+    query, key = torch.zeros(2, 1, 10_000, 1, 1).bfloat16().unbind()
+    value = torch.zeros_like(key)
+    value[:, ::2] = 1
+    y = ops.linear_attention(query, key, value, causal=True)
+    assert y.dtype == torch.bfloat16 and abs(y[0, -1].item() - 0.5) < 4e-3
+
+
+def test_memory_of_the_causal_gradient_is_constant_beside_inputs_and_outputs():
+    """T = 65,536: query, key, value, output, its gradient and theirs are held anyway."""
+    heads, dims, tokens = 2, 32, 65_536
+    leaves = [torch.randn(1, tokens, heads, dims).requires_grad_() for _ in range(3)]
+    cotangent = torch.randn(1, tokens, heads, dims)
+
+    def gradients():
+        y = ops.linear_attention(*leaves, causal=True)
+        return torch.autograd.grad(y, leaves, cotangent)
+
+    small = [x.detach()[:, :200].requires_grad_() for x in leaves]
+    torch.autograd.grad(ops.linear_attention(*small, causal=True).sum(), small)  # loads libraries
+    one = tokens * heads * dims * 4 / 2**20
+    # Inputs and cotangent were there before the call.
+    assert (memory.added_peak(gradients) + 4 * one) / (8 * one) <= 1.3
+
+
+@pytest.mark.parametrize('lengths', [None, (0, 5), (60, 31)], ids=str)
+@pytest.mark.parametrize('feature_map', MAPS)
+def test_steps_equal_the_parallel_form(feature_map, lengths):
+    options = dict(feature_map=MAPS[feature_map])
+    query, key, value = inputs(70)
+    expected = ops.linear_attention(query, key, value, causal=True, **options)
+    features = 2 * DIMS if feature_map == 'more features' else DIMS
+    state = ops.linear_attention_init_state(2, HEADS, features, CHANNELS, dtype=torch.float64)
+    assert state.s.shape == (2, HEADS, features, CHANNELS) and state.z.shape == state.s.shape[:3]
+    size, each = state.sums.numel(), torch.arange(2)
+    start = torch.tensor(lengths or (0, 0))
+    if lengths is not None:
+        padding = (torch.arange(70) >= start[:, None])[..., None, None]
+        prompt = (x.masked_fill(padding, torch.nan) for x in (key, value))
+        state = ops.linear_attention_prefill(state, *prompt, start, **options)
+    for n in range(70 - int(start.max())):
+        row = [x[each, start + n] for x in (query, key, value)]
+        y, state = ops.linear_attention_step(state, *row, **options)
+        torch.testing.assert_close(y, expected[each, start + n])
+        assert (state.position == start + n + 1).all()
+    assert state.sums.numel() == size
+
+
+def test_compiles_as_one_graph():
+    def call(*tensors):
+        return ops.linear_attention(*tensors, causal=True)
+
+    leaves = [x.requires_grad_() for x in inputs(200, torch.float32)]
+    expected = call(*leaves)
+    got = torch.compile(call, fullgraph=True, backend='aot_eager')(*leaves)
+    torch.testing.assert_close(got, expected)
+    for a, b in zip(*(torch.autograd.grad(y.sum(), leaves) for y in (got, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_bad_input_is_one_sentence():
+    query, key, value = inputs(6)
+    for bad, message in [
+        (dict(feature_map='tanh'), "feature_map must be one of elu, relu, square, got 'tanh'"),
+        (dict(feature_map=torch.tanh), "feature_map must not be negative, got -0.9.* from 'tanh'"),
+        (dict(feature_map=torch.tanh, causal=True), 'feature_map must not be negative'),
+        (dict(eps=-1.0), 'eps must be 0 or larger, got -1.0'),
+        (dict(key_mask=torch.ones(2, 5).bool()), r'key_mask must be bool \[2, 6\] .*\[2, 5\]'),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ops.linear_attention(query, key, value, **bad)
+    sizes = r'query must be \[B, T, h, d\], .* got '
+    with pytest.raises(ValueError, match=sizes + r'\[2, 6, 3, 4\], \[2, 6, 3, 5\] and'):
+        ops.linear_attention(query[..., :4], key, value)
+    with pytest.raises(ValueError, match=sizes):
+        ops.linear_attention(query, key[:, :, :2], value[:, :, :2])
+    with pytest.raises(ValueError, match=r'same length here, got T=4 and S=6'):
+        ops.linear_attention(query[:, :4], key, value, causal=True)
+
+
+def test_a_state_of_another_op_or_batch_is_refused():
+    query, key, value = (x[:, 0] for x in inputs(3))
+    state = ops.linear_attention_init_state(2, HEADS, DIMS, CHANNELS)
+    with pytest.raises(ValueError, match='state must be a LinearState, got StepState'):
+        ops.linear_attention_step(ops.aft_simple_init_state(2, 6), query, key, value)
+    with pytest.raises(ValueError, match=r'of a step must have .* 2, 3 and 4, got \[1, 3, 5\]'):
+        ops.linear_attention_step(state, query[:1], key[:1], value[:1])
+    _, key, value = inputs(3)
+    with pytest.raises(ValueError, match=r'2 ints of 0 to 3, got \[1, 4\]'):
+        ops.linear_attention_prefill(state, key, value, torch.tensor([1, 4]))
+    state = ops.linear_attention_prefill(state, key, value, torch.tensor([1, 3]))
+    with pytest.raises(ValueError, match=r'fresh for prefill, got one at \[1, 3\]'):
+        ops.linear_attention_prefill(state, key, value, torch.tensor([1, 3]))
+
+
+def test_an_empty_batch_has_gradients():
+    tensors = [x.requires_grad_() for x in inputs(3, batch=0)]
+    y = ops.linear_attention(*tensors, causal=True)
+    assert y.shape == (0, 3, HEADS, CHANNELS)
+    assert all(g is not None for g in torch.autograd.grad(y.sum(), tensors))
+
+
+def test_reasons_of_fla(monkeypatch):
+    call = 'linear_attention', inputs(3, torch.float32), dict(causal=True)
+    with pytest.raises(dispatch.BackendError, match='fla: fla-core is not installed; serves cuda'):
+        monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'fla')
+        dispatch.choose_backend(*call)
+    monkeypatch.setattr(fla_support.importlib.util, 'find_spec', lambda name: object())
+    # Tensors of a device that this machine has, in the place of cuda.
+    monkeypatch.setattr(fla_support, 'SERVED_DEVICE', 'meta')
+    cuda = [torch.empty_like(x, device='meta') for x in call[1]]
+    assert fla_support.reasons_against('linear_attention', cuda, dict(causal=True)) == []
+    assert fla_support.reasons_against('linear_attention', cuda, dict(causal=False)) == [
+        'has a kernel for linear_attention with causal=True only, got False'
+    ]
+    (reason,) = fla_support.reasons_against(
+        'linear_attention', [x.double() for x in cuda], dict(causal=True)
+    )
+    assert reason == 'has a kernel for float32, float16 and bfloat16, got torch.float64'
+    assert fla_support.reasons_against('aft_simple', cuda, {}) == [
+        'has a kernel for linear_attention only'
+    ]
+
+
+@pytest.mark.parametrize('masked', [False, True])
+def test_what_is_made_around_fla_is_linear_attention(masked, monkeypatch):
+    """Its kernel, as its documentation says it: ``scale · tril(q kᵀ) v``, [B, T, h, ·]."""
+
+    def chunk_linear_attn(q, k, v, scale, normalize):
+        assert q.dtype == k.dtype == v.dtype and not normalize
+        weights = torch.einsum('bthd,bshd->bhts', q, k).tril() * scale
+        return torch.einsum('bhts,bshm->bthm', weights, v), None
+
+    kernels = SimpleNamespace(chunk_linear_attn=chunk_linear_attn)
+    for name, module in {'fla': None, 'fla.ops': None, 'fla.ops.linear_attn': kernels}.items():
+        monkeypatch.setitem(sys.modules, name, module or SimpleNamespace(__path__=[]))
+    library = importlib.import_module('aft_mm.ops.fla.library')
+    monkeypatch.delitem(sys.modules, 'aft_mm.ops.fla.library')
+    tensors = inputs(50, torch.float32)
+    mask = torch.rand(2, 50) < 0.7 if masked else None
+    for feature_map, eps in (('elu', 0.0), ('relu', 0.5)):
+        options = dict(feature_map=feature_map, causal=True, key_mask=mask, eps=eps)
+        expected = ops.linear_attention(*tensors, **options)
+        torch.testing.assert_close(library.linear_attention(*tensors, **options), expected)

@@ -1,0 +1,89 @@
+"""The kernels of AFT-full and AFT-local, compiled for devices that need not be there."""
+
+import pytest
+import torch
+
+pytest.importorskip('triton', reason='Triton is not installed')
+from aft_mm.ops.triton import product_cut as cutting  # noqa: E402
+from aft_mm.ops.triton import product_launch as launch  # noqa: E402
+from aft_mm.ops.triton import product_library as library  # noqa: E402
+
+from .triton_offline import assert_no_spills, widest_load  # noqa: E402
+
+FORWARD = {'key_maxima', 'key_terms', 'weigh', 'forward', 'fix_rows'}
+BACKWARD = {'target_terms', 'backward', 'fix_sources', 'bias_gradient', 'fix_bias'}
+# What a block of threads may have: of sm_8x the least, that of sm_86, which sm_120 has as well.
+SHARED_MEMORY = {80: 99, 86: 99, 89: 99, 90: 227, 120: 99}
+# Tokens and channels come in 16 bytes; the table of w a number at a time, each with its own mask.
+WIDE = {'key_maxima', 'key_terms', 'target_terms', 'forward', 'backward'}
+
+
+def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, channels=256):
+    """Forward, and backward if `save`; without causality without a gate."""
+    query, key, value = torch.empty(3, 2, 1024, channels, dtype=dtype).unbind()
+    table = bias[0]
+    if len(bias) == 2:
+        table = library.local_table(*bias, value, window, grid, causal, save)
+    key_mask = torch.ones(2, 1024, dtype=torch.bool) if masked else None
+    cut = cutting.choose_cut(value, save)
+    band = cutting.make_band(table, value, window, grid, causal, cut.tile)
+    gate = ('sigmoid' if causal else 'none'), band, cut
+    inputs = launch.Call(query if causal else None, key, value, table, key_mask, *gate)
+    saved = cutting.new_saved(value, band, cut.width) if save else None
+    launch.product_forward(inputs, saved)
+    if save:
+        launch.product_backward(torch.empty_like(value), None, saved, inputs, True)
+
+
+@pytest.fixture
+def capability(request, monkeypatch):
+    found = request.node.callspec.params['compiled']
+    monkeypatch.setattr(cutting, 'capability', lambda *device: found // 10)
+    return found
+
+
+def assert_fits(compiled, capability, folder, kernels):
+    assert_no_spills(compiled, kernels, folder)
+    for name, kernel in compiled.items():
+        assert kernel.metadata.shared <= SHARED_MEMORY[capability] * 1024, name
+
+
+def compiled_for(*capabilities):
+    """Compiled for these."""
+    ids = [f'sm_{capability}' for capability in capabilities]
+    return pytest.mark.parametrize('compiled', capabilities, indirect=True, ids=ids)
+
+
+FACTORS = torch.empty(1024, 64), torch.empty(1024, 64)
+
+
+@compiled_for(*SHARED_MEMORY)
+def test_training_in_bfloat16_with_float32_factors(compiled, capability, tmp_path):
+    """As under autocast, on a grid."""
+    call(torch.bfloat16, [8, 8], *FACTORS, grid=[32, 32])
+    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | {'running_sums'})
+    assert {name for name in WIDE if widest_load(compiled[name]) == 16} == WIDE
+    for name in ('forward', 'backward', 'bias_gradient'):
+        ptx = compiled[name].asm['ptx']
+        assert ('wgmma' if capability == 90 else 'mma.sync') in ptx and '.tf32' in ptx
+
+
+@compiled_for(86, 90)
+def test_inference_in_bfloat16(compiled, capability, tmp_path):
+    call(torch.bfloat16, [256], *FACTORS, save=False)
+    assert_fits(compiled, capability, tmp_path, FORWARD | {'running_sums'})
+    ptx = compiled['forward'].asm['ptx']
+    assert 'mma' in ptx and '.bf16' in ptx and '.tf32' not in ptx
+
+
+@compiled_for(86)
+def test_float32(compiled, capability, tmp_path):
+    call(torch.float32, None, torch.empty(1024, 1024))
+    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD)
+
+
+# 65 channels: rows that no vector of numbers is aligned to.
+@compiled_for(90)
+def test_masks_and_odd_sizes(compiled, capability, tmp_path):
+    call(torch.bfloat16, [32], torch.empty(1024, 63), causal=False, masked=True, channels=65)
+    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | {'running_sums'})

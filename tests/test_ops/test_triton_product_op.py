@@ -1,0 +1,186 @@
+"""AFT-full and AFT-local of the Triton backend as ops: shapes, graphs, memory, what waits."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aft_mm import ops
+
+from .cases import run_with_gradients
+from .test_dispatch import LargestTensor
+from .triton_parity import DEVICE, INTERPRETED, on_device
+
+from .product_cases import (  # isort: skip - where Triton is
+    EACH,
+    IDS,
+    MARKS,
+    ONE_TILE,
+    cut_of,
+    cutting,
+    detached,
+    full,
+    library,
+    local,
+    op_arguments,
+)
+from aft_mm.ops.triton import product_launch as launch  # isort: skip
+
+pytestmark = MARKS
+
+
+@pytest.mark.parametrize('case', [full(9, channels=70), local(9, 3, channels=70)], ids=IDS)
+def test_the_sum_of_the_bias_gradient_may_be_shared_out(case, monkeypatch):
+    tensors = on_device(case.inputs(dtype=torch.float32))
+    expected = run_with_gradients(case, tensors)
+    monkeypatch.setattr(launch, 'PROGRAMS_PER_PROCESSOR', 10**6)
+    assert launch.share_out(10, 1, tensors[2].device) == (10, 1)
+    got = run_with_gradients(case, tensors)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_sums_the_bias_gradient_fills_the_device(monkeypatch):
+    monkeypatch.setattr(launch, 'count_processors', lambda device: 50)
+    assert launch.share_out(80, 200, 'meta') == (1, 80)
+    assert launch.share_out(80, 60, 'meta') == (2, 40)
+    assert launch.share_out(80, 3, 'meta') == (27, 3)
+
+
+CALLS = [local(9, 3, rank=0), full(7, 5, gate='none'), ONE_TILE[-1]]
+
+
+@pytest.mark.parametrize('case', CALLS, ids=IDS)
+def test_the_op_is_sound(case):
+    """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
+    masked = case.op == 'aft_local'
+    mask = torch.rand(1, case.tokens, device=DEVICE) < 0.6 if masked else None
+    arguments = op_arguments(case, key_mask=mask)
+    torch.library.opcheck(library.product, (*arguments, True))
+    output, saved = library.product(*detached(arguments), True)
+    backward = torch.ops.aft_mm.product_backward.default
+    for biased in (True, False):
+        wanted = [arguments[0] is not None, True, True, biased, False]
+        parts = torch.randn_like(output), saved, *detached(arguments), wanted
+        torch.library.opcheck(backward, parts)
+
+
+@EACH
+def test_an_empty_batch(case):
+    arguments = op_arguments(case, batch=0)
+    output, saved = library.product(*arguments, True)
+    assert output.shape == (0, 9, 6)
+    leaves = arguments[:4]
+    for leaf, gradient in zip(leaves, torch.autograd.grad(output.sum(), leaves), strict=True):
+        assert gradient.shape == leaf.shape and (gradient == 0).all()
+
+
+@pytest.mark.parametrize('case', [ONE_TILE[1], ONE_TILE[-1]], ids=IDS)
+def test_compiles_without_graph_break(case):
+    """fullgraph, forward and backward, with exact tiles and others in one graph."""
+    torch._dynamo.reset()
+    tensors = on_device(case.inputs(dtype=torch.float32))
+    compiled = torch.compile(case.function, fullgraph=True, backend='aot_eager')
+
+    def call(*parts):
+        return compiled(*parts, **case.options)
+
+    for _ in ('plain', 'flagged'):
+        expected = run_with_gradients(case, tensors)
+        got = run_with_gradients(call, tensors)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        tensors[1] *= 1000
+
+
+class NoWait(TorchDispatchMode):
+    """An error for what would wait for a device: reading a number, or sizes that depend on one."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+        assert not set(tags) & set(function.tags), f'{function} waits for the device'
+        return function(*args, **(kwargs or {}))
+
+
+@EACH
+def test_nothing_waits_for_the_device(case):
+    """Forward and backward, inside the op, whose calls the mode would not see, and around it."""
+    leaves = [x.requires_grad_() for x in on_device(case.inputs(dtype=torch.float32))]
+    gradients = torch.randn(2, case.tokens, 6, device=DEVICE)
+    arguments = detached(op_arguments(case, [x.detach() for x in leaves]))
+    cut, band = cut_of(arguments)
+    query, key, value, bias, mask, *_, gate = arguments
+    call = launch.Call(query, key, value, bias, mask, gate, band, cut)
+    with NoWait():
+        output = case(*leaves)
+        torch.autograd.grad(output, leaves, gradients)
+        saved = cutting.new_saved(value, band, cut.width)
+        launch.product_forward(call, saved)
+        launch.product_backward(gradients, None, saved, call, True)
+    with NoWait(), pytest.raises(AssertionError, match='waits for the device'):
+        bool((output > 0).all())
+
+
+@EACH
+def test_autocast_does_not_reach_the_sums(case):
+    tensors = on_device(case.inputs(dtype=torch.float32))
+    expected = run_with_gradients(case, tensors)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        inside = run_with_gradients(case, tensors)
+    assert all(torch.equal(a, b) for a, b in zip(inside, expected, strict=True))
+
+
+def test_only_the_gradients_that_are_asked_for(monkeypatch):
+    case = local(9, 3)
+    tensors = on_device(case.inputs(dtype=torch.float32))
+    monkeypatch.setattr(launch, '_bias_gradient', None)
+    value = tensors[2].requires_grad_()
+    (got,) = torch.autograd.grad(case(*tensors).sum(), value)
+    assert (got != 0).any()
+
+
+@EACH
+def test_what_is_kept_for_the_gradient(case):
+    tensors = [x.requires_grad_() for x in on_device(case.inputs(dtype=torch.float32))]
+    parts = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: parts.append(x) or x, lambda x: x):
+        output = case(*tensors)
+    kept = [x for x in parts if x.dim() == 1]
+    # Three numbers per token and channel: mean, λ and its unit; for tiles and rows one of each.
+    assert [x.numel() for x in kept] == [3 * output.numel() + 2 * 6 + 9 + 2]
+
+
+@pytest.mark.parametrize('rank', [3, 0])
+def test_memory_grows_with_tokens_not_their_square(rank):
+    case = local(400, 3, rank, channels=2, causal=True)
+    arguments = detached(op_arguments(case))
+    query, key, value, bias, mask, *_, gate = arguments
+    cut, band = cut_of(arguments)
+    with LargestTensor() as recorder:  # which does not look into an op
+        call = launch.Call(query, key, value, bias, mask, gate, band, cut)
+        saved = cutting.new_saved(value, band, cut.width)
+        output = launch.product_forward(call, saved)
+        launch.product_backward(output, None, saved, call, True)
+    # Tiles of 64 tokens against two tiles, which the interpreter counts in bytes.
+    assert recorder.largest <= 4 * 2 * 64 * 448 < 4 * 400 * 400
+
+
+def test_gradients_that_cannot_be_had_say_why():
+    output = library.product(*op_arguments(local(9, 3, 0)), False)[0]
+    with pytest.raises(RuntimeError, match='must be called with save=True'):
+        output.sum().backward()
+    x, bias = torch.randn(1, 9, 3, device=DEVICE), torch.randn(9, 9, device=DEVICE)
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(ops.aft_full(x, x, x, bias).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match='once; AFT_MM_BACKEND=eager serves second derivatives'):
+        gradient.sum().backward()
+
+
+@pytest.mark.skipif(INTERPRETED, reason='takes 25 GB')
+def test_more_numbers_than_an_int_counts():
+    """The last of many sequences is that sequence alone."""
+    if torch.cuda.mem_get_info()[0] < 60e9:
+        pytest.skip('needs 60 GB of device memory')
+    x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)
+    factors = torch.randn(2, 2000, 16, device=DEVICE, dtype=torch.bfloat16)
+    many = x.new_zeros(1100, 2000, 1024)
+    many[-1] = x[0]
+    got = ops.aft_local(many, many, many, *factors, window=32, causal=True)[-1:]
+    torch.testing.assert_close(got, ops.aft_local(x, x, x, *factors, window=32, causal=True))

@@ -1,0 +1,54 @@
+"""What every training has, whatever runtime its config inherits."""
+
+import pytest
+from mmengine.config import Config
+
+from aft_mm.cli.command_line import protect
+
+from .leaves import leaves
+
+TASKS = ('image_classification', 'image_ar', 'language_modeling', 'point_cloud',
+         'super_resolution', 'detection', 'segmentation')
+FINITE = 'aft_mm.FiniteLossHook'
+
+
+def hooks(cfg):
+    """The types of all hooks."""
+    return [hook['type'] for hook in (*cfg.default_hooks.values(), *cfg.get('custom_hooks', []))
+            if hook]
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_every_leaf_writes_whole_checkpoints_and_stops_at_nan(task, missing_downstream):
+    if task in ('detection', 'segmentation') and missing_downstream:
+        pytest.skip(f'{task} inherits mmdet or mmseg, which `make downstream` installs')
+    found = {name: Config.fromfile(path, import_custom_modules=False)
+             for name, path in leaves(task).items()}
+    trained = {name: cfg for name, cfg in found.items() if cfg.get('train_cfg')}
+    assert trained
+    for name, cfg in trained.items():
+        assert cfg.default_hooks.checkpoint.type == 'aft_mm.SafeCheckpointHook', name
+        assert hooks(cfg).count(FINITE) == 1, name
+        before = cfg.pretty_text
+        protect(cfg)
+        assert cfg.pretty_text == before, name
+
+
+@pytest.mark.parametrize('options', [
+    {},
+    dict(default_hooks=None),
+    dict(default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=7))),
+    dict(default_hooks=dict(checkpoint=dict(type='mmengine.CheckpointHook', interval=7))),
+])
+def test_a_config_of_ones_own_gets_both(options):
+    cfg = Config(options)
+    for _ in range(2):
+        protect(cfg)
+        assert hooks(cfg) == ['aft_mm.SafeCheckpointHook', FINITE]
+        assert cfg.default_hooks.checkpoint.interval == (7 if options.get('default_hooks') else 1)
+
+
+def test_a_checkpoint_hook_of_ones_own_stays():
+    cfg = Config(dict(default_hooks=dict(checkpoint=dict(type='mine.CheckpointHook'))))
+    protect(cfg)
+    assert cfg.default_hooks.checkpoint.type == 'mine.CheckpointHook'

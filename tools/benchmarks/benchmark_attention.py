@@ -1,0 +1,175 @@
+"""Cost of causal mixers per sample against the length: figure 1 of the linear-transformer paper.
+
+Time and peak memory of forward and backward of one mixer, projections included, over tokens
+[B, T, D] with B · T constant as far as it goes, divided by B. Lengths and mixers take turns in one
+process. The slope of log cost over log length is printed: 1 is linear, 2 quadratic.
+
+    python tools/benchmarks/benchmark_attention.py --json out.json --png out.png
+
+A mixer whose forward disagrees with its own steps stops the run before anything is timed. A cell
+that would take longer than `--patience` seconds, by the cell before it and a quadratic law, or that
+fills the device's memory is left out and reads null.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+from arguments import common_parser, fill_in, named_in_errors, positive_int, set_up_torch
+from benchmark_efficiency import curve, sweep
+from decoders import MIXER_NAMES, check_mixer, mixer
+from memory import added_peak, in_fresh_process
+from parity import require_close
+from record import environment, write_json
+
+from aft_mm.registry import MODELS
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt  # noqa: E402 - the backend comes first
+
+KINDS = {'ms': 'forward + backward, ms per sample', 'mib': 'peak memory, MiB per sample'}
+DEFAULTS = {
+    kind: dict(
+        mixers=['softmax', 'linear', 'lsh-4', 'aft-simple', 'aft-local-32'],
+        lengths=[2**i for i in range(9, 17)],
+        tokens=tokens,
+        dims=256,
+        heads=8,
+        rounds=5,
+    )
+    for kind, tokens in (('cpu', 2**13), ('cuda', 2**16))
+}
+
+
+def build(name: str, length: int, dims: int, heads: int) -> torch.nn.Module:
+    """A causal mixer for sequences of `length` tokens, the same weights each time."""
+    torch.manual_seed(0)
+    config = dict(mixer(name, heads), embed_dims=dims, grid=(length,), causal=True)
+    return MODELS.build(config)
+
+
+def make_call(
+    name: str, length: int, dims: int, heads: int, tokens: int, device: str = 'cpu'
+) -> Callable[[], None]:
+    """Forward and backward of a batch of `tokens` tokens, or of one sequence if it has more."""
+    layer = build(name, length, dims, heads).to(device)
+    x = torch.randn(max(1, tokens // length), length, dims, device=device, requires_grad=True)
+
+    def call() -> None:
+        layer(x).square().mean().backward()
+        layer.zero_grad(set_to_none=True)
+        x.grad = None
+
+    return call
+
+
+def cpu_peak(name: str, length: int, dims: int, heads: int, tokens: int, threads: int) -> float:
+    """MiB that the call adds to a process that holds layer and batch."""
+    torch.set_num_threads(threads)
+    make_call(name, 64, dims, heads, 64)()  # what a first call loads
+    return added_peak(make_call(name, length, dims, heads, tokens))
+
+
+def check(name: str, args: argparse.Namespace) -> None:
+    """Hold the forward against the steps."""
+    layer = build(name, 80, args.dims, args.heads).to(args.device).eval()
+    x = torch.randn(2, 80, args.dims, device=args.device)
+    state, rows = layer.init_state(2), []
+    for t in range(80):
+        row, state = layer.step(x[:, t], state)
+        rows.append(row)
+    with torch.no_grad():
+        require_close(f'{name} step by step', torch.stack(rows, 1), layer(x), 1e-3)
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    """One row per mixer and length."""
+    sizes = (args.dims, args.heads, args.tokens)
+    times, _ = sweep(lambda *cell: make_call(*cell, *sizes, args.device), args)
+    rows = []
+    for (name, length), value in sorted(times.items()):
+        if torch.device(args.device).type == 'cuda':
+            peak = added_peak(make_call(name, length, *sizes, args.device), args.device)
+        else:
+            peak = in_fresh_process(cpu_peak, name, length, *sizes, args.threads)
+        batch = max(1, args.tokens // length)
+        rows.append(dict(mixer=name, length=length, ms=1e3 * value / batch, mib=peak / batch))
+    return rows
+
+
+def summary(rows: list[dict]) -> list[str]:
+    """The slope of log cost over log length, of all lengths and of the longer half."""
+    lines = []
+    for name in dict.fromkeys(row['mixer'] for row in rows):
+        for kind, label in KINDS.items():
+            lengths, costs = np.log(curve(rows, name, kind))
+            if len(lengths) < 2:
+                continue
+            half = len(lengths) // 2 if len(lengths) > 3 else 0
+            slopes = [np.polyfit(lengths[i:], costs[i:], 1)[0] for i in (0, half)]
+            lines.append(
+                f'{name:<16}{label:<36}slope {slopes[0]:5.2f}, longer half {slopes[1]:5.2f}'
+            )
+    return lines
+
+
+def plot(rows: list[dict], path: Path, title: str) -> None:
+    """A panel per kind of cost, logarithmic axes."""
+    figure, axes = plt.subplots(1, len(KINDS), figsize=(9, 3.8), layout='constrained')
+    for ax, (kind, label) in zip(axes, KINDS.items(), strict=True):
+        names = dict.fromkeys(row['mixer'] for row in rows)
+        for marker, name in zip('os^Dv<>PX*', names, strict=False):
+            ax.plot(*curve(rows, name, kind), marker=marker, markersize=4, label=name)
+        ax.set_xscale('log', base=2)
+        ax.set_yscale('log')
+        ax.set_xlabel('length T, tokens')
+        ax.set_ylabel(label)
+        ax.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def parse_args(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line; what is left out depends on the device."""
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--mixers', nargs='+', metavar='MIXER', help=MIXER_NAMES)
+    parser.add_argument('--lengths', type=positive_int, nargs='+', metavar='T')
+    for name, what in dict(tokens='of a batch', dims='width D', heads='of the mixers').items():
+        parser.add_argument(f'--{name}', type=positive_int, help=what)
+    parser.add_argument(
+        '--patience', type=float, default=60.0, help='seconds of a cell at most; %(default)s'
+    )
+    parser.add_argument('--png', type=Path, help='draw them here')
+    args = parser.parse_args(arguments)
+    fill_in(args, DEFAULTS)
+    for name in args.mixers:
+        with named_in_errors(parser, f'--mixers {name} with --dims {args.dims}'):
+            check_mixer(name, args.dims, args.heads)
+    return args
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Check, measure, print slopes, draw."""
+    args = parse_args(arguments)
+    set_up_torch(args)
+    for name in args.mixers:
+        check(name, args)
+    print('timing, then memory', file=sys.stderr)
+    rows = measure(args)
+    write_json(args.json, rows, args)
+    print('\n'.join(summary(rows)))
+    if args.png:
+        about = environment(args)
+        title = 'D = {dims}, heads: {heads}'.format(**about['settings'])
+        plot(rows, args.png, f'{title}, {about["device_name"]}')
+
+
+if __name__ == '__main__':
+    main()
