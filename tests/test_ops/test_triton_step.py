@@ -148,8 +148,8 @@ def test_buffers_of_more_than_a_tile(monkeypatch):
     bias[:, torch.arange(tokens) % rows != 3] -= 60
     tensors = [query, key + 1e4, value, bias]
     check(full, tensors, monkeypatch, (rows + 2, tokens - 2), 2)
-    local = Case('', 'aft_local', tokens, dict(window=70), parameters=((tokens, rank),) * 2)
-    check(local, inputs(local, 2), monkeypatch, (80, 68), 3)
+    local = Case('', 'aft_local', tokens, dict(window=rows + 6), parameters=((tokens, rank),) * 2)
+    check(local, inputs(local, 2), monkeypatch, (tokens - 3, rows + 4), 3)
     grid = dict(grid=(3, 40))  # the kernel reaches two rows back
     conv = Case('', 'aft_conv', 120, grid, heads=2, parameters=((2, 5, 3),))
     check(conv, inputs(conv, 2), monkeypatch, (117, 70), 3)

@@ -48,6 +48,11 @@ def load_widths(kernel):
     return Counter(int(numbers or 1) * int(bits) // 8 for numbers, bits in loads)
 
 
+def widest_load(kernel):
+    """Bytes of the widest load from global memory."""
+    return max(load_widths(kernel))
+
+
 def narrowest_load(kernel):
     """Bytes of the narrowest load from global memory."""
     return min(load_widths(kernel))

@@ -56,11 +56,11 @@ BLOCKS: dict[str, dict[tuple[int, int], NamedTuple]] = {
     'window': {(8, 0): WindowBlock(lanes=4, rows=2, channels=32, warps=1)},
     'simple_step': {(8, 0): SimpleStepBlock(channels=128, warps=1)},
     # A row of 32 float32 numbers is one transaction of 128 bytes, and few sequences make programs
-    # enough. 64 rows, 16 numbers of a tile per thread, take up to 168 registers; ptxas, unless it
-    # is told so, spills at 96 or 128 to fit one more program.
+    # enough. 32 rows, 8 numbers of a tile per thread, take up to 128 registers; 64 would spill.
+    # Unless it is told that number, ptxas spills at 80 to fit one more program.
     'buffer_step': {
         (8, 0): BufferStepBlock(
-            least_rows=16, most_rows=64, channels=32, rank=32, warps=4, registers=168
+            least_rows=16, most_rows=32, channels=32, rank=32, warps=4, registers=128
         )
     },
 }
