@@ -199,7 +199,9 @@ def load_factor_bias(bias, token, tokens, real, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load_bias(bias, token, tokens, head, real, FORM: tl.constexpr, BLOCK: tl.constexpr):
+def load_bias(
+    bias, token, tokens, head, head_real, real, FORM: tl.constexpr, BLOCK: tl.constexpr
+):
     """w[token, tokens], [ROWS, 1, 1] or per head [ROWS, HEADS, 1], 0 outside of the window or
     kernel, and which tokens are inside."""
     KIND: tl.constexpr = FORM.kind
@@ -213,7 +215,7 @@ def load_bias(bias, token, tokens, head, real, FORM: tl.constexpr, BLOCK: tl.con
     elif KIND == 'conv':
         entry, there = kernel_entry(token, tokens, PLACES)
         inside &= there
-        found = load_table(bias.table, head, entry, inside)
+        found = load_table(bias.table, head, entry, inside & head_real)
     elif KIND == 'full':
         found = load_table(bias.table, token, tokens, inside)
     else:
@@ -274,7 +276,7 @@ def sum_buffer(state, bias, fresh, where, time, FORM: tl.constexpr, BLOCK: tl.co
         value = load(state.kept_values, batch, slots.to(tl.int64), channel, real & channel_real)
         key = tl.where(slots == slot, fresh[0], key)
         value = tl.where(slots == slot, fresh[1], value)
-        w, near = load_bias(bias, token, tokens, head, real, FORM, BLOCK)
+        w, near = load_bias(bias, token, tokens, head, head_real, real, FORM, BLOCK)
         seen = real & head_real
         if not FAR:
             seen = near & head_real
