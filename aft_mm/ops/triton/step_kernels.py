@@ -199,9 +199,7 @@ def load_factor_bias(bias, token, tokens, real, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load_bias(
-    bias, token, tokens, head, head_real, real, FORM: tl.constexpr, BLOCK: tl.constexpr
-):
+def load_bias(bias, token, tokens, head, head_real, real, FORM: tl.constexpr, BLOCK: tl.constexpr):
     """w[token, tokens], [ROWS, 1, 1] or per head [ROWS, HEADS, 1], 0 outside of the window or
     kernel, and which tokens are inside."""
     KIND: tl.constexpr = FORM.kind
