@@ -1,7 +1,7 @@
 """Block sizes of the kernels by compute capability: the one place where chips differ."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -71,7 +71,7 @@ def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
-def find_block(kernel: str, device: torch.device) -> NamedTuple:
+def find_block(kernel: str, device: torch.device) -> Any:
     """The sizes for the device; without one, in the interpreter say, those of the least chip."""
     entries = BLOCKS[kernel]
     if device.type != 'cuda':

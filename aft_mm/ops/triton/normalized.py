@@ -61,8 +61,8 @@ def _parts(key, value, table, key_mask, window, grid, causal) -> list[Part]:
         (zero, zero, table, window, grid),
     ]
     parts, first = [], 0
-    for keys, values, bias, *where in sources:
-        band = make_band(bias, values, *where, causal, cut.tile)
+    for keys, values, bias, near, places in sources:
+        band = make_band(bias, values, near, places, causal, cut.tile)
         call = launch.Call(None, keys, values, bias, key_mask, 'none', band, cut)
         count = count_saved(values, band, cut.width)
         parts.append(Part(call, first, count))
@@ -134,17 +134,17 @@ def normalized_backward(
         by_bias = by_bias.sum(0, keepdim=True)
     gradients = (by_mean, by_log), (None, -by_log), (None, -by_bias)
     biased = wanted[3], False, wanted[3]
-    results = []
+    found = []
     for part, (by_output, log), some in zip(parts, gradients, biased, strict=True):
         if by_output is None:
             by_output = log.new_zeros(()).expand(log.shape)
         kept = part.kept(saved)
-        results.append(launch.product_backward(by_output, log, kept, part.call, some))
-    weighted, plain, bias = results
+        found.append(launch.product_backward(by_output, log, kept, part.call, some))
+    weighted, plain, bias = found
     by_key = (weighted[1] + plain[1]).to(key.dtype)
     by_table = weighted[3] + bias[3] if wanted[3] else None
     results = by_query, by_key, weighted[2], by_table
-    return [x for x, needed in zip(results, wanted, strict=False) if needed]
+    return [x for x, needed in zip(results, wanted, strict=False) if needed and x is not None]
 
 
 def _empty(query, key, value, table, key_mask, window, grid, causal, gate, save):

@@ -117,7 +117,7 @@ def product_backward(
     band = make_band(table, value, window, grid, causal, cut.tile)
     call = launch.Call(query, key, value, table, key_mask, gate, band, cut)
     results = launch.product_backward(gradient, None, saved, call, wanted[3])
-    return [x for x, needed in zip(results, wanted, strict=False) if needed]
+    return [x for x, needed in zip(results, wanted, strict=False) if needed and x is not None]
 
 
 def _empty(query, key, value, table, key_mask, window, grid, causal, gate, save):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 LIBRARY = torch.library.Library('aft_mm', 'FRAGMENT')
 
@@ -76,7 +77,7 @@ def register(
     return op
 
 
-def _define(function: Callable, fake: Callable, mutates: Sequence[str]) -> Callable:
+def _define(function: Callable, fake: Callable, mutates: Sequence[str]) -> OpOverload:
     """The op of the function's name and annotations, on every device and on shapes alone."""
     name = function.__name__
     LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=mutates))
@@ -86,7 +87,7 @@ def _define(function: Callable, fake: Callable, mutates: Sequence[str]) -> Calla
 
 
 def _set_gradient(
-    op: Callable, function: type[torch.autograd.Function], written: Sequence[int] = ()
+    op: OpOverload, function: type[torch.autograd.Function], written: Sequence[int] = ()
 ) -> None:
     """`function` runs the op where a gradient may be asked for; autograd hears of what it wrote."""
 
@@ -101,7 +102,7 @@ def _set_gradient(
     LIBRARY.impl(op._schema.name.split('::')[1], run, 'Autograd')
 
 
-def _refusing(op: Callable, message: str) -> type[torch.autograd.Function]:
+def _refusing(op: OpOverload, message: str) -> type[torch.autograd.Function]:
     """The op, whose results give a RuntimeError when a gradient is asked for."""
 
     class Refusing(torch.autograd.Function):

@@ -52,7 +52,9 @@ def _launch_settings(kernel: str, value: Tensor) -> tuple[Cut, Sizes, dict]:
     parts = cut(value)
     tile = find_block(kernel, value.device)
     block = Block(tile.groups, tile.rows, parts.channels)
-    sizes = Sizes(*value.shape[1:], parts.chunk, parts.chunk // (tile.groups * tile.rows))
+    _, tokens, channels = value.shape
+    tiles = parts.chunk // (tile.groups * tile.rows)
+    sizes = Sizes(tokens, channels, parts.chunk, tiles)
     return parts, sizes, dict(BLOCK=block, num_warps=tile.warps)
 
 

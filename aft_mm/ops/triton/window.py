@@ -154,9 +154,8 @@ def hard_window_backward(
         for x, needed in zip((query, key, value), wanted, strict=False)
     ]
     if len(value):
-        inputs = Tensors(
-            *map(strided, (query, key, value, key_mask, gradient)), sums=strided(saved)
-        )
+        read = map(strided, (query, key, value, key_mask, gradient))
+        inputs = Tensors(*read)._replace(sums=strided(saved))
         written = Tensors(*map(strided, results))
         places = find_places(window, grid, causal)
         with torch.cuda.device_of(value):
