@@ -50,7 +50,7 @@ def check_writable(name: str, paths: Sequence[str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open('ab').close()
             if not existed:
-                path.unlink()
+                path.unlink(missing_ok=True)  # another process of the run may have been first
         except OSError as error:
             raise UserError(
                 f'{name} {str(path)!r} cannot be written: {error.strerror}') from error

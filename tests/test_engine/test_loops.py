@@ -189,7 +189,7 @@ def test_random_numbers_and_mode_of_the_model_are_left_alone(points):
     (dict(num_samples=1.5), 'num_samples of test_cfg .* got 1.5'),
     (dict(num_inputs=0), 'num_inputs of test_cfg must be an int, 1 or larger, got 0'),
     (dict(seed=-1), 'seed of test_cfg must be an int, 0 or larger, got -1'),
-    (dict(temperature=0), 'temperature must be above 0'),
+    (dict(temperature=0), 'temperature of test_cfg must be a finite number above 0, got 0'),
 ])
 def test_bad_options_are_named(points, options, message):
     with pytest.raises((UserError, ValueError), match=message):

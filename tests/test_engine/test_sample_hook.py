@@ -96,9 +96,10 @@ class TestImageSampling:
 
     def test_other_shapes_and_halves_are_named(self, layout):
         model, shape, _ = build(layout)
-        for wrong in ((6, 5, shape[2]), (6, 4)):
-            with pytest.raises(UserError, match=r'image_shape must be \(H, W, C\) with H·W·C = '):
-                sample_images(model, wrong, 1)
+        with pytest.raises(UserError, match=r'image_shape must be \(H, W, C\) with H·W·C = '):
+            sample_images(model, (6, 5, shape[2]), 1)
+        with pytest.raises(ValueError, match=r'image_shape \(H, W, C\) must be 3 ints'):
+            sample_images(model, (6, 4), 1)
         for rows in (0, 6):
             with pytest.raises(UserError, match=f'1 to 5 given rows of an image of 6, .* {rows}'):
                 complete_images(model, images_of(shape), rows)

@@ -75,7 +75,7 @@ def test_a_pass_serves_and_is_remembered(checks, monkeypatch):
     # What has no kernel is not checked.
     assert choose(key_mask=None) == 'triton'
     x = torch.zeros(1, 1, 1)
-    options = dict(key_function='relu', causal=True)
+    options = dict(key_function='relu', causal=False)
     assert dispatch.choose_backend('aft_simple', [x] * 3, options) == 'eager'
     assert dispatch.choose_backend('aft_simple', [x.double()] * 3, options) == 'eager'
     assert checks.count == 1

@@ -155,6 +155,7 @@ PARTS = [
     _efficiency(256),
     _efficiency(1024),
     *(_verdict(op, dtype) for dtype in ('float32', 'float16') for op in FAMILIES),
+    *(_verdict('local_normalized', dtype) for dtype in DTYPES),
     *(_verdict(f'{op}_step', dtype) for dtype in DTYPES for op in FAMILIES),
     Part('backends', 'the table of ops, backends and verdicts', '-m aft_mm.ops'),
     *(_ops(op, 'float32') for op in FAMILIES),

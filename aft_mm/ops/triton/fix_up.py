@@ -103,7 +103,9 @@ def exact_rows(
         top = tl.maximum(high, tl.max(tl.where(seen, exponent, LOWEST), 1))
         weight = tl.where(seen, tl.exp(exponent - top[:, None, :]), 0.0)
         old = tl.exp(high - top)
-        numerator = numerator * old + tl.sum(weight * values.to(tl.float32)[None, :, :], 1)
+        # A row that does not see a value is not reached by its NaN, which 0 times it would be.
+        terms = tl.where(seen, weight * values.to(tl.float32)[None, :, :], 0.0)
+        numerator = numerator * old + tl.sum(terms, 1)
         denominator = denominator * old + tl.sum(weight, 1)
         high = top
     some = denominator != 0
