@@ -5,6 +5,8 @@ import signal
 import threading
 from types import FrameType
 
+from torch.utils.data import get_worker_info
+
 
 class Stopped(BaseException):
     """A signal arrived where nothing can wait for the end of an iteration.
@@ -46,7 +48,12 @@ class StopSignals:
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a worker of a data loader, which its parent ends
+        if os.getpid() != self._process:  # forked from it
+            # The worker of a data loader goes on until its parent has done; that of a pool, such as
+            # evaluation makes, is ended by this very signal.
+            if get_worker_info() is None:
+                signal.signal(signum, signal.SIG_DFL)
+                os.kill(os.getpid(), signum)
             return
         first, self.received = self.received is None, self.received or signum
         if not (self.can_wait and (first or self.patient)):

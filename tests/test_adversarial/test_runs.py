@@ -15,6 +15,8 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from aft_mm.engine import StopSignals
+
 pytestmark = pytest.mark.adversarial
 
 
@@ -87,6 +89,17 @@ def test_a_signal_during_validation_names_the_checkpoint_of_the_epoch(train, cap
     assert capfd.readouterr().err.splitlines()[-1].endswith(
         'SIGTERM stopped the run; the last checkpoint is '
         f'{Path("work/epoch_1.pth").resolve()}')
+
+
+def test_a_process_that_is_forked_inside_ends_as_any_other():
+    with StopSignals():
+        process = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60, ))
+        process.start()
+        process.terminate()  # as a pool of an evaluation does, which then waits for its end
+        process.join(30)
+        ended = process.exitcode
+        process.kill()
+    assert ended == -signal.SIGTERM
 
 
 def test_a_worker_that_is_killed_is_said(train):
