@@ -45,6 +45,19 @@ def test_what_sums_the_bias_gradient_fills_the_device(monkeypatch):
     assert launch.share_out(80, 3, 'meta') == (27, 3)
 
 
+@pytest.mark.parametrize('which', [1, 2], ids=['key', 'value'])
+@pytest.mark.parametrize('case', [full(9, causal=True), local(9, 3, causal=True)], ids=IDS)
+def test_what_is_no_number_leaves_the_rows_before_it_alone(case, which):
+    tensors = on_device(case.inputs(dtype=torch.float32))
+    before = case(*tensors)
+    for number in (torch.nan, torch.inf, -torch.inf):
+        tensors[which][0, 5, 0] = number
+        for gradient in (False, True):
+            got = case(*(x.clone().requires_grad_(gradient) for x in tensors)).detach()
+            for rows in ((0, slice(5)), 1, (0, slice(None), slice(1, None))):
+                torch.testing.assert_close(got[rows], before[rows], rtol=1e-5, atol=1e-6)
+
+
 CALLS = [local(9, 3, rank=0), full(7, 5, gate='none'), ONE_TILE[-1]]
 
 
