@@ -5,10 +5,10 @@ of a CPU core without a gradient and 14 µs with one, where `custom_op` takes 10
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 LIBRARY = torch.library.Library('aft_mm', 'FRAGMENT')
 
@@ -77,7 +77,7 @@ def register(
     return op
 
 
-def _define(function: Callable, fake: Callable, mutates: Sequence[str]) -> OpOverload:
+def _define(function: Callable, fake: Callable, mutates: Sequence[str]) -> Any:
     """The op of the function's name and annotations, on every device and on shapes alone."""
     name = function.__name__
     LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=mutates))
@@ -87,7 +87,7 @@ def _define(function: Callable, fake: Callable, mutates: Sequence[str]) -> OpOve
 
 
 def _set_gradient(
-    op: OpOverload, function: type[torch.autograd.Function], written: Sequence[int] = ()
+    op: Any, function: type[torch.autograd.Function], written: Sequence[int] = ()
 ) -> None:
     """`function` runs the op where a gradient may be asked for; autograd hears of what it wrote."""
 
@@ -102,7 +102,7 @@ def _set_gradient(
     LIBRARY.impl(op._schema.name.split('::')[1], run, 'Autograd')
 
 
-def _refusing(op: OpOverload, message: str) -> type[torch.autograd.Function]:
+def _refusing(op: Any, message: str) -> type[torch.autograd.Function]:
     """The op, whose results give a RuntimeError when a gradient is asked for."""
 
     class Refusing(torch.autograd.Function):
