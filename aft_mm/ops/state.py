@@ -51,22 +51,27 @@ def new_state(
     return StepState(Sums(shift, numerator, denominator), keys, values, position)
 
 
-def check_state(state: StepState, tokens: int | None = None) -> StepState:
-    """Check a state that a step may go on from, one of fewer than `tokens` tokens."""
+def check_kind(state: StepState) -> StepState:
+    """Check that it is a state at all, before anything of it is read."""
     if not isinstance(state, StepState):
         refuse('state', 'what init_state, prefill or a step gave', state)
-    check_position(state.position, tokens)
     return state
+
+
+def check_state(state: StepState, tokens: int | None = None) -> None:
+    """Check a state that a step may go on from, one of fewer than `tokens` tokens."""
+    check_position(check_kind(state).position, tokens)
 
 
 def check_position(position: Tensor, tokens: int | None = None) -> None:
     """Check the position [B] of a state: not used up, and before `tokens`.
 
-    On a CPU only: elsewhere a look would wait for everything before it.
+    On a CPU only: elsewhere a look would wait for everything before it. Nor does a compiled graph
+    look whether it is used up, which would break it.
     """
     if position.device.type != 'cpu':
         return
-    if (position < 0).any():
+    if not torch.compiler.is_compiling() and (position < 0).any():
         raise ValueError(
             'state must be the one that the last step gave, got one that a step has used up and '
             'written over'

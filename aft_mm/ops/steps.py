@@ -34,7 +34,7 @@ from . import checks
 from .dispatch import implementation
 from .eager.sums import Sums
 from .geometry import Window, as_pair, near_radius
-from .state import StepState, check_state, new_state, use_up
+from .state import StepState, check_kind, check_state, new_state, use_up
 
 
 def _run(
@@ -105,7 +105,7 @@ def aft_full_step(
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_full`; position_bias is w [T, T]."""
-    tokens = check_state(state).keys.shape[1]
+    tokens = check_kind(state).keys.shape[1]
     checks.check_tensor('position_bias', position_bias, state.keys)
     if position_bias.dim() != 2:
         raise ValueError(f'position_bias must be [T, T], got {list(position_bias.shape)}')
@@ -139,7 +139,7 @@ def _check_local(
     window: Window,
     grid: Sequence[int] | None,
 ) -> None:
-    check_state(state)
+    check_kind(state)
     checks.check_tensor('pos_u', pos_u, state.keys)
     check_state(state, len(pos_u) if pos_u.dim() else 0)
     checks.check_buffer(state.keys.shape[1], _local_size(window, grid))
@@ -212,7 +212,7 @@ def aft_conv_step(
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """One token of causal :func:`aft_conv`; key [B, h], weight [h, *kernel]."""
-    check_state(state)
+    check_kind(state)
     checks.check_tensor('weight', weight, state.keys)
     check_flag('global_connectivity', global_connectivity)
     check_sizes('grid', grid, (1, 2, 3))

@@ -181,6 +181,18 @@ def test_steps_keep_no_graph():
     assert not row.requires_grad and not state.keys.requires_grad
 
 
+def test_a_step_without_a_table_compiles_as_one_graph():
+    """On a CPU, too, where a state that is used up is looked at outside of a graph."""
+    tokens = [torch.randn(2, CHANNELS) for _ in range(3)]
+
+    def step(state):
+        return ops.aft_simple_step(state, *tokens)[0]
+
+    expected = step(ops.aft_simple_init_state(2, CHANNELS))
+    compiled = torch.compile(step, backend='eager', fullgraph=True)
+    torch.testing.assert_close(compiled(ops.aft_simple_init_state(2, CHANNELS)), expected)
+
+
 def test_every_causal_op_has_a_case():
     assert {case.op for case in CAUSAL_CASES} == {case.op for case in CASES}
 
