@@ -79,11 +79,14 @@ def cuts(request, monkeypatch):
     """Products in tiles of 32 tokens and channels, or in those of the devices with 'shipped'."""
     if getattr(request, 'param', 'small') == 'shipped':
         return
-    from aft_mm.ops.triton import product_cut, product_launch
+    from aft_mm.ops.triton import blocks, conv, product_launch
 
     sizes = dict(tile=32, width=32, step=16, warps=4)
-    small = {kind: cut._replace(**sizes) for kind, cut in product_cut.CUTS.items()}
-    monkeypatch.setattr(product_cut, 'CUTS', small)
+    for kind, entries in blocks.BLOCKS.items():
+        if kind.startswith('product'):
+            small = {least: cut._replace(**sizes) for least, cut in entries.items()}
+            monkeypatch.setitem(blocks.BLOCKS, kind, small)
     if triton_support.interpreted():  # which takes its time for each step, not for what is in it
         monkeypatch.setattr(product_launch, 'SOME', 32)
         monkeypatch.setattr(product_launch, 'ROWS_WEIGHED', 32)
+        monkeypatch.setattr(conv, 'MOVED', (256, 8, 8))
