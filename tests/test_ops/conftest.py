@@ -1,5 +1,9 @@
 """Fixtures of the tests of the ops."""
 
+import contextlib
+import functools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,25 +14,43 @@ from aft_mm.ops.triton import support as triton_support
 
 @pytest.fixture
 def triton_asked_for(monkeypatch):
-    """The Triton kernels serve, or the call fails with the reasons; and a seed.
-
-    The interpreter multiplies tf32 operands as they are; here it cuts them as a device does. Nor
-    does it call what joins two sums once per number here, but of all numbers at once.
-    """
+    """The Triton kernels serve, or the call fails with the reasons; and a seed."""
     torch.manual_seed(0)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'triton')
     if triton_support.interpreted():
-        from triton.runtime.interpreter import InterpreterBuilder, ScanOps
+        with _faster_and_as_on_a_device(monkeypatch):
+            yield
+    else:
+        yield
 
-        exact = InterpreterBuilder.create_dot
 
-        def create_dot(self, a, b, total, precision, most):
-            if precision.name == 'TF32':
-                a, b = (type(x)(_cut_to_tf32(x.data), x.dtype) for x in (a, b))
-            return exact(self, a, b, total, precision, most)
+@contextlib.contextmanager
+def _faster_and_as_on_a_device(monkeypatch):
+    """Triton's interpreter, but for what takes it long, and for tf32.
 
-        monkeypatch.setattr(InterpreterBuilder, 'create_dot', create_dot)
-        monkeypatch.setattr(ScanOps, 'generic_scan', _scan_rows)
+    It puts its own functions in place of the language's once, not at each call of a function, and
+    looks a type up once. What joins two sums is called of all numbers at once, not of each. And
+    operands of tf32 are cut as a device cuts them.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    exact = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self, a, b, total, precision, most):
+        if precision.name == 'TF32':
+            a, b = (type(x)(_cut_to_tf32(x.data), x.dtype) for x in (a, b))
+        return exact(self, a, b, total, precision, most)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, 'create_dot', create_dot)
+    monkeypatch.setattr(interpreter.ScanOps, 'generic_scan', _scan_rows)
+    find_type = functools.cache(interpreter._get_np_dtype)
+    monkeypatch.setattr(interpreter, '_get_np_dtype', find_type)
+    replaced = interpreter._patch_lang(SimpleNamespace(__globals__=dict(tl=tl, core=tl.core)))
+    nothing = interpreter._LangPatchScope()
+    monkeypatch.setattr(interpreter, '_patch_lang', lambda function: nothing)
+    yield
+    replaced.restore()
 
 
 def _scan_rows(self, inputs):

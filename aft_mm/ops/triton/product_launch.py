@@ -16,11 +16,11 @@ from .product_cut import Band, Saved, saved_shapes, split_saved
 ROWS_WEIGHED = 16
 SUMS_AT_ONCE = 64
 # Targets and sources that `fix_up.py` weighs at once, 8 numbers of a thread. Left to itself the
-# assembler spills a few of them to have more programs at a time.
+# assembler spills a few of them to have more than two programs at a time; it takes up to 216.
 SOME = 4
-FIXING_REGISTERS = 168
+FIXING_REGISTERS = 224
 # Programs of `fix_up.py`; and of the gradient of w, whose channels are shared out if it has fewer.
-FIXING_PER_PROCESSOR = 4
+FIXING_PER_PROCESSOR = 2
 # Sources of a program of the gradient of w: with 128, all of a tile, registers spill.
 SIDE = 64
 PROGRAMS_PER_PROCESSOR = 2
