@@ -45,7 +45,11 @@ def _faster_and_as_on_a_device(monkeypatch):
     monkeypatch.setattr(interpreter.InterpreterBuilder, 'create_dot', create_dot)
     monkeypatch.setattr(interpreter.ScanOps, 'generic_scan', _scan_rows)
     find_type = functools.cache(interpreter._get_np_dtype)
-    monkeypatch.setattr(interpreter, '_get_np_dtype', find_type)
+
+    def find_type_once(kind):
+        return np.dtype(np.uint64) if kind.scalar.is_ptr() else find_type(kind.scalar)
+
+    monkeypatch.setattr(interpreter, '_get_np_dtype', find_type_once)
     replaced = interpreter._patch_lang(SimpleNamespace(__globals__=dict(tl=tl, core=tl.core)))
     nothing = interpreter._LangPatchScope()
     monkeypatch.setattr(interpreter, '_patch_lang', lambda function: nothing)

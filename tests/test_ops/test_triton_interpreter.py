@@ -12,7 +12,7 @@ FEWEST = {
     'test_triton_product.py': 85,
     'test_triton_product_op.py': 36,
     'test_triton_normalized.py': 20,
-    'test_triton_conv.py': 40,
+    'test_triton_conv.py': 34,
 }
 
 

@@ -232,8 +232,8 @@ def conv_backward(
     """The gradients of those of query, key, value and weight that are wanted."""
     inputs = query, key, value, weight
     if not len(value):
-        empty = (None if x is None else torch.zeros_like(x) for x in inputs)
-        return [x for x, needed in zip(empty, wanted, strict=False) if needed]
+        pairs = zip(inputs, wanted, strict=False)
+        return [torch.zeros_like(x) for x, needed in pairs if needed and x is not None]
     with torch.cuda.device_of(value):
         places, call = _call(*inputs, key_mask, grid, gate, True)
         by_output = places.move(gradient)

@@ -103,9 +103,16 @@ def fix_rows(
 
 @triton.jit
 def load_weights(
-    saved, inputs, batch, row, other, columns, FORM: tl.constexpr, GATE: tl.constexpr,
+    saved,
+    inputs,
+    batch,
+    row,
+    other,
+    columns,
+    FORM: tl.constexpr,
+    GATE: tl.constexpr,
     SOME: tl.constexpr,
-):  # fmt: skip
+):
     """Of SOME targets and sources ``p = W e^k / d`` times α, and times ``α (v − o) + β``."""
     rows, others = row + tl.arange(0, SOME), other + tl.arange(0, SOME)
     keys, w, shown, seen = load_pairs(inputs, batch, row, other, columns, FORM, SOME)

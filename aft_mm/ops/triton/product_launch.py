@@ -242,12 +242,12 @@ def product_backward(
     by_query, by_key, by_value = map(_tokens, results)
     if not len(value):
         return [*results, torch.zeros_like(call.table)]
-    kept = split_saved(kept, value, band, cut.width)
-    units = _tile_units(kept, band)
-    tensors = kept.flags, kept.mean, kept.log, kept.unit, gradient, by_log
+    parts = split_saved(kept, value, band, cut.width)
+    units = _tile_units(parts, band)
+    tensors = parts.flags, parts.mean, parts.log, parts.unit, gradient, by_log
     saved = product.Saved(*map(_tokens, tensors))
     with torch.cuda.device_of(value):
-        inputs = call.inputs(kept.shifts)
+        inputs = call.inputs(parts.shifts)
         x, sums = _new_terms(call, band.tiles, band.far, by_token=False)
         terms.target_terms[call.programs(band.tiles)](
             by_query, x, _tokens(sums), saved, inputs, GATE=call.gate, **call.tile

@@ -111,7 +111,14 @@ def load_gradient(saved, inputs, batch, rows, columns, real, GATE: tl.constexpr)
 
 @triton.jit
 def target_terms(
-    by_query, terms, sums, saved, inputs, GATE: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr
+    by_query,
+    terms,
+    sums,
+    saved,
+    inputs,
+    GATE: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """The gradient of query; a and c, which are 0 in flagged tiles, and their sums.
 
