@@ -1,4 +1,4 @@
-"""Block sizes of the kernels by compute capability: the one place where chips differ."""
+"""Block sizes of all kernels by compute capability: the one place where chips differ."""
 
 import functools
 from typing import Any, NamedTuple
@@ -113,3 +113,10 @@ def find_block(kernel: str, device: torch.device) -> Any:
     entries = BLOCKS[kernel]
     found = max(capability(device.type, device.index), min(entries))
     return entries[max([least for least in entries if least <= found])]
+
+
+def count_processors(device: torch.device) -> int:
+    """Multiprocessors of the device; the interpreter has one."""
+    if device.type != 'cuda':
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -25,9 +25,9 @@ from ..eager.convolution import crop_kernel
 from . import product_launch as launch
 from .bias import Tokens
 from .blocks import ProductBlock
-from .common import strided
 from .product_cut import Band, choose_cut, new_saved
 from .register import differentiated, register
+from .rows import strided
 
 # Places, sequences and channels that a program moves: what is read lies side by side along the
 # channels, what is written along the sequences.

@@ -9,9 +9,9 @@ from torch import Tensor
 from . import bias as bias_kernels
 from . import fix_up, product, terms
 from .bias import Inputs, Shifts, Tokens
-from .blocks import ProductBlock
-from .common import count_processors, strided
+from .blocks import ProductBlock, count_processors
 from .product_cut import Band, Saved, saved_shapes, split_saved
+from .rows import strided
 
 ROWS_WEIGHED = 16
 SUMS_AT_ONCE = 64
