@@ -141,6 +141,17 @@ def merge(a: Summable, b: Summable) -> Summable:
     )
 
 
+def join(sums: Sums, key: Tensor, value: Tensor) -> Sums:
+    """The sum with a token more; ``merge(sums, leaf(key, value))`` in fewer operations."""
+    shift = torch.maximum(sums.shift, key)
+    scale, weight = torch.exp(sums.shift - shift), torch.exp(key - shift)
+    return Sums(
+        shift,
+        sums.numerator * scale + value * weight,
+        sums.denominator * scale + weight,
+    )
+
+
 def over(x: Summable, function: Callable[[Tensor], Tensor]) -> Summable:
     """`function` (a view, say) on the tensor or on the three parts."""
     return function(x) if isinstance(x, Tensor) else Sums(*map(function, x))
