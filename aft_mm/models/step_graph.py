@@ -94,9 +94,10 @@ class CompiledSteps(StaticSteps):
     """
 
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
-        super().__init__(step, token, hidden, state)
+        # A copy is dense: a buffer that is a part of another has strides that each length changes.
+        super().__init__(step, token, hidden, copy_state(state))
         start = time.perf_counter()
-        _compiled_advance()(step, self.token.clone(), self.hidden.clone(), copy_state(state))
+        _compiled_advance()(step, self.token.clone(), self.hidden.clone(), copy_state(self.state))
         self.seconds = time.perf_counter() - start
 
     def _advance(self) -> None:

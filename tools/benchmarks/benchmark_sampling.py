@@ -12,7 +12,9 @@ configs/image_ar, with random weights, drawing whole images as `generate` does. 
 The time of a token is taken at several positions, all models and positions in turn, and a parabola
 through the medians, summed over the positions, gives an estimate of an image. Where that is within
 `--patience` seconds whole images are drawn and timed, too; elsewhere, and always for `anew`, the
-estimate is what stands, and the row says so. At the middle position the step alone is timed beside
+estimate is what stands, and the row says so. `cpu_seconds` of a whole batch is the time of the
+processors alone: where other processes share them, and with one thread, it tells what an idle
+machine would need. At the middle position the step alone is timed beside
 the products of its linear layers alone.
 
 A model whose steps disagree with its parallel forward stops the run before anything is timed.
@@ -27,6 +29,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -116,12 +119,26 @@ def check(name: str, form: str, model: torch.nn.Module) -> None:
     require_close(f'{name} by {form}', torch.stack(rows, 1), decoder(tokens)[:, 20:60], TOLERANCE)
 
 
-def begin(model, form: str, prompt: Tensor, count: int) -> tuple[Tensor, Callable]:
-    """The hidden vector after a prompt, and what takes `count` steps from there."""
+def begin(
+    model, form: str, prompt: Tensor, count: int, copies: int = 1
+) -> tuple[Tensor, Callable]:
+    """The hidden vector after a prompt, and what takes `count` steps of its copies from there."""
     lengths = torch.full(prompt.shape[:1], prompt.shape[1], device=prompt.device)
-    hidden, state = model.decoder.prefill(prompt, lengths)
-    token = torch.zeros_like(prompt[:, 0])
+    hidden, state = repeated(model.decoder.prefill(prompt, lengths), copies)
+    token = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
     return hidden, make_steps(model.decoder.step, token, hidden, state, count, form == 'compiled')
+
+
+def repeated(state: Any, copies: int) -> Any:
+    """The state of a sequence as that of several like it: prompts of a batch would take minutes."""
+    if isinstance(state, Tensor):
+        return state.repeat_interleave(copies, 0)
+    if isinstance(state, list):
+        return [repeated(part, copies) for part in state]
+    if isinstance(state, tuple):
+        parts = (repeated(part, copies) for part in state)
+        return type(state)(*parts) if hasattr(state, '_fields') else tuple(parts)
+    return state
 
 
 def token_call(model, form: str, batch: int, position: int, count: int) -> Callable[[], None]:
@@ -129,7 +146,7 @@ def token_call(model, form: str, batch: int, position: int, count: int) -> Calla
     if form == 'anew':
         tokens = draw_tokens(model, min(batch, ANEW_BATCH), position)
         return lambda: model.head.sample(model.decoder(tokens)[:, -1])
-    step = begin(model, form, draw_tokens(model, batch, position), count)[1]
+    step = begin(model, form, draw_tokens(model, 1, position), count, batch)[1]
     token = draw_tokens(model, batch, 1)[:, 0]
 
     def call() -> None:
@@ -142,7 +159,7 @@ def token_call(model, form: str, batch: int, position: int, count: int) -> Calla
 def part_calls(model, form: str, batch: int, count: int) -> dict[str, Callable[[], None]]:
     """What a step at the middle position consists of: the step, its products, the head."""
     length = model.decoder.max_length
-    hidden, step = begin(model, form, draw_tokens(model, batch, length // 2), count)
+    hidden, step = begin(model, form, draw_tokens(model, 1, length // 2), count, batch)
     hidden, token = hidden.clone(), draw_tokens(model, batch, 1)[:, 0]
     layers = [m for m in model.decoder.layers.modules() if type(m) is torch.nn.Linear]
     inputs = [torch.randn(batch, m.in_features, device=hidden.device) for m in layers]
@@ -229,6 +246,7 @@ def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dic
         check_seconds=checked,
         estimated_seconds=estimate,
         seconds=None,
+        cpu_seconds=None,
         paper=PAPER.get((args.data, mixer, 'steps' if form == 'compiled' else form)),
     )
 
@@ -245,15 +263,18 @@ def draw_whole(rows: list[dict], models: dict, args: argparse.Namespace) -> None
         model.generate(12, **options)
         calls[case] = partial(model.generate, model.decoder.max_length, **options)
     print(f'whole images of {len(calls)} of {len(rows)} models', file=sys.stderr)
-    times = {case: [] for case in calls}
+    clocks = {'seconds': time.perf_counter, 'cpu_seconds': time.process_time}
+    times = {(case, name): [] for case in calls for name in clocks}
     for _ in range(args.images):
         for case, call in calls.items():
-            start = time.perf_counter()
+            start = {name: clock() for name, clock in clocks.items()}
             call()
-            times[case].append(time.perf_counter() - start)
+            for name, clock in clocks.items():
+                times[case, name].append(clock() - start[name])
     for row in rows:
-        found = times.get((row['mixer'], row['form']))
-        row['seconds'] = statistics.median(found) if found else None
+        for name in clocks:
+            found = times.get(((row['mixer'], row['form']), name))
+            row[name] = statistics.median(found) if found else None
 
 
 def total(row: dict) -> float:
@@ -270,6 +291,8 @@ def summary(rows: list[dict]) -> list[str]:
             f'{total(row):9.2f} s{"*" if row["seconds"] is None else " "}'
             f'{row["batch"] / total(row):10.4f} images/s'
         )
+        if row['cpu_seconds'] is not None:
+            text += f'   CPU {row["cpu_seconds"]:7.2f} s'
         if 'step_ms' in row:
             ratio = row['step_ms'] / row['products_ms']
             text += (
