@@ -12,9 +12,9 @@ configs/image_ar, with random weights, drawing whole images as `generate` does. 
 The time of a token is taken at several positions, all models and positions in turn, and a parabola
 through the medians, summed over the positions, gives an estimate of an image. Where that is within
 `--patience` seconds whole images are drawn and timed, too; elsewhere, and always for `anew`, the
-estimate is what stands, and the row says so. `cpu_seconds` of a whole batch is the time of the
-processors alone: where other processes share them, and with one thread, it tells what an idle
-machine would need. At the middle position the step alone is timed beside
+estimate is what stands, and the row says so. `--clock cpu` counts the time of the processors
+instead of the wall's: with one thread, on a machine that others use, too, that is nearer to what it
+takes alone. At the middle position the step alone is timed beside
 the products of its linear layers alone.
 
 A model whose steps disagree with its parallel forward stops the run before anything is timed.
@@ -39,7 +39,6 @@ from arguments import common_parser, fill_in, positive_int, set_up_torch
 from mmengine.config import Config
 from parity import require_close
 from record import ROOT, environment, write_json
-from timing import interleaved
 from torch import Tensor
 
 import aft_mm.models  # noqa: F401 - registers what is built below
@@ -68,6 +67,7 @@ CONFIGS = {
         'aft-local': CIFAR.format('aft-local-256-l16-d256'),
     },
 }
+CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 FORMS = ('steps', 'compiled', 'anew')
 # The paper's seconds per image at batch 1 (tables 4 and 5, CPU) and images per second of a batch
 # (tables 1 and 2, one GPU): its softmax and lsh keep no state, its stateful-softmax a cache.
@@ -201,11 +201,9 @@ def measure(args: argparse.Namespace) -> list[dict]:
             if form != 'anew':
                 parts = part_calls(model, form, args.batch, taken)
                 steps.update({(mixer, form, part): call for part, call in parts.items()})
-        times = {
-            **interleaved(steps, args.rounds, args.device),
-            **interleaved(anew, ANEW_ROUNDS, args.device),
-        }
-    seconds = {cell: statistics.median(values) for cell, values in times.items()}
+        for call in (*steps.values(), *anew.values()):
+            call()
+        seconds = {**in_turns(steps, args.rounds, args), **in_turns(anew, ANEW_ROUNDS, args)}
     rows = [row_of(case, models[case], seconds, compiling[case], args) for case in cases]
     draw_whole(rows, models, args)
     return rows
@@ -218,6 +216,19 @@ def first_call(case: tuple[str, str], model: torch.nn.Module) -> float:
     if form != 'anew':
         check(mixer, form, model)
     return time.perf_counter() - start
+
+
+def in_turns(calls: dict, rounds: int, args: argparse.Namespace) -> dict:
+    """Median seconds of each call, the calls in turn."""
+    clock, times = CLOCKS[args.clock], {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = clock()
+            call()
+            if args.device != 'cpu':
+                torch.cuda.synchronize(args.device)
+            times[name].append(clock() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dict:
@@ -246,7 +257,6 @@ def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dic
         check_seconds=checked,
         estimated_seconds=estimate,
         seconds=None,
-        cpu_seconds=None,
         paper=PAPER.get((args.data, mixer, 'steps' if form == 'compiled' else form)),
     )
 
@@ -263,18 +273,9 @@ def draw_whole(rows: list[dict], models: dict, args: argparse.Namespace) -> None
         model.generate(12, **options)
         calls[case] = partial(model.generate, model.decoder.max_length, **options)
     print(f'whole images of {len(calls)} of {len(rows)} models', file=sys.stderr)
-    clocks = {'seconds': time.perf_counter, 'cpu_seconds': time.process_time}
-    times = {(case, name): [] for case in calls for name in clocks}
-    for _ in range(args.images):
-        for case, call in calls.items():
-            start = {name: clock() for name, clock in clocks.items()}
-            call()
-            for name, clock in clocks.items():
-                times[case, name].append(clock() - start[name])
+    seconds = in_turns(calls, args.images, args)
     for row in rows:
-        for name in clocks:
-            found = times.get(((row['mixer'], row['form']), name))
-            row[name] = statistics.median(found) if found else None
+        row['seconds'] = seconds.get((row['mixer'], row['form']))
 
 
 def total(row: dict) -> float:
@@ -291,8 +292,6 @@ def summary(rows: list[dict]) -> list[str]:
             f'{total(row):9.2f} s{"*" if row["seconds"] is None else " "}'
             f'{row["batch"] / total(row):10.4f} images/s'
         )
-        if row['cpu_seconds'] is not None:
-            text += f'   CPU {row["cpu_seconds"]:7.2f} s'
         if 'step_ms' in row:
             ratio = row['step_ms'] / row['products_ms']
             text += (
@@ -343,6 +342,7 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
         '--patience', type=float, default=20.0,
         help='seconds that a whole batch may take to be drawn; %(default)s',
     )
+    parser.add_argument('--clock', choices=list(CLOCKS), default='wall', help='%(default)s')
     parser.add_argument('--png', type=Path, help='draw them here')
     parser.add_argument(
         '--replot', type=Path, nargs='+', metavar='JSON', help='draw earlier runs instead'
