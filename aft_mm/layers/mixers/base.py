@@ -190,6 +190,13 @@ class TokenMixer(nn.Module):
         mixed, state = self._mix_step(query, self.key(x_t), self.value(x_t), state)
         return self.proj_drop(self.proj(mixed)), state
 
+    @torch.no_grad()
+    def select_state(self, state: Any, rows: Tensor) -> Any:
+        """The state of the sequences rows [N] of its batch, in this order, such as those that a beam
+        search goes on with; `state` stays as it is.
+        """
+        return ops.select(state, rows)
+
     def _check_step(self, x_t: Tensor, state: Any) -> None:
         if not isinstance(state, self.state_type):
             what = f'what init_state, prefill or a step of this {type(self).__name__} gave'
