@@ -22,5 +22,5 @@ model = dict(
         cross_mixer=dict(num_heads=4)),
     head=dict(embed_dims=128, num_classes=3000))
 
-train_dataloader = dict(batch_size=1024)
-train_cfg = dict(max_epochs=4)
+train_dataloader = dict(batch_size=512)
+train_cfg = dict(max_epochs=2)

@@ -1,4 +1,4 @@
-_base_ = './transformer-mini_1xb1024-4e_multi30k-de-en.py'
+_base_ = './transformer-mini_1xb512-2e_multi30k-de-en.py'
 
 model = dict(
     decoder=dict(
