@@ -10,6 +10,7 @@ there is to say goes to stderr.
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from itertools import islice
 from typing import BinaryIO
 
@@ -82,16 +83,16 @@ def read_chunks(file: BinaryIO, size: int) -> Iterator[list[str]]:
         first += len(rows)
 
 
-def translate(args: argparse.Namespace, translator: Translator) -> None:
-    """Read, translate and write, chunk after chunk."""
+def translate(args: argparse.Namespace, translator: Translator, out: BinaryIO) -> None:
+    """Read from stdin, translate and write, chunk after chunk."""
     done = 0
     columns = SpinnerColumn(), TextColumn('{task.completed} lines'), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task('', total=None)
         for lines in read_chunks(sys.stdin.buffer, BATCHES * args.batch_size):
             for text in written(args, translator, lines, done):
-                sys.stdout.buffer.write(f'{text}\n'.encode())
-            sys.stdout.buffer.flush()
+                out.write(f'{text}\n'.encode())
+            out.flush()
             done += len(lines)
             progress.update(bar, completed=done)
 
@@ -113,9 +114,11 @@ def written(args: argparse.Namespace, translator: Translator, lines: list[str],
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
+    out = sys.stdout.buffer
+    # mmengine logs to stdout, which is for translations.
+    with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS), redirect_stdout(sys.stderr):
         config = check_args(args)
-        translate(args, Translator(config, args.checkpoint, args.device))
+        translate(args, Translator(config, args.checkpoint, args.device), out)
 
 
 if __name__ == '__main__':
