@@ -17,7 +17,7 @@ import config_tables  # noqa: E402
 
 TASKS = [
     ROOT / 'configs' / task for task in ('copy_task', 'image_ar', 'image_classification',
-                                         'language_modeling', 'point_cloud', 'super_resolution')
+                                         'language_modeling', 'machine_translation', 'point_cloud', 'super_resolution')
 ]
 every_task = pytest.mark.parametrize('task', TASKS, ids=lambda task: task.name)
 

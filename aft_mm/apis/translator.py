@@ -11,6 +11,7 @@ from mmengine.logging import print_log
 
 from aft_mm.checks import check_int
 from aft_mm.cli.errors import UserError
+from aft_mm.models import default_length
 from aft_mm.structures import Subwords
 
 from .loading import load_model
@@ -96,10 +97,12 @@ class Translator:
                 ``top_p``, ``greedy`` and ``seed``.
         """
         def draw(sources: list[torch.Tensor]) -> list[list[Translation]]:
-            longest = min(2 * max(map(len, sources)) + 10, self.model.decoder.max_length)
+            limits = [default_length(self.model, len(source)) for source in sources]
             rows = self.model.generate(
-                longest, source=sources, end_token=self.subwords.end, **options)
-            return [[Translation(self.subwords.decode(row.tolist()), 0.)] for row in rows]
+                max(limits), source=sources, end_token=self.subwords.end, **options)
+            # As of a beam, the last token is the end.
+            return [[Translation(self.subwords.decode(row[:limit - 1].tolist()), 0.)]
+                    for row, limit in zip(rows, limits, strict=True)]
 
         return [drawn.text for drawn, in self._in_batches(texts, batch_size, draw)]
 

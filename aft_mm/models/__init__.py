@@ -5,7 +5,7 @@ from .backbones import AFTViT
 from .data_preprocessor import SequencePreprocessor
 from .decoders import SequenceDecoder
 from .encoders import SequenceEncoder
-from .generation import Hypothesis, beam_search, generate
+from .generation import Hypothesis, beam_search, default_length, generate
 from .heads import CategoricalHead, LogisticMixtureHead
 from .masked_data_preprocessor import MaskedDataPreprocessor
 from .necks import SimpleFeaturePyramid
@@ -22,5 +22,6 @@ __all__ = [
     'SequencePreprocessor',
     'SimpleFeaturePyramid',
     'beam_search',
+    'default_length',
     'generate',
 ]

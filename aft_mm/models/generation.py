@@ -14,7 +14,7 @@ from aft_mm.checks import check_flag, check_int, check_number, refuse
 from .heads import check_logits, check_sampling
 from .step_graph import make_steps
 
-__all__ = ['Hypothesis', 'beam_search', 'generate']
+__all__ = ['Hypothesis', 'beam_search', 'default_length', 'generate']
 
 Tokens = Tensor | Sequence[Tensor] | Sequence[Sequence]
 
@@ -166,8 +166,8 @@ def beam_search(
         beam_size: K; 1 takes the most probable token always.
         num_best: sequences per source, at most K.
         length_penalty: α, 0 or larger; the larger, the longer the sequences.
-        max_length: tokens of a sequence at most, its end included; 2·S + 10 unless given, and in
-            any case no more than the position table has.
+        max_length: tokens of a sequence at most, its end included, and in any case no more than
+            the position table has; :func:`default_length` of the source unless given.
 
     Raises ValueError for an option out of range, for a model with another head or without encoder,
     and for logits that are not finite.
@@ -181,10 +181,16 @@ def beam_search(
     _batch_size(None, source, None)
     with _evaluating(model):
         memory = model.encode(list(source))
-        table = model.decoder.max_length
-        limits = [min(max_length or 2 * len(one) + 10, table) for one in source]
+        limits = [default_length(model, len(one)) for one in source]
+        if max_length is not None:
+            limits = [min(max_length, model.decoder.max_length)] * len(source)
         found = _search(model, memory, limits, end_token, beam_size, num_best, length_penalty)
     return [sorted(one, key=lambda h: -h.score)[:num_best] for one in found]
+
+
+def default_length(model: nn.Module, source_length: int) -> int:
+    """How long a translation may become, ``2·S + 10``, in the position table of the decoder."""
+    return min(2 * source_length + 10, model.decoder.max_length)
 
 
 def _search(
