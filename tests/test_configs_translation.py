@@ -36,7 +36,7 @@ def count(name):
 
 
 def test_every_self_attention_has_a_large_and_a_small_leaf():
-    found = {(re.sub(r'-\d+$', '', fields(name)['family']), fields(name)['size']) for name in LEAVES}
+    found = {(re.sub(r'-\d+$', '', m['family']), m['size']) for m in map(fields, LEAVES)}
     assert found == {(family, size) for family in MIXERS for size in ('base', 'mini')}
     assert len(LEAVES) == 6
 

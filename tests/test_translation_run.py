@@ -1,5 +1,5 @@
-"""A translation model from its data to its output: trained, killed and resumed, in one process and in
-two, tested, and used by Translator and tools/translate.py.
+"""A translation model from its data to its output: trained, killed and resumed, in one process and
+in two, tested, and used by Translator and tools/translate.py.
 """
 
 import importlib.util

@@ -8,17 +8,26 @@ import pytest
 
 from .parallel_data import converter
 
-SGM = '<srcset setid="newstest2014">\n<doc>\n<seg id="1"> A &amp; B </seg>\n<seg id="2">two\nlines</seg>'
+SGM = ('<srcset setid="newstest2014">\n<doc>\n<seg id="1"> A &amp; B </seg>\n'
+       '<seg id="2">two\nlines</seg>')
 MEMBERS = {
-    'europarl.tgz': {'training/europarl-v7.de-en.de': b'eins\nzwei', 'training/europarl-v7.de-en.en':
-                     b'one\ntwo\n', 'training/europarl-v7.fr-en.en': b'no\n'},
-    'crawl.tgz': {'commoncrawl.de-en.de': 'dr\u2028ei\n'.encode(), 'commoncrawl.de-en.en': b'three\n'},
-    'nc.tgz': {'training/news-commentary-v9.de-en.de': b'vier\n',
-               'training/news-commentary-v9.de-en.en': b'four\n'},
+    'europarl.tgz': {
+        'training/europarl-v7.de-en.de': b'eins\nzwei',
+        'training/europarl-v7.de-en.en': b'one\ntwo\n',
+        'training/europarl-v7.fr-en.en': b'no\n',
+    },
+    'crawl.tgz': {
+        'commoncrawl.de-en.de': 'dr\u2028ei\n'.encode(), 'commoncrawl.de-en.en': b'three\n'},
+    'nc.tgz': {
+        'training/news-commentary-v9.de-en.de': b'vier\n',
+        'training/news-commentary-v9.de-en.en': b'four\n',
+    },
     'dev.tgz': {'dev/newstest2013.de': b'fuenf\n', 'dev/newstest2013.en': b'five\n'},
-    'test.tgz': {'test-full/newstest2014-deen-src.en.sgm': SGM.encode(),
-                 'test-full/newstest2014-deen-ref.de.sgm': SGM.replace('two', 'Über').encode()},
-}  # fmt: skip
+    'test.tgz': {
+        'test-full/newstest2014-deen-src.en.sgm': SGM.encode(),
+        'test-full/newstest2014-deen-ref.de.sgm': SGM.replace('two', 'Über').encode(),
+    },
+}
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
     python tools/translate.py CONFIG CHECKPOINT < in.de > out.en
 
-Line n of the output is the translation of line n of the input; an empty line stays one. With --n-best N
-a line gives several, best first, each as "number of the line, from 0 on ||| text ||| score". What else
-there is to say goes to stderr.
+Line n of the output is the translation of line n of the input; an empty line stays one. With
+--n-best N a line gives several, best first, each as "number of the line, from 0 on ||| text |||
+score". What else there is to say goes to stderr.
 """
 
 import argparse

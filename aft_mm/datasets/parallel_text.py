@@ -98,7 +98,8 @@ class ParallelText(Dataset):
 
     def _usable(self, texts: Sequence[list[str]], lengths: np.ndarray) -> np.ndarray:
         """The numbers of the pairs that are used, from 0 on."""
-        empty = ~np.array([bool(a.strip() and b.strip()) for a, b in zip(*texts, strict=True)], bool)
+        pairs = zip(*texts, strict=True)
+        empty = ~np.array([bool(a.strip() and b.strip()) for a, b in pairs], bool)
         long = lengths.max(axis=1, initial=0) > self.max_length
         too_long = f'longer than {self.max_length} subwords ({named(long)})'
         if self.test_mode:
@@ -134,8 +135,8 @@ def read_lines(path: str) -> list[str]:
     """The lines of a plain or gzip file; a warning names those that are not valid UTF-8."""
     lines, invalid = split_lines(read_bytes(path).tobytes())
     if invalid:
-        print_log(f'{path!r} is not valid UTF-8 in {named_lines(invalid)}, {len(invalid):,} in all; '
-                  'what is no text became U+FFFD', 'current', logging.WARNING)
+        print_log(f'{path!r} is not valid UTF-8 in {named_lines(invalid)}, {len(invalid):,} in '
+                  'all; what is no text became U+FFFD', 'current', logging.WARNING)
     return lines
 
 
@@ -144,7 +145,8 @@ def encode(lines: list[str], subwords: Subwords) -> tuple[np.ndarray, np.ndarray
     [N], how many each line has.
     """
     dtype = np.min_scalar_type(subwords.vocab_size - 1)
-    tokens, lengths = [np.zeros(0, dtype)], []
+    tokens: list[np.ndarray] = [np.zeros(0, dtype)]
+    lengths: list[int] = []
     for first in range(0, len(lines), CHUNK):
         rows = subwords.encode(lines[first:first + CHUNK])
         lengths += map(len, rows)

@@ -45,8 +45,8 @@ class TokenBatchSampler(Sampler):
         self.lengths = np.asarray(lengths).reshape(len(lengths), -1).max(axis=1, initial=0)
         longest = self.lengths.max(initial=0)
         if longest > batch_size:
-            raise ValueError(f'batch_size must be at least {longest} tokens, the longest sample, got '
-                             f'{batch_size}')
+            raise ValueError(f'batch_size must be at least {longest} tokens, the longest sample, '
+                             f'got {batch_size}')
         self.bounds = self._cut(np.sort(self.lengths), batch_size * sampler.world_size)
 
     def __len__(self) -> int:

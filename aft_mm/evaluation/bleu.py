@@ -30,11 +30,11 @@ class BLEU(BaseMetric):
     def __init__(self, collect_device: str = 'gpu', **kwargs) -> None:
         super().__init__(collect_device=collect_device, **kwargs)
         try:
-            from sacrebleu.metrics import BLEU as Score
+            import sacrebleu
         except ImportError as error:
             raise ImportError('BLEU needs sacrebleu, which pip install aft_mm[text] '
                               'installs') from error
-        self.score = Score()
+        self.score = sacrebleu.BLEU()
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Keep ``translation`` and ``reference`` of every sample."""

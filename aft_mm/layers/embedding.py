@@ -71,11 +71,11 @@ class PositionEmbedding(GridParameters):
 
 
 class SinusoidalPositions(nn.Module):
-    """A fixed vector per token, [T, D], of wavelengths from 2π to 10,000·2π (arXiv 1706.03762, §3.5).
+    """A fixed vector per token, [T, D], of wavelengths from 2π to 10,000·2π.
 
     ``p_t = [sin(t / 10000^(2i/D)), cos(t / 10000^(2i/D))]`` for i = 0 … D/2 − 1, sine and cosine in
-    turn. It is no part of a checkpoint. Raises ValueError for an odd D and for a grid of more than
-    one dimension.
+    turn (arXiv 1706.03762, §3.5). It is no part of a checkpoint. Raises ValueError for an odd D and
+    for a grid of more than one dimension.
     """
 
     table: Tensor

@@ -14,7 +14,6 @@ from aft_mm.layers import Block, PositionEmbedding, SinusoidalPositions
 from aft_mm.layers.grid import check_grid
 from aft_mm.registry import MODELS
 
-
 POSITIONS = {'learned': PositionEmbedding, 'sinusoidal': SinusoidalPositions}
 
 
@@ -72,7 +71,7 @@ class BlockStack(BaseModule):
         check_config('token_mixer', token_mixer)
         self.embed_dims = embed_dims
         self.with_cp = with_cp
-        self.embedding: nn.Module | None = None
+        self.embedding: Any = None
         if embedding is not None:
             self.embedding = MODELS.build({'embed_dims': embed_dims, **embedding})
         self.grid = check_grid(grid)

@@ -183,14 +183,14 @@ def beam_search(
         memory = model.encode(list(source))
         limits = [default_length(model, len(one)) for one in source]
         if max_length is not None:
-            limits = [min(max_length, model.decoder.max_length)] * len(source)
+            limits = [min(max_length, int(model.decoder.max_length))] * len(source)
         found = _search(model, memory, limits, end_token, beam_size, num_best, length_penalty)
     return [sorted(one, key=lambda h: -h.score)[:num_best] for one in found]
 
 
 def default_length(model: nn.Module, source_length: int) -> int:
     """How long a translation may become, ``2·S + 10``, in the position table of the decoder."""
-    return min(2 * source_length + 10, model.decoder.max_length)
+    return min(2 * source_length + 10, int(model.decoder.max_length))
 
 
 def _search(

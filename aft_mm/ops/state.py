@@ -186,7 +186,7 @@ def prefill(
 def select(state: Any, rows: Tensor) -> Any:
     """The state of the sequences rows [N] of its batch, in this order, with tensors of its own.
 
-    `state` may be of any op, or tuples and lists of such; every tensor of it has the batch in front.
+    `state` may be of any op, or tuples and lists of such; the first axis of every tensor is B.
     """
     if isinstance(state, Tensor):
         return state.index_select(0, rows)

@@ -33,16 +33,16 @@ class Subwords:
         except ImportError as error:
             raise ImportError('subwords need sentencepiece, which pip install aft_mm[text] '
                               'installs') from error
+        self.path = os.fspath(path)
         if not Path(path).is_file():
-            raise ValueError(f'subwords {os.fspath(path)!r} does not exist; '
+            raise ValueError(f'subwords {self.path!r} does not exist; '
                              'tools/dataset_converters/subwords.py makes it of the training text')
         content = Path(path).read_bytes()
         self._processor = SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(content)
         except RuntimeError as error:
-            raise ValueError(f'subwords {os.fspath(path)!r} is no model of sentencepiece') from error
-        self.path = os.fspath(path)
+            raise ValueError(f'subwords {self.path!r} is no model of sentencepiece') from error
         self.fingerprint = hashlib.sha256(content).hexdigest()[:16]
         self.vocab_size: int = self._processor.vocab_size()
         self.end: int = self._processor.eos_id()

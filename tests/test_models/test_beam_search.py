@@ -1,4 +1,4 @@
-"""Beam search over carried states, padded sources, label smoothing, shared and sinusoidal tables."""
+"""Beam search over carried states, padded sources, label smoothing, shared tables."""
 
 import itertools
 import math

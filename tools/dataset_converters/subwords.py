@@ -1,10 +1,9 @@
-"""Train the subwords of a pair of languages: byte-pair encoding by sentencepiece, one vocabulary for
-both.
+"""Train the subwords of a pair of languages: byte-pair encoding by sentencepiece, one for both.
 
     python tools/dataset_converters/subwords.py data/multi30k/train.de data/multi30k/train.en \
         --vocab-size 4000 --out data/multi30k/subwords.model
 
-The text is taken as it is, without normalisation, so that what is decoded is what was encoded but for
+The text is taken as it is, without normalisation: what is decoded is what was encoded but for
 spaces that follow one another. The same files give the same vocabulary.
 """
 

@@ -4,10 +4,9 @@
         training-parallel-commoncrawl.tgz training-parallel-nc-v9.tgz dev.tgz test-full.tgz \
         --out data/wmt14_en_de
 
-The result is train.en and train.de (Europarl v7, Common Crawl and News Commentary v9, about 4.5 million
-pairs), val.* (newstest2013) and test.* (newstest2014, the 3,003 sentences of test-full.tgz), raw text of
-one sentence a line. Nothing is downloaded; archives may be given in any order, one at a time too, as
-long as all are named in one call.
+The result is train.en and train.de (Europarl v7, Common Crawl and News Commentary, about 4.5
+million pairs), val.* (newstest2013) and test.* (newstest2014, as test-full.tgz has it), raw text of one
+sentence a line. Nothing is downloaded; the archives may stand in any order.
 """
 
 import argparse

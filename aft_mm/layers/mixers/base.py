@@ -192,8 +192,8 @@ class TokenMixer(nn.Module):
 
     @torch.no_grad()
     def select_state(self, state: Any, rows: Tensor) -> Any:
-        """The state of the sequences rows [N] of its batch, in this order, such as those that a beam
-        search goes on with; `state` stays as it is.
+        """The state of the sequences rows [N] of its batch, in this order, such as those that a
+        beam search goes on with; `state` stays as it is.
         """
         return ops.select(state, rows)
 
