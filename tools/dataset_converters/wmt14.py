@@ -5,8 +5,8 @@
         --out data/wmt14_en_de
 
 The result is train.en and train.de (Europarl v7, Common Crawl and News Commentary, about 4.5
-million pairs), val.* (newstest2013) and test.* (newstest2014, as test-full.tgz has it), raw text of one
-sentence a line. Nothing is downloaded; the archives may stand in any order.
+million pairs), val.* (newstest2013) and test.* (newstest2014, as test-full.tgz has it), raw text of
+one sentence a line. Nothing is downloaded; the archives may stand in any order.
 """
 
 import argparse
