@@ -19,6 +19,7 @@ from mmengine.registry import RUNNERS
 
 from aft_mm.apis import TextGenerator, Translator
 from aft_mm.cli.errors import UserError
+from aft_mm.engine import CheckpointFitHook
 from aft_mm.evaluation import BLEU
 
 from .parallel_data import MISSING, REASON, converter, write_pairs
@@ -203,6 +204,20 @@ def test_bad_input_is_named(translator, files, data, tmp_path):
     config.subwords = str(tmp_path / 'other.model')
     with pytest.raises(UserError, match='must be those that the model was trained with'):
         Translator(config, files[1])
+
+
+def test_a_test_with_other_subwords_is_refused(trained):
+    checkpoint = load(trained.work_dir)
+    CheckpointFitHook().after_load_checkpoint(trained, checkpoint)
+    checkpoint['meta']['dataset_meta']['subwords'] = 'another'
+    for resume in (False, True):
+        with pytest.raises(UserError, match='trained with subwords of fingerprint another, but'):
+            CheckpointFitHook(resume=resume).after_load_checkpoint(trained, checkpoint)
+
+
+def test_the_tool_for_samples_names_the_one_for_translations(tool, files):
+    with pytest.raises(SystemExit, match='draws from a text that is given; use tools/translate.py'):
+        tool('sample').main([*files, '--out', 'a.txt'])
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ class BLEU(BaseMetric):
         **kwargs: Those of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
 
     Raises:
-        ImportError: sacrebleu is missing, which the extra ``text`` installs.
-        ValueError: The samples have no ``translation`` or no ``reference``.
+        ValueError: The samples have no ``translation`` or no ``reference``, or sacrebleu is
+            missing, which the extra ``text`` installs.
     """
 
     def __init__(self, collect_device: str = 'gpu', **kwargs) -> None:
@@ -32,8 +32,8 @@ class BLEU(BaseMetric):
         try:
             import sacrebleu
         except ImportError as error:
-            raise ImportError('BLEU needs sacrebleu, which pip install aft_mm[text] '
-                              'installs') from error
+            raise ValueError('BLEU needs sacrebleu, which pip install aft_mm[text] '
+                             'installs') from error
         self.score = sacrebleu.BLEU()
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:

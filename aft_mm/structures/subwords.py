@@ -22,8 +22,8 @@ class Subwords:
         fingerprint: The first digits of the file's SHA-256; weights are for one vocabulary only.
 
     Raises:
-        ImportError: sentencepiece is missing, which the extra ``text`` installs.
-        ValueError: The file does not exist or is no such model.
+        ValueError: The file does not exist or is no such model, or sentencepiece is missing, which
+            the extra ``text`` installs.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
@@ -31,8 +31,8 @@ class Subwords:
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError as error:
-            raise ImportError('subwords need sentencepiece, which pip install aft_mm[text] '
-                              'installs') from error
+            raise ValueError('subwords need sentencepiece, which pip install aft_mm[text] '
+                             'installs') from error
         self.path = os.fspath(path)
         if not Path(path).is_file():
             raise ValueError(f'subwords {self.path!r} does not exist; '

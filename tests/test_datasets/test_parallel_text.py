@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+import sys
 
 import pytest
 import torch
@@ -140,6 +141,15 @@ def test_bad_arguments_of_the_converter_end_in_one_sentence(folder, tmp_path, mo
     with pytest.raises(SystemExit, match=f'Error: {message}') as error:
         converter('subwords').main([str(folder / 'train.de'), *words])
     assert '\n' not in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_a_missing_library_is_named(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'sentencepiece', None)
+    with pytest.raises(ValueError, match=r'subwords need sentencepiece, which pip install aft_mm'):
+        Subwords(folder / 'subwords.model')
+    with pytest.raises(SystemExit, match='^Error: subwords need sentencepiece'):
+        converter('subwords').main([str(folder / 'train.de'), '--vocab-size', '64', '--out',
+                                    str(folder / 'b.model')])
 
 
 def test_a_file_that_is_no_vocabulary_is_named(tmp_path):

@@ -2,12 +2,14 @@
 
 import json
 import logging
+import sys
 
 import pytest
 from mmengine.evaluator import Evaluator
 from mmengine.logging import MMLogger
 from mmengine.registry import METRICS
 
+from aft_mm.evaluation import BLEU
 from aft_mm.structures import SequenceSample
 
 from ..parallel_data import MISSING, REASON
@@ -27,7 +29,7 @@ def evaluate(pairs):
 
 
 def test_it_is_the_bleu_of_the_corpus_and_the_log_has_the_signature():
-    import sacrebleu
+    sacrebleu = pytest.importorskip('sacrebleu')
     logger = MMLogger.get_instance('bleu')
     said = []
     handler = logging.Handler()
@@ -46,6 +48,12 @@ def test_it_is_the_bleu_of_the_corpus_and_the_log_has_the_signature():
 def test_a_perfect_translation_has_100_and_case_counts():
     assert evaluate(PAIRS[:1])['bleu'] == pytest.approx(100)
     assert evaluate([(PAIRS[0][0].lower(), PAIRS[0][1])])['bleu'] < 100
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'sacrebleu', None)
+    with pytest.raises(ValueError, match=r'BLEU needs sacrebleu, which pip install aft_mm\[text\]'):
+        BLEU()
 
 
 def test_samples_without_a_translation_are_named():
