@@ -194,6 +194,10 @@ def test_one_table_serves_source_target_and_output():
     assert not torch.equal(net.encode([tokens(3, high=VALUES)])[0], before)
     with pytest.raises(ValueError, match='embedding must be given for a decoder, got None'):
         MODELS.build(decoder_config(embedding=None))
+    wide = dict(type='aft_mm.SequenceEncoder', embed_dims=2 * D, num_layers=1, embedding=None,
+                token_mixer=SOFTMAX, grid=(6,))  # fmt: skip
+    with pytest.raises(ValueError, match='must have the same embed_dims, got 24 and 12'):
+        model(HEAD, wide, vocab_size=VALUES, num_kinds=1, cross_mixer=SOFTMAX)
 
 
 def test_sinusoidal_positions_are_those_of_the_formula_and_in_no_checkpoint():

@@ -31,7 +31,7 @@ class AutoregressiveModel(BaseModel):
         init_cfg: see mmengine's BaseModule; the parts already initialise themselves.
 
     Raises ValueError where head and decoder differ in channels, in the number of values or in the
-    shape of a token.
+    shape of a token, and where stacks that share an embedding differ in channels.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class AutoregressiveModel(BaseModel):
         self.encoder = None if encoder is None else MODELS.build(encoder)
         self.decoder = MODELS.build(decoder)
         if self.encoder is not None and self.encoder.embedding is None:
+            self._check_shared()
             self.encoder.share_embedding(self.decoder.embedding)
         self.head = MODELS.build(head)
         if getattr(self.head, 'tied', False):
@@ -135,6 +136,13 @@ class AutoregressiveModel(BaseModel):
         tokens = pad_sequence(sources, batch_first=True).to(device)
         mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
         return self.encoder(tokens, mask), mask
+
+    def _check_shared(self) -> None:
+        if self.encoder.embed_dims != self.decoder.embed_dims:
+            raise ValueError(
+                'encoder and decoder that share an embedding must have the same embed_dims, got '
+                f'{self.encoder.embed_dims} and {self.decoder.embed_dims}'
+            )
 
     def _check_head(self) -> None:
         embedding = self.decoder.embedding
