@@ -47,6 +47,8 @@ setup(
         ],
         # fla-core holds the kernels of flash-linear-attention; they need a GPU.
         'bench': ['timm', 'aft-pytorch', 'fla-core; platform_system == "Linux"'],
+        # Subwords and BLEU of translation.
+        'text': ['sentencepiece', 'sacrebleu'],
         'docs': ['sphinx', 'myst-parser'],
         'export': EXPORT,
         'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', *EXPORT],

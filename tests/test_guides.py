@@ -102,8 +102,18 @@ def test_shapes_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
         assert MODELS.build(config.model).decoder.max_length == len(dataset[0]['inputs'])
 
 
+def test_languages_of_your_own_as_in_the_guide(tmp_path):
+    config = load_example(python_blocks('machine_translation')[1], 'machine_translation', tmp_path)
+    for split in ('train', 'val', 'test'):
+        data = config[f'{split}_dataloader'].dataset
+        assert data.source_file == f'data/mine/{split}.fr'
+        assert data.subwords == config.subwords == 'data/mine/subwords.model'
+    with torch.device('meta'):
+        assert MODELS.build(config.model).head.num_values == 8000
+
+
 @pytest.mark.parametrize('guide', [
-    'image_ar', 'language_modeling', 'point_cloud', 'super_resolution'])
+    'image_ar', 'language_modeling', 'machine_translation', 'point_cloud', 'super_resolution'])
 def test_guides_name_configs_that_exist(guide):
     named = re.findall(r'configs/[\w/.-]+\.py', (ROOT / f'docs/tasks/{guide}.md').read_text())
     assert named and all((ROOT / path).is_file() for path in named)

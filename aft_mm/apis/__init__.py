@@ -5,12 +5,15 @@ from .loading import check_draws, load_model, task_of
 from .point_cloud_generator import PointCloudGenerator, write_ply
 from .super_resolver import SuperResolver
 from .text_generator import TextGenerator
+from .translator import Translation, Translator
 
 __all__ = [
     'ImageGenerator',
     'PointCloudGenerator',
     'SuperResolver',
     'TextGenerator',
+    'Translation',
+    'Translator',
     'check_draws',
     'load_model',
     'task_of',

@@ -17,6 +17,7 @@ from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
 #: Who draws from the model of a config, and the entry of the config that tells; the first that is
 #: there decides.
 ENTRIES = {
+    'Translator': 'subwords',
     'SuperResolver': 'source_shape',
     'PointCloudGenerator': 'point_cloud',
     'ImageGenerator': 'image_shape',
@@ -77,4 +78,6 @@ def load_model(
         model = MODELS.build(config.model)
     weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
     load_fitting(model, weights, name=str(config.filename))
+    # As mmdet and mmseg call it: what the training said about its data.
+    model.dataset_meta = (weights.get('meta') or {}).get('dataset_meta') or {}
     return config, model.to(device or get_device()).eval().requires_grad_(False)

@@ -18,7 +18,7 @@ from .errors import UserError
 READ = frozenset({
     *inspect.signature(Runner.__init__).parameters, 'custom_imports', 'vis_backends',
     'model_wrapper_cfg', 'find_unused_parameters', 'compile', 'sync_bn', 'tta_model',
-    'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud'} - {'self', 'cfg'})
+    'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud', 'subwords'} - {'self', 'cfg'})
 #: Names that configs give to what they use further down, some of them much like those above.
 HELPERS = frozenset({
     'pipeline', 'train_pipeline', 'val_pipeline', 'test_pipeline', 'dataset', 'model_cfg'})

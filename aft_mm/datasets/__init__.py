@@ -9,9 +9,11 @@ from .file_dataset import FileDataset, UnusableFile
 from .image_files import read_rgb
 from .image_folder import ImageFolder
 from .mnist_idx import MNISTIdx
+from .parallel_text import ParallelText, read_lines
 from .point_clouds import PointClouds
 from .point_files import read_points
 from .text_file import TextFile
+from .token_batches import TokenBatchSampler
 from .transforms import (
     LoadPoints,
     LoadRGBImage,
@@ -34,11 +36,14 @@ __all__ = [
     'MNISTIdx',
     'PackPointCloud',
     'PackSequence',
+    'ParallelText',
     'PointClouds',
     'RandomValueShift',
     'SuperResolutionPair',
     'TextFile',
+    'TokenBatchSampler',
     'UnusableFile',
+    'read_lines',
     'read_points',
     'read_rgb',
 ]

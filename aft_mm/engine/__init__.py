@@ -18,7 +18,7 @@ from .hooks import (
     TimeBudgetHook,
 )
 from .layer_decay import LayerDecayOptimWrapperConstructor
-from .loops import GenerationTestLoop
+from .loops import GenerationTestLoop, TranslationTestLoop
 from .optim_wrapper import AutocastOptimWrapper
 from .param_scheduler import InverseSqrtLR
 from .stop_signals import Stopped, StopSignals
@@ -45,4 +45,5 @@ __all__ = [
     'Stopped',
     'SuperResolutionHook',
     'TimeBudgetHook',
+    'TranslationTestLoop',
 ]

@@ -1,7 +1,13 @@
 """Layers with parameters: token mixers, the block around them, embeddings, position biases."""
 
 from .block import Block
-from .embedding import PatchEmbedding, PixelEmbedding, PositionEmbedding, TokenEmbedding
+from .embedding import (
+    PatchEmbedding,
+    PixelEmbedding,
+    PositionEmbedding,
+    SinusoidalPositions,
+    TokenEmbedding,
+)
 from .grid import GridParameters
 from .mixers import (
     AFTConv,
@@ -43,6 +49,7 @@ __all__ = [
     'PositionEmbedding',
     'SoftmaxAttention',
     'StridedAttention',
+    'SinusoidalPositions',
     'TokenEmbedding',
     'TokenMixer',
 ]

@@ -5,7 +5,7 @@ from .backbones import AFTViT
 from .data_preprocessor import SequencePreprocessor
 from .decoders import SequenceDecoder
 from .encoders import SequenceEncoder
-from .generation import generate
+from .generation import Hypothesis, beam_search, default_length, generate
 from .heads import CategoricalHead, LogisticMixtureHead
 from .masked_data_preprocessor import MaskedDataPreprocessor
 from .necks import SimpleFeaturePyramid
@@ -14,11 +14,14 @@ __all__ = [
     'AFTViT',
     'AutoregressiveModel',
     'CategoricalHead',
+    'Hypothesis',
     'LogisticMixtureHead',
     'MaskedDataPreprocessor',
     'SequenceDecoder',
     'SequenceEncoder',
     'SequencePreprocessor',
     'SimpleFeaturePyramid',
+    'beam_search',
+    'default_length',
     'generate',
 ]

@@ -9,13 +9,16 @@ from .point_tokens import (
     encode_points,
 )
 from .sequence_sample import SequenceSample
+from .subwords import Subwords, split_lines
 
 __all__ = [
     'SequenceSample',
+    'Subwords',
     'bounding_cube',
     'check_num_bits',
     'check_order',
     'decode_points',
     'encode_points',
     'enlarge_bicubic',
+    'split_lines',
 ]

@@ -27,6 +27,9 @@ class CheckpointFitHook(Hook):
         resume: True refuses positions of another length as well, which the state of an optimizer
             cannot follow, and what was stopped inside an epoch where no StopHook goes on
             there: mmengine's loop would begin the epoch again and count its iterations twice.
+
+    Strict, it refuses weights that were trained with other subwords than those of the data, too: a
+    token would stand for another text.
     """
 
     priority = 'VERY_HIGH'
@@ -46,12 +49,30 @@ class CheckpointFitHook(Hook):
                 isinstance(hook, StopHook) for hook in runner.hooks):
             raise UserError('a run that was stopped inside an epoch goes on there with '
                             "dict(type='aft_mm.TimeBudgetHook', ...) among its hooks only")
+        if self.strict:
+            check_subwords(runner, checkpoint.get('meta', {}), self.resume)
         resized = load_fitting(
             task_model(runner), checkpoint, runner.experiment_name, self.strict)
         if resized and self.resume:
             raise UserError(f'a run cannot be resumed with {resized[0]} of another size, to which '
                             'the state of the optimizer does not fit; start a new one with '
                             'load_from=CHECKPOINT and without --resume')
+
+
+def check_subwords(runner: Runner, meta: dict, resume: bool) -> None:
+    """Compare the subwords of a checkpoint with those of the data set that it goes on with.
+
+    Raises:
+        UserError: they are others.
+    """
+    saved = (meta.get('dataset_meta') or {}).get('subwords')
+    if saved is None:
+        return
+    loop = runner.train_loop if resume else runner.test_loop
+    own = (getattr(loop.dataloader.dataset, 'metainfo', None) or {}).get('subwords')
+    if own != saved:
+        raise UserError(f'the checkpoint was trained with subwords of fingerprint {saved}, but '
+                        f'those of the data have {own}; use the file of before')
 
 
 def without_prefix(weights: Mapping) -> OrderedDict:

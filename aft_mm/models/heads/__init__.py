@@ -2,6 +2,6 @@
 
 from .categorical_head import CategoricalHead
 from .logistic_mixture_head import LogisticMixtureHead
-from .sampling import check_sampling, draw
+from .sampling import check_logits, check_sampling, draw
 
-__all__ = ['CategoricalHead', 'LogisticMixtureHead', 'check_sampling', 'draw']
+__all__ = ['CategoricalHead', 'LogisticMixtureHead', 'check_logits', 'check_sampling', 'draw']
