@@ -1,7 +1,13 @@
 """Layers with parameters: token mixers, the block around them, embeddings, position biases."""
 
 from .block import Block
-from .embedding import PatchEmbedding, PixelEmbedding, PositionEmbedding, TokenEmbedding
+from .embedding import (
+    FrameEmbedding,
+    PatchEmbedding,
+    PixelEmbedding,
+    PositionEmbedding,
+    TokenEmbedding,
+)
 from .grid import GridParameters
 from .mixers import (
     AFTConv,
@@ -32,6 +38,7 @@ __all__ = [
     'AFTWindow',
     'Block',
     'DenseSynthesizer',
+    'FrameEmbedding',
     'GridParameters',
     'LSHAttention',
     'LambdaLayer',

@@ -9,9 +9,11 @@ from .point_tokens import (
     encode_points,
 )
 from .sequence_sample import SequenceSample
+from .utterance_sample import UtteranceSample
 
 __all__ = [
     'SequenceSample',
+    'UtteranceSample',
     'bounding_cube',
     'check_num_bits',
     'check_order',

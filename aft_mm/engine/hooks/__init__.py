@@ -5,6 +5,7 @@ from .checkpoint_fit_hook import CheckpointFitHook
 from .compile_hook import CompileHook
 from .data_report_hook import DataReportHook
 from .epoch_seed_hook import EpochSeedHook
+from .epoch_time_hook import EpochTimeHook
 from .finite_loss_hook import FiniteLossHook
 from .first_sample_hook import FirstSampleHook
 from .point_cloud_hook import PointCloudHook
@@ -22,6 +23,7 @@ __all__ = [
     'CompileHook',
     'DataReportHook',
     'EpochSeedHook',
+    'EpochTimeHook',
     'FiniteLossHook',
     'FirstSampleHook',
     'PointCloudHook',
