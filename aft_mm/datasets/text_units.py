@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from aft_mm.checks import check_choice, check_path, refuse
@@ -27,9 +28,9 @@ class TextUnits:
         case: ``'upper'`` or ``'lower'`` puts transcripts into the case of symbols or lexicon.
 
     Raises:
-        FileNotFoundError: There is no lexicon.
         ValueError: Symbols are empty, repeated or, without a lexicon, longer than one character;
-            the lexicon has a phoneme that is none of the symbols.
+            with the first transcript: there is no lexicon, or it has a phoneme that is none of the
+            symbols.
     """
 
     def __init__(
@@ -39,21 +40,21 @@ class TextUnits:
         repeated = {symbol for symbol in symbols if symbols.count(symbol) > 1}
         if not symbols or repeated or not all(isinstance(s, str) and s for s in symbols):
             refuse('symbols', 'texts that differ', sorted(repeated) or symbols)
-        if lexicon is None and any(len(symbol) > 1 for symbol in symbols):
+        if lexicon is not None:
+            check_path('lexicon', lexicon)
+        elif any(len(symbol) > 1 for symbol in symbols):
             refuse('symbols', 'single characters without a lexicon',
                    [symbol for symbol in symbols if len(symbol) > 1])
         check_choice('case', case, CASES)
         self.names = (BLANK, UNKNOWN, *symbols)
         self.case = CASES[case]
         self.numbers = {symbol: i for i, symbol in enumerate(self.names)}
-        self.lexicon: dict[str, tuple[int, ...]] | None = None
-        if lexicon is not None:
-            self.lexicon = self._numbered(lexicon, read_lexicon(lexicon))
+        self.lexicon = lexicon
 
     def encode(self, text: str) -> tuple[tuple[int, ...], list[str]]:
         """The units of a transcript, and its characters or words that are unknown."""
         text = self.case(' '.join(text.split()))
-        table = self.numbers if self.lexicon is None else self.lexicon
+        table = self.numbers if self.lexicon is None else self.words
         units: list[int] = []
         unknown: list[str] = []
         for part in text if self.lexicon is None else text.split():
@@ -68,15 +69,17 @@ class TextUnits:
         """Characters one after the other, or phonemes with a space between."""
         return ('' if self.lexicon is None else ' ').join(self.names[unit] for unit in units)
 
-    def _numbered(self, path: str, words: dict[str, tuple[str, ...]]) -> dict:
+    @cached_property
+    def words(self) -> dict[str, tuple[int, ...]]:
+        """The units of every word of the lexicon, which is read for the first transcript."""
         stressed = any(symbol[-1].isdigit() for symbol in self.names)
         found = {}
-        for word, phonemes in words.items():
+        for word, phonemes in read_lexicon(self.lexicon).items():
             names = phonemes if stressed else [phoneme.rstrip('012') for phoneme in phonemes]
             missing = [name for name in names if name not in self.numbers]
             if missing:
-                raise ValueError(f'lexicon {path!r} says {word!r} with {missing[0]!r}, which is '
-                                 f'none of the {len(self.names) - 2} symbols.')
+                raise ValueError(f'lexicon {self.lexicon!r} says {word!r} with {missing[0]!r}, '
+                                 f'which is none of the {len(self.names) - 2} symbols.')
             found[word] = tuple(self.numbers[name] for name in names)
         return found
 
