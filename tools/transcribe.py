@@ -7,6 +7,7 @@ why, and the exit status is 1.
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 
 from mmengine.config import Config
 from rich.console import Console
@@ -52,7 +53,8 @@ def check_args(args: argparse.Namespace) -> Config:
     config = configured(args)
     check_checkpoint(args.checkpoint)
     if task_of(config) != 'SpeechRecognizer':
-        raise UserError(f'{args.config} is no config of speech recognition, because it has no units')
+        raise UserError(f'{args.config} is no config of speech recognition, because it has no '
+                        'units')
     check_int('--num-best', args.num_best, 1)
     check_int('--batch-size', args.batch_size, 1)
     beam_size = config.model.get('beam_size', 1) if args.beam_size is None else args.beam_size
@@ -86,31 +88,37 @@ def recognise(args: argparse.Namespace, recognizer: SpeechRecognizer, files: Seq
             yield path, found.get(index)
 
 
+def lines(path: str, found: Recognition | None, num_best: int) -> Iterator[str]:
+    """What stdout gets for one file."""
+    if num_best == 1:
+        yield f'{path}\t{found.text if found else ""}'
+    elif found is None:
+        yield f'{path}\t\t'
+    else:
+        for text, score in found.alternatives[:num_best]:
+            yield f'{path}\t{score:.3f}\t{text}'
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
-        config = check_args(args)
-        files = args.files or [line for line in sys.stdin.read().splitlines() if line.strip()]
-        if not files:
-            raise UserError('FILE must be given, as arguments or as lines of stdin')
-        recognizer = SpeechRecognizer(config, args.checkpoint, args.device)
+        with redirect_stdout(sys.stderr):  # of the log, which is no transcript
+            config = check_args(args)
+            files = args.files or [line for line in sys.stdin.read().splitlines() if line.strip()]
+            if not files:
+                raise UserError('FILE must be given, as arguments or as lines of stdin')
+            recognizer = SpeechRecognizer(config, args.checkpoint, args.device)
         lost, picture = 0, args.picture
         bar = dict(console=Console(stderr=True), disable=len(files) <= args.batch_size)
         for path, found in track(
                 recognise(args, recognizer, files), 'Transcribing', len(files), **bar):
+            for line in lines(path, found, args.num_best):
+                print(line, flush=True)
             lost += found is None
-            if args.num_best == 1:
-                print(path, '' if found is None else found.text, sep='\t', flush=True)
-                texts = ()
-            else:
-                texts = found.alternatives[:args.num_best] if found else (('', ''),)
-            for text, score in texts:
-                score = f'{score:.3f}' if found else score
-                print(path, score, text, sep='\t', flush=True)
             if picture and found is not None:
-                draw_alignment(found.log_probs, recognizer.units.names,
-                               recognizer.seconds_per_frame, args.transcript
-                               ).savefig(picture, dpi=110)
+                figure = draw_alignment(found.log_probs, recognizer.units.names,
+                                        recognizer.seconds_per_frame, args.transcript)
+                figure.savefig(picture, dpi=110)
                 picture = None
     if lost:
         raise SystemExit(1)

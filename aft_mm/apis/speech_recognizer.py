@@ -56,8 +56,8 @@ class SpeechRecognizer:
         self.config, self.model = load_model(config, checkpoint, device, 'SpeechRecognizer')
         self.units = TextUnits(**self.config.units)
         if len(self.units.names) != self.model.head.num_classes:
-            raise UserError(f'{self.config.filename} has {len(self.units.names)} units, <blank> and '
-                            f'<unk> included, but its head has {self.model.head.num_classes}')
+            raise UserError(f'{self.config.filename} has {len(self.units.names)} units, <blank> '
+                            f'and <unk> included, but its head has {self.model.head.num_classes}')
         scope = self.config.get('default_scope', 'mmengine')
         with DefaultScope.overwrite_default_scope(scope):
             steps = self.config.test_dataloader.dataset.pipeline

@@ -16,7 +16,7 @@ from aft_mm.registry import DATASETS
 from .file_dataset import FileDataset, UnusableFile
 from .text_units import TextUnits
 from .transcripts import Transcripts, read_transcripts, said
-from .transforms.speech import LoadUtterance, NormalizeFeatures, StackFrames, moments
+from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 
 SOUND = ('.wav', '.flac', '.ogg')
 
@@ -85,7 +85,7 @@ class Utterances(FileDataset):
             except UnusableFile as error:
                 if self.test_mode:
                     raise
-                notes['utterance(s) cannot be read and are left out'].append(str(error))
+                notes['utterance(s) cannot be read and are left out'].append(str(error).rstrip('.'))
                 continue
             if self.max_frames is not None and frames > self.max_frames:
                 if self.test_mode:
@@ -120,17 +120,18 @@ class Utterances(FileDataset):
         super().full_init()
         if not any(step.per == 'speaker' for step in self._steps(NormalizeFeatures)):
             return
-        if self.speaker is None and not getattr(self, 'speakers', None):
-            raise ValueError("speaker must be given for NormalizeFeatures(per='speaker').")
         (load, ) = self._steps(LoadUtterance)
-        features = defaultdict(list)
+        sums: dict[str, Moments] = defaultdict(Moments)
         for index in range(len(self)):
             info = super().get_data_info(index)
+            if info['speaker'] is None:
+                raise ValueError('speaker must be known of every utterance for NormalizeFeatures('
+                                 f'per=\'speaker\'), but is not of {info["name"]!r}.')
             try:
-                features[info['speaker']].append(load.transform(info)['features'])
+                sums[info['speaker']].add(load.transform(info)['features'])
             except UnusableFile:  # which is said when it is drawn
                 continue
-        self.statistics = {speaker: moments(parts) for speaker, parts in features.items()}
+        self.statistics = {speaker: parts.mean_and_std() for speaker, parts in sums.items()}
 
     def get_data_info(self, idx: int) -> dict:
         """One entry of the list, with the ``statistics`` of its speaker if they are needed."""

@@ -48,7 +48,7 @@ def draw_alignment(
     likely.sort(key=lambda unit: int((probs[:, unit] > FAINT).argmax()))
     rows = [*likely, 0]
     duration = len(probs) * seconds_per_frame
-    figure = Figure(figsize=(max(6.0, min(16.0, 2.5 * duration)), 1.4 + 0.22 * len(rows)),
+    figure = Figure(figsize=(min(16.0, 3.0 + 3.0 * duration), 1.7 + 0.2 * len(rows)),
                     layout='constrained')
     FigureCanvasAgg(figure)
     axis = figure.subplots()
@@ -56,11 +56,12 @@ def draw_alignment(
                           interpolation='nearest', extent=(0, duration, len(rows) - 0.5, -0.5))
     axis.set_yticks(range(len(rows)), [names[unit].replace(' ', '␣') for unit in rows], fontsize=8)
     axis.set_xlabel('seconds')
-    for frame, unit in peaks:
-        axis.text((frame + 0.5) * seconds_per_frame, -0.9, names[unit].replace(' ', '␣'),
-                  ha='center', va='bottom', fontsize=8, color='C3')
+    for number, (frame, unit) in enumerate(peaks):
+        # By turns higher and lower, as units may follow each other within a frame's width.
+        axis.text((frame + 0.5) * seconds_per_frame, -0.7 - 0.9 * (number % 2),
+                  names[unit].replace(' ', '␣'), ha='center', va='bottom', fontsize=8, color='C3')
         axis.axvline((frame + 0.5) * seconds_per_frame, color='C3', linewidth=0.4, alpha=0.5)
     if transcript is not None:
-        axis.set_title(transcript, fontsize=9, pad=18)
+        axis.set_title(transcript, fontsize=9, pad=28)
     figure.colorbar(picture, ax=axis, label='probability', fraction=0.03, pad=0.01)
     return figure

@@ -119,16 +119,33 @@ class NormalizeFeatures(BaseTransform):
         """Normalise ``results['features']``; without ``statistics`` those of the utterance."""
         features = results['features']
         own = self.per == 'utterance' or 'statistics' not in results
-        mean, std = moments([features]) if own else results['statistics']
+        if own:
+            frames = features.astype(np.float64)
+            mean, std = frames.mean(0), frames.std(0)
+        else:
+            mean, std = results['statistics']
         normal = (features - mean) / np.maximum(std, SMALLEST_STD)
         results['features'] = normal.astype(np.float32)
         return results
 
 
-def moments(utterances: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation [F] of the frames of utterances [T, F], in float64."""
-    frames = np.concatenate(utterances).astype(np.float64)
-    return frames.mean(0), frames.std(0)
+class Moments:
+    """Mean and standard deviation of the frames of many utterances, which come one by one."""
+
+    def __init__(self) -> None:
+        self.number, self.sum, self.squares = 0, 0.0, 0.0
+
+    def add(self, features: np.ndarray) -> None:
+        """Count the frames of one more utterance [T, F]."""
+        frames = features.astype(np.float64)
+        self.number += len(frames)
+        self.sum = self.sum + frames.sum(0)
+        self.squares = self.squares + np.square(frames).sum(0)
+
+    def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both [F]."""
+        mean = self.sum / self.number
+        return mean, np.sqrt(np.maximum(self.squares / self.number - mean**2, 0))
 
 
 @TRANSFORMS.register_module()

@@ -1,4 +1,4 @@
-_base_ = './transformer-mini_1xb8-40e_an4-phonemes.py'
+_base_ = './transformer-mini_1xb8-25e_an4-phonemes.py'
 
 model = dict(
     encoder=dict(

@@ -8,13 +8,13 @@ _base_ = [
 # Four layers for a CPU; the longest utterance has 210 stacks of 3 frames.
 model = dict(
     encoder=dict(
-        embed_dims=128,
+        embed_dims=96,
         num_layers=4,
         embedding=dict(num_features=39),
         grid=(256, ),
         drop_rate=0.1,
         token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=4)),
-    head=dict(embed_dims=128))
+    head=dict(embed_dims=96))
 
 train_dataloader = dict(batch_size=8)
-train_cfg = dict(max_epochs=40)
+train_cfg = dict(max_epochs=25, val_interval=5)
