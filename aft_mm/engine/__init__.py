@@ -17,6 +17,7 @@ from .hooks import (
     StopSignalHook,
     SuperResolutionHook,
     TimeBudgetHook,
+    ValidateFirstHook,
 )
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .loops import GenerationTestLoop
@@ -47,4 +48,5 @@ __all__ = [
     'Stopped',
     'SuperResolutionHook',
     'TimeBudgetHook',
+    'ValidateFirstHook',
 ]

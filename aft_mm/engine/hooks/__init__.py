@@ -16,6 +16,7 @@ from .sample_hook import SampleHook
 from .stop_signal_hook import StopSignalHook
 from .super_resolution_hook import SuperResolutionHook
 from .time_budget_hook import TimeBudgetHook
+from .validate_first_hook import ValidateFirstHook
 
 __all__ = [
     'CheckImagesHook',
@@ -34,4 +35,5 @@ __all__ = [
     'StopSignalHook',
     'SuperResolutionHook',
     'TimeBudgetHook',
+    'ValidateFirstHook',
 ]
