@@ -47,6 +47,8 @@ setup(
         ],
         # fla-core holds the kernels of flash-linear-attention; they need a GPU.
         'bench': ['timm', 'aft-pytorch', 'fla-core; platform_system == "Linux"'],
+        # Filter banks; WAV, FLAC and OGG; Kaldi's archives; error rates.
+        'speech': ['torchaudio', 'soundfile', 'kaldiio', 'jiwer'],
         'docs': ['sphinx', 'myst-parser'],
         'export': EXPORT,
         'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', *EXPORT],

@@ -58,7 +58,6 @@ default_hooks = dict(
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
     first_sample=dict(type='aft_mm.FirstSampleHook'),
-    validate_first=dict(type='ValidateFirstHook'),
     losses=dict(type='RecordLossHook'),
     kill=dict(type='KillHook'))
 custom_hooks = [dict(type='DataReportHook'), dict(type='EpochTimeHook')]

@@ -13,9 +13,6 @@ param_scheduler = [
         min_value=1e-6)
 ]
 
-# A run that is resumed halves the rate when one that was never stopped would have.
-default_hooks = dict(validate_first=dict(type='aft_mm.ValidateFirstHook'))
-
 train_cfg = dict(by_epoch=True, max_epochs=100, val_interval=1)
 val_cfg = dict()
 test_cfg = dict()
