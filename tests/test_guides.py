@@ -102,7 +102,7 @@ def test_shapes_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('guide', [
-    'image_ar', 'language_modeling', 'point_cloud', 'super_resolution'])
+    'image_ar', 'language_modeling', 'point_cloud', 'speech_recognition', 'super_resolution'])
 def test_guides_name_configs_that_exist(guide):
     named = re.findall(r'configs/[\w/.-]+\.py', (ROOT / f'docs/tasks/{guide}.md').read_text())
     assert named and all((ROOT / path).is_file() for path in named)
@@ -113,3 +113,25 @@ def test_the_config_of_ones_own_in_the_docs_builds(tmp_path):
     _, example = re.findall('```python\n(.*?)```', text, re.S)
     model = MODELS.build(load_example(example, 'image_classification', tmp_path).model)
     assert model(torch.randn(1, 3, 224, 224)).shape == (1, 1000)
+
+
+def test_speech_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
+    soundfile = pytest.importorskip('soundfile', reason='soundfile writes the sound of this test')
+    pytest.importorskip('torchaudio', reason='torchaudio computes filter banks')
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / 'data/my-speech'
+    folder.mkdir(parents=True)
+    noise = np.random.default_rng(0).standard_normal(8000) / 9
+    for name in ('train', 'test'):
+        soundfile.write(folder / f'{name}-1.wav', noise, 16000)
+        (folder / f'{name}.txt').write_text(f"{name}-1 That's it\n")
+    text = python_blocks('speech_recognition')[1].replace("'../_base_", f"'{ROOT}/configs/_base_")
+    config = load_example(text, 'speech_recognition', tmp_path)
+
+    model = MODELS.build(config.model)
+    for split in ('train', 'val', 'test'):
+        sample = DATASETS.build(config[f'{split}_dataloader'].dataset)[0]
+        assert sample['inputs'].shape == (16, 120) and 1 not in sample['data_samples'].units
+    batch = model.data_preprocessor({key: [value] for key, value in sample.items()}, False)
+    assert model(**batch, mode='loss')['loss'].isfinite()
+    assert model.encoder.max_length == 800
