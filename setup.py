@@ -49,6 +49,8 @@ setup(
         'bench': ['timm', 'aft-pytorch', 'fla-core; platform_system == "Linux"'],
         # Subwords and BLEU of translation.
         'text': ['sentencepiece', 'sacrebleu'],
+        # Filter banks; WAV, FLAC and OGG; Kaldi's archives; error rates.
+        'speech': ['torchaudio', 'soundfile', 'kaldiio', 'jiwer'],
         'docs': ['sphinx', 'myst-parser'],
         'export': EXPORT,
         'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', *EXPORT],

@@ -113,7 +113,8 @@ def test_languages_of_your_own_as_in_the_guide(tmp_path):
 
 
 @pytest.mark.parametrize('guide', [
-    'image_ar', 'language_modeling', 'machine_translation', 'point_cloud', 'super_resolution'])
+    'image_ar', 'language_modeling', 'machine_translation', 'point_cloud', 'speech_recognition',
+    'super_resolution'])
 def test_guides_name_configs_that_exist(guide):
     named = re.findall(r'configs/[\w/.-]+\.py', (ROOT / f'docs/tasks/{guide}.md').read_text())
     assert named and all((ROOT / path).is_file() for path in named)
@@ -143,3 +144,25 @@ def test_the_config_of_ones_own_in_the_docs_trains(page, tool, tmp_path, monkeyp
     decay = {id(group['params'][0]): group['weight_decay'] for group in groups}
     biases = [value for name, value in model.named_parameters() if 'pos_bias' in name]
     assert biases and all(decay[id(bias)] == 0 for bias in biases)
+
+
+def test_speech_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
+    soundfile = pytest.importorskip('soundfile', reason='soundfile writes the sound of this test')
+    pytest.importorskip('torchaudio', reason='torchaudio computes filter banks')
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / 'data/my-speech'
+    folder.mkdir(parents=True)
+    noise = np.random.default_rng(0).standard_normal(8000) / 9
+    for name in ('train', 'test'):
+        soundfile.write(folder / f'{name}-1.wav', noise, 16000)
+        (folder / f'{name}.txt').write_text(f"{name}-1 That's it\n")
+    text = python_blocks('speech_recognition')[1].replace("'../_base_", f"'{ROOT}/configs/_base_")
+    config = load_example(text, 'speech_recognition', tmp_path)
+
+    model = MODELS.build(config.model)
+    for split in ('train', 'val', 'test'):
+        sample = DATASETS.build(config[f'{split}_dataloader'].dataset)[0]
+        assert sample['inputs'].shape == (16, 120) and 1 not in sample['data_samples'].units
+    batch = model.data_preprocessor({key: [value] for key, value in sample.items()}, False)
+    assert model(**batch, mode='loss')['loss'].isfinite()
+    assert model.encoder.max_length == 800

@@ -25,7 +25,7 @@ from aft_mm.cli.command_line import (
 from aft_mm.cli.config_checks import check_classes, check_same_classes
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.runs import Run, whole_run
-from aft_mm.engine import CheckpointFitHook, ResumeCheckHook
+from aft_mm.engine import CheckpointFitHook, ResumeCheckHook, ValidateFirstHook
 from aft_mm.ops import verify
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
@@ -95,6 +95,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
             runner.register_hook(CheckpointFitHook(strict=resume, resume=resume))
         if resume:
             runner.register_hook(ResumeCheckHook())
+            runner.register_hook(ValidateFirstHook())
         run.watch(runner)
         log_backends(runner)
         runner.train()

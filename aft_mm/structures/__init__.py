@@ -14,6 +14,7 @@ from .subwords import Subwords, split_lines
 __all__ = [
     'SequenceSample',
     'Subwords',
+    'UtteranceSample',
     'bounding_cube',
     'check_num_bits',
     'check_order',

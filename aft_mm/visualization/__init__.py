@@ -1,5 +1,6 @@
 """Pictures of what a model has learned."""
 
+from .alignment import draw_alignment
 from .curves import draw_curves, read_scalars
 from .point_cloud import draw_point_clouds
 from .position_bias import draw_position_bias
@@ -8,6 +9,7 @@ from .seeds import draw_seeds, seed_table
 from .super_resolution import draw_super_resolution
 
 __all__ = [
+    'draw_alignment',
     'draw_completions',
     'draw_curves',
     'draw_point_clouds',
