@@ -1,18 +1,50 @@
 """What a person calls from Python."""
 
 from .image_generator import ImageGenerator
+from .inputs import (
+    build_dataset,
+    class_names,
+    load_images,
+    network_inputs,
+    shown_image,
+    spread_samples,
+    takes_bgr,
+)
 from .loading import check_draws, load_model, task_of
+from .networks import (
+    Network,
+    batches_for,
+    layers_of,
+    load_network,
+    modules_named,
+    noise_images,
+    num_prefix_tokens,
+)
 from .point_cloud_generator import PointCloudGenerator, write_ply
 from .super_resolver import SuperResolver
 from .text_generator import TextGenerator
 
 __all__ = [
     'ImageGenerator',
+    'Network',
     'PointCloudGenerator',
     'SuperResolver',
     'TextGenerator',
+    'batches_for',
+    'build_dataset',
     'check_draws',
+    'class_names',
+    'layers_of',
+    'load_images',
     'load_model',
+    'load_network',
+    'modules_named',
+    'network_inputs',
+    'noise_images',
+    'num_prefix_tokens',
+    'shown_image',
+    'spread_samples',
+    'takes_bgr',
     'task_of',
     'write_ply',
 ]

@@ -1,20 +1,81 @@
 """Pictures of what a model has learned."""
 
+from .attention import (
+    MeanAttention,
+    draw_relative_attention,
+    mean_attention_distance,
+    mean_relative_attention,
+)
+from .bias_table import position_bias_table
+from .browsing import draw_instances, draw_segments, draw_text, enlarge
+from .classes import (
+    draw_cams,
+    draw_confusion,
+    draw_features,
+    draw_titled_images,
+    most_confident_mistakes,
+)
 from .curves import draw_curves, read_scalars
+from .figures import choose
+from .keys import draw_key_maps, key_maps
 from .point_cloud import draw_point_clouds
 from .position_bias import draw_position_bias
-from .samples import draw_completions, draw_samples
+from .receptive_field import (
+    draw_receptive_field,
+    energy_within,
+    radius_of_share,
+    receptive_field,
+)
+from .recording import (
+    RecordAttention,
+    as_map,
+    attention_probabilities,
+    grid_of,
+    mixers_with_bias,
+    mixers_with_keys,
+    record_outputs,
+)
+from .samples import draw_completions, draw_header, draw_samples
 from .seeds import draw_seeds, seed_table
 from .super_resolution import draw_super_resolution
 
 __all__ = [
+    'MeanAttention',
+    'RecordAttention',
+    'as_map',
+    'attention_probabilities',
+    'choose',
+    'draw_cams',
     'draw_completions',
+    'draw_confusion',
     'draw_curves',
+    'draw_features',
+    'draw_header',
+    'draw_instances',
+    'draw_key_maps',
     'draw_point_clouds',
     'draw_position_bias',
+    'draw_receptive_field',
+    'draw_relative_attention',
     'draw_samples',
     'draw_seeds',
+    'draw_segments',
     'draw_super_resolution',
+    'draw_text',
+    'draw_titled_images',
+    'energy_within',
+    'enlarge',
+    'grid_of',
+    'key_maps',
+    'mean_attention_distance',
+    'mean_relative_attention',
+    'mixers_with_bias',
+    'mixers_with_keys',
+    'most_confident_mistakes',
+    'position_bias_table',
+    'radius_of_share',
     'read_scalars',
+    'receptive_field',
+    'record_outputs',
     'seed_table',
 ]
