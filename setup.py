@@ -47,9 +47,11 @@ setup(
         ],
         # fla-core holds the kernels of flash-linear-attention; they need a GPU.
         'bench': ['timm', 'aft-pytorch', 'fla-core; platform_system == "Linux"'],
+        # Class activation maps.
+        'analysis': ['grad-cam>=1.5'],
         'docs': ['sphinx', 'myst-parser'],
         'export': EXPORT,
-        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', *EXPORT],
+        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', 'grad-cam>=1.5', *EXPORT],
     },
     classifiers=[
         'Programming Language :: Python :: 3',

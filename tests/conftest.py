@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, DefaultScope
 
 ROOT = Path(__file__).parent.parent
 MISSING = [name for name in ('mmcv._ext', 'mmdet', 'mmseg') if not importlib.util.find_spec(name)]
@@ -100,3 +100,19 @@ def untrained(tmp_path_factory) -> dict[str, tuple[str, str]]:
         torch.save(dict(state_dict=model.state_dict(), meta={}), folder / f'{name}.pth')
         found[name] = str(folder / f'{name}.py'), str(folder / f'{name}.pth')
     return found
+
+
+@pytest.fixture(scope='session')
+def tiny_classifier(tmp_path_factory) -> tuple[str, str]:
+    """Config and checkpoint files of an untrained AFT-conv on digits whose biases are not 0."""
+    folder = tmp_path_factory.mktemp('tiny_classifier')
+    config = Config.fromfile(ROOT / 'tests/configs/tiny.py', import_custom_modules=False)
+    config.pop('custom_imports')
+    config.dump(folder / 'tiny.py')
+    torch.manual_seed(0)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = MODELS.build(config.model)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    torch.save(dict(state_dict=model.state_dict(), meta={}), folder / 'tiny.pth')
+    return str(folder / 'tiny.py'), str(folder / 'tiny.pth')

@@ -175,7 +175,10 @@ def draw_titled_images(
                          f'{len(images)} and {len(titles)}')
     columns = columns or int(np.ceil(np.sqrt(len(images))))
     rows = -(-len(images) // columns)
-    figure = new_figure(1.8 * columns, 2.1 * rows + 0.6, title, footer)
+    # A wide picture, such as lines of text, gets a wide place.
+    aspect = max(image.shape[1] / image.shape[0] for image in images)
+    figure = new_figure(
+        1.8 * min(3.0, max(1.0, aspect)) * columns, 2.1 * rows + 0.6, title, footer)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes:
         axis.set_axis_off()

@@ -66,6 +66,9 @@ def draw_key_maps(
             axis.set_xticks([])
             axis.set_yticks([])
         bar = figure.colorbar(picture, ax=list(row), fraction=0.04, pad=0.01)
+        bar.set_ticks([norm.vmin, 1, norm.vmax],
+                      labels=[f'{value:.2g}' for value in (norm.vmin, 1, norm.vmax)])
+        bar.ax.minorticks_off()
         bar.ax.tick_params(labelsize=6)
         bar.set_label('exp(k) / mean', fontsize=6)
     return figure

@@ -22,7 +22,7 @@ def receptive_field(
     place: tuple[int, int] | None = None,
     probes: int = 1,
     generator: torch.Generator | None = None,
-) -> tuple[Tensor, tuple[float, float]]:
+) -> Tensor:
     """Energy of the input gradients of one place of a feature map, after Luo et al. 2016.
 
     ``E[y, x] = mean over images of Σ_c Σ_i (∂ f_c[place] / ∂ image_i[y, x])²`` over the channels c
@@ -39,8 +39,7 @@ def receptive_field(
         generator: of the projections.
 
     Returns:
-        The energy [H, W] in float64, with a sum of one, and the place in pixels (row, column),
-        of which whole numbers are centres of pixels.
+        The energy [H, W] in float64, with a sum of one.
 
     Raises:
         ValueError: ``features`` gives something else, the place is not there, or no pixel of the
@@ -66,44 +65,53 @@ def receptive_field(
     total = energy.sum()
     if not total > 0 or not total.isfinite():
         raise ValueError('features must depend on the images, but the gradient is 0 or no number')
-    centre = tuple((index + 0.5) * pixels / cells - 0.5 for index, pixels, cells in zip(
-        (row, column), images.shape[2:], (height, width), strict=True))
-    return (energy / total).cpu(), centre
+    return (energy / total).cpu()
 
 
-def energy_within(energy: Tensor, centre: Sequence[float], radii: Sequence[float]) -> Tensor:
-    """Share of the energy [H, W] in pixels at most so far [px] from ``centre``, middle to middle.
-    """
-    distance = _distance(energy, centre)
+def energy_within(energy: Tensor, radii: Sequence[float]) -> Tensor:
+    """Share of the energy [H, W] in pixels at most so far [px] from its centre of mass."""
+    distance = _distance(energy)
     return torch.stack([energy[distance <= radius].sum() for radius in radii]) / energy.sum()
 
 
-def radius_of_share(energy: Tensor, centre: Sequence[float], share: float) -> float:
-    """The smallest radius [px] around ``centre`` that holds a share of the energy [H, W]."""
-    distance, order = _distance(energy, centre).flatten().sort()
+def radius_of_share(energy: Tensor, share: float) -> float:
+    """The smallest radius [px] around the centre of mass that holds a share of the energy [H, W].
+    """
+    distance, order = _distance(energy).flatten().sort()
     held = energy.flatten()[order].cumsum(0) / energy.sum()
     # Rounding may leave the sum of all a little below one.
     return float(distance[(held >= share - 1e-12).nonzero()[0, 0]])
 
 
-def _distance(energy: Tensor, centre: Sequence[float]) -> Tensor:
+def centre_of_mass(energy: Tensor) -> tuple[float, float]:
+    """Row and column [px] of the energy [H, W]; whole numbers are the middles of pixels.
+
+    Where a place of a map lies over the image depends on all paddings on the way; its field tells.
+    """
+    row, column = (float((energy.sum(1 - axis) * torch.arange(energy.shape[axis])).sum()
+                         / energy.sum()) for axis in (0, 1))
+    return row, column
+
+
+def _distance(energy: Tensor) -> Tensor:
     rows, columns = (torch.arange(size, dtype=torch.float64) - middle
-                     for size, middle in zip(energy.shape, centre, strict=True))
-    return torch.hypot(rows[:, None].expand_as(energy), columns[None].expand_as(energy))
+                     for size, middle in zip(energy.shape, centre_of_mass(energy), strict=True))
+    # Rounding of the centre must not part what is equally far from it.
+    return torch.hypot(rows[:, None], columns[None]).mul(1e6).round().div(1e6)
 
 
 def draw_receptive_field(
-    fields: Mapping[str, tuple[Tensor, Sequence[float]]],
+    fields: Mapping[str, Tensor],
     title: str = 'Effective receptive field',
     footer: str = '',
 ) -> Figure:
     """Draw the energy of each layer over the input, and below the share within a radius.
 
     Every map has the same logarithmic scale, from a millionth of its largest pixel (dark) to that
-    (light); circles hold half (solid) and nine tenths (dashed) of the energy.
+    (light); circles around the centre of mass hold half (solid) and nine tenths (dashed).
 
     Args:
-        fields: Name to energy [H, W] and place (row, column) of :func:`receptive_field`.
+        fields: Name to energy [H, W] of :func:`receptive_field`.
         title: Above the figure.
         footer: Small print below it.
 
@@ -118,13 +126,14 @@ def draw_receptive_field(
     grid = figure.add_gridspec(rows + 1, columns, height_ratios=[1.0] * rows + [1.0])
     curve = figure.add_subplot(grid[rows, :])
     axes = []
-    for index, (name, (energy, centre)) in enumerate(fields.items()):
+    for index, (name, energy) in enumerate(fields.items()):
         axis = figure.add_subplot(grid[divmod(index, columns)])
         axes.append(axis)
         relative = (energy / energy.max()).clamp(min=FAINTEST).numpy()
         image = axis.imshow(relative, cmap='cividis', norm=LogNorm(FAINTEST, 1),
                             interpolation='nearest')
-        half, most = (radius_of_share(energy, centre, share) for share in (0.5, 0.9))
+        half, most = (radius_of_share(energy, share) for share in (0.5, 0.9))
+        centre = centre_of_mass(energy)
         angle = np.linspace(0, 2 * np.pi, 200)
         for radius, style in ((half, '-'), (most, '--')):
             axis.plot(centre[1] + radius * np.cos(angle), centre[0] + radius * np.sin(angle),
@@ -135,8 +144,8 @@ def draw_receptive_field(
         axis.tick_params(labelsize=5)
         axis.set_xlabel('column [px]', fontsize=6)
         axis.set_ylabel('row [px]', fontsize=6)
-        radii = np.linspace(0, float(_distance(energy, centre).max()), 200)
-        curve.plot(radii, 100 * energy_within(energy, centre, radii), label=name, linewidth=1,
+        radii = np.linspace(0, float(_distance(energy).max()), 200)
+        curve.plot(radii, 100 * energy_within(energy, radii), label=name, linewidth=1,
                    color=f'C{index % 10}', linestyle=('-', '--', ':')[index // 10 % 3])
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.01)
     bar.set_label('energy / largest', fontsize=6)

@@ -1,4 +1,4 @@
-"""Draw class activation maps of a classifier by the library grad-cam (pip install aft_mm[analysis]).
+"""Draw class activation maps of a classifier by the library grad-cam, aft_mm[analysis].
 
     python tools/analysis_tools/plot_cam.py CONFIG CHECKPOINT --images a.jpg b.jpg --out cam.png
 """

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         save(draw_receptive_field(
             fields, 'Effective receptive field, squared gradients',
             f'{footer(args.config, args.checkpoint)} · {len(batches)} {inputs}'), args)
-        rows = [numbers(name, *field, args.radius) for name, field in fields.items()]
+        rows = [numbers(name, field, args.radius) for name, field in fields.items()]
         if args.csv:
             write_csv(args.csv, rows)
     for row in rows:
@@ -95,8 +95,9 @@ def names(words: str, backbone: torch.nn.Module) -> list[str]:
     return words.split(',')
 
 
-def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None) -> tuple:
-    """The field of one layer, the mean over the batches, and where its place lies."""
+def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None
+               ) -> torch.Tensor:
+    """The field of one layer, the mean over the batches."""
     generator = torch.Generator().manual_seed(0)
 
     def features(images: torch.Tensor) -> torch.Tensor:
@@ -107,21 +108,19 @@ def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None)
 
     total = 0
     for batch in track_iter_progress(batches):
-        energy, centre = receptive_field(features, batch, place, generator=generator)
-        total = total + energy
-    return total / len(batches), centre
+        total = total + receptive_field(features, batch, place, generator=generator)
+    return total / len(batches)
 
 
-def numbers(name: str, energy: torch.Tensor, centre: Sequence[float], radii: Sequence[float]
-            ) -> dict[str, str | float]:
+def numbers(name: str, energy: torch.Tensor, radii: Sequence[float]) -> dict[str, str | float]:
     """What a table says of a layer."""
-    shares = energy_within(energy, centre, radii)
+    shares = energy_within(energy, radii)
     return {
         'layer': name,
         **{f'within_{radius:g}_px': float(share)
            for radius, share in zip(radii, shares, strict=True)},
-        'half_px': radius_of_share(energy, centre, 0.5),
-        'most_px': radius_of_share(energy, centre, 0.9),
+        'half_px': radius_of_share(energy, 0.5),
+        'most_px': radius_of_share(energy, 0.9),
     }
 
 
