@@ -7,7 +7,7 @@ from .attention import (
     mean_relative_attention,
 )
 from .bias_table import position_bias_table
-from .browsing import draw_instances, draw_segments, draw_text, enlarge
+from .browsing import draw_instances, draw_matrix, draw_segments, draw_text, enlarge
 from .classes import (
     draw_cams,
     draw_confusion,
@@ -53,6 +53,7 @@ __all__ = [
     'draw_header',
     'draw_instances',
     'draw_key_maps',
+    'draw_matrix',
     'draw_point_clouds',
     'draw_position_bias',
     'draw_receptive_field',

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from matplotlib import colormaps
 from matplotlib.font_manager import findfont
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -84,6 +85,17 @@ def draw_segments(image: np.ndarray, labels: np.ndarray, ignore: int = 255) -> n
     colours = np.array(COLOURS)[labels % len(COLOURS)] / (1 + labels // len(COLOURS))[..., None]
     laid = (0.4 * image + 0.6 * colours).astype(np.uint8)
     return np.where((labels == ignore)[..., None], image, laid)
+
+
+def draw_matrix(values: Tensor) -> np.ndarray:
+    """Features over time, ``[T, F]``: uint8 [F', T', 3], time to the right, the first one lowest.
+
+    From the smallest value (dark) to the largest (light).
+    """
+    picture = values.double().T.flip(0)
+    low, high = picture.min(), picture.max()
+    colours = colormaps['cividis'](((picture - low) / (high - low).clamp(min=1e-12)).numpy())
+    return enlarge((255 * colours[..., :3]).round().astype(np.uint8))
 
 
 def draw_text(text: str, columns: int = 64, rows: int = 12) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Draw what the pipeline of a config feeds its model: images, boxes, masks, text, clouds, pairs.
+"""Draw what the pipeline of a config feeds its model: images, boxes, masks, text, clouds, sound.
 
 Images are drawn after the pipeline and before they are normalised; what a data preprocessor adds
 later, such as Mixup, is not there.
@@ -23,6 +23,7 @@ from aft_mm.structures import decode_points
 from aft_mm.visualization import (
     draw_header,
     draw_instances,
+    draw_matrix,
     draw_point_clouds,
     draw_segments,
     draw_text,
@@ -71,6 +72,8 @@ def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
         points = decode_points(tokens.numpy(), config.point_cloud.get('num_bits', 8))
         return draw_point_clouds([points], config.point_cloud.get('up', 'z')), (
             f'{len(points)} points')
+    if tokens.dim() == 2 and tokens.is_floating_point():
+        return draw_matrix(tokens), shortened(known.get('text') or f'{len(tokens)} frames')
     if tokens.dim() == 1:
         return as_text(dataset, tokens, known), title
     raise UserError(f'{config.filename} feeds its model a {tokens.dtype} {list(tokens.shape)} per '
@@ -113,14 +116,21 @@ def as_image(config: Config, tokens: torch.Tensor, known) -> np.ndarray:
 
 
 def as_text(dataset, tokens: torch.Tensor, known) -> np.ndarray:
-    """Bytes of a text as such, other tokens as numbers; a bar ends what is only given."""
+    """Tokens in words; an arrow ends what they are made from, a bar what is only given."""
     given = known.get('num_context', 0)
-    parts = (tokens[:given], tokens[given:])
+    parts = [words_of(dataset, part) for part in (tokens[:given], tokens[given:]) if len(part)]
+    words = ' | '.join(parts)
+    return draw_text(f'{words_of(dataset, known.source)}\n→ {words}' if 'source' in known
+                     else words)
+
+
+def words_of(dataset, tokens: torch.Tensor) -> str:
+    """Bytes and subwords as the text that they are, other tokens as numbers."""
     if type(dataset).__name__ == 'TextFile':
-        words = [bytes(part.tolist()).decode('utf-8', 'replace') for part in parts]
-    else:
-        words = [' '.join(map(str, part[:MOST_TOKENS].tolist())) for part in parts]
-    return draw_text(' | '.join(word for word in words if word))
+        return bytes(tokens.tolist()).decode('utf-8', 'replace')
+    if hasattr(dataset, 'subwords'):
+        return dataset.subwords.decode(tokens.tolist())
+    return ' '.join(map(str, tokens[:MOST_TOKENS].tolist()))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
