@@ -45,8 +45,7 @@ def footer(config: str, checkpoint: str | os.PathLike | None = None) -> str:
         return f'{words[0]} · random weights'
     words.append(Path(checkpoint).name)
     if os.path.isfile(checkpoint):
-        with open(checkpoint, 'rb') as file:
-            words.append(f'sha256 {hashlib.file_digest(file, "sha256").hexdigest()[:12]}')
+        words.append(f'sha256 {hashlib.sha256(Path(checkpoint).read_bytes()).hexdigest()[:12]}')
     return ' · '.join(words)
 
 

@@ -37,10 +37,10 @@ def mean_relative_attention(attention: Tensor, grid: Sequence[int], num_prefix_t
     for row in range(height):
         for column in range(width):
             # The query in the middle of a (2H − 1) x (2W − 1) picture: where the grid lies in it.
-            place = (slice(height - 1 - row, 2 * height - 1 - row),
-                     slice(width - 1 - column, 2 * width - 1 - column))
-            total[(slice(None), *place)] += inner[:, row, column]
-            count[place] += 1
+            rows = slice(height - 1 - row, 2 * height - 1 - row)
+            columns = slice(width - 1 - column, 2 * width - 1 - column)
+            total[:, rows, columns] += inner[:, row, column]
+            count[rows, columns] += 1
     return total / count
 
 

@@ -81,7 +81,8 @@ def draw_features(
     figure = new_figure(7, 5, title, footer)
     axis = figure.subplots()
     for index, name in enumerate(names):
-        axis.scatter(*points[labels == index].T, s=14, color=COLOURS[index % len(COLOURS)],
+        x, y = points[labels == index].T
+        axis.scatter(x, y, s=14, color=COLOURS[index % len(COLOURS)],
                      marker=MARKERS[index % len(MARKERS)], linewidths=0, label=name)
     axis.set_aspect('equal')
     axis.set_xticks([])

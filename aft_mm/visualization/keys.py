@@ -66,8 +66,8 @@ def draw_key_maps(
             axis.set_xticks([])
             axis.set_yticks([])
         bar = figure.colorbar(picture, ax=list(row), fraction=0.04, pad=0.01)
-        bar.set_ticks([norm.vmin, 1, norm.vmax],
-                      labels=[f'{value:.2g}' for value in (norm.vmin, 1, norm.vmax)])
+        ticks = [1 / norm.vmax, 1, norm.vmax]
+        bar.set_ticks(ticks, labels=[f'{ratio:.2g}' for ratio in ticks])
         bar.ax.minorticks_off()
         bar.ax.tick_params(labelsize=6)
         bar.set_label('exp(k) / mean', fontsize=6)
