@@ -1,5 +1,6 @@
 """What a person calls from Python."""
 
+from .image_classifier import ImageClassifier
 from .image_generator import ImageGenerator
 from .loading import check_draws, load_model, task_of
 from .point_cloud_generator import PointCloudGenerator, write_ply
@@ -7,6 +8,7 @@ from .super_resolver import SuperResolver
 from .text_generator import TextGenerator
 
 __all__ = [
+    'ImageClassifier',
     'ImageGenerator',
     'PointCloudGenerator',
     'SuperResolver',
