@@ -45,7 +45,7 @@ class TestImages:
 
     def test_sixteen_images_unless_said_otherwise(self, sample, untrained, capsys):
         sample(*untrained['tiny_pixels'], '--out', 'a.png')
-        assert picture('a.png').shape == (4 * 18 + 2, 4 * 18 + 2, 3)
+        assert picture('a.png').shape == (4 * 98 + 2, 4 * 98 + 2, 3)  # 8 pixels of 12
         assert capsys.readouterr().out.endswith('written to a.png\n')
 
     @pytest.mark.parametrize(('words', 'keep', 'rows'), [([], 0.5, 4), ([0.25], 0.25, 2)])

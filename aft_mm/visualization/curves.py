@@ -71,7 +71,7 @@ def draw_curves(
     _check_metrics(groups, metrics)
     figure = Figure(figsize=(7, 0.9 + 3.6 * len(metrics)), layout='constrained')
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(metrics), squeeze=False)[:, 0]
+    axes = figure.subplots(len(metrics), sharex=True, squeeze=False)[:, 0]
     unit, divisor = _unit(groups, over)
     for axis, name in zip(axes, metrics, strict=True):
         for number, (label, seeds) in enumerate(groups.items()):

@@ -5,9 +5,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from aft_mm.structures import enlarge_bicubic
 
-from .samples import draw_samples
+from .samples import draw_samples, enlarging
 
-CELL = 96  # pixels that a picture is wide at least
 HEADER = 20  # pixels
 
 
@@ -41,8 +40,8 @@ def draw_super_resolution(inputs: np.ndarray, samples: np.ndarray,
     large = inputs.repeat(factor, axis=1).repeat(factor, axis=2)
     smooth = np.stack([enlarge_bicubic(image, image_shape[:2]) for image in inputs])
     rows = np.concatenate([large[:, None], smooth[:, None], samples, targets], axis=1)
-    scale = -(-CELL // image_shape[1])
-    grid = draw_samples(rows.reshape(-1, *image_shape), columns=rows.shape[1], scale=scale)
+    grid = draw_samples(rows.reshape(-1, *image_shape), columns=rows.shape[1],
+                        scale=enlarging(image_shape[1]))
     many = samples.shape[1] > 1
     names = [f'input {inputs.shape[1]}x{inputs.shape[2]}', 'bicubic',
              *(f'sample {i + 1}' if many else 'sample' for i in range(samples.shape[1])),

@@ -70,7 +70,8 @@ def test_runs_on_one_axis_have_one_unit():
         with pytest.raises(ValueError, match="same unit, but 'b' has bits_per_dim and no bits_per_"
                            'char'):
             draw_curves(runs, metric)
-    with pytest.raises(ValueError, match=r"one that a run has \(bits_per_char, loss, lr\), .*'bits_per_cha'"):
+    with pytest.raises(ValueError, match=r"one that a run has \(bits_per_char, loss, lr\), got "
+                       "'bits_per_cha'"):
         draw_curves({'a': log(2)}, 'bits_per_cha')
     training = [record for record in log(2) if 'loss' in record]
     assert len(lines(draw_curves({'a': training, 'b': pixels}))) == 3
