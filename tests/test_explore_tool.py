@@ -161,6 +161,8 @@ def test_a_sequence_is_no_grid(untrained, tmp_path):
 @pytest.mark.parametrize(('layers', 'grid', 'message'), [
     ([], (2, 3), 'layers must hold at least one'),
     ([ExplorerLayer('a', torch.zeros(1, 3, 3))], (6, ), 'grid must have two dimensions'),
+    ([ExplorerLayer('a', torch.zeros(1, 1, 1).expand(1, 5795, 5795))], (2, 3),
+     'layers must hold at most 33,554,432 numbers, but the first 1 hold 33,582,025'),
     ([ExplorerLayer('a', torch.zeros(1, 4, 3))], (2, 3), r'bias of a must be .* got \[1, 4, 3\]'),
 ])
 def test_biases_that_are_none_are_named(layers, grid, message):

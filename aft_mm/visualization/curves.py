@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -97,7 +98,9 @@ def _seeds(label: str, records: Records | Sequence[Records]) -> list[Records]:
     """The runs behind a label."""
     if not records:
         raise ValueError(f'the log {label!r} is empty.')
-    return [records] if isinstance(records[0], dict) else list(records)
+    if isinstance(records[0], dict):
+        return [cast(Records, records)]
+    return list(cast(Sequence[Records], records))
 
 
 def _default_metrics(groups: Mapping[str, Sequence[Records]]) -> list[str]:

@@ -14,6 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 _FOLDER = Path(__file__).parent
+#: Numbers that a browser opens in seconds, 134 MB.
+MOST_NUMBERS = 2**25
 
 
 class ExplorerLayer(NamedTuple):
@@ -61,8 +63,8 @@ def explorer_page(
         title, about: The head of the page, and a line below it.
 
     Raises:
-        ValueError: there is no layer, the grid is not of two dimensions, or a bias or keys do not
-            fit it.
+        ValueError: there is no layer, they hold more than 2^25 numbers, the grid is not of two
+            dimensions, or a bias or keys do not fit it.
     """
     if len(grid) != 2:
         raise ValueError(f'grid must have two dimensions, got {tuple(grid)}.')
@@ -83,8 +85,11 @@ def explorer_page(
             name=layer.name, heads=len(w), start=start, kernel=None if dense else w.shape[1:],
             causal=layer.causal, connected=layer.connected, low=float(w.min()),
             high=float(w.max()), keyChannels=channels[0] if channels else len(w)))
-        biases.append(w.ravel())
         start += w.size
+        if start > MOST_NUMBERS:
+            raise ValueError(f'layers must hold at most {MOST_NUMBERS:,} numbers, but the first '
+                             f'{i + 1} hold {start:,}.')
+        biases.append(w.ravel())
     pictures, keys = _images(images, num_tokens)
     meta = dict(title=title, about=about, grid=list(grid), prefix=num_prefix_tokens,
                 layers=entries, images=pictures)

@@ -39,11 +39,10 @@ def run_table(runs: Runs, kind: str = '.md') -> str:
                       for column in columns] for name, values in runs.items()}
     if kind == '.csv':
         return _csv(columns, numbers)
-    digits = [decimals_of([row[i][1] for row in numbers.values()],
-                       [row[i][0] for row in numbers.values() if row[i][0] is not None])
-              for i in range(len(columns))]
+    digits = [decimals_of([error for _, error in column], [mean for mean, _ in column if mean])
+              for column in zip(*numbers.values(), strict=True)]
     between = ' ± ' if kind == '.md' else r' \pm '
-    rows = [[name, *(_cell(*pair, places, between) for pair, places in
+    rows = [[name, *(_cell(mean, error, places, between) for (mean, error), places in
                      zip(row, digits, strict=True))] for name, row in numbers.items()]
     return (_markdown if kind == '.md' else _latex)(['run', *columns], rows)
 

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmpretrain import FeatureExtractor
 from mmpretrain import get_model as mmpretrain_get_model
 
-from aft_mm.apis import get_model, list_models, load_model
+from aft_mm.apis import get_model, list_models, load_model, register_models
 from aft_mm.cli.errors import UserError
 from aft_mm.models import AFTViT
 
@@ -56,6 +56,11 @@ class TestNames:
     def test_a_model_of_another_task(self):
         name = 'aft-local-32-mini_1xb16-2e_mnist'
         assert type(get_model(name)).__name__ == 'AutoregressiveModel'
+
+    def test_a_package_without_its_configs_says_so(self, tmp_path, monkeypatch):
+        monkeypatch.setattr('aft_mm.apis.models.INDEX', tmp_path / 'model-index.yml')
+        with pytest.raises(UserError, match='which is part of a checkout and not there'):
+            register_models.__wrapped__()
 
     @pytest.mark.parametrize(('name', 'checkpoint', 'message'), [
         ('aft-conv', None, "name must be one of list_models.., got 'aft-conv'"),
