@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 from PIL import Image
 
 from aft_mm.apis import ImageClassifier
@@ -151,6 +152,15 @@ def test_bad_arguments_end_in_one_sentence(tiny_classifier, tmp_path, monkeypatc
     with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
         main([*tiny_classifier, *words])
     assert '\n' not in str(error.value) and not Path('a.html').exists()
+
+
+def test_an_image_on_another_grid_is_named(tiny_classifier, picture, tmp_path):
+    config = Config.fromfile(tiny_classifier[0])
+    config.test_dataloader.dataset.pipeline[1].scale = (8, 12)  # as many tokens in another order
+    config.dump(tmp_path / 'upright.py')
+    with pytest.raises(SystemExit, match=r'has a grid of \(6, 4\) tokens .* are of \(4, 6\)'):
+        main([str(tmp_path / 'upright.py'), tiny_classifier[1], str(picture), '--out',
+              str(tmp_path / 'a.html')])
 
 
 def test_a_sequence_is_no_grid(untrained, tmp_path):

@@ -75,6 +75,10 @@ class ImageClassifier:
             self._pipeline = Compose([TRANSFORMS.build(step) for step in steps])
             self._of_array = Compose(
                 [TRANSFORMS.build(step) for step in steps if step['type'] not in LOADERS])
+        # mmcv reads BGR; a data set of arrays has the order that the data preprocessor expects.
+        preprocessor = self.config.model.get('data_preprocessor') or self.config.get(
+            'data_preprocessor') or {}
+        self.takes_bgr = self._loads or bool(preprocessor.get('to_rgb'))
         self._channels = self.config.model.backbone.get('in_channels', 3)
 
     def __call__(self, images: Source | Sequence[Source], batch_size: int = 32,
@@ -121,7 +125,7 @@ class ImageClassifier:
         try:
             if self._loads and not isinstance(image, np.ndarray):
                 return self._pipeline(dict(img_path=os.fspath(image)))
-            pixels = self._pixels(image)[..., ::-1]  # mmcv's order is BGR
+            pixels = self._pixels(image)[..., ::-1 if self.takes_bgr else 1]
             size = pixels.shape[:2]
             return self._of_array(dict(img=pixels.copy(), img_shape=size, ori_shape=size))
         except UserError:

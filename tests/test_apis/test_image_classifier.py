@@ -5,6 +5,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
+from mmpretrain.structures import DataSample
 from PIL import Image
 
 from aft_mm.apis import ImageClassifier
@@ -71,8 +72,13 @@ def test_images_of_several_sizes_are_classified_each_as_alone(tiny_classifier, f
     classify = ImageClassifier(config, tiny_classifier[1], 'cpu')
     paths = sorted(folder.rglob('?.*'))
     for path, result in zip(paths, classify(paths, 8, progress=False), strict=True):
-        (alone, ) = classify(np.array(Image.open(path)), progress=False)
+        image = np.array(Image.open(path))
+        (alone, ) = classify(image, progress=False)
         np.testing.assert_allclose(result['scores'], alone['scores'], rtol=1e-4)
+        # A data set of arrays whose preprocessor turns nothing around, such as CIFAR-10, has RGB.
+        inputs = torch.tensor(image).permute(2, 0, 1)
+        (expected, ) = classify.model.test_step(dict(inputs=[inputs], data_samples=[DataSample()]))
+        np.testing.assert_allclose(alone['scores'], expected.pred_score, rtol=1e-4)
 
 
 def test_names_are_never_those_of_another_data_set(tiny_classifier, tmp_path):

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from mmengine.config import Config
 from plot_position_bias import mixers_with_bias
 from torch import Tensor, nn
@@ -45,29 +44,27 @@ def look_at(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]
     Raises:
         UserError: it is no image, or has another grid of tokens than the biases.
     """
-    sample = classifier.preprocess(path)
+    inputs = classifier.preprocess(path)['inputs']
+    mixer = next(iter(mixers.values()))
+    grid = classifier.model.backbone.patch_embed.grid_of(*inputs.shape[1:])
+    if grid != mixer.grid:
+        raise UserError(f'image {path!r} has a grid of {grid} tokens in the model, but the biases '
+                        f'are of {mixer.grid}; give one of another size')
     keys: dict[str, Tensor] = {}
     handles = [
         mixer.key.register_forward_hook(
             lambda module, given, output, name=name: keys.__setitem__(name, output[0]))
         for name, mixer in mixers.items()]
-    data = dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']])
-    with torch.no_grad():
-        classifier.model.test_step(data)
+    (result, ) = classifier(path, progress=False)
     for handle in handles:
         handle.remove()
-    mixer = next(iter(mixers.values()))
-    expected = mixer.num_prefix_tokens + mixer.grid[0] * mixer.grid[1]
-    for key in keys.values():
-        if len(key) != expected:
-            raise UserError(f'image {path!r} has {len(key)} tokens in the model, but the biases '
-                            f'are of {expected}, a grid of {mixer.grid}; give one of another size')
-    pixels = sample['inputs'].permute(1, 2, 0).numpy()
-    pixels = pixels.repeat(3, axis=2) if pixels.shape[2] == 1 else pixels[..., ::-1]
-    name = Path(path).name
-    (result, ) = classifier(path, progress=False)
+    pixels = inputs.permute(1, 2, 0).numpy()
+    if pixels.shape[2] == 1:
+        pixels = pixels.repeat(3, axis=2)
+    elif classifier.takes_bgr:
+        pixels = pixels[..., ::-1]
     what = result['label'] if result['class_name'] is None else result['class_name']
-    return ExplorerImage(f'{name}: {what}, score {result["score"]:.2f}', pixels.copy(),
+    return ExplorerImage(f'{Path(path).name}: {what}, score {result["score"]:.2f}', pixels.copy(),
                          [keys.get(name) for name in mixers])
 
 
