@@ -12,10 +12,12 @@ from mmcv import imrescale
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import TRANSFORMS, DefaultScope
-from mmengine.utils import mkdir_or_exist, track_iter_progress
+from mmengine.utils import mkdir_or_exist
 from mmpretrain.structures import DataSample
 from mmpretrain.visualization import UniversalVisualizer
 from PIL import Image
+from rich.console import Console
+from rich.progress import track
 
 from aft_mm.checks import check_int
 from aft_mm.cli.errors import UserError
@@ -90,7 +92,7 @@ class ImageClassifier:
                 the order of their paths), an array uint8 [H, W, 3] in RGB, or [H, W] or [H, W, 1]
                 for a model of grey images, or a list of such.
             batch_size: Images that the model takes at once; those of one size together.
-            progress: Show a progress bar.
+            progress: Show a progress bar on stderr.
 
         Returns:
             One dict for each image: ``label`` (int), ``score`` of it, ``scores`` of all classes
@@ -104,8 +106,9 @@ class ImageClassifier:
         check_int('batch_size', batch_size, 1)
         inputs = self._as_list(images)
         results: list[dict[str, Any]] = []
-        batches = list(range(0, len(inputs), batch_size))
-        for start in track_iter_progress(batches) if progress else batches:
+        batches = range(0, len(inputs), batch_size)
+        bar = dict(console=Console(stderr=True), disable=not progress)
+        for start in track(batches, 'classifying', **bar):
             part = inputs[start:start + batch_size]
             for image, sample in zip(part, self._predict(part), strict=True):
                 scores = sample.pred_score.float().cpu().numpy()

@@ -35,7 +35,8 @@ def folder(tmp_path):
 
 def test_a_folder_is_classified_as_a_test_does(classify, folder, capsys):
     results = classify(folder, batch_size=2)
-    assert '3/3' in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert '100%' in captured.err and captured.out == ''
     assert [result['path'] for result in results] == sorted(
         str(path) for path in folder.rglob('?.*'))
     settings = dict(type='CustomDataset', data_root=str(folder), test_mode=True,
@@ -56,7 +57,7 @@ def test_paths_arrays_and_lists_of_both_are_the_same(classify, folder, capsys):
     path = folder / 'a/0.png'
     array = np.array(Image.open(path))  # RGB, where OpenCV would read BGR
     together = classify([path, array, str(path)], progress=False)
-    assert capsys.readouterr().out == ''
+    assert capsys.readouterr().err == ''
     (alone, ) = classify(array, progress=False)
     assert 'path' not in alone and together[2]['path'] == str(path)
     for result in together:
