@@ -36,9 +36,8 @@ const neutral = () => ($('measure').value === 'ratio' ? 1 : 0);
 // The largest distance from the neutral value: of a layer, or of all.
 function limitOf(index) {
   const layers = $('shared').value ? meta.layers : [layerOf(index)];
-  const low = Math.min(...layers.map(layer => layer.low));
-  const high = Math.max(...layers.map(layer => layer.high));
-  return Math.max(1e-9, Math.abs(measured(low) - neutral()), Math.abs(measured(high) - neutral()));
+  const ends = layers.flatMap(layer => [layer.low, layer.high]);
+  return Math.max(1e-9, ...ends.map(w => Math.abs(measured(w) - neutral())));
 }
 // Linear up to a distance of 1, logarithmic beyond: exp(w) − 1 ends at −1 on one side only.
 const bend = x => (Math.abs(x) <= 1 ? x : Math.sign(x) * (1 + Math.log(Math.abs(x))));
@@ -67,10 +66,8 @@ function paint(context, x, y, width, height, rows, columns, colourAt) {
 }
 function prepare(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
+  [canvas.width, canvas.height] = [width, height].map(size => Math.round(size * ratio));
+  Object.assign(canvas.style, {width: `${width}px`, height: `${height}px`});
   const context = canvas.getContext('2d');
   context.scale(ratio, ratio);
   return context;
@@ -84,8 +81,9 @@ function outline(context, x, y, width, height, name = '--ink', thick = 2) {
 // --- the overview: a row per layer and a column per head, or all layers of one head in rows
 const mostHeads = Math.max(...meta.layers.map(layer => layer.heads));
 const oneHead = mostHeads === 1;
-const columnsShown = () => (oneHead ? Math.min(12, meta.layers.length) : Math.min(PAGE, mostHeads));
-const rowsShown = () => (oneHead ? Math.ceil(meta.layers.length / columnsShown()) : meta.layers.length);
+const depth = meta.layers.length;
+const columnsShown = () => (oneHead ? Math.min(12, depth) : Math.min(PAGE, mostHeads));
+const rowsShown = () => (oneHead ? Math.ceil(depth / columnsShown()) : depth);
 const cell = oneHead ? {size: 56, gap: 12, left: 4, top: 22, below: 14}
                      : {size: 46, gap: 6, left: 64, top: 22, below: 0};
 function itemAt(row, column) {
@@ -166,14 +164,12 @@ function drawKernel() {
 }
 
 // --- given images: e^k over its mean, and the share of each source in the query's sum
-function keyChannel(layer) {
-  return layer.keyChannels === layer.heads ? state.head : Math.min(state.channel, layer.keyChannels - 1);
-}
 function keyMap(image) {
-  const layer = layerOf(state.layer), T = meta.prefix + H * W;
+  const {keyChannels, heads} = layerOf(state.layer), T = meta.prefix + H * W;
   if (!image.keys[state.layer]) return null;
   const {start, low, step} = image.keys[state.layer];
-  const from = start + keyChannel(layer) * T;
+  const channel = keyChannels === heads ? state.head : Math.min(state.channel, keyChannels - 1);
+  const from = start + channel * T;
   return Array.from(keys.subarray(from, from + T), q => low + step * q);
 }
 function keyRatios(k) {              // e^k over its mean on the grid
@@ -338,20 +334,21 @@ function listen() {
   $('layer').addEventListener('change', () => choose(+$('layer').value, state.head));
   $('head').addEventListener('change', () => choose(state.layer, Math.floor(+$('head').value) || 0));
   $('channel').addEventListener('change', () => {
-    state.channel = clamp(Math.floor(+$('channel').value) || 0, layerOf(state.layer).keyChannels - 1);
-    $('channel').value = state.channel;
+    const last = layerOf(state.layer).keyChannels - 1;
+    $('channel').value = state.channel = clamp(Math.floor(+$('channel').value) || 0, last);
     draw();
   });
   for (const id of ['measure', 'shared']) $(id).addEventListener('change', draw);
   $('before').addEventListener('click', () => turn(-PAGE));
   $('after').addEventListener('click', () => turn(PAGE));
-  $('theme').addEventListener('click', () => setTheme(document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark'));
+  $('theme').addEventListener('click', () => setTheme($('theme').textContent));
   meta.images.forEach((image, i) => {
     for (const [id, name] of [['keymap', 'ratios'], ['share', 'shares']]) {
       $(`${id}-${i}`).addEventListener('pointermove', event => {
-        const [r, c] = place($(`${id}-${i}`), event, tile), value = image[name][clamp(r, H - 1) * W + clamp(c, W - 1)];
-        say(`${image.name}, ${chosenHead()}, source (${clamp(r, H - 1)}, ${clamp(c, W - 1)}): ` +
-            (name === 'ratios' ? `exp(k) / mean = ${number(value)}` : `${(100 * value).toPrecision(4)} % of the sum`));
+        const [row, column] = place($(`${id}-${i}`), event, tile);
+        const r = clamp(row, H - 1), c = clamp(column, W - 1), value = image[name][r * W + c];
+        say(`${image.name}, ${chosenHead()}, source (${r}, ${c}): ` + (name === 'ratios'
+          ? `exp(k) / mean = ${number(value)}` : `${(100 * value).toPrecision(4)} % of the sum`));
       });
     }
   });
@@ -376,19 +373,14 @@ async function start() {
   for (const [i, image] of meta.images.entries()) {
     const section = document.createElement('section');
     section.id = `image-${i}`;
-    section.style.marginTop = '1rem';
-    const title = document.createElement('h2');
-    title.textContent = image.name;
-    const row = document.createElement('div');
-    row.className = 'row';
+    const title = Object.assign(document.createElement('h2'), {textContent: image.name});
+    const row = Object.assign(document.createElement('div'), {className: 'row'});
     for (const [id, text] of [['picture', 'the image, as the model sees it'],
                               ['keymap', 'key: exp(k) over its mean'],
                               ['share', 'share of each source in the sum of the query']]) {
       const figure = document.createElement('figure'), caption = document.createElement('figcaption');
       const canvas = document.createElement('canvas');
-      canvas.id = `${id}-${i}`;
-      canvas.setAttribute('role', 'img');
-      canvas.setAttribute('aria-label', `${image.name}: ${text}`);
+      Object.assign(canvas, {id: `${id}-${i}`, role: 'img', ariaLabel: `${image.name}: ${text}`});
       caption.textContent = text;
       figure.append(canvas, caption);
       row.append(figure);

@@ -210,6 +210,8 @@ class AFTViT(BaseModule):
             tokens, grid, _ = self._run(x, sorted({*wanted, last}))
             final = self.norm(tokens[-1])
             chosen = [self.norm(t) if norm else t for t in tokens[: len(wanted)]]
+        if self.bfloat16:
+            final, chosen = final.float(), [t.float() for t in chosen]
         features = []
         for t in chosen:
             prefix, feature = t[:, : self.num_prefix_tokens], t[:, self.num_prefix_tokens :]
