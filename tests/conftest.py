@@ -104,8 +104,32 @@ def untrained(tmp_path_factory) -> dict[str, tuple[str, str]]:
 
 @pytest.fixture(scope='session')
 def tiny_classifier(tmp_path_factory) -> tuple[str, str]:
+    """Config and checkpoint files of a classifier of 8 x 12 RGB images, 4 x 6 tokens, 5 classes."""
+    folder = tmp_path_factory.mktemp('classifier')
+    config = Config.fromfile(ROOT / 'tests/configs/tiny_images.py', import_custom_modules=False)
+    config.custom_imports.imports = ['aft_mm.registry']
+    config.pop('default_hooks')
+    config.pop('custom_hooks')
+    config.model.backbone.img_size = (8, 12)
+    config.model.backbone.token_mixer.kernel_size = (3, 5)
+    config.model.head.num_classes = config.data_preprocessor.num_classes = 5
+    config.test_dataloader.dataset.pipeline = [
+        dict(type='LoadImageFromFile'), dict(type='Resize', scale=(12, 8)), dict(type='PackInputs')]
+    config.dump(folder / 'classifier.py')
+    torch.manual_seed(0)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = MODELS.build(config.model)
+    for parameter in model.parameters():  # far enough from 0 to see
+        torch.nn.init.normal_(parameter, std=0.5)
+    meta = dict(dataset_meta=dict(classes=('ant', 'bee', 'cat', 'dog', 'elk')))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / 'classifier.pth')
+    return str(folder / 'classifier.py'), str(folder / 'classifier.pth')
+
+
+@pytest.fixture(scope='session')
+def digits_classifier(tmp_path_factory) -> tuple[str, str]:
     """Config and checkpoint files of an untrained AFT-conv on digits whose biases are not 0."""
-    folder = tmp_path_factory.mktemp('tiny_classifier')
+    folder = tmp_path_factory.mktemp('digits_classifier')
     config = Config.fromfile(ROOT / 'tests/configs/tiny.py', import_custom_modules=False)
     config.pop('custom_imports')
     config.dump(folder / 'tiny.py')

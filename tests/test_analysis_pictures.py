@@ -49,10 +49,10 @@ def colourful(path):
     return np.asarray(Image.open(path).convert('RGB')).std() > 5
 
 
-def test_the_table_of_position_biases(analysis, tiny_classifier, tmp_path, capsys):
-    analysis('plot_position_bias', *tiny_classifier, '--out', tmp_path / 'a.png', '--csv',
+def test_the_table_of_position_biases(analysis, digits_classifier, tmp_path, capsys):
+    analysis('plot_position_bias', *digits_classifier, '--out', tmp_path / 'a.png', '--csv',
              tmp_path / 'a.csv', '--layers', '1', '--heads', 'first:3', '--dpi', 40)
-    bias = load_network(*tiny_classifier).backbone.layers[1].token_mixer.position_bias()
+    bias = load_network(*digits_classifier).backbone.layers[1].token_mixer.position_bias()
     expected = position_bias_table({'layer 1': bias})
     found = rows_of(tmp_path / 'a.csv')
     assert [row['head'] for row in found] == ['0', '1', '2', '3']
@@ -62,12 +62,12 @@ def test_the_table_of_position_biases(analysis, tiny_classifier, tmp_path, capsy
     assert '1 of 2 layers drawn' in capsys.readouterr().out
 
 
-def test_keys_are_those_of_the_mixer(analysis, tiny_classifier, tmp_path):
-    module = analysis('plot_keys', *tiny_classifier, '--out', tmp_path / 'k.png', '--num', 2,
+def test_keys_are_those_of_the_mixer(analysis, digits_classifier, tmp_path):
+    module = analysis('plot_keys', *digits_classifier, '--out', tmp_path / 'k.png', '--num', 2,
                       '--dpi', 40)
     assert colourful(tmp_path / 'k-1.png') and colourful(tmp_path / 'k-2.png')
 
-    network = load_network(*tiny_classifier)
+    network = load_network(*digits_classifier)
     layer = network.backbone.layers[0]
     inputs = network_inputs(network.config, [build_dataset(network.config)[5]])
     found = module.keys_of(network, {'layer 0': layer.token_mixer}, inputs)['layer 0']
@@ -79,12 +79,12 @@ def test_keys_are_those_of_the_mixer(analysis, tiny_classifier, tmp_path):
         key_maps(key, (3, 5))
 
 
-def test_class_activation_maps_are_the_formula(tool, analysis, tiny_classifier, tmp_path):
+def test_class_activation_maps_are_the_formula(tool, analysis, digits_classifier, tmp_path):
     """After the last norm and the mean over tokens only the head's weights are left."""
-    analysis('plot_cam', *tiny_classifier, '--out', tmp_path / 'c.png', '--num', 2, '--dpi', 40)
+    analysis('plot_cam', *digits_classifier, '--out', tmp_path / 'c.png', '--num', 2, '--dpi', 40)
     assert colourful(tmp_path / 'c.png')
 
-    module, network = tool('analysis_tools/plot_cam'), load_network(*tiny_classifier)
+    module, network = tool('analysis_tools/plot_cam'), load_network(*digits_classifier)
     name = module.target_layer(network)
     inputs = network_inputs(network.config, [build_dataset(network.config)[i] for i in (0, 9)])
     # Of other classes the whole map may be below 0.
@@ -138,12 +138,12 @@ def test_vis_cam_of_mmpretrain_works_unchanged(with_cls_token, tmp_path, monkeyp
     assert Image.open(tmp_path / 'cam.png').size == (8, 8)
 
 
-def test_confusions_accuracy_and_mistakes(analysis, tiny_classifier, tmp_path, capsys):
+def test_confusions_accuracy_and_mistakes(analysis, digits_classifier, tmp_path, capsys):
     module = analysis(
-        'confusion_matrix', *tiny_classifier, '--out', tmp_path / 'm.png', '--csv',
+        'confusion_matrix', *digits_classifier, '--out', tmp_path / 'm.png', '--csv',
         tmp_path / 'm.csv', '--mistakes', tmp_path / 'w.png', '--num', 4, '--batch-size', 13,
         '--dpi', 40)
-    network = load_network(*tiny_classifier)
+    network = load_network(*digits_classifier)
     dataset = build_dataset(network.config)
     samples = [dataset[i] for i in range(len(dataset))]
     with torch.no_grad():
@@ -166,8 +166,8 @@ def test_confusions_accuracy_and_mistakes(analysis, tiny_classifier, tmp_path, c
     assert figure.get_suptitle() == '8 images, accuracy 87.5 %'
 
 
-def test_features_and_their_neighbours(analysis, tiny_classifier, tmp_path):
-    module = analysis('plot_features', *tiny_classifier, '--out', tmp_path / 'f.png', '--num', 40,
+def test_features_and_their_neighbours(analysis, digits_classifier, tmp_path):
+    module = analysis('plot_features', *digits_classifier, '--out', tmp_path / 'f.png', '--num', 40,
                       '--perplexity', 5, '--dpi', 40)
     assert colourful(tmp_path / 'f.png')
     features = torch.tensor([[0., 0], [1, 0], [1.5, 0], [9, 9], [9, 8]])
@@ -185,8 +185,8 @@ def test_features_and_their_neighbours(analysis, tiny_classifier, tmp_path):
     ('convnext-tiny_32xb128_in1k --noise --size 32 --num 1 --layers first:1', ['stages.0']),
 ])
 def test_fields_of_networks_of_three_libraries(
-        words, layers, analysis, tiny_classifier, tmp_path):
-    config, checkpoint = tiny_classifier
+        words, layers, analysis, digits_classifier, tmp_path):
+    config, checkpoint = digits_classifier
     words = words.format(config=config, checkpoint=checkpoint).split()
     analysis('plot_receptive_field', *words, '--out', tmp_path / 'f.png', '--csv',
              tmp_path / 'f.csv', '--radius', 5, 100, '--dpi', 40)
@@ -228,15 +228,15 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
     ('confusion_matrix', '{} --mistakes a.txt --out a.png', '--mistakes needs a file name'),
     ('browse_dataset', 'no.py --out a.png', "config 'no.py' does not exist"),
 ])
-def test_bad_input_is_one_sentence(name, words, message, analysis, tiny_classifier, tmp_path,
+def test_bad_input_is_one_sentence(name, words, message, analysis, digits_classifier, tmp_path,
                                    monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=f'Error: .*{message}'):
-        analysis(name, *words.format(' '.join(tiny_classifier)).split())
+        analysis(name, *words.format(' '.join(digits_classifier)).split())
     assert not (tmp_path / 'a.png').exists()
 
 
-def test_a_checkpoint_of_another_config(analysis, tiny_classifier, untrained, tmp_path):
+def test_a_checkpoint_of_another_config(analysis, digits_classifier, untrained, tmp_path):
     with pytest.raises(SystemExit, match='Error: the checkpoint does not fit AFTViT'):
-        analysis('plot_keys', tiny_classifier[0], untrained['tiny_text'][1], '--out',
+        analysis('plot_keys', digits_classifier[0], untrained['tiny_text'][1], '--out',
                  tmp_path / 'a.png')

@@ -136,12 +136,12 @@ def test_pictures_of_every_kind_of_sample(browse):
         browse.picture_of(Config({}), None, dict(inputs=torch.zeros(4, 2, 2), data_samples=given))
 
 
-def test_a_data_set_is_browsed(browse, tiny_classifier, tmp_path, capsys):
-    browse.main([tiny_classifier[0], '--split', 'test', '--num', '4', '--out',
+def test_a_data_set_is_browsed(browse, digits_classifier, tmp_path, capsys):
+    browse.main([digits_classifier[0], '--split', 'test', '--num', '4', '--out',
                  str(tmp_path / 'b.png'), '--dpi', '40'])
     assert '4 of 65 samples drawn' in capsys.readouterr().out
     assert np.asarray(Image.open(tmp_path / 'b.png')).std() > 5
-    config = Config.fromfile(tiny_classifier[0])
+    config = Config.fromfile(digits_classifier[0])
     dataset = build_dataset(config)
     picture, title = browse.picture_of(config, dataset, dataset[3])
     assert title == str(int(dataset[3]['data_samples'].gt_label))

@@ -1,5 +1,6 @@
 """What a person calls from Python."""
 
+from .image_classifier import ImageClassifier
 from .image_generator import ImageGenerator
 from .inputs import (
     build_dataset,
@@ -11,6 +12,7 @@ from .inputs import (
     takes_bgr,
 )
 from .loading import check_draws, load_model, task_of
+from .models import get_model, list_models, register_models
 from .networks import (
     Network,
     batches_for,
@@ -25,6 +27,7 @@ from .super_resolver import SuperResolver
 from .text_generator import TextGenerator
 
 __all__ = [
+    'ImageClassifier',
     'ImageGenerator',
     'Network',
     'PointCloudGenerator',
@@ -34,7 +37,9 @@ __all__ = [
     'build_dataset',
     'check_draws',
     'class_names',
+    'get_model',
     'layers_of',
+    'list_models',
     'load_images',
     'load_model',
     'load_network',
@@ -42,6 +47,7 @@ __all__ = [
     'network_inputs',
     'noise_images',
     'num_prefix_tokens',
+    'register_models',
     'shown_image',
     'spread_samples',
     'takes_bgr',

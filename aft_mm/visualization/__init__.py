@@ -15,7 +15,9 @@ from .classes import (
     draw_titled_images,
     most_confident_mistakes,
 )
-from .curves import draw_curves, read_scalars
+from .curves import AXES as CURVE_AXES
+from .curves import draw_curves, metric_label
+from .explorer import ExplorerImage, ExplorerLayer, explorer_page
 from .figures import choose
 from .keys import draw_key_maps, key_maps
 from .point_cloud import draw_point_clouds
@@ -35,11 +37,17 @@ from .recording import (
     mixers_with_keys,
     record_outputs,
 )
+from .run_table import TABLES, run_table
 from .samples import draw_completions, draw_header, draw_samples
+from .scalars import read_scalars, seconds_at, trained, validated_metrics, validations
 from .seeds import draw_seeds, seed_table
 from .super_resolution import draw_super_resolution
 
 __all__ = [
+    'CURVE_AXES',
+    'TABLES',
+    'ExplorerImage',
+    'ExplorerLayer',
     'MeanAttention',
     'RecordAttention',
     'as_map',
@@ -66,10 +74,12 @@ __all__ = [
     'draw_titled_images',
     'energy_within',
     'enlarge',
+    'explorer_page',
     'grid_of',
     'key_maps',
     'mean_attention_distance',
     'mean_relative_attention',
+    'metric_label',
     'mixers_with_bias',
     'mixers_with_keys',
     'most_confident_mistakes',
@@ -78,5 +88,10 @@ __all__ = [
     'read_scalars',
     'receptive_field',
     'record_outputs',
+    'run_table',
+    'seconds_at',
     'seed_table',
+    'trained',
+    'validated_metrics',
+    'validations',
 ]

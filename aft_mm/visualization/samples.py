@@ -8,15 +8,23 @@ from PIL import Image, ImageDraw, ImageFont
 
 GREY = 127  # what is hidden from the model
 HEADER = 20  # pixels
+CELL = 96  # pixels that a picture is wide at least
 
 
-def draw_samples(images: np.ndarray, columns: int | None = None, scale: int = 2) -> np.ndarray:
+def enlarging(width: int) -> int:
+    """The whole factor that makes a picture at least :data:`CELL` pixels wide."""
+    return -(-CELL // width)
+
+
+def draw_samples(images: np.ndarray, columns: int | None = None,
+                 scale: int | None = None) -> np.ndarray:
     """Lay images out in a grid.
 
     Args:
         images: uint8 ``[N, H, W, C]``, C = 1 or 3 (RGB).
         columns: Images in a row; by default the grid is as square as it can be.
-        scale: Every pixel becomes ``scale × scale`` pixels.
+        scale: Every pixel becomes ``scale × scale`` pixels; by default as many as make an image at
+            least 96 pixels wide.
 
     Returns:
         uint8 ``[H', W', 3]``, the images two pixels apart on white.
@@ -34,13 +42,14 @@ def draw_samples(images: np.ndarray, columns: int | None = None, scale: int = 2)
     if not len(images):
         raise ValueError('images must hold at least one image, but it is empty.')
     columns = columns or int(np.ceil(np.sqrt(len(images))))
+    scale = scale or enlarging(images.shape[2])
     large = images.repeat(scale, axis=1).repeat(scale, axis=2).transpose(0, 3, 1, 2)
     grid = make_grid(torch.from_numpy(large), nrow=columns, padding=2, pad_value=255)
     return grid.permute(1, 2, 0).numpy()
 
 
 def draw_completions(images: np.ndarray, completions: np.ndarray, num_given_rows: int,
-                     scale: int = 2) -> np.ndarray:
+                     scale: int | None = None) -> np.ndarray:
     """One row per image: what was given, its completions, the image itself.
 
     Args:

@@ -6,9 +6,7 @@ import numpy as np
 
 from aft_mm.structures import enlarge_bicubic
 
-from .samples import draw_header, draw_samples
-
-CELL = 96  # pixels that a picture is wide at least
+from .samples import draw_header, draw_samples, enlarging
 
 
 def draw_super_resolution(inputs: np.ndarray, samples: np.ndarray | Mapping[str, np.ndarray],
@@ -53,8 +51,8 @@ def draw_super_resolution(inputs: np.ndarray, samples: np.ndarray | Mapping[str,
     large = inputs.repeat(factor, axis=1).repeat(factor, axis=2)
     smooth = np.stack([enlarge_bicubic(image, image_shape[:2]) for image in inputs])
     rows = np.concatenate([large[:, None], smooth[:, None], samples, targets], axis=1)
-    scale = -(-CELL // image_shape[1])
-    grid = draw_samples(rows.reshape(-1, *image_shape), columns=rows.shape[1], scale=scale)
+    grid = draw_samples(rows.reshape(-1, *image_shape), columns=rows.shape[1],
+                        scale=enlarging(image_shape[1]))
     names = [f'input {inputs.shape[1]}x{inputs.shape[2]}', 'bicubic',
              *(f'{name} {i + 1}' if array.shape[1] > 1 else name
                for name, array in drawn.items() for i in range(array.shape[1])),

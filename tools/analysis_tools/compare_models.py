@@ -24,7 +24,6 @@ from aft_mm.sampling.super_resolution import super_resolve
 from aft_mm.visualization import draw_completions, draw_header, draw_super_resolution
 
 KINDS = {'SuperResolver': SuperResolver, 'ImageGenerator': ImageGenerator}
-CELL = 96  # pixels that a completion is wide at least
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -98,8 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             options['temperature'] = 1.0 if args.temperature is None else args.temperature
             drawn = np.stack([model.complete(images, args.keep, **options)
                               for model in models.values()], axis=1)
-            grid = draw_completions(images, drawn, given_rows(args.keep, images.shape[1]),
-                                    scale=-(-CELL // images.shape[2]))
+            grid = draw_completions(images, drawn, given_rows(args.keep, images.shape[1]))
             picture = np.concatenate(
                 [draw_header(['given', *models, 'original'], grid.shape[1]), grid])
     Image.fromarray(picture).save(args.out)
