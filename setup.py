@@ -17,6 +17,7 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['aft_mm', 'aft_mm.*']),
+    package_data={'aft_mm.visualization': ['explorer.html', 'explorer.js']},
     python_requires='>=3.10',
     install_requires=[
         # Compiling AFT needs 2.6, where torch.cond has a gradient.
@@ -51,6 +52,8 @@ setup(
         'text': ['sentencepiece', 'sacrebleu'],
         # Filter banks; WAV, FLAC and OGG; Kaldi's archives; error rates.
         'speech': ['torchaudio', 'soundfile', 'kaldiio', 'jiwer'],
+        # Class activation maps.
+        'analysis': ['grad-cam>=1.5'],
         'docs': ['sphinx', 'myst-parser'],
         'export': EXPORT,
         'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', *EXPORT],
