@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -25,7 +26,9 @@ from reference_bits import sorted_points_bits  # noqa: E402
 
 @pytest.fixture
 def run(run):
-    return lambda tool, *arguments: run(TOOLS / tool, *arguments, cwd=ROOT)
+    # Where the data lie is said to all of them, so that mmengine says it on the way.
+    env = dict(AFT_MM_DATA=os.environ.get('AFT_MM_DATA', 'data'))
+    return lambda tool, *arguments: run(TOOLS / tool, *arguments, cwd=ROOT, env=env)
 
 
 def only_error(done):

@@ -17,7 +17,7 @@ from .classes import (
     most_confident_mistakes,
 )
 from .curves import AXES as CURVE_AXES
-from .curves import draw_curves, metric_label, read_scalars
+from .curves import draw_curves, metric_label
 from .explorer import ExplorerImage, ExplorerLayer, explorer_page
 from .figures import choose
 from .keys import draw_key_maps, key_maps
