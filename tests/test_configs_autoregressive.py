@@ -1,7 +1,6 @@
 """Every leaf of images and text as sequences loads, builds and says in its name what it is."""
 
 import logging
-import math
 import re
 from math import prod
 
@@ -11,7 +10,7 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, RUNNERS
+from mmengine.registry import DATASETS, HOOKS, METRICS, RUNNERS
 
 from .leaves import build_leaf, leaves, load_leaf
 
