@@ -81,7 +81,7 @@ def test_cost_per_sample_against_length(tmp_path, monkeypatch, capsys):
 
 def test_cost_per_sample_is_that_of_the_batch_over_its_size(monkeypatch):
     times = {('linear', 64): 6.0, ('linear', 512): 6.0}
-    monkeypatch.setattr(benchmark_attention, 'sweep', lambda make, args: (times, times))
+    monkeypatch.setattr(benchmark_attention, 'sweep', lambda make, args, clock: (times, times))
     monkeypatch.setattr(benchmark_attention, 'in_fresh_process', lambda *call: 12.0)
     args = ['--device', 'cpu', '--mixers', 'linear', '--tokens', '256']
     rows = benchmark_attention.measure(benchmark_attention.parse_args(args))
@@ -96,7 +96,7 @@ def test_cost_per_sample_in_pieces(tmp_path, monkeypatch, capsys):
 
     def piece(seconds, *words):
         sweep = {('linear', 64): seconds, ('linear', 512): seconds}
-        monkeypatch.setattr(benchmark_attention, 'sweep', lambda make, args: (sweep, sweep))
+        monkeypatch.setattr(benchmark_attention, 'sweep', lambda make, args, clock: (sweep, sweep))
         benchmark_attention.main([*common, '--mixers', 'linear', '--lengths', '64', '512', *words])
         content = json.loads(path.read_text())
         assert content['environment']['settings']['mixers'] == ['linear']

@@ -9,8 +9,8 @@ process. The slope of log cost over log length is printed: 1 is linear, 2 quadra
 A mixer whose forward disagrees with its own steps stops the run before anything is timed. A cell
 that would take longer than `--patience` seconds, by the cell before it and a quadratic law, or that
 fills the device's memory is left out. `--add` measures in pieces: rows of other cells, and what a
-row holds of the other kind of cost, stay in the JSON; `--kinds mib` measures the memory alone, for
-which the machine need not be idle.
+row holds of the other kind of cost, stay in the JSON. Memory (`--kinds mib`) and time by the clock
+of the process (`--clock cpu`, with one thread) can be measured where other processes run.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from decoders import MIXER_NAMES, check_mixer, mixer
 from memory import added_peak, in_fresh_process
 from parity import require_close
 from record import environment, write_json
+from timing import CLOCKS
 
 from aft_mm.registry import MODELS
 
@@ -95,7 +96,7 @@ def measure(args: argparse.Namespace) -> list[dict]:
     cells = [(name, length) for name in args.mixers for length in args.lengths]
     rows = {cell: {} for cell in cells}
     if 'ms' in args.kinds:
-        times, _ = sweep(lambda *cell: make_call(*cell, *sizes, args.device), args)
+        times, _ = sweep(lambda *cell: make_call(*cell, *sizes, args.device), args, args.clock)
         rows = {cell: dict(ms=1e3 * value, rounds=args.rounds) for cell, value in times.items()}
     if 'mib' in args.kinds:
         for cell, row in rows.items():
@@ -116,7 +117,7 @@ def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
     earlier = json.loads(args.json.read_text()) if args.json.exists() else dict(rows=[])
     if earlier['rows']:
         there, here = earlier['environment'], environment(args)
-        for name in ('device', 'threads', 'dims', 'heads', 'tokens'):
+        for name in ('device', 'threads', 'dims', 'heads', 'tokens', 'clock'):
             if there['settings'][name] != here['settings'][name]:
                 raise ValueError(f'{args.json} was measured with {name} {there["settings"][name]}, '
                                  f'now it is {here["settings"][name]}')
@@ -180,6 +181,7 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
         '--patience', type=float, default=60.0, help='seconds of a cell at most; %(default)s'
     )
     parser.add_argument('--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='of cost')
+    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
     parser.add_argument('--add', action='store_true', help='to the rows of --json')
     parser.add_argument('--png', type=Path, help='draw them here')
     args = parser.parse_args(arguments)

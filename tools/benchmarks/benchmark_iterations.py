@@ -4,8 +4,9 @@
         --cfg-options train_dataloader.batch_size=8
 
 An iteration is a batch of the config's data, forward, backward and the update, as in training, but
-without hooks and logs. The median over the rounds is what a plot against time needs
-(tools/analysis_tools/plot_seed_curves.py): what a run logs depends on what else the machine does.
+without hooks and logs. `--clock cpu` times the process, where others run on the machine. The median
+over the rounds is what a plot against time needs (tools/analysis_tools/plot_seed_curves.py): what a
+run logs depends on what else the machine does.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from tempfile import TemporaryDirectory
 from arguments import common_parser, set_up_torch
 from mmengine.registry import RUNNERS
 from record import write_json
-from timing import interleaved
+from timing import CLOCKS, interleaved
 
 from aft_mm.cli.command_line import CONFIG_ERRORS, add_config_options, check_data, load_config
 from aft_mm.cli.errors import one_sentence
@@ -55,6 +56,7 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     parser = common_parser(__doc__)
     parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG')
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
+    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
     add_config_options(parser, 'train_dataloader.batch_size=8')
     args = parser.parse_args(arguments)
     args.rounds = args.rounds or ROUNDS
@@ -67,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
     set_up_torch(args)
     with one_sentence(*CONFIG_ERRORS), TemporaryDirectory() as folder:
         calls = {config.stem: iteration(config, args, folder) for config in args.configs}
-        times = interleaved(calls, args.rounds, args.device)
+        times = interleaved(calls, args.rounds, args.device, args.clock)
     rows = [dict(config=name, milliseconds=1e3 * statistics.median(values))
             for name, values in times.items()]
     args.configs = [config.stem for config in args.configs]
