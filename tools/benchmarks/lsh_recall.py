@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     sizes = dict(tokens=1024, dims=256, heads=4, buckets=32, chunk=32)
     for name, default in sizes.items():
         parser.add_argument(f'--{name}', type=positive_int, default=default, help='%(default)s')
-    parser.add_argument('--lengths', type=float, nargs='+', default=[1.0, 2.0, 4.0])
+    parser.add_argument('--lengths', type=float, nargs='+', default=[4.0, 16.0, 64.0])
     parser.add_argument('--json', type=Path, help='write rows and the environment here')
     args = parser.parse_args(arguments)
     rows = []
