@@ -41,6 +41,7 @@ from .recording import (
 from .run_table import TABLES, run_table
 from .samples import draw_completions, draw_header, draw_samples
 from .scalars import read_scalars, seconds_at, trained, validated_metrics, validations
+from .seed_curves import draw_seed_curves
 from .seeds import draw_seeds, seed_table
 from .super_resolution import draw_super_resolution
 
@@ -69,6 +70,7 @@ __all__ = [
     'draw_receptive_field',
     'draw_relative_attention',
     'draw_samples',
+    'draw_seed_curves',
     'draw_seeds',
     'draw_segments',
     'draw_super_resolution',
