@@ -10,6 +10,7 @@ from .point_tokens import (
 )
 from .sequence_sample import SequenceSample
 from .subwords import Subwords, split_lines
+from .utterance_sample import UtteranceSample
 
 __all__ = [
     'SequenceSample',
