@@ -71,15 +71,19 @@ def check_position(position: Tensor, tokens: int | None = None) -> None:
     """
     if position.device.type != 'cpu':
         return
-    if tokens is None and torch.compiler.is_compiling():
-        return
-    places = position.tolist()
-    if min(places, default=0) < 0:
+    used_up = past = False
+    if not torch.compiler.is_compiling():
+        places = position.tolist()  # to compare tensors would take a tenth of a small step
+        used_up = min(places, default=0) < 0
+        past = tokens is not None and max(places, default=0) >= tokens
+    elif tokens is not None and (position >= tokens).any():
+        past = True
+    if used_up:
         raise ValueError(
             'state must be the one that the last step gave, got one that a step has used up and '
             'written over'
         )
-    if tokens is not None and max(places, default=0) >= tokens:
+    if past:
         raise ValueError(f'the state and the position bias hold {tokens} tokens, got one more')
 
 
