@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, DefaultScope
 
 ROOT = Path(__file__).parent.parent
 MISSING = [name for name in ('mmcv._ext', 'mmdet', 'mmseg') if not importlib.util.find_spec(name)]
@@ -143,3 +143,43 @@ def untrained(tmp_path_factory) -> dict[str, tuple[str, str]]:
         torch.save(dict(state_dict=model.state_dict(), meta={}), folder / f'{name}.pth')
         found[name] = str(folder / f'{name}.py'), str(folder / f'{name}.pth')
     return found
+
+
+@pytest.fixture(scope='session')
+def tiny_classifier(tmp_path_factory) -> tuple[str, str]:
+    """Config and checkpoint files of a classifier of 8 x 12 RGB images, 4 x 6 tokens, 5 classes."""
+    folder = tmp_path_factory.mktemp('classifier')
+    config = Config.fromfile(ROOT / 'tests/configs/tiny_images.py', import_custom_modules=False)
+    config.custom_imports.imports = ['aft_mm.registry']
+    config.pop('default_hooks')
+    config.pop('custom_hooks')
+    config.model.backbone.img_size = (8, 12)
+    config.model.backbone.token_mixer.kernel_size = (3, 5)
+    config.model.head.num_classes = config.data_preprocessor.num_classes = 5
+    config.test_dataloader.dataset.pipeline = [
+        dict(type='LoadImageFromFile'), dict(type='Resize', scale=(12, 8)), dict(type='PackInputs')]
+    config.dump(folder / 'classifier.py')
+    torch.manual_seed(0)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = MODELS.build(config.model)
+    for parameter in model.parameters():  # far enough from 0 to see
+        torch.nn.init.normal_(parameter, std=0.5)
+    meta = dict(dataset_meta=dict(classes=('ant', 'bee', 'cat', 'dog', 'elk')))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / 'classifier.pth')
+    return str(folder / 'classifier.py'), str(folder / 'classifier.pth')
+
+
+@pytest.fixture(scope='session')
+def digits_classifier(tmp_path_factory) -> tuple[str, str]:
+    """Config and checkpoint files of an untrained AFT-conv on digits whose biases are not 0."""
+    folder = tmp_path_factory.mktemp('digits_classifier')
+    config = Config.fromfile(ROOT / 'tests/configs/tiny.py', import_custom_modules=False)
+    config.pop('custom_imports')
+    config.dump(folder / 'tiny.py')
+    torch.manual_seed(0)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = MODELS.build(config.model)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    torch.save(dict(state_dict=model.state_dict(), meta={}), folder / 'tiny.pth')
+    return str(folder / 'tiny.py'), str(folder / 'tiny.pth')

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -25,7 +26,9 @@ from reference_bits import sorted_points_bits  # noqa: E402
 
 @pytest.fixture
 def run(run):
-    return lambda tool, *arguments: run(TOOLS / tool, *arguments, cwd=ROOT)
+    # Where the data lie is said to all of them, so that mmengine says it on the way.
+    env = dict(AFT_MM_DATA=os.environ.get('AFT_MM_DATA', 'data'))
+    return lambda tool, *arguments: run(TOOLS / tool, *arguments, cwd=ROOT, env=env)
 
 
 def only_error(done):
@@ -229,10 +232,12 @@ def test_model_complexity_writes_its_table(run, tmp_path):
     assert counts['flops_by_module']['head.fc'] == 64 * 10
 
 
-def test_print_config_fills_in_what_is_inherited_and_overridden(run):
-    done = run('print_config.py', QUICKSTART, '--cfg-options', 'train_cfg.max_epochs=7')
+def test_print_config_prints_the_config_alone_with_what_is_inherited_and_overridden(run):
+    config = QUICKSTART.with_name('aft-conv-mini-h96-k7_1xb100-8e_cifar10.py')
+    done = run('print_config.py', config, '--cfg-options', 'train_cfg.max_epochs=7')
 
     assert done.returncode == 0, done.stderr
+    assert 'AFT_MM_DATA' in done.stderr  # what mmengine says on the way
     printed = Config.fromstring(done.stdout, '.py')
     assert printed.train_cfg.max_epochs == 7
     assert printed.default_scope == 'mmpretrain' and '_base_' not in printed
@@ -359,6 +364,11 @@ def test_reference_bits_of_point_clouds(run, tmp_path, shared_data):
     # log2(1024!) / 3072 bits are worth the order of points that all differ.
     assert 2 < bits['order 0'] - bits['sorted points'] < 3.5
     assert bits['sorted points'] < bits['xz -9'] < bits['order 0'] < 8
+
+
+def test_a_classifier_has_no_bits_to_compare_with(run):
+    done = run('reference_bits.py', QUICKSTART)
+    assert 'has no autoregressive model, with a decoder, whose bits' in only_error(done)
 
 
 def test_reference_bits_name_an_image_of_another_size(run, untrained):

@@ -80,7 +80,7 @@ def test_a_hopeless_model_is_infinitely_perplexed():
 
 
 def test_unknown_unit_is_named():
-    with pytest.raises(ValueError, match="per must be one of dim, char, token, got 'word'"):
+    with pytest.raises(ValueError, match="per must be one of dim, char, token, subword, got"):
         Likelihood(per='word')
 
 

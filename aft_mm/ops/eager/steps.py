@@ -11,7 +11,7 @@ from torch import Tensor
 from ..geometry import Window, hard_mask, kernel_index, near_mask
 from ..state import StepState, buffer_sums, push, slot_tokens, with_far
 from .mixing import apply_gate, apply_relu2_gates, relu_terms
-from .sums import add, mean
+from .sums import join, mean
 
 
 def _weighted_step(
@@ -44,7 +44,7 @@ def aft_simple_step(state, query, key, value, *, key_function, gate) -> tuple[Te
         numerator = state.sums.numerator + relu_terms(wide_key, wide_value, key_function)
         sums, mixed = state.sums._replace(numerator=numerator), numerator
     else:
-        sums = add(state.sums, wide_key, wide_value)
+        sums = join(state.sums, wide_key, wide_value)
         mixed = mean(sums.numerator, sums.denominator)
     state = state._replace(sums=sums, position=state.position + 1)
     if key_function == 'relu2':
