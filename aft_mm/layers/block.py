@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torchvision.ops import MLP, StochasticDepth
 
 from aft_mm.checks import check_config, check_int, check_number, check_probability
+from aft_mm.ops import select
 from aft_mm.registry import MODELS
 
 from .mixers import ProjectedMemory, TokenMixer
@@ -143,6 +144,13 @@ class Block(nn.Module):
         mixed, mixing = self.token_mixer.step(self.norm1(x_t), state.mixing)
         x_t = x_t + self._drop(mixed)
         return self._after_mixing(x_t, state.memory, position), state._replace(mixing=mixing)
+
+    def select_state(self, state: BlockState, rows: Tensor, same_memory: bool) -> BlockState:
+        """The state of the sequences rows [N] of its batch; the memory stays if it is that of the
+        rows as they lie.
+        """
+        mixing = self.token_mixer.select_state(state.mixing, rows)
+        return BlockState(mixing, state.memory if same_memory else select(state.memory, rows))
 
     def _project(self, memory: Tensor | None, mask: Tensor | None) -> ProjectedMemory | None:
         if (memory is None) != (self.cross_mixer is None):

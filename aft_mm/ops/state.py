@@ -1,6 +1,6 @@
 """The state of a causal op between steps, and what every step does with it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -183,3 +183,16 @@ def prefill(
         for x, empty in ((key, -torch.inf), (value, 0))
     )
     return StepState(sums, keys, values, lengths.to(state.position, copy=True))
+
+
+def select(state: Any, rows: Tensor) -> Any:
+    """The state of the sequences rows [N] of its batch, in this order, with tensors of its own.
+
+    `state` may be of any op, or tuples and lists of such; the first axis of every tensor is B.
+    """
+    if isinstance(state, Tensor):
+        return state.index_select(0, rows)
+    if isinstance(state, (tuple, list)):
+        parts = [select(part, rows) for part in state]
+        return type(state)(*parts) if hasattr(state, '_fields') else type(state)(parts)
+    return state

@@ -222,6 +222,13 @@ class TokenMixer(nn.Module):
         *query, key, value = F.linear(x_t, weight, bias).split(sizes, -1)
         return query[0] if query else None, key, value
 
+    @torch.no_grad()
+    def select_state(self, state: Any, rows: Tensor) -> Any:
+        """The state of the sequences rows [N] of its batch, in this order, such as those that a
+        beam search goes on with; `state` stays as it is.
+        """
+        return ops.select(state, rows)
+
     def _check_step(self, x_t: Tensor, state: Any) -> None:
         if not isinstance(state, self.state_type):
             what = f'what init_state, prefill or a step of this {type(self).__name__} gave'

@@ -104,8 +104,7 @@ def aft_window_step(state, query, key, value, *, window, grid, gate) -> tuple[Te
     """O(r·D): the buffer holds the window."""
 
     def row(target: Tensor, source: Tensor) -> Tensor:
-        inside = hard_mask(target, source, window, grid, causal=True)
-        return torch.zeros(inside.shape, device=inside.device).masked_fill(~inside, -torch.inf)
+        return torch.where(hard_mask(target, source, window, grid, causal=True), 0.0, -torch.inf)
 
     return _weighted_step(state, query, key, value, row, gate, far=False)
 
