@@ -28,7 +28,7 @@ MODELS = root.Registry(
 # One file per kind of data.
 DATASETS = root.Registry(
     'dataset', parent=root.DATASETS, scope='aft_mm', locations=['aft_mm.datasets'])
-# The order in which the samples of one are read.
+# The order of samples, and which make a batch.
 DATA_SAMPLERS = root.Registry(
     'data sampler', parent=root.DATA_SAMPLERS, scope='aft_mm', locations=['aft_mm.datasets'])
 # Steps of a data pipeline.

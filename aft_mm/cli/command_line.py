@@ -71,13 +71,18 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
     parser.add_argument('--greedy', action='store_true', help='take the likeliest value always')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', help='by default an accelerator if there is one')
+    parser.add_argument(
+        '--compile', action='store_true',
+        help='compile the step of a token on a CPU: seconds to minutes first, then faster steps; '
+        'for many or long samples')
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of ``AutoregressiveModel.generate`` among the arguments."""
-    return {name: getattr(args, name) for name in
-            ('temperature', 'top_k', 'top_p', 'greedy', 'seed')}
+    options = {name: getattr(args, name) for name in
+               ('temperature', 'top_k', 'top_p', 'greedy', 'seed')}
+    return {**options, 'compiled': args.compile}
 
 
 def load_sampled_config(args: argparse.Namespace) -> Config:

@@ -6,6 +6,7 @@ from .hooks import (
     CompileHook,
     DataReportHook,
     EpochSeedHook,
+    EpochTimeHook,
     FiniteLossHook,
     FirstSampleHook,
     PointCloudHook,
@@ -16,6 +17,7 @@ from .hooks import (
     StopSignalHook,
     SuperResolutionHook,
     TimeBudgetHook,
+    ValidateFirstHook,
 )
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .loops import GenerationTestLoop, TranslationTestLoop
@@ -30,6 +32,7 @@ __all__ = [
     'CompileHook',
     'DataReportHook',
     'EpochSeedHook',
+    'EpochTimeHook',
     'FiniteLossHook',
     'FirstSampleHook',
     'GenerationTestLoop',
@@ -46,4 +49,5 @@ __all__ = [
     'SuperResolutionHook',
     'TimeBudgetHook',
     'TranslationTestLoop',
+    'ValidateFirstHook',
 ]

@@ -2,6 +2,7 @@
 
 from .block import Block
 from .embedding import (
+    FrameEmbedding,
     PatchEmbedding,
     PixelEmbedding,
     PositionEmbedding,
@@ -38,6 +39,7 @@ __all__ = [
     'AFTWindow',
     'Block',
     'DenseSynthesizer',
+    'FrameEmbedding',
     'GridParameters',
     'LSHAttention',
     'LambdaLayer',
@@ -47,9 +49,9 @@ __all__ = [
     'PerformerAttention',
     'PixelEmbedding',
     'PositionEmbedding',
+    'SinusoidalPositions',
     'SoftmaxAttention',
     'StridedAttention',
-    'SinusoidalPositions',
     'TokenEmbedding',
     'TokenMixer',
 ]

@@ -142,7 +142,7 @@ class Block(nn.Module):
         # A copy for who reads a memory: the mixer marks that of the state as used up.
         position = None if self.cross_mixer is None else state.position.clone()
         mixed, mixing = self.token_mixer.step(self.norm1(x_t), state.mixing)
-        x_t = x_t + self.drop_path(mixed)
+        x_t = x_t + self._drop(mixed)
         return self._after_mixing(x_t, state.memory, position), state._replace(mixing=mixing)
 
     def select_state(self, state: BlockState, rows: Tensor, same_memory: bool) -> BlockState:
@@ -173,8 +173,12 @@ class Block(nn.Module):
                 read = self.cross_mixer(normed, memory=memory)
             else:
                 read = self.cross_mixer.step_memory(normed, memory, position)
-            x = x + self.drop_path(read)
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+            x = x + self._drop(read)
+        return x + self._drop(self.mlp(self.norm2(x)))
+
+    def _drop(self, branch: Tensor) -> Tensor:
+        # In a step of a small model every call of a module counts.
+        return self.drop_path(branch) if self.training else branch
 
 
 def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:

@@ -12,6 +12,7 @@ from aft_mm.registry import MODELS
 from .grid import Grid, GridParameters
 
 __all__ = [
+    'FrameEmbedding',
     'PatchEmbedding',
     'PixelEmbedding',
     'PositionEmbedding',
@@ -178,6 +179,30 @@ class PixelEmbedding(nn.Module):
             refuse('pixels', f'a tensor [B, T, {channels}]', tokens)
         _check_values('pixel value', tokens, self.num_values, in_step=position is not None)
         return self.projection(tokens.to(self.projection.weight.dtype) / 127.5 - 1)
+
+
+@MODELS.register_module()
+class FrameEmbedding(nn.Module):
+    """Frames of real features, such as filter banks, through a linear layer, -> [B, T, D].
+
+    Args:
+        embed_dims: channels D.
+        num_features: features F of a frame.
+    """
+
+    def __init__(self, embed_dims: int, num_features: int) -> None:
+        super().__init__()
+        check_int('embed_dims', embed_dims, 1)
+        check_int('num_features', num_features, 1)
+        self.projection = nn.Linear(num_features, embed_dims)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """frames [B, T, F] of floats; ValueError for another number of features."""
+        size = self.projection.in_features
+        floats = isinstance(frames, Tensor) and frames.is_floating_point()
+        if not floats or frames.dim() != 3 or frames.shape[-1] != size:
+            refuse('frames', f'a tensor of floats [B, T, {size}]', frames)
+        return self.projection(frames.to(self.projection.weight.dtype))
 
 
 def _check_values(what: str, tokens: Tensor, size: int, in_step: bool) -> None:

@@ -1,18 +1,22 @@
 """Models: what a config builds by name."""
 
-from .algorithms import AutoregressiveModel
+from .algorithms import AutoregressiveModel, CTCModel
 from .backbones import AFTViT
 from .data_preprocessor import SequencePreprocessor
 from .decoders import SequenceDecoder
-from .encoders import SequenceEncoder
+from .encoders import BiLSTMEncoder, SequenceEncoder
 from .generation import Hypothesis, beam_search, default_length, generate
-from .heads import CategoricalHead, LogisticMixtureHead
+from .heads import CategoricalHead, CTCHead, LogisticMixtureHead
 from .masked_data_preprocessor import MaskedDataPreprocessor
 from .necks import SimpleFeaturePyramid
+from .utterance_preprocessor import UtterancePreprocessor
 
 __all__ = [
     'AFTViT',
     'AutoregressiveModel',
+    'BiLSTMEncoder',
+    'CTCHead',
+    'CTCModel',
     'CategoricalHead',
     'Hypothesis',
     'LogisticMixtureHead',
@@ -21,6 +25,7 @@ __all__ = [
     'SequenceEncoder',
     'SequencePreprocessor',
     'SimpleFeaturePyramid',
+    'UtterancePreprocessor',
     'beam_search',
     'default_length',
     'generate',

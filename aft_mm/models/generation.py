@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from mmengine.logging import print_log
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
@@ -12,14 +13,13 @@ from torch import Tensor, nn
 from aft_mm.checks import check_flag, check_int, check_number, refuse
 
 from .heads import check_logits, check_sampling
-from .step_graph import make_steps
+from .step_graph import CompiledSteps, laid_out_for_steps, make_steps
 
 __all__ = ['Hypothesis', 'beam_search', 'default_length', 'generate']
 
 Tokens = Tensor | Sequence[Tensor] | Sequence[Sequence]
 
 
-@torch.no_grad()
 def generate(
     model: nn.Module,
     length: int,
@@ -35,6 +35,7 @@ def generate(
     progress: bool = False,
     source: Tokens | None = None,
     end_token: int | None = None,
+    compiled: bool = False,
 ) -> Tensor:
     """Sequences of T = `length` tokens that start with their prompts, int64 [B, T] or [B, T, C].
 
@@ -56,13 +57,18 @@ def generate(
         source: one source sequence per sample for the model's encoder.
         end_token: ends a sequence, whose rest is filled with it; once all have ended nothing more
             is drawn. A look at that waits for the device at every token.
+        compiled: on a CPU, take the steps by torch.compile. The first call compiles, seconds to
+            minutes, a later one of as many sequences does not. Equal to plain steps to rounding,
+            which now and then draws another token. Without meaning on another device, without the
+            state, and with one that grows, as softmax attention's.
 
     Raises ValueError for a length outside 1 … the position table, a prompt that is empty, that
     leaves nothing to generate or that does not suit the head, a token outside the vocabulary, an
     option out of range (:func:`draw`), and where the numbers of samples differ.
     """
     check_sampling(temperature, top_k, top_p, seed)
-    for name, flag in [('greedy', greedy), ('use_state', use_state), ('progress', progress)]:
+    flags = dict(greedy=greedy, use_state=use_state, progress=progress, compiled=compiled)
+    for name, flag in flags.items():
         check_flag(name, flag)
     check_int('length', length, 1)
     if batch_size is not None:
@@ -80,14 +86,18 @@ def generate(
         greedy=greedy,
         generator=torch.Generator(device).manual_seed(_new_seed() if seed is None else seed),
     )
-    with _evaluating(model):
-        memory = model.encode([None] * batch_size if source is None else list(source))
-        tokens, lengths = tokens.to(device), lengths.to(device)
-        _extend(model, tokens, lengths, memory, options, use_state, progress, end_token)
-    if end_token is not None:
-        drawn = torch.arange(length, device=device) >= lengths[:, None]
-        tokens[((tokens == end_token) & drawn).cumsum(1) > 0] = end_token
-    return tokens
+    columns = compiled and device.type == 'cpu'
+    # Laid out and returned are tensors that autograd takes, whatever mode the caller is in.
+    with torch.inference_mode(False), torch.no_grad(), _evaluating(model):
+        with laid_out_for_steps(model.decoder, columns), torch.inference_mode():
+            memory = model.encode([None] * batch_size if source is None else list(source))
+            tokens, lengths = tokens.to(device), lengths.to(device)
+            inputs = (model, tokens, lengths, memory, options)
+            _extend(*inputs, use_state, progress, end_token, compiled)
+            if end_token is not None:
+                drawn = torch.arange(length, device=device) >= lengths[:, None]
+                tokens[((tokens == end_token) & drawn).cumsum(1) > 0] = end_token
+        return tokens.clone()
 
 
 def _extend(
@@ -99,6 +109,7 @@ def _extend(
     use_state: bool,
     progress: bool,
     end_token: int | None,
+    compiled: bool,
 ) -> None:
     """Fill tokens [B, T] or [B, T, C] in place from lengths [B] on, until all have ended."""
     decoder, row = model.decoder, torch.arange(len(tokens), device=tokens.device)
@@ -112,7 +123,11 @@ def _extend(
 
     if use_state:
         hidden, state = decoder.prefill(tokens[:, :longest], lengths, *memory)
-        advance = make_steps(hold_and_step, tokens[:, 0], hidden, state, steps - 1)
+        # Of prompts of one length none is complete before the others.
+        step = decoder.step if longest == int(lengths.min()) else hold_and_step
+        advance = make_steps(step, tokens[:, 0], hidden, state, steps - 1, compiled)
+        if isinstance(advance, CompiledSteps):
+            print_log(f'compiled the step in {advance.seconds:.1f} s', 'current')
     bar = dict(console=Console(stderr=True), disable=not progress)
     for i in track(range(steps), 'tokens', **bar):
         # A sequence with a longer prompt is complete earlier and waits at its last token.

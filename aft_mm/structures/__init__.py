@@ -10,10 +10,12 @@ from .point_tokens import (
 )
 from .sequence_sample import SequenceSample
 from .subwords import Subwords, split_lines
+from .utterance_sample import UtteranceSample
 
 __all__ = [
     'SequenceSample',
     'Subwords',
+    'UtteranceSample',
     'bounding_cube',
     'check_num_bits',
     'check_order',

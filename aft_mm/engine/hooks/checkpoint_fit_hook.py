@@ -1,6 +1,7 @@
 """Does a checkpoint belong to this model?"""
 
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -92,7 +93,8 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     """Load the weights of a checkpoint into ``model``.
 
     Returns the names of what was interpolated on the way, such as positions of another length;
-    a warning in the log says so, and also how many weights are not finite.
+    a warning in the log says so, and also what begins anew because its shape is another, such as a
+    head of other classes, and how many weights are not finite.
 
     Args:
         model: What to load into.
@@ -109,7 +111,8 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
                         f'{type(weights).__name__} of something else')
     weights = without_prefix(weights)
     own = model.state_dict()
-    reshaped = uncopied = 0
+    reshaped: list[str] = []
+    uncopied = 0
     # Torch's loading decides, because a layer may resize, rename or refuse on the way in.
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
@@ -117,8 +120,8 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
         raise UserError(str(error)) from error
     except RuntimeError as error:
         missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
-        reshaped = str(error).count('size mismatch for ')
-        uncopied = str(error).count('\n\t') - reshaped
+        reshaped = re.findall(r'size mismatch for (\S+):', str(error))
+        uncopied = str(error).count('\n\t') - len(reshaped)
     # Torch would leave out the imaginary part.
     uncopied += sum(weights[key].is_complex() != own[key].is_complex()
                     for key in own.keys() & weights.keys() if isinstance(weights[key], Tensor))
@@ -127,8 +130,15 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
         raise UserError(
             f'the checkpoint (from {source}) does not fit the model of this config '
             f'({name}): {len(missing)} tensors are missing, '
-            f'{len(unexpected)} unexpected and {reshaped} of another shape'
+            f'{len(unexpected)} unexpected and {len(reshaped)} of another shape'
             + (f'; {uncopied} cannot be copied' if uncopied else ''))
+    if reshaped:
+        shapes = ', '.join(f'{key} {list(weights[key].shape)} -> {list(own[key].shape)}'
+                           for key in reshaped[:2])
+        more = f' and {len(reshaped) - 2} more' if len(reshaped) > 2 else ''
+        print_log(
+            'of another shape in the checkpoint, so that the weights of this model begin anew: '
+            + shapes + more, logger='current', level=logging.WARNING)
     _warn_of_non_finite(weights)
     # mmengine's own loading follows, with a word on each tensor that does not fit.
     resized = [] if reshaped or uncopied else sorted(

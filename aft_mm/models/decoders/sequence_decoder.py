@@ -102,7 +102,7 @@ class SequenceDecoder(BlockStack):
         at every token, and an index outside a table is left to torch.
         """
         position = state.position + 1
-        if position.device.type == 'cpu':
+        if position.device.type == 'cpu' and not torch.compiler.is_compiling():
             self.check_length(int(position.max()) + 1)
         x = self.embedding(token.unsqueeze(1), state.position).squeeze(1)
         x = self.drop(x + self.position_of(position))
