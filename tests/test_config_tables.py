@@ -16,9 +16,9 @@ sys.path.insert(0, str(ROOT / 'tools' / 'analysis_tools'))
 import config_tables  # noqa: E402
 
 TASKS = [
-    ROOT / 'configs' / task for task in ('copy_task', 'image_ar', 'image_classification',
-                                         'language_modeling', 'point_cloud', 'speech_recognition',
-                                         'super_resolution')
+    ROOT / 'configs' / task for task in (
+        'copy_task', 'image_ar', 'image_classification', 'language_modeling',
+        'machine_translation', 'point_cloud', 'speech_recognition', 'super_resolution')
 ]
 every_task = pytest.mark.parametrize('task', TASKS, ids=lambda task: task.name)
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator
 from aft_mm.datasets import Digits
+from aft_mm.models import step_graph
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
 
 
@@ -43,9 +44,23 @@ class TestImages:
         expected = ImageGenerator(*untrained['tiny_pixels'], device='cpu').sample(3, **options)
         np.testing.assert_array_equal(picture('new/a.png'), draw_samples(expected))
 
+    def test_steps_are_compiled_on_request(self, sample, untrained, monkeypatch):
+        advances = []
+
+        def advance(*tensors):
+            advances.append(1)
+            step_graph._advance_in_place(*tensors)
+
+        monkeypatch.setattr(step_graph, '_compiled_advance', lambda: advance)
+        sample(*untrained['tiny_pixels'], '--out', 'a.png', '--num', 2)
+        assert not advances
+        sample(*untrained['tiny_pixels'], '--out', 'b.png', '--num', 2, '--compile')
+        assert advances
+        np.testing.assert_array_equal(picture('a.png'), picture('b.png'))
+
     def test_sixteen_images_unless_said_otherwise(self, sample, untrained, capsys):
         sample(*untrained['tiny_pixels'], '--out', 'a.png')
-        assert picture('a.png').shape == (4 * 18 + 2, 4 * 18 + 2, 3)
+        assert picture('a.png').shape == (4 * 98 + 2, 4 * 98 + 2, 3)  # 8 pixels of 12
         assert capsys.readouterr().out.endswith('written to a.png\n')
 
     @pytest.mark.parametrize(('words', 'keep', 'rows'), [([], 0.5, 4), ([0.25], 0.25, 2)])
@@ -174,7 +189,8 @@ class TestPlotCurves:
     @pytest.fixture
     def plot(self, root, run, tmp_path):
         records = [dict(loss=5., epoch=1, iter=1, step=1), dict(bits_per_char=7., step=1)]
-        (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, records)))
+        for name in ('log', 'copy'):
+            (tmp_path / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, records)))
         tool = root / 'tools/analysis_tools/plot_curves.py'
         return lambda *words: run(tool, *words, cwd=tmp_path)
 
@@ -184,9 +200,11 @@ class TestPlotCurves:
         assert result.stdout == '2 runs drawn to new/a.png\n', result.stderr
         assert picture(tmp_path / 'new/a.png').std() > 1
 
-    def test_one_run_is_one(self, plot):
-        result = plot('log.jsonl', '--out', 'a.png', '--dpi', 50)
+    def test_seeds_are_a_group_and_one_run_is_one(self, plot):
+        result = plot('--out', 'a.png', '--dpi', 50, '--over', 'epoch', 'log.jsonl')
         assert result.stdout == '1 run drawn to a.png\n', result.stderr
+        result = plot('--group', 'b', 'log.jsonl', 'copy.jsonl', '--out', 'a.png', '--dpi', 50)
+        assert result.stdout == '2 runs drawn to a.png\n', result.stderr
 
     @pytest.mark.parametrize(('words', 'message'), [
         (['log.jsonl', 'log.jsonl'], "LOG needs labels that differ, got 'log.jsonl' twice"),
@@ -194,7 +212,9 @@ class TestPlotCurves:
         (['log.jsonl', '--reference', 'a=1', 'a=2'], "--reference needs labels .* 'a' twice"),
         (['log.jsonl', '--metric', 'bits_per_dim'], "metric must be one that a run has"),
         (['no.jsonl'], "'no.jsonl' is neither a log"),
-        (['log.jsonl', '--reference', 'xz=much'], '--reference needs LABEL=BITS .* got xz=much'),
+        (['log.jsonl', '--reference', 'xz=much'], '--reference needs LABEL=VALUE .* got xz=much'),
+        (['log.jsonl', '--group', 'b', 'a', 'a'], '--group needs LABEL LOG .* got b a a'),
+        ([], r'\[LABEL=\]LOG or --group must name at least one log, got none'),
     ])
     def test_bad_arguments_end_in_one_sentence(self, plot, words, message):
         result = plot(*words, '--out', 'a.png')

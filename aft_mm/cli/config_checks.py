@@ -18,7 +18,7 @@ from .errors import UserError
 READ = frozenset({
     *inspect.signature(Runner.__init__).parameters, 'custom_imports', 'vis_backends',
     'model_wrapper_cfg', 'find_unused_parameters', 'compile', 'sync_bn', 'tta_model',
-    'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud',
+    'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud', 'subwords',
     'units'} - {'self', 'cfg'})
 #: Names that configs give to what they use further down, some of them much like those above.
 HELPERS = frozenset({
@@ -123,3 +123,19 @@ def check_classes(model: nn.Module, dataset: Any, split: str) -> None:
         if classes is not None and isinstance(number, int) and number < len(classes):
             raise UserError(f'model.{name}.num_classes must be at least {len(classes)}, the number '
                             f'of classes of the {split} set, got {number}')
+
+
+def check_same_classes(trained: Any, validated: Any) -> None:
+    """Refuse sets that number their classes differently, as folders do where one is missing.
+
+    Raises:
+        UserError: a class has another number in the validation set, or none.
+    """
+    ours, theirs = (tuple((getattr(dataset, 'metainfo', None) or {}).get('classes') or ())
+                    for dataset in (trained, validated))
+    if ours and theirs and ours != theirs:
+        differing = sorted({*map(str, ours)} ^ {*map(str, theirs)})
+        what = (f'{", ".join(differing[:3])} {"is" if len(differing) == 1 else "are"} in one only'
+                if differing else 'they stand in another order')
+        raise UserError(f'the training set has {len(ours)} classes and the validation set '
+                        f'{len(theirs)}, which must be the same in the same order: {what}')

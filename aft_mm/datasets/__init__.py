@@ -11,11 +11,13 @@ from .image_files import read_rgb
 from .image_folder import ImageFolder
 from .length_buckets import LengthBatchSampler
 from .mnist_idx import MNISTIdx
+from .parallel_text import ParallelText, read_lines
 from .point_clouds import PointClouds
 from .point_files import read_points
 from .sound_files import filter_banks, read_sound
 from .text_file import TextFile
 from .text_units import TextUnits, read_lexicon
+from .token_batches import TokenBatchSampler
 from .transcripts import read_transcripts
 from .transforms import (
     LoadPoints,
@@ -51,6 +53,7 @@ __all__ = [
     'PackPointCloud',
     'PackSequence',
     'PackUtterance',
+    'ParallelText',
     'PointClouds',
     'RandomValueShift',
     'SpecAugment',
@@ -60,10 +63,12 @@ __all__ = [
     'SuperResolutionPair',
     'TextFile',
     'TextUnits',
+    'TokenBatchSampler',
     'UnusableFile',
     'Utterances',
     'filter_banks',
     'read_lexicon',
+    'read_lines',
     'read_points',
     'read_rgb',
     'read_sound',

@@ -45,7 +45,7 @@ def read_transcripts(path: str) -> Transcripts:
         if sphinx and not match:
             raise ValueError(f'line {number} of transcripts {path!r} has no id in brackets at its '
                              'end, as the first line has.')
-        name, text = (match[2], match[1]) if sphinx else line.partition(' ')[::2]
+        name, text = (match[2], match[1]) if match and sphinx else line.partition(' ')[::2]
         if '\t' in name:
             name, _, text = line.partition('\t')
         if name in texts:

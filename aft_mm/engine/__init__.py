@@ -20,7 +20,7 @@ from .hooks import (
     ValidateFirstHook,
 )
 from .layer_decay import LayerDecayOptimWrapperConstructor
-from .loops import GenerationTestLoop
+from .loops import GenerationTestLoop, TranslationTestLoop
 from .optim_wrapper import AutocastOptimWrapper
 from .param_scheduler import InverseSqrtLR
 from .stop_signals import Stopped, StopSignals
@@ -48,5 +48,6 @@ __all__ = [
     'Stopped',
     'SuperResolutionHook',
     'TimeBudgetHook',
+    'TranslationTestLoop',
     'ValidateFirstHook',
 ]

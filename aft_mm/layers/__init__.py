@@ -6,6 +6,7 @@ from .embedding import (
     PatchEmbedding,
     PixelEmbedding,
     PositionEmbedding,
+    SinusoidalPositions,
     TokenEmbedding,
 )
 from .grid import GridParameters
@@ -48,6 +49,7 @@ __all__ = [
     'PerformerAttention',
     'PixelEmbedding',
     'PositionEmbedding',
+    'SinusoidalPositions',
     'SoftmaxAttention',
     'StridedAttention',
     'TokenEmbedding',

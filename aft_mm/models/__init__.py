@@ -5,7 +5,7 @@ from .backbones import AFTViT
 from .data_preprocessor import SequencePreprocessor
 from .decoders import SequenceDecoder
 from .encoders import BiLSTMEncoder, SequenceEncoder
-from .generation import generate
+from .generation import Hypothesis, beam_search, default_length, generate
 from .heads import CategoricalHead, CTCHead, LogisticMixtureHead
 from .masked_data_preprocessor import MaskedDataPreprocessor
 from .necks import SimpleFeaturePyramid
@@ -18,6 +18,7 @@ __all__ = [
     'CTCHead',
     'CTCModel',
     'CategoricalHead',
+    'Hypothesis',
     'LogisticMixtureHead',
     'MaskedDataPreprocessor',
     'SequenceDecoder',
@@ -25,5 +26,7 @@ __all__ = [
     'SequencePreprocessor',
     'SimpleFeaturePyramid',
     'UtterancePreprocessor',
+    'beam_search',
+    'default_length',
     'generate',
 ]

@@ -9,10 +9,12 @@ from .point_tokens import (
     encode_points,
 )
 from .sequence_sample import SequenceSample
+from .subwords import Subwords, split_lines
 from .utterance_sample import UtteranceSample
 
 __all__ = [
     'SequenceSample',
+    'Subwords',
     'UtteranceSample',
     'bounding_cube',
     'check_num_bits',
@@ -20,4 +22,5 @@ __all__ = [
     'decode_points',
     'encode_points',
     'enlarge_bicubic',
+    'split_lines',
 ]
