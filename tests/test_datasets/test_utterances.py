@@ -90,6 +90,14 @@ def test_nothing_is_left_out_of_a_test(folder, log):
     (folder / 'text').write_bytes(text.replace(b'broken no\nmissing no\n', b''))
     with pytest.raises(ValueError, match="'long' has 298 frames, more than max_frames=200"):
         build(folder, test_mode=True, max_frames=200)
+    with pytest.raises(ValueError, match='pipeline must have one LoadUtterance, got 0'):
+        SpeechFolder(str(folder), units=UNITS, pipeline=[PACK], test_mode=True)
+    (folder / 'other').mkdir()
+    twin = folder / 'other/one.wav'
+    soundfile.write(twin, noise(0.7, 1), RATE)
+    with pytest.raises(ValueError, match="utterance 'one' must be one file, got .*deep.*other"):
+        build(folder, test_mode=True)
+    twin.unlink()
     data = build(folder, test_mode=True)
     assert len(data) == 6 and any('are kept, with errors: short' in line for line in log)
 
