@@ -1,9 +1,13 @@
 """Grids of images that a model has drawn."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
 
 GREY = 127  # what is hidden from the model
+HEADER = 20  # pixels
 CELL = 96  # pixels that a picture is wide at least
 
 
@@ -70,3 +74,19 @@ def draw_completions(images: np.ndarray, completions: np.ndarray, num_given_rows
     given[:, num_given_rows:] = GREY
     rows = np.concatenate([given[:, None], completions, images[:, None]], axis=1)
     return draw_samples(rows.reshape(-1, *images.shape[1:]), columns=rows.shape[1], scale=scale)
+
+
+def draw_header(names: Sequence[str], width: int) -> np.ndarray:
+    """Names over the middle of equal columns, black on white: uint8 ``[20, width, 3]``.
+
+    They are as small as the longest one needs to stay in its column, down to 6 pixels.
+    """
+    picture = Image.new('RGB', (width, HEADER), 'white')
+    draw, column = ImageDraw.Draw(picture), width / len(names)
+    for size in range(13, 5, -1):
+        font = ImageFont.load_default(size=size)  # has no ×
+        if max(map(font.getlength, names)) < column:
+            break
+    for index, name in enumerate(names):
+        draw.text(((index + 0.5) * column, HEADER / 2), name, 'black', font, anchor='mm')
+    return np.asarray(picture)

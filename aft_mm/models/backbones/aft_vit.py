@@ -122,6 +122,7 @@ class AFTViT(BaseModule):
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
         self.num_prefix_tokens = int(with_cls_token)
+        self.num_extra_tokens = self.num_prefix_tokens  # as mmpretrain's tools call them
         self.in_channels = in_channels
         self.with_mask_channel = with_mask_channel
         self.bfloat16 = bfloat16
