@@ -141,7 +141,11 @@ def test_what_grows_is_not_compiled(traced):
     assert traced.frame_count == 0
 
 
-def test_the_compiler_gives_the_same_hidden_vectors():
+def test_compiled_steps_give_the_same_hidden_vectors(monkeypatch):
+    # Up to the kernels, which take half a minute to write: the benchmark of sampling checks those.
+    torch._dynamo.reset()
+    advance = torch.compile(step_graph._advance_in_place, fullgraph=True, backend='aot_eager')
+    monkeypatch.setattr(step_graph, '_compiled_advance', lambda: advance)
     body = decoder(token_mixer=FIXED['AFTSimple'], num_layers=1, grid=(40,))
     x, lengths = tokens(2, 40), torch.tensor([5, 1])
     hidden, state = body.prefill(x[:, :5], lengths)
