@@ -198,13 +198,16 @@ def test_frames_are_stacked_and_masked():
 
 
 def test_archives_of_kaldi(tmp_path, monkeypatch):
-    kaldiio = pytest.importorskip('kaldiio', reason='kaldiio writes and reads the archives')
+    kaldi = pytest.importorskip('kaldi_native_io', reason='it writes and reads the archives')
     rng = np.random.default_rng(0)
     matrices = {f'{s}-{i}': rng.standard_normal((9 + i, 40)).astype('f4')
                 for i, s in enumerate('aab')}
     monkeypatch.chdir(tmp_path)
-    kaldiio.save_ark('raw.ark', matrices, scp='feats.scp')
-    kaldiio.save_ark('small.ark', matrices, scp='small.scp', compression_method=2)
+    with kaldi.FloatMatrixWriter('ark,scp:raw.ark,feats.scp') as raw:
+        with kaldi.CompressedMatrixWriter('ark,scp:small.ark,small.scp') as small:
+            for name, matrix in matrices.items():
+                raw.write(name, matrix)
+                small.write(name, matrix, kaldi.CompressionMethod.kSpeechFeature)
     Path('text').write_text(''.join(f'{name} yes\n' for name in matrices))
     Path('utt2spk').write_text(''.join(f'{name} {name[0]}\n' for name in matrices))
     pipeline = [LOAD, dict(type='aft_mm.NormalizeFeatures', per='speaker'), PACK]
@@ -221,7 +224,10 @@ def test_archives_of_kaldi(tmp_path, monkeypatch):
 
     # Nothing that would run what it names, or unpickle.
     Path('evil.ark').write_bytes(b'PKL' + b'cos\nsystem\n(Vtouch ran\ntR.')
-    for place in ('touch ran |', 'evil.ark:0', 'raw.ark:3', 'no.ark:7'):
+    most = b'\4' + struct.pack('<i', 2**31 - 1)
+    Path('vast.ark').write_bytes(b'\0BFM ' + 2 * most + bytes(400))
+    Path('cut.ark').write_bytes(Path('raw.ark').read_bytes()[:90])
+    for place in ('touch ran |', 'evil.ark:0', 'raw.ark:3', 'no.ark:7', 'vast.ark:0', 'cut.ark:4'):
         Path('feats.scp').write_text(f'a-0 {place}\n')
         with pytest.raises(UnusableFile, match='Kaldi archive'):
             KaldiFeatures(str(tmp_path), units=UNITS, pipeline=[LOAD, PACK], test_mode=True)
