@@ -1,11 +1,13 @@
 """Fixtures that more than one test file needs."""
 
+import functools
 import importlib.util
+import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -43,11 +45,48 @@ def config() -> Callable[[str], str]:
     return lambda name: str(ROOT / 'tests/configs' / f'{name}.py')
 
 
-@pytest.fixture(scope='session')
-def run() -> Callable[..., subprocess.CompletedProcess]:
-    """Run a command of the project in a folder; ``env`` adds to the environment."""
+class WarmPython:
+    """Runs scripts in forks of a Python that has imported what they need (`warm_python.py`)."""
 
-    def call(*command, cwd, env=None):
+    def __init__(self, streams: Path):
+        self.streams = streams
+        self.runs = 0
+
+    @functools.cached_property
+    def process(self) -> subprocess.Popen:
+        """Started with the first script, with the module path of none."""
+        environment = {**os.environ, 'PYTHONPATH': '', 'OMP_NUM_THREADS': '1'}
+        return subprocess.Popen([sys.executable, ROOT / 'tests/warm_python.py'], cwd=self.streams,
+                                env=environment, text=True, stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE)
+
+    def run(self, command: list[str], cwd: Path, env: dict[str, str]):
+        """As subprocess.run does, with the output captured as text."""
+        self.runs += 1
+        streams = self.streams / str(self.runs)
+        message = dict(script=command[0], arguments=command[1:], folder=str(cwd), environment=env,
+                       streams=str(streams))
+        print(json.dumps(message), file=self.process.stdin, flush=True)
+        code = int(self.process.stdout.readline())
+        output, errors = (streams.with_suffix(end).read_text() for end in ('.out', '.err'))
+        return subprocess.CompletedProcess(command, code, output, errors)
+
+    def close(self) -> None:
+        """End it if it was started."""
+        if 'process' in vars(self):
+            self.process.communicate()
+
+
+@pytest.fixture(scope='session')
+def run(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess]]:
+    """Run a command of the project in a folder; ``env`` adds to the environment.
+
+    A script runs in a fork of a warm Python, unless `fresh` asks for one of its own or there is a
+    CUDA device, which does not outlive a fork.
+    """
+    warm = WarmPython(tmp_path_factory.mktemp('streams'))
+
+    def call(*command, cwd, env=None, fresh=False):
         paths = [str(ROOT / 'tests/configs'), os.environ.get('PYTHONPATH', '')]
         with socket.socket() as free:
             free.bind(('127.0.0.1', 0))
@@ -56,12 +95,16 @@ def run() -> Callable[..., subprocess.CompletedProcess]:
             **os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, paths)), 'PORT': port,
             'MASTER_PORT': port, 'PYTHON': sys.executable, 'OMP_NUM_THREADS': '1', **(env or {})
         }
-        if str(command[0]).endswith('.py'):
-            command = (sys.executable, *command)
-        return subprocess.run([str(part) for part in command], cwd=cwd, env=environment,
+        command = [str(part) for part in command]
+        if command[0].endswith('.py'):
+            if not (fresh or torch.cuda.is_available()):
+                return warm.run(command, cwd, environment)
+            command = [sys.executable, *command]
+        return subprocess.run(command, cwd=cwd, env=environment,
                               capture_output=True, text=True, timeout=300)
 
-    return call
+    yield call
+    warm.close()
 
 
 @pytest.fixture

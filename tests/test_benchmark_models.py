@@ -22,6 +22,7 @@ import benchmark_attention  # noqa: E402
 import benchmark_efficiency  # noqa: E402
 import benchmark_models  # noqa: E402
 import benchmark_ops  # noqa: E402
+import benchmark_sampling  # noqa: E402
 import decoders  # noqa: E402
 import training_step  # noqa: E402
 
@@ -81,11 +82,33 @@ def test_cost_per_sample_against_length(tmp_path, monkeypatch, capsys):
 
 def test_cost_per_sample_is_that_of_the_batch_over_its_size(monkeypatch):
     times = {('linear', 64): 6.0, ('linear', 512): 6.0}
-    monkeypatch.setattr(benchmark_attention, 'sweep', lambda make, args: (times, times))
+    monkeypatch.setattr(benchmark_attention, 'sweep', lambda make, args, clock: (times, times))
     monkeypatch.setattr(benchmark_attention, 'in_fresh_process', lambda *call: 12.0)
     args = ['--device', 'cpu', '--mixers', 'linear', '--tokens', '256']
     rows = benchmark_attention.measure(benchmark_attention.parse_args(args))
     assert [(row['ms'], row['mib']) for row in rows] == [(1500.0, 3.0), (6000.0, 12.0)]
+
+
+def test_cost_per_sample_in_pieces(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark_attention, 'check', lambda *args: None)
+    monkeypatch.setattr(benchmark_attention, 'in_fresh_process', lambda *call: 12.0)
+    path = tmp_path / 'out.json'
+    common = ['--device', 'cpu', '--tokens', '256', '--add', '--json', str(path)]
+
+    def piece(seconds, *words):
+        sweep = {('linear', 64): seconds, ('linear', 512): seconds}
+        monkeypatch.setattr(benchmark_attention, 'sweep', lambda make, args, clock: (sweep, sweep))
+        benchmark_attention.main([*common, '--mixers', 'linear', '--lengths', '64', '512', *words])
+        content = json.loads(path.read_text())
+        assert content['environment']['settings']['mixers'] == ['linear']
+        return [(row.get('ms'), row.get('mib')) for row in content['rows']]
+
+    assert piece(6.0, '--kinds', 'ms') == [(1500, None), (6000, None)]
+    assert piece(5.0, '--kinds', 'mib') == [(1500, 3.0), (6000, 12.0)]
+    assert piece(4.0, '--kinds', 'ms') == [(1000, 3.0), (4000, 12.0)]
+    with pytest.raises(SystemExit):
+        piece(4.0, '--dims', '128')
+    assert 'was measured with dims 256, now it is 128' in capsys.readouterr().err
 
 
 def test_a_mixer_whose_steps_disagree_is_not_timed(monkeypatch):
@@ -148,6 +171,7 @@ TOOLS_AND_OPTIONS = {
     benchmark_efficiency: ['--lengths', '--positions', '--dims', '--layers', '--heads', '--batch'],
     benchmark_models: ['--size', '--batch'],
     benchmark_ops: [],
+    benchmark_sampling: ['--batch', '--images'],
     training_step: ['--tokens', '--dims', '--layers', '--window', '--batch'],
 }
 WRONG = [

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,9 @@ def test_a_cpu_has_one_clock():
     times, walls = timing.both_clocks({'a': lambda: None}, 3)
     assert times is walls and len(times['a']) == 3
     assert timing.interleaved({'a': lambda: None}, 3)['a'][0] > 0
+
+
+def test_the_clock_of_the_process_stands_still_while_others_run():
+    calls = {'sleep': lambda: time.sleep(0.05)}
+    assert timing.interleaved(calls, 1)['sleep'][0] >= 0.05
+    assert timing.interleaved(calls, 1, clock='cpu')['sleep'][0] < 0.02

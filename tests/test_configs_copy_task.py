@@ -12,8 +12,8 @@ from .leaves import build_leaf, leaves, load_leaf
 
 LEAVES = leaves('copy_task')
 NAME = re.compile(
-    r'(?P<family>transformer|linear|lsh-4|aft-simple|aft-local-32|aft-full)'
-    r'-(?:l4-d256(?P<heads>-h8)?|(?P<mini>mini))_1xb64-10e_copy'
+    r'(?P<family>transformer|linear|lsh-4|aft-simple|aft-local-(?P<window>8|32)|aft-full)'
+    r'-(?:l4-d256(?P<heads>-h8)?_1xb64-10e_copy|(?P<mini>mini)_1xb32-10e_copy-t32)'
 )
 MIXERS = {
     'transformer': dict(type='aft_mm.SoftmaxAttention', num_heads=8),
@@ -25,6 +25,13 @@ MIXERS = {
     'aft-local-32': dict(type='aft_mm.AFTLocal', window=32, rank=64),
     'aft-full': dict(type='aft_mm.AFTFull', rank=64),
 }
+# Of 32 tokens instead of 128.
+SMALL = {
+    **MIXERS,
+    'lsh-4': dict(MIXERS['lsh-4'], chunk_size=8),
+    'aft-local-8': dict(MIXERS['aft-local-32'], window=8),
+}
+del SMALL['aft-local-32']
 every_leaf = pytest.mark.parametrize('name', LEAVES)
 
 
@@ -34,22 +41,30 @@ def load(name):
 
 def test_every_mixer_has_a_large_and_a_small_leaf():
     found = [NAME.fullmatch(name) for name in LEAVES]
-    assert {(m['family'], bool(m['mini'])) for m in found} == {
-        (family, mini) for family in MIXERS for mini in (False, True)
-    }
+    expected = [(family, False) for family in MIXERS] + [(family, True) for family in SMALL]
+    assert sorted((m['family'], bool(m['mini'])) for m in found) == sorted(expected)
     assert all(m['mini'] or bool(m['heads']) == (m['family'][:3] != 'aft') for m in found)
 
 
 @every_leaf
-def test_leaves_differ_in_mixer_and_width_only(name):
+def test_leaves_of_a_size_differ_in_the_mixer_only(name):
     config, match = load(name).to_dict(), NAME.fullmatch(name)
-    reference = load('transformer-l4-d256-h8_1xb64-10e_copy').to_dict()
-    assert config['model']['decoder'].pop('token_mixer') == MIXERS[match['family']]
+    mini = 'transformer-mini_1xb32-10e_copy-t32'
+    reference = load(mini if match['mini'] else 'transformer-l4-d256-h8_1xb64-10e_copy').to_dict()
+    mixers = SMALL if match['mini'] else MIXERS
+    assert config['model']['decoder'].pop('token_mixer') == mixers[match['family']]
     del reference['model']['decoder']['token_mixer']
-    if match['mini']:
-        for part in ('decoder', 'head'):
-            reference['model'][part]['embed_dims'] = 64
     assert config == reference
+
+
+def test_the_small_protocol_is_a_quarter_of_the_large_one():
+    config = load('linear-mini_1xb32-10e_copy-t32')
+    assert config.model.decoder.embed_dims == config.model.head.embed_dims == 64
+    splits = [config[f'{split}_dataloader'].dataset for split in ('train', 'val', 'test')]
+    assert config.model.decoder.grid == (32,) and {data.max_length for data in splits} == {32}
+    assert config.train_dataloader.batch_size == config.auto_scale_lr.base_batch_size == 32
+    assert config.train_dataloader.dataset.num_samples * config.train_cfg.max_epochs == 32 * 1000
+    assert config.param_scheduler[0].milestones == [800]
 
 
 def test_the_protocol_is_that_of_the_paper():

@@ -90,6 +90,8 @@ def test_a_page_says_what_the_model_has(tiny_classifier, picture, tmp_path, open
 
     page.key('overview', 'ArrowRight')  # head 3, whose keys are the fourth channel
     key = keys[0][:, 3]
+    read = float(re.search(r'a<b.png: .*: key ([\d.e-]+), share', said(page)[0]).group(1))
+    assert read == pytest.approx(float(24 * key.softmax(0)[16]), rel=1e-3)  # of source (2, 4)
     page.mouse('keymap-0', 0.5 * tile, 3.5 * tile, click=False)
     text, numbers = said(page)
     assert 'layer 1, head 3, source (3, 0)' in text

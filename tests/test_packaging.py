@@ -38,7 +38,8 @@ def test_metadata(wheel):
     assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-any.whl'  # nothing compiled
     assert metadata['Version'] == aft_mm.__version__
     assert metadata['Requires-Python'] == '>=3.10'
-    extras = {'downstream', 'bench', 'analysis', 'docs', 'export', 'dev'}
+    extras = {
+        'downstream', 'bench', 'text', 'speech', 'analysis', 'docs', 'export', 'dev'}
     assert set(metadata.get_all('Provides-Extra')) == extras
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator
 from aft_mm.datasets import Digits
+from aft_mm.models import step_graph
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
 
 
@@ -42,6 +43,20 @@ class TestImages:
         sample(*untrained['tiny_pixels'], '--out', 'new/a.png', '--num', 3, *words)
         expected = ImageGenerator(*untrained['tiny_pixels'], device='cpu').sample(3, **options)
         np.testing.assert_array_equal(picture('new/a.png'), draw_samples(expected))
+
+    def test_steps_are_compiled_on_request(self, sample, untrained, monkeypatch):
+        advances = []
+
+        def advance(*tensors):
+            advances.append(1)
+            step_graph._advance_in_place(*tensors)
+
+        monkeypatch.setattr(step_graph, '_compiled_advance', lambda: advance)
+        sample(*untrained['tiny_pixels'], '--out', 'a.png', '--num', 2)
+        assert not advances
+        sample(*untrained['tiny_pixels'], '--out', 'b.png', '--num', 2, '--compile')
+        assert advances
+        np.testing.assert_array_equal(picture('a.png'), picture('b.png'))
 
     def test_sixteen_images_unless_said_otherwise(self, sample, untrained, capsys):
         sample(*untrained['tiny_pixels'], '--out', 'a.png')

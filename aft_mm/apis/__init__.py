@@ -23,16 +23,22 @@ from .networks import (
     num_prefix_tokens,
 )
 from .point_cloud_generator import PointCloudGenerator, write_ply
+from .speech_recognizer import Recognition, SpeechRecognizer
 from .super_resolver import SuperResolver
 from .text_generator import TextGenerator
+from .translator import Translation, Translator
 
 __all__ = [
     'ImageClassifier',
     'ImageGenerator',
     'Network',
     'PointCloudGenerator',
+    'Recognition',
+    'SpeechRecognizer',
     'SuperResolver',
     'TextGenerator',
+    'Translation',
+    'Translator',
     'batches_for',
     'build_dataset',
     'check_draws',

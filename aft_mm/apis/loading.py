@@ -14,9 +14,11 @@ from aft_mm.cli.command_line import check_checkpoint, read_config
 from aft_mm.cli.errors import UserError
 from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
 
-#: Who draws from the model of a config, and the entry of the config that tells; the first that is
-#: there decides.
+#: Who draws from the model of a config, or reads with it, and the entry of the config that tells;
+#: the first that is there decides.
 ENTRIES = {
+    'Translator': 'subwords',
+    'SpeechRecognizer': 'units',
     'SuperResolver': 'source_shape',
     'PointCloudGenerator': 'point_cloud',
     'ImageGenerator': 'image_shape',
@@ -45,8 +47,9 @@ def check_task(config: Config, name: str) -> None:
             raise UserError(f'{config.filename} is no config of an image classifier: its model is '
                             f'{(config.get("model") or {}).get("type")!r}')
         return
-    check_draws(config)
     found = task_of(config)
+    if name != 'SpeechRecognizer':
+        check_draws(config)
     if found != name:
         reason = f'has {ENTRIES[found]}' if found in ENTRIES else (
             f'has none of {", ".join(ENTRIES.values())}')
@@ -94,5 +97,6 @@ def load_model(
     model = build_model(config)
     weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
     load_fitting(model, weights, name=str(config.filename))
+    # As mmdet and mmseg call it: what the training said about its data.
     model.dataset_meta = (weights.get('meta') or {}).get('dataset_meta') or {}
     return config, model.to(device or get_device()).eval().requires_grad_(False)

@@ -152,7 +152,8 @@ def _timm_image(network: Network, path: str | os.PathLike) -> Tensor:
     resized = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
     pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1) / 255
     settings: Any = network.model.pretrained_cfg
-    mean, std = (torch.tensor(settings[key]).view(-1, 1, 1) for key in ('mean', 'std'))
+    mean, std = (torch.tensor(settings[key]).view(-1, 1, 1)
+                 for key in ('mean', 'std'))
     return (pixels - mean) / std
 
 

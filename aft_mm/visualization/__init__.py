@@ -1,5 +1,6 @@
 """Pictures of what a model has learned."""
 
+from .alignment import draw_alignment
 from .attention import (
     MeanAttention,
     draw_relative_attention,
@@ -40,19 +41,21 @@ from .recording import (
 from .run_table import TABLES, run_table
 from .samples import draw_completions, draw_header, draw_samples
 from .scalars import read_scalars, seconds_at, trained, validated_metrics, validations
+from .seed_curves import draw_seed_curves
 from .seeds import draw_seeds, seed_table
 from .super_resolution import draw_super_resolution
 
 __all__ = [
     'CURVE_AXES',
-    'TABLES',
     'ExplorerImage',
     'ExplorerLayer',
     'MeanAttention',
     'RecordAttention',
+    'TABLES',
     'as_map',
     'attention_probabilities',
     'choose',
+    'draw_alignment',
     'draw_cams',
     'draw_completions',
     'draw_confusion',
@@ -67,6 +70,7 @@ __all__ = [
     'draw_receptive_field',
     'draw_relative_attention',
     'draw_samples',
+    'draw_seed_curves',
     'draw_seeds',
     'draw_segments',
     'draw_super_resolution',

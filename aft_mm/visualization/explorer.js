@@ -195,14 +195,13 @@ function drawImages() {
   meta.images.forEach((image, i) => {
     const k = keyMap(image);
     $(`image-${i}`).hidden = !k;
+    [image.ratios, image.shares] = k ? [keyRatios(k), shares(k)] : [null, null];
     if (!k) return;
     const width = W * tile, height = H * tile;
     const picture = prepare($(`picture-${i}`), width, height);
     picture.imageSmoothingEnabled = false;
     picture.drawImage(image.element, 0, 0, width, height);
     outline(picture, state.column * tile, state.row * tile, tile, tile, '--accent', 2);
-    image.ratios = keyRatios(k);
-    image.shares = shares(k);
     const most = Math.max(1e-9, ...image.ratios.map(x => Math.abs(Math.log(x))));
     paint(prepare($(`keymap-${i}`), width, height), 0, 0, width, height, H, W,
           (r, c) => colour(Math.log(image.ratios[r * W + c]) / most));
@@ -216,6 +215,7 @@ function drawImages() {
 // --- words
 const number = x => (x === null ? 'not summed over' : Number(x.toPrecision(7)).toString());
 const say = text => { $('readout').textContent = text; };
+const percent = x => `${(100 * x).toPrecision(4)} %`;
 const sign = x => (x > 0 ? `+${x}` : `${x}`);
 const chosenHead = () => `layer ${state.layer}, head ${state.head}`;
 function saySource() {
@@ -223,7 +223,10 @@ function saySource() {
   const w = biasAt(layerOf(state.layer), state.head, state.row, state.column, r, c);
   const values = w === null ? 'not summed over'
     : `w = ${number(w)}, exp(w) = ${number(Math.exp(w))}`;
-  say(`${chosenHead()}, query (${state.row}, ${state.column}), source (${r}, ${c}): ${values}`);
+  const keyed = meta.images.filter(image => image.ratios).map(image => `; ${image.name}: ` +
+    `key ${number(image.ratios[r * W + c])}, share ${percent(image.shares[r * W + c])}`);
+  say(`${chosenHead()}, query (${state.row}, ${state.column}), source (${r}, ${c}): ` +
+      values + keyed.join(''));
 }
 function sayOffset() {
   const layer = layerOf(state.layer), [kh, kw] = layer.kernel;
@@ -272,8 +275,7 @@ function choose(layer, head) {
 }
 function place(canvas, event, size) {
   const box = canvas.getBoundingClientRect(), scale = box.width / parseFloat(canvas.style.width);
-  return [Math.floor((event.clientY - box.top) / scale / size),
-          Math.floor((event.clientX - box.left) / scale / size)];
+  return [event.clientY - box.top, event.clientX - box.left].map(x => Math.floor(x / scale / size));
 }
 function onArrows(id, move) {
   $(id).addEventListener('keydown', event => {
@@ -339,8 +341,7 @@ function listen() {
     draw();
   });
   for (const id of ['measure', 'shared']) $(id).addEventListener('change', draw);
-  $('before').addEventListener('click', () => turn(-PAGE));
-  $('after').addEventListener('click', () => turn(PAGE));
+  for (const [id, by] of [['before', -PAGE], ['after', PAGE]]) $(id).onclick = () => turn(by);
   $('theme').addEventListener('click', () => setTheme($('theme').textContent));
   meta.images.forEach((image, i) => {
     for (const [id, name] of [['keymap', 'ratios'], ['share', 'shares']]) {
@@ -348,7 +349,7 @@ function listen() {
         const [row, column] = place($(`${id}-${i}`), event, tile);
         const r = clamp(row, H - 1), c = clamp(column, W - 1), value = image[name][r * W + c];
         say(`${image.name}, ${chosenHead()}, source (${r}, ${c}): ` + (name === 'ratios'
-          ? `exp(k) / mean = ${number(value)}` : `${(100 * value).toPrecision(4)} % of the sum`));
+          ? `exp(k) / mean = ${number(value)}` : `${percent(value)} of the sum`));
       });
     }
   });
@@ -368,8 +369,7 @@ async function start() {
   document.title = $('title').textContent = meta.title;
   $('about').textContent = meta.about;
   meta.layers.forEach((layer, i) => $('layer').append(new Option(`${i}: ${layer.name}`, i)));
-  biases = new Float32Array(await unpack('biases'));
-  keys = new Uint16Array(await unpack('keys'));
+  [biases, keys] = [new Float32Array(await unpack('biases')), new Uint16Array(await unpack('keys'))];
   for (const [i, image] of meta.images.entries()) {
     const section = document.createElement('section');
     section.id = `image-${i}`;

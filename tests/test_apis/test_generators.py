@@ -20,7 +20,9 @@ from aft_mm.structures import SequenceSample
 
 # Who draws from the model of a config, and why no other.
 OWNERS = dict(
-    tiny_text=(TextGenerator, 'has none of source_shape, point_cloud, image_shape'),
+    tiny_text=(
+        TextGenerator,
+        'has none of subwords, units, source_shape, point_cloud, image_shape'),
     tiny_pixels=(ImageGenerator, 'has image_shape'),
     tiny_super_resolution=(SuperResolver, 'has source_shape'),
     tiny_clouds=(PointCloudGenerator, 'has point_cloud'),

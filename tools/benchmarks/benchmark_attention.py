@@ -8,10 +8,13 @@ process. The slope of log cost over log length is printed: 1 is linear, 2 quadra
 
 A mixer whose forward disagrees with its own steps stops the run before anything is timed. A cell
 that would take longer than `--patience` seconds, by the cell before it and a quadratic law, or that
-fills the device's memory is left out and reads null.
+fills the device's memory is left out. `--add` measures in pieces: rows of other cells, and what a
+row holds of the other kind of cost, stay in the JSON. Memory (`--kinds mib`) and time by the clock
+of the process (`--clock cpu`, with one thread) can be measured where other processes run.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +28,7 @@ from decoders import MIXER_NAMES, check_mixer, mixer
 from memory import added_peak, in_fresh_process
 from parity import require_close
 from record import environment, write_json
+from timing import CLOCKS
 
 from aft_mm.registry import MODELS
 
@@ -87,18 +91,48 @@ def check(name: str, args: argparse.Namespace) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[dict]:
-    """One row per mixer and length."""
+    """One row per mixer and length, with the costs of one sample."""
     sizes = (args.dims, args.heads, args.tokens)
-    times, _ = sweep(lambda *cell: make_call(*cell, *sizes, args.device), args)
-    rows = []
-    for (name, length), value in sorted(times.items()):
-        if torch.device(args.device).type == 'cuda':
-            peak = added_peak(make_call(name, length, *sizes, args.device), args.device)
-        else:
-            peak = in_fresh_process(cpu_peak, name, length, *sizes, args.threads)
-        batch = max(1, args.tokens // length)
-        rows.append(dict(mixer=name, length=length, ms=1e3 * value / batch, mib=peak / batch))
-    return rows
+    cells = [(name, length) for name in args.mixers for length in args.lengths]
+    rows = {cell: {} for cell in cells}
+    if 'ms' in args.kinds:
+        times, _ = sweep(lambda *cell: make_call(*cell, *sizes, args.device), args, args.clock)
+        rows = {cell: dict(ms=1e3 * value, rounds=args.rounds) for cell, value in times.items()}
+    if 'mib' in args.kinds:
+        for cell, row in rows.items():
+            if torch.device(args.device).type == 'cuda':
+                row['mib'] = added_peak(make_call(*cell, *sizes, args.device), args.device)
+            else:
+                row['mib'] = in_fresh_process(cpu_peak, *cell, *sizes, args.threads)
+    for (_, length), row in rows.items():
+        row.update({kind: row[kind] / max(1, args.tokens // length) for kind in args.kinds})
+    return [dict(mixer=name, length=length, **rows[name, length]) for name, length in sorted(rows)]
+
+
+def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
+    """The rows, with those of the JSON that `args.json` names; the settings become those of all.
+
+    Raises ValueError for a JSON of another device or other settings.
+    """
+    earlier = json.loads(args.json.read_text()) if args.json.exists() else dict(rows=[])
+    if earlier['rows']:
+        there, here = earlier['environment'], environment(args)
+        for name in ('device', 'threads', 'dims', 'heads', 'tokens', 'clock'):
+            if there['settings'][name] != here['settings'][name]:
+                raise ValueError(f'{args.json} was measured with {name} {there["settings"][name]}, '
+                                 f'now it is {here["settings"][name]}')
+        if there['device_name'] != here['device_name']:
+            raise ValueError(f'{args.json} was measured on {there["device_name"]}')
+    merged: dict[tuple, dict] = {}
+    for row in [*earlier['rows'], *rows]:
+        merged.setdefault((row['mixer'], row['length']), {}).update(row)
+    args.mixers, args.lengths = (sorted({cell[i] for cell in merged}) for i in (0, 1))
+    return [merged[cell] for cell in sorted(merged)]
+
+
+def points(rows: list[dict], name: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths and costs of a mixer where this kind was measured."""
+    return curve([row for row in rows if kind in row], name, kind)
 
 
 def summary(rows: list[dict]) -> list[str]:
@@ -106,7 +140,7 @@ def summary(rows: list[dict]) -> list[str]:
     lines = []
     for name in dict.fromkeys(row['mixer'] for row in rows):
         for kind, label in KINDS.items():
-            lengths, costs = np.log(curve(rows, name, kind))
+            lengths, costs = np.log(points(rows, name, kind))
             if len(lengths) < 2:
                 continue
             half = len(lengths) // 2 if len(lengths) > 3 else 0
@@ -123,7 +157,7 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
     for ax, (kind, label) in zip(axes, KINDS.items(), strict=True):
         names = dict.fromkeys(row['mixer'] for row in rows)
         for marker, name in zip('os^Dv<>PX*', names, strict=False):
-            ax.plot(*curve(rows, name, kind), marker=marker, markersize=4, label=name)
+            ax.plot(*points(rows, name, kind), marker=marker, markersize=4, label=name)
         ax.set_xscale('log', base=2)
         ax.set_yscale('log')
         ax.set_xlabel('length T, tokens')
@@ -146,9 +180,17 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         '--patience', type=float, default=60.0, help='seconds of a cell at most; %(default)s'
     )
+    parser.add_argument('--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='of cost')
+    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
+    parser.add_argument('--add', action='store_true', help='to the rows of --json')
     parser.add_argument('--png', type=Path, help='draw them here')
     args = parser.parse_args(arguments)
     fill_in(args, DEFAULTS)
+    if args.add:
+        with named_in_errors(parser, '--add'):
+            if args.json is None:
+                raise ValueError('needs --json, the file to add to')
+            add([], argparse.Namespace(**vars(args)))
     for name in args.mixers:
         with named_in_errors(parser, f'--mixers {name} with --dims {args.dims}'):
             check_mixer(name, args.dims, args.heads)
@@ -161,8 +203,10 @@ def main(arguments: list[str] | None = None) -> None:
     set_up_torch(args)
     for name in args.mixers:
         check(name, args)
-    print('timing, then memory', file=sys.stderr)
+    print(f'measuring {", ".join(args.kinds)}', file=sys.stderr)
     rows = measure(args)
+    if args.add:
+        rows = add(rows, args)
     write_json(args.json, rows, args)
     print('\n'.join(summary(rows)))
     if args.png:

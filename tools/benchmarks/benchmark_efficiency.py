@@ -110,7 +110,7 @@ def check(name: str, dims: int, args: argparse.Namespace) -> None:
 
 
 def sweep(
-    make: Callable[[str, int], Callable[[], object]], args: argparse.Namespace
+    make: Callable[[str, int], Callable[[], object]], args: argparse.Namespace, clock: str = 'wall'
 ) -> tuple[dict[Cell, float], dict[Cell, float]]:
     """Median seconds of ``make(mixer, length)()`` in turns, without cells beyond the patience.
 
@@ -125,12 +125,12 @@ def sweep(
             call = make(name, length)
             try:
                 call()
-                last[name] = (length, seconds(call, args.device))
+                last[name] = (length, seconds(call, args.device, clock))
                 calls[name, length] = call
             except torch.OutOfMemoryError:
                 # Longer ones would not fit either.
                 last[name] = (length, float('inf'))
-    clocks = both_clocks(calls, args.rounds, args.device)
+    clocks = both_clocks(calls, args.rounds, args.device, clock)
     device, wall = ({cell: statistics.median(v) for cell, v in times.items()} for times in clocks)
     return device, wall
 

@@ -15,6 +15,9 @@ from torch.autograd.profiler_util import FunctionEvent
 # Larger than the second-level cache of any GPU.
 CACHE_BYTES = 256 * 2**20
 RATE_ROUNDS = 20
+# What a call on a CPU is timed by. That of the process, all threads together, stands still while
+# another process runs.
+CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
 
 @lru_cache
@@ -22,13 +25,15 @@ def _flush_buffer(device: str) -> Tensor:
     return torch.empty(CACHE_BYTES, dtype=torch.int8, device=device)
 
 
-def wall_seconds(call: Callable[[], object], device: str = 'cpu') -> float:
-    """Time until the result is there, Python and launches included."""
-    start = time.perf_counter()
+def wall_seconds(
+    call: Callable[[], object], device: str = 'cpu', clock: str = 'wall'
+) -> float:
+    """Time until the result is there, Python and launches included, by one of :data:`CLOCKS`."""
+    start = CLOCKS[clock]()
     call()
     if torch.device(device).type == 'cuda':
         torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    return CLOCKS[clock]() - start
 
 
 def kernel_times(events: Iterable[FunctionEvent]) -> dict[str, float]:
@@ -60,14 +65,14 @@ def profiled(call: Callable[[], object], device: str) -> dict[str, float]:
     return kernel_times(recorded.events())
 
 
-def seconds(call: Callable[[], object], device: str = 'cpu') -> float:
-    """Time of one call: wall time on a CPU, the sum of its kernels on a CUDA device.
+def seconds(call: Callable[[], object], device: str = 'cpu', clock: str = 'wall') -> float:
+    """Time of one call: that of the clock on a CPU, the sum of its kernels on a CUDA device.
 
     Between two events on the device a call of many small kernels would be timed by the Python that
     starts them.
     """
     if torch.device(device).type == 'cpu':
-        return wall_seconds(call, device)
+        return wall_seconds(call, device, clock)
     return sum(profiled(call, device).values())
 
 
@@ -81,24 +86,24 @@ Times = dict[Any, list[float]]
 
 
 def interleaved(
-    calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu'
+    calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu', clock: str = 'wall'
 ) -> Times:
     """Seconds of each call per round, the calls in turn, after one round that does not count."""
-    return both_clocks(calls, rounds, device)[0]
+    return both_clocks(calls, rounds, device, clock)[0]
 
 
 def both_clocks(
-    calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu'
+    calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu', clock: str = 'wall'
 ) -> tuple[Times, Times]:
     """:func:`interleaved` by :func:`seconds` and by :func:`wall_seconds`, one on a CPU."""
     times: Times = {name: [] for name in calls}
     on_cpu = torch.device(device).type == 'cpu'
     walls: Times = times if on_cpu else {name: [] for name in calls}
     for call in calls.values():
-        seconds(call, device)
+        seconds(call, device, clock)
     for done in range(rounds):
         for name, call in calls.items():
-            times[name].append(seconds(call, device))
+            times[name].append(seconds(call, device, clock))
             if not on_cpu:
                 walls[name].append(wall_seconds(call, device))
         progress(f'\r  round {done + 1}/{rounds}')

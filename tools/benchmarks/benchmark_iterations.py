@@ -1,0 +1,82 @@
+"""Time of a training iteration of configs that are compared, iterations of all in turn.
+
+    python tools/benchmarks/benchmark_iterations.py CONFIG ... --amp --rounds 30 --json out.json
+        --cfg-options train_dataloader.batch_size=8
+
+An iteration is a batch of the config's data, forward, backward and the update, as in training, but
+without hooks and logs. `--clock cpu` times the process, where others run on the machine. The median
+over the rounds is what a plot against time needs (tools/analysis_tools/plot_seed_curves.py): what a
+run logs depends on what else the machine does.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from arguments import common_parser, set_up_torch
+from mmengine.registry import RUNNERS
+from record import write_json
+from timing import CLOCKS, interleaved
+
+from aft_mm.cli.command_line import CONFIG_ERRORS, add_config_options, check_data, load_config
+from aft_mm.cli.errors import one_sentence
+
+ROUNDS = 20
+
+
+def iteration(config: Path, args: argparse.Namespace, work_dir: str) -> Callable[[], None]:
+    """One iteration of the config, the next one with each call."""
+    shared = dict(launcher='none', local_rank=0, cfg_options=args.cfg_options, work_dir=work_dir)
+    cfg = load_config(argparse.Namespace(config=str(config), **shared))
+    cfg.experiment_name = config.stem
+    if args.amp:
+        cfg.optim_wrapper.type = 'aft_mm.AutocastOptimWrapper'
+    check_data(cfg, 'train')
+    runner = RUNNERS.build(cfg)
+    wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    loader = runner.build_dataloader(cfg.train_dataloader)
+    runner.model.train()
+    batches = iter(loader)
+
+    def call() -> None:
+        nonlocal batches
+        data = next(batches, None)
+        if data is None:
+            batches = iter(loader)
+            data = next(batches)
+        runner.model.train_step(data, wrapper)
+
+    return call
+
+
+def parse_args(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = common_parser(__doc__)
+    parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG')
+    parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
+    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
+    add_config_options(parser, 'train_dataloader.batch_size=8')
+    args = parser.parse_args(arguments)
+    args.rounds = args.rounds or ROUNDS
+    return args
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Time all configs in turn and print the medians."""
+    args = parse_args(arguments)
+    set_up_torch(args)
+    with one_sentence(*CONFIG_ERRORS), TemporaryDirectory() as folder:
+        calls = {config.stem: iteration(config, args, folder) for config in args.configs}
+        times = interleaved(calls, args.rounds, args.device, args.clock)
+    rows = [dict(config=name, milliseconds=1e3 * statistics.median(values))
+            for name, values in times.items()]
+    args.configs = [config.stem for config in args.configs]
+    write_json(args.json, rows, args)
+    for row in rows:
+        print(f'{row["config"]:<64}{row["milliseconds"]:8.1f} ms')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,53 @@
+"""Peak memory of the causal gradient of linear attention on a CPU over what is held anyway.
+
+    python tools/benchmarks/linear_memory.py --json out.json
+
+Query, key, value, the output, its gradient and theirs are eight tensors [1, T, h, D/h] that any
+implementation holds. The ratio is the peak, with what was there before the call, over those.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from arguments import positive_int
+from memory import added_peak
+from record import write_json
+
+from aft_mm import ops
+
+
+def ratio(tokens: int, heads: int, head_dims: int) -> float:
+    """Forward and backward of one sequence, float32."""
+    shape = (1, tokens, heads, head_dims)
+    leaves = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    cotangent = torch.randn(shape)
+
+    def gradients() -> None:
+        y = ops.linear_attention(*leaves, causal=True)
+        torch.autograd.grad(y, leaves, cotangent)
+
+    small = [x.detach()[:, :200].requires_grad_() for x in leaves]
+    torch.autograd.grad(ops.linear_attention(*small, causal=True).sum(), small)  # loads libraries
+    one = cotangent.nbytes / 2**20
+    # Inputs and cotangent were there before the call.
+    return (added_peak(gradients) + 4 * one) / (8 * one)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the ratio of each width."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--tokens', type=positive_int, default=65_536, help='T; %(default)s')
+    parser.add_argument('--heads', type=positive_int, default=8, help='h; %(default)s')
+    parser.add_argument('--head-dims', type=positive_int, nargs='+', default=[32, 64], help='D/h')
+    parser.add_argument('--json', type=Path, help='write rows and the environment here')
+    args = parser.parse_args(arguments)
+    rows = [dict(head_dims=n, ratio=ratio(args.tokens, args.heads, n)) for n in args.head_dims]
+    for row in rows:
+        print(f'T {args.tokens}, {args.heads} heads of {row["head_dims"]}: {row["ratio"]:.2f}')
+    args.device = 'cpu'
+    write_json(args.json, rows, args)
+
+
+if __name__ == '__main__':
+    main()

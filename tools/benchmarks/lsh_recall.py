@@ -1,0 +1,80 @@
+"""How much of exact attention LSH attention finds: the weight of the tokens that its rounds see.
+
+    python tools/benchmarks/lsh_recall.py --json out.json
+
+Causal, tokens ~ N(0, 1), keys a random projection of deviation `--lengths` times 1/√D: the longer
+the keys, the fewer tokens hold most of the weight of exact shared-QK attention. Recall is the mean
+over tokens of the weight that exact attention gives to what the union of the rounds sees; share is
+what part of the tokens before it that is, the recall of a choice by chance.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from arguments import positive_int
+from record import write_json
+from torch import Tensor, nn
+
+from aft_mm.layers import LSHAttention
+
+ROUNDS = (1, 2, 4, 8)
+
+
+def seen(buckets: Tensor, chunk_size: int) -> Tensor:
+    """buckets [h, rounds, T] -> bool [h, T, T], the last chunk_size tokens of its bucket before it,
+    in any round, and the token itself.
+    """
+    tokens = buckets.shape[-1]
+    same = (buckets.unsqueeze(-1) == buckets.unsqueeze(-2)).tril_()
+    # How many of its bucket lie behind s and before t, or are t.
+    after = same.sum(-1, keepdim=True) - same.cumsum(-1)
+    return (same & (after <= chunk_size)).any(1) | torch.eye(tokens, dtype=torch.bool)
+
+
+def exact_weights(key: Tensor) -> Tensor:
+    """Causal shared-QK softmax [h, T, T] of keys [h, T, d], a token not with itself."""
+    logits = key @ F.normalize(key, dim=-1).mT * key.shape[-1] ** -0.5
+    visible = torch.ones(logits.shape[-2:], dtype=torch.bool).tril_(-1)
+    return logits.masked_fill(~visible, -torch.inf).softmax(-1)[:, 1:]
+
+
+def recall(length: float, rounds: int, args: argparse.Namespace) -> tuple[float, float]:
+    """Recall and share; the same tokens and keys for every number of rounds."""
+    torch.manual_seed(0)
+    x = torch.randn(1, args.tokens, args.dims)
+    weight = torch.randn(args.dims, args.dims) * length / args.dims**0.5
+    mixer = LSHAttention(args.dims, args.heads, rounds, args.buckets, args.chunk, causal=True)
+    nn.init.zeros_(mixer.key.bias)
+    with torch.no_grad():
+        mixer.key.weight.copy_(weight)
+        key = mixer.key(x).unflatten(2, (args.heads, -1)).transpose(1, 2)
+        found = seen(mixer.buckets(key)[0], args.chunk)[:, 1:]
+        weights = exact_weights(key[0])
+    before = torch.arange(1, args.tokens)
+    others = found.sum(-1) - 1
+    return (weights * found).sum(-1).mean().item(), (others / before).mean().item()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print a table, a row for each length of the keys and each number of rounds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    sizes = dict(tokens=1024, dims=256, heads=4, buckets=32, chunk=32)
+    for name, default in sizes.items():
+        parser.add_argument(f'--{name}', type=positive_int, default=default, help='%(default)s')
+    parser.add_argument('--lengths', type=float, nargs='+', default=[4.0, 16.0, 64.0])
+    parser.add_argument('--json', type=Path, help='write rows and the environment here')
+    args = parser.parse_args(arguments)
+    rows = []
+    for length in args.lengths:
+        for rounds in ROUNDS:
+            found, share = recall(length, rounds, args)
+            rows.append(dict(length=length, rounds=rounds, recall=found, share=share))
+            print(f'keys {length:g}, rounds {rounds}: recall {found:.3f}, share {share:.3f}')
+    args.device = 'cpu'
+    write_json(args.json, rows, args)
+
+
+if __name__ == '__main__':
+    main()
