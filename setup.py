@@ -10,7 +10,7 @@ EXPORT = ['onnx', 'onnxruntime', 'onnxscript']
 # Subwords and BLEU of translation.
 TEXT = ['sentencepiece', 'sacrebleu']
 # Filter banks; WAV, FLAC and OGG; Kaldi's archives; error rates.
-SPEECH = ['torchaudio', 'soundfile', 'kaldiio', 'jiwer']
+SPEECH = ['torchaudio', 'soundfile', 'kaldi-native-io', 'jiwer']
 VERSION = re.search(r"__version__ = '(.+)'", (ROOT / 'aft_mm/__init__.py').read_text()).group(1)
 
 setup(

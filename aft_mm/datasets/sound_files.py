@@ -1,5 +1,6 @@
 """Features of speech from files: filter banks of sound, and what other tools have computed."""
 
+import os
 import re
 import struct
 from pathlib import Path
@@ -14,8 +15,15 @@ SHIFT = 0.010
 FULL_SCALE = 2.0**15  # Kaldi's samples are ints of 16 bits
 CEPSTRA = 13  # of a frame in Sphinx's files
 _ADDRESS = re.compile(r'([^|]+\.ark):(\d+)')
-# How a binary matrix begins, and where it says its rows.
-_MATRICES = {b'\0BFM ': 6, b'\0BDM ': 6, b'\0BCM ': 13, b'\0BCM2 ': 14, b'\0BCM3 ': 14}
+# How a binary matrix begins, where it says its rows and columns, and the bytes of a value. Plain
+# ones have each size behind a byte of its own, compressed ones two floats before both.
+_MATRICES = {
+    b'\0BFM ': (6, 11, 4),
+    b'\0BDM ': (6, 11, 8),
+    b'\0BCM ': (13, 17, 1),
+    b'\0BCM2 ': (14, 18, 2),
+    b'\0BCM3 ': (14, 18, 1),
+}
 
 
 def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
@@ -124,11 +132,12 @@ def read_kaldi(address: str) -> np.ndarray:
         UnusableFile: It is missing or damaged, holds numbers that are none, or is no matrix: what
             is a command, or Python's pickle in an archive, is not run.
     """
-    import kaldiio
+    # Of the readers of archives, the one with a free licence that is kept up.
+    from kaldi_native_io import FloatMatrix
     num_kaldi_frames(address)
     try:
-        features = np.asarray(kaldiio.load_mat(address), dtype=np.float32)
-    except Exception as error:  # of kaldiio, whatever it met in the bytes
+        features = np.array(FloatMatrix.read(address))
+    except RuntimeError as error:
         raise UnusableFile(f'{address!r} of a Kaldi archive is damaged.') from error
     if not np.isfinite(features).all():
         raise UnusableFile(f'{address!r} of a Kaldi archive has values that are no numbers.')
@@ -144,13 +153,15 @@ def num_kaldi_frames(address: str) -> int:
         with open(match[1], 'rb') as file:
             file.seek(int(match[2]))
             head = file.read(24)
+            left = os.fstat(file.fileno()).st_size - int(match[2])
     except (OSError, OverflowError) as error:
         raise UnusableFile(f'{address!r} of a Kaldi archive cannot be read: '
                            f'{reason_of(error)}.') from error
-    # Plain matrices have each size behind a byte of its own, compressed ones two floats before.
-    for kind, place in _MATRICES.items():
-        if head.startswith(kind) and len(head) >= place + 4:
-            rows = struct.unpack_from('<i', head, place)[0]
-            if rows > 0:
+    for kind, (place_of_rows, place_of_columns, size) in _MATRICES.items():
+        if head.startswith(kind) and len(head) >= place_of_columns + 4:
+            rows, columns = (struct.unpack_from('<i', head, place)[0]
+                             for place in (place_of_rows, place_of_columns))
+            # More than the file holds is not tried: the reader would ask for the memory first.
+            if rows > 0 and columns > 0 and rows * columns * size < left:
                 return rows
-    raise UnusableFile(f'{address!r} of a Kaldi archive is no matrix with a row.')
+    raise UnusableFile(f'{address!r} of a Kaldi archive is no whole matrix with a row.')

@@ -87,7 +87,8 @@ class TextUnits:
 def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
     """The first pronunciation of every word of a dictionary in the format of CMUdict.
 
-    Lines that begin with ``;;;`` or ``#`` are comments. CMUdict itself is Latin-1: a line that is
+    Lines that begin with ``;;;`` or ``#`` are comments, as is what follows a ``#`` that stands
+    alone. CMUdict itself is Latin-1: a line that is
     no UTF-8 is read as that.
 
     Raises:
@@ -103,7 +104,7 @@ def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
             text = line.decode('utf-8-sig')
         except UnicodeDecodeError:
             text = line.decode('latin-1')
-        word, *phonemes = text.split() or ['#']
+        word, *phonemes = text.partition(' # ')[0].split() or ['#']
         if word.startswith((';;;', '#')):
             continue
         if not phonemes:

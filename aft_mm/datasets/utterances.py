@@ -4,6 +4,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -72,37 +73,17 @@ class Utterances(FileDataset):
 
     def load_data_list(self) -> list[dict]:
         """Look at every utterance, and say what is unusual."""
-        stack = int(np.prod([step.num_frames for step in self._steps(StackFrames)], dtype=int))
-        (load, ) = self._steps(LoadUtterance)
-        found, unknown = [], defaultdict(list)
         notes: dict[str, list[str]] = defaultdict(list)
+        unknown: dict[str, list[str]] = defaultdict(list)
+        found = []
         for name, path, text in self.find():
             units, missing = self.units.encode(text)
             for part in missing:
                 unknown[part].append(name)
-            try:
-                frames = load.num_frames(path)
-            except UnusableFile as error:
-                if self.test_mode:
-                    raise
-                notes['utterance(s) cannot be read and are left out'].append(str(error).rstrip('.'))
-                continue
-            if self.max_frames is not None and frames > self.max_frames:
-                if self.test_mode:
-                    raise ValueError(f'utterance {name!r} has {frames} frames, more than '
-                                     f'max_frames={self.max_frames}: cut it into shorter ones.')
-                notes[f'utterance(s) are longer than max_frames={self.max_frames} and left out'
-                      ].append(name)
-                continue
-            length = -(-frames // stack)
-            if length < frames_needed(units):
-                kept = 'kept, with errors' if self.test_mode else 'left out'
-                notes[f'utterance(s) have fewer frames than their transcript needs and are {kept}'
-                      ].append(name)
-                if not self.test_mode:
-                    continue
-            found.append(dict(name=name, path=path, text=text, units=units, num_frames=length,
-                              speaker=self._speaker_of(name)))
+            length = self._usable_length(name, path, units, notes)
+            if length is not None:
+                found.append(dict(name=name, path=path, text=text, units=units, num_frames=length,
+                                  speaker=self._speaker_of(name)))
         if unknown:
             notes['word(s) or character(s) have no symbol and become <unk>'] = [
                 f'{part!r} ({len(names)} x, first in {names[0]})'
@@ -113,6 +94,31 @@ class Utterances(FileDataset):
             raise ValueError(f'{self.place!r} has no utterance that can be used.')
         return found
 
+    def _usable_length(self, name: str, path: str, units: tuple[int, ...], notes: dict[str, list]
+                       ) -> int | None:
+        """Frames as the model sees them; None, with a note, where it cannot be trained on."""
+        try:
+            frames = self._load_step().num_frames(path)
+        except UnusableFile as error:
+            if self.test_mode:
+                raise
+            notes['utterance(s) cannot be read and are left out'].append(str(error).rstrip('.'))
+            return None
+        if self.max_frames is not None and frames > self.max_frames:
+            if self.test_mode:
+                raise ValueError(f'utterance {name!r} has {frames} frames, more than '
+                                 f'max_frames={self.max_frames}: cut it into shorter ones.')
+            notes[f'utterance(s) are longer than max_frames={self.max_frames} and left out'].append(
+                name)
+            return None
+        length = -(-frames // prod(step.num_frames for step in self._steps(StackFrames)))
+        if length >= frames_needed(units):
+            return length
+        kept = 'kept, with errors' if self.test_mode else 'left out'
+        notes[f'utterance(s) have fewer frames than their transcript needs and are {kept}'].append(
+            name)
+        return length if self.test_mode else None
+
     def full_init(self) -> None:
         """Read the list and, where features are normalised per speaker, their statistics."""
         if self._fully_initialized:
@@ -120,7 +126,7 @@ class Utterances(FileDataset):
         super().full_init()
         if not any(step.per == 'speaker' for step in self._steps(NormalizeFeatures)):
             return
-        (load, ) = self._steps(LoadUtterance)
+        load = self._load_step()
         sums: dict[str, Moments] = defaultdict(Moments)
         for index in range(len(self)):
             info = super().get_data_info(index)
@@ -147,6 +153,12 @@ class Utterances(FileDataset):
 
     def _steps(self, kind: type) -> list:
         return [step for step in self.pipeline.transforms if isinstance(step, kind)]
+
+    def _load_step(self) -> LoadUtterance:
+        steps = self._steps(LoadUtterance)
+        if len(steps) != 1:
+            raise ValueError(f'pipeline must have one LoadUtterance, got {len(steps)}.')
+        return steps[0]
 
     def _speaker_of(self, name: str) -> str | None:
         if self.speaker is None:
@@ -205,11 +217,15 @@ class SpeechFolder(Utterances):
     def find(self) -> Iterator[tuple[str, str, str]]:
         """See :class:`Utterances`."""
         texts = self._texts(Path(self.ann_file))
-        paths = {}
+        paths: dict[str, str] = {}
         for path in sorted(Path(self.data_root).rglob('*')):
             if path.suffix.lower() in SOUND:
                 whole = path.relative_to(self.data_root).with_suffix('').as_posix()
-                paths[whole if whole in texts else path.stem] = str(path)
+                name = whole if whole in texts else path.stem
+                if name in paths and name in texts:
+                    raise ValueError(f'utterance {name!r} must be one file, got {paths[name]!r} '
+                                     f'and {str(path)!r}: name their folders in the transcripts.')
+                paths[name] = str(path)
         _check_both(self.place, 'sound file(s)', set(paths), set(texts))
         for name, text in texts.items():
             yield name, paths.get(name, str(Path(self.data_root, f'{name}.wav'))), text

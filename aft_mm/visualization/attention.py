@@ -129,9 +129,13 @@ class MeanAttention:
 
 
 def mean_attention_distance(relative: Tensor) -> np.ndarray:
-    """Mean distance [tokens] of what each head reads, ``Σ a |offset| / Σ a``: ``[h]``."""
-    height, width = relative.shape[1:]
-    rows = torch.arange(height) - height // 2
-    columns = torch.arange(width) - width // 2
+    """Mean distance [tokens] of what the queries of a grid read, per head: ``[h]``.
+
+    ``Σ n a |offset| / Σ n a`` of the maps a ``[h, 2H − 1, 2W − 1]`` of
+    :func:`mean_relative_attention`, n the queries that have a token at the offset.
+    """
+    rows, columns = (torch.arange(size) - size // 2 for size in relative.shape[1:])
     distance = torch.hypot(rows[:, None].double(), columns[None].double())
-    return ((relative * distance).sum((1, 2)) / relative.sum((1, 2))).numpy()
+    count = (len(rows) // 2 + 1 - rows.abs())[:, None] * (len(columns) // 2 + 1 - columns.abs())
+    read = relative * count
+    return ((read * distance).sum((1, 2)) / read.sum((1, 2))).numpy()

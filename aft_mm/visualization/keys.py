@@ -67,7 +67,7 @@ def draw_key_maps(
             axis.set_yticks([])
         bar = figure.colorbar(picture, ax=list(row), fraction=0.04, pad=0.01)
         ticks = [1 / norm.vmax, 1, norm.vmax]
-        bar.set_ticks(ticks, labels=[f'{ratio:.2g}' for ratio in ticks])
+        bar.set_ticks(ticks, labels=[f'{ratio:.3g}' for ratio in ticks])
         bar.ax.minorticks_off()
         bar.ax.tick_params(labelsize=6)
         bar.set_label('exp(k) / mean', fontsize=6)

@@ -162,7 +162,7 @@ OUTPUTS = [
     ('--out /proc/a.png', "--out '/proc/a.png' cannot be written"),
     ('--out a.png --dpi -1', '--dpi must be an int, 1 to 2400, got -1'),
     ('--out a.png --dpi 0', '--dpi must be an int, 1 to 2400, got 0'),
-    ('--out a.png --top 0', 'top must be an int, 1 or larger, got 0'),
+    ('--out a.png --top 0', '--top must be an int, 1 or larger, got 0'),
 ]
 
 

@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from aft_mm.datasets import LengthBatchSampler
+from aft_mm.engine.epoch_loop import rest
 
 LENGTHS = np.random.default_rng(0).gamma(3, 100, 203).astype(int) + 1
 
@@ -55,6 +57,12 @@ def test_seed_and_epoch_decide():
     assert {frozenset(b) for b in batches(epoch=3)} != {frozenset(b) for b in batches(epoch=4)}
     ordered = batches(shuffle=False)
     assert [LENGTHS[index] for batch in ordered for index in batch] == sorted(LENGTHS)
+
+
+def test_a_run_that_stopped_inside_an_epoch_goes_on_with_what_is_left():
+    loader = DataLoader(range(203), collate_fn=list,
+                        batch_sampler=LengthBatchSampler(sampler(epoch=2), 16))
+    assert list(rest(loader, 5)) == list(loader)[5:] and len(rest(loader, 5)) == len(loader) - 5
 
 
 def test_two_processes_of_half_the_batch_take_the_batches_of_one():

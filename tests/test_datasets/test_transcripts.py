@@ -8,7 +8,7 @@ from aft_mm.datasets import TextUnits, read_lexicon, read_transcripts
 def test_words_are_looked_up_and_unknown_ones_are_one_unit(tmp_path):
     path = tmp_path / 'words.dic'
     path.write_bytes(
-        b';;; comment\n# another\nA  AH0\nA(2)  EY1\n\xc9T\xc9  EH1 T EY2\nTWO T UW1\n')
+        b';;; comment\n# another\nA  AH0\nA(2)  EY1\n\xc9T\xc9  EH1 T EY2 # French\nTWO T UW1\n')
     lexicon = str(path)
     assert read_lexicon(lexicon) == {
         'A': ('AH0',), 'ÉTÉ': ('EH1', 'T', 'EY2'), 'TWO': ('T', 'UW1')}

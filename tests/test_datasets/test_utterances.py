@@ -90,6 +90,14 @@ def test_nothing_is_left_out_of_a_test(folder, log):
     (folder / 'text').write_bytes(text.replace(b'broken no\nmissing no\n', b''))
     with pytest.raises(ValueError, match="'long' has 298 frames, more than max_frames=200"):
         build(folder, test_mode=True, max_frames=200)
+    with pytest.raises(ValueError, match='pipeline must have one LoadUtterance, got 0'):
+        SpeechFolder(str(folder), units=UNITS, pipeline=[PACK], test_mode=True)
+    (folder / 'other').mkdir()
+    twin = folder / 'other/one.wav'
+    soundfile.write(twin, noise(0.7, 1), RATE)
+    with pytest.raises(ValueError, match="utterance 'one' must be one file, got .*deep.*other"):
+        build(folder, test_mode=True)
+    twin.unlink()
     data = build(folder, test_mode=True)
     assert len(data) == 6 and any('are kept, with errors: short' in line for line in log)
 
@@ -190,13 +198,16 @@ def test_frames_are_stacked_and_masked():
 
 
 def test_archives_of_kaldi(tmp_path, monkeypatch):
-    kaldiio = pytest.importorskip('kaldiio', reason='kaldiio writes and reads the archives')
+    kaldi = pytest.importorskip('kaldi_native_io', reason='it writes and reads the archives')
     rng = np.random.default_rng(0)
     matrices = {f'{s}-{i}': rng.standard_normal((9 + i, 40)).astype('f4')
                 for i, s in enumerate('aab')}
     monkeypatch.chdir(tmp_path)
-    kaldiio.save_ark('raw.ark', matrices, scp='feats.scp')
-    kaldiio.save_ark('small.ark', matrices, scp='small.scp', compression_method=2)
+    with kaldi.FloatMatrixWriter('ark,scp:raw.ark,feats.scp') as raw:
+        with kaldi.CompressedMatrixWriter('ark,scp:small.ark,small.scp') as small:
+            for name, matrix in matrices.items():
+                raw.write(name, matrix)
+                small.write(name, matrix, kaldi.CompressionMethod.kSpeechFeature)
     Path('text').write_text(''.join(f'{name} yes\n' for name in matrices))
     Path('utt2spk').write_text(''.join(f'{name} {name[0]}\n' for name in matrices))
     pipeline = [LOAD, dict(type='aft_mm.NormalizeFeatures', per='speaker'), PACK]
@@ -213,7 +224,10 @@ def test_archives_of_kaldi(tmp_path, monkeypatch):
 
     # Nothing that would run what it names, or unpickle.
     Path('evil.ark').write_bytes(b'PKL' + b'cos\nsystem\n(Vtouch ran\ntR.')
-    for place in ('touch ran |', 'evil.ark:0', 'raw.ark:3', 'no.ark:7'):
+    most = b'\4' + struct.pack('<i', 2**31 - 1)
+    Path('vast.ark').write_bytes(b'\0BFM ' + 2 * most + bytes(400))
+    Path('cut.ark').write_bytes(Path('raw.ark').read_bytes()[:90])
+    for place in ('touch ran |', 'evil.ark:0', 'raw.ark:3', 'no.ark:7', 'vast.ark:0', 'cut.ark:4'):
         Path('feats.scp').write_text(f'a-0 {place}\n')
         with pytest.raises(UnusableFile, match='Kaldi archive'):
             KaldiFeatures(str(tmp_path), units=UNITS, pipeline=[LOAD, PACK], test_mode=True)

@@ -125,4 +125,5 @@ def test_panels_show_the_heads_and_distances_are_means():
     np.testing.assert_array_equal(panels[0].get_array(), maps[1])
     assert panels[0].get_extent() == [-2.5, 2.5, 1.5, -1.5]
     assert panels[1].axes.get_title() == 'head 0, max 50 %'
-    np.testing.assert_allclose(mean_attention_distance(maps), [0, 1.5])
+    # Of a grid of 2 x 3 tokens three have one above, and two have one two columns to the right.
+    np.testing.assert_allclose(mean_attention_distance(maps), [0, (3 * 1 + 2 * 2) / 5])

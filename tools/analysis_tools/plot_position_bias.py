@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.apis import load_model
+from aft_mm.checks import check_int
 from aft_mm.cli.command_line import CONFIG_ERRORS
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.pictures import (
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with one_sentence(*CONFIG_ERRORS):
         check_picture(args)
+        check_int('--top', args.top, 1)
         _, model = load_model(args.config, args.checkpoint, device='cpu')
         mixers = list(mixers_with_bias(model).values())
         if not mixers:

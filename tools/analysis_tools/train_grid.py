@@ -9,7 +9,7 @@ the rate, and NAME_seedN.jsonl with the scalars of the training; and for each sh
 NAME_lrX.json with its last validation. The rate with the best validation is the one of all seeds;
 short runs have the first seed. A run that has its file, and is of that rate, is not run again, so
 that the same command goes on where an earlier one was stopped: all rates of all configs first, then
-seed after seed.
+seed after seed. A folder belongs to one set of options.
 """
 
 import argparse

@@ -96,7 +96,8 @@ class TokenMixer(nn.Module):
         stays. Where a projection is no plain linear layer, or has a hook, nothing is fused.
         """
         layers = [layer for layer in (self.query, self.key, self.value) if layer is not None]
-        if any(type(layer) is not nn.Linear or layer._forward_hooks for layer in layers):
+        hooks = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+        if hooks or any(type(layer) is not nn.Linear for layer in layers):
             return
         weights, biases = zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
         if len({bias is None for bias in biases}) > 1:

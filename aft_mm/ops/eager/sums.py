@@ -107,10 +107,7 @@ def spread(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def zero_if_finite(x: Tensor) -> Tensor:
-    """0, or NaN where x holds NaN or infinity: added to what is compared, it denies it.
-
-    One pass, and a sum that overflows gives NaN, too.
-    """
+    """0, or NaN, for which no comparison holds, where the sum of x is NaN or infinite."""
     total = x.detach().sum()
     return total - total
 

@@ -70,7 +70,8 @@ def move(
     inside = (place < order.places) & (batch < order.batches) & (channel < order.channels)
     real = inside & (place % order.row < order.width)
     token = (place // order.row * order.width + place % order.row).to(tl.int64)
-    at = batch.to(tl.int64) * x.batch + token * x.token + channel // order.share * x.channel
+    at = batch.to(tl.int64) * x.batch + token * x.token
+    at += (channel // order.share).to(tl.int64) * x.channel
     head = (channel // order.group).to(tl.int64)
     to = moved + (head * order.places + place) * (order.batches * order.group)
     to += batch * order.group + channel % order.group
@@ -85,7 +86,7 @@ def move(
         tl.store(to, numbers.to(moved.dtype.element_ty), mask=inside)
 
 
-class Map(NamedTuple):
+class Maps(NamedTuple):
     """A batch of maps, their heads, and the kernel in places."""
 
     batch: int
@@ -137,13 +138,13 @@ class Map(NamedTuple):
         self._launch(moved, x, None, 0.0, True)
         return x
 
-    def _launch(self, moved: Tensor, x: Tensor, mask: Tensor | None, fill: float, back: bool):
+    def _launch(
+        self, moved: Tensor, x: Tensor, mask: Tensor | None, fill: float, back: bool
+    ) -> None:
         group, share = self.channels // self.heads, self.channels // x.shape[2]
         sizes = self.places, self.batch, self.channels
         programs = tuple(map(triton.cdiv, sizes, MOVED))
-        order = Order(
-            self.places, self.row, self.grid[1], self.batch, self.channels, group, share
-        )
+        order = Order(self.places, self.row, self.grid[1], *sizes[1:], group, share)
         names = 'PLACES', 'SEQUENCES', 'CHANNELS'
         blocks = dict(zip(names, MOVED, strict=True))
         tokens = Tokens(x, *x.stride())
@@ -181,18 +182,17 @@ def aft_conv(
     return conv(query, key, value, weight, key_mask, list(grid), gate, save)[0]
 
 
-def _map(value: Tensor, weight: Tensor, grid: Sequence[int]) -> Map:
-    return Map(value.shape[0], weight.shape[0], value.shape[2], grid, weight.shape[1:])
+def _map(value: Tensor, weight: Tensor, grid: Sequence[int]) -> Maps:
+    return Maps(value.shape[0], weight.shape[0], value.shape[2], grid, weight.shape[1:])
 
 
-def _call(query, key, value, weight, key_mask, grid, gate, save) -> tuple[Map, launch.Call]:
+def _call(query, key, value, weight, key_mask, grid, gate, save) -> tuple[Maps, launch.Call]:
     places = _map(value, weight, grid)
     band, block = places.cut(value, save)
     # The parts of the gradient of a key that channels share are added before they are rounded.
     wide = torch.float32 if places.heads != places.channels else None
     keys = places.move(key, float('-inf'), key_mask, wide)
-    queries = places.move(query) if gate != 'none' else None
-    table, values = places.table(weight), places.move(value)
+    queries, values, table = places.move(query), places.move(value), places.table(weight)
     return places, launch.Call(queries, keys, values, table, None, gate, band, block)
 
 

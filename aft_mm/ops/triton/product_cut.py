@@ -50,11 +50,16 @@ class Band(NamedTuple):
         return triton.cdiv(self.sources, self.tile)
 
     @property
+    def radius(self) -> int:
+        """The largest distance of two tokens in the window; −1 if it is empty."""
+        return near_radius(self.window, self.grid)
+
+    @property
     def before(self) -> int:
         """Tiles of sources before the own one that meet it."""
         if self.window is None:
             return max(self.tiles, self.source_tiles)
-        before = triton.cdiv(max(near_radius(self.window, self.grid), 0), self.tile)
+        before = triton.cdiv(max(self.radius, 0), self.tile)
         # The shared tile holds all of the window, also what no token of a sequence sees.
         return before if self.shared else min(before, self.tiles - 1)
 
@@ -88,7 +93,7 @@ class Band(NamedTuple):
         if self.window is None:
             return Where(*sizes, 0, 0, 0, 1)
         if self.grid is None or len(self.grid) == 1:
-            return Where(*sizes, near_radius(self.window, self.grid), 0, 0, 1)
+            return Where(*sizes, self.radius, 0, 0, 1)
         return Where(*sizes, 0, *as_pair(self.window), self.grid[1])
 
     def whole(self, where: Where) -> Where:
@@ -104,10 +109,8 @@ class Band(NamedTuple):
         if self.window is None:
             return Bias(table, 0, 0, row, column, 0)
         # w[t, t'] of a window stands in column radius + t' − t.
-        radius = near_radius(self.window, self.grid)
-        if self.shared:
-            return Bias(table, row, 0, -column, column, radius * column)
-        return Bias(table, 0, 0, row - column, column, radius * column)
+        by_batch, by_target = (row, -column) if self.shared else (0, row - column)
+        return Bias(table, by_batch, 0, by_target, column, self.radius * column)
 
     def place_tiles(self, table: Tensor) -> Bias:
         """w in tiles [n, tile, reach · tile], n of targets or if shared of sequences."""

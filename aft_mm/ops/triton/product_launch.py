@@ -279,9 +279,8 @@ def product_backward(
 def _along_diagonals(by_tiles: Tensor, band: Band) -> Tensor:
     """The gradient of w [B, offsets] from that of the tile [B, tile, reach · tile] of each."""
     batch, tile, width = by_tiles.shape
-    radius = band.where(0, 0).radius
-    size, stride = (batch, 2 * radius + 1, tile), (tile * width, 1, width + 1)
-    return by_tiles.as_strided(size, stride, band.before * tile - radius).sum(2)
+    size, stride = (batch, 2 * band.radius + 1, tile), (tile * width, 1, width + 1)
+    return by_tiles.as_strided(size, stride, band.before * tile - band.radius).sum(2)
 
 
 def share_out(steps: int, pairs: int, device: torch.device) -> tuple[int, int]:

@@ -1,5 +1,5 @@
 # Wall Street Journal in the layout of Kaldi's recipe, <data_root>/{train_si284,test_dev93,test_eval92}/
-# {feats.scp,text,utt2spk} with 40 filter banks and no deltas, and CMUdict as <data_root>/cmudict.dict;
+# {feats.scp,text,utt2spk} with 40 filter banks and no deltas, and CMUdict as <data_root>/cmudict-0.7b;
 # 80 hours, utterances of 2,400 frames at most. A word that the dictionary lacks is one unit <unk>.
 data_root = '{{$AFT_MM_DATA:data}}/wsj'
 units = dict(
@@ -8,7 +8,7 @@ units = dict(
         'IH', 'IY', 'JH', 'K', 'L', 'M', 'N', 'NG', 'OW', 'OY', 'P', 'R', 'S', 'SH', 'T', 'TH',
         'UH', 'UW', 'V', 'W', 'Y', 'Z', 'ZH'
     ],
-    lexicon=data_root + '/cmudict.dict',
+    lexicon=data_root + '/cmudict-0.7b',
     case='upper')
 
 pipeline = [
