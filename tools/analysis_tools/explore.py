@@ -6,19 +6,25 @@ A browser opens it from disk; it loads nothing.
 """
 
 import argparse
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from mmengine.config import Config
-from plot_position_bias import mixers_with_bias
-from torch import Tensor, nn
+from torch import nn
 
 from aft_mm.apis import ImageClassifier, load_model
 from aft_mm.cli.arguments import check_output
 from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
 from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.visualization import ExplorerImage, ExplorerLayer, explorer_page
+from aft_mm.cli.pictures import footer
+from aft_mm.visualization import (
+    ExplorerImage,
+    ExplorerLayer,
+    explorer_page,
+    mixers_with_bias,
+    mixers_with_keys,
+    record_outputs,
+)
 
 
 def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLayer]:
@@ -50,14 +56,10 @@ def look_at(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]
     if grid != mixer.grid:
         raise UserError(f'image {path!r} has a grid of {grid} tokens in the model, but the biases '
                         f'are of {mixer.grid}; give one of another size')
-    keys: dict[str, Tensor] = {}
-    handles = [
-        mixer.key.register_forward_hook(
-            lambda module, given, output, name=name: keys.__setitem__(name, output[0]))
-        for name, mixer in mixers.items()]
-    (result, ) = classifier(path, progress=False)
-    for handle in handles:
-        handle.remove()
+    projections = {name: mixers[name].key for name in mixers_with_keys(classifier.model)
+                   if name in mixers}
+    with record_outputs(projections) as keys:
+        (result, ) = classifier(path, progress=False)
     pixels = inputs.permute(1, 2, 0).numpy()
     if pixels.shape[2] == 1:
         pixels = pixels.repeat(3, axis=2)
@@ -65,7 +67,7 @@ def look_at(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]
         pixels = pixels[..., ::-1]
     what = result['label'] if result['class_name'] is None else result['class_name']
     return ExplorerImage(f'{Path(path).name}: {what}, score {result["score"]:.2f}', pixels.copy(),
-                         [keys.get(name) for name in mixers])
+                         [keys[name][0] if name in keys else None for name in mixers])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -89,10 +91,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         layers = layers_of(mixers, config)
         images = [look_at(classifier, path, mixers) for path in args.images]
         mixer = next(iter(mixers.values()))
-        checkpoint = Path(args.checkpoint)
-        about = f'{type(mixer).__name__}, {len(layers)} layers; checkpoint {checkpoint.name}'
-        if checkpoint.is_file():
-            about += f', sha256 {hashlib.sha256(checkpoint.read_bytes()).hexdigest()[:8]}'
+        about = (f'{type(mixer).__name__}, {len(layers)} layers · '
+                 f'{footer(args.config, args.checkpoint)}')
         page = explorer_page(layers, mixer.grid, mixer.num_prefix_tokens, images,
                              title=Path(args.config).stem, about=about)
         Path(args.out).write_text(page, encoding='utf-8')
