@@ -7,6 +7,10 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 EXPORT = ['onnx', 'onnxruntime', 'onnxscript']
+# Subwords and BLEU of translation.
+TEXT = ['sentencepiece', 'sacrebleu']
+# Filter banks; WAV, FLAC and OGG; Kaldi's archives; error rates.
+SPEECH = ['torchaudio', 'soundfile', 'kaldi-native-io', 'jiwer']
 VERSION = re.search(r"__version__ = '(.+)'", (ROOT / 'aft_mm/__init__.py').read_text()).group(1)
 
 setup(
@@ -17,6 +21,7 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['aft_mm', 'aft_mm.*']),
+    package_data={'aft_mm.visualization': ['explorer.html', 'explorer.js']},
     python_requires='>=3.10',
     install_requires=[
         # Compiling AFT needs 2.6, where torch.cond has a gradient.
@@ -47,9 +52,13 @@ setup(
         ],
         # fla-core holds the kernels of flash-linear-attention; they need a GPU.
         'bench': ['timm', 'aft-pytorch', 'fla-core; platform_system == "Linux"'],
+        'text': TEXT,
+        'speech': SPEECH,
+        # Class activation maps; brings a second OpenCV, so it is installed on request only.
+        'analysis': ['grad-cam>=1.5'],
         'docs': ['sphinx', 'myst-parser'],
         'export': EXPORT,
-        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', *EXPORT],
+        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', *EXPORT, *TEXT, *SPEECH],
     },
     classifiers=[
         'Programming Language :: Python :: 3',

@@ -21,9 +21,11 @@ def is_int(value: Any) -> bool:
 
     Sizes of a graph that is exported may be unknown ones, and tensors in one that torch.jit traces.
     """
+    if isinstance(value, int):
+        return not isinstance(value, bool)
     if isinstance(value, torch.Tensor):
         return torch.jit.is_tracing() and value.dtype == torch.int64 and value.dim() == 0
-    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+    return isinstance(value, torch.SymInt)
 
 
 def refuse(name: str, allowed: str, value: Any) -> NoReturn:
@@ -118,12 +120,13 @@ def check_sizes(name: str, value: Any, dims: Collection[int], least: int = 1) ->
 
 def per_dimension(name: str, value: Any, dims: int, least: int = 1) -> tuple[int, ...]:
     """The sizes of a window or kernel, one per dimension; an int stands for all of them."""
-    sizes = (value,) * dims if is_int(value) else value
-    fits = isinstance(sizes, Sequence) and len(sizes) == dims
-    if not fits or not all(is_int(size) and size >= least for size in sizes):
+    if is_int(value) and value >= least:
+        return (value,) * dims
+    fits = isinstance(value, Sequence) and len(value) == dims
+    if not fits or not all(is_int(size) and size >= least for size in value):
         several = '' if dims == 1 else f' or {dims} ints'
         refuse(name, f'an int{several}{_bounds(least, None)}', value)
-    return tuple(sizes)
+    return tuple(value)
 
 
 def check_config(name: str, value: Any) -> None:

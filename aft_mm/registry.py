@@ -11,6 +11,7 @@ from aft_mm.checkpoint import register_safe_loading
 
 __all__ = [
     'DATASETS',
+    'DATA_SAMPLERS',
     'HOOKS',
     'LOOPS',
     'METRICS',
@@ -27,6 +28,9 @@ MODELS = root.Registry(
 # One file per kind of data.
 DATASETS = root.Registry(
     'dataset', parent=root.DATASETS, scope='aft_mm', locations=['aft_mm.datasets'])
+# The order of samples, and which make a batch.
+DATA_SAMPLERS = root.Registry(
+    'data sampler', parent=root.DATA_SAMPLERS, scope='aft_mm', locations=['aft_mm.datasets'])
 # Steps of a data pipeline.
 TRANSFORMS = root.Registry(
     'transform', parent=root.TRANSFORMS, scope='aft_mm', locations=['aft_mm.datasets.transforms'])
@@ -51,8 +55,7 @@ PARAM_SCHEDULERS = root.Registry(
 # How a test runs that draws samples on its way.
 LOOPS = root.Registry('loop', parent=root.LOOPS, scope='aft_mm', locations=['aft_mm.engine'])
 # Nothing of ours; mmengine warns at the start of a run where the default scope lacks one of these.
-for _parent in (
-        root.DATA_SAMPLERS, root.OPTIMIZERS, root.VISBACKENDS, root.VISUALIZERS):
+for _parent in (root.OPTIMIZERS, root.VISBACKENDS, root.VISUALIZERS):
     root.Registry(_parent.name, parent=_parent, scope='aft_mm', locations=['aft_mm.engine'])
 
 register_safe_loading()

@@ -19,6 +19,15 @@ def pins(path: str | Path) -> Iterator[Requirement]:
         yield Requirement(line.partition(' --hash=')[0].strip())
 
 
+def first_line(package: Distribution) -> str:
+    """Of the file with its licence, such as ``The MIT License``; empty if there is none."""
+    for name in package.metadata.get_all('License-File', []):
+        for text in (package.read_text(name), package.read_text(f'licenses/{name}')):
+            if text and text.strip():
+                return text.strip().splitlines()[0]
+    return ''
+
+
 def license_of(package: Distribution) -> str:
     """What a package states, in the order of precision: SPDX, classifiers, free text."""
     metadata = package.metadata
@@ -26,7 +35,7 @@ def license_of(package: Distribution) -> str:
     if not stated:
         classifiers = [text.rpartition(' :: ')[2] for text in metadata.get_all('Classifier', [])
                        if text.startswith(CLASSIFIER) and text != 'License :: OSI Approved']
-        stated = ' or '.join(classifiers) or metadata.get('License')
+        stated = ' or '.join(classifiers) or metadata.get('License') or first_line(package)
     return ' '.join((stated or 'not stated').split())[:60]
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 
@@ -24,10 +24,11 @@ from model_complexity import Likelihood, analyse, analyse_config  # noqa: E402
 from reference_bits import sorted_points_bits  # noqa: E402
 
 
-def run(tool, *arguments):
-    return subprocess.run(
-        [sys.executable, str(TOOLS / tool), *map(str, arguments)],
-        cwd=ROOT, capture_output=True, text=True)
+@pytest.fixture
+def run(run):
+    # Where the data lie is said to all of them, so that mmengine says it on the way.
+    env = dict(AFT_MM_DATA=os.environ.get('AFT_MM_DATA', 'data'))
+    return lambda tool, *arguments: run(TOOLS / tool, *arguments, cwd=ROOT, env=env)
 
 
 def only_error(done):
@@ -211,7 +212,7 @@ def test_a_detector_with_boxes_of_its_own_is_not_counted(tmp_path):
     ('model_converters/export_onnx.py', 'no.pth', 'no.pt2', '--backbone'),
     ('model_converters/deit_to_aft.py', QUICKSTART, 'no.pth', '--config'),
 ])
-def test_missing_libraries_are_one_sentence(words, missing_downstream):
+def test_missing_libraries_are_one_sentence(run, words, missing_downstream):
     if not missing_downstream:
         pytest.skip('they are installed')
     config = ROOT / 'configs/detection/retinanet-aft-conv-mini_1xb4-24e_bccd.py'
@@ -220,7 +221,7 @@ def test_missing_libraries_are_one_sentence(words, missing_downstream):
     assert '`make downstream` installs' in only_error(run(f'../{tool}', *rest))
 
 
-def test_model_complexity_writes_its_table(tmp_path):
+def test_model_complexity_writes_its_table(run, tmp_path):
     done = run('model_complexity.py', QUICKSTART, '--json', tmp_path / 'counts.json')
 
     assert done.returncode == 0, done.stderr
@@ -231,10 +232,12 @@ def test_model_complexity_writes_its_table(tmp_path):
     assert counts['flops_by_module']['head.fc'] == 64 * 10
 
 
-def test_print_config_fills_in_what_is_inherited_and_overridden():
-    done = run('print_config.py', QUICKSTART, '--cfg-options', 'train_cfg.max_epochs=7')
+def test_print_config_prints_the_config_alone_with_what_is_inherited_and_overridden(run):
+    config = QUICKSTART.with_name('aft-conv-mini-h96-k7_1xb100-8e_cifar10.py')
+    done = run('print_config.py', config, '--cfg-options', 'train_cfg.max_epochs=7')
 
     assert done.returncode == 0, done.stderr
+    assert 'AFT_MM_DATA' in done.stderr  # what mmengine says on the way
     printed = Config.fromstring(done.stdout, '.py')
     assert printed.train_cfg.max_epochs == 7
     assert printed.default_scope == 'mmpretrain' and '_base_' not in printed
@@ -253,7 +256,7 @@ def checkpoint(tmp_path):
     return tmp_path / 'model.pth'
 
 
-def test_plot_position_bias_draws_every_layer(checkpoint, tmp_path):
+def test_plot_position_bias_draws_every_layer(run, checkpoint, tmp_path):
     done = run('plot_position_bias.py', QUICKSTART, checkpoint, '--out', tmp_path / 'new/bias.png')
 
     assert done.returncode == 0, done.stderr
@@ -263,7 +266,7 @@ def test_plot_position_bias_draws_every_layer(checkpoint, tmp_path):
     assert red.mean() > 0.01 and blue.mean() > 0.01
 
 
-def test_plot_position_bias_refuses_a_model_without_one(tmp_path):
+def test_plot_position_bias_refuses_a_model_without_one(run, tmp_path):
     config = Config.fromfile(QUICKSTART)
     config.model.backbone.token_mixer = dict(type='aft_mm.AFTSimple')
     config.dump(tmp_path / 'simple.py')
@@ -277,7 +280,7 @@ def test_plot_position_bias_refuses_a_model_without_one(tmp_path):
     assert not (tmp_path / 'bias.png').exists()
 
 
-def test_plot_position_bias_refuses_a_checkpoint_of_another_model(checkpoint, tmp_path):
+def test_plot_position_bias_refuses_a_checkpoint_of_another_model(run, checkpoint, tmp_path):
     config = Config.fromfile(QUICKSTART)
     config.model.backbone.arch.num_layers = 3
     config.dump(tmp_path / 'shallow.py')
@@ -291,12 +294,12 @@ def test_plot_position_bias_refuses_a_checkpoint_of_another_model(checkpoint, tm
     ('model_complexity.py', 'no.py'),
     ('plot_position_bias.py', QUICKSTART, 'no.pth', '--out', 'bias.png'),
 ])
-def test_a_missing_file_is_one_sentence(words):
+def test_a_missing_file_is_one_sentence(run, words):
     line = only_error(run(*words))
     assert 'no.py' in line or 'no.pth' in line
 
 
-def test_reference_bits_of_known_bytes(tmp_path):
+def test_reference_bits_of_known_bytes(run, tmp_path):
     """One byte costs nothing, two equal shares a bit, and xz finds the repetition."""
     data = np.tile(np.frombuffer(b'ab', np.uint8), 500)
     data[-100:] = ord('c')  # the test part alone
@@ -349,7 +352,7 @@ def test_the_bits_of_points_in_order_of_z_are_a_code_of_all_sequences():
     assert total == pytest.approx(1)
 
 
-def test_reference_bits_of_point_clouds(tmp_path, shared_data):
+def test_reference_bits_of_point_clouds(run, tmp_path, shared_data):
     if not (shared_data / 'modelnet10_pcd').is_dir():
         pytest.skip(f'the modelnet10_pcd pack is not at {shared_data}')
     config = ROOT / 'configs/point_cloud/aft-local-96-mini_1xb4-40e_modelnet10-chair.py'
@@ -363,7 +366,12 @@ def test_reference_bits_of_point_clouds(tmp_path, shared_data):
     assert bits['sorted points'] < bits['xz -9'] < bits['order 0'] < 8
 
 
-def test_reference_bits_name_an_image_of_another_size(untrained):
+def test_a_classifier_has_no_bits_to_compare_with(run):
+    done = run('reference_bits.py', QUICKSTART)
+    assert 'has no autoregressive model, with a decoder, whose bits' in only_error(done)
+
+
+def test_reference_bits_name_an_image_of_another_size(run, untrained):
     done = run('reference_bits.py', untrained['tiny_pixels'][0], '--cfg-options',
                'test_dataloader.dataset.pipeline.0.image_shape=(8,9,1)')
     assert 'image 0 must be uint8 of image_shape (8, 9, 1)' in only_error(done)

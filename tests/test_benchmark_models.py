@@ -22,6 +22,7 @@ import benchmark_attention  # noqa: E402
 import benchmark_efficiency  # noqa: E402
 import benchmark_models  # noqa: E402
 import benchmark_ops  # noqa: E402
+import benchmark_sampling  # noqa: E402
 import decoders  # noqa: E402
 import training_step  # noqa: E402
 
@@ -170,6 +171,7 @@ TOOLS_AND_OPTIONS = {
     benchmark_efficiency: ['--lengths', '--positions', '--dims', '--layers', '--heads', '--batch'],
     benchmark_models: ['--size', '--batch'],
     benchmark_ops: [],
+    benchmark_sampling: ['--batch', '--images'],
     training_step: ['--tokens', '--dims', '--layers', '--window', '--batch'],
 }
 WRONG = [

@@ -59,8 +59,7 @@ def build(name):
     config = load(name)
     init_default_scope(config.default_scope)
     with torch.device('meta'):
-        return MODELS.build(
-            dict(config.model, data_preprocessor=dict(config.data_preprocessor)))
+        return MODELS.build(dict(config.model, data_preprocessor=dict(config.data_preprocessor)))
 
 
 def fields(name):
@@ -375,7 +374,8 @@ def count_any(path):
 
 
 def test_every_task_is_listed():
-    tasks = {path.parent for path in ROOT.glob('configs/*/*.py')} - {ROOT / 'configs/_base_'}
+    tasks = {path.parent for path in ROOT.glob('configs/*/*.py')} - {
+        ROOT / 'configs/_base_', ROOT / 'configs/own_data'}  # the latter have no results
     index = yaml.safe_load((ROOT / 'model-index.yml').read_text())
     assert tasks == set(TASKS)
     assert index['Import'] == [f'configs/{task.name}/metafile.yml' for task in TASKS]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 from PIL import Image
 from scipy.spatial import cKDTree
@@ -101,15 +102,67 @@ def test_shapes_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
         assert MODELS.build(config.model).decoder.max_length == len(dataset[0]['inputs'])
 
 
+def test_languages_of_your_own_as_in_the_guide(tmp_path):
+    config = load_example(python_blocks('machine_translation')[1], 'machine_translation', tmp_path)
+    for split in ('train', 'val', 'test'):
+        data = config[f'{split}_dataloader'].dataset
+        assert data.source_file == f'data/mine/{split}.fr'
+        assert data.subwords == config.subwords == 'data/mine/subwords.model'
+    with torch.device('meta'):
+        assert MODELS.build(config.model).head.num_values == 8000
+
+
 @pytest.mark.parametrize('guide', [
-    'image_ar', 'language_modeling', 'point_cloud', 'super_resolution'])
+    'image_ar', 'language_modeling', 'machine_translation', 'point_cloud', 'speech_recognition',
+    'super_resolution'])
 def test_guides_name_configs_that_exist(guide):
     named = re.findall(r'configs/[\w/.-]+\.py', (ROOT / f'docs/tasks/{guide}.md').read_text())
     assert named and all((ROOT / path).is_file() for path in named)
 
 
-def test_the_config_of_ones_own_in_the_docs_builds(tmp_path):
-    text = (ROOT / 'docs/configs.md').read_text()
-    _, example = re.findall('```python\n(.*?)```', text, re.S)
-    model = MODELS.build(load_example(example, 'image_classification', tmp_path).model)
-    assert model(torch.randn(1, 3, 224, 224)).shape == (1, 1000)
+@pytest.mark.parametrize('page', ['README.md', 'docs/configs.md'])
+def test_the_config_of_ones_own_in_the_docs_trains(page, tool, tmp_path, monkeypatch):
+    """On a few images in the folders of ImageNet's classes, as it stands there."""
+    blocks = re.findall('```python\n(.*?)```', (ROOT / page).read_text(), re.S)
+    (example, ) = [block for block in blocks if block.startswith('_base_')]
+    monkeypatch.chdir(tmp_path)
+    for split in ('train', 'val'):
+        for number in range(1000):
+            (tmp_path / f'data/imagenet/{split}/n{number:08}').mkdir(parents=True)
+        for number in (1, 998):
+            image = Image.new('RGB', (260, 240))
+            image.save(tmp_path / f'data/imagenet/{split}/n{number:08}/a.JPEG')
+    (tmp_path / 'mine.py').write_text(example)
+    tool('train').main([
+        'mine.py', '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=1',
+        'param_scheduler=None', 'default_hooks.logger.interval=1',
+        *(f'{part}_dataloader.{key}' for part in ('train', 'val')
+          for key in ('batch_size=2', 'num_workers=0', 'persistent_workers=False'))])
+    config = Config.fromfile('work/mine.py')
+    model = MODELS.build(config.model)
+    groups = build_optim_wrapper(model, config.optim_wrapper).optimizer.param_groups
+    decay = {id(group['params'][0]): group['weight_decay'] for group in groups}
+    biases = [value for name, value in model.named_parameters() if 'pos_bias' in name]
+    assert biases and all(decay[id(bias)] == 0 for bias in biases)
+
+
+def test_speech_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
+    soundfile = pytest.importorskip('soundfile', reason='soundfile writes the sound of this test')
+    pytest.importorskip('torchaudio', reason='torchaudio computes filter banks')
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / 'data/my-speech'
+    folder.mkdir(parents=True)
+    noise = np.random.default_rng(0).standard_normal(8000) / 9
+    for name in ('train', 'test'):
+        soundfile.write(folder / f'{name}-1.wav', noise, 16000)
+        (folder / f'{name}.txt').write_text(f"{name}-1 That's it\n")
+    text = python_blocks('speech_recognition')[1].replace("'../_base_", f"'{ROOT}/configs/_base_")
+    config = load_example(text, 'speech_recognition', tmp_path)
+
+    model = MODELS.build(config.model)
+    for split in ('train', 'val', 'test'):
+        sample = DATASETS.build(config[f'{split}_dataloader'].dataset)[0]
+        assert sample['inputs'].shape == (16, 120) and 1 not in sample['data_samples'].units
+    batch = model.data_preprocessor({key: [value] for key, value in sample.items()}, False)
+    assert model(**batch, mode='loss')['loss'].isfinite()
+    assert model.encoder.max_length == 800

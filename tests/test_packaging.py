@@ -28,7 +28,8 @@ def wheel(root, tmp_path_factory):
 
 def test_every_module_and_nothing_else_is_in_the_wheel(wheel, root):
     names = {name for name in wheel[1] if '.dist-info/' not in name}
-    expected = {path.relative_to(root).as_posix() for path in (root / 'aft_mm').rglob('*.py')}
+    expected = {path.relative_to(root).as_posix() for pattern in ('*.py', '*.html', '*.js')
+                for path in (root / 'aft_mm').rglob(pattern)}
     assert names == expected
 
 
@@ -37,7 +38,8 @@ def test_metadata(wheel):
     assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-any.whl'  # nothing compiled
     assert metadata['Version'] == aft_mm.__version__
     assert metadata['Requires-Python'] == '>=3.10'
-    extras = {'downstream', 'bench', 'docs', 'export', 'dev'}
+    extras = {
+        'downstream', 'bench', 'text', 'speech', 'analysis', 'docs', 'export', 'dev'}
     assert set(metadata.get_all('Provides-Extra')) == extras
 
 

@@ -7,8 +7,8 @@ from aft_mm.cli.command_line import protect
 
 from .leaves import leaves
 
-TASKS = ('image_classification', 'image_ar', 'language_modeling', 'point_cloud',
-         'super_resolution', 'detection', 'segmentation')
+TASKS = ('image_classification', 'image_ar', 'language_modeling', 'machine_translation',
+         'point_cloud', 'super_resolution', 'detection', 'segmentation')
 FINITE = 'aft_mm.FiniteLossHook'
 
 

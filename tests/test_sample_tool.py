@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import re
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from PIL import Image
 
 from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator
 from aft_mm.datasets import Digits
+from aft_mm.models import step_graph
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
 
 
@@ -43,9 +43,23 @@ class TestImages:
         expected = ImageGenerator(*untrained['tiny_pixels'], device='cpu').sample(3, **options)
         np.testing.assert_array_equal(picture('new/a.png'), draw_samples(expected))
 
+    def test_steps_are_compiled_on_request(self, sample, untrained, monkeypatch):
+        advances = []
+
+        def advance(*tensors):
+            advances.append(1)
+            step_graph._advance_in_place(*tensors)
+
+        monkeypatch.setattr(step_graph, '_compiled_advance', lambda: advance)
+        sample(*untrained['tiny_pixels'], '--out', 'a.png', '--num', 2)
+        assert not advances
+        sample(*untrained['tiny_pixels'], '--out', 'b.png', '--num', 2, '--compile')
+        assert advances
+        np.testing.assert_array_equal(picture('a.png'), picture('b.png'))
+
     def test_sixteen_images_unless_said_otherwise(self, sample, untrained, capsys):
         sample(*untrained['tiny_pixels'], '--out', 'a.png')
-        assert picture('a.png').shape == (4 * 18 + 2, 4 * 18 + 2, 3)
+        assert picture('a.png').shape == (4 * 98 + 2, 4 * 98 + 2, 3)  # 8 pixels of 12
         assert capsys.readouterr().out.endswith('written to a.png\n')
 
     @pytest.mark.parametrize(('words', 'keep', 'rows'), [([], 0.5, 4), ([0.25], 0.25, 2)])
@@ -172,21 +186,25 @@ def test_missing_files_end_in_one_sentence(sample, untrained):
 class TestPlotCurves:
 
     @pytest.fixture
-    def plot(self, root, run, tmp_path):
+    def plot(self, tool, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
         records = [dict(loss=5., epoch=1, iter=1, step=1), dict(bits_per_char=7., step=1)]
-        (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, records)))
-        tool = root / 'tools/analysis_tools/plot_curves.py'
-        return lambda *words: run(tool, *words, cwd=tmp_path)
+        for name in ('log', 'copy'):
+            (tmp_path / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, records)))
+        main = tool('analysis_tools/plot_curves').main
+        return lambda *words: main([str(word) for word in words])
 
-    def test_a_picture_of_two_runs(self, plot, tmp_path):
-        result = plot('log.jsonl', 'again=log.jsonl', '--out', 'new/a.png', '--dpi', 50,
-                      '--reference', 'xz -9=2.28', '3', '--metric', 'bits_per_char')
-        assert result.stdout == '2 runs drawn to new/a.png\n', result.stderr
+    def test_a_picture_of_two_runs(self, plot, tmp_path, capsys):
+        plot('log.jsonl', 'again=log.jsonl', '--out', 'new/a.png', '--dpi', 50,
+             '--reference', 'xz -9=2.28', '3', '--metric', 'bits_per_char')
+        assert capsys.readouterr().out == '2 runs drawn to new/a.png\n'
         assert picture(tmp_path / 'new/a.png').std() > 1
 
-    def test_one_run_is_one(self, plot):
-        result = plot('log.jsonl', '--out', 'a.png', '--dpi', 50)
-        assert result.stdout == '1 run drawn to a.png\n', result.stderr
+    def test_seeds_are_a_group_and_one_run_is_one(self, plot, capsys):
+        plot('--out', 'a.png', '--dpi', 50, '--over', 'epoch', 'log.jsonl')
+        assert capsys.readouterr().out == '1 run drawn to a.png\n'
+        plot('--group', 'b', 'log.jsonl', 'copy.jsonl', '--out', 'a.png', '--dpi', 50)
+        assert capsys.readouterr().out == '2 runs drawn to a.png\n'
 
     @pytest.mark.parametrize(('words', 'message'), [
         (['log.jsonl', 'log.jsonl'], "LOG needs labels that differ, got 'log.jsonl' twice"),
@@ -194,9 +212,11 @@ class TestPlotCurves:
         (['log.jsonl', '--reference', 'a=1', 'a=2'], "--reference needs labels .* 'a' twice"),
         (['log.jsonl', '--metric', 'bits_per_dim'], "metric must be one that a run has"),
         (['no.jsonl'], "'no.jsonl' is neither a log"),
-        (['log.jsonl', '--reference', 'xz=much'], '--reference needs LABEL=BITS .* got xz=much'),
+        (['log.jsonl', '--reference', 'xz=much'], '--reference needs LABEL=VALUE .* got xz=much'),
+        (['log.jsonl', '--group', 'b', 'a', 'a'], '--group needs LABEL LOG .* got b a a'),
+        ([], r'\[LABEL=\]LOG or --group must name at least one log, got none'),
     ])
     def test_bad_arguments_end_in_one_sentence(self, plot, words, message):
-        result = plot(*words, '--out', 'a.png')
-        assert result.returncode == 1 and result.stderr.count('\n') == 1
-        assert re.match(f'Error: .*{message}', result.stderr)
+        with pytest.raises(SystemExit, match=f'^Error: .*{message}') as error:
+            plot(*words, '--out', 'a.png')
+        assert '\n' not in str(error.value)

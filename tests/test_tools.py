@@ -266,7 +266,7 @@ class TestErrorsBeforeARun:
             "raise RuntimeError('operator torchvision::nms does not exist')")
         for words in (['train.py', config('tiny')], ['test.py', config('tiny'), 'a.pth']):
             result = run(root / 'tools' / words[0], *words[1:], cwd=tmp_path,
-                         env={'PYTHONPATH': str(tmp_path)})
+                         env={'PYTHONPATH': str(tmp_path)}, fresh=True)
             assert f'torch {torch.__version__} and torchvision' in only_error(result)
 
 

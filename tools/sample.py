@@ -35,6 +35,10 @@ from aft_mm.visualization import draw_completions, draw_point_clouds, draw_sampl
 # Of each kind of model: the names that a file may end in, and the arguments that only it knows.
 SUFFIXES = dict(
     ImageGenerator=('.png', ), PointCloudGenerator=('.ply', '.png'), TextGenerator=('.txt', ))
+# What those draw from that have a tool of their own.
+OTHER_TOOLS = dict(
+    SuperResolver='an image that is given; use tools/super_resolve.py',
+    Translator='a text that is given; use tools/translate.py')
 ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='TextGenerator')
 
 
@@ -69,9 +73,8 @@ def check_args(args: argparse.Namespace) -> Config:
     config = load_sampled_config(args)
     check_draws(config)
     task = task_of(config)
-    if task not in SUFFIXES:
-        raise UserError(f'{args.config} draws from an image that is given; use '
-                        'tools/super_resolve.py')
+    if task in OTHER_TOOLS:
+        raise UserError(f'{args.config} draws from {OTHER_TOOLS[task]}')
     if Path(args.out).suffix not in SUFFIXES[task]:
         raise UserError(f'--out needs a file name that ends in {" or ".join(SUFFIXES[task])} for '
                         f'the model of {args.config}, got {args.out!r}')

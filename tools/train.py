@@ -22,10 +22,10 @@ from aft_mm.cli.command_line import (
     log_backends,
     protect,
 )
-from aft_mm.cli.config_checks import check_classes
+from aft_mm.cli.config_checks import check_classes, check_same_classes
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.runs import Run, whole_run
-from aft_mm.engine import CheckpointFitHook, ResumeCheckHook
+from aft_mm.engine import CheckpointFitHook, ResumeCheckHook, ValidateFirstHook
 from aft_mm.ops import verify
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
@@ -79,9 +79,12 @@ def train(args: argparse.Namespace, run: Run) -> None:
         runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     with one_sentence(*DATA_ERRORS):
         # Builds the data sets.
-        check_classes(runner.model, runner.train_loop.dataloader.dataset, 'training')
+        trained = runner.train_loop.dataloader.dataset
+        check_classes(runner.model, trained, 'training')
         if runner.val_loop is not None:
-            check_classes(runner.model, runner.val_loop.dataloader.dataset, 'validation')
+            validated = runner.val_loop.dataloader.dataset
+            check_classes(runner.model, validated, 'validation')
+            check_same_classes(trained, validated)
         check_batch(runner)
         check_schedule(runner)
     with one_sentence(BackendError):
@@ -92,6 +95,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
             runner.register_hook(CheckpointFitHook(strict=resume, resume=resume))
         if resume:
             runner.register_hook(ResumeCheckHook())
+            runner.register_hook(ValidateFirstHook())
         run.watch(runner)
         log_backends(runner)
         runner.train()

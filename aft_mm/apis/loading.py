@@ -14,13 +14,18 @@ from aft_mm.cli.command_line import check_checkpoint, read_config
 from aft_mm.cli.errors import UserError
 from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
 
-#: Who draws from the model of a config, and the entry of the config that tells; the first that is
-#: there decides.
+#: Who draws from the model of a config, or reads with it, and the entry of the config that tells;
+#: the first that is there decides.
 ENTRIES = {
+    'Translator': 'subwords',
+    'SpeechRecognizer': 'units',
     'SuperResolver': 'source_shape',
     'PointCloudGenerator': 'point_cloud',
     'ImageGenerator': 'image_shape',
 }
+
+#: mmpretrain's classifier, as a config may name it.
+CLASSIFIERS = ('ImageClassifier', 'mmpretrain.ImageClassifier')
 
 
 def task_of(config: Config) -> str:
@@ -36,14 +41,29 @@ def check_draws(config: Config) -> None:
 
 
 def check_task(config: Config, name: str) -> None:
-    """Raise a :class:`UserError` if a class other than ``name`` draws from a config's model."""
-    check_draws(config)
+    """Raise a :class:`UserError` if a class other than ``name`` is for a config's model."""
+    if name == 'ImageClassifier':
+        if (config.get('model') or {}).get('type') not in CLASSIFIERS:
+            raise UserError(f'{config.filename} is no config of an image classifier: its model is '
+                            f'{(config.get("model") or {}).get("type")!r}')
+        return
     found = task_of(config)
+    if name != 'SpeechRecognizer':
+        check_draws(config)
     if found != name:
         reason = f'has {ENTRIES[found]}' if found in ENTRIES else (
             f'has none of {", ".join(ENTRIES.values())}')
         raise UserError(f'{config.filename} is a config for {found} and not for {name}, because it '
                         f'{reason}')
+
+
+def build_model(config: Config) -> nn.Module:
+    """The model of a config in its scope, with the config's data preprocessor, as a Runner's."""
+    settings = config.model.copy()
+    if config.get('data_preprocessor') is not None:
+        settings.setdefault('data_preprocessor', config.data_preprocessor)
+    with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
+        return MODELS.build(settings)
 
 
 def load_model(
@@ -61,7 +81,8 @@ def load_model(
         task: Name of the class that will draw from the model, if that is all it is for.
 
     Returns:
-        The config and the model, in evaluation mode and without gradients.
+        The config and the model, in evaluation mode and without gradients. Its ``dataset_meta`` is
+        what the checkpoint tells of its data, such as the names of classes.
 
     Raises:
         UserError: a file does not exist, the config is for another task or for missing libraries,
@@ -73,8 +94,9 @@ def load_model(
     if task is not None:
         check_task(config, task)
     check_checkpoint(os.fspath(checkpoint))
-    with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
-        model = MODELS.build(config.model)
+    model = build_model(config)
     weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
     load_fitting(model, weights, name=str(config.filename))
+    # As mmdet and mmseg call it: what the training said about its data.
+    model.dataset_meta = (weights.get('meta') or {}).get('dataset_meta') or {}
     return config, model.to(device or get_device()).eval().requires_grad_(False)

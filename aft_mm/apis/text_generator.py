@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from mmengine.config import Config
 
@@ -14,12 +15,13 @@ from .loading import load_model
 
 
 class TextGenerator:
-    """Continue text, byte by byte.
+    """Continue text and score it, byte by byte.
 
     ::
 
         generator = TextGenerator('config.py', 'epoch_100.pth')
         print(generator('In 1989 ', num_chars=200, temperature=0.8))
+        generator.score('In 1989 ').sum()  # log p, in nats
 
     Args:
         config: Path of a config of a text model, or the config itself.
@@ -57,10 +59,7 @@ class TextGenerator:
         options = {'progress': True, **options}
         if prompt is None:
             return decode(self.model.generate(self._length(0, num_chars), **options)[0])
-        texts = [prompt] if isinstance(prompt, str | bytes) else list(prompt)
-        if not texts or not all(isinstance(text, str) and text for text in texts):
-            raise UserError('prompt must be a str of at least one character, or a list of such, '
-                            f'got {prompt!r}; None starts from nothing')
+        texts = self._texts('prompt', prompt, '; None starts from nothing')
         prompts = [torch.tensor(list(text.encode()), dtype=torch.int64) for text in texts]
         longest = max(map(len, prompts))
         length = self._length(longest, num_chars)
@@ -70,6 +69,40 @@ class TextGenerator:
             for row, given in zip(tokens, prompts, strict=True)
         ]
         return results[0] if isinstance(prompt, str) else results
+
+    @torch.no_grad()
+    def score(self, text: str | Sequence[str]) -> np.ndarray | list[np.ndarray]:
+        """``log p(byte | bytes before it)`` in nats, float64 [bytes]; of a list of texts, a list.
+
+        The sum is the log-probability of the text, ``-scores.mean() / log(2)`` its bits per byte.
+
+        Raises:
+            ValueError: A text is empty or none, or exceeds the model's position table.
+        """
+        texts = self._texts('text', text)
+        scores = []
+        for given in texts:
+            tokens = torch.tensor([list(given.encode())], device=self._device)
+            limit = self.model.decoder.max_length
+            if tokens.shape[1] > limit:
+                raise UserError(f"text must be at most {limit} bytes, the model's position table, "
+                                f'got {tokens.shape[1]}')
+            nats = self.model.head.nats(self.model.decoder(tokens), tokens, dtype=torch.float64)
+            scores.append(-nats[0].cpu().numpy())
+        return scores[0] if isinstance(text, str) else scores
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @staticmethod
+    def _texts(name: str, text: str | Sequence[str], hint: str = '') -> list[str]:
+        """One or several texts as a list."""
+        texts = [text] if isinstance(text, str | bytes) else list(text)
+        if not texts or not all(isinstance(part, str) and part for part in texts):
+            raise UserError(f'{name} must be a str of at least one character, or a list of such, '
+                            f'got {text!r}{hint}')
+        return texts
 
     def _length(self, longest: int, num_chars: int | None) -> int:
         """Bytes in all, those of the longest prompt included."""

@@ -71,13 +71,18 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
     parser.add_argument('--greedy', action='store_true', help='take the likeliest value always')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', help='by default an accelerator if there is one')
+    parser.add_argument(
+        '--compile', action='store_true',
+        help='compile the step of a token on a CPU: seconds to minutes first, then faster steps; '
+        'for many or long samples')
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of ``AutoregressiveModel.generate`` among the arguments."""
-    return {name: getattr(args, name) for name in
-            ('temperature', 'top_k', 'top_p', 'greedy', 'seed')}
+    options = {name: getattr(args, name) for name in
+               ('temperature', 'top_k', 'top_p', 'greedy', 'seed')}
+    return {**options, 'compiled': args.compile}
 
 
 def load_sampled_config(args: argparse.Namespace) -> Config:
@@ -291,11 +296,12 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
     if not prefix and dataset.type.endswith('ImageNet'):
         prefix = dataset.get('split') or ''
     prefixes = prefix.values() if isinstance(prefix, dict) else [prefix]
-    data_file = dataset.get('data_file') or ''
-    if data_file and not os.path.exists(data_file) and os.path.exists(f'{data_file}.gz'):
-        data_file = f'{data_file}.gz'  # TextFile reads it in place of the file
+    files = [dataset.get(name) or '' for name in ('data_file', 'source_file', 'target_file')]
+    # A text that is compressed is read in place of the file.
+    files = [f'{path}.gz' if path and not os.path.exists(path) and os.path.exists(f'{path}.gz')
+             else path for path in files]
     for place in [root, *(os.path.join(root, path) for path in prefixes),
-                  os.path.join(root, dataset.get('ann_file') or ''), data_file]:
+                  os.path.join(root, dataset.get('ann_file') or ''), *files]:
         if not place or '://' in place:
             continue
         missing = not os.path.exists(place)

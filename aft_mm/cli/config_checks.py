@@ -18,7 +18,8 @@ from .errors import UserError
 READ = frozenset({
     *inspect.signature(Runner.__init__).parameters, 'custom_imports', 'vis_backends',
     'model_wrapper_cfg', 'find_unused_parameters', 'compile', 'sync_bn', 'tta_model',
-    'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud'} - {'self', 'cfg'})
+    'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud', 'subwords',
+    'units'} - {'self', 'cfg'})
 #: Names that configs give to what they use further down, some of them much like those above.
 HELPERS = frozenset({
     'pipeline', 'train_pipeline', 'val_pipeline', 'test_pipeline', 'dataset', 'model_cfg'})
@@ -112,7 +113,8 @@ def check_classes(model: nn.Module, dataset: Any, split: str) -> None:
         UserError: there are labels that no class stands for.
     """
     model = getattr(model, 'module', model)  # the one that a distributed run wraps
-    classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
+    metainfo = getattr(dataset, 'metainfo', None) or {}
+    classes = metainfo.get('classes') or metainfo.get('units')  # of speech, the blank included
     for name in ('head', 'bbox_head', 'decode_head', 'auxiliary_head', 'roi_head.bbox_head'):
         head: Any = model
         for part in name.split('.'):
@@ -121,3 +123,19 @@ def check_classes(model: nn.Module, dataset: Any, split: str) -> None:
         if classes is not None and isinstance(number, int) and number < len(classes):
             raise UserError(f'model.{name}.num_classes must be at least {len(classes)}, the number '
                             f'of classes of the {split} set, got {number}')
+
+
+def check_same_classes(trained: Any, validated: Any) -> None:
+    """Refuse sets that number their classes differently, as folders do where one is missing.
+
+    Raises:
+        UserError: a class has another number in the validation set, or none.
+    """
+    ours, theirs = (tuple((getattr(dataset, 'metainfo', None) or {}).get('classes') or ())
+                    for dataset in (trained, validated))
+    if ours and theirs and ours != theirs:
+        differing = sorted({*map(str, ours)} ^ {*map(str, theirs)})
+        what = (f'{", ".join(differing[:3])} {"is" if len(differing) == 1 else "are"} in one only'
+                if differing else 'they stand in another order')
+        raise UserError(f'the training set has {len(ours)} classes and the validation set '
+                        f'{len(theirs)}, which must be the same in the same order: {what}')

@@ -5,6 +5,7 @@ import logging
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -56,24 +57,39 @@ def whole_run() -> Iterator[Run]:
     sentence names the last checkpoint, if it trains, and the exit status of a signal is that of the
     shell, 128 and its number. In a distributed run the launcher gets the sentence, too.
     """
-    with _quiet_log(), StopSignals() as signals:
-        run = Run(signals)
-        try:
+    run = Run(StopSignals())
+    try:  # around the signals, too: the death of a worker is raised wherever Python is just then
+        with _quiet_log(), run.signals, _deaths_of_workers():
             yield run
             if run.hook is not None and run.hook.is_up:
-                _end(run.hook.sentence, 128 + (signals.received or signal.SIGTERM))
-        except Stopped as stopped:
-            _end(f'{stopped} stopped the run{run.last_checkpoint()}', 128 + stopped.signum)
-        except SystemExit as end:  # of one_sentence
-            if isinstance(end.code, str):
-                _report(end.code)
+                _end(run.hook.sentence, 128 + (run.signals.received or signal.SIGTERM))
+    except Stopped as stopped:
+        _end(f'{stopped} stopped the run{run.last_checkpoint()}', 128 + stopped.signum)
+    except SystemExit as end:  # of one_sentence
+        if isinstance(end.code, str):
+            _report(end.code)
+        raise
+    except (OSError, RuntimeError, MemoryError) as error:
+        sentence = reason(error)
+        if sentence is None:
             raise
-        except (OSError, RuntimeError, MemoryError) as error:
-            sentence = reason(error)
-            if sentence is None:
-                raise
-            _report(sentence + run.last_checkpoint())
-            raise SystemExit(f'Error: {sentence}{run.last_checkpoint()}') from None
+        _report(sentence + run.last_checkpoint())
+        raise SystemExit(f'Error: {sentence}{run.last_checkpoint()}') from None
+
+
+@contextmanager
+def _deaths_of_workers() -> Iterator[None]:
+    """Raise the death of a data loader's worker in place of the connection that it closed.
+
+    Its end closes the connection a moment before the signal SIGCHLD comes, for which torch raises a
+    RuntimeError that says what happened.
+    """
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        if getattr(error, 'errno', None) not in _UNWRITABLE:
+            time.sleep(1)  # a signal ends it
+        raise
 
 
 @contextmanager

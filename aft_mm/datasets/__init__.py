@@ -6,20 +6,33 @@ from .cifar_binary import CIFAR10Binary
 from .copy_task import CopyTask
 from .digits import Digits
 from .file_dataset import FileDataset, UnusableFile
+from .fsdd import FSDD
 from .image_files import read_rgb
 from .image_folder import ImageFolder
+from .length_buckets import LengthBatchSampler
 from .mnist_idx import MNISTIdx
+from .parallel_text import ParallelText, read_lines
 from .point_clouds import PointClouds
 from .point_files import read_points
+from .sound_files import filter_banks, read_sound
 from .text_file import TextFile
+from .text_units import TextUnits, read_lexicon
+from .token_batches import TokenBatchSampler
+from .transcripts import read_transcripts
 from .transforms import (
     LoadPoints,
     LoadRGBImage,
+    LoadUtterance,
+    NormalizeFeatures,
     PackPointCloud,
     PackSequence,
+    PackUtterance,
     RandomValueShift,
+    SpecAugment,
+    StackFrames,
     SuperResolutionPair,
 )
+from .utterances import KaldiFeatures, SpeechFolder, SphinxFeatures, Utterances
 
 __all__ = [
     'CIFAR10Binary',
@@ -27,18 +40,37 @@ __all__ = [
     'CelebA',
     'CopyTask',
     'Digits',
+    'FSDD',
     'FileDataset',
     'ImageFolder',
+    'KaldiFeatures',
+    'LengthBatchSampler',
     'LoadPoints',
     'LoadRGBImage',
+    'LoadUtterance',
     'MNISTIdx',
+    'NormalizeFeatures',
     'PackPointCloud',
     'PackSequence',
+    'PackUtterance',
+    'ParallelText',
     'PointClouds',
     'RandomValueShift',
+    'SpecAugment',
+    'SpeechFolder',
+    'SphinxFeatures',
+    'StackFrames',
     'SuperResolutionPair',
     'TextFile',
+    'TextUnits',
+    'TokenBatchSampler',
     'UnusableFile',
+    'Utterances',
+    'filter_banks',
+    'read_lexicon',
+    'read_lines',
     'read_points',
     'read_rgb',
+    'read_sound',
+    'read_transcripts',
 ]

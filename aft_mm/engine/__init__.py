@@ -6,6 +6,7 @@ from .hooks import (
     CompileHook,
     DataReportHook,
     EpochSeedHook,
+    EpochTimeHook,
     FiniteLossHook,
     FirstSampleHook,
     PointCloudHook,
@@ -16,9 +17,10 @@ from .hooks import (
     StopSignalHook,
     SuperResolutionHook,
     TimeBudgetHook,
+    ValidateFirstHook,
 )
 from .layer_decay import LayerDecayOptimWrapperConstructor
-from .loops import GenerationTestLoop
+from .loops import GenerationTestLoop, TranslationTestLoop
 from .optim_wrapper import AutocastOptimWrapper
 from .param_scheduler import InverseSqrtLR
 from .stop_signals import Stopped, StopSignals
@@ -30,6 +32,7 @@ __all__ = [
     'CompileHook',
     'DataReportHook',
     'EpochSeedHook',
+    'EpochTimeHook',
     'FiniteLossHook',
     'FirstSampleHook',
     'GenerationTestLoop',
@@ -45,4 +48,6 @@ __all__ = [
     'Stopped',
     'SuperResolutionHook',
     'TimeBudgetHook',
+    'TranslationTestLoop',
+    'ValidateFirstHook',
 ]

@@ -1,4 +1,4 @@
-"""A test that draws samples on its way."""
+"""Tests that draw samples, or translate, on their way."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from mmengine.runner import Runner, TestLoop, autocast
 
 from aft_mm.checks import check_int, check_number
+from aft_mm.cli.errors import UserError
 from aft_mm.registry import LOOPS
 from aft_mm.structures import SequenceSample
 
@@ -105,3 +106,46 @@ class GenerationTestLoop(TestLoop):
         drawn = tokens.unflatten(0, (len(samples), self.num_samples))
         for sample, own, rows in zip(samples, inputs, drawn, strict=True):
             sample.drawn = rows[:, :len(own)]
+
+
+@LOOPS.register_module()
+class TranslationTestLoop(TestLoop):
+    """A test that also translates: every sample of the data set gets the text ``translation``.
+
+    It is found by beam search from the sample's ``source``. Then the test goes on as mmengine's, so
+    that a metric finds likelihood and translation in one sample.
+
+    Args:
+        runner: Of the run.
+        dataloader: As for mmengine's TestLoop, over a data set with ``subwords``.
+        evaluator: As for mmengine's TestLoop.
+        fp16: Whether to test and translate under autocast.
+        beam_size: Hypotheses that are kept at every token; 1 is greedy.
+        length_penalty: As for :func:`aft_mm.models.beam_search`; the larger, the longer.
+
+    Raises:
+        ValueError: an option is out of range.
+        UserError: the data set has no ``subwords``.
+    """
+
+    def __init__(self, runner: Runner, dataloader: Any, evaluator: Any, fp16: bool = False,
+                 beam_size: int = 4, length_penalty: float = 0.6) -> None:
+        check_int('beam_size of test_cfg', beam_size, 1)
+        check_number('length_penalty of test_cfg', length_penalty, 0)
+        super().__init__(runner, dataloader, evaluator, fp16)
+        self.options = dict(beam_size=beam_size, length_penalty=length_penalty)
+        self.subwords = getattr(self.dataloader.dataset, 'subwords', None)
+        if self.subwords is None:
+            raise UserError('TranslationTestLoop needs a data set with subwords, such as '
+                            f'ParallelText, got {type(self.dataloader.dataset).__name__}')
+
+    @torch.no_grad()
+    def run_iter(self, idx: int, data_batch: dict) -> None:
+        """Translate batch number ``idx``, then test it."""
+        samples = data_batch['data_samples']
+        with autocast(enabled=self.fp16):
+            found = task_model(self.runner).beam_search(
+                [sample.source for sample in samples], self.subwords.end, **self.options)
+        for sample, (best, *_) in zip(samples, found, strict=True):
+            sample.set_metainfo(dict(translation=self.subwords.decode(best.tokens.tolist())))
+        super().run_iter(idx, data_batch)

@@ -7,6 +7,24 @@ from types import FrameType
 
 from torch.utils.data import get_worker_info
 
+WATCHED = (signal.SIGTERM, signal.SIGINT)
+_before_fork = threading.local()
+
+
+def _hold_signals() -> None:
+    _before_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+
+
+def _deliver_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _before_fork.mask)
+
+
+# A forked process forgets the signals that its Python handlers have not seen when it begins, so
+# that one sent at once would be lost: until then the system keeps them.
+if hasattr(os, 'register_at_fork'):  # not on Windows
+    os.register_at_fork(before=_hold_signals, after_in_parent=_deliver_signals,
+                        after_in_child=_deliver_signals)
+
 
 class Stopped(BaseException):
     """A signal arrived where nothing can wait for the end of an iteration.
@@ -39,7 +57,7 @@ class StopSignals:
 
     def __enter__(self) -> 'StopSignals':
         if threading.current_thread() is threading.main_thread():  # only there may one be set
-            for signum in (signal.SIGTERM, signal.SIGINT):
+            for signum in WATCHED:
                 self._before[signum] = signal.signal(signum, self._handle)
         return self
 

@@ -1,8 +1,17 @@
 """Metrics; the name of every number carries its unit."""
 
+from .bleu import BLEU
+from .error_rate import ErrorRate
 from .image_quality import ImageQuality
 from .likelihood import Likelihood
 from .point_cloud_distance import PointCloudDistance
 from .token_accuracy import TokenAccuracy
 
-__all__ = ['ImageQuality', 'Likelihood', 'PointCloudDistance', 'TokenAccuracy']
+__all__ = [
+    'BLEU',
+    'ErrorRate',
+    'ImageQuality',
+    'Likelihood',
+    'PointCloudDistance',
+    'TokenAccuracy',
+]

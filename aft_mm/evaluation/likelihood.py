@@ -20,8 +20,8 @@ class Likelihood(BaseMetric):
     Long and short samples weigh what they hold, and a sample that two ranks saw counts once.
 
     Args:
-        per: What one prediction is called in the names: ``'dim'`` (a sub-pixel), ``'char'``
-            or ``'token'``.
+        per: What one prediction is called in the names: ``'dim'`` (a sub-pixel), ``'char'``,
+            ``'token'`` or ``'subword'``.
         collect_device: ``'gpu'`` gathers through the process group, whatever its device;
             ``'cpu'`` through files in a folder that all ranks share.
         **kwargs: Those of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
@@ -31,7 +31,7 @@ class Likelihood(BaseMetric):
     """
 
     def __init__(self, per: str = 'dim', collect_device: str = 'gpu', **kwargs) -> None:
-        check_choice('per', per, ('dim', 'char', 'token'))
+        check_choice('per', per, ('dim', 'char', 'token', 'subword'))
         self.per = per
         super().__init__(collect_device=collect_device, **kwargs)
 

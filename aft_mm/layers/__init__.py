@@ -1,7 +1,14 @@
 """Layers with parameters: token mixers, the block around them, embeddings, position biases."""
 
 from .block import Block
-from .embedding import PatchEmbedding, PixelEmbedding, PositionEmbedding, TokenEmbedding
+from .embedding import (
+    FrameEmbedding,
+    PatchEmbedding,
+    PixelEmbedding,
+    PositionEmbedding,
+    SinusoidalPositions,
+    TokenEmbedding,
+)
 from .grid import GridParameters
 from .mixers import (
     AFTConv,
@@ -32,6 +39,7 @@ __all__ = [
     'AFTWindow',
     'Block',
     'DenseSynthesizer',
+    'FrameEmbedding',
     'GridParameters',
     'LSHAttention',
     'LambdaLayer',
@@ -41,6 +49,7 @@ __all__ = [
     'PerformerAttention',
     'PixelEmbedding',
     'PositionEmbedding',
+    'SinusoidalPositions',
     'SoftmaxAttention',
     'StridedAttention',
     'TokenEmbedding',

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torchvision.ops import MLP, StochasticDepth
 
 from aft_mm.checks import check_config, check_int, check_number, check_probability
+from aft_mm.ops import select
 from aft_mm.registry import MODELS
 
 from .mixers import ProjectedMemory, TokenMixer
@@ -141,8 +142,15 @@ class Block(nn.Module):
         # A copy for who reads a memory: the mixer marks that of the state as used up.
         position = None if self.cross_mixer is None else state.position.clone()
         mixed, mixing = self.token_mixer.step(self.norm1(x_t), state.mixing)
-        x_t = x_t + self.drop_path(mixed)
+        x_t = x_t + self._drop(mixed)
         return self._after_mixing(x_t, state.memory, position), state._replace(mixing=mixing)
+
+    def select_state(self, state: BlockState, rows: Tensor, same_memory: bool) -> BlockState:
+        """The state of the sequences rows [N] of its batch; the memory stays if it is that of the
+        rows as they lie.
+        """
+        mixing = self.token_mixer.select_state(state.mixing, rows)
+        return BlockState(mixing, state.memory if same_memory else select(state.memory, rows))
 
     def _project(self, memory: Tensor | None, mask: Tensor | None) -> ProjectedMemory | None:
         if (memory is None) != (self.cross_mixer is None):
@@ -165,8 +173,12 @@ class Block(nn.Module):
                 read = self.cross_mixer(normed, memory=memory)
             else:
                 read = self.cross_mixer.step_memory(normed, memory, position)
-            x = x + self.drop_path(read)
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+            x = x + self._drop(read)
+        return x + self._drop(self.mlp(self.norm2(x)))
+
+    def _drop(self, branch: Tensor) -> Tensor:
+        # In a step of a small model every call of a module counts.
+        return self.drop_path(branch) if self.training else branch
 
 
 def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:

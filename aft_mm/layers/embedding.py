@@ -6,12 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aft_mm.checks import check_int, refuse
+from aft_mm.checks import check_flag, check_int, check_sizes, refuse
 from aft_mm.registry import MODELS
 
 from .grid import Grid, GridParameters
 
-__all__ = ['PatchEmbedding', 'PixelEmbedding', 'PositionEmbedding', 'TokenEmbedding']
+__all__ = [
+    'FrameEmbedding',
+    'PatchEmbedding',
+    'PixelEmbedding',
+    'PositionEmbedding',
+    'SinusoidalPositions',
+    'TokenEmbedding',
+]
 
 
 class PatchEmbedding(nn.Module):
@@ -64,6 +71,32 @@ class PositionEmbedding(GridParameters):
         return self.on_grid(self.weight, grid)
 
 
+class SinusoidalPositions(nn.Module):
+    """A fixed vector per token, [T, D], of wavelengths from 2π to 10,000·2π.
+
+    ``p_t = [sin(t / 10000^(2i/D)), cos(t / 10000^(2i/D))]`` for i = 0 … D/2 − 1, sine and cosine in
+    turn (arXiv 1706.03762, §3.5). It is no part of a checkpoint. Raises ValueError for an odd D and
+    for a grid of more than one dimension.
+    """
+
+    table: Tensor
+
+    def __init__(self, grid: Sequence[int], embed_dims: int) -> None:
+        super().__init__()
+        check_sizes('grid of sinusoidal positions', grid, (1,))
+        if embed_dims % 2:
+            refuse('embed_dims with sinusoidal positions', 'even', embed_dims)
+        self.num_tokens = grid[0]
+        rate = 10000.0 ** (-torch.arange(0, embed_dims, 2, dtype=torch.float64) / embed_dims)
+        angle = torch.arange(self.num_tokens, dtype=torch.float64)[:, None] * rate
+        table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+        self.register_buffer('table', table.to(torch.get_default_dtype()), persistent=False)
+
+    def forward(self) -> Tensor:
+        """The vectors [T, D]."""
+        return self.table
+
+
 @MODELS.register_module()
 class TokenEmbedding(nn.Module):
     """One learned vector per token value, ``[B, T] -> [B, T, D]``, N(0, 0.02²) truncated.
@@ -73,23 +106,29 @@ class TokenEmbedding(nn.Module):
         vocab_size: number of values V; tokens are 0 … V − 1.
         num_kinds: kinds of tokens that take turns, such as 3 for sub-pixels R, G, B, R, …; they
             share the table [V, D], and above 1 a learned vector tells the kind.
+        scaled: multiply by √D what starts with the standard deviation 1/√D, as beside sinusoidal
+            positions, whose vectors are long (arXiv 1706.03762, §3.4).
     """
 
     token_shape = ()
 
-    def __init__(self, embed_dims: int, vocab_size: int, num_kinds: int = 1) -> None:
+    def __init__(
+        self, embed_dims: int, vocab_size: int, num_kinds: int = 1, scaled: bool = False
+    ) -> None:
         super().__init__()
         check_int('embed_dims', embed_dims, 1)
         check_int('vocab_size', vocab_size, 1)
         check_int('num_kinds', num_kinds, 1)
+        check_flag('scaled', scaled)
         self.num_values = vocab_size
+        self.scale = embed_dims**0.5 if scaled else 1.0
         self.num_kinds = num_kinds
         self.weight = nn.Parameter(torch.empty(vocab_size, embed_dims))
         self.register_parameter('kind', None)
         if num_kinds > 1:
             self.kind = nn.Parameter(torch.empty(num_kinds, embed_dims))
         for parameter in self.parameters():
-            nn.init.trunc_normal_(parameter, std=0.02)
+            nn.init.trunc_normal_(parameter, std=1 / self.scale if scaled else 0.02)
 
     def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
         """tokens [B, T] of any integer type; position [B] is that of the first token, 0 unless
@@ -100,6 +139,8 @@ class TokenEmbedding(nn.Module):
             refuse('tokens', 'a tensor [B, T]', tokens)
         _check_values('token', tokens, self.num_values, in_step=position is not None)
         x = F.embedding(tokens.long(), self.weight)
+        if self.scale != 1:
+            x = x * self.scale
         if self.kind is None:
             return x
         index = torch.arange(tokens.shape[1], device=tokens.device)
@@ -138,6 +179,30 @@ class PixelEmbedding(nn.Module):
             refuse('pixels', f'a tensor [B, T, {channels}]', tokens)
         _check_values('pixel value', tokens, self.num_values, in_step=position is not None)
         return self.projection(tokens.to(self.projection.weight.dtype) / 127.5 - 1)
+
+
+@MODELS.register_module()
+class FrameEmbedding(nn.Module):
+    """Frames of real features, such as filter banks, through a linear layer, -> [B, T, D].
+
+    Args:
+        embed_dims: channels D.
+        num_features: features F of a frame.
+    """
+
+    def __init__(self, embed_dims: int, num_features: int) -> None:
+        super().__init__()
+        check_int('embed_dims', embed_dims, 1)
+        check_int('num_features', num_features, 1)
+        self.projection = nn.Linear(num_features, embed_dims)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """frames [B, T, F] of floats; ValueError for another number of features."""
+        size = self.projection.in_features
+        floats = isinstance(frames, Tensor) and frames.is_floating_point()
+        if not floats or frames.dim() != 3 or frames.shape[-1] != size:
+            refuse('frames', f'a tensor of floats [B, T, {size}]', frames)
+        return self.projection(frames.to(self.projection.weight.dtype))
 
 
 def _check_values(what: str, tokens: Tensor, size: int, in_step: bool) -> None:

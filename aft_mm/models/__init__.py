@@ -1,24 +1,32 @@
 """Models: what a config builds by name."""
 
-from .algorithms import AutoregressiveModel
+from .algorithms import AutoregressiveModel, CTCModel
 from .backbones import AFTViT
 from .data_preprocessor import SequencePreprocessor
 from .decoders import SequenceDecoder
-from .encoders import SequenceEncoder
-from .generation import generate
-from .heads import CategoricalHead, LogisticMixtureHead
+from .encoders import BiLSTMEncoder, SequenceEncoder
+from .generation import Hypothesis, beam_search, default_length, generate
+from .heads import CategoricalHead, CTCHead, LogisticMixtureHead
 from .masked_data_preprocessor import MaskedDataPreprocessor
 from .necks import SimpleFeaturePyramid
+from .utterance_preprocessor import UtterancePreprocessor
 
 __all__ = [
     'AFTViT',
     'AutoregressiveModel',
+    'BiLSTMEncoder',
+    'CTCHead',
+    'CTCModel',
     'CategoricalHead',
+    'Hypothesis',
     'LogisticMixtureHead',
     'MaskedDataPreprocessor',
     'SequenceDecoder',
     'SequenceEncoder',
     'SequencePreprocessor',
     'SimpleFeaturePyramid',
+    'UtterancePreprocessor',
+    'beam_search',
+    'default_length',
     'generate',
 ]

@@ -9,27 +9,31 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from aft_mm.checks import check_config, check_flag, check_int, check_probability
-from aft_mm.layers import Block, PositionEmbedding
+from aft_mm.checks import check_choice, check_config, check_flag, check_int, check_probability
+from aft_mm.layers import Block, PositionEmbedding, SinusoidalPositions
 from aft_mm.layers.grid import check_grid
 from aft_mm.registry import MODELS
 
+POSITIONS = {'learned': PositionEmbedding, 'sinusoidal': SinusoidalPositions}
+
 
 class BlockStack(BaseModule):
-    """Embedding, learned positions, pre-norm blocks and a final LayerNorm.
+    """Embedding, positions, pre-norm blocks and a final LayerNorm.
 
     Args:
         embed_dims: channels D.
         num_layers: number of blocks.
         embedding: config of the embedding of tokens, such as
             ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``; embed_dims is added. Its
-            attributes num_values and token_shape are what the head is held against.
+            attributes num_values and token_shape are what the head is held against. None for an
+            encoder that reads what the decoder writes: it then has the decoder's.
         token_mixer: config of the mixer of every block; `causal` is set here.
         grid: what the position table and the mixers are made for: (T,) of a sequence, or (H, W) of
             a picture in raster order, 3·W for sub-pixels.
         tokens_per_position: tokens of a sequence that share a position, such as the 3 coordinates
             of a point; ValueError unless it divides the T of a grid (T,). A checkpoint of another
             number looks like one of another length, whose table is interpolated.
+        positions: 'learned', or 'sinusoidal', which needs a grid (T,).
         causal: whether a token sees the tokens before it only.
         mlp_ratio: width of the MLP over D.
         drop_rate: dropout probability after the embedding, after mixers and in MLPs.
@@ -42,7 +46,7 @@ class BlockStack(BaseModule):
         self,
         embed_dims: int,
         num_layers: int,
-        embedding: dict[str, Any],
+        embedding: dict[str, Any] | None,
         token_mixer: dict[str, Any],
         grid: Sequence[int],
         *,
@@ -50,6 +54,7 @@ class BlockStack(BaseModule):
         mlp_ratio: float = 4.0,
         drop_rate: float = 0.0,
         tokens_per_position: int = 1,
+        positions: str = 'learned',
         cross_mixer: dict[str, Any] | None = None,
         with_cp: bool = False,
         init_cfg: dict | list[dict] | None = None,
@@ -60,14 +65,18 @@ class BlockStack(BaseModule):
         check_int('tokens_per_position', tokens_per_position, 1)
         check_probability('drop_rate', drop_rate)
         check_flag('with_cp', with_cp)
-        check_config('embedding', embedding)
+        check_choice('positions', positions, POSITIONS)
+        if embedding is not None:
+            check_config('embedding', embedding)
         check_config('token_mixer', token_mixer)
         self.embed_dims = embed_dims
         self.with_cp = with_cp
-        self.embedding = MODELS.build({'embed_dims': embed_dims, **embedding})
+        self.embedding: Any = None
+        if embedding is not None:
+            self.embedding = MODELS.build({'embed_dims': embed_dims, **embedding})
         self.grid = check_grid(grid)
         self.tokens_per_position = tokens_per_position
-        self.position_embedding = PositionEmbedding(self._places(), embed_dims)
+        self.position_embedding = POSITIONS[positions](self._places(), embed_dims)
         self.drop = nn.Dropout(drop_rate)
         self.layers = nn.ModuleList(
             Block(
@@ -81,6 +90,11 @@ class BlockStack(BaseModule):
             for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
+
+    def share_embedding(self, embedding: nn.Module) -> None:
+        """Embed tokens as another stack does; its checkpoint holds the table once, as its own."""
+        # As a plain attribute, torch does not take it for a module of this one.
+        self.__dict__['embedding'] = embedding
 
     @property
     def max_length(self) -> int:

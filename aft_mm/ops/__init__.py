@@ -16,7 +16,7 @@ from .linear import (
     linear_attention_prefill,
     linear_attention_step,
 )
-from .state import StepState, prefill
+from .state import StepState, prefill, select
 from .steps import (
     aft_conv_init_state,
     aft_conv_step,
@@ -59,6 +59,7 @@ __all__ = [
     'linear_attention_prefill',
     'linear_attention_step',
     'prefill',
+    'select',
     'record_decisions',
     'repeat_decisions',
 ]

@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -140,6 +141,18 @@ def _begin(name: str, op: str, dtype: torch.dtype) -> bool:
         logger.info('%s serves %s in %s', name, op, str(dtype).removeprefix('torch.'))
         _served.add(serving)
     return True
+
+
+def no_autocast(value: Tensor) -> AbstractContextManager:
+    """Autocast would turn the float32 products inside of an op back into bfloat16.
+
+    To enter it takes as long as three small products: only where it is on, or a graph is made that
+    may run where it is. On the meta device there is none.
+    """
+    device = value.device.type
+    if value.is_meta or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device)):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def implementation(

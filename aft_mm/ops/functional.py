@@ -19,7 +19,6 @@ value. Every op raises ValueError for arguments that do not fit together.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from torch import Tensor
 from aft_mm.checks import check_flag, check_sizes
 
 from . import checks
-from .dispatch import implementation
+from .dispatch import implementation, no_autocast
 from .geometry import Window
 
 
@@ -37,10 +36,7 @@ def _run(op: str, query: Tensor | None, key: Tensor, *others: Tensor | None, **o
         # Without a query only a dense bias w [T, S] tells how many rows there are.
         tokens = len(others[1]) if op == 'aft_full' else (key if query is None else query).shape[1]
         return _empty(tokens, value, *tensors)
-    # Autocast would turn the float32 products inside the op back into bfloat16; where there is
-    # nothing to compute, on the meta device, there is none.
-    device = value.device.type
-    with nullcontext() if value.is_meta else torch.autocast(device, enabled=False):
+    with no_autocast(value):
         return implementation(op, tensors, options)(*tensors, **options)
 
 

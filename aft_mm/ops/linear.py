@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .dispatch import implementation
+from .dispatch import implementation, no_autocast
 from .eager.linear import linear_attention_sums
 from .linear_terms import FeatureMap, LinearState, resolve
 from .state import check_position, use_up
@@ -57,7 +57,7 @@ def linear_attention(
         nothing = sum(x.sum() for x in tensors)
         return value.new_empty(0, query.shape[1], *value.shape[2:]) + nothing
     # Autocast would turn the float32 products inside the op back into bfloat16.
-    with torch.autocast(device_type=value.device.type, enabled=False):
+    with no_autocast(value):
         return implementation('linear_attention', tensors, options)(*tensors, **options)
 
 
@@ -97,7 +97,7 @@ def linear_attention_step(
     _check_eps(eps)
     options = dict(feature_map=feature_map, eps=eps)
     tensors = (query, key, value)
-    with torch.autocast(device_type=value.device.type, enabled=False):
+    with no_autocast(value):
         run = implementation('linear_attention_step', tensors, options)
         mixed, following = run(state, *tensors, **options)
     use_up(state.position)
@@ -122,7 +122,7 @@ def linear_attention_prefill(
     if state.position.any():
         raise ValueError(f'state must be fresh for prefill, got one at {state.position.tolist()}')
     keep = torch.arange(tokens, device=key.device) < lengths[:, None]
-    with torch.autocast(device_type=value.device.type, enabled=False):
+    with no_autocast(value):
         sums = linear_attention_sums(key, value, keep, state.sums.dtype, feature_map=feature_map)
     return LinearState(sums, lengths.to(state.position, copy=True))
 

@@ -37,7 +37,7 @@ def never_negative(function: Callable) -> Callable:
 @never_negative
 def elu(x: Tensor) -> Tensor:
     """``elu(x) + 1``; as it is written, ``e^x − 1 + 1`` would round small features away."""
-    return torch.where(x > 0, x + 1, x.clamp_max(0).exp())
+    return x.clamp_max(0).exp() + x.relu()
 
 
 @never_negative

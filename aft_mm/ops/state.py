@@ -1,6 +1,6 @@
 """The state of a causal op between steps, and what every step does with it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from aft_mm.checks import check_choice, check_int, refuse
 
 from . import checks
 from .eager.mixing import relu_terms
-from .eager.sums import Sums, column_shift, leaf, lowest, merge, reduce
+from .eager.sums import Sums, column_shift, join, lowest, reduce
 
 # The position of a state that a step has taken.
 USED_UP = -1
@@ -67,16 +67,18 @@ def check_position(position: Tensor, tokens: int | None = None) -> None:
     """Check the position [B] of a state: not used up, and before `tokens`.
 
     On a CPU only: elsewhere a look would wait for everything before it. Nor does a compiled graph
-    look whether it is used up, which would break it.
+    look, which would break it.
     """
-    if position.device.type != 'cpu':
+    if position.device.type != 'cpu' or torch.compiler.is_compiling() or not position.numel():
         return
-    if not torch.compiler.is_compiling() and (position < 0).any():
+    # As ints of Python: a comparison, its `any` and its `bool` are three operations of torch.
+    positions = position.tolist()
+    if min(positions) < 0:
         raise ValueError(
             'state must be the one that the last step gave, got one that a step has used up and '
             'written over'
         )
-    if tokens is not None and (position >= tokens).any():
+    if tokens is not None and max(positions) >= tokens:
         raise ValueError(f'the state and the position bias hold {tokens} tokens, got one more')
 
 
@@ -141,7 +143,7 @@ def push(state: StepState, key: Tensor, value: Tensor, keep_sums: bool) -> StepS
     sums = state.sums
     if keep_sums:
         old = state.values.gather(1, value_slot)
-        sums = merge(sums, leaf(per_channel(state.keys.gather(1, key_slot), old), old))
+        sums = join(sums, per_channel(state.keys.gather(1, key_slot), old), old)
     state.keys.scatter_(1, key_slot, key.to(dtype).unsqueeze(1))
     state.values.scatter_(1, value_slot, value.to(dtype).unsqueeze(1))
     return StepState(sums, state.keys, state.values, state.position + 1)
@@ -181,3 +183,16 @@ def prefill(
         for x, empty in ((key, -torch.inf), (value, 0))
     )
     return StepState(sums, keys, values, lengths.to(state.position, copy=True))
+
+
+def select(state: Any, rows: Tensor) -> Any:
+    """The state of the sequences rows [N] of its batch, in this order, with tensors of its own.
+
+    `state` may be of any op, or tuples and lists of such; the first axis of every tensor is B.
+    """
+    if isinstance(state, Tensor):
+        return state.index_select(0, rows)
+    if isinstance(state, (tuple, list)):
+        parts = [select(part, rows) for part in state]
+        return type(state)(*parts) if hasattr(state, '_fields') else type(state)(parts)
+    return state

@@ -9,13 +9,18 @@ from .point_tokens import (
     encode_points,
 )
 from .sequence_sample import SequenceSample
+from .subwords import Subwords, split_lines
+from .utterance_sample import UtteranceSample
 
 __all__ = [
     'SequenceSample',
+    'Subwords',
+    'UtteranceSample',
     'bounding_cube',
     'check_num_bits',
     'check_order',
     'decode_points',
     'encode_points',
     'enlarge_bicubic',
+    'split_lines',
 ]

@@ -21,6 +21,8 @@ class SequenceSample(BaseDataElement):
     ``num_dims``          data      how many dimensions (sub-pixels, characters) these are; int
     ``num_correct``       data      of how many of them the true value was the most likely, where
                                     the head is categorical; int
+    ``reference``         metainfo  the text that a translation is held against, optional
+    ``translation``       metainfo  the text that the model made of the source in a test
     ``drawn``             data      tokens [N, T] or [N, T, C] that the model drew in a test
     ====================  ========  ===========================================================
 

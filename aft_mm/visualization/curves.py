@@ -1,126 +1,208 @@
-"""Training curves of sequence models."""
+"""Training curves: any metric of any run."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from aft_mm.checks import check_choice
+
+from .scalars import epoch_length, seconds_at, trained, validated_metrics, validations
+from .seeds import mean_and_error
+
+#: What a curve can be drawn over.
+AXES = ('iteration', 'epoch', 'time')
 # With more runs the legend would hide the curves.
 LEGEND_INSIDE = 4
+BITS = 'bits_per_'
+# The units of the hosts' metrics; ours have them in their names.
+UNITS = {
+    **dict.fromkeys(('accuracy/top1', 'accuracy/top5', 'aAcc', 'mAcc', 'mIoU', 'mDice'), '%'),
+    'time': 's/iteration', 'data_time': 's/iteration', 'memory': 'MB'}
+
+Records = Sequence[dict]
+Points = Sequence[tuple[int, float]]
 
 
-def read_scalars(path: str | Path) -> list[dict]:
-    """The log of one run, a dict of scalars per record, as mmengine's LocalVisBackend writes it.
-
-    Args:
-        path: A file of JSON lines (``vis_data/scalars.json``), or a work dir, of which all logs
-            are read: a resumed run has several, and an iteration that ran again counts as it ran
-            last.
-
-    Raises:
-        FileNotFoundError: ``path`` does not exist, or is a folder without logs.
-        ValueError: A line is not JSON.
-    """
-    path = Path(path)
-    files = sorted(path.glob('*/vis_data/scalars.json')) if path.is_dir() else [path]
-    if not files or not files[0].is_file():
-        raise FileNotFoundError(f'{str(path)!r} is neither a log of scalars (JSON lines) nor a '
-                                'work dir that holds one.')
-    records: list[dict] = []
-    for file in files:
-        try:
-            later = [json.loads(line) for line in file.read_text().splitlines()]
-        except json.JSONDecodeError as error:
-            raise ValueError(f'{str(file)!r} is not a log of JSON lines: {error}') from error
-        first = next((record['iter'] for record in later if 'iter' in record), math.inf)
-        again = [i for i, record in enumerate(records) if record.get('iter', 0) >= first]
-        records = records[:again[0]] if again else records
-        records += later
-    return records
+def metric_label(metric: str) -> str:
+    """A metric with its unit, as it stands at an axis: ``bits_per_char`` is ``bits/char``."""
+    for ending, unit in (('_percent', '%'), ('_db', 'dB')):
+        if metric.endswith(ending):
+            return f'{metric.removesuffix(ending)} [{unit}]'
+    unit = f' [{UNITS[metric]}]' if metric in UNITS else ''
+    return metric.replace('_per_', '/') + unit
 
 
 def draw_curves(
-    runs: Mapping[str, Sequence[dict]],
-    metric: str | None = None,
+    runs: Mapping[str, Records | Sequence[Records]],
+    metric: str | Sequence[str] | None = None,
     references: Mapping[str, float] | None = None,
+    over: str = 'iteration',
 ) -> Figure:
-    """Draw the loss (lines) and the validation (points) of runs in bits against the iteration.
+    """Draw metrics of runs, each on an axis of its own: thin lines in training, dots in validation.
+
+    The loss of a run that was validated in bits is in nats per prediction; it stands on the axis
+    of the bits, as bits. Several runs that differ by their seed are drawn as their mean, in a band
+    of one standard error, at the iterations that all of them have.
 
     Args:
-        runs: Label to the records of :func:`read_scalars`. ``loss`` is in nats per prediction.
-        metric: Name of the validated metric in bits, such as ``'bits_per_dim'``; by default the
-            first that begins with ``bits_per_``.
-        references: Label to a number of bits, drawn as horizontal lines.
+        runs: Label to the records of :func:`read_scalars`, or to a list of such for runs that
+            differ by their seed.
+        metric: Name of a metric of training or validation, or several. By default the first that
+            was validated in bits; where there is none, the loss and the first one validated.
+        references: Label to a value of the (last) metric, drawn as horizontal lines.
+        over: 'iteration', 'epoch', or 'time', the seconds of training as in :func:`seconds_at`.
 
     Returns:
         A figure with an Agg canvas of its own, for ``figure.savefig(path)``.
 
     Raises:
-        ValueError: There is no run, a run has neither a loss nor the metric, no run has the given
-            metric, or a run was validated in another unit.
+        ValueError: There is no run, a run or every run lacks the metric, a run was validated in
+            another unit, seeds have no iteration in common, or a log does not tell ``over``.
     """
+    check_choice('over', over, AXES)
     if not runs:
         raise ValueError('runs must hold at least one log, but it is empty.')
-    units = {label: validated_units(records) for label, records in runs.items()}
-    chosen = metric or next(
-        (unit for names in units.values() for unit in names), 'bits_per_dim')
-    if metric and not any(metric in record for records in runs.values() for record in records):
-        found = ', '.join(dict.fromkeys(unit for names in units.values() for unit in names))
-        raise ValueError(f'metric must be one that a run has ({found or "there is none"}), got '
-                         f'{metric!r}.')
-    for label, names in units.items():
-        if names and chosen not in names:
-            raise ValueError(f'runs on one axis must have the same unit, but {label!r} has '
-                             f'{", ".join(names)} and no {chosen}.')
-    metric = chosen
-    figure = Figure(figsize=(7, 4.5), layout='constrained')
+    groups = {label: _seeds(label, records) for label, records in runs.items()}
+    metrics = [metric] if isinstance(metric, str) else list(metric or _default_metrics(groups))
+    _check_metrics(groups, metrics)
+    figure = Figure(figsize=(7, 0.9 + 3.6 * len(metrics)), layout='constrained')
     FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    for number, (label, records) in enumerate(runs.items()):
-        colour = f'C{number}'
-        losses = [(record['iter'], record['loss'] / math.log(2)) for record in records
-                  if 'iter' in record and 'loss' in record]
-        points = validations(records, metric)
-        if not losses and not points:
-            raise ValueError(f'the log {label!r} has neither a loss nor {metric}.')
-        # A leading underscore keeps a line out of the legend, where its validation stands.
-        axis.plot(*zip(*losses, strict=True), color=colour, alpha=0.5, linewidth=1,
-                  label='_' * bool(points) + f'{label}, training')
-        if points:
-            last = f'{label}: {points[-1][1]:.3f} at the end'
-            axis.plot(*zip(*points, strict=True), 'o-', color=colour, markersize=3, label=last)
+    axes = figure.subplots(len(metrics), sharex=True, squeeze=False)[:, 0]
+    unit, divisor = _unit(groups, over)
+    for axis, name in zip(axes, metrics, strict=True):
+        for number, (label, seeds) in enumerate(groups.items()):
+            _draw_group(axis, f'C{number}', label, seeds, name, over, divisor)
+        axis.set_ylabel(metric_label(name))
+        axis.grid(alpha=0.3)
+        if len(groups) <= LEGEND_INSIDE:
+            axis.legend(fontsize=8)
     for label, value in (references or {}).items():
-        axis.axhline(value, color='grey', linestyle='--', linewidth=1)
-        axis.annotate(f'{label}: {value:g}', (1, value), xycoords=('axes fraction', 'data'),
-                      ha='right', va='bottom', fontsize=8, color='dimgrey')
-    axis.set_xlabel('iteration')
-    axis.set_ylabel(metric.replace('_per_', '/'))
-    axis.grid(alpha=0.3)
-    axis.set_title('thin: training, dots: validation', fontsize=8)
-    if len(runs) > LEGEND_INSIDE:
-        figure.legend(fontsize=8, loc='outside right upper')
-    else:
-        axis.legend(fontsize=8)
+        axes[-1].axhline(value, color='grey', linestyle='--', linewidth=1)
+        axes[-1].annotate(f'{label}: {value:g}', (1, value), xycoords=('axes fraction', 'data'),
+                          ha='right', va='bottom', fontsize=8, color='dimgrey')
+    axes[-1].set_xlabel(unit)
+    several = any(len(seeds) > 1 for seeds in groups.values())
+    axes[0].set_title('thin: training, dots: validation' + several * ', band: ± standard error',
+                      fontsize=8)
+    if len(groups) > LEGEND_INSIDE:
+        figure.legend(*axes[-1].get_legend_handles_labels(), fontsize=8, loc='outside right upper')
     return figure
 
 
-def validated_units(records: Sequence[dict]) -> list[str]:
-    """The names of the metrics in bits, in the order of the log."""
-    return list(dict.fromkeys(
-        key for record in records for key in record if key.startswith('bits_per_')))
+def _seeds(label: str, records: Records | Sequence[Records]) -> list[Records]:
+    """The runs behind a label."""
+    if not records:
+        raise ValueError(f'the log {label!r} is empty.')
+    if isinstance(records[0], dict):
+        return [cast(Records, records)]
+    return list(cast(Sequence[Records], records))
 
 
-def validations(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
-    """``(iteration, value)`` of every validation.
+def _default_metrics(groups: Mapping[str, Sequence[Records]]) -> list[str]:
+    names = list(dict.fromkeys(
+        name for seeds in groups.values() for records in seeds
+        for name in validated_metrics(records)))
+    bits = [name for name in names if name.startswith(BITS)]
+    if bits:
+        return bits[:1]
+    has_loss = any(trained(records, 'loss') for seeds in groups.values() for records in seeds)
+    return ['loss'] * (has_loss or not names) + names[:1]
 
-    mmengine numbers the validations of a run by epoch with epochs. An epoch of n iterations has
-    logged at most n of them, so n is the largest quotient of iterations and epochs, rounded up.
-    """
-    training = [(r['iter'], r['epoch']) for r in records if 'iter' in r and 'epoch' in r]
-    epoch_length = max((-(-iteration // epoch) for iteration, epoch in training), default=1)
-    last_epoch = max((epoch for _, epoch in training), default=0)
-    return [(r['step'] * epoch_length if r['step'] <= last_epoch else r['step'], r[metric])
-            for r in records if metric in r]
+
+def _check_metrics(groups: Mapping[str, Sequence[Records]], metrics: Sequence[str]) -> None:
+    """Refuse a metric that a run lacks, unless its loss stands on the same axis."""
+    everything = [records for seeds in groups.values() for records in seeds]
+    for metric in metrics:
+        if metric != 'loss' and not any(_lines(records, metric)[1] or trained(records, metric)
+                                        for records in everything):
+            found = ', '.join(dict.fromkeys(
+                name for records in everything for name in _names(records)))
+            raise ValueError(f'metric must be one that a run has ({found or "there is none"}), got '
+                             f'{metric!r}.')
+        for label, seeds in groups.items():
+            for records in seeds:
+                units = [n for n in validated_metrics(records) if n.startswith(BITS)]
+                if metric.startswith(BITS) and units and metric not in units:
+                    raise ValueError('runs on one axis must have the same unit, but '
+                                     f'{label!r} has {", ".join(units)} and no {metric}.')
+                if not any(_lines(records, metric)):
+                    raise ValueError(f'the log {label!r} has no {metric}; it has '
+                                     f'{", ".join(_names(records)) or "no metric"}.')
+
+
+def _names(records: Records) -> list[str]:
+    """The numbers of a log that can be drawn."""
+    training = (name for record in records if 'iter' in record for name, value in record.items()
+                if isinstance(value, int | float) and name not in ('iter', 'step', 'epoch'))
+    return list(dict.fromkeys([*validated_metrics(records), *training]))
+
+
+def _lines(records: Records, metric: str) -> tuple[Points, Points]:
+    """What is drawn of a run on the axis of a metric: in training, in validation."""
+    if metric.startswith(BITS):
+        loss = trained(records, 'loss')
+        return [(step, value / math.log(2)) for step, value in loss], validations(records, metric)
+    return trained(records, metric), validations(records, metric)
+
+
+def _unit(groups: Mapping[str, Sequence[Records]], over: str) -> tuple[str, float]:
+    """The title of the axis below, and the seconds of its unit."""
+    if over != 'time':
+        return over, 1
+    ends = [max((r['iter'] for r in records if 'iter' in r), default=0)
+            for seeds in groups.values() for records in seeds]
+    clocks = [_places(label, records, over) for label, seeds in groups.items() for records in seeds]
+    longest = max(float(clock([end])[0]) for clock, end in zip(clocks, ends, strict=True))
+    unit, seconds = next(
+        (pair for pair in (('h', 3600), ('min', 60)) if longest >= 2 * pair[1]), ('s', 1))
+    return f'time of training [{unit}], without validation', seconds
+
+
+def _places(label: str, records: Records, over: str) -> Callable[[Sequence[int]], np.ndarray]:
+    """The function from iterations of a run to places on the axis below."""
+    if over == 'time':
+        def clock(steps: Sequence[int]) -> np.ndarray:
+            try:
+                return seconds_at(records, steps)
+            except ValueError as error:
+                raise ValueError(f'{label!r} cannot be drawn over time: {error}') from None
+        return clock
+    length = epoch_length(records) if over == 'epoch' else 1
+    if length is None:
+        raise ValueError(f'{label!r} cannot be drawn over epochs: its log does not count them.')
+    return lambda steps: np.asarray(steps, dtype=float) / length
+
+
+def _draw_group(axis: Axes, colour: str, label: str, seeds: Sequence[Records], metric: str,
+                over: str, divisor: float) -> None:
+    """Both lines of the runs behind a label; only one of them stands in the legend."""
+    lines = [_lines(records, metric) for records in seeds]
+    clocks = [_places(label, records, over) for records in seeds]
+    validated = any(points for _, points in lines)
+    for part, kind in enumerate(('training', 'validation')):
+        runs = [dict(points[part]) for points in lines]
+        if not any(runs):
+            continue
+        steps = sorted(set.intersection(*map(set, runs)))
+        if not steps:
+            raise ValueError(f'the runs of {label!r} have no iteration in common at which they all '
+                             f'have {metric} in {kind}.')
+        x = np.mean([clock(steps) for clock in clocks], axis=0) / divisor
+        mean, error = zip(
+            *(mean_and_error([run[step] for run in runs]) for step in steps), strict=True)
+        if part:
+            last = f'{mean[-1]:.3f}' + ('' if error[-1] is None else f' ± {error[-1]:.3f}')
+            axis.plot(x, mean, 'o-', color=colour, markersize=3, label=f'{label}: {last} at the end'
+                      + (f', {len(runs)} runs' if len(runs) > 1 else ''))
+        else:
+            # A leading underscore keeps a line out of the legend, where its validation stands.
+            axis.plot(x, mean, color=colour, alpha=0.5 if validated else 1, linewidth=1,
+                      label='_' * validated + f'{label}, training')
+        if len(runs) > 1:
+            axis.fill_between(x, np.subtract(mean, error), np.add(mean, error), color=colour,
+                              alpha=0.2, linewidth=0)

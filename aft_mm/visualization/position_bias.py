@@ -1,142 +1,247 @@
-"""Pictures of learned position biases, after figures 1 and 6 of arXiv 2105.14103."""
+"""Pictures of learned position biases, after figures 1, 3 and 6 to 8 of arXiv 2105.14103."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import Normalize, SymLogNorm
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
-from aft_mm.checks import check_int
+from aft_mm.checks import check_choice
+
+from .figures import MOST_PANELS, Choice, choose, label_tiles, new_figure, tile
+
+QUANTITIES = {'exp-1': 'exp(w) − 1', 'exp': 'exp(w)'}
+SCALES = {'layer': 'a colour scale per layer', 'all': 'one colour scale'}
+VIEWS = ('queries', 'matrix')
+PREFIX = 'prefix'
+# Layers of one panel each stand side by side.
+MOST_IN_A_ROW = 4
+# Beyond a hundredfold range most of a linear scale would be one colour.
+LINEAR_RANGE = 100
 
 
 def draw_position_bias(
     biases: Mapping[str, torch.Tensor],
     grid: tuple[int, ...] | None = None,
     num_prefix_tokens: int = 0,
-    max_columns: int = 12,
+    heads: Choice = 'even:12',
+    queries: Choice = 'even:12',
+    view: str = 'queries',
+    quantity: str = 'exp-1',
+    scale: str = 'layer',
+    footer: str = '',
 ) -> Figure:
-    """Draw ``exp(w) - 1``, one row per layer, one column per head or per query token.
+    """Draw ``exp(w) - 1`` or ``exp(w)``, one row per layer, one column per head or query token.
 
-    White is W = exp(w) = 1, where a source token counts as it would without a bias; red counts
-    more, blue less. Every layer has its own colour scale, symmetric around 0, linear up to 1 and
-    logarithmic beyond: exp(w) − 1 ends at −1 on one side and nowhere on the other.
+    Of ``exp(w) - 1`` white is W = exp(w) = 1, where a source token counts as it would without a
+    bias; red counts more, blue less; the scale is symmetric around 0, linear up to 1 and
+    logarithmic beyond: exp(w) − 1 ends at −1 on one side and nowhere on the other. Of ``exp(w)``
+    the scale runs from the smallest to the largest value, dark to light, and is logarithmic where
+    they are more than a factor of 100 apart.
 
     What a row shows depends on the shape of its w:
 
     - ``[h, kernel_h, kernel_w]``: the kernel of each head, the axes are offsets to the source
-      token; of ``[h, kernel_d, kernel_h, kernel_w]`` the plane in the middle;
+      token; of ``[h, kernel_d, kernel_h, kernel_w]`` the plane in the middle. More than 24 heads
+      are tiles of one picture, in reading order;
     - ``[h, kernel]``: one panel, heads by offsets;
-    - ``[1, T, T]`` on a 2-d grid: for some query tokens the row of w, folded onto the grid, the
-      query marked by a cross; on any other grid one panel, target tokens by source tokens, or by
-      their offset (source − target) where w is 0 outside a band narrower than a quarter of T.
+    - ``[1, T, T]`` on a 2-d grid, ``view='queries'``: for some query tokens the row of w, folded
+      onto the grid, the query marked by a cross;
+    - ``[1, T, T]`` on any other grid, or ``view='matrix'``: one panel, target tokens by source
+      tokens, prefix tokens first, or by their offset (source − target) where w is 0 outside a band
+      narrower than a quarter of T.
 
     Args:
         biases: Layer name to position bias w, as a mixer's ``position_bias()`` gives it.
         grid: The grid of the tokens, needed for ``[1, T, T]`` only.
-        num_prefix_tokens: Tokens before those of the grid (class tokens); they are left out.
-        max_columns: At most so many heads or queries, spread evenly, are drawn.
+        num_prefix_tokens: Tokens before those of the grid (class tokens); maps over the grid leave
+            them out, the matrix has them.
+        heads: Which heads to draw, see :func:`choose`.
+        queries: Which tokens of the grid, in raster order, ask; ``'prefix'`` for the prefix tokens.
+        view: What to draw of ``[1, T, T]`` on a 2-d grid, ``'queries'`` or ``'matrix'``.
+        quantity: ``'exp-1'`` or ``'exp'``.
+        scale: ``'layer'`` for a colour scale per layer, ``'all'`` for one; the title says which.
+        footer: Small print below the figure.
 
     Returns:
         A figure with an Agg canvas of its own: ``figure.savefig(path)`` needs no display and
         leaves the backend of ``pyplot`` as it is.
 
     Raises:
-        ValueError: ``biases`` is empty, or a w has a shape other than those above.
+        ValueError: ``biases`` is empty, a w has a shape other than those above, a head or query is
+            not there, or a word is none of the allowed ones.
     """
-    check_int('max_columns', max_columns, 1)
+    check_choice('view', view, VIEWS)
+    check_choice('quantity', quantity, QUANTITIES)
+    check_choice('scale', scale, SCALES)
     if not biases:
         raise ValueError('biases must hold at least one layer, but it is empty.')
-    rows = {
-        name: _panels(name, w.detach().float().cpu(), grid, num_prefix_tokens, max_columns)
-        for name, w in biases.items()
-    }
-    num_columns = max(map(len, rows.values()))
-    panel = 1.15 if num_columns > 2 else 2.6  # inches
-    figure = Figure(
-        figsize=(panel * num_columns + 1.6, (panel + 0.3) * len(rows) + 0.6), layout='constrained')
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(rows), num_columns, squeeze=False)
-    for row, (name, panels) in zip(axes, rows.items(), strict=True):
-        limit = max(1e-6, *(float(np.nanmax(np.abs(panel['values']))) for panel in panels))
-        norm = (
-            Normalize(-limit, limit) if limit <= 1 else
-            SymLogNorm(linthresh=1, vmin=-limit, vmax=limit))
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, w in biases.items():
+        w = w.detach().float().cpu()
+        values = (torch.expm1(w) if quantity == 'exp-1' else w.exp()).numpy()
+        if grid is not None and values.shape == (1, *2 * (num_prefix_tokens + _size(grid), )):
+            if view == 'matrix' or len(grid) != 2:
+                rows[name] = [_band(w[0].numpy(), values[0], num_prefix_tokens)]
+            else:
+                rows[name] = _query_panels(values[0], grid, num_prefix_tokens, queries)
+        else:
+            rows[name] = _kernel_panels(name, values, grid, heads)
+    title = f'Learned position bias, {QUANTITIES[quantity]}; {SCALES[scale]}'
+    return _draw_rows(rows, quantity, scale == 'all', title, footer)
+
+
+def _size(grid: tuple[int, ...]) -> int:
+    return int(np.prod(grid))
+
+
+def _draw_rows(rows: Mapping[str, list[dict[str, Any]]], quantity: str, shared: bool, title: str,
+               footer: str) -> Figure:
+    """A row of panels per layer; layers of one panel each stand side by side."""
+    single = all(len(panels) == 1 for panels in rows.values())
+    columns = min(MOST_IN_A_ROW, len(rows)) if single else max(map(len, rows.values()))
+    tiled = single and 'tiles' in next(iter(rows.values()))[0]
+    if tiled:
+        columns = 1
+    num_rows = -(-len(rows) // columns) if single else len(rows)
+    width, height = (9., _tiles_height(rows)) if tiled else (2.6, 2.6) if single else (1.15, 1.45)
+    figure = new_figure(
+        (width + single * 0.6) * columns + 1.2, height * num_rows + 0.7, title, footer)
+    axes = figure.subplots(num_rows, columns, squeeze=False)
+    places = axes.reshape(-1, 1) if single else axes
+    everything = [panel for panels in rows.values() for panel in panels]
+    for row, (name, panels) in zip(places, rows.items(), strict=False):
+        norm = _norm([p['values'] for p in (everything if shared else panels)], quantity)
         for axis, panel in zip(row, panels, strict=False):
-            image = _draw_panel(axis, panel, norm)
+            image = _draw_panel(axis, panel, norm, quantity)
         for axis in row[len(panels):]:
             axis.set_axis_off()
         row[0].set_ylabel(f"{name}\n{panels[0]['ylabel']}", fontsize=7)
-        bar = figure.colorbar(image, ax=list(row), fraction=0.04, pad=0.01)
-        bar.ax.tick_params(labelsize=6)
-    figure.suptitle('Learned position bias, exp(w) − 1', fontsize=10)
+        if not shared:
+            _draw_scale(figure, image, list(row), QUANTITIES[quantity])
+    if shared:
+        _draw_scale(figure, image, list(axes.flat), QUANTITIES[quantity])
+    for row in places[len(rows):]:
+        row[0].set_axis_off()
     return figure
 
 
-def _spread(count: int, limit: int) -> list[int]:
-    """At most ``limit`` of ``range(count)``, evenly spread, the ends among them."""
-    return sorted(set(np.linspace(0, count - 1, min(count, limit)).round().astype(int).tolist()))
+def _draw_scale(figure: Figure, image: Any, axes: list[Axes], label: str) -> None:
+    """The colour bar beside some axes, with few enough ticks."""
+    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.01)
+    if isinstance(image.norm, SymLogNorm):
+        most = int(np.log10(image.norm.vmax))
+        powers = [10.0**power for power in range(0, most + 1, max(1, most // 2))]
+        bar.set_ticks([*(-power for power in reversed(powers)), 0, *powers],
+                      labels=[*(f'−{power:g}' for power in reversed(powers)), '0',
+                              *(f'{power:g}' for power in powers)])
+        bar.ax.minorticks_off()
+    bar.ax.tick_params(labelsize=6)
+    bar.set_label(label, fontsize=6)
 
 
-def _panels(name: str, w: torch.Tensor, grid: tuple[int, ...] | None, num_prefix_tokens: int,
-            max_columns: int) -> list[dict[str, Any]]:
-    """What to draw in the row of one layer: values, title, labels and extent of each panel."""
-    values = torch.expm1(w).numpy()
-    if grid is not None and values.shape == (1, *2 * (num_prefix_tokens + int(np.prod(grid)), )):
-        return _dense_panels(values[0, num_prefix_tokens:, num_prefix_tokens:], grid, max_columns)
-    if values.ndim == 2:
-        reach = values.shape[1] / 2
-        return [
-            dict(
-                values=values,
-                title='all heads',
-                stretch=True,
-                xlabel='offset',
-                ylabel='head',
-                extent=(-reach, reach, len(values) - 0.5, -0.5))
-        ]
-    if values.ndim not in (3, 4):
+def _tiles_height(rows: Mapping[str, list[dict[str, Any]]]) -> float:
+    """Inches of a row of tiles 9 inches wide."""
+    shapes = [panel['values'].shape for panels in rows.values() for panel in panels]
+    return max(9 * height / width for height, width in shapes) + 0.35
+
+
+def _norm(pictures: list[np.ndarray], quantity: str) -> Normalize:
+    """The colour scale of some panels."""
+    known = np.concatenate([picture[np.isfinite(picture)] for picture in pictures])
+    if quantity == 'exp-1':
+        limit = max(1e-6, float(np.abs(known).max()))
+        return (Normalize(-limit, limit) if limit <= 1 else
+                SymLogNorm(linthresh=1, vmin=-limit, vmax=limit))
+    low, high = float(known.min()), float(known.max())
+    high = max(high, low * (1 + 1e-6), 1e-12)
+    if low > 0 and high / low <= LINEAR_RANGE:
+        return Normalize(low, high)
+    return LogNorm(max(low, high * 1e-8), high)
+
+
+def _kernel_panels(name: str, values: np.ndarray, grid: tuple[int, ...] | None,
+                   heads: Choice) -> list[dict[str, Any]]:
+    """Panels of ``[h, *kernel]``: values, title, labels and extent of each."""
+    if values.ndim not in (2, 3, 4):
         raise ValueError(f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '
                          f'dimensions or [1, T, T] of the grid {grid}, got '
                          f'{list(values.shape)}.')
+    chosen = choose('heads', heads, len(values))
+    values = values[chosen]
+    if values.ndim == 2:
+        return [_lines(values, chosen)]
     if values.ndim == 4:
         values = values[:, values.shape[1] // 2]
     reach_y, reach_x = values.shape[1] / 2, values.shape[2] / 2
+    if len(chosen) > MOST_PANELS:
+        columns = int(np.ceil(np.sqrt(6 * len(chosen))))
+        size = f'{values.shape[1]} × {values.shape[2]}'
+        return [
+            dict(
+                values=tile(values, columns),
+                tiles=(len(chosen), columns, values.shape[1], chosen),
+                title=f'{len(chosen)} heads in reading order, {columns} in a row',
+                xlabel=f'{size} offsets to the source token of each head [tokens]',
+                ylabel='first head of the row')
+        ]
     return [
         dict(
-            values=values[head],
+            values=kernel,
             title=f'head {head}',
             xlabel='column offset',
             ylabel='row offset',
             extent=(-reach_x, reach_x, reach_y, -reach_y))
-        for head in _spread(len(values), max_columns)
+        for head, kernel in zip(chosen, values, strict=True)
     ]
 
 
-def _dense_panels(values: np.ndarray, grid: tuple[int, ...],
-                  max_columns: int) -> list[dict[str, Any]]:
-    """Panels of a dense bias: exp(w) - 1, ``[T, T]``, targets by sources."""
-    if len(grid) != 2:
-        return [_band(values)]
+def _lines(values: np.ndarray, heads: list[int]) -> dict[str, Any]:
+    """The panel of 1-d kernels: heads by offsets."""
+    reach = values.shape[1] / 2
+    shown = choose('heads', 'even:12', len(heads))
+    return dict(
+        values=values,
+        title=f'{len(heads)} heads',
+        stretch=True,
+        xlabel='offset, source − target [tokens]',
+        ylabel='head',
+        yticks=(shown, [str(heads[index]) for index in shown]),
+        extent=(-reach, reach, len(values) - 0.5, -0.5))
+
+
+def _query_panels(values: np.ndarray, grid: tuple[int, ...], num_prefix_tokens: int,
+                  queries: Choice) -> list[dict[str, Any]]:
+    """Panels of a dense bias ``[T, T]``: what some queries see of the grid."""
+    sources = values[:, num_prefix_tokens:].reshape(-1, *grid)
+    labels = dict(xlabel='column', ylabel='row')
+    if isinstance(queries, str) and queries == PREFIX:
+        if not num_prefix_tokens:
+            raise ValueError("queries must name tokens of the grid, as there is no prefix token, "
+                             f'got {queries!r}')
+        return [dict(labels, values=sources[i], title='class token' if num_prefix_tokens == 1 else
+                     f'prefix token {i}') for i in range(num_prefix_tokens)]
     return [
         dict(
-            values=values[query].reshape(grid),
+            labels,
+            values=sources[num_prefix_tokens + query],
             title='query ({}, {})'.format(*divmod(query, grid[1])),
-            xlabel='column',
-            ylabel='row',
-            mark=divmod(query, grid[1])) for query in _spread(len(values), max_columns)
+            mark=divmod(query, grid[1]))
+        for query in choose('queries', queries, _size(grid))
     ]
 
 
-def _band(values: np.ndarray) -> dict[str, Any]:
+def _band(w: np.ndarray, values: np.ndarray, num_prefix_tokens: int) -> dict[str, Any]:
     """The panel of ``[T, T]`` by source tokens, or by offset: a window is a thin line otherwise."""
-    target, source = values.nonzero()
+    target, source = w.nonzero()
     offset = source - target
     if not len(offset) or 4 * (np.ptp(offset) + 1) >= len(values):
-        return dict(values=values, title='all tokens', xlabel='source token',
-                    ylabel='target token')
+        first = {0: '', 1: ', 0 the class token'}.get(num_prefix_tokens, ', prefix tokens first')
+        return dict(values=values, title='all tokens', xlabel=f'source token{first}',
+                    ylabel=f'target token{first}')
     first, last = offset.min(), offset.max()
     band = np.full((len(values), last - first + 1), np.nan)  # no source before the first token
     for column, diagonal in enumerate(range(first, last + 1)):
@@ -151,11 +256,11 @@ def _band(values: np.ndarray) -> dict[str, Any]:
         extent=(first - 0.5, last + 0.5, len(values) - 0.5, -0.5))
 
 
-def _draw_panel(axis: Any, panel: dict[str, Any], norm: Normalize) -> Any:
+def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: str) -> Any:
     """Draw one panel; gives the image that the colour bar explains."""
     image = axis.imshow(
         panel['values'],
-        cmap='RdBu_r',
+        cmap='RdBu_r' if quantity == 'exp-1' else 'cividis',
         norm=norm,
         extent=panel.get('extent'),
         aspect='auto' if panel.get('stretch') else 'equal',
@@ -165,5 +270,11 @@ def _draw_panel(axis: Any, panel: dict[str, Any], norm: Normalize) -> Any:
     axis.set_title(panel['title'], fontsize=7)
     axis.set_xlabel(panel['xlabel'], fontsize=6)
     axis.tick_params(labelsize=5)
-    axis.locator_params(integer=True)
+    if 'tiles' in panel:
+        label_tiles(axis, *panel['tiles'])
+        axis.set_facecolor('dimgrey')  # of the lines between heads
+    else:
+        axis.locator_params(integer=True)
+    if 'yticks' in panel:
+        axis.set_yticks(*panel['yticks'])
     return image

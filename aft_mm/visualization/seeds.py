@@ -49,7 +49,7 @@ def seed_table(groups: Mapping[str, Sequence[float]], label: str) -> str:
     rows = [(name.replace('|', r'\|'), len(values), *mean_and_error(values),
              *((None, None) if name == first else difference_and_error(values, groups[first])))
             for name, values in groups.items()]
-    decimals = _decimals([row[3] for row in rows], [row[2] for row in rows])
+    decimals = decimals_of([row[3] for row in rows], [row[2] for row in rows])
     lines = [f'| group | n | {label}, mean | standard error | difference to {rows[0][0]} | its '
              'standard error |', '| --- | ---: | ---: | ---: | ---: | ---: |']
     for name, count, mean, error, difference, difference_error in rows:
@@ -119,7 +119,7 @@ def _check_groups(groups: Mapping[str, Sequence[float]]) -> None:
             raise ValueError(f'groups must hold at least one run each, but {name!r} is empty.')
 
 
-def _decimals(errors: Sequence[float | None], means: Sequence[float]) -> int:
+def decimals_of(errors: Sequence[float | None], means: Sequence[float]) -> int:
     """Digits after the point: two of the smallest error, or four of the smallest mean."""
     known = [error for error in errors if error]
     sizes = known or [abs(mean) for mean in means if mean] or [1.]

@@ -1,26 +1,27 @@
 """What a super-resolution model made of its inputs."""
 
+from collections.abc import Mapping
+
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 
 from aft_mm.structures import enlarge_bicubic
 
-from .samples import draw_samples
-
-CELL = 96  # pixels that a picture is wide at least
-HEADER = 20  # pixels
+from .samples import draw_header, draw_samples, enlarging
 
 
-def draw_super_resolution(inputs: np.ndarray, samples: np.ndarray,
+def draw_super_resolution(inputs: np.ndarray, samples: np.ndarray | Mapping[str, np.ndarray],
                           targets: np.ndarray | None = None) -> np.ndarray:
     """One row per input: the input, its bicubic upscaling, the samples and the original.
+
+    Of several models their samples stand side by side.
 
     The pictures are enlarged by a whole factor, without smoothing, until they are at least 96
     pixels wide; every column has its name above it.
 
     Args:
         inputs: uint8 ``[N, h, w, C]``, C = 1 or 3 (RGB).
-        samples: uint8 ``[N, K, H, W, C]``, K samples of each, H / h = W / w a whole number.
+        samples: uint8 ``[N, K, H, W, C]``, K samples of each, H / h = W / w a whole number; or
+            the name of a model to such.
         targets: uint8 ``[N, H, W, C]``, the images that the inputs were made of; None leaves the
             column out.
 
@@ -30,9 +31,18 @@ def draw_super_resolution(inputs: np.ndarray, samples: np.ndarray,
     Raises:
         ValueError: The shapes do not fit each other, or as in :func:`draw_samples`.
     """
-    inputs, samples = np.asarray(inputs), np.asarray(samples)
+    inputs = np.asarray(inputs)
+    models = samples if isinstance(samples, Mapping) else {'sample': samples}
+    if not models:
+        raise ValueError('samples must hold those of at least one model, but it is empty.')
+    drawn = {name: np.asarray(array) for name, array in models.items()}
+    factors = {_factor(inputs, array) for array in drawn.values()}
+    if len(factors) > 1:
+        raise ValueError('samples of several models must have one size, got those of '
+                         f'{sorted(factors)} times the input.')
+    factor = factors.pop()
+    samples = np.concatenate(list(drawn.values()), axis=1)
     image_shape = samples.shape[2:]
-    factor = _factor(inputs, samples)
     targets = np.empty((len(inputs), 0, *image_shape), np.uint8) if targets is None else (
         np.asarray(targets)[:, None])
     if targets.shape != (len(inputs), targets.shape[1], *image_shape):
@@ -41,13 +51,13 @@ def draw_super_resolution(inputs: np.ndarray, samples: np.ndarray,
     large = inputs.repeat(factor, axis=1).repeat(factor, axis=2)
     smooth = np.stack([enlarge_bicubic(image, image_shape[:2]) for image in inputs])
     rows = np.concatenate([large[:, None], smooth[:, None], samples, targets], axis=1)
-    scale = -(-CELL // image_shape[1])
-    grid = draw_samples(rows.reshape(-1, *image_shape), columns=rows.shape[1], scale=scale)
-    many = samples.shape[1] > 1
+    grid = draw_samples(rows.reshape(-1, *image_shape), columns=rows.shape[1],
+                        scale=enlarging(image_shape[1]))
     names = [f'input {inputs.shape[1]}x{inputs.shape[2]}', 'bicubic',
-             *(f'sample {i + 1}' if many else 'sample' for i in range(samples.shape[1])),
+             *(f'{name} {i + 1}' if array.shape[1] > 1 else name
+               for name, array in drawn.items() for i in range(array.shape[1])),
              *['original'] * targets.shape[1]]
-    return np.concatenate([_header(names, grid.shape[1]), grid])
+    return np.concatenate([draw_header(names, grid.shape[1]), grid])
 
 
 def _factor(inputs: np.ndarray, samples: np.ndarray) -> int:
@@ -59,13 +69,3 @@ def _factor(inputs: np.ndarray, samples: np.ndarray) -> int:
             return factor
     raise ValueError('samples must be [N, K, H, W, C] with H and W the same multiple of those of '
                      f'inputs {list(inputs.shape)}, got {list(samples.shape)}.')
-
-
-def _header(names: list[str], width: int) -> np.ndarray:
-    """The names over the middle of the columns, black on white: uint8 ``[20, width, 3]``."""
-    picture = Image.new('RGB', (width, HEADER), 'white')
-    draw, column = ImageDraw.Draw(picture), width / len(names)
-    font = ImageFont.load_default(size=13)  # has no ×
-    for index, name in enumerate(names):
-        draw.text(((index + 0.5) * column, HEADER / 2), name, 'black', font, anchor='mm')
-    return np.asarray(picture)

@@ -162,7 +162,7 @@ OUTPUTS = [
     ('--out /proc/a.png', "--out '/proc/a.png' cannot be written"),
     ('--out a.png --dpi -1', '--dpi must be an int, 1 to 2400, got -1'),
     ('--out a.png --dpi 0', '--dpi must be an int, 1 to 2400, got 0'),
-    ('--out a.png --columns 0', '--columns must be an int, 1 or larger, got 0'),
+    ('--out a.png --top 0', '--top must be an int, 1 or larger, got 0'),
 ]
 
 
@@ -171,7 +171,7 @@ def test_outputs_of_a_picture(tool, tmp_path, bias_checkpoint, words, message):
     (tmp_path / 'folder.png').mkdir()
     words = shlex.split(words)
     fails(lambda: tool('analysis_tools/plot_position_bias', *bias_checkpoint, *words), message)
-    if '--columns' not in words:
+    if '--top' not in words:
         fails(lambda: tool('analysis_tools/plot_curves', 'no.json', *words), message)
         group = ['--group', 'a', 'no.json', '--metric', 'm']
         fails(lambda: tool('analysis_tools/compare_seeds', *group, *words), message)

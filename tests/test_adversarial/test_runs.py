@@ -1,5 +1,6 @@
 """Runs that a signal, a full disk, a dead process or the network ends."""
 
+import errno
 import multiprocessing
 import os
 import resource
@@ -92,22 +93,44 @@ def test_a_signal_during_validation_names_the_checkpoint_of_the_epoch(train, cap
 
 
 def test_a_process_that_is_forked_inside_ends_as_any_other():
-    with StopSignals():
-        process = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60, ))
-        process.start()
-        process.terminate()  # as a pool of an evaluation does, which then waits for its end
-        process.join(30)
-        ended = process.exitcode
-        process.kill()
-    assert ended == -signal.SIGTERM
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # so that the signal is there before the process begins
+    try:
+        with StopSignals():
+            processes = [multiprocessing.get_context('fork').Process(target=time.sleep, args=(60, ))
+                         for _ in range(20)]
+            for process in processes:
+                process.start()
+                process.terminate()  # as a pool of an evaluation does, which then waits for its end
+            ended = []
+            for process in processes:
+                process.join(30)
+                ended.append(process.exitcode)
+                process.kill()
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert ended == [-signal.SIGTERM] * len(processes)
 
 
-def test_a_worker_that_is_killed_is_said(train):
-    def kill(runner):
-        # The newest: other tests may have left processes of their own.
-        os.kill(max(process.pid for process in multiprocessing.active_children()), signal.SIGKILL)
+def kill_worker(runner):
+    # The newest: other tests may have left processes of their own.
+    os.kill(max(process.pid for process in multiprocessing.active_children()), signal.SIGKILL)
 
-    sentence = ends(train, kill, workers=1)
+
+def lose_connection(runner):
+    """What a worker leaves that dies while it sends: torch says why when SIGCHLD has come."""
+    def die(signum, frame):
+        signal.signal(signal.SIGALRM, before)
+        raise RuntimeError('DataLoader worker (pid 7) is killed by signal: Killed. ')
+
+    before = signal.signal(signal.SIGALRM, die)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    raise ConnectionResetError(errno.ECONNRESET, 'Connection reset by peer')
+
+
+@pytest.mark.parametrize('action', [kill_worker, lose_connection])
+def test_a_worker_that_is_killed_is_said(train, action):
+    sentence = ends(train, action, workers=1)
     assert sentence.startswith('Error: worker ') and 'of a data loader' in sentence
     assert sentence.endswith(f'the last checkpoint is {Path("work/epoch_1.pth").resolve()}')
 
@@ -152,7 +175,7 @@ from aft_mm.engine.distributed import start_distributed
 os.environ.update(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_PORT=sys.argv[1])
 start_distributed(Config(dict(launcher='pytorch')))
 print('ready', os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(300)
 '''
 
 
@@ -166,7 +189,7 @@ def test_processes_whose_launcher_was_killed_end(tmp_path):
     pid = int(launcher.stdout.readline().split()[1])
     launcher.kill()
     launcher.wait()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.1)
     assert not alive(pid)

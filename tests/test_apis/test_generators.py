@@ -16,10 +16,13 @@ from aft_mm.apis import (
     load_model,
 )
 from aft_mm.cli.errors import UserError
+from aft_mm.structures import SequenceSample
 
 # Who draws from the model of a config, and why no other.
 OWNERS = dict(
-    tiny_text=(TextGenerator, 'has none of source_shape, point_cloud, image_shape'),
+    tiny_text=(
+        TextGenerator,
+        'has none of subwords, units, source_shape, point_cloud, image_shape'),
     tiny_pixels=(ImageGenerator, 'has image_shape'),
     tiny_super_resolution=(SuperResolver, 'has source_shape'),
     tiny_clouds=(PointCloudGenerator, 'has point_cloud'),
@@ -138,6 +141,33 @@ class TestTextGenerator:
         together = text(prompts, num_chars=7, greedy=True)
         assert together == [text(prompt, num_chars=7, greedy=True) for prompt in prompts]
         assert all(map(str.startswith, together, prompts))
+
+    def test_scores_are_log_probabilities(self, text):
+        """Of every byte after the bytes before it, which sum to one over the bytes there could be.
+
+        And those of a whole text are what a test of the model counts.
+        """
+        scores = text.score('Ägypt')
+        assert scores.shape == (6, ) and scores.dtype == np.float64
+        alternatives = [text.score(f'ab{chr(last)}')[2] for last in range(128)]
+        tokens = torch.tensor([[*b'ab', last] for last in range(256)])
+        nats = text.model.head.nats(text.model.decoder(tokens), tokens)
+        np.testing.assert_allclose(alternatives, -nats[:128, 2], rtol=1e-4)
+        assert (-nats[:, 2]).exp().sum().item() == pytest.approx(1, rel=1e-4)
+        (sample, ) = text.model(tokens[7:8], [SequenceSample()], mode='predict')
+        assert text.score('ab\x07').sum() == pytest.approx(-sample.nats, rel=1e-6)
+        several = text.score(['Ägypt', 'b'])
+        np.testing.assert_allclose(several[0], scores, rtol=1e-6)
+        assert several[1].shape == (1, )
+
+    @pytest.mark.parametrize(('given', 'message'), [
+        ('', "text must be a str of at least one character, or a list of such, got ''$"),
+        (b'ab', 'text must be a str'), ([], 'text must be a str'), (['a', None], 'text must be'),
+        ('a' * 33, "text must be at most 32 bytes, the model's position table, got 33"),
+    ])
+    def test_texts_that_cannot_be_scored_are_named(self, text, given, message):
+        with pytest.raises(UserError, match=message):
+            text.score(given)
 
     def test_without_prompt_and_without_length(self, text, monkeypatch):
         lengths = []

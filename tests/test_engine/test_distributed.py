@@ -42,7 +42,8 @@ def script(tmp_path):
 
 
 def launch(run, script, launcher, env):
-    result = run(script, launcher, cwd=script.parent, env={'CUDA_VISIBLE_DEVICES': '', **env})
+    result = run(script, launcher, cwd=script.parent, env={'CUDA_VISIBLE_DEVICES': '', **env},
+                 fresh=True)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

@@ -1,13 +1,22 @@
-"""Steps on buffers that stay where they are, and as a CUDA graph."""
+"""Steps on buffers that stay where they are, as a CUDA graph, and compiled."""
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from aft_mm.layers.block import BlockState
 from aft_mm.models import step_graph
 from aft_mm.models.decoders import DecoderState
-from aft_mm.models.step_graph import CapturedSteps, PlainSteps, StaticSteps, leaves, make_steps
+from aft_mm.models.step_graph import (
+    CapturedSteps,
+    CompiledSteps,
+    PlainSteps,
+    StaticSteps,
+    leaves,
+    make_steps,
+)
 from aft_mm.registry import MODELS
 
 from .sequence_models import MIXERS, D, decoder, decoder_config, mixer, model, tokens
@@ -21,6 +30,13 @@ CROSS = {
     'softmax': dict(type='aft_mm.SoftmaxAttention', num_heads=3),
     'biased': dict(type='aft_mm.AFTFull', rank=None, grid=(40,), source_grid=(5,)),
 }
+# One for each kind of step, as tracing takes a second.
+KINDS = (
+    'AFTFull', 'AFTLocal', 'AFTSimple', 'AFTConv', 'AFTWindow', 'LinearAttention', 'LSHAttention'
+)
+COMPILED = {name: FIXED[name] for name in KINDS}
+# The op of their steps looks at rows and columns.
+ON_GRIDS = ('aft_mm.AFTConv', 'aft_mm.AFTWindow')
 every_fixed = pytest.mark.parametrize('mixing', FIXED.values(), ids=FIXED)
 every_grid = pytest.mark.parametrize('grid', [(12,), (2, 6)], ids=str)
 
@@ -34,7 +50,7 @@ def steps_of(monkeypatch, kind) -> list:
     """Makes `generate` take steps of this kind; they are found in the list."""
     made = []
 
-    def make(step, token, hidden, state, count):
+    def make(step, token, hidden, state, count, compiled):
         made.append(kind(step, token, hidden, state))
         return made[-1]
 
@@ -82,6 +98,100 @@ def test_a_memory_is_read_by_steps_on_buffers(cross):
     steps = StaticSteps(body.step, x[:, 0], hidden, state)
     for t in range(3, 11):
         torch.testing.assert_close(steps(x[:, t]), expected[:, t + 1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Compiled steps without the minutes of a compiler behind the tracing; the graphs traced."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    advance = torch.compile(
+        step_graph._advance_in_place, fullgraph=True, dynamic=False, backend=counter
+    )
+    monkeypatch.setattr(step_graph, '_compiled_advance', lambda: advance)
+    return counter
+
+
+@pytest.mark.parametrize('mixing', COMPILED.values(), ids=COMPILED)
+def test_compiled_steps_are_one_graph_of_any_position_and_weights(mixing, traced):
+    for seed in (1, 2):
+        net = model(token_mixer=mixing, grid=(2, 6) if mixing['type'] in ON_GRIDS else (12,))
+        before = {name: x.clone() for name, x in net.state_dict().items()}
+        expected = net.generate(12, batch_size=3, seed=seed)
+        assert torch.equal(net.generate(12, batch_size=3, seed=seed, compiled=True), expected)
+        after = net.state_dict()
+        assert list(after) == list(before)
+        for name, x in after.items():
+            assert torch.equal(x, before[name]) and x.stride() == before[name].stride()
+    assert traced.frame_count == 1
+
+
+def test_prompts_of_different_lengths_are_compiled(traced):
+    net = model(token_mixer=FIXED['AFTLocal'], grid=(12,))
+    start = [tokens(length) for length in (5, 1, 9)]
+    expected = net.generate(12, start, seed=1)
+    assert torch.equal(net.generate(12, start, seed=1, compiled=True), expected)
+    assert traced.frame_count == 1
+
+
+def test_what_grows_is_not_compiled(traced):
+    net = model(token_mixer=MIXINGS['SoftmaxAttention'], grid=(12,))
+    net.generate(12, seed=1, compiled=True)
+    net.generate(12, seed=1, compiled=True, use_state=False)
+    assert traced.frame_count == 0
+
+
+def test_compiled_steps_give_the_same_hidden_vectors(monkeypatch):
+    # Up to the kernels, which take half a minute to write: the benchmark of sampling checks those.
+    torch._dynamo.reset()
+    advance = torch.compile(step_graph._advance_in_place, fullgraph=True, backend='aot_eager')
+    monkeypatch.setattr(step_graph, '_compiled_advance', lambda: advance)
+    body = decoder(token_mixer=FIXED['AFTSimple'], num_layers=1, grid=(40,))
+    x, lengths = tokens(2, 40), torch.tensor([5, 1])
+    hidden, state = body.prefill(x[:, :5], lengths)
+    compiled = CompiledSteps(body.step, x[:, 0], hidden, state)
+    assert compiled.seconds > 0 and torch.equal(compiled.state.position, lengths)
+    plain = PlainSteps(body.step, body.prefill(x[:, :5], lengths)[1])
+    for t in range(5, 20):
+        torch.testing.assert_close(compiled(x[:, t]), plain(x[:, t]), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('columns', [False, True])
+@pytest.mark.parametrize('mixing', MIXINGS.values(), ids=MIXINGS)
+def test_the_layout_for_steps_changes_no_result(mixing, columns):
+    body, x = decoder(token_mixer=mixing, grid=(12,)), tokens(3, 12)
+    lengths = torch.tensor([4, 0, 7])
+
+    def rows():
+        steps = PlainSteps(body.step, body.prefill(x[:, :7], lengths)[1])
+        return torch.stack([steps(x[:, t]) for t in range(4)])
+
+    expected, strides = rows(), [p.stride() for p in body.parameters()]
+    with step_graph.laid_out_for_steps(body, columns):
+        torch.testing.assert_close(rows(), expected)
+        assert ([p.stride() for p in body.parameters()] == strides) != columns
+    assert torch.equal(rows(), expected) and [p.stride() for p in body.parameters()] == strides
+
+
+def test_weights_come_back_after_an_error_and_are_read_anew():
+    body, x = decoder(token_mixer=FIXED['AFTLocal']), tokens(3, 1)[:, 0]
+    mixer, strides = body.layers[0].token_mixer, [p.stride() for p in body.parameters()]
+    with pytest.raises(KeyError), step_graph.laid_out_for_steps(body, True):
+        raise KeyError
+    assert [p.stride() for p in body.parameters()] == strides
+
+    def step():
+        return body.step(x, body.prefill(x[:, None], torch.tensor([1, 1, 1]))[1])[0]
+
+    before = step()
+    nn.init.normal_(mixer.key.weight)
+    assert not torch.allclose(step(), before)
+    seen = []
+    mixer.key.register_forward_hook(lambda *call: seen.append(call))
+    with step_graph.laid_out_for_steps(body, False):
+        seen.clear()
+        mixer.step(torch.randn(2, D), mixer.init_state(2))
+    assert len(seen) == 1  # a hook is not passed by
 
 
 def test_a_state_copy_shares_nothing():

@@ -1,5 +1,9 @@
 """Fixtures of the tests of the ops."""
 
+import contextlib
+import functools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,25 +14,47 @@ from aft_mm.ops.triton import support as triton_support
 
 @pytest.fixture
 def triton_asked_for(monkeypatch):
-    """The Triton kernels serve, or the call fails with the reasons; and a seed.
-
-    The interpreter multiplies tf32 operands as they are; here it cuts them as a device does. Nor
-    does it call what joins two sums once per number here, but of all numbers at once.
-    """
+    """The Triton kernels serve, or the call fails with the reasons; and a seed."""
     torch.manual_seed(0)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'triton')
     if triton_support.interpreted():
-        from triton.runtime.interpreter import InterpreterBuilder, ScanOps
+        with _faster_and_as_on_a_device(monkeypatch):
+            yield
+    else:
+        yield
 
-        exact = InterpreterBuilder.create_dot
 
-        def create_dot(self, a, b, total, precision, most):
-            if precision.name == 'TF32':
-                a, b = (type(x)(_cut_to_tf32(x.data), x.dtype) for x in (a, b))
-            return exact(self, a, b, total, precision, most)
+@contextlib.contextmanager
+def _faster_and_as_on_a_device(monkeypatch):
+    """Triton's interpreter, but for what takes it long, and for tf32.
 
-        monkeypatch.setattr(InterpreterBuilder, 'create_dot', create_dot)
-        monkeypatch.setattr(ScanOps, 'generic_scan', _scan_rows)
+    It puts its own functions in place of the language's once, not at each call of a function, and
+    looks a type up once. What joins two sums is called of all numbers at once, not of each. And
+    operands of tf32 are cut as a device cuts them.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    exact = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self, a, b, total, precision, most):
+        if precision.name == 'TF32':
+            a, b = (type(x)(_cut_to_tf32(x.data), x.dtype) for x in (a, b))
+        return exact(self, a, b, total, precision, most)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, 'create_dot', create_dot)
+    monkeypatch.setattr(interpreter.ScanOps, 'generic_scan', _scan_rows)
+    find_type = functools.cache(interpreter._get_np_dtype)
+
+    def find_type_once(kind):
+        return np.dtype(np.uint64) if kind.scalar.is_ptr() else find_type(kind.scalar)
+
+    monkeypatch.setattr(interpreter, '_get_np_dtype', find_type_once)
+    replaced = interpreter._patch_lang(SimpleNamespace(__globals__=dict(tl=tl, core=tl.core)))
+    nothing = interpreter._LangPatchScope()
+    monkeypatch.setattr(interpreter, '_patch_lang', lambda function: nothing)
+    yield
+    replaced.restore()
 
 
 def _scan_rows(self, inputs):
@@ -79,11 +105,14 @@ def cuts(request, monkeypatch):
     """Products in tiles of 32 tokens and channels, or in those of the devices with 'shipped'."""
     if getattr(request, 'param', 'small') == 'shipped':
         return
-    from aft_mm.ops.triton import product_cut, product_launch
+    from aft_mm.ops.triton import blocks, conv, product_launch
 
     sizes = dict(tile=32, width=32, step=16, warps=4)
-    small = {kind: cut._replace(**sizes) for kind, cut in product_cut.CUTS.items()}
-    monkeypatch.setattr(product_cut, 'CUTS', small)
+    for kind, entries in blocks.BLOCKS.items():
+        if kind.startswith('product'):
+            small = {least: cut._replace(**sizes) for least, cut in entries.items()}
+            monkeypatch.setitem(blocks.BLOCKS, kind, small)
     if triton_support.interpreted():  # which takes its time for each step, not for what is in it
         monkeypatch.setattr(product_launch, 'SOME', 32)
         monkeypatch.setattr(product_launch, 'ROWS_WEIGHED', 32)
+        monkeypatch.setattr(conv, 'MOVED', (256, 8, 8))

@@ -1,7 +1,8 @@
-"""Cases of AFT-full and AFT-local for the tests of their products."""
+"""Cases of AFT-full and AFT-local for the tests of their products, and what these share."""
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .cases import Case
 from .triton_parity import MARKS, on_device
@@ -86,3 +87,12 @@ def cut_of(arguments):
 def detached(arguments):
     """Without gradients."""
     return [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+
+
+class NoWait(TorchDispatchMode):
+    """An error for what would wait for a device: reading a number, or sizes that depend on one."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+        assert not set(tags) & set(function.tags), f'{function} waits for the device'
+        return function(*args, **(kwargs or {}))

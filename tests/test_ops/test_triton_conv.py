@@ -1,6 +1,7 @@
 """The Triton kernels of AFT-conv against the float64 oracle, forward and every gradient.
 
-How: `triton_parity.py`.
+How: `triton_parity.py`. They are those of the products (`test_triton_product.py`), but for what
+tokens and weights become.
 """
 
 import pytest
@@ -14,7 +15,6 @@ from .triton_parity import (
     DEVICE,
     DTYPES,
     INTERPRETED,
-    MARKS,
     TERMS,
     TOLERANCE,
     compare,
@@ -22,34 +22,18 @@ from .triton_parity import (
     on_device,
 )
 
-from aft_mm.ops.triton import conv_launch as launch  # isort: skip - where Triton is
-from aft_mm.ops.triton import conv_library as library  # isort: skip
+from .product_cases import MARKS, SHIPPED, NoWait, cutting, spread_keys  # isort: skip - where Triton is
+from aft_mm.ops.triton import conv as library  # isort: skip
+from aft_mm.ops.triton import product_launch as launch  # isort: skip
 
 pytestmark = MARKS
-
-
-@pytest.fixture
-def kernels_only(monkeypatch):
-    """A call that goes another way fails."""
-
-    def refuse(*args):
-        raise AssertionError('went to the safe path of eager')
-
-    monkeypatch.setattr(library, 'safe_conv_mean', refuse)
-
-
-@pytest.fixture(params=[3, 8])
-def width(request, monkeypatch):
-    """Tiles of 3 columns, several per row and the last one not whole; of 8, one."""
-    monkeypatch.setattr(launch, 'WIDTHS', (request.param,))
 
 
 def conv(grid=(2, 5), kernel=(3, 3), heads=2, channels=4, **options):
     options = dict(grid=grid, **options)
     shape = (heads, *kernel)
-    return Case(
-        'conv', 'aft_conv', grid[0] * grid[1], options, None, heads, (shape,), True, channels
-    )
+    tokens = torch.Size(grid).numel()
+    return Case('conv', 'aft_conv', tokens, options, None, heads, (shape,), True, channels)
 
 
 def inputs(case, batch=1, dtype=torch.float32):
@@ -67,39 +51,34 @@ SERVED = [
 
 
 @pytest.mark.parametrize('case', SERVED, ids=lambda case: case.name)
-def test_matches_oracle(case, kernels_only, monkeypatch):
+def test_matches_oracle(case, monkeypatch):
+    compare(case, inputs(case, 3), monkeypatch)
+
+
+# Of tiles of 32 places: rows of the kernel that reach over none, one and two tiles; sums of those
+# beyond; an empty place at the end of each row, or many; a row longer than a tile.
+@pytest.mark.parametrize(
+    'grid, kernel', [((14, 14), (3, 7)), ((9, 9), (9, 1)), ((3, 40), (1, 7)), ((150,), (5,))]
+)
+def test_maps_of_several_tiles(grid, kernel, monkeypatch):
+    case = conv(grid, kernel, channels=2)
     compare(case, inputs(case), monkeypatch)
 
 
-# Kernels of one entry, wide, higher than the map; tokens on every side.
-@pytest.mark.parametrize('kernel', [(1, 1), (1, 7), (7, 1)])
-def test_tiles(kernel, width, kernels_only, monkeypatch):
-    case = conv((3, 7), kernel, channels=2)
-    compare(case, inputs(case), monkeypatch)
-
-
+@SHIPPED
 @DTYPES
-@pytest.mark.parametrize('heads', [1, 2, 4])
-def test_types_and_heads(dtype, heads, monkeypatch):
-    case = conv(heads=heads)
-    compare(case, inputs(case, dtype=dtype), monkeypatch)
+def test_types(dtype, monkeypatch):
+    """In two tiles of 64 places, with a mean that makes the gradient of a key a difference."""
+    case = conv((7, 11), heads=1, channels=2)
+    tensors = inputs(case, 2, dtype)
+    tensors[2] += 10
+    compare(case, tensors, monkeypatch)
+    with torch.no_grad():  # where bfloat16 is multiplied as it is
+        got = case(*tensors)
+    assert_close([got], oracle(case, tensors, monkeypatch)[:1], TOLERANCE[dtype])
 
 
-# Of 3 columns with one beyond the kernel; of 5 with none; of 17, which is more than one span holds.
-@pytest.mark.parametrize('kernel, widest', [((3, 3), 2), ((1, 15), 6), ((1, 17), 15)])
-def test_spans(kernel, widest, kernels_only, monkeypatch):
-    monkeypatch.setattr(launch, 'WIDEST_SPAN', widest)
-    case = conv((3, 9), kernel, channels=2)
-    compare(case, inputs(case), monkeypatch)
-
-
-def test_a_map_of_14_by_14(kernels_only, monkeypatch):
-    """Several programs per map, two tiles per row, rows far outside of the kernel."""
-    case = conv((14, 14), (3, 7), heads=1, channels=1)
-    compare(case, inputs(case), monkeypatch)
-
-
-def test_weights_and_queries_of_another_type(kernels_only, monkeypatch):
+def test_weights_and_queries_of_another_type(monkeypatch):
     """As under autocast: parameters stay float32."""
     case = conv()
     query, key, value, weight = inputs(case)
@@ -117,13 +96,13 @@ def test_autocast_does_not_reach_the_sums():
     assert inside.dtype == torch.float32 and torch.equal(inside, case(*tensors))
 
 
-def test_more_channels_than_a_program_owns(monkeypatch):
-    case = conv((1, 3), heads=35, channels=70)
-    compare(case, inputs(case), monkeypatch)
+def test_more_sequences_and_channels_than_a_program_takes(monkeypatch):
+    case = conv((1, 3), heads=2, channels=18)
+    compare(case, inputs(case, 9), monkeypatch)
 
 
-@pytest.mark.parametrize('gate', ['sigmoid', 'relu', 'none'])
-def test_gates(gate, kernels_only, monkeypatch):
+@pytest.mark.parametrize('gate', ['relu', 'none'])
+def test_gates(gate, monkeypatch):
     case = conv(gate=gate)
     tensors = inputs(case)
     if gate != 'none':
@@ -132,40 +111,44 @@ def test_gates(gate, kernels_only, monkeypatch):
         compare(lambda *x, **extra: case(None, *x, **extra), tensors[1:], monkeypatch)
 
 
-BIASES = {'suppressed': -20.0, 'lowest': -59.0, 'highest': 59.0, 'both': 29.0}
-
-
-@pytest.mark.parametrize('bias', BIASES)
-@pytest.mark.parametrize('keys', ['huge', 'spike', 'falling'])
-def test_keys_and_biases_of_any_size(keys, bias, kernels_only, monkeypatch):
+# By sums of tiles alone, and where some must be done once more; the maps have three tiles.
+@pytest.mark.parametrize(
+    'keys, signs, bias',
+    [('huge', 'all', -20), ('late', 'some', -80), ('huge', 'some', 80), ('late', 'both', 29)],
+)
+def test_keys_and_biases_of_any_size(keys, signs, bias, monkeypatch):
     """The difference of sums is 0/0 where a kernel of −20 lies over a key of +20."""
-    case = conv((3, 4), channels=2)
+    case = conv((9, 8), channels=2)
     query, key, value, weight = inputs(case)
-    sign = weight.sign() if bias == 'both' else (weight > 0).float()
-    if bias == 'suppressed':
+    sign = weight.sign() if signs == 'both' else (weight > 0).float()
+    if signs == 'all':
         sign = torch.ones_like(weight)
-    token = torch.arange(12, device=DEVICE).view(1, -1, 1)
-    key = {
-        'huge': key + 1e4 * key.sign(),
-        'spike': key * 0 + 20.0 * (token == 5),
-        'falling': key - 120 * token,
-    }[keys]
-    compare(case, [query, key, value, BIASES[bias] * sign], monkeypatch, TERMS)
+    compare(case, [query, spread_keys(keys, key), value, bias * sign], monkeypatch, TERMS)
 
 
-@pytest.mark.parametrize('size, calls', [(29.9, 0), (30.1, 1), (80.0, 1)])
-def test_what_the_kernels_are_not_exact_for_goes_to_the_safe_path(size, calls, monkeypatch):
-    made, safe = [], library.safe_conv_mean
-    monkeypatch.setattr(library, 'safe_conv_mean', lambda *x: made.append(1) or safe(*x))
-    case = conv((3, 4), channels=2)
+def flags_of(case, tensors):
+    """The flags that a call with gradients writes, [h, tiles, blocks of channels]."""
+    query, key, value, weight = (x.requires_grad_() for x in tensors)
+    grid = case.options['grid']
+    saved = library.conv(query, key, value, weight, None, list(grid), 'sigmoid', True)[1]
+    places = library._map(value, weight, grid)
+    band, block = places.cut(value, True)
+    like = value.new_empty(places.shape)
+    return cutting.split_saved(saved, like, band, block.width).flags
+
+
+def test_only_what_needs_it_is_done_once_more():
+    """Not for keys of any size, nor for biases of 20; those of one head starve rows of that."""
+    case = conv((9, 8), channels=2)
     query, key, value, weight = inputs(case)
-    weight = size * weight.sign()
-    weight[0, 0, 0], weight[0, 0, 1] = size, -size
-    compare(case, [query, 100 * key, value, weight], monkeypatch, TERMS)
-    assert len(made) == calls
+    assert (flags_of(case, [query, 1e4 * key, value, 20 * weight.sign()]) == 0).all()
+    key[:, 20] = 100
+    weight[1], weight[1, 0, 0] = -50, 50
+    flags = flags_of(case, [query, key, value, weight])
+    assert flags.shape == (2, 3, 1) and (flags[0] == 0).all() and flags[1].any()
 
 
-def test_padding_holds_anything(width, kernels_only, monkeypatch):
+def test_padding_holds_anything(monkeypatch):
     case = conv()
     query, key, value, weight = inputs(case, batch=3)
     mask = torch.rand(3, 10, device=DEVICE) < 0.6
@@ -188,7 +171,7 @@ def test_nan_is_not_hidden():
     assert output[..., 0].isnan().all() and output[..., 1:].isfinite().all()
 
 
-def test_layouts(kernels_only):
+def test_layouts():
     case = conv(heads=4)
     tensors = inputs(case)
     expected = run_with_gradients(case, tensors)
@@ -203,18 +186,18 @@ def test_layouts(kernels_only):
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected[1:], strict=True))
 
 
-# Of 7 tiles: all at once, 2 and in the last part 1, one each.
-@pytest.mark.parametrize('programs', [1, 4, 10**6])
-def test_the_gradient_of_weight_in_parts(programs, monkeypatch):
-    monkeypatch.setattr(launch, 'wanted_programs', lambda device: programs)
-    case = conv((7, 4), channels=2)
-    compare(case, inputs(case), monkeypatch)
+def test_the_gradient_of_weight_in_parts(monkeypatch):
+    case = conv((9, 8), channels=2)
+    tensors = inputs(case)
+    expected = run_with_gradients(case, tensors)
+    monkeypatch.setattr(launch, 'PROGRAMS_PER_PROCESSOR', 10**6)
+    torch.testing.assert_close(run_with_gradients(case, tensors), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_an_empty_batch():
     leaves = [x.requires_grad_() for x in inputs(conv(), batch=0)]
-    output, sums = library.conv(*leaves, None, [2, 5], 'sigmoid', True)
-    assert output.shape == (0, 10, 4) and sums.shape == (0, 2, 2, 5, 4)
+    output, saved = library.conv(*leaves, None, [2, 5], 'sigmoid', True)
+    assert output.shape == (0, 10, 4) and saved.numel() == 0
     gradients = torch.autograd.grad(output.sum(), leaves)
     assert [x.shape for x in gradients] == [x.shape for x in leaves]
     assert (gradients[3] == 0).all()
@@ -223,19 +206,20 @@ def test_an_empty_batch():
 @pytest.mark.parametrize('gate, masked', [('sigmoid', True), ('none', False)])
 def test_the_ops_are_sound(gate, masked):
     """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
-    query, key, value, weight = (x.requires_grad_() for x in inputs(conv(heads=2)))
+    query, key, value, weight = (x.requires_grad_() for x in inputs(conv((1, 5), (1, 3))))
     query = None if gate == 'none' else query
-    mask = (torch.rand(1, 10) < 0.6).to(DEVICE) if masked else None
-    arguments = (query, key, value, weight, mask, [2, 5], gate)
+    mask = (torch.rand(1, 5) < 0.6).to(DEVICE) if masked else None
+    arguments = (query, key, value, weight, mask, [1, 5], gate)
     torch.library.opcheck(library.conv, (*arguments, True))
-    _, *saved = library.conv(*arguments, True)
+    _, saved = library.conv(*arguments, True)
     arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
-    backward = torch.randn_like(value), *saved, *arguments
-    torch.library.opcheck(library.conv_backward, backward)
+    wanted = [query is not None, True, True, masked, False]
+    backward = torch.ops.aft_mm.conv_backward.default
+    torch.library.opcheck(backward, (torch.randn_like(value), saved, *arguments, wanted))
 
 
 def test_compiles_without_graph_break():
-    """Both sides of the decision in one graph: a weight beyond what the kernels are exact for."""
+    """fullgraph, forward and backward, with exact tiles and others in one graph."""
     torch._dynamo.reset()
     compiled = torch.compile(ops.aft_conv, fullgraph=True, backend='aot_eager')
     case = conv()
@@ -248,15 +232,33 @@ def test_compiles_without_graph_break():
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_kept_for_the_gradient():
+def test_nothing_waits_for_the_device():
+    """Forward and backward, inside of the op and around it."""
     case = conv()
+    leaves = [x.requires_grad_() for x in inputs(case)]
+    gradient = torch.randn_like(leaves[2])
+    tensors = [x.detach() for x in leaves]
+    mask = torch.ones(1, 10, dtype=torch.bool, device=DEVICE)
+    with NoWait():
+        torch.autograd.grad(case(*leaves), leaves, gradient)
+        places, call = library._call(*tensors, mask, [2, 5], 'sigmoid', True)
+        saved = cutting.new_saved(call.value, call.band, call.cut.width)
+        places.move_back(launch.product_forward(call, saved))
+        launch.product_backward(places.move(gradient), None, saved, call, True)
+
+
+def test_what_is_kept_for_the_gradient():
+    """12 bytes per number in float32, and nothing that was moved."""
+    case = conv((3, 19))
     tensors = [x.requires_grad_() for x in inputs(case)]
     parts = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: parts.append(x) or x, lambda x: x):
         case(*tensors)
     own = {x.data_ptr() for x in tensors}
-    assert sum(x.numel() for x in parts if x.data_ptr() not in own) == 2 * tensors[2].numel()
-    assert library.conv(*tensors, None, [2, 5], 'sigmoid', False)[1].numel() == 0
+    (kept,) = (x for x in parts if x.data_ptr() not in own)
+    places = (3 * 20 - 1) * 4
+    assert kept.dtype == torch.float32 and 3 * places < kept.numel() < 3 * places + 50
+    assert library.conv(*tensors, None, [3, 19], 'sigmoid', False)[1].numel() == 0
 
 
 def test_gradients_that_cannot_be_had_say_why():
@@ -268,19 +270,6 @@ def test_gradients_that_cannot_be_had_say_why():
     (gradient,) = torch.autograd.grad(case(*tensors).sum(), tensors[1], create_graph=True)
     with pytest.raises(RuntimeError, match='once; AFT_MM_BACKEND=eager serves second derivatives'):
         gradient.sum().backward()
-
-
-def test_tiles_and_spans():
-    def cut(kernel, grid):
-        parts = launch.cut(384, kernel, grid)
-        width, tiles = parts.blocks['WIDTH'], parts.sizes['tiles']
-        return width, tiles, parts.slots, parts.blocks['SPANS'], parts.blocks['SPAN']
-
-    assert cut((11, 11), (14, 14)) == (7, 2, 28, 1, 11)
-    assert cut((15, 15), (24, 24)) == (8, 3, 72, 1, 15)
-    assert cut((25, 25), (24, 24)) == (8, 3, 72, 2, 13)
-    assert cut((27, 27), (51, 84)) == (7, 12, 624, 2, 14)
-    assert cut((1, 101), (1, 300)) == (7, 43, 43, 7, 15)
 
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 60 GB')

@@ -1,62 +1,62 @@
-"""The kernels of AFT-conv, compiled for sm_80 and sm_90 without a device."""
-
-import re
+"""The kernels of AFT-conv, compiled for devices that need not be there."""
 
 import pytest
 import torch
 
-from aft_mm.ops.triton import support as triton_support
-
 pytest.importorskip('triton', reason='Triton is not installed')
-from aft_mm.ops.triton import conv_launch as launch  # noqa: E402
+from aft_mm.ops.triton import conv as library  # noqa: E402
 
-from .triton_offline import assert_no_spills  # noqa: E402
+from .test_triton_product_compile import (  # noqa: E402
+    BACKWARD,
+    FORWARD,
+    WIDE,
+    assert_fits,
+    capability,
+    compiled_for,
+)
+from .triton_offline import widest_load  # noqa: E402
 
-KERNELS = {'terms', 'side_sums', 'forward', 'output_gradients', 'backward', 'weight_gradient'}
+assert capability  # a fixture
+SUMS = {'move', 'running_sums'}
 
 
-def call_conv(dtype, kernel, grid, channels=64, gate='sigmoid', masked=False):
+def call(dtype, kernel, grid, heads=64, channels=64, batch=64, save=True, masked=False):
+    """Forward, and backward if `save`."""
     tokens = grid[0] * grid[1]
-    query, key, value, gradient = torch.empty(4, 1, tokens, channels, dtype=dtype).unbind()
-    weight = torch.empty(channels, kernel, kernel)
-    query = None if gate == 'none' else query
-    key_mask = torch.ones(1, tokens, dtype=torch.bool) if masked else None
-    common = query, key, value, weight, key_mask, grid, gate
-    _, sums = launch.conv_forward(*common, True)
-    launch.conv_backward(gradient, sums, *common)
+    query, key, value = torch.empty(3, batch, tokens, channels, dtype=dtype).unbind()
+    key, weight = key[..., :heads], torch.empty(heads, *kernel)
+    key_mask = torch.ones(batch, tokens, dtype=torch.bool) if masked else None
+    common = query, key, value, weight, key_mask, list(grid), 'sigmoid'
+    _, saved = library.conv(*common, save)
+    if save:
+        wanted = [True] * 4 + [False]
+        torch.ops.aft_mm.conv_backward(torch.empty_like(value), saved, *common, wanted)
 
 
-# Tiles of 7 and of 8 tokens; the largest kernels of one span and of two.
-@pytest.mark.parametrize(
-    'kernel, grid', [(7, (14, 14)), (11, (14, 14)), (15, (24, 24)), (27, (24, 24))]
-)
-def test_every_kernel_and_tile(kernel, grid, compiled, tmp_path):
-    call_conv(torch.bfloat16, kernel, grid)
-    assert_no_spills(compiled, KERNELS, tmp_path)
+# On the others, too, the products of AFT-local are compiled.
+@compiled_for(80, 90, 120)
+def test_training_in_bfloat16(compiled, capability, tmp_path):
+    call(torch.bfloat16, (11, 11), (32, 32))
+    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | SUMS)
+    assert {name for name in WIDE if widest_load(compiled[name]) == 16} == WIDE
 
 
-# 65 channels: rows that no vector of numbers is aligned to.
-@pytest.mark.parametrize(
-    'dtype, channels, gate, masked',
-    [
-        (torch.float32, 64, 'sigmoid', True),
-        (torch.float16, 64, 'sigmoid', False),
-        (torch.bfloat16, 64, 'relu', True),
-        (torch.bfloat16, 65, 'none', False),
-    ],
-)
-def test_types_gates_masks_and_odd_sizes(dtype, channels, gate, masked, compiled, tmp_path):
-    assert dtype in triton_support.DTYPES
-    call_conv(dtype, 3, (9, 9), channels, gate, masked)
-    assert_no_spills(compiled, KERNELS, tmp_path)
+@compiled_for(86, 90)
+def test_inference_in_bfloat16(compiled, capability, tmp_path):
+    call(torch.bfloat16, (11, 11), (32, 32), save=False)
+    assert_fits(compiled, capability, tmp_path, FORWARD | SUMS)
+    ptx = compiled['forward'].asm['ptx']
+    assert 'mma' in ptx and '.bf16' in ptx and '.tf32' not in ptx
 
 
-def test_nothing_passes_between_threads(compiled):
-    """A step loads both channels of a thread at once, and no layout is converted."""
-    call_conv(torch.bfloat16, 3, (14, 14))
-    for name in ('side_sums', 'forward', 'backward', 'weight_gradient'):
-        assert compiled[name].metadata.shared == 0
-    loads = re.findall(r'ld\.global\S*', compiled['weight_gradient'].asm['ptx'])
-    tokens = 7
-    assert len(loads) == 2 * tokens + 2 * (tokens + 3 - 1)
-    assert set(loads) == {'ld.global.v2.b32'}
+@compiled_for(86)
+def test_float32(compiled, capability, tmp_path):
+    call(torch.float32, (7, 7), (14, 14))
+    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | SUMS)
+
+
+# Three sequences of 13 channels: few of a head, and rows that no vector of numbers is aligned to.
+@compiled_for(90)
+def test_masks_and_odd_sizes(compiled, capability, tmp_path):
+    call(torch.bfloat16, (3, 5), (9, 20), heads=5, channels=65, batch=3, masked=True)
+    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | SUMS)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip('triton', reason='Triton is not installed')
+from aft_mm.ops.triton import blocks  # noqa: E402
 from aft_mm.ops.triton import product_cut as cutting  # noqa: E402
 from aft_mm.ops.triton import product_launch as launch  # noqa: E402
 from aft_mm.ops.triton import product_library as library  # noqa: E402
@@ -38,7 +39,7 @@ def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, 
 @pytest.fixture
 def capability(request, monkeypatch):
     found = request.node.callspec.params['compiled']
-    monkeypatch.setattr(cutting, 'capability', lambda *device: found // 10)
+    monkeypatch.setattr(blocks, 'capability', lambda *device: divmod(found, 10))
     return found
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from aft_mm import ops
 
@@ -15,6 +14,7 @@ from .product_cases import (  # isort: skip - where Triton is
     IDS,
     MARKS,
     ONE_TILE,
+    NoWait,
     cut_of,
     cutting,
     detached,
@@ -101,15 +101,6 @@ def test_compiles_without_graph_break(case):
         got = run_with_gradients(call, tensors)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
         tensors[1] *= 1000
-
-
-class NoWait(TorchDispatchMode):
-    """An error for what would wait for a device: reading a number, or sizes that depend on one."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
-        assert not set(tags) & set(function.tags), f'{function} waits for the device'
-        return function(*args, **(kwargs or {}))
 
 
 @EACH

@@ -232,8 +232,15 @@ def test_a_token_past_the_table_reads_nothing_beyond_it():
     assert (row == 0).all() and state.position == 10
 
 
-@pytest.mark.parametrize('gate', ['sigmoid', 'none'])
-@every_kind
+# With and without a query in turn: of the two ops both are with both.
+@pytest.mark.parametrize(
+    'case, gate',
+    [
+        *((case, ('sigmoid', 'none')[n % 2]) for n, case in enumerate(KINDS.values())),
+        (KINDS['simple'], 'none'),
+    ],
+    ids=[*KINDS, 'simple without a query'],
+)
 def test_the_ops_are_sound(case, gate, monkeypatch):
     """opcheck: schema with what is written, fake kernel, compiled with dynamic shapes."""
     called = []

@@ -53,7 +53,7 @@ def inputs(case, batch=1, dtype=torch.float32):
 
 
 SERVED = [case for case in CASES if case.op == 'aft_window']
-LINES = [line(7, 7), line(70, 33), line(50, 23, causal=False), line(20, 5, channels=40)]
+LINES = [line(7, 7), line(40, 13), line(25, 11, causal=False), line(9, 5, channels=40)]
 PLANES = [
     plane((2, 2)),
     plane((2, 4)),
@@ -62,8 +62,8 @@ PLANES = [
     plane((4, 4), (1, 9)),
     plane((4, 4), (9, 1), causal=False),
     plane((6, 2), (37, 3)),
-    plane((2, 50), (3, 40)),
-    plane((4, 50), (3, 40), causal=False),
+    plane((2, 50), (3, 20)),
+    plane((4, 50), (3, 20), causal=False),
 ]
 
 
@@ -138,8 +138,14 @@ SHAPES = {
 EACH_SHAPE = pytest.mark.parametrize('shape', SHAPES)
 
 
-@pytest.mark.parametrize('kind', KINDS)
-@EACH_SHAPE
+@pytest.mark.parametrize(
+    'shape, kind',
+    [
+        *((shape, kind) for shape in ('line', 'plane') for kind in KINDS),
+        ('both sides', 'rising'),
+        ('whole plane', 'huge'),
+    ],
+)
 def test_keys_of_any_size(shape, kind, monkeypatch):
     case = SHAPES[shape]
     query, key, value = inputs(case)
@@ -155,10 +161,9 @@ def test_a_late_spike_leaves_the_prefix_as_it_was(case, monkeypatch):
     assert torch.equal(after[:, :-3], before[:, :-3])
 
 
-@pytest.mark.parametrize('scale', [1, 1000])
 @EACH_SHAPE
-def test_padding_holds_anything(shape, scale, monkeypatch):
-    case = SHAPES[shape]
+def test_padding_holds_anything(shape, monkeypatch):
+    case, scale = SHAPES[shape], 1000 if 'plane' in shape else 1
     query, key, value = inputs(case, batch=3)
     mask = torch.rand(3, case.tokens, device=DEVICE) < 0.6
     mask[1], mask[2, : case.tokens - 3] = False, False
@@ -245,7 +250,7 @@ def test_compiles_without_graph_break():
     def call(*parts):
         return compiled(*parts, window=4)
 
-    for tokens, scale in (9, 1), (20, 1), (20, 300):
+    for tokens, scale in (9, 1), (20, 300):
         case = line(tokens, 4)
         query, key, value = inputs(case)
         tensors = [query, scale * key, value]
@@ -288,11 +293,11 @@ def test_what_is_kept_for_the_gradient():
     assert window.window_op(*tensors, None, *options)[1].numel() == 0
 
 
-@pytest.mark.parametrize('case', [line(512, 20), plane((8, 64), (8, 64))], ids=['line', 'plane'])
+@pytest.mark.parametrize('case', [line(128, 20), plane((8, 16), (8, 16))], ids=['line', 'plane'])
 def test_memory_grows_with_tokens_not_their_square(case):
     with LargestTensor() as recorder:
         run_with_gradients(case, inputs(case))
-    assert recorder.largest <= 3 * 3 * 512 * 1.5
+    assert recorder.largest <= 3 * 3 * 128 * 1.5
 
 
 def test_gradients_that_cannot_be_had_say_why():

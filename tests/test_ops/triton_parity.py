@@ -1,6 +1,6 @@
 """Triton kernels against the float64 oracle, forward and every gradient: what their tests share.
 
-On a CUDA device with ``pytest -m cuda``; without one `test_triton_interpreter.py` runs the files
+On a CUDA device with ``pytest -m cuda``; without one `test_triton_interpreter*.py` run the files
 with ``TRITON_INTERPRET=1``. Importing this module skips a file where neither is there.
 """
 

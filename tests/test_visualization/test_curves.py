@@ -70,7 +70,8 @@ def test_runs_on_one_axis_have_one_unit():
         with pytest.raises(ValueError, match="same unit, but 'b' has bits_per_dim and no bits_per_"
                            'char'):
             draw_curves(runs, metric)
-    with pytest.raises(ValueError, match=r"one that a run has \(bits_per_char\), .*'bits_per_cha'"):
+    with pytest.raises(ValueError, match=r"one that a run has \(bits_per_char, loss, lr\), got "
+                       "'bits_per_cha'"):
         draw_curves({'a': log(2)}, 'bits_per_cha')
     training = [record for record in log(2) if 'loss' in record]
     assert len(lines(draw_curves({'a': training, 'b': pixels}))) == 3
@@ -88,6 +89,68 @@ def test_a_run_without_validation():
     assert list(lines(draw_curves({'a': records}))) == ['a, training']
 
 
+def classifier(seed=0, length=120, interval=50, epochs=3, time=0.5):
+    """Records of mmpretrain: a cross entropy, and an accuracy in per cent."""
+    records = []
+    for epoch in range(1, epochs + 1):
+        records += [
+            dict(loss=2 - iteration / 1000 + seed, time=time, epoch=epoch, iter=iteration,
+                 step=iteration) for iteration in
+            range((epoch - 1) * length + interval, epoch * length + 1, interval)]
+        records.append({'accuracy/top1': 10. * epoch + seed, 'time': 0.1, 'step': epoch})
+    return records
+
+
+def test_a_classifier_has_its_own_loss_and_its_accuracy_beside():
+    """And the validation stands at the end of its epoch where that is not logged: 120, not 110."""
+    figure = draw_curves({'a': classifier()}, references={'chance': 10})
+    loss, accuracy = figure.axes
+    assert (loss.get_ylabel(), accuracy.get_ylabel()) == ('loss', 'accuracy/top1 [%]')
+    (line, ) = loss.get_lines()
+    np.testing.assert_allclose(line.get_ydata(), 2 - line.get_xdata() / 1000)
+    dots, chance = accuracy.get_lines()
+    assert dots.get_xydata().tolist() == [[120, 10], [240, 20], [360, 30]]
+    assert chance.get_ydata() == [10, 10]
+
+
+def test_any_metric_over_epochs_or_time():
+    figure = draw_curves({'a': classifier()}, 'accuracy/top1', over='epoch')
+    assert figure.axes[0].get_lines()[0].get_xdata().tolist() == [1, 2, 3]
+    records = classifier()
+    records[3]['time'] = 1.5  # what each of the iterations 101 to 170 took
+    figure = draw_curves({'a': records}, ['time', 'accuracy/top1'], over='time')
+    training, validation = (axis.get_lines()[0] for axis in figure.axes)
+    assert training.get_ydata().tolist() == [0.5, 0.5, 1.5, 0.5, 0.5, 0.5]
+    np.testing.assert_allclose(60 * training.get_xdata(), [25, 50, 155, 180, 215, 240])
+    np.testing.assert_allclose(60 * validation.get_xdata(), [80, 190, 250])
+    assert figure.axes[-1].get_xlabel() == 'time of training [min], without validation'
+
+
+def test_seeds_are_their_mean_and_its_standard_error():
+    seeds = [classifier(seed) for seed in range(3)]
+    del seeds[1][-1]  # one was not validated in the end
+    (axis, ) = draw_curves({'a': seeds, 'b': classifier()}, 'accuracy/top1').axes
+    mean, _ = axis.get_lines()
+    assert mean.get_xydata().tolist() == [[120, 11], [240, 21]]
+    (band, ) = axis.collections
+    low, high = band.get_paths()[0].get_extents().intervaly
+    np.testing.assert_allclose([low, high], [11 - 3**-0.5, 21 + 3**-0.5])
+    assert mean.get_label() == 'a: 21.000 ± 0.577 at the end, 3 runs'
+    with pytest.raises(ValueError, match="of 'a' have no iteration in common .* accuracy/top1 in"):
+        draw_curves({'a': [classifier(), classifier(length=130)]}, 'accuracy/top1')
+
+
+@pytest.mark.parametrize(('metric', 'over', 'message'), [
+    ('accuracy/top1', 'iteration', "the log 'b' has no accuracy/top1; it has loss"),
+    ('loss', 'epoch', "'b' cannot be drawn over epochs: its log does not count them"),
+    ('loss', 'time', "'b' cannot be drawn over time: the log has no time of an iteration"),
+    ('loss', 'hours', "over must be one of iteration, epoch, time, got 'hours'"),
+])
+def test_what_a_log_does_not_tell_is_named(metric, over, message):
+    with pytest.raises(ValueError, match=message):
+        draw_curves({'a': classifier(), 'b': [dict(loss=1., iter=4, step=4)]}, metric, over=over)
+
+
 def write(path, records):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(''.join(json.dumps(record) + '\n' for record in records))
@@ -102,14 +165,25 @@ def test_a_resumed_run_counts_as_it_ran_last(tmp_path):
     assert read_scalars(tmp_path / '20260101_000000/vis_data/scalars.json') == log(3)
 
 
+def test_the_length_of_a_single_epoch_is_in_the_text_log(tmp_path):
+    write(tmp_path / '20260101_000000/vis_data/scalars.json', classifier(epochs=1))
+    (axis, ) = draw_curves({'a': read_scalars(tmp_path)}, 'accuracy/top1').axes
+    assert axis.get_lines()[0].get_xdata().tolist() == [100]  # all that the scalars tell
+    (tmp_path / '20260101_000000/20260101_000000.log').write_text(
+        '2026/01/01 00:00:01 - mmengine - INFO - Epoch(train)  [1][ 50/120]  lr: 1.0e-03\n')
+    (axis, ) = draw_curves({'a': read_scalars(tmp_path)}, 'accuracy/top1').axes
+    assert axis.get_lines()[0].get_xdata().tolist() == [120]
+
+
 def test_bad_logs_are_named(tmp_path):
     for path in (tmp_path, tmp_path / 'no.json'):
         with pytest.raises(FileNotFoundError, match=f"'{path}' is neither a log of scalars"):
             read_scalars(path)
-    (tmp_path / 'a.json').write_text('{"loss": 1}\nloss 2\n')
-    with pytest.raises(ValueError, match="a.json' is not a log of JSON lines"):
-        read_scalars(tmp_path / 'a.json')
+    for text in (b'{"loss": 1}\nloss 2\n', b'\x80', b'[1]\n'):
+        (tmp_path / 'a.json').write_bytes(text)
+        with pytest.raises(ValueError, match="a.json' is not a log of JSON lines"):
+            read_scalars(tmp_path / 'a.json')
     with pytest.raises(ValueError, match='at least one log'):
         draw_curves({})
-    with pytest.raises(ValueError, match="the log 'a' has neither a loss nor bits_per_dim"):
-        draw_curves({'a': [dict(lr=1., step=1)]})
+    with pytest.raises(ValueError, match="the log 'a' has no loss; it has no metric"):
+        draw_curves({'a': [dict(step=1)]})

@@ -42,7 +42,7 @@ def test_dense_bias_is_folded_onto_the_grid():
     torch.manual_seed(0)
     grid, prefix = (3, 4), 1
     w = torch.randn(1, 13, 13)
-    panels = images(draw_position_bias({'layer 0': w}, grid, prefix, max_columns=12))
+    panels = images(draw_position_bias({'layer 0': w}, grid, prefix, queries='all'))
 
     assert len(panels) == 12
     for query, panel in enumerate(panels):
@@ -85,9 +85,65 @@ def test_kernels_of_one_and_three_dimensions():
     np.testing.assert_allclose(panels[1].get_array(), w[1, 1].exp() - 1, rtol=1e-5, atol=1e-6)
 
 
-def test_at_most_max_columns_heads_evenly_spread():
-    panels = images(draw_position_bias({'layer 0': torch.zeros(192, 3, 3)}, max_columns=3))
-    assert [panel.axes.get_title() for panel in panels] == ['head 0', 'head 96', 'head 191']
+@pytest.mark.parametrize('heads, expected', [
+    ('even:3', [0, 96, 191]), ('first:2', [0, 1]), ('0,7,3', [0, 7, 3]), ([5], [5]),
+])
+def test_heads_are_those_that_were_asked_for(heads, expected):
+    w = torch.randn(192, 3, 3)
+    panels = images(draw_position_bias({'layer 0': w}, heads=heads))
+    assert [panel.axes.get_title() for panel in panels] == [f'head {head}' for head in expected]
+    for panel, head in zip(panels, expected, strict=True):
+        np.testing.assert_allclose(panel.get_array(), w[head].expm1(), rtol=1e-5, atol=1e-6)
+
+
+def test_many_heads_are_tiles_of_one_picture():
+    w = torch.randn(30, 3, 5)
+    (panel, ) = images(draw_position_bias({'layer 0': w}, heads='all'))
+    sheet, columns = np.ma.filled(panel.get_array().astype(float), np.nan), 14  # √(6 · 30) rounded
+    assert sheet.shape == (3 * 4 - 1, columns * 6 - 1)
+    for head in range(30):
+        row, column = divmod(head, columns)
+        found = sheet[4 * row:4 * row + 3, 6 * column:6 * column + 5]
+        np.testing.assert_allclose(found, w[head].expm1(), rtol=1e-5, atol=1e-6)
+    assert np.isnan(sheet[3]).all() and np.isnan(sheet[:, 5]).all()
+    assert [text.get_text() for text in panel.axes.get_yticklabels()] == ['0', '14', '28']
+
+
+def test_a_matrix_has_the_class_token_and_exp_of_w():
+    w = torch.randn(1, 13, 13)
+    figure = draw_position_bias(
+        {'layer 0': w, 'layer 1': w / 9}, (3, 4), 1, view='matrix', quantity='exp')
+    first, second = images(figure)
+    np.testing.assert_allclose(first.get_array(), w[0].exp(), rtol=1e-5)
+    assert 'class token' in first.axes.get_xlabel()
+    assert first.get_clim() != second.get_clim()  # a scale per layer
+    (panel, *_), (again, *_) = (images(draw_position_bias(
+        {'layer 0': w, 'layer 1': w / 9}, (3, 4), 1, scale=scale, queries='prefix'))
+        for scale in ('all', 'layer'))
+    np.testing.assert_allclose(panel.get_array(), w[0, 0, 1:].expm1().view(3, 4), rtol=1e-5)
+    assert panel.axes.get_title() == 'class token'
+    assert panel.get_clim() == again.get_clim()  # the first layer has the larger values
+
+
+def test_one_scale_serves_all_layers_and_the_title_says_so():
+    biases = {'small': torch.full((2, 3, 3), -0.1), 'large': torch.full((2, 3, 3), 2.0)}
+    figure = draw_position_bias(biases, scale='all', footer='a.py · b.pth')
+    assert len({panel.get_clim() for panel in images(figure)}) == 1
+    assert 'one colour scale' in figure.get_suptitle()
+    assert figure.get_supxlabel() == 'a.py · b.pth'
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(heads='0,4'), "heads must be 'all', .* 0 to 3 .* got '0,4'"),
+    (dict(heads='some'), "got 'some'"),
+    (dict(heads='even:0'), "got 'even:0'"),
+    (dict(quantity='log'), 'quantity must be one of'),
+    (dict(view='all'), 'view must be one of'),
+    (dict(scale='head'), 'scale must be one of'),
+])
+def test_what_is_not_there_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        draw_position_bias({'layer 0': torch.zeros(4, 3, 3)}, **options)
 
 
 def test_layers_may_have_different_numbers_of_heads():

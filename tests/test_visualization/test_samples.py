@@ -37,6 +37,13 @@ def test_every_pixel_becomes_a_square(images):
     np.testing.assert_array_equal(grid, images[0].repeat(3, 0).repeat(3, 1))
 
 
+def test_small_images_are_enlarged_to_be_seen(images):
+    assert draw_samples(images[:2]).shape == (2 * 2 + 5 * 24, 3 * 2 + 2 * 96, 3)
+    wide = np.zeros((1, 4, 97, 1), np.uint8)
+    large = draw_completions(wide, wide[None], num_given_rows=1)
+    assert large.shape == (2 * 2 + 4, 4 * 2 + 3 * 97, 3)
+
+
 def test_grey_images_have_three_equal_channels(images):
     grid = draw_samples(images[..., :1], scale=1)
     np.testing.assert_array_equal(cells(grid, 5, 4, 1)[0, 1], images[1, ..., :1].repeat(3, -1))

@@ -1,12 +1,18 @@
-"""Draw the training curves of runs in bits per prediction, with validations and references."""
+"""Draw the training curves of runs: any metric, over iterations, epochs or time.
+
+    python tools/analysis_tools/plot_curves.py AFT=work_dirs/aft DeiT=work_dirs/deit --out a.png
+    python tools/analysis_tools/plot_curves.py --group AFT aft_seed0 aft_seed1 aft_seed2 --out a.png
+        --metric accuracy/top1 --over time
+"""
 
 import argparse
+import math
 from collections.abc import Sequence
 
 from aft_mm.checks import check_int
 from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output
 from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.visualization import draw_curves, read_scalars
+from aft_mm.visualization import CURVE_AXES, draw_curves, read_scalars
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -15,9 +21,8 @@ def pair(text: str) -> tuple[str, str]:
     return label or value, value
 
 
-def by_label(argument: str, texts: list[str]) -> dict[str, str]:
-    """``LABEL=VALUE`` texts as a dict; two of one label would hide each other."""
-    pairs = [pair(text) for text in texts]
+def by_label(argument: str, pairs: Sequence[tuple]) -> dict:
+    """Pairs as a dict; two of one label would hide each other."""
     labels = [label for label, _ in pairs]
     for label in labels:
         if labels.count(label) > 1:
@@ -27,35 +32,68 @@ def by_label(argument: str, texts: list[str]) -> dict[str, str]:
 
 def number(label: str, text: str) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise UserError(f'--reference needs LABEL=BITS with a number of bits, got '
-                        f'{label}={text}') from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f'--reference needs LABEL=VALUE with a finite number, got {label}={text}')
+    return value
+
+
+def add_runs(parser: argparse.ArgumentParser, kind: str) -> None:
+    """The arguments ``logs`` and ``--group``, for :func:`runs_of`."""
+    parser.add_argument('logs', nargs='*', metavar='[LABEL=]LOG', help=f'{kind} of a run')
+    parser.add_argument(
+        '--group', nargs='+', action='append', default=[], metavar=('LABEL', 'LOG'),
+        help='runs that differ by their seed, of which mean and standard error are shown')
+
+
+def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Label to the logs of its runs.
+
+    Raises:
+        UserError: there is none, a label comes twice, or a group has no log or one of them twice.
+    """
+    pairs = [(label, [path]) for label, path in map(pair, args.logs)]
+    for label, *paths in args.group:
+        if not paths or len(set(paths)) < len(paths):
+            raise UserError('--group needs LABEL LOG [LOG ...] with logs that differ, got '
+                            f'{" ".join([label, *paths])}')
+        pairs.append((label, paths))
+    if not pairs:
+        raise UserError('[LABEL=]LOG or --group must name at least one log, got none')
+    return by_label('[LABEL=]LOG', pairs)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        'logs', nargs='+', metavar='[LABEL=]LOG',
-        help='work dir or file of JSON lines (vis_data/scalars.json) of a run')
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_runs(parser, 'work dir or file of JSON lines (vis_data/scalars.json)')
     parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
-    parser.add_argument('--metric', help='validated metric; by default the first in bits')
     parser.add_argument(
-        '--reference', nargs='*', default=[], metavar='LABEL=BITS', help='horizontal lines')
+        '--metric', action='append', metavar='NAME',
+        help='number of training or validation, on an axis of its own each time it is given; by '
+        'default the first validated in bits, or else the loss and the first one validated')
+    parser.add_argument('--over', choices=CURVE_AXES, default='iteration', help='the axis below')
+    parser.add_argument(
+        '--reference', nargs='*', default=[], metavar='LABEL=VALUE',
+        help='horizontal lines at values of the (last) metric')
     parser.add_argument('--dpi', type=int, default=150)
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)  # logs may stand behind options
 
     with one_sentence(ValueError, OSError):
         check_output('--out', args.out, PICTURES)
         check_int('--dpi', args.dpi, 1, MOST_DPI)
-        logs = by_label('[LABEL=]LOG', args.logs)
-        references = by_label('--reference', args.reference)
+        logs = runs_of(args)
+        references = by_label('--reference', [pair(text) for text in args.reference])
         figure = draw_curves(
-            {label: read_scalars(path) for label, path in logs.items()},
+            {label: [read_scalars(path) for path in paths] for label, paths in logs.items()},
             metric=args.metric,
-            references={label: number(label, text) for label, text in references.items()})
+            references={label: number(label, text) for label, text in references.items()},
+            over=args.over)
         figure.savefig(args.out, dpi=args.dpi)
-    print(f'{len(logs)} run{"s" if len(logs) > 1 else ""} drawn to {args.out}')
+    count = sum(map(len, logs.values()))
+    print(f'{count} run{"s" if count > 1 else ""} drawn to {args.out}')
 
 
 if __name__ == '__main__':

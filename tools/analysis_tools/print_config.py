@@ -1,6 +1,8 @@
 """Print a config with everything it inherits and the variables of the environment filled in."""
 
 import argparse
+import contextlib
+import sys
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import add_config_options
@@ -14,8 +16,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_config_options(parser, 'train_cfg.max_epochs=10')
     args = parser.parse_args(argv)
 
-    with one_sentence(FileNotFoundError):
-        print(configured(args).pretty_text)
+    # What mmengine has to say on the way is no part of the config.
+    with one_sentence(FileNotFoundError), contextlib.redirect_stdout(sys.stderr):
+        config = configured(args)
+    print(config.pretty_text)
 
 
 if __name__ == '__main__':

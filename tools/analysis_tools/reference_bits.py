@@ -21,7 +21,7 @@ from scipy.special import gammaln
 
 from aft_mm.cli.arguments import add_config_options, check_output
 from aft_mm.cli.command_line import CONFIG_ERRORS, DATA_ERRORS, check_data, load_config
-from aft_mm.cli.errors import one_sentence
+from aft_mm.cli.errors import UserError, one_sentence
 
 
 def order_0_bits(values: np.ndarray) -> float:
@@ -64,6 +64,9 @@ def main() -> None:
         if args.out:
             check_output('--out', args.out, ('.json',))
         cfg = load_config(args)
+        if 'decoder' not in (cfg.get('model') or {}):
+            raise UserError(f'{args.config} has no autoregressive model, with a decoder, whose '
+                            'bits these are to be compared with')
         check_data(cfg, 'test')
     with one_sentence(*DATA_ERRORS):
         init_default_scope(cfg.default_scope)

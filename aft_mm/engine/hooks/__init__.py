@@ -5,6 +5,7 @@ from .checkpoint_fit_hook import CheckpointFitHook
 from .compile_hook import CompileHook
 from .data_report_hook import DataReportHook
 from .epoch_seed_hook import EpochSeedHook
+from .epoch_time_hook import EpochTimeHook
 from .finite_loss_hook import FiniteLossHook
 from .first_sample_hook import FirstSampleHook
 from .point_cloud_hook import PointCloudHook
@@ -15,6 +16,7 @@ from .sample_hook import SampleHook
 from .stop_signal_hook import StopSignalHook
 from .super_resolution_hook import SuperResolutionHook
 from .time_budget_hook import TimeBudgetHook
+from .validate_first_hook import ValidateFirstHook
 
 __all__ = [
     'CheckImagesHook',
@@ -22,6 +24,7 @@ __all__ = [
     'CompileHook',
     'DataReportHook',
     'EpochSeedHook',
+    'EpochTimeHook',
     'FiniteLossHook',
     'FirstSampleHook',
     'PointCloudHook',
@@ -32,4 +35,5 @@ __all__ = [
     'StopSignalHook',
     'SuperResolutionHook',
     'TimeBudgetHook',
+    'ValidateFirstHook',
 ]

@@ -1,6 +1,7 @@
 """Does a checkpoint belong to this model?"""
 
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -26,6 +27,9 @@ class CheckpointFitHook(Hook):
         resume: True refuses positions of another length as well, which the state of an optimizer
             cannot follow, and what was stopped inside an epoch where no StopHook goes on
             there: mmengine's loop would begin the epoch again and count its iterations twice.
+
+    Strict, it refuses weights that were trained with other subwords than those of the data, too: a
+    token would stand for another text.
     """
 
     priority = 'VERY_HIGH'
@@ -45,12 +49,30 @@ class CheckpointFitHook(Hook):
                 isinstance(hook, StopHook) for hook in runner.hooks):
             raise UserError('a run that was stopped inside an epoch goes on there with '
                             "dict(type='aft_mm.TimeBudgetHook', ...) among its hooks only")
+        if self.strict:
+            check_subwords(runner, checkpoint.get('meta', {}), self.resume)
         resized = load_fitting(
             task_model(runner), checkpoint, runner.experiment_name, self.strict)
         if resized and self.resume:
             raise UserError(f'a run cannot be resumed with {resized[0]} of another size, to which '
                             'the state of the optimizer does not fit; start a new one with '
                             'load_from=CHECKPOINT and without --resume')
+
+
+def check_subwords(runner: Runner, meta: dict, resume: bool) -> None:
+    """Compare the subwords of a checkpoint with those of the data set that it goes on with.
+
+    Raises:
+        UserError: they are others.
+    """
+    saved = (meta.get('dataset_meta') or {}).get('subwords')
+    if saved is None:
+        return
+    loop = runner.train_loop if resume else runner.test_loop
+    own = (getattr(loop.dataloader.dataset, 'metainfo', None) or {}).get('subwords')
+    if own != saved:
+        raise UserError(f'the checkpoint was trained with subwords of fingerprint {saved}, but '
+                        f'those of the data have {own}; use the file of before')
 
 
 def without_prefix(weights: Mapping) -> OrderedDict:
@@ -71,7 +93,8 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     """Load the weights of a checkpoint into ``model``.
 
     Returns the names of what was interpolated on the way, such as positions of another length;
-    a warning in the log says so, and also how many weights are not finite.
+    a warning in the log says so, and also what begins anew because its shape is another, such as a
+    head of other classes, and how many weights are not finite.
 
     Args:
         model: What to load into.
@@ -88,7 +111,8 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
                         f'{type(weights).__name__} of something else')
     weights = without_prefix(weights)
     own = model.state_dict()
-    reshaped = uncopied = 0
+    reshaped: list[str] = []
+    uncopied = 0
     # Torch's loading decides, because a layer may resize, rename or refuse on the way in.
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
@@ -96,8 +120,8 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
         raise UserError(str(error)) from error
     except RuntimeError as error:
         missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
-        reshaped = str(error).count('size mismatch for ')
-        uncopied = str(error).count('\n\t') - reshaped
+        reshaped = re.findall(r'size mismatch for (\S+):', str(error))
+        uncopied = str(error).count('\n\t') - len(reshaped)
     # Torch would leave out the imaginary part.
     uncopied += sum(weights[key].is_complex() != own[key].is_complex()
                     for key in own.keys() & weights.keys() if isinstance(weights[key], Tensor))
@@ -106,8 +130,15 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
         raise UserError(
             f'the checkpoint (from {source}) does not fit the model of this config '
             f'({name}): {len(missing)} tensors are missing, '
-            f'{len(unexpected)} unexpected and {reshaped} of another shape'
+            f'{len(unexpected)} unexpected and {len(reshaped)} of another shape'
             + (f'; {uncopied} cannot be copied' if uncopied else ''))
+    if reshaped:
+        shapes = ', '.join(f'{key} {list(weights[key].shape)} -> {list(own[key].shape)}'
+                           for key in reshaped[:2])
+        more = f' and {len(reshaped) - 2} more' if len(reshaped) > 2 else ''
+        print_log(
+            'of another shape in the checkpoint, so that the weights of this model begin anew: '
+            + shapes + more, logger='current', level=logging.WARNING)
     _warn_of_non_finite(weights)
     # mmengine's own loading follows, with a word on each tensor that does not fit.
     resized = [] if reshaped or uncopied else sorted(

@@ -98,6 +98,11 @@ class AFTFull(AFTMixer):
         mixed = ops.aft_simple(query, key, memory.value, key_mask=memory.key_mask, gate=self.gate)
         return self.proj_drop(self.proj(mixed)).squeeze(1)
 
+    @torch.no_grad()
+    def select_state(self, state: AFTFullState, rows: Tensor) -> AFTFullState:
+        """As :meth:`TokenMixer.select_state`; w is that of all sequences."""
+        return state._replace(mixing=super().select_state(state.mixing, rows))
+
     def _resolve_grid(self, num_tokens: int, grid: Sequence[int] | None = None) -> Grid:
         # The first tokens of a picture may read a memory before the others are there.
         return (num_tokens,) if self.biased_memory else super()._resolve_grid(num_tokens, grid)

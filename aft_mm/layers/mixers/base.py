@@ -87,6 +87,31 @@ class TokenMixer(nn.Module):
         self.value = nn.Linear(embed_dims, embed_dims, bias=qkv_bias)
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop)
+        self._fused: tuple[Tensor, Tensor | None, list[int]] | None = None
+
+    def fuse_projections(self) -> None:
+        """Let steps project query, key and value in one product, with the present weights.
+
+        Weights that change later are not seen, until :meth:`split_projections`; the state dict
+        stays. Where a projection is no plain linear layer, or has a hook, nothing is fused.
+        """
+        layers = [layer for layer in (self.query, self.key, self.value) if layer is not None]
+        hooks = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+        if hooks or any(type(layer) is not nn.Linear for layer in layers):
+            return
+        weights, biases = zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
+        if len({bias is None for bias in biases}) > 1:
+            return
+        bias = None if biases[0] is None else torch.cat(biases).detach()
+        sizes = [layer.out_features for layer in layers]
+        # By columns if they are so: the product of a row with them is faster then.
+        columns = all(weight.t().is_contiguous() for weight in weights)
+        weight = torch.cat([w.t() for w in weights], 1).t() if columns else torch.cat(weights)
+        self._fused = weight.detach(), bias, sizes
+
+    def split_projections(self) -> None:
+        """Undo :meth:`fuse_projections`."""
+        self._fused = None
 
     def forward(
         self,
@@ -186,9 +211,23 @@ class TokenMixer(nn.Module):
         ValueError for the state of another kind of mixer, or of another batch.
         """
         self._check_step(x_t, state)
-        query = None if self.query is None else self.query(x_t)
-        mixed, state = self._mix_step(query, self.key(x_t), self.value(x_t), state)
+        mixed, state = self._mix_step(*self._project_token(x_t), state)
         return self.proj_drop(self.proj(mixed)), state
+
+    def _project_token(self, x_t: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        if self._fused is None:
+            query = None if self.query is None else self.query(x_t)
+            return query, self.key(x_t), self.value(x_t)
+        weight, bias, sizes = self._fused
+        *query, key, value = F.linear(x_t, weight, bias).split(sizes, -1)
+        return query[0] if query else None, key, value
+
+    @torch.no_grad()
+    def select_state(self, state: Any, rows: Tensor) -> Any:
+        """The state of the sequences rows [N] of its batch, in this order, such as those that a
+        beam search goes on with; `state` stays as it is.
+        """
+        return ops.select(state, rows)
 
     def _check_step(self, x_t: Tensor, state: Any) -> None:
         if not isinstance(state, self.state_type):

@@ -1,5 +1,6 @@
 """Task models."""
 
 from .autoregressive_model import AutoregressiveModel
+from .ctc_model import CTCModel
 
-__all__ = ['AutoregressiveModel']
+__all__ = ['AutoregressiveModel', 'CTCModel']

@@ -1,8 +1,10 @@
 """The one model of every autoregressive task."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from mmengine.dist import all_reduce, get_world_size
 from mmengine.model import BaseModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -11,7 +13,7 @@ from aft_mm.checks import check_choice, check_config, refuse
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
 
-from ..generation import generate
+from ..generation import Hypothesis, beam_search, generate
 
 MODES = ('tensor', 'loss', 'predict')
 
@@ -24,12 +26,12 @@ class AutoregressiveModel(BaseModel):
         decoder: config, such as :class:`SequenceDecoder`'s.
         head: config of :class:`CategoricalHead` or :class:`LogisticMixtureHead`.
         encoder: config of what reads the ``source`` of the samples; the decoder then needs a cross
-            mixer.
+            mixer. With ``embedding=None`` it shares that of the decoder.
         data_preprocessor: config, :class:`SequencePreprocessor` unless given.
         init_cfg: see mmengine's BaseModule; the parts already initialise themselves.
 
     Raises ValueError where head and decoder differ in channels, in the number of values or in the
-    shape of a token.
+    shape of a token, and where stacks that share an embedding differ in channels.
     """
 
     def __init__(
@@ -47,6 +49,9 @@ class AutoregressiveModel(BaseModel):
         super().__init__(data_preprocessor or dict(type='aft_mm.SequencePreprocessor'), init_cfg)
         self.encoder = None if encoder is None else MODELS.build(encoder)
         self.decoder = MODELS.build(decoder)
+        if self.encoder is not None and self.encoder.embedding is None:
+            self._check_shared()
+            self.encoder.share_embedding(self.decoder.embedding)
         self.head = MODELS.build(head)
         if getattr(self.head, 'tied', False):
             self.head.tie(self.decoder.embedding)
@@ -61,10 +66,11 @@ class AutoregressiveModel(BaseModel):
         """inputs int64 [B, T] or [B, T, C], padded as :class:`SequencePreprocessor` does.
 
         'tensor' gives hidden [B, T, D]; 'loss' ``dict(loss=…)``, the mean of nats per dimension
-        over all predicted tokens; 'predict' the samples with their ``nats`` and ``num_dims``,
-        computed in float64 from the logits on, and of a categorical head ``num_correct``. Raises
-        ValueError for another mode, for another number of samples than sequences, for a token
-        outside the vocabulary and for a sequence longer than the position table.
+        over all predicted tokens, of all processes if there are several; 'predict' the samples
+        with their ``nats`` and ``num_dims``, computed in float64 from the logits on, and of a
+        categorical head ``num_correct``. Raises ValueError for another mode, for another number of
+        samples than sequences, for a token outside the vocabulary and for a sequence longer than
+        the position table.
         """
         check_choice('mode', mode, MODES)
         if not isinstance(inputs, Tensor) or inputs.dim() < 2:
@@ -80,8 +86,11 @@ class AutoregressiveModel(BaseModel):
         counted = _counted(inputs, samples)
         num_dims = counted.sum(1) * self.head.dims_per_token
         if mode == 'loss':
-            nats = self.head.nats(hidden, inputs).masked_fill(~counted, 0)
-            return dict(loss=nats.sum() / num_dims.sum())
+            nats = self.head.loss(hidden, inputs).masked_fill(~counted, 0)
+            # Tokens weigh the same on every process, however many it has.
+            total = num_dims.sum()
+            all_reduce(total)
+            return dict(loss=nats.sum() * get_world_size() / total)
         nats = self.head.nats(hidden, inputs, dtype=torch.float64).masked_fill(~counted, 0)
         for sample, total, number in zip(
             samples, nats.sum(1).tolist(), num_dims.tolist(), strict=True
@@ -98,6 +107,14 @@ class AutoregressiveModel(BaseModel):
         :func:`aft_mm.models.generation.generate`.
         """
         return generate(self, length, *args, **kwargs)
+
+    def beam_search(
+        self, source: Sequence[Tensor], end_token: int, **options: Any
+    ) -> list[list[Hypothesis]]:
+        """The most probable sequences for each source; see
+        :func:`aft_mm.models.generation.beam_search`.
+        """
+        return beam_search(self, source, end_token, **options)
 
     def encode(self, sources: list[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
         """The memory [B, S, D] of the source tokens and its mask [B, S]; None without an encoder.
@@ -119,6 +136,13 @@ class AutoregressiveModel(BaseModel):
         tokens = pad_sequence(sources, batch_first=True).to(device)
         mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
         return self.encoder(tokens, mask), mask
+
+    def _check_shared(self) -> None:
+        if self.encoder.embed_dims != self.decoder.embed_dims:
+            raise ValueError(
+                'encoder and decoder that share an embedding must have the same embed_dims, got '
+                f'{self.encoder.embed_dims} and {self.decoder.embed_dims}'
+            )
 
     def _check_head(self) -> None:
         embedding = self.decoder.embedding

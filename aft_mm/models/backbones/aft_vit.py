@@ -1,7 +1,7 @@
 """A plain vision transformer with any token mixer."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -122,6 +122,7 @@ class AFTViT(BaseModule):
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
         self.num_prefix_tokens = int(with_cls_token)
+        self.num_extra_tokens = self.num_prefix_tokens  # as mmpretrain's tools call them
         self.in_channels = in_channels
         self.with_mask_channel = with_mask_channel
         self.bfloat16 = bfloat16
@@ -160,22 +161,65 @@ class AFTViT(BaseModule):
         Raises ValueError for another number of channels than in_channels, with_mask_channel
         counted.
         """
-        image, key_mask = self._split_mask(image)
-        # A disabled autocast would end one that is already there.
-        device = image.device.type
-        with torch.autocast(device, torch.bfloat16) if self.bfloat16 else nullcontext():
-            x, grid = self._embed(image)
-            outputs = []
-            for i in range(self.out_indices[-1] + 1):
-                layer = self.layers[i]
-                if self.with_cp and torch.is_grad_enabled():
-                    x = checkpoint(layer, x, grid, key_mask, use_reentrant=False)
-                else:
-                    x = layer(x, grid, key_mask)
-                if i in self.out_indices:
-                    last = i == len(self.layers) - 1
-                    outputs.append(self._format(self.norm(x) if last else x, grid, key_mask))
-        return tuple(outputs)
+        with self._autocast(image):
+            tokens, grid, key_mask = self._run(image, self.out_indices)
+            if len(self.layers) - 1 in self.out_indices:
+                tokens[-1] = self.norm(tokens[-1])
+            return tuple(self._format(x, grid, key_mask) for x in tokens)
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """What timm asks a model about its layers: channels, stride and name of each."""
+        stride = self.patch_embed.patch_size
+        return [
+            dict(num_chs=self.embed_dims, reduction=stride, module=f'layers.{i}')
+            for i in range(len(self.layers))
+        ]
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = 'NCHW',
+        intermediates_only: bool = False,
+    ) -> list | tuple[Tensor, list]:
+        """Features of layers as timm's vision transformers give them, whatever `out_type` is.
+
+        Args:
+            x: images [B, C, H, W].
+            indices: the layers, n for the last n, None for all.
+            return_prefix_tokens: each feature is a pair with the class tokens [B, P, D].
+            norm: apply the final norm to every feature; otherwise to none.
+            stop_early: run no layer after the last of `indices`.
+            output_fmt: 'NCHW' for [B, D, H', W'], 'NLC' for [B, H'·W', D].
+            intermediates_only: the features alone; otherwise (tokens [B, T, D] after the last layer
+                that is run and the final norm, features).
+
+        Raises ValueError for indices or an output_fmt outside of these, and as `forward`.
+        """
+        check_choice('output_fmt', output_fmt, ('NCHW', 'NLC'))
+        depth = len(self.layers)
+        if indices is None or is_int(indices):
+            check_int('indices', depth if indices is None else indices, 1, depth)
+            indices = range(depth - (indices or depth), depth)
+        wanted = _absolute(list(indices), depth)
+        last = wanted[-1] if stop_early or intermediates_only else depth - 1
+        with self._autocast(x):
+            tokens, grid, _ = self._run(x, sorted({*wanted, last}))
+            final = self.norm(tokens[-1])
+            chosen = [self.norm(t) if norm else t for t in tokens[: len(wanted)]]
+        if self.bfloat16:
+            final, chosen = final.float(), [t.float() for t in chosen]
+        features = []
+        for t in chosen:
+            prefix, feature = t[:, : self.num_prefix_tokens], t[:, self.num_prefix_tokens :]
+            if output_fmt == 'NCHW':
+                feature = feature.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
+            features.append((feature, prefix) if return_prefix_tokens else feature)
+        return features if intermediates_only else (final, features)
 
     def train(self, mode: bool = True) -> 'AFTViT':
         """Set the training mode; frozen stages stay in evaluation mode."""
@@ -219,6 +263,28 @@ class AFTViT(BaseModule):
         if self.frozen_stages == len(self.layers):
             frozen.append(self.norm)
         return [module for module in frozen if module is not None]
+
+    def _autocast(self, image: Tensor) -> AbstractContextManager:
+        # A disabled autocast would end one that is already there.
+        if not self.bfloat16:
+            return nullcontext()
+        return torch.autocast(image.device.type, torch.bfloat16)
+
+    def _run(
+        self, image: Tensor, indices: Sequence[int]
+    ) -> tuple[list[Tensor], tuple[int, int], Tensor | None]:
+        """The tokens [B, T, D] after the layers of ascending indices, their grid and mask."""
+        image, key_mask = self._split_mask(image)
+        x, grid = self._embed(image)
+        outputs = []
+        for i, layer in enumerate(self.layers[: indices[-1] + 1]):
+            if self.with_cp and torch.is_grad_enabled():
+                x = checkpoint(layer, x, grid, key_mask, use_reentrant=False)
+            else:
+                x = layer(x, grid, key_mask)
+            if i in indices:
+                outputs.append(x)
+        return outputs, grid, key_mask
 
     def _split_mask(self, image: Tensor) -> tuple[Tensor, Tensor | None]:
         """The image, 0 in its padding, and the mask [B, T] of the tokens that hold some of it."""

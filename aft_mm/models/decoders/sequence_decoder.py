@@ -46,6 +46,8 @@ class SequenceDecoder(BlockStack):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, causal=True, **kwargs)
+        if self.embedding is None:
+            raise ValueError('embedding must be given for a decoder, got None')
         self.start_embedding = nn.Parameter(torch.empty(self.embed_dims))
         nn.init.trunc_normal_(self.start_embedding, std=0.02)
 
@@ -100,7 +102,7 @@ class SequenceDecoder(BlockStack):
         at every token, and an index outside a table is left to torch.
         """
         position = state.position + 1
-        if position.device.type == 'cpu':
+        if position.device.type == 'cpu' and not torch.compiler.is_compiling():
             self.check_length(int(position.max()) + 1)
         x = self.embedding(token.unsqueeze(1), state.position).squeeze(1)
         x = self.drop(x + self.position_of(position))
@@ -109,6 +111,19 @@ class SequenceDecoder(BlockStack):
             x, block = layer.step(x, block)
             blocks.append(block)
         return self.norm(x), DecoderState(blocks, position)
+
+    def select_state(
+        self, state: DecoderState, rows: Tensor, same_memory: bool = False
+    ) -> DecoderState:
+        """The state of the sequences rows [N] of its batch, in this order; `state` stays as it is.
+
+        With `same_memory` each place of the batch goes on to read the memory that it reads.
+        """
+        blocks = [
+            layer.select_state(block, rows, same_memory)
+            for layer, block in zip(self.layers, state.blocks, strict=True)
+        ]
+        return DecoderState(blocks, state.position[rows])
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """The start vector and the tokens, [B, T + 1, D], at the positions that the table has."""

@@ -1,5 +1,6 @@
 """Encoders."""
 
+from .bi_lstm_encoder import BiLSTMEncoder
 from .sequence_encoder import SequenceEncoder
 
-__all__ = ['SequenceEncoder']
+__all__ = ['BiLSTMEncoder', 'SequenceEncoder']

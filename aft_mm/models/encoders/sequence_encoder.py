@@ -11,7 +11,9 @@ from ..block_stack import BlockStack
 
 @MODELS.register_module()
 class SequenceEncoder(BlockStack):
-    """Source tokens to the memory of a decoder, ``[B, S] -> [B, S, D]``, every token sees all.
+    """Tokens or frames to vectors, ``[B, S] -> [B, S, D]``, every token sees all.
+
+    The memory of a decoder, or what :class:`CTCHead` reads.
 
     Args: see :class:`BlockStack`; the mixer is not causal, which is set here.
     """
@@ -20,7 +22,8 @@ class SequenceEncoder(BlockStack):
         super().__init__(*args, causal=False, **kwargs)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """tokens int64 [B, S] or [B, S, C], mask bool [B, S], True = keep; memory [B, S, D].
+        """tokens int64 [B, S] or [B, S, C], or frames [B, S, F], as the embedding takes them; mask
+        bool [B, S], True = keep; memory [B, S, D].
 
         Raises ValueError for a sequence longer than the position table and for a token outside the
         vocabulary.

@@ -1,7 +1,15 @@
 """Heads: from hidden vectors to likelihoods and samples."""
 
 from .categorical_head import CategoricalHead
+from .ctc_head import CTCHead
 from .logistic_mixture_head import LogisticMixtureHead
-from .sampling import check_sampling, draw
+from .sampling import check_logits, check_sampling, draw
 
-__all__ = ['CategoricalHead', 'LogisticMixtureHead', 'check_sampling', 'draw']
+__all__ = [
+    'CTCHead',
+    'CategoricalHead',
+    'LogisticMixtureHead',
+    'check_logits',
+    'check_sampling',
+    'draw',
+]

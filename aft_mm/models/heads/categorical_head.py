@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aft_mm.checks import check_flag, check_int
+from aft_mm.checks import check_flag, check_int, check_probability
 from aft_mm.layers import TokenEmbedding
 from aft_mm.registry import MODELS
 
@@ -20,6 +20,8 @@ class CategoricalHead(nn.Module):
     Args:
         embed_dims: channels D.
         num_classes: V.
+        label_smoothing: ε of the loss, ``(1 − ε) (−log p(target)) + ε mean_v(−log p(v))``
+            (arXiv 1512.00567, §7); likelihoods are without it.
         tied: W is the table of the decoder's embedding, given by :meth:`tie`; then the checkpoint
             holds it once, as that of the embedding.
     """
@@ -27,15 +29,19 @@ class CategoricalHead(nn.Module):
     dims_per_token = 1
     token_shape = ()
 
-    def __init__(self, embed_dims: int, num_classes: int, tied: bool = False) -> None:
+    def __init__(
+        self, embed_dims: int, num_classes: int, tied: bool = False, label_smoothing: float = 0.0
+    ) -> None:
         super().__init__()
         check_int('embed_dims', embed_dims, 1)
         check_int('num_classes', num_classes, 1)
         check_flag('tied', tied)
+        check_probability('label_smoothing', label_smoothing)
         self.embed_dims = embed_dims
         self.num_values = num_classes
         self.shape = (num_classes, embed_dims)
         self.tied = tied
+        self.label_smoothing = label_smoothing
         self.bias = nn.Parameter(torch.zeros(num_classes))
         # In a tuple, torch does not take the embedding for a module of this one.
         self._embedding: tuple[nn.Module, ...] = ()
@@ -64,13 +70,24 @@ class CategoricalHead(nn.Module):
 
         Raises ValueError for targets of another shape, or that are no integers.
         """
+        return self._cross_entropy(hidden, targets, dtype, 0.0)
+
+    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """What a target costs in training, [...]: :meth:`nats` with label smoothing."""
+        return self._cross_entropy(hidden, targets, torch.float32, self.label_smoothing)
+
+    def _cross_entropy(
+        self, hidden: Tensor, targets: Tensor, dtype: torch.dtype, smoothing: float
+    ) -> Tensor:
         if targets.shape != hidden.shape[:-1] or targets.is_floating_point():
             raise ValueError(
                 f'targets must be integers {list(hidden.shape[:-1])}, got {targets.dtype} '
                 f'{list(targets.shape)}'
             )
         logits = self.logits(hidden).to(dtype).flatten(0, -2)
-        return F.cross_entropy(logits, targets.flatten().long(), reduction='none').view_as(targets)
+        targets_1d = targets.flatten().long()
+        nats = F.cross_entropy(logits, targets_1d, reduction='none', label_smoothing=smoothing)
+        return nats.view_as(targets)
 
     def most_likely(self, hidden: Tensor) -> Tensor:
         """The value of the largest probability for hidden [..., D], int64 [...]."""

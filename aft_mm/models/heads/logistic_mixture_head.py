@@ -71,6 +71,10 @@ class LogisticMixtureHead(nn.Module):
         log_p = _log_bin(targets, mean, log_scale).sum(-1)
         return -(log_pi + log_p).logsumexp(-1)
 
+    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """What a target costs in training, [...]: :meth:`nats`."""
+        return self.nats(hidden, targets)
+
     def sample(self, hidden: Tensor, **options: Any) -> Tensor:
         """A pixel per row of hidden [B, D], int64 [B, C], or [B] with one channel.
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from aft_mm.checks import check_flag, check_int, check_number
 
-__all__ = ['check_sampling', 'draw']
+__all__ = ['check_logits', 'check_sampling', 'draw']
 
 
 def check_sampling(
@@ -23,6 +23,15 @@ def check_sampling(
         check_number('top_p', top_p, above=0, most=1)
     if seed is not None:
         check_int('seed', seed, 0, 2**63 - 1)
+
+
+def check_logits(logits: Tensor) -> None:
+    """Raise ValueError for logits [B, V] that are NaN or leave no value; waits for the device."""
+    if not logits.amax(-1).isfinite().all():
+        raise ValueError(
+            'logits must be finite, got NaN or infinite ones: the weights of the model are damaged '
+            'or too large'
+        )
 
 
 def draw(
@@ -43,11 +52,8 @@ def draw(
     """
     check_sampling(temperature, top_k, top_p)
     check_flag('greedy', greedy)
-    if logits.device.type == 'cpu' and not logits.amax(-1).isfinite().all():
-        raise ValueError(
-            'logits must be finite, got NaN or infinite ones: the weights of the model are damaged '
-            'or too large'
-        )
+    if logits.device.type == 'cpu':
+        check_logits(logits)
     if greedy:
         return logits.argmax(-1)
     p = (logits.double() / temperature).softmax(-1)

@@ -106,9 +106,13 @@ def _column_chunks(x: Tensor) -> list[slice]:
 def _mean_and_denominator(
     key: Tensor, value: Tensor, weights: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor]:
+    chunks = _column_chunks(key)
+    if len(chunks) == 1:
+        numerator, denominator = _sums(key, value, weights, *options)
+        return mean(numerator, denominator), denominator
     rows = len(key) if len(weights) > 1 else weights.shape[1]
     result, total = (value.new_empty(rows, value.shape[1]) for _ in range(2))
-    for columns in _column_chunks(key):
+    for columns in chunks:
         numerator, denominator = _sums(key[:, columns], value[:, columns], weights, *options)
         result[:, columns], total[:, columns] = mean(numerator, denominator), denominator
     return result, total

@@ -17,7 +17,6 @@ from .sums import (
     FAST_BIAS_SPREAD,
     FAST_SPREAD,
     Sums,
-    all_finite,
     choose,
     column_shift,
     leaf,
@@ -27,6 +26,7 @@ from .sums import (
     prefix,
     reduce,
     spread,
+    zero_if_finite,
 )
 
 # Smaller tiles are more launches than work; of tiles as large as the window half is outside of it,
@@ -128,11 +128,11 @@ def _fits(key: Tensor, value: Tensor, band: Band) -> Tensor:
         bias_spread = high.amax().clamp_min(0) - low.amin().clamp_max(0)
     else:
         bias_spread = (high - low).amax()
-    fits = spread(key, 0) + bias_spread <= FAST_SPREAD
+    exponents = spread(key, 0) + bias_spread
     if not band.causal:
-        return fits | (bias_spread <= FAST_BIAS_SPREAD)
+        return (exponents <= FAST_SPREAD) | (bias_spread <= FAST_BIAS_SPREAD)
     # A product multiplies the rows before a NaN by 0, which is NaN.
-    return fits & all_finite(value)
+    return exponents + zero_if_finite(value) <= FAST_SPREAD
 
 
 def _future(tokens: int, device: torch.device) -> Tensor:

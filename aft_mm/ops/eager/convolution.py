@@ -22,21 +22,23 @@ from .exact_convolution import exact_conv_mean, outside_sums
 from .sums import (
     FAST_BIAS_SPREAD,
     FAST_SPREAD,
-    all_finite,
     choose,
     column_shift,
     mean_in_place,
     running_sum,
     spread,
+    zero_if_finite,
 )
 
 # The difference form loses a factor e^−w of precision: 3 nats keep 5 of float32's 7 digits.
 DIFFERENCE_LOWEST_BIAS = -3.0
 
 
-def difference_fits(key: Tensor, weight: Tensor, global_connectivity: bool, causal: bool) -> Tensor:
+def difference_fits(
+    key: Tensor, value: Tensor, weight: Tensor, global_connectivity: bool, causal: bool
+) -> Tensor:
     """Whether the difference form is exact to tolerance; a lone kernel subtracts nothing."""
-    fits = one_shift_fits(key, weight, global_connectivity, causal)
+    fits = one_shift_fits(key, value, weight, global_connectivity, causal)
     if not global_connectivity:
         return fits
     return fits & (weight.detach().amin() >= DIFFERENCE_LOWEST_BIAS)
@@ -86,19 +88,22 @@ def safe_mean(
     if not global_connectivity:
         return exact(key, value, weight)
     if fits is None:
-        fits = one_shift_fits(key, weight, global_connectivity, causal)
-        if causal:  # a kernel multiplies what comes later by 0, which is NaN for a NaN
-            fits = fits & all_finite(value)
+        fits = one_shift_fits(key, value, weight, global_connectivity, causal)
     return choose(fits, additive, exact, key, value, weight)
 
 
-def one_shift_fits(key: Tensor, weight: Tensor, global_connectivity: bool, causal: bool) -> Tensor:
+def one_shift_fits(
+    key: Tensor, value: Tensor, weight: Tensor, global_connectivity: bool, causal: bool
+) -> Tensor:
     """Whether float32 sums with one shift per column are exact to tolerance (`sums.py`)."""
     weight = weight.detach()
     bias_spread = weight.amax().clamp_min(0) - weight.amin().clamp_max(0)
     if weights_decide(global_connectivity, causal):
         return bias_spread <= FAST_BIAS_SPREAD
-    return spread(key, 1) + bias_spread <= FAST_SPREAD
+    exponents = spread(key, 1) + bias_spread
+    if causal:  # a kernel multiplies what comes later by 0, which is NaN for a NaN
+        exponents = exponents + zero_if_finite(value)
+    return exponents <= FAST_SPREAD
 
 
 def weights_decide(global_connectivity: bool, causal: bool) -> bool:

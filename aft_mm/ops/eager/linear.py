@@ -60,7 +60,8 @@ def linear_attention_step(state, query, key, value, *, feature_map, eps):
     maps, sums = Maps(*resolve(feature_map), eps), state.sums
     # As chunks of one token, [B, h, 1, ·].
     parts = maps.apply((x.to(sums.dtype).unsqueeze(2) for x in (query, key, value)), None)
-    sums += parts[1].mT @ parts[2]
+    # One pass: as a product and a sum the state would be read and written twice.
+    sums.flatten(0, 1).baddbmm_(parts[1].mT.flatten(0, 1), parts[2].flatten(0, 1))
     mixed = _quotient(parts[0] @ sums, eps).squeeze(2)
     return mixed.to(value.dtype), LinearState(sums, state.position + 1)
 

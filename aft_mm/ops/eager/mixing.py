@@ -24,7 +24,6 @@ from .products import term_parts
 from .sums import (
     FAST_SPREAD,
     Summable,
-    all_finite,
     choose,
     column_shift,
     leaf,
@@ -156,10 +155,10 @@ def aft_conv(
         return difference_mean(key, value, weight, grid, *seen)
 
     def look(check: Callable[..., Tensor]) -> Tensor | bool:
-        found = partial(check, key, weight, *seen)
+        found = partial(check, key, value, weight, *seen)
         if weights_decide(*seen):
             return decisions.remembered(given, (check, *grid), found)
-        return found() & all_finite(value) if causal else found()
+        return found()
 
     def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
         if torch.compiler.is_compiling():

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..geometry import Window, hard_mask, kernel_index, near_mask
 from ..state import StepState, buffer_sums, push, slot_tokens, with_far
 from .mixing import apply_gate, apply_relu2_gates, relu_terms
-from .sums import leaf, mean, merge
+from .sums import join, mean
 
 
 def _weighted_step(
@@ -44,7 +44,7 @@ def aft_simple_step(state, query, key, value, *, key_function, gate) -> tuple[Te
         numerator = state.sums.numerator + relu_terms(wide_key, wide_value, key_function)
         sums, mixed = state.sums._replace(numerator=numerator), numerator
     else:
-        sums = merge(state.sums, leaf(wide_key, wide_value))
+        sums = join(state.sums, wide_key, wide_value)
         mixed = mean(sums.numerator, sums.denominator)
     state = state._replace(sums=sums, position=state.position + 1)
     if key_function == 'relu2':
@@ -104,8 +104,7 @@ def aft_window_step(state, query, key, value, *, window, grid, gate) -> tuple[Te
     """O(r·D): the buffer holds the window."""
 
     def row(target: Tensor, source: Tensor) -> Tensor:
-        inside = hard_mask(target, source, window, grid, causal=True)
-        return torch.zeros(inside.shape, device=inside.device).masked_fill(~inside, -torch.inf)
+        return torch.where(hard_mask(target, source, window, grid, causal=True), 0.0, -torch.inf)
 
     return _weighted_step(state, query, key, value, row, gate, far=False)
 

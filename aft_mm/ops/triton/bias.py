@@ -1,11 +1,9 @@
 """Where w[t, t'] is, which pairs of tokens have one, and the kernel that makes W of it.
 
 `bias` is the table that the caller has: a dense w [T, S], the free bias [T, 2s − 1] of AFT-local,
-or the product of its factors in tiles [n, tile, reach · tile]. All are read, and their gradients
-written, through one form of address (:class:`Bias`), so that no other copy of w is made.
-
-Arguments of kernels come in bundles. In a bundle of tuples no number stands beside the tuples, and
-what may be None comes last: Triton 3.6 forgets a stride of 1 that follows one in a bundle.
+the product of its factors in tiles [n, tile, reach · tile], or the kernels [h, 2s − 1] of AFT-conv,
+each for all tokens of one head. All are read, and their gradients written, through one form of
+address (:class:`Bias`), so that no other copy of w is made.
 """
 
 from typing import Any, NamedTuple
@@ -37,21 +35,32 @@ class Tokens(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """Where w is: ``at + origin + (t // tile) · by_tile + t · by_target + t' · by_source``."""
+    """Where w is: ``at + origin + b · by_batch + (t // tile) · by_tile + t · by_target + …``."""
 
     at: Any
+    by_batch: Any
     by_tile: Any
     by_target: Any
     by_source: Any
     origin: Any
 
 
+class Shifts(NamedTuple):
+    """What is taken off w: of a target, or of all of a sequence."""
+
+    at: Any
+    by_batch: Any
+    by_target: Any
+
+
 class Where(NamedTuple):
-    """Sizes of the sequence, the window, and how many tiles before and after its own it meets.
+    """Sizes, the window, and how many tiles before and after its own a tile meets.
 
     rows, columns, width: the window on a 2-d grid and the width of that; radius: of a 1-d window.
     """
 
+    batches: Any
+    channels: Any
     targets: Any
     sources: Any
     before: Any
@@ -62,15 +71,32 @@ class Where(NamedTuple):
     width: Any
 
 
+class Inputs(NamedTuple):
+    """What all kernels of a product read."""
+
+    where: Any
+    key: Any
+    value: Any
+    bias: Any
+    shifts: Any
+    query: Any
+    key_mask: Any
+    # Triton 3.6 loses the constants, strides of 1, in what follows the last None of a tuple, and
+    # those of a tuple that numbers stand beside.
+    end: None = None
+
+
 class Form(NamedTuple):
     """What kernels are specialised for; near: 'dense', or the window lies on a 'line' or 'grid'.
 
-    far: W = 1 for visible tokens that no tile of w covers; tile: tokens along a side of a tile.
+    far: W = 1 for visible tokens that no tile of w covers; shared: a sequence has a W of its own,
+    and the tiles of that are alike; tile: tokens along a side of a tile.
     """
 
     causal: bool
     near: str
     far: bool
+    shared: bool
     tile: int
 
 
@@ -100,12 +126,19 @@ def load_row(x, batch, row, columns, inside, other):
 
 
 @triton.jit
-def bias_pointer(bias, target, source, rows, columns, FORM: tl.constexpr):
+def bias_pointer(bias, batch, target, source, rows, columns, FORM: tl.constexpr):
     """Where w of targets `target + rows`, all of one tile, and sources `source + columns` is."""
     target = tl.cast(target, tl.int64)
     start = target * bias.by_target + tl.cast(source, tl.int64) * bias.by_source + bias.origin
-    at = bias.at + (start + target // FORM.tile * bias.by_tile)
-    return at + (rows * bias.by_target + columns * bias.by_source)
+    start += tl.cast(batch, tl.int64) * bias.by_batch + target // FORM.tile * bias.by_tile
+    return bias.at + start + (rows * bias.by_target + columns * bias.by_source)
+
+
+@triton.jit
+def load_shifts(shifts, batch, rows, real):
+    """The shifts of these targets."""
+    at = shifts.at + tl.cast(batch, tl.int64) * shifts.by_batch + rows * shifts.by_target
+    return tl.load(at, mask=real, other=0.0)
 
 
 @triton.jit
@@ -127,10 +160,10 @@ def visible(where, targets, sources, FORM: tl.constexpr):
 
 
 @triton.jit
-def load_bias(bias, where, target, source, rows, columns, FORM: tl.constexpr):
+def load_bias(bias, where, batch, target, source, rows, columns, FORM: tl.constexpr):
     """w of these pairs, 0 where a visible one has none; which are visible, and which have one."""
     seen, near = visible(where, target + rows, source + columns, FORM)
-    at = bias_pointer(bias, target, source, rows, columns, FORM)
+    at = bias_pointer(bias, batch, target, source, rows, columns, FORM)
     w = tl.load(at, mask=near, other=0.0).to(tl.float32)
     return w, seen & (w != float('-inf')), near
 
@@ -151,8 +184,13 @@ def weigh(
 
     weights [n, tile, width]: targets against the sources that their tile meets, from its first on;
     TRANSPOSED: sources against the targets, with `before` and `after` exchanged and shifts known.
+    If shared one tile [tile, width] of each sequence, the middle one of as many as it meets.
     """
-    row = tl.program_id(0) * ROWS
+    start_of_row = tl.program_id(0) * ROWS
+    row, batch = start_of_row, tl.program_id(1)
+    if FORM.shared:
+        row += where.before * FORM.tile
+        weights += batch.to(tl.int64) * FORM.tile * width
     rows, columns = tl.arange(0, ROWS), tl.arange(0, STEP)
     first = 0
     if FORM.near != 'dense':
@@ -161,21 +199,29 @@ def weigh(
     if not TRANSPOSED:
         for start in span(0, width, STEP):
             w, seen, _ = load_bias(
-                bias, where, row, first + start, rows[:, None], columns[None, :], FORM
+                bias, where, batch, row, first + start, rows[:, None], columns[None, :], FORM
             )
             shift = tl.maximum(shift, tl.max(tl.where(seen, w, LOWEST), 1))
         if FORM.far:  # what no tile covers has w = 0
             shift = tl.maximum(shift, 0.0)
-        tl.store(shifts + row + rows, shift, mask=row + rows < where.targets)
+        if FORM.shared:  # every row of the middle tile sees all of a kernel, and a 0 beside it
+            tl.store(shifts.at + batch * shifts.by_batch, tl.max(shift, 0))
+        else:
+            tl.store(shifts.at + row + rows, shift, mask=row + rows < where.targets)
     for start in span(0, width, STEP):
         column = first + start
         if TRANSPOSED:
-            w, seen, _ = load_bias(bias, where, column, row, columns[None, :], rows[:, None], FORM)
-            real = (column + columns >= 0) & (column + columns < where.targets)
-            w -= tl.load(shifts + column + columns, mask=real, other=0.0)[None, :]
+            w, seen, _ = load_bias(
+                bias, where, batch, column, row, columns[None, :], rows[:, None], FORM
+            )
+            others = column + columns
+            real = (others >= 0) & (others < where.targets)
+            w -= load_shifts(shifts, batch, others, real)[None, :]
         else:
-            w, seen, _ = load_bias(bias, where, row, column, rows[:, None], columns[None, :], FORM)
+            w, seen, _ = load_bias(
+                bias, where, batch, row, column, rows[:, None], columns[None, :], FORM
+            )
             w -= shift[:, None]
-        at = weights + tl.cast(row, tl.int64) * width + start
+        at = weights + tl.cast(start_of_row, tl.int64) * width + start
         at += rows[:, None] * width + columns[None, :]
         tl.store(at, tl.where(seen, tl.exp(w), 0.0).to(weights.dtype.element_ty))

@@ -1,6 +1,6 @@
 """The ops and steps that have a kernel; dispatch loads them when one first serves."""
 
-from .conv_library import aft_conv
+from .conv import aft_conv
 from .normalized import aft_local_normalized
 from .product_library import aft_full, aft_local
 from .scan import aft_simple

@@ -31,7 +31,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .bias import bias_pointer, load_bias, load_row, span, terms_at, tokens_at
+from .bias import bias_pointer, load_bias, load_row, load_shifts, span, terms_at, tokens_at
 from .rows import LOWEST, gate_value
 from .support import interpreted
 from .terms import UNSEEN, load_source, load_unit, place
@@ -43,7 +43,10 @@ SMALLEST = tl.constexpr(4.248354255291589e-18)
 
 
 class Operand(NamedTuple):
-    """(W in tiles [n, tile, width], width), terms, units, sums of the tiles before and after."""
+    """W in tiles, terms, units, sums of the tiles before and after.
+
+    weights: (W [n, tile, width], width, from sequence to sequence, from tile to tile).
+    """
 
     weights: Any
     terms: Any
@@ -104,7 +107,6 @@ def weighted_sums(
     tile,
     batch,
     part,
-    channels,
     far_weight,
     FORM: tl.constexpr,
     TRANSPOSED: tl.constexpr,
@@ -115,7 +117,6 @@ def weighted_sums(
     STEP: tl.constexpr = BLOCKS.step
     PRECISION: tl.constexpr = BLOCKS.precision
     NUMBERS: tl.constexpr = 2 * BLOCKS.width
-    rows = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
     numbers = part * NUMBERS + tl.arange(0, NUMBERS)
     total = tl.zeros([TILE, NUMBERS], tl.float32)
     size = where.targets if TRANSPOSED else where.sources
@@ -131,15 +132,17 @@ def weighted_sums(
         origin = (tile - where.before) * TILE
     first = lowest * TILE
     last = tl.minimum(highest * TILE, tl.cdiv(size, STEP) * STEP)
-    weights = operand.weights[0] + rows[:, None] * operand.weights[1] - origin
+    weights = operand.weights[0] + batch * operand.weights[2]
+    weights += tile.to(tl.int64) * operand.weights[3] - origin
+    weights += tl.arange(0, TILE)[:, None] * operand.weights[1]
     for done in span(first, last, STEP):
         start = done
         if FORM.causal:
             start = first + last - STEP - done if TRANSPOSED else done
             before = start + STEP if TRANSPOSED else start - STEP
             neighbour = tl.minimum(tl.maximum(before, 0) // TILE, tiles - 1)
-            there = load_unit(operand.units, batch, neighbour, numbers, channels)
-            here = load_unit(operand.units, batch, start // TILE, numbers, channels)
+            there = load_unit(operand.units, batch, neighbour, numbers, where.channels)
+            here = load_unit(operand.units, batch, start // TILE, numbers, where.channels)
             total *= tl.exp(here - there if TRANSPOSED else there - here)[None, :]
         start = tl.multiple_of(start, STEP)
         w = tl.load(weights + start + tl.arange(0, STEP)[None, :])
@@ -159,28 +162,23 @@ def halves(total):
 @triton.jit
 def forward(
     result,
-    query,
+    inputs,
     operand,
-    shifts,
     firsts,
-    where,
-    channels,
-    batches,
     FORM: tl.constexpr,
     GATE: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
     """The output, what is kept for the gradient, and whether a tile must be done once more."""
-    tile, batch, part, rows, columns = place(batches, channels, FORM.tile, BLOCKS.width)
-    inside = columns < channels
+    where = inputs.where
+    tile, batch, part, rows, columns = place(where, FORM.tile, BLOCKS.width, FORM.shared)
+    inside = columns < where.channels
     real = (rows < where.targets)[:, None] & inside[None, :]
-    shift = tl.load(shifts + rows, mask=rows < where.targets, other=0.0)
+    shift = load_shifts(inputs.shifts, batch, rows, rows < where.targets)
     far_weight = tl.exp(-shift)[:, None]
-    total = weighted_sums(
-        operand, where, tile, batch, part, channels, far_weight, FORM, False, BLOCKS
-    )
+    total = weighted_sums(operand, where, tile, batch, part, far_weight, FORM, False, BLOCKS)
     numerator, denominator = halves(total)
-    first = tl.load(firsts + batch * channels + columns, mask=inside, other=0)[None, :]
+    first = tl.load(firsts + batch * where.channels + columns, mask=inside, other=0)[None, :]
     sees = real & (shift != LOWEST)[:, None]
     if FORM.causal:
         sees &= rows[:, None] >= first
@@ -197,7 +195,7 @@ def forward(
         tl.store(tokens_at(result.mean, batch, rows, columns), mean, mask=real)
         tl.store(tokens_at(result.log, batch, rows, columns), log, mask=real)
         tl.store(tokens_at(result.unit, batch, rows, columns), unit + 0.0 * mean, mask=real)
-    store_output(result, query, mean, batch, rows, columns, real, GATE)
+    store_output(result, inputs.query, mean, batch, rows, columns, real, GATE)
 
 
 @triton.jit
@@ -211,25 +209,17 @@ def store_output(result, query, mean, batch, rows, columns, real, GATE: tl.const
 
 
 @triton.jit
-def backward(
-    by_key,
-    by_value,
-    source,
-    operand,
-    where,
-    channels,
-    batches,
-    FORM: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):
-    """The gradients of key and value, but for what flagged tiles add; rows are sources."""
-    tile, batch, part, rows, columns = place(batches, channels, FORM.tile, BLOCKS.width)
-    real = (rows < where.sources)[:, None] & (columns < channels)[None, :]
-    total = weighted_sums(operand, where, tile, batch, part, channels, 1.0, FORM, True, BLOCKS)
+def backward(by_key, by_value, inputs, operand, met, FORM: tl.constexpr, BLOCKS: tl.constexpr):
+    """The gradients of key and value, but for what flagged tiles add.
+
+    Rows are sources; `met` says how many tiles of targets before and after its own a tile meets.
+    """
+    where = inputs.where
+    tile, batch, part, rows, columns = place(where, FORM.tile, BLOCKS.width, FORM.shared)
+    real = (rows < where.sources)[:, None] & (columns < where.channels)[None, :]
+    total = weighted_sums(operand, met, tile, batch, part, 1.0, FORM, True, BLOCKS)
     by_term, by_weight = halves(total)
-    weight, values = load_source(
-        source, operand.units, batch, tile, rows, columns, where.sources, channels
-    )
+    weight, values = load_source(inputs, operand.units, batch, tile, rows, columns)
     grad = weight * (values * by_term + by_weight)
     at = tokens_at(by_key, batch, rows, columns)
     tl.store(at, grad.to(by_key.at.dtype.element_ty), mask=real)
@@ -238,66 +228,89 @@ def backward(
 
 
 @triton.jit
-def pair_of_tiles(where, index, FORM: tl.constexpr):
-    """A tile of targets and one that it meets, and whether that holds sources that it sees.
+def tiles_of_gradient(where, index, FORM: tl.constexpr):
+    """What a tile of the gradient of w sums: (first, last) of its items, and :func:`item_at`.
 
-    In a dense W they are counted from its first tile on, else from the first in the window.
+    That of a tile of targets and one that it meets: all sequences, if it holds sources that it
+    sees. In a dense W the tiles that it meets are counted from the first on, else from the first in
+    the window. If shared that of a sequence and a distance of tiles: all tiles of targets.
     """
     tiles = tl.cdiv(where.targets, FORM.tile)
-    tile = index % tiles
-    other = index // tiles
-    if FORM.near != 'dense':
-        other += tile - where.before
-    exists = (other >= 0) & (other * FORM.tile < where.sources)
-    if FORM.causal:
-        exists &= other <= tile
-    return tile, other, exists
+    if FORM.shared:
+        reach = where.before + 1 + where.after
+        own, other = index // reach, index % reach - where.before
+        first, last = tl.maximum(-other, 0), tl.minimum(tiles - other, tiles)
+    else:
+        own, other = index % tiles, index // tiles
+        if FORM.near != 'dense':
+            other += own - where.before
+        exists = (other >= 0) & (other * FORM.tile < where.sources)
+        if FORM.causal:
+            exists &= other <= own
+        first, last = 0, tl.where(exists, where.batches, 0)
+    return first, last, own, other
+
+
+@triton.jit
+def item_at(own, other, item, FORM: tl.constexpr):
+    """Sequence, tile of targets and tile of sources of an item."""
+    if FORM.shared:
+        batch, tile, met = own, item, item + other
+    else:
+        batch, tile, met = item, own, other
+    return tl.cast(batch, tl.int64), tile, met
 
 
 @triton.jit
 def bias_gradient(
     by_bias,
     by_part,
-    bias,
-    target_terms,
-    source_terms,
+    inputs,
+    whole,
+    terms,
     units,
-    shifts,
-    where,
     share,
     FORM: tl.constexpr,
     BLOCKS: tl.constexpr,
     SIDE: tl.constexpr,
 ):
-    """The gradient of w [tile, SIDE], summed over ``share = (steps, all steps, channels)``.
+    """The gradient of w [tile, SIDE], summed over ``share = (steps, all steps)``.
 
-    A step is a block of numbers of one sequence; by_part is the stride between shares of a tile.
+    A step is a block of numbers of one item; by_part is the stride between shares of a tile.
+    `terms` are those of targets and of sources; `whole` is where all that one tile meets exists.
     """
     TILE: tl.constexpr = FORM.tile
     STEP: tl.constexpr = BLOCKS.step
     PRECISION: tl.constexpr = BLOCKS.precision
+    where = inputs.where
     pairs = tl.num_programs(0) // tl.cdiv(share[1], share[0])
     part = tl.program_id(0) // pairs
     index = tl.program_id(0) % pairs
-    tile, other, exists = pair_of_tiles(where, index // (TILE // SIDE), FORM)
-    row, column = tile * TILE, other * TILE + index % (TILE // SIDE) * SIDE
-    blocks = tl.cdiv(2 * share[2], STEP)
-    first = part * share[0]
-    last = tl.where(exists, tl.minimum(first + share[0], share[1]), first)
+    side = index % (TILE // SIDE) * SIDE
+    first, last, own, other = tiles_of_gradient(where, index // (TILE // SIDE), FORM)
+    blocks = tl.cdiv(2 * where.channels, STEP)
+    first = tl.maximum(part * share[0], first * blocks)
+    last = tl.minimum(tl.minimum(part * share[0] + share[0], share[1]), last * blocks)
     total = tl.zeros([TILE, SIDE], tl.float32)
     for step in span(first, last):
-        batch = (step // blocks).to(tl.int64)
+        batch, tile, met = item_at(own, other, step // blocks, FORM)
         number = step % blocks * STEP
-        by_target = tl.load(terms_at(target_terms, batch, row, number, TILE, STEP))
-        by_source = tl.load(terms_at(source_terms, batch, column, number, SIDE, STEP))
+        by_target = tl.load(terms_at(terms[0], batch, tile * TILE, number, TILE, STEP))
+        by_source = tl.load(terms_at(terms[1], batch, met * TILE + side, number, SIDE, STEP))
         if FORM.causal:
             numbers = number + tl.arange(0, STEP)
-            own = load_unit(units, batch, other, numbers, share[2])
-            by_target *= tl.exp(own - load_unit(units, batch, tile, numbers, share[2]))[None, :]
+            there = load_unit(units, batch, met, numbers, where.channels)
+            by_target *= tl.exp(
+                there - load_unit(units, batch, tile, numbers, where.channels)
+            )[None, :]
         total = multiply(by_target, tl.trans(by_source), total, PRECISION)
+    batch, row, column = 0, own * TILE, other * TILE + side
+    if FORM.shared:
+        batch, row, column = own, where.before * TILE, (where.before + other) * TILE + side
     rows, columns = tl.arange(0, TILE), tl.arange(0, SIDE)
     targets, sources = rows[:, None], columns[None, :]
-    w, _, near = load_bias(bias, where, row, column, targets, sources, FORM)
-    w -= tl.load(shifts + row + rows, mask=row + rows < where.targets, other=0.0)[:, None]
-    at = bias_pointer(by_bias, row, column, targets, sources, FORM) + part.to(tl.int64) * by_part
+    w, _, near = load_bias(inputs.bias, whole, batch, row, column, targets, sources, FORM)
+    w -= load_shifts(inputs.shifts, batch, row + rows, row + rows < whole.targets)[:, None]
+    at = bias_pointer(by_bias, batch, row, column, targets, sources, FORM)
+    at += part.to(tl.int64) * by_part
     tl.store(at, tl.where(near, tl.exp(w), 0.0) * total, mask=near)

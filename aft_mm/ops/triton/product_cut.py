@@ -1,4 +1,4 @@
-"""How a product is cut: tiles, blocks and steps by chip, what meets what, and what is kept."""
+"""How a product is cut: which block it takes, which tiles meet which, and what is kept."""
 
 import math
 from collections.abc import Sequence
@@ -9,55 +9,11 @@ import triton
 from torch import Tensor
 
 from ..geometry import as_pair, near_radius
-from . import product
 from .bias import Bias, Form, Where
-from .support import constant
+from .blocks import ProductBlock, find_block
 
 
-class Cut(NamedTuple):
-    """How a product is cut and multiplied.
-
-    tile: tokens along a side of a tile of W; width: channels of a program, two numbers each; step:
-    tokens, or numbers, of a product; stages: steps on the way while one is multiplied.
-    """
-
-    operand: torch.dtype
-    precision: str
-    tile: int
-    width: int
-    step: int
-    warps: int
-    stages: int
-
-    @property
-    def blocks(self) -> product.Blocks:
-        """What the kernels are told."""
-        return product.Blocks(self.width, self.step, self.precision, self.stages)
-
-    @property
-    def launch(self) -> dict[str, int]:
-        """What Triton is told."""
-        return dict(num_warps=self.warps, num_stages=self.stages)
-
-
-# By the operands and the major compute capability, 0 for all others. A stage takes 32 KiB, for
-# tf32x3 8 or 16: the least of the devices served have 99 KiB. Only products of Hopper take operands
-# from shared memory; elsewhere both parts of tf32x3 are registers, which steps of 32 would spill.
-CUTS = {
-    ('bfloat16', 0): Cut(torch.bfloat16, 'tf32', 128, 64, 64, 8, 3),
-    ('tf32', 0): Cut(torch.float32, 'tf32', 128, 64, 32, 8, 2),
-    ('tf32x3', 0): Cut(torch.float32, 'tf32x3', 64, 32, 16, 4, 3),
-    ('tf32x3', 9): Cut(torch.float32, 'tf32x3', 64, 32, 32, 4, 2),
-}
-
-
-@constant
-def capability(device_type: str, index: int | None) -> int:
-    """The major compute capability; 0 in the interpreter."""
-    return torch.cuda.get_device_capability(index)[0] if device_type == 'cuda' else 0
-
-
-def choose_cut(value: Tensor, save: bool) -> Cut:
+def choose_cut(value: Tensor, save: bool) -> ProductBlock:
     """That for values of the type; `save` keeps what gradients need (`product.py`).
 
     float16 ends at 6e-8, far above the smallest terms, and tf32 cuts operands to its 10 bits.
@@ -65,13 +21,14 @@ def choose_cut(value: Tensor, save: bool) -> Cut:
     kind = 'tf32x3'
     if value.dtype == torch.bfloat16:
         kind = 'tf32' if save else 'bfloat16'
-    return CUTS.get((kind, capability(value.device.type, value.device.index)), CUTS[kind, 0])
+    return find_block(f'product_{kind}', value.device)
 
 
 class Band(NamedTuple):
     """Which tokens meet which, in tiles; window None: all, with a dense w.
 
     Tiles within the window have a w; visible tokens beyond them have W = 1, `far` if there are any.
+    `shared`: each sequence has a w of its own, which says for all tokens how one sees another.
     """
 
     window: tuple[int, ...] | None
@@ -80,6 +37,7 @@ class Band(NamedTuple):
     targets: int
     sources: int
     tile: int
+    shared: bool = False
 
     @property
     def tiles(self) -> int:
@@ -92,12 +50,18 @@ class Band(NamedTuple):
         return triton.cdiv(self.sources, self.tile)
 
     @property
+    def radius(self) -> int:
+        """The largest distance of two tokens in the window; −1 if it is empty."""
+        return near_radius(self.window, self.grid)
+
+    @property
     def before(self) -> int:
         """Tiles of sources before the own one that meet it."""
         if self.window is None:
             return max(self.tiles, self.source_tiles)
-        radius = max(near_radius(self.window, self.grid), 0)
-        return min(triton.cdiv(radius, self.tile), self.tiles - 1)
+        before = triton.cdiv(max(self.radius, 0), self.tile)
+        # The shared tile holds all of the window, also what no token of a sequence sees.
+        return before if self.shared else min(before, self.tiles - 1)
 
     @property
     def after(self) -> int:
@@ -120,28 +84,40 @@ class Band(NamedTuple):
         near = 'dense' if self.window is None else 'line'
         if self.grid is not None and len(self.grid) == 2:
             near = 'grid'
-        return Form(self.causal, near, self.far, self.tile)
+        return Form(self.causal, near, self.far, self.shared, self.tile)
 
-    def where(self, transposed: bool = False) -> Where:
+    def where(self, batches: int, channels: int, transposed: bool = False) -> Where:
         """What kernels are told; `transposed`: how many targets a tile of sources meets."""
         reach = (self.after, self.before) if transposed else (self.before, self.after)
-        sizes = self.targets, self.sources, *reach
+        sizes = batches, channels, self.targets, self.sources, *reach
         if self.window is None:
             return Where(*sizes, 0, 0, 0, 1)
         if self.grid is None or len(self.grid) == 1:
-            return Where(*sizes, near_radius(self.window, self.grid), 0, 0, 1)
+            return Where(*sizes, self.radius, 0, 0, 1)
         return Where(*sizes, 0, *as_pair(self.window), self.grid[1])
 
+    def whole(self, where: Where) -> Where:
+        """The same, or if shared around a middle tile that meets as many as a tile can."""
+        tokens = self.reach * self.tile
+        return where._replace(targets=tokens, sources=tokens) if self.shared else where
+
     def place(self, table: Tensor) -> Bias:
-        """w in a table [T, S], [T, offsets] or of tiles [n, tile, reach · tile]."""
+        """w in a table [T, S], [T, offsets], if shared [B, offsets], or of tiles as below."""
         if table.dim() == 3:
-            return Bias(table, -self.tile, table.stride(1), 1, self.before * self.tile)
+            return self.place_tiles(table)
         row, column = table.stride()
         if self.window is None:
-            return Bias(table, 0, row, column, 0)
+            return Bias(table, 0, 0, row, column, 0)
         # w[t, t'] of a window stands in column radius + t' − t.
-        radius = near_radius(self.window, self.grid)
-        return Bias(table, 0, row - column, column, radius * column)
+        by_batch, by_target = (row, -column) if self.shared else (0, row - column)
+        return Bias(table, by_batch, 0, by_target, column, self.radius * column)
+
+    def place_tiles(self, table: Tensor) -> Bias:
+        """w in tiles [n, tile, reach · tile], n of targets or if shared of sequences."""
+        each, row, column = table.stride()
+        by_batch, by_tile = (each, 0) if self.shared else (0, each)
+        by_tile -= self.tile * (row + column)  # targets and sources are counted from the first on
+        return Bias(table, by_batch, by_tile, row, column, self.before * self.tile * column)
 
 
 def make_band(
@@ -179,7 +155,8 @@ def saved_shapes(value: Tensor, band: Band, width: int) -> list[tuple[int, ...]]
     tokens = batch, band.targets, channels
     tiles = max(band.tiles, band.source_tiles) if band.causal else 1
     flags = batch, band.tiles, triton.cdiv(channels, width)
-    return [tokens, tokens, tokens, (batch, tiles, channels), (band.targets,), flags]
+    shifts = batch if band.shared else band.targets
+    return [tokens, tokens, tokens, (batch, tiles, channels), (shifts,), flags]
 
 
 def count_saved(value: Tensor, band: Band, width: int) -> int:

@@ -9,14 +9,36 @@ Tensors come as tuples (pointer, *strides), and loops are `while`: the interpret
 cannot take a tensor as the bound of a range under numpy 2.4.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 # −inf would give NaN where two empty sums meet.
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 HIGHEST = tl.constexpr(torch.finfo(torch.float32).max)
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class Tensors(NamedTuple):
+    """What kernels read or write, each (pointer, *strides) or None; `sums` are [3, B, T, D]."""
+
+    query: tuple | None = None
+    key: tuple | None = None
+    value: tuple | None = None
+    key_mask: tuple | None = None
+    gradient: tuple | None = None
+    output: tuple | None = None
+    sums: tuple | None = None
+    # Triton 3.6 loses the constants, strides of 1, in what follows the last None of a tuple.
+    end: None = None
+
+
+def strided(x: Tensor | None) -> tuple | None:
+    """A tensor as kernels take it, (pointer, *strides); None stays None."""
+    return None if x is None else (x, *x.stride())
 
 
 @triton.jit

@@ -8,10 +8,10 @@ import triton
 from torch import Tensor
 
 from . import scan_kernels as kernels
-from .blocks import find_block
-from .common import count_processors, strided
+from .blocks import count_processors, find_block
 from .register import differentiated, register
-from .scan_kernels import MOST_CHUNKS, Block, Inputs, Sizes
+from .rows import Tensors, strided
+from .scan_kernels import MOST_CHUNKS, Block, Sizes
 
 # A shorter chunk costs more than it brings.
 SHORTEST_CHUNK = 256
@@ -84,7 +84,7 @@ def causal_simple(
     saved = new_sums(value, count_groups(value) if save else 0)
     if len(value) == 0:
         return output, saved
-    inputs = Inputs(*map(strided, (query, key, value, key_mask)))
+    inputs = Tensors(*map(strided, (query, key, value, key_mask)))
     parts, sizes, settings = _launch_settings('scan', value)
     grid, starts = (parts.programs, parts.chunks), None
     with torch.cuda.device_of(value):
@@ -114,17 +114,17 @@ def causal_simple_backward(
         for x, needed in zip((query, key, value), wanted, strict=False)
     ]
     if len(value):
-        inputs = Inputs(*map(strided, (query, key, value, key_mask, gradient)))
+        inputs = Tensors(*map(strided, (query, key, value, key_mask, gradient)))
         parts, sizes, settings = _launch_settings('scan_backward', value)
         options = dict(KEY=key_function, GATE=gate, **settings)
         grid, ends = (parts.programs, parts.chunks), None
-        kept, nowhere = strided(saved), Inputs(None, None, None)
+        kept, nowhere = strided(saved), Tensors()
         with torch.cuda.device_of(value):
             if parts.chunks > 1:
                 ends = strided(new_sums(value, parts.chunks))
                 kernels.backward_chunk_sums[grid](ends, nowhere, kept, inputs, sizes, **options)
             kernels.backward[grid](
-                Inputs(*map(strided, results)), kept, ends, inputs, sizes, **options
+                Tensors(*map(strided, results)), kept, ends, inputs, sizes, **options
             )
     return [x for x in results if x is not None]
 

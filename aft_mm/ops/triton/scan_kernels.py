@@ -43,18 +43,6 @@ from .rows import (
 MOST_CHUNKS = tl.constexpr(64)
 
 
-class Inputs(NamedTuple):
-    """What is read, each (pointer, *strides) or None; likewise the gradients that are written."""
-
-    query: tuple | None
-    key: tuple | None
-    value: tuple | None
-    key_mask: tuple | None = None
-    gradient: tuple | None = None
-    # Triton 3.6 loses the constants, strides of 1, in what follows the last None of a tuple.
-    end: None = None
-
-
 class Block(NamedTuple):
     """Groups, rows of a group and channels of a tile."""
 

@@ -10,8 +10,8 @@ from ..geometry import Window, as_pair
 from ..state import StepState
 from . import step_kernels as kernels
 from .blocks import BufferStepBlock, find_block
-from .common import strided
 from .register import register
+from .rows import strided
 from .step_kernels import Bias, Block, Form, State, Token
 
 # A sequence is a grid of one row; and where there is no table, any token is known.

@@ -11,7 +11,7 @@ filled with 0. Sums over tiles [B, tiles, N] in float32 stand for tokens beyond 
 import triton
 import triton.language as tl
 
-from .bias import load_row, span, terms_at, tokens_at
+from .bias import load_row, load_shifts, span, terms_at, tokens_at
 from .rows import LOWEST, gate_slope, gate_value
 
 # λ of a row that sees nothing, whose weights e^−λ are 0.
@@ -21,38 +21,44 @@ AT_ONCE = tl.constexpr(8)
 
 
 @triton.jit
-def place(batches, channels, TILE: tl.constexpr, WIDTH: tl.constexpr):
+def place(where, TILE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr):
     """Tile, sequence, block of channels, tokens [TILE] and channels [WIDTH] of this program.
 
-    The sequences and channels of a tile run side by side and share its part of W.
+    What shares a part of W runs side by side: sequences and channels, or SHARED tiles and channels.
     """
-    parts = tl.cdiv(channels, WIDTH)
+    parts = tl.cdiv(where.channels, WIDTH)
     part = tl.program_id(0) % parts
     index = tl.program_id(0) // parts
-    tile = index // batches
+    if SHARED:
+        tiles = tl.num_programs(0) // (parts * where.batches)
+        tile, batch = index % tiles, index // tiles
+    else:
+        tile, batch = index // where.batches, index % where.batches
     rows = tile * TILE + tl.arange(0, TILE)
     columns = part * WIDTH + tl.arange(0, WIDTH)
-    return tile, (index % batches).to(tl.int64), part, rows, columns
+    return tile, batch.to(tl.int64), part, rows, columns
 
 
 @triton.jit
-def load_keys(key, key_mask, batch, rows, columns, real, tokens):
+def load_keys(inputs, batch, rows, columns):
     """Keys in float32, and which of them are seen."""
-    keys = tl.load(tokens_at(key, batch, rows, columns), mask=real, other=0.0).to(tl.float32)
+    real = (rows < inputs.where.sources)[:, None] & (columns < inputs.where.channels)[None, :]
+    keys = tl.load(tokens_at(inputs.key, batch, rows, columns), mask=real, other=0.0)
+    keys = keys.to(tl.float32)
     seen = real & (keys != float('-inf'))
-    if key_mask is not None:
-        at = key_mask[0] + batch * key_mask[1] + rows.to(tl.int64) * key_mask[2]
-        seen &= (tl.load(at, mask=rows < tokens, other=0) != 0)[:, None]
+    if inputs.key_mask is not None:
+        mask = inputs.key_mask
+        at = mask[0] + batch * mask[1] + rows.to(tl.int64) * mask[2]
+        seen &= (tl.load(at, mask=rows < inputs.where.sources, other=0) != 0)[:, None]
     return keys, seen
 
 
 @triton.jit
-def load_source(source, units, batch, tile, rows, columns, tokens, channels):
-    """E and v of these tokens, both 0 where the key is hidden; source: key, value and key_mask."""
-    real = (rows < tokens)[:, None] & (columns < channels)[None, :]
-    keys, seen = load_keys(source[0], source[2], batch, rows, columns, real, tokens)
-    values = tl.load(tokens_at(source[1], batch, rows, columns), mask=seen, other=0.0)
-    unit = load_row(units, batch, tile, columns, columns < channels, 0.0)
+def load_source(inputs, units, batch, tile, rows, columns):
+    """E and v of these tokens, both 0 where the key is hidden."""
+    keys, seen = load_keys(inputs, batch, rows, columns)
+    values = tl.load(tokens_at(inputs.value, batch, rows, columns), mask=seen, other=0.0)
+    unit = load_row(units, batch, tile, columns, columns < inputs.where.channels, 0.0)
     return tl.where(seen, tl.exp(keys - unit[None, :]), 0.0), values.to(tl.float32)
 
 
@@ -68,50 +74,38 @@ def store_terms(terms, sums, pair, weight, tile, batch, part, NUMBERS: tl.conste
 
 
 @triton.jit
-def key_maxima(
-    maxima,
-    firsts,
-    key,
-    key_mask,
-    tokens,
-    channels,
-    batches,
-    TILE: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+def key_maxima(maxima, firsts, inputs, TILE: tl.constexpr, WIDTH: tl.constexpr):
     """The largest visible key of each tile, LOWEST if there is none, and where the first one is."""
-    tile, batch, _, rows, columns = place(batches, channels, TILE, WIDTH)
-    inside = columns < channels
-    real = (rows < tokens)[:, None] & inside[None, :]
-    keys, seen = load_keys(key, key_mask, batch, rows, columns, real, tokens)
+    where = inputs.where
+    tile, batch, _, rows, columns = place(where, TILE, WIDTH, False)
+    keys, seen = load_keys(inputs, batch, rows, columns)
     at = batch * maxima.batch + tile.to(tl.int64) * maxima.token + columns
+    inside = columns < where.channels
     tl.store(maxima.at + at, tl.max(tl.where(seen, keys, LOWEST), 0), mask=inside)
-    first = tl.min(tl.where(seen, rows[:, None], tokens), 0)
+    first = tl.min(tl.where(seen, rows[:, None], where.sources), 0)
     tl.store(firsts + at, first, mask=inside)
 
 
 @triton.jit
-def key_terms(
-    terms, sums, source, units, tokens, channels, batches, TILE: tl.constexpr, WIDTH: tl.constexpr
-):
+def key_terms(terms, sums, inputs, units, TILE: tl.constexpr, WIDTH: tl.constexpr):
     """(E v, E), and their sums over each tile unless `sums` is None."""
-    tile, batch, part, rows, columns = place(batches, channels, TILE, WIDTH)
-    weight, values = load_source(source, units, batch, tile, rows, columns, tokens, channels)
+    tile, batch, part, rows, columns = place(inputs.where, TILE, WIDTH, False)
+    weight, values = load_source(inputs, units, batch, tile, rows, columns)
     pair = tl.interleave(weight * values, weight)
     store_terms(terms, sums, pair, tl.full([TILE], 1.0, tl.float32), tile, batch, part, 2 * WIDTH)
 
 
 @triton.jit
-def load_gradient(result, query, batch, rows, columns, real, GATE: tl.constexpr):
+def load_gradient(saved, inputs, batch, rows, columns, real, GATE: tl.constexpr):
     """dy g(q) of these tokens, and the gradient of λ."""
-    at = tokens_at(result.gradient, batch, rows, columns)
+    at = tokens_at(saved.gradient, batch, rows, columns)
     by_mean = tl.load(at, mask=real, other=0.0).to(tl.float32)
     if GATE != 'none':
-        queries = tl.load(tokens_at(query, batch, rows, columns), mask=real, other=0.0)
+        queries = tl.load(tokens_at(inputs.query, batch, rows, columns), mask=real, other=0.0)
         by_mean *= gate_value(queries, GATE)
     by_log = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
-    if result.by_log is not None:
-        by_log = tl.load(tokens_at(result.by_log, batch, rows, columns), mask=real, other=0.0)
+    if saved.by_log is not None:
+        by_log = tl.load(tokens_at(saved.by_log, batch, rows, columns), mask=real, other=0.0)
     return by_mean, by_log
 
 
@@ -120,12 +114,8 @@ def target_terms(
     by_query,
     terms,
     sums,
-    result,
-    query,
-    shifts,
-    tokens,
-    channels,
-    batches,
+    saved,
+    inputs,
     GATE: tl.constexpr,
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -134,25 +124,26 @@ def target_terms(
 
     A sum stands for the tokens that see the sources beyond the window with ``W = e^−shift``.
     """
-    tile, batch, part, rows, columns = place(batches, channels, TILE, WIDTH)
-    real = (rows < tokens)[:, None] & (columns < channels)[None, :]
-    mean = tl.load(tokens_at(result.mean, batch, rows, columns), mask=real, other=0.0)
-    log = tl.load(tokens_at(result.log, batch, rows, columns), mask=real, other=UNSEEN)
-    by_mean, by_log = load_gradient(result, query, batch, rows, columns, real, GATE)
+    where = inputs.where
+    tile, batch, part, rows, columns = place(where, TILE, WIDTH, False)
+    real = (rows < where.targets)[:, None] & (columns < where.channels)[None, :]
+    mean = tl.load(tokens_at(saved.mean, batch, rows, columns), mask=real, other=0.0)
+    log = tl.load(tokens_at(saved.log, batch, rows, columns), mask=real, other=UNSEEN)
+    by_mean, by_log = load_gradient(saved, inputs, batch, rows, columns, real, GATE)
     if by_query is not None:
-        grad = tl.load(tokens_at(result.gradient, batch, rows, columns), mask=real, other=0.0)
-        queries = tl.load(tokens_at(query, batch, rows, columns), mask=real, other=0.0)
+        grad = tl.load(tokens_at(saved.gradient, batch, rows, columns), mask=real, other=0.0)
+        queries = tl.load(tokens_at(inputs.query, batch, rows, columns), mask=real, other=0.0)
         grad = grad.to(tl.float32) * mean * gate_slope(queries, GATE)
         at = tokens_at(by_query, batch, rows, columns)
         tl.store(at, grad.to(by_query.at.dtype.element_ty), mask=real)
-    flagged = load_row(result.flags, batch, tile, part, True, 0) != 0
+    flagged = load_row(saved.flags, batch, tile, part, True, 0) != 0
     scale = tl.where(flagged, 0.0, tl.exp(-log))
     # 0 · NaN would spoil the whole product.
     by_term = tl.where(scale == 0, 0.0, scale * by_mean)
     by_weight = tl.where(scale == 0, 0.0, scale * (by_log - by_mean * mean))
     weight = tl.full([TILE], 1.0, tl.float32)
     if sums is not None:
-        weight = tl.exp(-tl.load(shifts + rows, mask=rows < tokens, other=0.0))
+        weight = tl.exp(-load_shifts(inputs.shifts, batch, rows, rows < where.targets))
     pair = tl.interleave(by_term, by_weight)
     store_terms(terms, sums, pair, weight, tile, batch, part, 2 * WIDTH)
 

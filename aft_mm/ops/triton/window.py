@@ -10,9 +10,9 @@ from torch import Tensor
 from ..geometry import as_pair
 from . import window_kernels as kernels
 from .blocks import find_block
-from .common import strided
 from .register import differentiated, register
-from .window_kernels import Axis, Block, Tensors, Walk
+from .rows import Tensors, strided
+from .window_kernels import Axis, Block, Walk
 
 
 class Places(NamedTuple):

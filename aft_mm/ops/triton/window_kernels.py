@@ -32,20 +32,6 @@ from .rows import (
 )
 
 
-class Tensors(NamedTuple):
-    """What is read or written, each (pointer, *strides) or None; `sums` are [3, B, T, D]."""
-
-    query: tuple | None = None
-    key: tuple | None = None
-    value: tuple | None = None
-    key_mask: tuple | None = None
-    gradient: tuple | None = None
-    output: tuple | None = None
-    sums: tuple | None = None
-    # Triton 3.6 loses the constants, strides of 1, in what follows the last None of a tuple.
-    end: None = None
-
-
 class Axis(NamedTuple):
     """Where the places of a line lie among tokens: first + line · between + place · step."""
 

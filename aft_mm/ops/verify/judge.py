@@ -17,7 +17,7 @@ from torch.utils.benchmark import Timer
 from .. import eager, reference, steps
 from ..state import StepState, prefill
 from ..triton import library
-from ..triton.common import count_processors
+from ..triton.blocks import count_processors
 from .cases import BATCH, TIMED, Case, cases
 
 # Of errors against the largest entry of a tensor; as the tests of the kernels have them.

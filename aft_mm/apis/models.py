@@ -1,0 +1,85 @@
+"""The models of the configs by name, through mmpretrain's ModelHub."""
+
+import functools
+import os
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from pathlib import Path
+
+import torch
+from mmengine.device import get_device
+from mmpretrain.apis import ModelHub
+from modelindex.load_model_index import load
+from modelindex.models.Model import Model
+from torch import nn
+
+from aft_mm.cli.command_line import read_config
+from aft_mm.cli.errors import UserError
+
+from .loading import build_model, load_model
+
+INDEX = Path(__file__).parents[2] / 'model-index.yml'
+
+
+@functools.cache
+def register_models() -> dict[str, Model]:
+    """Let mmpretrain's ModelHub know our models, once; returns them by name.
+
+    After it ``mmpretrain.get_model`` and mmpretrain's inferencers take the names, too.
+
+    Raises:
+        UserError: the package was installed without its configs.
+    """
+    if not INDEX.is_file():
+        raise UserError(f'the names of models are read from {str(INDEX)!r}, which is part of a '
+                        'checkout and not there')
+    ModelHub.register_model_index(INDEX, config_prefix=INDEX.parent)
+    index = load(str(INDEX))
+    index.build_models_with_collections()
+    return {model.name: model for model in index.models}
+
+
+def list_models(pattern: str | None = None) -> list[str]:
+    """The names of our models, which are those of their configs.
+
+    Args:
+        pattern: As of a shell, such as ``'aft-conv-*_in1k'``; whatever follows it matches, too.
+    """
+    return [name for name in sorted(register_models())
+            if pattern is None or fnmatch(name, f'{pattern}*')]
+
+
+def get_model(
+    name: str,
+    pretrained: str | os.PathLike | None = None,
+    device: str | torch.device | None = None,
+) -> nn.Module:
+    """Build a model by its name, of any task, for evaluation.
+
+    mmpretrain's inferencers take the model, too, as ``FeatureExtractor(get_model(name, path))``.
+    No weights of ours are published, so ``pretrained`` is a file of one's own.
+
+    Args:
+        name: One of :func:`list_models`.
+        pretrained: Path or http address of a checkpoint, loaded safely and completely, with its
+            names of classes; None leaves the model as it is built.
+        device: Where the model shall be; by default an accelerator if there is one.
+
+    Raises:
+        UserError: the name is unknown, the checkpoint does not exist or is of another model, or the
+            model needs libraries that are missing.
+    """
+    models = register_models()
+    if name not in models:
+        close = get_close_matches(name, models, n=3)
+        raise UserError(f'name must be one of list_models(), got {name!r}'
+                        + (f'; close to it are {", ".join(close)}' if close else ''))
+    config = read_config(str(INDEX.parent / models[name].config))
+    if pretrained is None:
+        model = build_model(config).to(device or get_device()).eval()
+        model.dataset_meta = {}
+    else:
+        config, model = load_model(config, pretrained, device)
+    # What mmpretrain's inferencers read.
+    model._config, model._dataset_meta, model._metainfo = config, model.dataset_meta, models[name]
+    return model

@@ -1,0 +1,64 @@
+"""Arguments of the tools that draw figures, the small print below them, and their files."""
+
+import argparse
+import csv
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from aft_mm.checks import check_int
+
+from .arguments import MOST_DPI, PICTURES, check_output
+from .command_line import check_checkpoint
+
+LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
+
+
+def add_picture_arguments(parser: argparse.ArgumentParser, dpi: int = 150) -> None:
+    """``--out`` and ``--dpi``, which :func:`check_picture` looks at."""
+    parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
+    parser.add_argument('--dpi', type=int, default=dpi)
+
+
+def check_picture(args: argparse.Namespace) -> None:
+    """Look at what a tool will write and read, before it works for it.
+
+    Raises:
+        UserError: ``--out`` or ``--csv`` cannot be written or has another ending, or the
+            checkpoint does not exist.
+        ValueError: ``--dpi`` is out of range.
+    """
+    check_output('--out', args.out, PICTURES)
+    check_int('--dpi', args.dpi, 1, MOST_DPI)
+    if getattr(args, 'csv', None):
+        check_output('--csv', args.csv, ('.csv',))
+    check_checkpoint(getattr(args, 'checkpoint', None))
+
+
+def footer(config: str, checkpoint: str | os.PathLike | None = None) -> str:
+    """``config.py · epoch_12.pth · sha256 0123456789ab``: what a figure is of."""
+    words = [Path(config).name]
+    if checkpoint is None:
+        return f'{words[0]} · random weights'
+    words.append(Path(checkpoint).name)
+    if os.path.isfile(checkpoint):
+        words.append(f'sha256 {hashlib.sha256(Path(checkpoint).read_bytes()).hexdigest()[:12]}')
+    return ' · '.join(words)
+
+
+def save(figure: Figure, args: argparse.Namespace) -> None:
+    """Write a figure to ``--out``, without a display."""
+    figure.savefig(args.out, dpi=args.dpi)
+
+
+def write_csv(path: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows of the same keys; floats with six digits."""
+    with open(path, 'w', newline='', encoding='utf-8') as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: f'{value:.6g}' if isinstance(value, float) else value
+                             for key, value in row.items()})

@@ -1,0 +1,154 @@
+"""Sentences and their translations."""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from mmengine.logging import print_log
+from torch.utils.data import Dataset
+
+from aft_mm.checks import check_flag, check_int
+from aft_mm.registry import DATASETS
+from aft_mm.structures import SequenceSample, Subwords, split_lines
+
+from .text_file import read_bytes
+
+MOST_NAMED = 5  # lines of a kind in one sentence of the log
+CHUNK = 100_000  # lines that are lists of Python's ints at the same time
+
+
+@DATASETS.register_module()
+class ParallelText(Dataset):
+    """Two files of one sentence a line, line n of one being the translation of line n of the other.
+
+    A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``,
+    subwords of the target and of the source, each with the one that ends a sentence as the last.
+
+    In training, pairs with an empty side and pairs longer than ``max_length`` are left out; the log
+    says how many and names the first lines. With ``test_mode=True`` no pair is left out, because a
+    measure over other sentences would be another measure: an empty line is the end alone, one that
+    is too long is refused, and samples keep the text of the target as ``reference``. Lines that are
+    not valid UTF-8 are read with U+FFFD in the place of what is no text, and named in the log.
+
+    Args:
+        source_file: Path of the sentences, plain or gzip; where it is missing, ``<path>.gz``.
+        target_file: Path of their translations.
+        subwords: Path of the :class:`Subwords` of both languages.
+        max_length: Subwords of a side at most, the end of the sentence included.
+        test_mode: See above.
+
+    Attributes:
+        lengths: int64 [N, 2], subwords of source and target of each pair.
+        subwords: The vocabulary.
+
+    Raises:
+        FileNotFoundError: A file does not exist.
+        ValueError: The files differ in their numbers of lines, no pair is left, or in a test one is
+            too long.
+    """
+
+    def __init__(
+        self,
+        source_file: str,
+        target_file: str,
+        subwords: str,
+        max_length: int = 256,
+        test_mode: bool = False,
+    ) -> None:
+        check_int('max_length', max_length, 1)
+        check_flag('test_mode', test_mode)
+        self.subwords = Subwords(subwords)
+        self.max_length = max_length
+        self.test_mode = test_mode
+        self.files = source_file, target_file
+        texts = [read_lines(path) for path in self.files]
+        if len(texts[0]) != len(texts[1]):
+            raise ValueError(f'source_file and target_file must have as many lines as each other, '
+                             f'got {len(texts[0]):,} of {source_file!r} and {len(texts[1]):,} of '
+                             f'{target_file!r}.')
+        self.tokens, lengths = zip(*(encode(text, self.subwords) for text in texts), strict=True)
+        self.starts = [np.cumsum(length) - length for length in lengths]
+        lengths = np.stack(lengths, axis=1)
+        self.rows = self._usable(texts, lengths)
+        self.lengths = lengths[self.rows]
+        self.references = texts[1] if test_mode else None
+
+    @property
+    def metainfo(self) -> dict:
+        """What the log and the checkpoint say about the data."""
+        return dict(vocab_size=self.subwords.vocab_size, subwords=self.subwords.fingerprint)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict:
+        """Pair ``index``."""
+        if not 0 <= index < len(self):
+            raise IndexError(f'index must be 0 to {len(self) - 1}, got {index}.')
+        row = self.rows[index]
+        source, target = (
+            torch.from_numpy(tokens[start[row]:start[row] + length].astype(np.int32))
+            for tokens, start, length in zip(
+                self.tokens, self.starts, self.lengths[index], strict=True))
+        sample = SequenceSample(metainfo=dict(length=len(target), num_context=0), source=source)
+        if self.references is not None:
+            sample.set_metainfo(dict(reference=self.references[row]))
+        return dict(inputs=target, data_samples=sample)
+
+    def _usable(self, texts: Sequence[list[str]], lengths: np.ndarray) -> np.ndarray:
+        """The numbers of the pairs that are used, from 0 on."""
+        pairs = zip(*texts, strict=True)
+        empty = ~np.array([bool(a.strip() and b.strip()) for a, b in pairs], bool)
+        long = lengths.max(axis=1, initial=0) > self.max_length
+        too_long = f'longer than {self.max_length} subwords ({named(long)})'
+        if self.test_mode:
+            if long.any():
+                raise ValueError(f'a pair of a test set must not be too long, because none may be '
+                                 f'left out, but {" and ".join(self.files)} have {long.sum()} '
+                                 f'{too_long}; raise max_length and the grids of the model.')
+            return np.arange(len(lengths))
+        long &= ~empty
+        left_out = [f'{mask.sum():,} {reason}' for mask, reason in (
+            (empty, f'with an empty side ({named(empty)})'), (long, too_long)) if mask.any()]
+        rows = np.flatnonzero(~(empty | long))
+        if left_out:
+            print_log(f'of the {len(lengths):,} pairs of {" and ".join(self.files)} '
+                      f'{" and ".join(left_out)} are left out', 'current', logging.WARNING)
+        if not len(rows):
+            raise ValueError(f'{" and ".join(self.files)} have no pair that can be used.')
+        return rows
+
+
+def named(mask: np.ndarray) -> str:
+    """``lines 3, 7, …`` of a mask over lines."""
+    return named_lines((np.flatnonzero(mask) + 1).tolist())
+
+
+def named_lines(numbers: Sequence[int]) -> str:
+    """``line 3`` or ``lines 3, 7, …``, the first ones."""
+    shown = ', '.join(map(str, numbers[:MOST_NAMED]))
+    return f'line{"s" * (len(numbers) != 1)} {shown}{", …" * (len(numbers) > MOST_NAMED)}'
+
+
+def read_lines(path: str) -> list[str]:
+    """The lines of a plain or gzip file; a warning names those that are not valid UTF-8."""
+    lines, invalid = split_lines(read_bytes(path).tobytes())
+    if invalid:
+        print_log(f'{path!r} is not valid UTF-8 in {named_lines(invalid)}, {len(invalid):,} in '
+                  'all; what is no text became U+FFFD', 'current', logging.WARNING)
+    return lines
+
+
+def encode(lines: list[str], subwords: Subwords) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of all lines one after the other, as small as the vocabulary allows, and int64
+    [N], how many each line has.
+    """
+    dtype = np.min_scalar_type(subwords.vocab_size - 1)
+    tokens: list[np.ndarray] = [np.zeros(0, dtype)]
+    lengths: list[int] = []
+    for first in range(0, len(lines), CHUNK):
+        rows = subwords.encode(lines[first:first + CHUNK])
+        lengths += map(len, rows)
+        tokens.append(np.concatenate([np.array(row, dtype) for row in rows]))
+    return np.concatenate(tokens), np.array(lengths, np.int64)

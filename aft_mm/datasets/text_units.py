@@ -1,0 +1,116 @@
+"""What a transcript is made of: characters, or the phonemes of a pronouncing dictionary."""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from aft_mm.checks import check_choice, check_path, refuse
+
+BLANK = '<blank>'
+UNKNOWN = '<unk>'
+CASES = {'keep': str, 'upper': str.upper, 'lower': str.lower}
+_VARIANT = re.compile(r'\(\w+\)$')  # A(2), the second way to say A
+
+
+class TextUnits:
+    """Transcripts as ints and back: 0 the blank of CTC, 1 what is unknown, then the symbols.
+
+    Without a lexicon the symbols are characters, of which one may be the space; with one they are
+    phonemes, and every word is looked up. What has no symbol, a character or a whole word, becomes
+    the one unit ``<unk>``, so that no transcript is lost for a word.
+
+    Args:
+        symbols: Characters or phonemes, in the order of their ints.
+        lexicon: Path of a dictionary in the format of CMUdict, ``WORD  P1 P2 …``; of several
+            pronunciations, ``WORD(2)``, the first counts. Digits of stress are left out where the
+            symbols have none.
+        case: ``'upper'`` or ``'lower'`` puts transcripts into the case of symbols or lexicon.
+
+    Raises:
+        ValueError: Symbols are empty, repeated or, without a lexicon, longer than one character;
+            with the first transcript: there is no lexicon, or it has a phoneme that is none of the
+            symbols.
+    """
+
+    def __init__(
+        self, symbols: Sequence[str], lexicon: str | None = None, case: str = 'keep'
+    ) -> None:
+        symbols = tuple(symbols)
+        repeated = {symbol for symbol in symbols if symbols.count(symbol) > 1}
+        if not symbols or repeated or not all(isinstance(s, str) and s for s in symbols):
+            refuse('symbols', 'texts that differ', sorted(repeated) or symbols)
+        if lexicon is not None:
+            check_path('lexicon', lexicon)
+        elif any(len(symbol) > 1 for symbol in symbols):
+            refuse('symbols', 'single characters without a lexicon',
+                   [symbol for symbol in symbols if len(symbol) > 1])
+        check_choice('case', case, CASES)
+        self.names = (BLANK, UNKNOWN, *symbols)
+        self.case = CASES[case]
+        self.numbers = {symbol: i for i, symbol in enumerate(self.names)}
+        self.lexicon = lexicon
+
+    def encode(self, text: str) -> tuple[tuple[int, ...], list[str]]:
+        """The units of a transcript, and its characters or words that are unknown."""
+        text = self.case(' '.join(text.split()))
+        table = self.numbers if self.lexicon is None else self.words
+        units: list[int] = []
+        unknown: list[str] = []
+        for part in text if self.lexicon is None else text.split():
+            found = table.get(part)
+            if found is None:
+                unknown.append(part)
+                found = self.numbers[UNKNOWN]
+            units += [found] if isinstance(found, int) else found
+        return tuple(units), unknown
+
+    def decode(self, units: Iterable[int]) -> str:
+        """Characters one after the other, or phonemes with a space between."""
+        return ('' if self.lexicon is None else ' ').join(self.names[unit] for unit in units)
+
+    @cached_property
+    def words(self) -> dict[str, tuple[int, ...]]:
+        """The units of every word of the lexicon, which is read for the first transcript."""
+        stressed = any(symbol[-1].isdigit() for symbol in self.names)
+        found = {}
+        for word, phonemes in read_lexicon(self.lexicon).items():
+            names = phonemes if stressed else [phoneme.rstrip('012') for phoneme in phonemes]
+            missing = [name for name in names if name not in self.numbers]
+            if missing:
+                raise ValueError(f'lexicon {self.lexicon!r} says {word!r} with {missing[0]!r}, '
+                                 f'which is none of the {len(self.names) - 2} symbols.')
+            found[word] = tuple(self.numbers[name] for name in names)
+        return found
+
+
+def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
+    """The first pronunciation of every word of a dictionary in the format of CMUdict.
+
+    Lines that begin with ``;;;`` or ``#`` are comments, as is what follows a ``#`` that stands
+    alone. CMUdict itself is Latin-1: a line that is
+    no UTF-8 is read as that.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line has a word and no phonemes, or there is no word at all.
+    """
+    check_path('lexicon', path)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f'lexicon {path!r} does not exist.')
+    words: dict[str, tuple[str, ...]] = {}
+    for number, line in enumerate(Path(path).read_bytes().split(b'\n'), 1):
+        try:
+            text = line.decode('utf-8-sig')
+        except UnicodeDecodeError:
+            text = line.decode('latin-1')
+        word, *phonemes = text.partition(' # ')[0].split() or ['#']
+        if word.startswith((';;;', '#')):
+            continue
+        if not phonemes:
+            raise ValueError(f'line {number} of lexicon {path!r} has the word {word!r} and no '
+                             'phonemes.')
+        words.setdefault(_VARIANT.sub('', word), tuple(phonemes))
+    if not words:
+        raise ValueError(f'lexicon {path!r} has no word.')
+    return words

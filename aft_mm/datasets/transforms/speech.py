@@ -1,0 +1,216 @@
+"""From the file of an utterance to the features that a model reads."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmcv.transforms import BaseTransform
+
+from aft_mm.checks import check_choice, check_int, check_path, check_probability
+from aft_mm.registry import TRANSFORMS
+from aft_mm.structures import UtteranceSample
+
+from ..sound_files import (
+    filter_banks,
+    num_kaldi_frames,
+    num_mfc_frames,
+    num_sound_frames,
+    read_kaldi,
+    read_mfc,
+    read_sound,
+)
+
+#: Of a bin that is the same in all frames, as those of silence are.
+SMALLEST_STD = 1e-5
+
+
+@TRANSFORMS.register_module()
+class LoadUtterance(BaseTransform):
+    """Read ``results['path']`` into ``results['features']``, float32 [T, F].
+
+    ``a.mfc`` are features of Sphinx, ``a.ark:123`` a matrix of a Kaldi archive, and anything else
+    is sound, of which Kaldi's filter banks are computed, see :func:`filter_banks`. What was done to
+    unusual sound goes to ``remarks``.
+
+    Args:
+        sample_rate: To which sound is resampled [Hz].
+        num_mel_bins: F of filter banks.
+        cache_dir: Folder that keeps filter banks, one file each, which are read again as long as
+            the sound file and these settings stay as they are; None computes them every time.
+    """
+
+    def __init__(
+        self, sample_rate: int = 16000, num_mel_bins: int = 40, cache_dir: str | None = None
+    ) -> None:
+        check_int('sample_rate', sample_rate, 1000)
+        check_int('num_mel_bins', num_mel_bins, 4)
+        if cache_dir is not None:
+            check_path('cache_dir', cache_dir)
+        self.sample_rate = sample_rate
+        self.num_mel_bins = num_mel_bins
+        self.cache_dir = cache_dir
+
+    def num_frames(self, path: str) -> int:
+        """T, from the header of the file; raises UnusableFile as reading does."""
+        if path.endswith('.mfc'):
+            return num_mfc_frames(path)
+        if is_kaldi(path):
+            return num_kaldi_frames(path)
+        return num_sound_frames(path, self.sample_rate)
+
+    def transform(self, results: dict) -> dict:
+        """Read one utterance; raises UnusableFile."""
+        path = results['path']
+        if path.endswith('.mfc'):
+            results['features'] = read_mfc(path)
+        elif is_kaldi(path):
+            results['features'] = read_kaldi(path)
+        else:
+            results['features'], remarks = self._sound(path)
+            results['remarks'] = {sentence: path for sentence in remarks}
+        return results
+
+    def _sound(self, path: str) -> tuple[np.ndarray, list[str]]:
+        kept = self._kept(path)
+        if kept is not None and kept.is_file():
+            with np.load(kept) as file:
+                return file['features'], file['remarks'].tolist()
+        samples, remarks = read_sound(path, self.sample_rate)
+        features = filter_banks(samples, self.sample_rate, self.num_mel_bins)
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            part = kept.with_name(f'{kept.stem}.{os.getpid()}.part.npz')  # of several workers
+            np.savez(part, features=features, remarks=np.array(remarks, dtype=str))
+            part.replace(kept)
+        return features, remarks
+
+    def _kept(self, path: str) -> Path | None:
+        if self.cache_dir is None or not os.path.isfile(path):
+            return None
+        stat = os.stat(path)
+        key = [os.path.abspath(path), stat.st_size, stat.st_mtime_ns, self.sample_rate,
+               self.num_mel_bins]
+        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+        return Path(self.cache_dir, name[:2], f'{name}.npz')
+
+
+def is_kaldi(path: str) -> bool:
+    """Whether it is an address in a Kaldi archive."""
+    return '.ark:' in path or path.rstrip().endswith('|')
+
+
+@TRANSFORMS.register_module()
+class NormalizeFeatures(BaseTransform):
+    """Subtract the mean of every bin and divide by its standard deviation.
+
+    Args:
+        per: ``'utterance'``: of the frames of this one; ``'speaker'``: of all the frames of the
+            speaker, which the data set counts once at the start, see :class:`Utterances`.
+    """
+
+    def __init__(self, per: str = 'utterance') -> None:
+        check_choice('per', per, ('utterance', 'speaker'))
+        self.per = per
+
+    def transform(self, results: dict) -> dict:
+        """Normalise ``results['features']``; without ``statistics`` those of the utterance."""
+        features = results['features']
+        own = self.per == 'utterance' or 'statistics' not in results
+        if own:
+            frames = features.astype(np.float64)
+            mean, std = frames.mean(0), frames.std(0)
+        else:
+            mean, std = results['statistics']
+        normal = (features - mean) / np.maximum(std, SMALLEST_STD)
+        results['features'] = normal.astype(np.float32)
+        return results
+
+
+class Moments:
+    """Mean and standard deviation of the frames of many utterances, which come one by one."""
+
+    def __init__(self) -> None:
+        self.number, self.sum, self.squares = 0, 0.0, 0.0
+
+    def add(self, features: np.ndarray) -> None:
+        """Count the frames of one more utterance [T, F]."""
+        frames = features.astype(np.float64)
+        self.number += len(frames)
+        self.sum = self.sum + frames.sum(0)
+        self.squares = self.squares + np.square(frames).sum(0)
+
+    def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both [F]."""
+        mean = self.sum / self.number
+        return mean, np.sqrt(np.maximum(self.squares / self.number - mean**2, 0))
+
+
+@TRANSFORMS.register_module()
+class SpecAugment(BaseTransform):
+    """Set random bands of bins and random spans of frames to 0 (arXiv 1904.08779).
+
+    After :class:`NormalizeFeatures` 0 is the mean. torchaudio draws the masks.
+
+    Args:
+        num_bands: Bands of bins, each 0 to `band` wide.
+        band: F of the paper.
+        num_spans: Spans of frames, each 0 to `span` long.
+        span: T of the paper.
+        most: A span covers this share of the frames at most, p of the paper.
+    """
+
+    def __init__(
+        self, num_bands: int = 2, band: int = 8, num_spans: int = 2, span: int = 40,
+        most: float = 0.2,
+    ) -> None:
+        for name, value in dict(
+                num_bands=num_bands, band=band, num_spans=num_spans, span=span).items():
+            check_int(f'{name} of SpecAugment', value, 0)
+        check_probability('most of SpecAugment', most)
+        # torchaudio's axes of [1, F, T]
+        self.masks = [(1, band, 1.0)] * num_bands + [(2, span, most)] * num_spans
+
+    def transform(self, results: dict) -> dict:
+        """Mask ``results['features']``."""
+        from torchaudio.functional import mask_along_axis
+        image = torch.from_numpy(results['features'].T.copy())[None]
+        for axis, width, share in self.masks:
+            image = mask_along_axis(image, width, 0.0, axis, share)
+        results['features'] = image[0].T.numpy()
+        return results
+
+
+@TRANSFORMS.register_module()
+class StackFrames(BaseTransform):
+    """Lay `num_frames` frames that follow each other side by side, [T, F] -> [⌈T/n⌉, n·F].
+
+    The last frame is repeated where T is no multiple.
+    """
+
+    def __init__(self, num_frames: int) -> None:
+        check_int('num_frames of StackFrames', num_frames, 1)
+        self.num_frames = num_frames
+
+    def transform(self, results: dict) -> dict:
+        """Stack ``results['features']``."""
+        features = results['features']
+        rest = -len(features) % self.num_frames
+        features = np.pad(features, ((0, rest), (0, 0)), mode='edge')
+        results['features'] = features.reshape(len(features) // self.num_frames, -1)
+        return results
+
+
+@TRANSFORMS.register_module()
+class PackUtterance(BaseTransform):
+    """The last step: ``dict(inputs=float32 [T, F], data_samples=UtteranceSample)``."""
+
+    def transform(self, results: dict) -> dict:
+        """Pack ``features``, and of the rest what there is."""
+        features = torch.from_numpy(np.ascontiguousarray(results['features'], dtype=np.float32))
+        known = {name: results[name] for name in ('name', 'text', 'units', 'remarks')
+                 if name in results}
+        sample = UtteranceSample(metainfo=dict(length=len(features), **known))
+        return dict(inputs=features, data_samples=sample)

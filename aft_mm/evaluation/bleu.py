@@ -1,0 +1,54 @@
+"""How near translations come to those of people."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mmengine.evaluator import BaseMetric
+from mmengine.logging import print_log
+
+from aft_mm.registry import METRICS
+
+
+@METRICS.register_module()
+class BLEU(BaseMetric):
+    """Corpus BLEU of sacrebleu, of detokenised text against one reference each, 0 to 100.
+
+    The log has sacrebleu's line with its signature, without which a BLEU is no number; ``bleu`` is
+    that of its default, cased and tokenised as ``13a``, and ``bleu_length_ratio`` how long the
+    translations are against the references.
+
+    Args:
+        collect_device: ``'gpu'`` gathers through the process group, whatever its device;
+            ``'cpu'`` through files in a folder that all ranks share.
+        **kwargs: Those of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+
+    Raises:
+        ValueError: The samples have no ``translation`` or no ``reference``, or sacrebleu is
+            missing, which the extra ``text`` installs.
+    """
+
+    def __init__(self, collect_device: str = 'gpu', **kwargs) -> None:
+        super().__init__(collect_device=collect_device, **kwargs)
+        try:
+            import sacrebleu
+        except ImportError as error:
+            raise ValueError('BLEU needs sacrebleu, which pip install aft_mm[text] '
+                             'installs') from error
+        self.score = sacrebleu.BLEU()
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """Keep ``translation`` and ``reference`` of every sample."""
+        for sample in data_samples:
+            if 'translation' not in sample or 'reference' not in sample:
+                raise ValueError(
+                    "BLEU needs samples with a translation, which test_cfg=dict(type='aft_mm."
+                    "TranslationTestLoop') makes, and a reference, which ParallelText(test_mode="
+                    f'True) gives, got {sorted(sample)}')
+            self.results.append((sample['translation'], sample['reference']))
+
+    def compute_metrics(self, results: list) -> dict:
+        """``{'bleu': ..., 'bleu_length_ratio': ...}``."""
+        translations, references = zip(*results, strict=True)
+        score = self.score.corpus_score(translations, [references])
+        print_log(f'{score.format(signature=str(self.score.get_signature()))}', 'current')
+        return dict(bleu=score.score, bleu_length_ratio=score.sys_len / max(1, score.ref_len))

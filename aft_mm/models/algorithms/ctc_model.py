@@ -1,0 +1,102 @@
+"""The model of speech recognition."""
+
+from typing import Any
+
+import torch
+from mmengine.dist import all_reduce, get_world_size
+from mmengine.model import BaseModel
+from torch import Tensor
+
+from aft_mm.checks import check_choice, check_config, check_int
+from aft_mm.registry import MODELS
+from aft_mm.structures import UtteranceSample
+
+from ..ctc_decoding import Hypothesis, decode_by_beam, decode_greedily
+
+MODES = ('tensor', 'loss', 'predict')
+
+
+@MODELS.register_module()
+class CTCModel(BaseModel):
+    """``p(units | features)`` by an encoder of frames and CTC (Graves et al. 2006).
+
+    Args:
+        encoder: config of :class:`SequenceEncoder` over :class:`FrameEmbedding`, or of
+            :class:`BiLSTMEncoder`.
+        head: config of :class:`CTCHead`.
+        beam_size: prefixes that recognition keeps; 1 is greedy, the most likely alignment.
+        data_preprocessor: config, :class:`UtterancePreprocessor` unless given.
+        init_cfg: see mmengine's BaseModel; the parts already initialise themselves.
+
+    Raises ValueError where encoder and head differ in channels.
+    """
+
+    def __init__(
+        self,
+        encoder: dict[str, Any],
+        head: dict[str, Any],
+        beam_size: int = 1,
+        data_preprocessor: dict[str, Any] | None = None,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        check_config('encoder', encoder)
+        check_config('head', head)
+        check_int('beam_size', beam_size, 1)
+        super().__init__(data_preprocessor or dict(type='aft_mm.UtterancePreprocessor'), init_cfg)
+        self.encoder = MODELS.build(encoder)
+        self.head = MODELS.build(head)
+        self.beam_size = beam_size
+        if self.head.embed_dims != self.encoder.embed_dims:
+            raise ValueError(
+                'head and encoder must have the same embed_dims, got '
+                f'{self.head.embed_dims} and {self.encoder.embed_dims}'
+            )
+
+    def forward(
+        self,
+        inputs: Tensor,
+        data_samples: list[UtteranceSample] | None = None,
+        mode: str = 'tensor',
+    ) -> Tensor | dict[str, Tensor] | list[UtteranceSample]:
+        """inputs [B, T, F], padded as :class:`UtterancePreprocessor` does.
+
+        'tensor' gives the log probabilities [B, T, V] of the blank and the units, which mean
+        nothing at padding; 'loss' ``dict(loss=…)``, ``Σ −log p(units) / Σ units`` in nats, the sums
+        over all utterances of all processes; 'predict' the samples with ``recognized`` and
+        ``score``. Raises ValueError for another mode, for another number of samples than
+        utterances, for features of another F, for more frames than the position table has, and as
+        :meth:`CTCHead.nats`.
+        """
+        check_choice('mode', mode, MODES)
+        samples = [UtteranceSample() for _ in inputs] if data_samples is None else data_samples
+        if len(samples) != len(inputs):
+            raise ValueError(
+                f'data_samples must be one per utterance, got {len(samples)} for {len(inputs)}'
+            )
+        lengths = [sample.get('length', inputs.shape[1]) for sample in samples]
+        frame = torch.arange(inputs.shape[1], device=inputs.device)
+        mask = frame < torch.tensor(lengths, device=inputs.device)[:, None]
+        log_probs = self.head.log_probs(self.encoder(inputs, mask))
+        if mode == 'tensor':
+            return log_probs
+        if mode == 'loss':
+            return dict(loss=self._loss(log_probs, lengths, samples))
+        for sample, rows, length in zip(samples, log_probs, lengths, strict=True):
+            best = self.decode(rows[:length])[0]
+            sample.recognized, sample.score = list(best.units), best.score
+        return samples
+
+    def decode(self, log_probs: Tensor, beam_size: int | None = None) -> list[Hypothesis]:
+        """The best transcripts of log_probs [T, V] by `beam_size`, that of the model if None."""
+        size = self.beam_size if beam_size is None else beam_size
+        return [decode_greedily(log_probs)] if size == 1 else decode_by_beam(log_probs, size)
+
+    def _loss(
+        self, log_probs: Tensor, lengths: list[int], samples: list[UtteranceSample]
+    ) -> Tensor:
+        targets = [sample.units for sample in samples]
+        nats = self.head.nats(log_probs, lengths, targets).sum()
+        # Gradients are averaged over the processes, whose shares of the batch differ.
+        number = torch.tensor(float(sum(map(len, targets))), device=nats.device)
+        all_reduce(number)
+        return nats * get_world_size() / number.clamp_min(1)

@@ -1,0 +1,59 @@
+"""The recurrent baseline."""
+
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from aft_mm.checks import check_int, check_probability, refuse
+from aft_mm.registry import MODELS
+
+
+@MODELS.register_module()
+class BiLSTMEncoder(BaseModule):
+    """A stack of LSTMs that run both ways, ``[B, T, F] -> [B, T, 2·H]`` (arXiv 2006.16236, §4.3).
+
+    Padding plays no part: every direction begins at the first or last frame of an utterance.
+
+    Args:
+        num_features: F.
+        hidden_dims: H of each direction.
+        num_layers: how many.
+        drop_rate: dropout probability between layers.
+        init_cfg: see mmengine's BaseModule; torch's start is kept.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        hidden_dims: int = 320,
+        num_layers: int = 3,
+        drop_rate: float = 0.0,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        check_int('num_features', num_features, 1)
+        check_int('hidden_dims', hidden_dims, 1)
+        check_int('num_layers', num_layers, 1)
+        check_probability('drop_rate', drop_rate)
+        self.embed_dims = 2 * hidden_dims
+        self.lstm = nn.LSTM(
+            num_features, hidden_dims, num_layers, batch_first=True, bidirectional=True,
+            dropout=drop_rate if num_layers > 1 else 0.0,
+        )
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """features [B, T, F], mask bool [B, T], True for the frames from the first to the last.
+
+        Raises ValueError for another F.
+        """
+        if features.dim() != 3 or features.shape[-1] != self.lstm.input_size:
+            refuse('features', f'a tensor [B, T, {self.lstm.input_size}]', features)
+        if mask is None:
+            return self.lstm(features)[0]
+        packed = pack_padded_sequence(
+            features, mask.sum(1).cpu(), batch_first=True, enforce_sorted=False
+        )
+        hidden, _ = pad_packed_sequence(
+            self.lstm(packed)[0], batch_first=True, total_length=features.shape[1]
+        )
+        return hidden

@@ -1,0 +1,74 @@
+"""The head of connectionist temporal classification."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aft_mm.checks import check_int
+from aft_mm.registry import MODELS
+
+BLANK = 0
+
+
+@MODELS.register_module()
+class CTCHead(nn.Module):
+    """``softmax(W h + b)`` over the blank, 0, and V − 1 units for every frame, and the CTC loss.
+
+    The probability of a transcript is the sum over all its alignments, in which units may be
+    repeated and blanks stand between (Graves et al. 2006).
+
+    Args:
+        embed_dims: channels D.
+        num_classes: V, the blank included.
+    """
+
+    def __init__(self, embed_dims: int, num_classes: int) -> None:
+        super().__init__()
+        check_int('embed_dims', embed_dims, 1)
+        check_int('num_classes', num_classes, 2)
+        self.embed_dims = embed_dims
+        self.num_classes = num_classes
+        self.proj = nn.Linear(embed_dims, num_classes)
+        nn.init.trunc_normal_(self.proj.weight, std=0.02)
+        nn.init.zeros_(self.proj.bias)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """hidden [B, T, D] -> log probabilities [B, T, V], float32 unless float64."""
+        logits = self.proj(hidden)
+        return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+    def nats(
+        self, log_probs: Tensor, lengths: Sequence[int], targets: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """``−log p(target)`` of every utterance, [B].
+
+        Args:
+            log_probs: [B, T, V].
+            lengths: frames of each utterance.
+            targets: units of each, 1 to V − 1.
+
+        Raises ValueError for a unit outside these and for a target that no alignment of so many
+        frames has, whose loss would be infinite.
+        """
+        for length, target in zip(lengths, targets, strict=True):
+            repeats = sum(a == b for a, b in zip(target, target[1:], strict=False))
+            if len(target) + repeats > length:
+                raise ValueError(
+                    f'an utterance of {len(target)} units, {repeats} of them repeated, must have '
+                    f'{len(target) + repeats} frames or more, got {length}'
+                )
+            if any(not 0 < unit < self.num_classes for unit in target):
+                raise ValueError(
+                    f'units must be 1 to {self.num_classes - 1}, got {min(target)} to {max(target)}'
+                )
+        device = log_probs.device
+        return F.ctc_loss(
+            log_probs.transpose(0, 1),
+            torch.tensor([unit for target in targets for unit in target], device=device),
+            torch.tensor(list(lengths), device=device),
+            torch.tensor([len(target) for target in targets], device=device),
+            blank=BLANK,
+            reduction='none',
+        )

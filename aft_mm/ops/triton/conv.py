@@ -1,0 +1,258 @@
+"""AFT-conv of the Triton backend, not causal: the product of each head with a W of its own.
+
+A map [H, W] whose rows stand P = W + K_w // 2 places apart, nothing between them, is a line on
+which a kernel [K_h, K_w] is one of ``(K_h − 1) P + K_w`` places, 0 where a row of the kernel holds
+no entry: no window reaches across the border of the map but into empty places. So AFT-conv is
+AFT-local on a line, with global connectivity beyond the window, but for two things: the bias says
+how far apart two tokens are, whatever they are, so that all tiles of a head are multiplied with one
+W; and heads are what sequences are there, while what sees with one W, the channels of a head in all
+sequences, are the channels.
+
+`move` writes the tokens in that order, [h, places, B · d], and back. What is exact for which keys
+and biases, and how, is that of all products (`product.py`, `fix_up.py`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..eager.convolution import crop_kernel
+from . import product_launch as launch
+from .bias import Tokens
+from .blocks import ProductBlock
+from .product_cut import Band, choose_cut, new_saved
+from .register import differentiated, register
+from .rows import strided
+
+# Places, sequences and channels that a program moves: what is read lies side by side along the
+# channels, what is written along the sequences.
+MOVED = (4, 32, 32)
+# Tokens along a side of a tile: with 128 a map of 14 × 14 would fill two thirds of its tiles.
+LARGEST_TILE = 64
+
+
+class Order(NamedTuple):
+    """Sizes of what is moved; `share`: channels that one column of it stands for."""
+
+    places: Any
+    row: Any
+    width: Any
+    batches: Any
+    channels: Any
+    group: Any
+    share: Any
+
+
+@triton.jit
+def move(
+    moved,
+    x,
+    mask,
+    order,
+    FILL: tl.constexpr,
+    BACK: tl.constexpr,
+    PLACES: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """x [B, T, D] to `moved` [h, places, B · d], FILL where there is no token, or BACK.
+
+    Where `mask` [B, T] hides a token it is FILL, too.
+    """
+    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)[:, None, None]
+    batch = tl.program_id(1) * SEQUENCES + tl.arange(0, SEQUENCES)[None, :, None]
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
+    inside = (place < order.places) & (batch < order.batches) & (channel < order.channels)
+    real = inside & (place % order.row < order.width)
+    token = (place // order.row * order.width + place % order.row).to(tl.int64)
+    at = batch.to(tl.int64) * x.batch + token * x.token
+    at += (channel // order.share).to(tl.int64) * x.channel
+    head = (channel // order.group).to(tl.int64)
+    to = moved + (head * order.places + place) * (order.batches * order.group)
+    to += batch * order.group + channel % order.group
+    if BACK:
+        numbers = tl.load(to, mask=real)
+        tl.store(x.at + at, numbers.to(x.at.dtype.element_ty), mask=real)
+    else:
+        if mask is not None:
+            seen = batch.to(tl.int64) * mask[1] + token * mask[2]
+            real &= tl.load(mask[0] + seen, mask=real, other=0) != 0
+        numbers = tl.load(x.at + at, mask=real, other=FILL)
+        tl.store(to, numbers.to(moved.dtype.element_ty), mask=inside)
+
+
+class Maps(NamedTuple):
+    """A batch of maps, their heads, and the kernel in places."""
+
+    batch: int
+    heads: int
+    channels: int
+    grid: Sequence[int]
+    kernel: Sequence[int]
+
+    @property
+    def row(self) -> int:
+        """Places from row to row."""
+        return max(self.grid[1] + self.kernel[1] // 2, self.kernel[1])
+
+    @property
+    def places(self) -> int:
+        """Places of a map."""
+        return (self.grid[0] - 1) * self.row + self.grid[1]
+
+    @property
+    def radius(self) -> int:
+        """Places on either side that the kernel covers."""
+        return self.kernel[0] // 2 * self.row + self.kernel[1] // 2
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """[h, places, B · d]."""
+        return self.heads, self.places, self.batch * self.channels // self.heads
+
+    def move(
+        self,
+        x: Tensor | None,
+        fill: float = 0.0,
+        mask: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor | None:
+        """x [B, T, D], or [B, T, h] for all channels of a head, as [h, places, B · d]."""
+        if x is None:
+            return None
+        moved = torch.empty(self.shape, dtype=dtype or x.dtype, device=x.device)
+        self._launch(moved, x, mask, fill, False)
+        return moved
+
+    def move_back(self, moved: Tensor | None) -> Tensor | None:
+        """[B, T, D] of [h, places, B · d]."""
+        if moved is None:
+            return None
+        shape = self.batch, self.grid[0] * self.grid[1], self.channels
+        x = torch.empty(shape, dtype=moved.dtype, device=moved.device)
+        self._launch(moved, x, None, 0.0, True)
+        return x
+
+    def _launch(
+        self, moved: Tensor, x: Tensor, mask: Tensor | None, fill: float, back: bool
+    ) -> None:
+        group, share = self.channels // self.heads, self.channels // x.shape[2]
+        sizes = self.places, self.batch, self.channels
+        programs = tuple(map(triton.cdiv, sizes, MOVED))
+        order = Order(self.places, self.row, self.grid[1], *sizes[1:], group, share)
+        names = 'PLACES', 'SEQUENCES', 'CHANNELS'
+        blocks = dict(zip(names, MOVED, strict=True))
+        tokens = Tokens(x, *x.stride())
+        move[programs](moved, tokens, strided(mask), order, FILL=fill, BACK=back, **blocks)
+
+    def cut(self, value: Tensor, save: bool) -> tuple[Band, ProductBlock]:
+        """Tiles of places, and no more channels at a time than there are."""
+        block = choose_cut(value, save)
+        tile = min(block.tile, LARGEST_TILE)
+        warps = min(block.warps, 4)
+        width = min(block.width, max(16, triton.next_power_of_2(self.shape[2])))
+        window = (self.radius + 1,)
+        band = Band(window, None, False, self.places, self.places, tile, shared=True)
+        return band, block._replace(tile=tile, width=width, warps=warps)
+
+    def table(self, weight: Tensor) -> Tensor:
+        """w of each head and distance in places [h, 2 · radius + 1]."""
+        rows = F.pad(weight, (0, self.row - self.kernel[1])).flatten(1)
+        return rows[:, : 2 * self.radius + 1]
+
+    def table_back(self, by_table: Tensor) -> Tensor:
+        """The gradient of weight [h, *K] from that of the table."""
+        rows = F.pad(by_table, (0, self.kernel[0] * self.row - by_table.shape[1]))
+        return rows.view(self.heads, self.kernel[0], -1)[..., : self.kernel[1]].contiguous()
+
+
+def aft_conv(
+    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate
+) -> Tensor:
+    """AFT-conv [B, T, D] on a 1-d or 2-d grid, not causal, with global connectivity."""
+    weight = crop_kernel(weight, grid)
+    if len(grid) == 1:
+        grid, weight = (1, *grid), weight.unsqueeze(1)
+    save = differentiated(query, key, value, weight)
+    return conv(query, key, value, weight, key_mask, list(grid), gate, save)[0]
+
+
+def _map(value: Tensor, weight: Tensor, grid: Sequence[int]) -> Maps:
+    return Maps(value.shape[0], weight.shape[0], value.shape[2], grid, weight.shape[1:])
+
+
+def _call(query, key, value, weight, key_mask, grid, gate, save) -> tuple[Maps, launch.Call]:
+    places = _map(value, weight, grid)
+    band, block = places.cut(value, save)
+    # The parts of the gradient of a key that channels share are added before they are rounded.
+    wide = torch.float32 if places.heads != places.channels else None
+    keys = places.move(key, float('-inf'), key_mask, wide)
+    queries, values, table = places.move(query), places.move(value), places.table(weight)
+    return places, launch.Call(queries, keys, values, table, None, gate, band, block)
+
+
+def conv(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    key_mask: Tensor | None,
+    grid: Sequence[int],
+    gate: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    """AFT-conv [B, T, D] on a 2-d grid, and with `save` what its gradient needs."""
+    nothing = value.new_empty(0, dtype=torch.float32)
+    if not len(value):
+        return torch.empty_like(value, memory_format=torch.contiguous_format), nothing
+    with torch.cuda.device_of(value):
+        places, call = _call(query, key, value, weight, key_mask, grid, gate, save)
+        kept = new_saved(call.value, call.band, call.cut.width) if save else None
+        output = places.move_back(launch.product_forward(call, kept))
+    return output, nothing if kept is None else kept
+
+
+def conv_backward(
+    gradient: Tensor,
+    saved: Tensor,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    key_mask: Tensor | None,
+    grid: Sequence[int],
+    gate: str,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """The gradients of those of query, key, value and weight that are wanted."""
+    inputs = query, key, value, weight
+    if not len(value):
+        pairs = zip(inputs, wanted, strict=False)
+        return [torch.zeros_like(x) for x, needed in pairs if needed and x is not None]
+    with torch.cuda.device_of(value):
+        places, call = _call(*inputs, key_mask, grid, gate, True)
+        by_output = places.move(gradient)
+        *others, by_table = launch.product_backward(by_output, None, saved, call, wanted[3])
+        by_query, by_key, by_value = map(places.move_back, others)
+    if key.shape[2] != value.shape[2]:
+        by_key = by_key.unflatten(-1, (key.shape[2], -1)).sum(-1).to(key.dtype)
+    by_weight = places.table_back(by_table) if wanted[3] else None
+    results = by_query, by_key, by_value, by_weight
+    return [x for x, needed in zip(results, wanted, strict=False) if needed and x is not None]
+
+
+def _empty(query, key, value, weight, key_mask, grid, gate, save):
+    output = value.new_empty(value.shape)
+    places = _map(value, weight, grid)
+    if not save or not len(value):
+        return output, value.new_empty(0, dtype=torch.float32)
+    band, block = places.cut(value, save)
+    return output, new_saved(value.new_empty(places.shape), band, block.width)
+
+
+conv = register(conv, conv_backward, fake=_empty, name='aft_conv')

@@ -1,0 +1,136 @@
+"""What the layers of a model compute on its way to an output: position biases, keys, attention."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from aft_mm.checks import refuse
+
+
+def mixers_with_bias(model: nn.Module) -> dict[str, nn.Module]:
+    """The token mixers of a model that have a position bias over their own tokens, by layer name.
+
+    Of a model with an encoder those of the decoder, which are on one grid.
+    """
+    return {
+        name: module
+        for name, module in getattr(model, 'decoder', model).named_modules()
+        if callable(getattr(module, 'position_bias', None))
+        and module.position_bias() is not None and not module.biased_memory
+    }
+
+
+def mixers_with_keys(model: nn.Module) -> dict[str, nn.Module]:
+    """The token mixers of a model that project keys, by layer name."""
+    return {
+        name: module for name, module in model.named_modules()
+        if hasattr(module, 'position_bias') and isinstance(getattr(module, 'key', None), nn.Linear)
+    }
+
+
+@contextmanager
+def record_outputs(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """The latest output of each module, by its name, of what is computed inside the block."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: outputs.__setitem__(name, output)
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in modules.items()]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class RecordAttention(TorchFunctionMode):
+    """Hands the probabilities of every softmax attention inside the block to ``take``.
+
+    ``take`` is called with ``[B, h, T, S]`` in the order of the calls. It sees whatever calls
+    torch's ``scaled_dot_product_attention``: mmpretrain's ViT and DeiT, timm's, torchvision's and
+    our SoftmaxAttention, and not a layer that multiplies queries by keys itself.
+    """
+
+    def __init__(self, take: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.take = take
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """See torch: every call of a function of tensors comes through here."""
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            # The arguments of the attention itself have names that torch's function takes, too.
+            self.take(attention_probabilities(*args, **kwargs))
+        return func(*args, **kwargs)
+
+
+def attention_probabilities(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The weights ``softmax(q kᵀ · scale)`` [..., T, S] of torch's attention, before dropout.
+
+    Arguments as of ``torch.nn.functional.scaled_dot_product_attention``.
+    """
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    logits = (query @ key.mT).float() * (scale or 1 / math.sqrt(query.shape[-1]))
+    if is_causal:
+        attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+    if attn_mask is not None:
+        logits = (logits.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool
+                  else logits + attn_mask)
+    return logits.softmax(-1)
+
+
+def grid_of(num_tokens: int, image_size: Sequence[int]) -> tuple[int, int] | None:
+    """Rows and columns of the tokens of an image (H, W) that square patches cover, or None.
+
+    The last patches of a row or column may reach beyond the image.
+    """
+    grids = ((rows, num_tokens // rows) for rows in range(1, num_tokens + 1)
+             if num_tokens % rows == 0)
+    return next((grid for grid in grids if _fits(grid, image_size)), None)
+
+
+def as_map(output: Any, image_size: Sequence[int], num_prefix_tokens: int = 0) -> Tensor:
+    """The output of a layer as a map [B, D, H', W'] over images of ``image_size`` (H, W).
+
+    Takes maps [B, D, H', W'] and [B, H', W', D], and tokens [B, P + H'·W', D] in raster order after
+    P prefix tokens, whose grid :func:`grid_of` finds; of a sequence its first tensor.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    while isinstance(output, Sequence) and len(output):
+        output = output[0]
+    if isinstance(output, Tensor) and output.dim() == 4:
+        last = _fits(output.shape[1:3], image_size) and not _fits(output.shape[2:], image_size)
+        return output.permute(0, 3, 1, 2) if last else output
+    if isinstance(output, Tensor) and output.dim() == 3:
+        grid = grid_of(output.shape[1] - num_prefix_tokens, image_size)
+        if grid is not None:
+            return output[:, num_prefix_tokens:].unflatten(1, grid).permute(0, 3, 1, 2)
+    refuse('the output of the layer', 'a map [B, D, H, W] or tokens [B, T, D] that cover images of '
+           f'{tuple(image_size)} pixels after {num_prefix_tokens} prefix tokens', output)
+
+
+def _fits(grid: Sequence[int], image_size: Sequence[int]) -> bool:
+    """Whether square patches, the last of a row or column maybe cut off, give this grid."""
+    cells = {-(-pixels // count) for pixels, count in zip(image_size, grid, strict=True)}
+    return any(
+        all(-(-pixels // cell) == count for pixels, count in zip(image_size, grid, strict=True))
+        for cell in cells)

@@ -1,0 +1,44 @@
+# Spoken digits, <data_root>/recordings/*.wav of 8 kHz, spelled in characters. The official test part,
+# indices 0 to 4 of each speaker and digit, is also what the curve shows; its speakers are those of
+# the training.
+data_root = '{{$AFT_MM_DATA:data}}/fsdd'
+units = dict(symbols='efghinorstuvwxz')
+
+train_pipeline = [
+    dict(type='aft_mm.LoadUtterance', sample_rate=8000, num_mel_bins=40),
+    dict(type='aft_mm.NormalizeFeatures', per='utterance'),
+    dict(type='aft_mm.SpecAugment', num_bands=2, band=8, num_spans=1, span=10),
+    dict(type='aft_mm.PackUtterance')
+]
+test_pipeline = [
+    dict(type='aft_mm.LoadUtterance', sample_rate=8000, num_mel_bins=40),
+    dict(type='aft_mm.NormalizeFeatures', per='utterance'),
+    dict(type='aft_mm.PackUtterance')
+]
+
+train_dataloader = dict(
+    num_workers=0,
+    persistent_workers=False,
+    sampler=dict(type='DefaultSampler', shuffle=True),
+    batch_sampler=dict(type='aft_mm.LengthBatchSampler', num_buckets=4),
+    dataset=dict(
+        type='aft_mm.FSDD', data_root=data_root, split='train', units=units,
+        pipeline=train_pipeline))
+
+val_dataloader = dict(
+    batch_size=25,
+    num_workers=0,
+    persistent_workers=False,
+    sampler=dict(type='DefaultSampler', shuffle=False),
+    dataset=dict(
+        type='aft_mm.FSDD', data_root=data_root, split='test', units=units,
+        pipeline=test_pipeline, test_mode=True))
+val_evaluator = [
+    dict(type='aft_mm.ErrorRate', per='character'),
+    dict(type='aft_mm.ErrorRate', per='word')
+]
+
+test_dataloader = val_dataloader
+test_evaluator = val_evaluator
+
+custom_hooks = [dict(type='aft_mm.DataReportHook'), dict(type='aft_mm.EpochTimeHook')]

@@ -1,0 +1,77 @@
+# A translation model of one small block a side on train.de, train.en, val.* and subwords.model in the
+# working directory: an epoch takes less than a second.
+default_scope = 'aft_mm'
+custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
+subwords = 'subwords.model'
+
+model = dict(
+    type='aft_mm.AutoregressiveModel',
+    encoder=dict(
+        type='aft_mm.SequenceEncoder',
+        embed_dims=16,
+        num_layers=1,
+        embedding=None,
+        positions='sinusoidal',
+        token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=2),
+        grid=(48, ),
+        drop_rate=0.1),
+    decoder=dict(
+        type='aft_mm.SequenceDecoder',
+        embed_dims=16,
+        num_layers=1,
+        embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=64, scaled=True),
+        positions='sinusoidal',
+        token_mixer=dict(type='aft_mm.AFTLocal', window=4, rank=4),
+        cross_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=2),
+        grid=(48, ),
+        drop_rate=0.1),
+    head=dict(
+        type='aft_mm.CategoricalHead',
+        embed_dims=16,
+        num_classes=64,
+        tied=True,
+        label_smoothing=0.1))
+
+train_dataloader = dict(
+    batch_size=320,
+    num_workers=0,
+    sampler=dict(type='DefaultSampler', shuffle=True),
+    batch_sampler=dict(type='aft_mm.TokenBatchSampler'),
+    dataset=dict(
+        type='aft_mm.ParallelText',
+        source_file='train.de',
+        target_file='train.en',
+        subwords=subwords,
+        max_length=48))
+val_dataloader = dict(
+    batch_size=5,
+    num_workers=0,
+    sampler=dict(type='DefaultSampler', shuffle=False),
+    dataset=dict(
+        type='aft_mm.ParallelText',
+        source_file='val.de',
+        target_file='val.en',
+        subwords=subwords,
+        max_length=48,
+        test_mode=True))
+val_evaluator = dict(type='aft_mm.Likelihood', per='subword')
+test_dataloader = val_dataloader
+test_evaluator = [dict(type='aft_mm.Likelihood', per='subword'), dict(type='aft_mm.BLEU')]
+
+train_cfg = dict(by_epoch=True, max_epochs=3, val_interval=3)
+val_cfg = dict()
+test_cfg = dict(type='aft_mm.TranslationTestLoop', beam_size=3, length_penalty=0.6)
+optim_wrapper = dict(optimizer=dict(type='Adam', lr=3e-3), clip_grad=dict(max_norm=1.0))
+param_scheduler = [dict(type='CosineAnnealingLR', T_max=3, convert_to_iter_based=True)]
+
+default_hooks = dict(
+    logger=dict(type='LoggerHook', interval=5),
+    param_scheduler=dict(type='ParamSchedulerHook'),
+    checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1),
+    sampler_seed=dict(type='DistSamplerSeedHook'),
+    epoch_seed=dict(type='aft_mm.EpochSeedHook'),
+    first_sample=dict(type='aft_mm.FirstSampleHook'),
+    finite_loss=dict(type='aft_mm.FiniteLossHook'),
+    losses=dict(type='RecordLossHook'))
+visualizer = dict(type='Visualizer')
+randomness = dict(seed=0)

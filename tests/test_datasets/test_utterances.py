@@ -1,0 +1,286 @@
+"""Utterances from sound, Kaldi's and Sphinx's files, and what is said about unusual ones."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.registry import TRANSFORMS
+
+from aft_mm.datasets import FSDD, KaldiFeatures, SpeechFolder, SphinxFeatures, utterances
+from aft_mm.datasets.file_dataset import UnusableFile
+from aft_mm.datasets.sound_files import filter_banks, num_sound_frames, read_mfc, read_sound
+from aft_mm.datasets.transforms import speech
+
+soundfile = pytest.importorskip('soundfile', reason='soundfile reads the sound of these tests')
+pytest.importorskip('torchaudio', reason='torchaudio computes filter banks')
+
+RATE = 8000
+UNITS = dict(symbols=' abcdefghijklmnopqrstuvwxyz')
+LOAD = dict(type='aft_mm.LoadUtterance', sample_rate=RATE)
+PACK = dict(type='aft_mm.PackUtterance')
+
+
+def noise(seconds, seed=0, channels=None):
+    shape = (round(RATE * seconds),) if channels is None else (round(RATE * seconds), channels)
+    return 0.1 * np.random.default_rng(seed).standard_normal(shape)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three good utterances, and one of everything that may be wrong."""
+    (tmp_path / 'deep').mkdir()
+    soundfile.write(tmp_path / 'deep/one.wav', noise(0.7, 1), RATE)
+    soundfile.write(tmp_path / 'two.flac', noise(0.5, 2, channels=2), RATE)
+    soundfile.write(tmp_path / 'rate.wav', np.repeat(noise(0.5, 3), 2), 2 * RATE)
+    soundfile.write(tmp_path / 'silent.wav', np.zeros(RATE), RATE)
+    soundfile.write(tmp_path / 'short.wav', noise(0.06, 4), RATE)
+    soundfile.write(tmp_path / 'long.wav', noise(3.0, 5), RATE)
+    soundfile.write(tmp_path / 'nobody.wav', noise(0.5, 6), RATE)
+    (tmp_path / 'broken.wav').write_bytes(b'RIFF' + bytes(60))
+    (tmp_path / 'text').write_bytes(
+        b'one a word\n\ntwo caf\xe9\nrate Zero 9\nsilent\nshort too long a text\n'
+        b'long yes\nbroken no\nmissing no\n')
+    return tmp_path
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What the log is told; mmengine's is no child of the one that pytest looks at."""
+    lines = []
+    monkeypatch.setattr(utterances, 'print_log', lambda line, *_: lines.append(line))
+    return lines
+
+
+def build(folder, *steps, **kwargs):
+    pipeline = [LOAD, *steps, PACK]
+    return SpeechFolder(str(folder), units=UNITS, pipeline=pipeline, **kwargs)
+
+
+def test_what_cannot_be_trained_on_is_left_out_and_said(folder, log):
+    data = build(folder, max_frames=200)
+    assert [data.get_data_info(i)['name'] for i in range(len(data))] == [
+        'one', 'two', 'rate', 'silent']
+    said = '\n'.join(log)
+    for sentence in (
+            'no UTF-8, what cannot be read of them is unknown: 3',
+            'line(s) are empty and passed over: 2',
+            'utterance(s) have a transcript without a word: silent',
+            'sound file(s) have no transcript and are left out: nobody',
+            "utterance(s) are longer than max_frames=200 and left out: long",
+            'utterance(s) have fewer frames than their transcript needs and are left out: short',
+            "'\ufffd' (1 x, first in two)", "'Z' (1 x, first in rate)", "'9' (1 x"):
+        assert sentence in said, sentence
+    assert '2 utterance(s) cannot be read and are left out' in said
+    assert "broken.wav' cannot be read: it is damaged" in said
+    assert "missing.wav' cannot be read: it does not exist" in said
+    # The word stays, what is unknown of it becomes <unk>, 1.
+    assert data.units.decode(data.get_data_info(1)['units']) == 'caf<unk>'
+    assert data.units.decode(data.get_data_info(2)['units']) == '<unk>ero <unk>'
+
+
+def test_nothing_is_left_out_of_a_test(folder, log):
+    with pytest.raises(UnusableFile, match="broken.wav' cannot be read: it is damaged"):
+        build(folder, test_mode=True)
+    text = (folder / 'text').read_bytes()
+    (folder / 'text').write_bytes(text.replace(b'broken no\n', b''))
+    with pytest.raises(UnusableFile, match="missing.wav' cannot be read: it does not exist"):
+        build(folder, test_mode=True)
+    (folder / 'text').write_bytes(text.replace(b'broken no\nmissing no\n', b''))
+    with pytest.raises(ValueError, match="'long' has 298 frames, more than max_frames=200"):
+        build(folder, test_mode=True, max_frames=200)
+    with pytest.raises(ValueError, match='pipeline must have one LoadUtterance, got 0'):
+        SpeechFolder(str(folder), units=UNITS, pipeline=[PACK], test_mode=True)
+    (folder / 'other').mkdir()
+    twin = folder / 'other/one.wav'
+    soundfile.write(twin, noise(0.7, 1), RATE)
+    with pytest.raises(ValueError, match="utterance 'one' must be one file, got .*deep.*other"):
+        build(folder, test_mode=True)
+    twin.unlink()
+    data = build(folder, test_mode=True)
+    assert len(data) == 6 and any('are kept, with errors: short' in line for line in log)
+
+
+def test_sound_becomes_mono_at_the_rate_and_that_is_said(folder):
+    data = build(folder, dict(type='aft_mm.NormalizeFeatures'), max_frames=200)
+    remarks = [data[i]['data_samples'].get('remarks', {}) for i in range(4)]
+    assert remarks[0] == {} and list(remarks[1]) == ['2 channels are averaged']
+    assert list(remarks[2]) == ['16000 Hz are resampled to 8000 Hz']
+    assert list(remarks[3]) == ['a sound file is silent']
+    for i in range(4):
+        features = data[i]['inputs']
+        assert features.isfinite().all() and len(features) == data.lengths[i]
+    assert not data[3]['inputs'].any()  # silence is the same in every frame
+    mono, _ = read_sound(str(folder / 'two.flac'), RATE)
+    np.testing.assert_allclose(mono, noise(0.5, 2, channels=2).mean(1), atol=1e-4)
+
+
+@pytest.mark.parametrize('rate', [8000, 16000, 44100])
+@pytest.mark.parametrize('samples', [1, 199, 4411, 9000])
+def test_the_header_tells_the_number_of_frames(tmp_path, rate, samples):
+    path = str(tmp_path / 'a.wav')
+    soundfile.write(path, noise(1)[:samples], rate)
+    sound, _ = read_sound(path, 16000)
+    assert len(filter_banks(sound, 16000)) == num_sound_frames(path, 16000)
+
+
+def test_filter_banks_are_log_energies_at_the_pitch():
+    time = np.arange(RATE) / RATE
+    found = [filter_banks((0.1 * np.sin(2 * np.pi * pitch * time)).astype('f4'), RATE)
+             for pitch in (200, 500, 1200, 3000)]
+    assert [f.shape for f in found] == [(98, 40)] * 4
+    mel = [1127 * np.log(1 + f / 700) for f in (20, RATE / 2)]
+    for features, pitch in zip(found, (200, 500, 1200, 3000), strict=True):
+        position = (1127 * np.log(1 + pitch / 700) - mel[0]) / (mel[1] - mel[0]) * 41 - 1
+        assert abs(features.mean(0).argmax() - position) <= 1
+    louder = filter_banks((0.2 * np.sin(2 * np.pi * 500 * time)).astype('f4'), RATE)
+    np.testing.assert_allclose((louder - found[1])[:, 8:14], np.log(4), atol=1e-3)
+
+
+def test_kept_features_are_read_again_as_long_as_the_file_is_the_same(folder, monkeypatch):
+    step = dict(LOAD, cache_dir=str(folder / 'kept'))
+    load = TRANSFORMS.build(step)
+    path = str(folder / 'two.flac')
+    first = load.transform(dict(path=path))
+
+    def refuse(*args):
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(speech, 'filter_banks', refuse)
+        again = load.transform(dict(path=path))
+        assert (again['features'] == first['features']).all()
+        assert again['remarks'] == first['remarks'] != {}
+    soundfile.write(path, noise(0.5, 7), RATE)
+    other = load.transform(dict(path=path))
+    assert not np.allclose(other['features'], first['features']) and other['remarks'] == {}
+
+
+def test_features_are_normalised_per_speaker_or_utterance(tmp_path):
+    text = ''
+    for index in range(6):
+        name = f'{index}-{"ab"[index % 2]}-x'
+        soundfile.write(tmp_path / f'{name}.wav', noise(0.4 + index / 9, index) * 2**index, RATE)
+        text += f'{name} yes\n'
+    (tmp_path / 'text').write_text(text)
+    by_speaker, by_utterance = (
+        build(tmp_path, dict(type='aft_mm.NormalizeFeatures', per=per), speaker='-(.)-')
+        for per in ('speaker', 'utterance'))
+    for speaker in 'ab':
+        rows = torch.cat([sample['inputs'] for sample in (by_speaker[i] for i in range(6))
+                          if f'-{speaker}-' in sample['data_samples'].name])
+        torch.testing.assert_close(rows.mean(0), torch.zeros(40), rtol=0, atol=1e-5)
+        torch.testing.assert_close(rows.std(0, correction=0), torch.ones(40), rtol=1e-4, atol=0)
+    assert by_speaker[0]['inputs'].mean() < -0.5
+    assert by_utterance[0]['inputs'].mean().abs() < 1e-5
+    with pytest.raises(ValueError, match='speaker must be known of every utterance'):
+        build(tmp_path, dict(type='aft_mm.NormalizeFeatures', per='speaker'))
+
+
+def test_frames_are_stacked_and_masked():
+    features = np.arange(1, 22, dtype=np.float32).reshape(7, 3)
+    stacked = speech.StackFrames(3).transform(dict(features=features))['features']
+    assert stacked.shape == (3, 9) and (stacked[:2] == features[:6].reshape(2, 9)).all()
+    assert (stacked[2] == np.tile(features[6], 3)).all()
+
+    torch.manual_seed(0)
+    ones = np.ones((50, 20), np.float32)
+    step = speech.SpecAugment(num_bands=1, band=5, num_spans=1, span=30, most=0.2)
+    for _ in range(20):
+        kept = step.transform(dict(features=ones))['features'] == 1
+        rows, columns = kept.any(1), kept.any(0)
+        assert (kept == rows[:, None] * columns).all()  # whole bands and spans
+        assert (~rows).sum() <= 10 and (~columns).sum() < 5
+    assert (ones == 1).all()
+    none = speech.SpecAugment(0, 5, 0, 30).transform(dict(features=ones))['features']
+    assert (none == 1).all() and not kept.all()
+
+
+def test_archives_of_kaldi(tmp_path, monkeypatch):
+    kaldi = pytest.importorskip('kaldi_native_io', reason='it writes and reads the archives')
+    rng = np.random.default_rng(0)
+    matrices = {f'{s}-{i}': rng.standard_normal((9 + i, 40)).astype('f4')
+                for i, s in enumerate('aab')}
+    monkeypatch.chdir(tmp_path)
+    with kaldi.FloatMatrixWriter('ark,scp:raw.ark,feats.scp') as raw:
+        with kaldi.CompressedMatrixWriter('ark,scp:small.ark,small.scp') as small:
+            for name, matrix in matrices.items():
+                raw.write(name, matrix)
+                small.write(name, matrix, kaldi.CompressionMethod.kSpeechFeature)
+    Path('text').write_text(''.join(f'{name} yes\n' for name in matrices))
+    Path('utt2spk').write_text(''.join(f'{name} {name[0]}\n' for name in matrices))
+    pipeline = [LOAD, dict(type='aft_mm.NormalizeFeatures', per='speaker'), PACK]
+    data = KaldiFeatures(str(tmp_path), units=UNITS, pipeline=pipeline)
+    assert data.lengths.tolist() == [9, 10, 11]
+    both = np.concatenate([matrices['a-0'], matrices['a-1']])
+    expected = (matrices['a-1'] - both.mean(0)) / both.std(0)
+    np.testing.assert_allclose(data[1]['inputs'], expected, rtol=1e-4, atol=1e-5)
+
+    Path('feats.scp').write_bytes(Path('small.scp').read_bytes())
+    data = KaldiFeatures(str(tmp_path), units=UNITS, pipeline=[LOAD, PACK])
+    assert data.lengths.tolist() == [9, 10, 11]
+    np.testing.assert_allclose(data[2]['inputs'], matrices['b-2'], atol=0.05)
+
+    # Nothing that would run what it names, or unpickle.
+    Path('evil.ark').write_bytes(b'PKL' + b'cos\nsystem\n(Vtouch ran\ntR.')
+    most = b'\4' + struct.pack('<i', 2**31 - 1)
+    Path('vast.ark').write_bytes(b'\0BFM ' + 2 * most + bytes(400))
+    Path('cut.ark').write_bytes(Path('raw.ark').read_bytes()[:90])
+    for place in ('touch ran |', 'evil.ark:0', 'raw.ark:3', 'no.ark:7', 'vast.ark:0', 'cut.ark:4'):
+        Path('feats.scp').write_text(f'a-0 {place}\n')
+        with pytest.raises(UnusableFile, match='Kaldi archive'):
+            KaldiFeatures(str(tmp_path), units=UNITS, pipeline=[LOAD, PACK], test_mode=True)
+        assert not Path('ran').exists()
+
+
+def test_cepstra_of_sphinx(tmp_path, shared_data):
+    features = np.random.default_rng(0).standard_normal((7, 13)).astype('f4')
+    for order in '><':
+        path = tmp_path / 'a.mfc'
+        path.write_bytes(struct.pack(f'{order}i', 91) + features.astype(f'{order}f4').tobytes())
+        assert (read_mfc(str(path)) == features).all()
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UnusableFile, match='not what its first number says'):
+        read_mfc(str(path))
+
+    if not (shared_data / 'an4_mfcc').is_dir():
+        pytest.skip(f'the pack an4_mfcc is not at {shared_data}')
+    root = str(shared_data / 'an4_mfcc')
+    symbols = 'AA AE AH AO AW AY B CH D EH ER EY F G HH IH IY JH K L M N OW P R S T TH UW V W Y Z'
+    train, test = (
+        SphinxFeatures(root, f'etc/an4_{split}.fileids', f'etc/an4_{split}.transcription',
+                       units=dict(symbols=symbols.split(), lexicon=f'{root}/etc/an4.dic'),
+                       speaker='-(.+)-', test_mode=True, pipeline=[
+                           LOAD, dict(type='aft_mm.StackFrames', num_frames=3), PACK])
+        for split in ('train', 'test'))
+    assert (len(train), len(test)) == (518, 78)
+    speakers = [{data.get_data_info(i)['speaker'] for i in range(len(data))}
+                for data in (train, test)]
+    assert [len(found) for found in speakers] == [40, 6] and not speakers[0] & speakers[1]
+    sample = test[0]['data_samples']
+    assert (sample.text, test.units.decode(sample.units)) == ('NO', 'N OW')
+    assert all(1 not in data.get_data_info(i)['units'] for data in (train, test)
+               for i in range(len(data)))
+
+
+def test_digits(shared_data):
+    if not (shared_data / 'fsdd').is_dir():
+        pytest.skip(f'the pack fsdd is not at {shared_data}')
+    train, test = (FSDD(str(shared_data / 'fsdd'), split, units=UNITS, pipeline=[LOAD, PACK])
+                   for split in ('train', 'test'))
+    assert (len(train), len(test)) == (200, 250)
+    infos = [test.get_data_info(i) for i in range(250)]
+    assert {info['text'] for info in infos} == set(
+        'zero one two three four five six seven eight nine'.split())
+    assert all(int(info['name'][-1]) < 5 for info in infos)
+    assert test[249]['inputs'].shape == (test.lengths[249], 40)
+
+
+def test_a_folder_in_the_format_of_kaldi_text(shared_data):
+    if not (shared_data / 'yesno').is_dir():
+        pytest.skip(f'the pack yesno is not at {shared_data}')
+    data = SpeechFolder(str(shared_data / 'yesno'), units=dict(UNITS, case='lower'),
+                        pipeline=[LOAD, PACK])
+    assert len(data) == 16 and data[0]['data_samples'].text == 'NO NO YES NO NO NO YES NO'
+    assert data.units.decode(data[0]['data_samples'].units) == 'no no yes no no no yes no'

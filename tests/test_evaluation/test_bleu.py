@@ -1,0 +1,62 @@
+"""BLEU against figures of sacrebleu's own kind."""
+
+import json
+import logging
+import sys
+
+import pytest
+from mmengine.evaluator import Evaluator
+from mmengine.logging import MMLogger
+from mmengine.registry import METRICS
+
+from aft_mm.evaluation import BLEU
+from aft_mm.structures import SequenceSample
+
+from ..parallel_data import MISSING, REASON
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=REASON)
+PAIRS = [('The cat sat on the mat.', 'The cat sat on the mat.'),
+         ('A dog runs quickly in the park', 'A dog is running quickly in the park.'),
+         ('', 'Two men sleep.')]
+
+
+def evaluate(pairs):
+    evaluator = Evaluator(METRICS.build(dict(type='aft_mm.BLEU')))
+    for translation, reference in pairs:
+        evaluator.process([SequenceSample(metainfo=dict(
+            translation=translation, reference=reference))])
+    return evaluator.evaluate(len(pairs))
+
+
+def test_it_is_the_bleu_of_the_corpus_and_the_log_has_the_signature():
+    sacrebleu = pytest.importorskip('sacrebleu')
+    logger = MMLogger.get_instance('bleu')
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger.addHandler(handler)
+    metrics = evaluate(PAIRS)
+    logger.removeHandler(handler)
+    expected = sacrebleu.corpus_bleu(*[[pair[0] for pair in PAIRS], [[pair[1] for pair in PAIRS]]])
+    assert 20 < metrics['bleu'] == expected.score < 60
+    assert metrics['bleu_length_ratio'] == expected.sys_len / expected.ref_len < 1
+    (line, ) = [line for line in said if line.startswith('BLEU|nrefs:1|case:mixed')]
+    assert 'tok:13a' in line and f'= {expected.score:.2f} ' in line
+    json.dumps(metrics)
+
+
+def test_a_perfect_translation_has_100_and_case_counts():
+    assert evaluate(PAIRS[:1])['bleu'] == pytest.approx(100)
+    assert evaluate([(PAIRS[0][0].lower(), PAIRS[0][1])])['bleu'] < 100
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'sacrebleu', None)
+    with pytest.raises(ValueError, match=r'BLEU needs sacrebleu, which pip install aft_mm\[text\]'):
+        BLEU()
+
+
+def test_samples_without_a_translation_are_named():
+    metric = METRICS.build(dict(type='aft_mm.BLEU'))
+    with pytest.raises(ValueError, match='BLEU needs samples with a translation.*TestLoop'):
+        metric.process(None, [dict(reference='a', nats=1.)])

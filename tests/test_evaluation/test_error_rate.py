@@ -1,0 +1,56 @@
+"""Errors of recognition, held against a table of edit distances."""
+
+import numpy as np
+import pytest
+
+from aft_mm.evaluation import ErrorRate
+
+pytest.importorskip('jiwer', reason='jiwer counts the errors')
+
+NAMES = ('<blank>', '<unk>', ' ', 'a', 'b', 'c', '.')
+
+
+def distance(one, other):
+    """Levenshtein's, by the whole table."""
+    table = np.add.outer(np.arange(len(one) + 1), np.arange(len(other) + 1))
+    for i, a in enumerate(one):
+        for j, b in enumerate(other):
+            table[i + 1, j + 1] = min(
+                table[i, j] + (a != b), table[i, j + 1] + 1, table[i + 1, j] + 1)
+    return table[-1, -1]
+
+
+def measure(per, pairs):
+    metric = ErrorRate(per)
+    metric.dataset_meta = dict(units=NAMES)
+    metric.process(None, [dict(units=units, recognized=found) for units, found in pairs])
+    return metric.compute_metrics(metric.results)
+
+
+@pytest.mark.parametrize('per', ['phoneme', 'character', 'word'])
+def test_rates_are_edit_distances_over_what_was_said(per):
+    rng = np.random.default_rng(0)
+    pairs = [[tuple(rng.integers(1, 7, rng.integers(0, 20)).tolist()) for _ in range(2)]
+             for _ in range(40)]
+    sides = [[(''.join(NAMES[u] for u in units).split() if per == 'word' else units)
+              for units in pair] for pair in pairs]
+    total = sum(len(said) for said, _ in sides)
+    errors = sum(distance(*pair) for pair in sides)
+    found = measure(per, pairs)
+    assert found.pop(f'{per}_error_rate') == pytest.approx(100 * errors / total)
+    assert sum(found.values()) == pytest.approx(100 * errors / total)
+
+
+def test_kinds_of_errors():
+    found = measure('phoneme', [((3, 4, 5), (3, 5)), ((3,), (4, 3, 5)), ((), (3,)), ((4,), (5,))])
+    assert found == dict(phoneme_error_rate=100, phoneme_substitutions=20, phoneme_deletions=20,
+                         phoneme_insertions=60)
+
+
+def test_what_cannot_be_measured_is_said():
+    with pytest.raises(ValueError, match='all 1 transcripts are empty'):
+        measure('word', [((), (3,))])
+    with pytest.raises(ValueError, match='per must be one of phoneme, character, word'):
+        ErrorRate('letter')
+    with pytest.raises(ValueError, match='metainfo tells its units'):
+        ErrorRate('word').process(None, [dict(units=(), recognized=[])])

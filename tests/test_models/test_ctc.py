@@ -1,0 +1,160 @@
+"""CTC held against the sum over all alignments, and padded batches against single utterances."""
+
+import math
+from collections import defaultdict
+from itertools import groupby, product
+
+import pytest
+import torch
+from mmengine.registry import MODELS, init_default_scope
+
+from aft_mm.models.ctc_decoding import decode_by_beam, decode_greedily
+from aft_mm.structures import UtteranceSample
+
+MIXERS = {
+    'AFTFull': dict(rank=8),
+    'AFTFull-free': dict(rank=None),
+    'AFTLocal': dict(window=7, rank=8),
+    'AFTLocalNormalized': dict(window=7, rank=8),
+    'AFTSimple': dict(),
+    'AFTConv': dict(num_heads=4, kernel_size=9),
+    'AFTWindow': dict(window=8),
+    'SoftmaxAttention': dict(num_heads=4),
+    'LinearAttention': dict(num_heads=4),
+    'LSHAttention': dict(num_heads=4, num_rounds=2, num_buckets=8, chunk_size=16),
+    'PerformerAttention': dict(num_heads=4),
+    'DenseSynthesizer': dict(num_heads=4),
+    'LocalSoftmaxAttention': dict(num_heads=4, window=8),
+}
+LENGTHS = (63, 7, 1, 40)
+
+
+def build(mixer='AFTSimple', beam_size=1, num_classes=7):
+    init_default_scope('aft_mm')
+    torch.manual_seed(0)
+    if mixer == 'lstm':
+        encoder = dict(type='BiLSTMEncoder', num_features=13, hidden_dims=16, num_layers=3)
+    else:
+        config = dict(type=mixer.partition('-')[0], **MIXERS[mixer])
+        encoder = dict(
+            type='SequenceEncoder', embed_dims=32, num_layers=3, grid=(64,), token_mixer=config,
+            embedding=dict(type='FrameEmbedding', num_features=13))
+    head = dict(type='CTCHead', embed_dims=32, num_classes=num_classes)
+    model = MODELS.build(
+        dict(type='CTCModel', encoder=encoder, head=head, beam_size=beam_size)).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def batch(lengths, units, model):
+    torch.manual_seed(1)
+    samples = [UtteranceSample(metainfo=dict(units=target)) for target in units]
+    inputs = [torch.randn(length, 13) for length in lengths]
+    return model.data_preprocessor(dict(inputs=inputs, data_samples=samples), training=True)
+
+
+def all_transcripts(log_probs):
+    """{units: probability} by every alignment."""
+    probs, found = log_probs.double().exp(), defaultdict(float)
+    for path in product(range(probs.shape[1]), repeat=len(probs)):
+        units = tuple(unit for unit, _ in groupby(path) if unit)
+        found[units] += math.prod(probs[t, unit].item() for t, unit in enumerate(path))
+    return found
+
+
+@pytest.mark.parametrize('mixer', [*MIXERS, 'lstm'])
+def test_a_padded_batch_is_as_its_utterances_alone(mixer):
+    model = build(mixer)
+    units = [(1, 2, 2, 5), (3,), (4,), ()]
+    data = batch(LENGTHS, units, model)
+    together = model(**data)
+    nats = model.head.nats(together, LENGTHS, units)
+    for index, length in enumerate(LENGTHS):
+        alone = model(data['inputs'][index : index + 1, :length])
+        torch.testing.assert_close(together[index, :length], alone[0], rtol=0, atol=2e-6)
+        loss = model.head.nats(alone, [length], units[index : index + 1])[0]
+        torch.testing.assert_close(nats[index], loss, rtol=2e-6, atol=2e-5)
+    loss = model(**data, mode='loss')['loss']
+    torch.testing.assert_close(loss, nats.sum() / 6)
+
+
+@pytest.mark.parametrize('mixer', ['AFTConv', 'lstm'])
+def test_what_stands_at_padding_has_no_say(mixer):
+    model = build(mixer)
+    data = batch(LENGTHS, [(1,), (3,), (4,), ()], model)
+    found = []
+    for padding in (0.0, 1e4):
+        for index, length in enumerate(LENGTHS):
+            data['inputs'][index, length:] = padding
+        loss = model(**data, mode='loss')['loss']
+        found.append((loss, torch.autograd.grad(loss, list(model.parameters()))))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize('frames', [1, 4, 6])
+def test_loss_and_beam_are_those_of_all_alignments(frames):
+    torch.manual_seed(frames)
+    log_probs = (2 * torch.randn(frames, 4, dtype=torch.float64)).log_softmax(-1)
+    found = all_transcripts(log_probs)
+    assert sum(found.values()) == pytest.approx(1)
+    head = build(num_classes=4).head
+    for units, probability in found.items():
+        nats = head.nats(log_probs[None], [frames], [units])
+        assert nats.item() == pytest.approx(-math.log(probability), rel=1e-9)
+
+    ranked = sorted(found, key=found.get, reverse=True)
+    best = decode_by_beam(log_probs, len(found))
+    assert [one.units for one in best] == ranked
+    for one in best:
+        assert one.score == pytest.approx(math.log(found[one.units]), rel=1e-9)
+    # A narrow beam never promises more than there is.
+    for one in decode_by_beam(log_probs, 2):
+        assert one.score <= math.log(found[one.units]) + 1e-9
+
+
+def test_the_beam_adds_up_what_the_best_alignment_misses():
+    # Blank is the most likely in both frames, 0.36, but 1 at some time has 0.64.
+    log_probs = torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()
+    assert decode_greedily(log_probs) == ((), pytest.approx(2 * math.log(0.6)))
+    first, second = decode_by_beam(log_probs, 4)
+    assert first == ((1,), pytest.approx(math.log(0.64), rel=1e-6))
+    assert second == ((), pytest.approx(math.log(0.36), rel=1e-6))
+
+
+def test_greedy_takes_the_best_alignment_without_repetitions_and_blanks():
+    path = [0, 3, 3, 0, 3, 1, 1, 2, 0]
+    log_probs = torch.full((9, 4), 0.1)
+    log_probs[range(9), path] = 0.7
+    assert decode_greedily(log_probs.log()).units == (3, 3, 1, 2)
+
+
+def test_predictions_are_of_the_frames_before_padding_and_of_the_beam():
+    units = [(1,), (2,), (3,), (4,)]
+    greedy, beam = build(), build(beam_size=5)
+    data = batch(LENGTHS, units, greedy)
+    log_probs = greedy(**data)
+    for model, decode in ((greedy, decode_greedily), (beam, lambda x: decode_by_beam(x, 5)[0])):
+        for index, sample in enumerate(model(**data, mode='predict')):
+            best = decode(log_probs[index, : LENGTHS[index]])
+            assert sample.recognized == list(best.units)
+            assert sample.score == pytest.approx(best.score)
+
+
+def test_what_cannot_be_is_refused():
+    model = build()
+    with pytest.raises(ValueError, match='3 units, 1 of them repeated, must have 4 frames .* 3'):
+        model(**batch([3], [(1, 2, 2)], model), mode='loss')
+    with pytest.raises(ValueError, match='units must be 1 to 6, got 1 to 7'):
+        model(**batch([9], [(1, 7)], model), mode='loss')
+    with pytest.raises(ValueError, match='table of 64 tokens, got 65'):
+        model(torch.randn(1, 65, 13))
+    with pytest.raises(ValueError, match=r'frames must be a tensor of floats \[B, T, 13\]'):
+        model(torch.randn(1, 5, 12))
+    with pytest.raises(ValueError, match=r'features must be a tensor \[B, T, 13\]'):
+        build('lstm')(torch.randn(1, 5, 12))
+    with pytest.raises(ValueError, match='inputs must be floats .* of one frame or more'):
+        batch([3, 0], [(1,), (2,)], model)
+    with pytest.raises(ValueError, match='log_probs must be finite'):
+        decode_by_beam(torch.full((2, 3), math.nan), 2)

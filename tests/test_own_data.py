@@ -1,0 +1,150 @@
+"""The configs to copy for data of one's own, each trained for a moment on files as it describes."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import DATASETS
+from PIL import Image
+
+from aft_mm.cli.config_checks import check_same_classes
+from aft_mm.cli.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / 'configs/own_data'
+
+
+@pytest.fixture
+def save():
+    """Save noise as an image of a mode."""
+    rng = np.random.default_rng(0)
+
+    def save_image(path, mode='RGB', size=(43, 61)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if mode == 'I;16':
+            image = Image.fromarray(rng.integers(0, 2**16, size, dtype=np.uint16))
+        else:
+            image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).convert(mode)
+        image.save(path)
+
+    return save_image
+
+
+@pytest.fixture
+def train(tool, tmp_path, monkeypatch):
+    """Train a leaf in the folder of the data, as a person does who has copied it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv('AFT_MM_DATA', raising=False)
+
+    def call(pattern, *options, edit=lambda text: text):
+        (leaf, ) = FOLDER.glob(f'*{pattern}*.py')
+        text = edit(leaf.read_text()).replace("'../_base_", f"'{ROOT}/configs/_base_")
+        (tmp_path / 'my.py').write_text(text)
+        tool('train').main(['my.py', '--work-dir', 'work', '--cfg-options', *options])
+
+    return call
+
+
+@pytest.fixture
+def split_folder():
+    path = ROOT / 'tools/dataset_converters/split_folder.py'
+    spec = importlib.util.spec_from_file_location('split_folder', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+@pytest.fixture
+def photos(save, tmp_path):
+    """Images of every kind, without parts."""
+    kinds = [('jpg', 'RGB'), ('jpeg', 'CMYK'), ('png', 'L'), ('png', 'I;16'), ('png', 'RGBA'),
+             ('webp', 'RGB'), ('tiff', 'RGB'), ('png', 'P')]
+    for name in ('cat', 'dog', 'wombat'):
+        for number, (ending, mode) in enumerate(kinds):
+            save(tmp_path / f'photos/{name}/sub/{number}.{ending}', mode)
+    return tmp_path
+
+
+def test_every_leaf_is_listed():
+    readme = (FOLDER / 'README.md').read_text()
+    guide = (ROOT / 'docs/tasks/own_data.md').read_text()
+    for leaf in FOLDER.glob('*.py'):
+        assert f'({leaf.name})' in readme and leaf.name in guide
+
+
+def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
+        photos, split_folder, train, capfd):
+    split_folder(['photos', 'data/my_images', '--val', '0.3'])
+    parts = {part: sorted(path.relative_to(photos / 'data/my_images' / part)
+                          for path in (photos / 'data/my_images' / part).glob('*/**/*.*'))
+             for part in ('train', 'val')}
+    everything = sorted(path.relative_to(photos / 'photos')
+                        for path in (photos / 'photos').glob('*/**/*.*'))
+    assert sorted(parts['train'] + parts['val']) == everything
+    assert [path.parts[0] for path in parts['val']] == [
+        name for name in ('cat', 'dog', 'wombat') for _ in range(2)]
+
+    short = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler=None',
+             'train_dataloader.batch_size=6', 'train_dataloader.num_workers=0',
+             'val_dataloader.num_workers=0', 'val_dataloader.persistent_workers=False']
+    train('image-folder', *short)
+    checkpoint = torch.load('work/epoch_1.pth', weights_only=True)
+    assert checkpoint['meta']['dataset_meta']['classes'] == ('cat', 'dog', 'wombat')
+
+    (photos / 'data/my_images/train/wombat').rename(photos / 'kept')
+    with pytest.raises(SystemExit, match='training set has 2 classes and the validation set 3.*'
+                       ': wombat is in one only'):
+        train('image-folder', *short)
+    (photos / 'data/my_images/val/wombat').rename(photos / 'kept too')
+    capfd.readouterr()
+    train('image-folder', *short, 'load_from=work/epoch_1.pth', 'work_dir=tuned',
+          edit=lambda text: text.replace('num_classes = 3', 'num_classes = 2'))
+    logged = capfd.readouterr()
+    assert ('begin anew: head.fc.weight [3, 96] -> [2, 96], head.fc.bias [3] -> [2]'
+            in logged.out + logged.err)
+
+
+@pytest.mark.parametrize(('words', 'sentence'), [
+    (['nothing', 'out'], "folder 'nothing' does not exist"),
+    (['photos/cat/sub', 'out'], 'must hold a folder of images for each class'),
+    (['photos', 'out', '--val', '1.5'], '--val must be a finite number above 0 and at most 0.9'),
+    (['photos', '.'], "'train' is already there"),
+])
+def test_what_cannot_be_split(photos, split_folder, monkeypatch, words, sentence):
+    monkeypatch.chdir(photos)
+    (photos / 'train').mkdir()
+    with pytest.raises(SystemExit, match=sentence):
+        split_folder(words)
+    assert not (photos / 'out').exists()
+
+
+def test_classes_in_another_order_are_refused():
+    class Set:
+        def __init__(self, *classes):
+            self.metainfo = dict(classes=classes)
+
+    check_same_classes(Set('a', 'b'), Set('a', 'b'))
+    check_same_classes(Set(), Set('a'))  # a set that names none
+    with pytest.raises(UserError, match='2 classes and the validation set 2.*in another order'):
+        check_same_classes(Set('a', 'b'), Set('b', 'a'))
+
+
+def test_a_text_file(train, tmp_path):
+    (tmp_path / 'data').mkdir()
+    (tmp_path / 'data/my_text.txt').write_text('All happy families are alike. ' * 300, 'utf-8')
+    train('text-file', 'train_dataloader.dataset.samples_per_epoch=16', 'train_cfg.max_epochs=1')
+    assert Config.fromfile('work/my.py').data_file == 'data/my_text.txt'
+    assert (tmp_path / 'work/epoch_1.pth').exists()
+
+
+def test_names_of_the_classes_from_a_file(photos, split_folder, monkeypatch):
+    monkeypatch.chdir(photos)
+    split_folder(['photos', 'here'])
+    Path('classes.txt').write_text('Katze\nHund\nNacktnasenwombat\n', 'utf-8')
+    dataset = DATASETS.build(dict(
+        type='mmpretrain.CustomDataset', data_root='here', data_prefix='val', pipeline=[],
+        classes='classes.txt'))
+    assert tuple(dataset.metainfo['classes']) == ('Katze', 'Hund', 'Nacktnasenwombat')

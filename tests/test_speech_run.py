@@ -1,0 +1,182 @@
+"""Runs of speech recognition: killed and resumed, in one process and in two, then used."""
+
+import importlib.util
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from mmengine.config import Config
+from mmengine.registry import DATA_SAMPLERS, DATASETS, MODELS, init_default_scope
+
+from aft_mm.apis import SpeechRecognizer
+from aft_mm.cli.errors import UserError
+
+from .speech_data import write_sound
+
+for library in ('soundfile', 'torchaudio', 'jiwer'):
+    pytest.importorskip(library, reason=f'{library} comes with the extra speech')
+
+
+def losses(folder):
+    """{iteration: loss}; an iteration that ran again counts as it ran last."""
+    return dict(json.loads(line) for line in open(folder / 'loss_0.jsonl'))
+
+
+@pytest.fixture(scope='module')
+def runs(run, root, config, tmp_path_factory):
+    """The folders of a run and of one that was killed in the last epoch and resumed."""
+    spec = importlib.util.spec_from_file_location('train_speech', root / 'tools/train.py')
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    folders = [tmp_path_factory.mktemp(name) for name in ('whole', 'killed')]
+    words = [config('tiny_speech'), '--work-dir', '.']
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(root / 'tests/configs'))
+        patch.setenv('LOCAL_RANK', '0')  # the tool sets it
+        for folder in folders:
+            write_sound(folder)
+            patch.chdir(folder)
+            resume = []
+            if folder.name.startswith('killed'):
+                kill = {'KILL_AFTER': str(max(losses(folders[0])) - 1)}
+                killed = run(root / 'tools/train.py', *words, cwd=folder, env=kill)
+                assert killed.returncode == -signal.SIGKILL, killed.stderr
+                assert (folder / 'last_checkpoint').read_text().endswith('epoch_2.pth')
+                resume = ['--resume']
+            tool.main([*words, *resume, '--cfg-options', f'experiment_name={folder.name}'])
+    return folders
+
+
+def test_resume_after_a_kill_is_bit_identical(runs):
+    one, other = (torch.load(folder / 'epoch_3.pth', weights_only=True) for folder in runs)
+    assert losses(runs[0]) == losses(runs[1]) and len(losses(runs[0])) % 3 == 0
+    for name, value in one['state_dict'].items():
+        assert torch.equal(value, other['state_dict'][name]), name
+    for part in ('optimizer', 'param_schedulers'):
+        assert str(one[part]) == str(other[part])
+
+
+def test_the_log_has_rates_seconds_and_the_schedule(runs):
+    (path,) = runs[0].glob('*/vis_data/scalars.json')
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    seconds = [record['seconds_per_epoch'] for record in records if 'seconds_per_epoch' in record]
+    assert len(seconds) == 3 and all(0 < value < 60 for value in seconds)
+    rates = [record for record in records if 'character_error_rate' in record]
+    assert len(rates) == 3 and all('word_error_rate' in record for record in rates)
+    # No improvement is as large as the threshold, so that every validation but the first halves.
+    lr = [record['lr'] for record in records if 'lr' in record]
+    assert lr[0] == 1e-3 and lr[-1] == 5e-4
+
+
+def loss_and_gradients(config, rank, world_size):
+    """Of the first batch, in a process of its own or in the only one."""
+    config = Config.fromfile(config, import_custom_modules=False)
+    init_default_scope('aft_mm')
+    torch.manual_seed(0)
+    model = MODELS.build(config.model).eval()
+    loader = config.train_dataloader
+    pipeline = [step for step in loader.dataset.pipeline if step.type != 'SpecAugment']
+    dataset = DATASETS.build({**loader.dataset, 'pipeline': pipeline})
+    sampler = DATA_SAMPLERS.build(dict(loader.sampler, dataset=dataset, seed=1))
+    assert (sampler.rank, sampler.world_size) == (rank, world_size)
+    batches = DATA_SAMPLERS.build(
+        dict(loader.batch_sampler, max_length=None, sampler=sampler, batch_size=6 // world_size))
+    samples = [dataset[index] for index in next(iter(batches))]
+    batch = {key: [sample[key] for sample in samples] for key in samples[0]}
+    loss = model(**model.data_preprocessor(batch, training=True), mode='loss')['loss']
+    loss.backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    return loss.detach(), gradient, sum(len(s['data_samples'].units) for s in samples)
+
+
+def rank_of_two(rank, config, address):
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo', init_method=address, rank=rank, world_size=2)
+    loss, gradient, units = loss_and_gradients(config, rank, 2)
+    for value in (loss, gradient):
+        dist.all_reduce(value)
+        value /= 2  # as DistributedDataParallel does
+    torch.save((loss, gradient, units), f'rank_{rank}.pt')
+    dist.destroy_process_group()
+
+
+def test_two_processes_have_loss_and_gradients_of_one(config, tmp_path, monkeypatch):
+    write_sound(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    loss, gradient, units = loss_and_gradients(config('tiny_speech'), 0, 1)
+    mp.spawn(rank_of_two, (config('tiny_speech'), f'file://{tmp_path}/meet'), 2)
+    found = [torch.load(f'rank_{rank}.pt') for rank in (0, 1)]
+    # The shares differ, so that a mean of means would be another number.
+    assert found[0][2] != found[1][2] and found[0][2] + found[1][2] == units
+    for other, all_of_them, _ in found:
+        torch.testing.assert_close(other, loss, rtol=1e-6, atol=0)
+        torch.testing.assert_close(all_of_them, gradient, rtol=1e-4, atol=1e-6)
+
+
+class TestUse:
+
+    @pytest.fixture(scope='class')
+    def files(self, runs, config):
+        folder = runs[0]
+        (folder / 'sound/broken.wav').write_bytes(b'RIFF')
+        text = [line.split(' ', 1) for line in open(folder / 'sound/test.txt')]
+        return [str(folder / f'sound/{name}.wav') for name, _ in text]
+
+    @pytest.fixture(scope='class')
+    def recognizer(self, runs, config, tmp_path_factory):
+        # Without the hooks of the tests, which a person does not have.
+        plain = Config.fromfile(config('tiny_speech'), import_custom_modules=False)
+        plain.pop('custom_imports')
+        plain.dump(runs[0] / 'plain.py')
+        return SpeechRecognizer(str(runs[0] / 'plain.py'), runs[0] / 'epoch_3.pth', device='cpu')
+
+    def test_a_list_is_recognised_as_its_files_alone(self, recognizer, files):
+        together = recognizer(files, beam_size=4, batch_size=3)
+        for path, found in zip(files, together, strict=True):
+            alone = recognizer(path, beam_size=4)
+            np.testing.assert_allclose(alone.log_probs, found.log_probs, atol=1e-5)
+            assert alone.text == found.text == found.alternatives[0][0]
+            scores = [score for _, score in found.alternatives]
+            assert scores == sorted(scores, reverse=True) and len(scores) == 4
+        assert recognizer.seconds_per_frame == pytest.approx(0.02)
+
+    def test_what_cannot_be_recognised_is_said(self, recognizer, files, tmp_path):
+        import soundfile
+        with pytest.raises(UserError, match="'no.wav' cannot be read: it does not exist"):
+            recognizer('no.wav')
+        soundfile.write(tmp_path / 'long.wav', np.ones(8000 * 2), 8000)
+        with pytest.raises(UserError, match=r'must not be longer than 1.28 s, .* got 1.98 s'):
+            recognizer(tmp_path / 'long.wav')
+
+    def test_transcribe_keeps_the_order_and_says_what_is_lost(
+            self, tool, recognizer, runs, files, capsys):
+        folder = runs[0]
+        words = [str(folder / 'plain.py'), str(folder / 'epoch_3.pth'), files[0],
+                 str(folder / 'sound/broken.wav'), *files[1:], '--device', 'cpu']
+        picture = folder / 'alignment.png'
+        with pytest.raises(SystemExit) as end:
+            tool('transcribe').main([*words, '--batch-size', '2', '--picture', str(picture)])
+        out, err = capsys.readouterr()
+        assert end.value.code == 1 and "broken.wav' cannot be read" in err
+        lines = [line.split('\t') for line in out.splitlines()]
+        expected = [[path, recognizer(path).text] for path in files]
+        expected.insert(1, [words[3], ''])
+        assert lines == expected and picture.stat().st_size > 5000
+
+        tool('transcribe').main([*words[:3], '--num-best', '3', '--beam-size', '4'])
+        lines = [line.split('\t') for line in capsys.readouterr().out.splitlines()]
+        best = recognizer(files[0], beam_size=4).alternatives[:3]
+        assert lines == [[files[0], f'{score:.3f}', text] for text, score in best]
+
+    def test_arguments_without_use_are_refused(self, tool, runs, config, capsys):
+        words = [str(runs[0] / 'plain.py'), str(runs[0] / 'epoch_3.pth'), 'a.wav']
+        for more, sentence in (
+                (['--num-best', '9'], '--num-best must be at most the beam size 3, got 9'),
+                (['--transcript', 'a'], '--transcript needs --picture'),
+                (['--batch-size', '0'], '--batch-size must be an int, 1 or larger')):
+            with pytest.raises(SystemExit, match=sentence):
+                tool('transcribe').main([*words, *more])

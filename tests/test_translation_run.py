@@ -1,0 +1,268 @@
+"""A translation model from its data to its output: trained, killed and resumed, in one process and
+in two, tested, and used by Translator and tools/translate.py.
+"""
+
+import importlib.util
+import io
+import itertools
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.registry import RUNNERS
+
+from aft_mm.apis import TextGenerator, Translator
+from aft_mm.cli.errors import UserError
+from aft_mm.engine import CheckpointFitHook
+from aft_mm.evaluation import BLEU
+
+from .parallel_data import MISSING, REASON, converter, write_pairs
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=REASON)
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / 'tests/configs/tiny_translation.py'
+FILES = 'source_file', 'target_file', 'subwords'
+NUMBER = itertools.count()  # runs of one name would share their messages
+
+
+class Dies(Hook):
+    """The machine fails after this iteration."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 == self.after:
+            raise InterruptedError
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('data')
+    write_pairs(folder)
+    return folder
+
+
+def config_of(data, **options):
+    """The tiny config with its data by absolute paths."""
+    config = Config.fromfile(CONFIG)
+    config.subwords = str(data / config.subwords)
+    for split in ('train', 'val', 'test'):
+        dataset = config[f'{split}_dataloader'].dataset
+        dataset.update({name: str(data / dataset[name]) for name in FILES})
+    config.merge_from_dict(options)
+    return config
+
+
+@pytest.fixture(scope='module')
+def train(data, tmp_path_factory):
+    """Train, resumed from a folder or not, and maybe die; the runner."""
+
+    def call(folder=None, dies=None, **options):
+        config = config_of(data, **options)
+        config.update(work_dir=str(folder or tmp_path_factory.mktemp('run')),
+                      resume=folder is not None, experiment_name=f'translation {next(NUMBER)}')
+        runner = RUNNERS.build(config)
+        if dies:
+            runner.register_hook(Dies(dies))
+            with pytest.raises(InterruptedError):
+                runner.train()
+        else:
+            runner.train()
+        return runner
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(CONFIG.parent)
+        yield call
+
+
+@pytest.fixture(scope='module')
+def trained(train):
+    return train()
+
+
+@pytest.fixture(scope='module')
+def files(trained, data):
+    """Config and checkpoint as a person has them."""
+    config = config_of(data)
+    config.pop('custom_imports')
+    path = Path(trained.work_dir, 'config.py')
+    config.dump(path)
+    # So short a training makes one translation of all; random weights make many.
+    checkpoint = load(trained.work_dir)
+    torch.manual_seed(0)
+    for name, value in checkpoint['state_dict'].items():
+        torch.nn.init.normal_(value, std=0.5 if 'embedding' in name else 1)
+    torch.save(checkpoint, Path(trained.work_dir, 'random.pth'))
+    return str(path), str(Path(trained.work_dir, 'random.pth'))
+
+
+@pytest.fixture(scope='module')
+def translator(files):
+    return Translator(*files, device='cpu')
+
+
+def losses(folder, rank=0):
+    return dict(json.loads(line) for line in open(Path(folder) / f'loss_{rank}.jsonl'))
+
+
+def load(folder, name='epoch_3.pth'):
+    return torch.load(Path(folder) / name, weights_only=True)
+
+
+def lines_of(path):
+    return path.read_text(encoding='utf-8').splitlines()
+
+
+def test_a_killed_run_goes_on_bit_by_bit(train, trained):
+    length = len(trained.train_dataloader)
+    killed = train(dies=2 * length + 3)
+    again = train(killed.work_dir)
+    assert len(losses(trained.work_dir)) == 3 * length > 18
+    assert losses(again.work_dir) == losses(trained.work_dir)
+    one, other = load(trained.work_dir), load(again.work_dir)
+    assert str(one['optimizer']) == str(other['optimizer'])
+    for name, value in one['state_dict'].items():
+        assert torch.equal(value, other['state_dict'][name]), name
+    assert other['meta']['dataset_meta']['subwords'] == trained.test_loop.subwords.fingerprint
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tmp_path):
+    options = {'model.encoder.drop_rate': 0., 'model.decoder.drop_rate': 0.,
+               'train_cfg.max_epochs': 1}
+    one = train(**options)
+    for path in data.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    words = [f'{name}={value}' for name, value in options.items()]
+    result = run('bash', ROOT / 'tools/dist_train.sh', CONFIG, 2, '--work-dir', '.',
+                 '--cfg-options', *words, 'train_dataloader.batch_size=160', cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    ranks = [losses(tmp_path, rank) for rank in (0, 1)]
+    alone = losses(one.work_dir)
+    # Each process has its own sentences, and the mean is over the tokens of both.
+    assert ranks[0].keys() == alone.keys() and ranks[0] != ranks[1]
+    both = [np.mean([rank[i] for rank in ranks]) for i in alone]
+    np.testing.assert_allclose(both, list(alone.values()), rtol=1e-5)
+    weights = load(tmp_path, 'epoch_1.pth')['state_dict']
+    for name, value in load(one.work_dir, 'epoch_1.pth')['state_dict'].items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_a_test_translates_what_the_translator_translates(trained, translator, data, monkeypatch):
+    before = trained.val_loop.run()['perplexity_per_subword']
+    assert 1 < before < 64
+    trained.model.load_state_dict(translator.model.state_dict())
+    tested = []
+    monkeypatch.setattr(BLEU, 'compute_metrics', lambda _, found: tested.extend(found) or {})
+    assert trained.test()['perplexity_per_subword'] > before
+    texts = translator(lines_of(data / 'val.de'), batch_size=4, beam_size=3)
+    assert tested == list(zip(texts, lines_of(data / 'val.en'), strict=True))
+    assert len(set(texts)) > 9
+
+
+def test_sentences_keep_their_order_and_empty_ones_stay_empty(translator, data):
+    texts = lines_of(data / 'val.de')[:5]
+    given = [texts[0], '', texts[1], ' \t', *texts[2:]]
+    together = translator(given, batch_size=3)
+    assert together[1] == together[3] == '' and translator([]) == []
+    for text, translation in zip(given, together, strict=True):
+        assert translator(text) == translation
+    ranked = translator.n_best(texts[:3], 2, beam_size=3)
+    assert [one.text for one, _ in ranked] == translator(texts[:3], beam_size=3)
+    assert all(one.score >= other.score for one, other in ranked)
+    drawn = translator.sample(texts, seed=0)
+    assert drawn == translator.sample(texts, seed=0) != translator.sample(texts, seed=1)
+    assert translator.sample(texts, greedy=True) == translator(texts, beam_size=1)
+
+
+def test_what_is_longer_than_the_table_is_cut_and_said(translator, monkeypatch):
+    said = []
+    monkeypatch.setattr('aft_mm.apis.translator.print_log', lambda text, *_: said.append(text))
+    cut = translator.subwords.decode(translator.subwords.encode(['Hund ' * 60])[0][:47])
+    assert translator('Hund ' * 60) == translator(cut)
+    (sentence, ) = said
+    assert 'is longer than the position table of 48, so that its end is left out' in sentence
+
+
+def test_bad_input_is_named(translator, files, data, tmp_path):
+    with pytest.raises(UserError, match='text must be a str or a list of such'):
+        translator(['a', 3])
+    with pytest.raises(ValueError, match='batch_size must be an int, 1 or larger, got 0'):
+        translator(['a'], batch_size=0)
+    with pytest.raises(UserError, match='is a config for Translator and not for TextGenerator, '):
+        TextGenerator(*files)
+    converter('subwords').main([str(data / 'train.de'), '--vocab-size', '64', '--out',
+                                str(tmp_path / 'other.model')])
+    config = Config.fromfile(files[0])
+    config.subwords = str(tmp_path / 'other.model')
+    with pytest.raises(UserError, match='must be those that the model was trained with'):
+        Translator(config, files[1])
+
+
+def test_a_test_with_other_subwords_is_refused(trained):
+    checkpoint = load(trained.work_dir)
+    CheckpointFitHook().after_load_checkpoint(trained, checkpoint)
+    checkpoint['meta']['dataset_meta']['subwords'] = 'another'
+    for resume in (False, True):
+        with pytest.raises(UserError, match='trained with subwords of fingerprint another, but'):
+            CheckpointFitHook(resume=resume).after_load_checkpoint(trained, checkpoint)
+
+
+def test_the_tool_for_samples_names_the_one_for_translations(tool, files):
+    with pytest.raises(SystemExit, match='draws from a text that is given; use tools/translate.py'):
+        tool('sample').main([*files, '--out', 'a.txt'])
+
+
+@pytest.fixture
+def translate(monkeypatch):
+    """tools/translate.py on some bytes: what it writes, in lines."""
+    spec = importlib.util.spec_from_file_location('tool_translate', ROOT / 'tools/translate.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def call(content, *words):
+        out = io.BytesIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, 'stdin', SimpleNamespace(buffer=io.BytesIO(content)))
+            patch.setattr(sys, 'stdout', SimpleNamespace(buffer=out, flush=lambda: None))
+            module.main([*map(str, words), '--device', 'cpu'])
+        return out.getvalue().decode().split('\n')
+
+    return call
+
+
+def test_the_tool_translates_lines_in_their_order(translate, translator, files, data, capsys):
+    texts = lines_of(data / 'val.de')[:4]
+    before, after = [''] + texts, [''] * 15 + ['ein\u2028zwei']
+    content = '\n'.join(before + after).encode() + b'\nHund\xff\r\n'
+    expected = translator([*before, *after, 'Hund\ufffd'])
+    # 16 batches of one line are read at a time.
+    assert translate(content, *files, '--batch-size', 1) == [*expected, '']
+    said = capsys.readouterr().err
+    assert 'line 22 is not valid UTF-8' in said and 'lines' in said
+    assert translate(b'', *files) == ['']
+    ranked = translate(content, *files, '--n-best', 2, '--beam-size', 3, '--length-penalty', 0)
+    found = translator.n_best(['', *texts], 2, beam_size=3, length_penalty=0)
+    assert ranked[0] == '0 |||  ||| 0.0000'
+    assert ranked[1:3] == [f'1 ||| {one.text} ||| {one.score:.4f}' for one in found[1]]
+    drawn = translate('\n'.join(texts).encode(), *files, '--sample', '--seed', 5, '--top-k', 3)
+    assert drawn == [*translator.sample(texts, seed=5, top_k=3), '']
+
+
+@pytest.mark.parametrize(('words', 'message'), [
+    (['--beam-size', 0], '--beam-size must be an int, 1 or larger, got 0'),
+    (['--n-best', 5], '--n-best must be an int, 1 to 4, got 5'),
+    (['--n-best', 2, '--sample'], '--n-best and --sample do not go together'),
+    (['--length-penalty', -1], '--length-penalty must be a finite number, 0 or larger, got -1'),
+    (['--batch-size', 0], '--batch-size must be an int, 1 or larger, got 0'),
+])
+def test_bad_arguments_of_the_tool_end_in_one_sentence(translate, files, words, message):
+    with pytest.raises(SystemExit, match=f'^Error: {message}'):
+        translate(b'ein\n', *files, *words)

@@ -1,0 +1,52 @@
+"""A script in a fork of the warm Python is one in a Python of its own (`warm_python.py`)."""
+
+import pytest
+
+SCRIPTS = {
+    'what it is given': '''
+import json, os, sys
+names = ('PYTHONPATH', 'GIVEN', 'KEPT')
+print(json.dumps([sys.argv, os.getcwd(), __name__, __file__, *map(os.environ.get, names)]))
+own = [path for path in sys.path if 'own' in path]
+print(own, 'aft_mm' in sys.modules, sys.stdin.read(), json.__name__)
+''',
+    'the end': "import atexit; atexit.register(print, 'the end')",
+    'an exit code': 'import sys; sys.exit(3)',
+    'a sentence': "import sys; print('out'); sys.exit('a sentence')",
+    'a signal': 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)',
+    'worker processes': '''
+from multiprocessing import Pool
+def square(x):
+    return x * x
+if __name__ == '__main__':
+    with Pool(2) as pool:
+        print(pool.map(square, range(5)))
+''',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('what', SCRIPTS)
+def test_a_fork_is_as_a_python_of_its_own(run, tmp_path, monkeypatch, what):
+    monkeypatch.setenv('KEPT', 'kept')
+    script, folder = tmp_path / 'own/script.py', tmp_path / 'folder'
+    script.parent.mkdir()
+    script.write_text(SCRIPTS[what])
+    folder.mkdir()
+    options = dict(cwd=folder, env=dict(GIVEN='given', PYTHONPATH=str(tmp_path / 'own2')))
+    fork = run(script, 'a', 1, **options)
+    fresh = run(script, 'a', 1, **options, fresh=True)
+    assert (fork.returncode, fork.stdout, fork.stderr) == (
+        fresh.returncode, fresh.stdout, fresh.stderr)  # fmt: skip
+
+
+def test_forks_draw_other_numbers(run, tmp_path):
+    code = 'import random, numpy; print(random.random(), numpy.random.rand())'
+    (tmp_path / 'a.py').write_text(code)
+    first, second = (run(tmp_path / 'a.py', cwd=tmp_path).stdout.split() for _ in range(2))
+    assert first[0] != second[0] and first[1] != second[1]
+
+
+def test_a_bug_leaves_its_traceback(run, tmp_path):
+    (tmp_path / 'a.py').write_text('{}[0]')
+    result = run(tmp_path / 'a.py', cwd=tmp_path)
+    assert result.returncode == 1 and result.stderr.splitlines()[-1] == 'KeyError: 0'

@@ -1,0 +1,81 @@
+"""Draw the mean relative attention of a softmax ViT, figures 1 (left) and 5 of arXiv 2105.14103.
+
+NETWORK is a config of ours or of mmpretrain, mmpretrain's name of a model, or timm:NAME; its
+attention must be torch's scaled_dot_product_attention, as in their ViT and DeiT.
+
+    python tools/analysis_tools/plot_attention.py NETWORK CHECKPOINT --num 256 --out attention.png
+    python tools/analysis_tools/plot_attention.py NETWORK CHECKPOINT --layers 0,2,4 --out a.png
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+from mmengine.utils import track_iter_progress
+
+from aft_mm.apis import batches_for, load_network
+from aft_mm.checks import check_int
+from aft_mm.cli.command_line import DATA_ERRORS
+from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.cli.pictures import (
+    LAYERS,
+    add_picture_arguments,
+    check_picture,
+    footer,
+    save,
+    write_csv,
+)
+from aft_mm.visualization import (
+    MeanAttention,
+    RecordAttention,
+    choose,
+    draw_relative_attention,
+    mean_attention_distance,
+)
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', metavar='NETWORK')
+    parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser.add_argument('--images', nargs='+', help='image files; else --num of the test split')
+    parser.add_argument('--num', type=int, default=64, help='images; the paper has 256')
+    parser.add_argument('--batch-size', type=int, default=16)
+    parser.add_argument('--layers', default='all', help=LAYERS)
+    parser.add_argument('--heads', default='even:12', help='in the same words; %(default)s')
+    parser.add_argument('--csv', help='write the mean distance of attention per layer and head')
+    add_picture_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
+    with one_sentence(*DATA_ERRORS):
+        check_picture(args)
+        check_int('--batch-size', args.batch_size, 1)
+        network = load_network(args.config, args.checkpoint)
+        batches = batches_for(network, args.images, args.num, args.batch_size)
+        mean = MeanAttention(batches[0].shape[2:], network.num_prefix_tokens)
+        with torch.no_grad(), RecordAttention(mean.take):
+            for batch in track_iter_progress(batches):
+                mean.next_batch(len(batch))
+                network.run(batch)
+        layers = list(mean.means().items())
+        if not layers:
+            raise UserError(f'{args.config} has no layer that calls '
+                            "torch's scaled_dot_product_attention")
+        drawn = dict(layers[i] for i in choose('--layers', args.layers, len(layers)))
+        save(draw_relative_attention(
+            drawn, args.heads, f'{footer(args.config, args.checkpoint)} · {mean.images} images'),
+            args)
+        distances = [(name, head, float(distance)) for name, maps in drawn.items()
+                     for head, distance in enumerate(mean_attention_distance(maps))]
+        if args.csv:
+            write_csv(args.csv, [dict(zip(('layer', 'head', 'distance_tokens'), row, strict=True))
+                                 for row in distances])
+    print(f'\n{len(drawn)} of {len(layers)} layers over {mean.images} images drawn to {args.out}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,375 @@
+"""Seconds per image and images per second: tables 1, 2, 4 and 5 of the linear-transformer paper.
+
+The paper's models of MNIST (8 layers, 784 pixels) and CIFAR-10 (16 layers, 3,072 sub-pixels) of
+configs/image_ar, with random weights, drawing whole images as `generate` does. Forms of a model:
+
+- `steps`: with state, a step per token;
+- `compiled`: the same steps by torch.compile (CPU only);
+- `anew`: without state, all tokens so far computed anew, as the paper's softmax and lsh do.
+
+    python tools/benchmarks/benchmark_sampling.py --data mnist --batch 1 --json out.json
+
+The time of a token is taken at several positions, all models and positions in turn, and a parabola
+through the medians, summed over the positions, gives an estimate of an image. Where that is within
+`--patience` seconds whole images are drawn and timed, too; elsewhere, and always for `anew`, the
+estimate is what stands, and the row says so. `--clock cpu` counts the time of the processors
+instead of the wall's: with one thread, on a machine that others use, too, that is nearer to what it
+takes alone. At the middle position the step alone is timed beside
+the products of its linear layers alone.
+
+A model whose steps disagree with its parallel forward stops the run before anything is timed.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+import torch.nn.functional as F
+from arguments import common_parser, fill_in, positive_int, set_up_torch
+from mmengine.config import Config
+from parity import require_close
+from record import ROOT, environment, write_json
+from torch import Tensor
+
+import aft_mm.models  # noqa: F401 - registers what is built below
+from aft_mm.models.step_graph import laid_out_for_steps, make_steps
+from aft_mm.registry import MODELS
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt  # noqa: E402 - the backend comes first
+
+MNIST, CIFAR = '{}_1xb10-250e-logistic_mnist', '{}_1xb4-7d-logistic_cifar10'
+CONFIGS = {
+    'mnist': {
+        'softmax': MNIST.format('transformer-l8-d256-h8'),
+        'lsh-1': MNIST.format('lsh-1-l8-d256-h8'),
+        'lsh-4': MNIST.format('lsh-4-l8-d256-h8'),
+        'linear': MNIST.format('linear-l8-d256-h8'),
+        'aft-simple': MNIST.format('aft-simple-l8-d256'),
+        'aft-local': MNIST.format('aft-local-32-l8-d256'),
+    },
+    'cifar10': {
+        'softmax': 'transformer-l16-d256-h8_1xb1-7d-logistic_cifar10',
+        'lsh-1': CIFAR.format('lsh-1-l16-d256-h8'),
+        'lsh-4': CIFAR.format('lsh-4-l16-d256-h8'),
+        'linear': CIFAR.format('linear-l16-d256-h8'),
+        'aft-simple': CIFAR.format('aft-simple-l16-d256'),
+        'aft-local': CIFAR.format('aft-local-256-l16-d256'),
+    },
+}
+CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
+FORMS = ('steps', 'compiled', 'anew')
+# The paper's seconds per image at batch 1 (tables 4 and 5, CPU) and images per second of a batch
+# (tables 1 and 2, one GPU): its softmax and lsh keep no state, its stateful-softmax a cache.
+PAPER = {
+    ('mnist', 'softmax', 'anew'): (72.6, 0.45),
+    ('mnist', 'softmax', 'steps'): (7.4, 7.56),
+    ('mnist', 'lsh-1', 'anew'): (46.0, 0.68),
+    ('mnist', 'lsh-4', 'anew'): (112.0, 0.27),
+    ('mnist', 'linear', 'steps'): (5.5, 142.8),
+    ('cifar10', 'softmax', 'anew'): (8651.4, 0.004),
+    ('cifar10', 'softmax', 'steps'): (71.9, 0.32),
+    ('cifar10', 'lsh-1', 'anew'): (2318.9, 0.015),
+    ('cifar10', 'lsh-4', 'anew'): (5263.7, 0.005),
+    ('cifar10', 'linear', 'steps'): (45.1, 17.85),
+}
+DEFAULTS = dict(
+    data='mnist', mixers=list(CONFIGS['mnist']), forms=['steps', 'anew'], batch=1, rounds=9
+)
+# Tokens that a timed call takes, one after the other: weights stay in the cache as they do in use.
+TOKENS_PER_CALL = 8
+# A call of `anew` costs as a forward pass, so a few do, and of few images: it is as fast per image.
+ANEW_ROUNDS, ANEW_BATCH = 3, 4
+POSITIONS = 5
+# Error over the largest entry: what 16 layers of float32 leave.
+TOLERANCE = 1e-4
+# A form at a position, or one of the parts of a step.
+Cell = tuple[str, str, int | str]
+
+
+def build(data: str, mixer: str, device: str) -> torch.nn.Module:
+    """The model of the paper's size, the same weights each time."""
+    torch.manual_seed(0)
+    config = Config.fromfile(ROOT / 'configs' / 'image_ar' / f'{CONFIGS[data][mixer]}.py')
+    return MODELS.build(config.model).to(device).eval()
+
+
+def draw_tokens(model: torch.nn.Module, batch: int, length: int) -> Tensor:
+    """Random values [B, T] on the model's device."""
+    device = next(model.parameters()).device
+    return torch.randint(256, (batch, length), device=device)
+
+
+def check(name: str, form: str, model: torch.nn.Module) -> None:
+    """Hold steps, of a prompt of 20 tokens on, against the parallel forward."""
+    decoder, tokens = model.decoder, draw_tokens(model, 2, 60)
+    hidden, step = begin(model, form, tokens[:, :20], 40)
+    rows = [hidden.clone()]
+    rows += [step(tokens[:, t]).clone() for t in range(20, 59)]
+    require_close(f'{name} by {form}', torch.stack(rows, 1), decoder(tokens)[:, 20:60], TOLERANCE)
+
+
+def begin(
+    model, form: str, prompt: Tensor, count: int, copies: int = 1
+) -> tuple[Tensor, Callable]:
+    """The hidden vector after a prompt, and what takes `count` steps of its copies from there."""
+    lengths = torch.full(prompt.shape[:1], prompt.shape[1], device=prompt.device)
+    hidden, state = repeated(model.decoder.prefill(prompt, lengths), copies)
+    token = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
+    return hidden, make_steps(model.decoder.step, token, hidden, state, count, form == 'compiled')
+
+
+def repeated(state: Any, copies: int) -> Any:
+    """The state of a sequence as that of several like it: prompts of a batch would take minutes."""
+    if isinstance(state, Tensor):
+        return state.repeat_interleave(copies, 0)
+    if isinstance(state, list):
+        return [repeated(part, copies) for part in state]
+    if isinstance(state, tuple):
+        parts = (repeated(part, copies) for part in state)
+        return type(state)(*parts) if hasattr(state, '_fields') else tuple(parts)
+    return state
+
+
+def token_call(model, form: str, batch: int, position: int, count: int) -> Callable[[], None]:
+    """Draws the tokens of a call at a position, `count` tokens in all."""
+    if form == 'anew':
+        tokens = draw_tokens(model, min(batch, ANEW_BATCH), position)
+        return lambda: model.head.sample(model.decoder(tokens)[:, -1])
+    step = begin(model, form, draw_tokens(model, 1, position), count, batch)[1]
+    token = draw_tokens(model, batch, 1)[:, 0]
+
+    def call() -> None:
+        for _ in range(TOKENS_PER_CALL):
+            model.head.sample(step(token))
+
+    return call
+
+
+def part_calls(model, form: str, batch: int, count: int) -> dict[str, Callable[[], None]]:
+    """What a step at the middle position consists of: the step, its products, the head."""
+    length = model.decoder.max_length
+    hidden, step = begin(model, form, draw_tokens(model, 1, length // 2), count, batch)
+    hidden, token = hidden.clone(), draw_tokens(model, batch, 1)[:, 0]
+    layers = [m for m in model.decoder.layers.modules() if type(m) is torch.nn.Linear]
+    inputs = [torch.randn(batch, m.in_features, device=hidden.device) for m in layers]
+
+    def products() -> None:
+        for x, layer in zip(inputs, layers, strict=True):
+            F.linear(x, layer.weight, layer.bias)
+
+    parts = dict(
+        step=partial(step, token), products=products, head=partial(model.head.sample, hidden)
+    )
+    return {name: partial(repeat, call) for name, call in parts.items()}
+
+
+def repeat(call: Callable[[], object]) -> None:
+    """As many calls as a timed one takes tokens."""
+    for _ in range(TOKENS_PER_CALL):
+        call()
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    """One row per mixer and form."""
+    cases = [(mixer, form) for mixer in args.mixers for form in args.forms]
+    models = {case: build(args.data, case[0], args.device) for case in cases}
+    taken = (args.rounds + 2) * TOKENS_PER_CALL
+    with ExitStack() as stack:
+        for (_, form), model in models.items():
+            columns = form == 'compiled'
+            stack.enter_context(laid_out_for_steps(model.decoder, columns))
+        stack.enter_context(torch.inference_mode())
+        compiling = {case: first_call(case, model) for case, model in models.items()}
+        print('tokens at several positions', file=sys.stderr)
+        steps, anew = {}, {}
+        for (mixer, form), model in models.items():
+            last = model.decoder.max_length - taken - 1
+            for position in np.linspace(1, last, POSITIONS).astype(int).tolist():
+                call = token_call(model, form, args.batch, position, taken)
+                (anew if form == 'anew' else steps)[mixer, form, position] = call
+            if form != 'anew':
+                parts = part_calls(model, form, args.batch, taken)
+                steps.update({(mixer, form, part): call for part, call in parts.items()})
+        for call in (*steps.values(), *anew.values()):
+            call()
+        seconds = {**in_turns(steps, args.rounds, args), **in_turns(anew, ANEW_ROUNDS, args)}
+    rows = [row_of(case, models[case], seconds, compiling[case], args) for case in cases]
+    draw_whole(rows, models, args)
+    return rows
+
+
+def first_call(case: tuple[str, str], model: torch.nn.Module) -> float:
+    """Check the model; the seconds that this took, compilation included."""
+    start = time.perf_counter()
+    mixer, form = case
+    if form != 'anew':
+        check(mixer, form, model)
+    return time.perf_counter() - start
+
+
+def in_turns(calls: dict, rounds: int, args: argparse.Namespace) -> dict:
+    """Median seconds of each call, the calls in turn."""
+    clock, times = CLOCKS[args.clock], {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = clock()
+            call()
+            if args.device != 'cpu':
+                torch.cuda.synchronize(args.device)
+            times[name].append(clock() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dict:
+    """Positions, times and the estimate of a mixer in a form."""
+    mixer, form = case
+    scale = 1 / TOKENS_PER_CALL if form != 'anew' else max(1, args.batch / ANEW_BATCH)
+    own = {cell[2]: value * scale for cell, value in seconds.items() if cell[:2] == case}
+    parts = {f'{part}_ms': 1e3 * own.pop(part) for part in ('step', 'products', 'head')
+             if part in own}
+    # The middle of the tokens taken from a position on.
+    moved = 0 if form == 'anew' else (args.rounds + 1) * TOKENS_PER_CALL / 2
+    positions = np.array(list(own)) + moved
+    tokens = model.decoder.max_length
+    parabola = np.polyfit(positions, list(own.values()), 2)
+    estimate = float(np.polyval(parabola, np.arange(tokens)).sum())
+    return dict(
+        data=args.data,
+        mixer=mixer,
+        form=form,
+        batch=args.batch,
+        tokens=tokens,
+        config=CONFIGS[args.data][mixer],
+        positions=positions.tolist(),
+        token_ms=[1e3 * value for value in own.values()],
+        **parts,
+        check_seconds=checked,
+        estimated_seconds=estimate,
+        seconds=None,
+        paper=PAPER.get((args.data, mixer, 'steps' if form == 'compiled' else form)),
+    )
+
+
+def draw_whole(rows: list[dict], models: dict, args: argparse.Namespace) -> None:
+    """Fill in the seconds of whole batches of images, where they take no longer than allowed."""
+    calls = {}
+    for row in rows:
+        if row['form'] == 'anew' or row['estimated_seconds'] > args.patience:
+            continue
+        case = row['mixer'], row['form']
+        model = models[case]
+        options = dict(batch_size=args.batch, seed=0, compiled=row['form'] == 'compiled')
+        model.generate(12, **options)
+        calls[case] = partial(model.generate, model.decoder.max_length, **options)
+    print(f'whole images of {len(calls)} of {len(rows)} models', file=sys.stderr)
+    seconds = in_turns(calls, args.images, args)
+    for row in rows:
+        row['seconds'] = seconds.get((row['mixer'], row['form']))
+
+
+def total(row: dict) -> float:
+    """Seconds of a batch of images, measured if they were."""
+    return row['estimated_seconds'] if row['seconds'] is None else row['seconds']
+
+
+def summary(rows: list[dict]) -> list[str]:
+    """Seconds per batch, images per second, parts of a step."""
+    lines = []
+    for row in rows:
+        text = (
+            f'{row["data"]:<8}{row["mixer"]:<11}{row["form"]:<9} batch {row["batch"]:<5}'
+            f'{total(row):9.2f} s{"*" if row["seconds"] is None else " "}'
+            f'{row["batch"] / total(row):10.4f} images/s'
+        )
+        if 'step_ms' in row:
+            ratio = row['step_ms'] / row['products_ms']
+            text += (
+                f'   step {row["step_ms"]:7.2f} ms, products {row["products_ms"]:6.2f} '
+                f'({ratio:4.2f} x), head {row["head_ms"]:5.2f}'
+            )
+        lines.append(text)
+    return [*lines, '* estimated from the tokens at several positions']
+
+
+def plot(rows: list[dict], path: Path, title: str) -> None:
+    """A panel of bars per data set and batch: images per second; hatched where estimated."""
+    panels: dict[tuple, list[dict]] = {}
+    for row in rows:
+        panels.setdefault((row['data'], row['batch']), []).append(row)
+    figure, grid = plt.subplots(
+        1, len(panels), figsize=(4.5 * len(panels), 3.8), layout='constrained', squeeze=False
+    )
+    for ax, ((data, batch), part) in zip(grid[0], panels.items(), strict=True):
+        part = sorted(part, key=lambda row: row['batch'] / total(row))
+        names = [f'{row["mixer"]}, {row["form"]}' for row in part]
+        rates = [row['batch'] / total(row) for row in part]
+        bars = ax.barh(names, rates, color=['C1' if r['form'] == 'anew' else 'C0' for r in part])
+        for bar, row, rate in zip(bars, part, rates, strict=True):
+            bar.set_hatch('//' if row['seconds'] is None else '')
+            ax.text(rate, bar.get_y() + bar.get_height() / 2, f' {rate:.3g}', va='center')
+        ax.set_xscale('log')
+        ax.margins(x=0.3)
+        ax.set_xlabel('images per second')
+        ax.set_title(f'{data}, batch {batch}', fontsize=10)
+    figure.suptitle(title, fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def parse_args(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = common_parser(__doc__, {'any device': DEFAULTS})
+    parser.add_argument('--data', choices=list(CONFIGS))
+    parser.add_argument('--mixers', nargs='+', choices=list(CONFIGS['mnist']))
+    parser.add_argument('--forms', nargs='+', choices=FORMS)
+    parser.add_argument('--batch', type=positive_int, help='images drawn at once')
+    parser.add_argument(
+        '--images', type=positive_int, default=3, help='rounds of whole images; %(default)s'
+    )
+    parser.add_argument(
+        '--patience', type=float, default=20.0,
+        help='seconds that a whole batch may take to be drawn; %(default)s',
+    )
+    parser.add_argument('--clock', choices=list(CLOCKS), default='wall', help='%(default)s')
+    parser.add_argument('--png', type=Path, help='draw them here')
+    parser.add_argument(
+        '--replot', type=Path, nargs='+', metavar='JSON', help='draw earlier runs instead'
+    )
+    args = parser.parse_args(arguments)
+    fill_in(args, dict.fromkeys(('cpu', 'cuda'), DEFAULTS))
+    if 'compiled' in args.forms and args.device != 'cpu':
+        parser.error('argument --forms: compiled is for --device cpu; a GPU replays a graph')
+    return args
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Check, measure, print, draw."""
+    args = parse_args(arguments)
+    set_up_torch(args)
+    if args.replot:
+        runs = [json.loads(path.read_text()) for path in args.replot]
+        rows = [row for run in runs for row in run['rows']]
+        title = runs[0]['environment']['device_name']
+    else:
+        rows = measure(args)
+        write_json(args.json, rows, args)
+        title = environment(args)['device_name']
+    print('\n'.join(summary(rows)))
+    if args.png:
+        plot(rows, args.png, title)
+
+
+if __name__ == '__main__':
+    main()
