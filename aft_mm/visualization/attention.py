@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aft_mm.checks import refuse
 
-from .figures import Choice, choose, new_figure
+from .figures import MOST_PANELS, Choice, choose, new_figure
 from .recording import grid_of
 
 
@@ -64,7 +64,7 @@ def draw_relative_attention(
     """
     if not attention:
         raise ValueError('attention must hold at least one layer, but it is empty.')
-    chosen = choose('heads', heads, min(len(maps) for maps in attention.values()))
+    chosen = choose('heads', heads, min(map(len, attention.values())), MOST_PANELS)
     title = 'Mean relative attention; a colour scale per panel, 0 to its maximum'
     figure = new_figure(1.25 * len(chosen) + 0.6, 1.6 * len(attention) + 0.7, title, footer)
     axes = figure.subplots(len(attention), len(chosen), squeeze=False)

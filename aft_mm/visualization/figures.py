@@ -34,7 +34,7 @@ def new_figure(width: float, height: float, title: str = '', footer: str = '') -
     return figure
 
 
-def choose(name: str, choice: Choice, count: int) -> list[int]:
+def choose(name: str, choice: Choice, count: int, most: int | None = None) -> list[int]:
     """Which of ``count`` heads, layers or tokens to draw.
 
     Args:
@@ -42,14 +42,18 @@ def choose(name: str, choice: Choice, count: int) -> list[int]:
         choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spread, both ends among them),
             ``'0,3,7'`` or a sequence of ints; of the words with a number at most so many.
         count: How many there are.
+        most: How many can be drawn beside each other; None for any number.
 
     Raises:
-        ValueError: it is none of these, or names one that is not there.
+        ValueError: it is none of these, names one that is not there, or too many.
     """
     chosen = _parse(choice, count) if isinstance(choice, str) else list(choice)
     if not chosen or not all(is_int(index) and 0 <= index < count for index in chosen):
         refuse(name, f"'all', 'first:N', 'even:N' or some of 0 to {count - 1} as in '0,3,7'",
                choice)
+    if most is not None and len(chosen) > most:
+        raise ValueError(f'{name} must choose at most {most} to be drawn in a row, such as '
+                         f"'even:12', got {choice!r}, which are {len(chosen)}")
     return chosen
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from .figures import Choice, choose, new_figure, ratio_norm
+from .figures import MOST_PANELS, Choice, choose, new_figure, ratio_norm
 
 
 def key_maps(key: Tensor, grid: tuple[int, int], num_prefix_tokens: int = 0) -> Tensor:
@@ -49,7 +49,7 @@ def draw_key_maps(
     """
     if not keys:
         raise ValueError('keys must hold at least one layer, but it is empty.')
-    chosen = choose('heads', heads, min(len(maps) for maps in keys.values()))
+    chosen = choose('heads', heads, min(map(len, keys.values())), MOST_PANELS)
     figure = new_figure(1.15 * (len(chosen) + 1) + 1.2, 1.4 * len(keys) + 0.7,
                         'Keys: exp(k) over its mean on the image; a colour scale per layer', footer)
     axes = figure.subplots(len(keys), len(chosen) + 1, squeeze=False)

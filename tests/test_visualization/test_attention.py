@@ -127,3 +127,10 @@ def test_panels_show_the_heads_and_distances_are_means():
     assert panels[1].axes.get_title() == 'head 0, max 50 %'
     # Of a grid of 2 x 3 tokens three have one above, and two have one two columns to the right.
     np.testing.assert_allclose(mean_attention_distance(maps), [0, (3 * 1 + 2 * 2) / 5])
+
+
+def test_more_heads_than_fit_beside_each_other_are_refused():
+    attention = {'0': torch.rand(384, 3, 5)}
+    draw_relative_attention(attention, 'even:24')
+    with pytest.raises(ValueError, match="at most 24 .*'even:12', got 'all', which are 384"):
+        draw_relative_attention(attention, 'all')
