@@ -19,11 +19,19 @@ def _deliver_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _before_fork.mask)
 
 
-# A forked process forgets the signals that its Python handlers have not seen when it begins, so
-# that one sent at once would be lost: until then the system keeps them.
+def _end_at_sigterm() -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    if isinstance(getattr(handler, '__self__', None), StopSignals):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _deliver_signals()
+
+
+# The processes of a pool, such as evaluation makes, are ended by SIGTERM. A handler in Python may
+# never see it: it is forgotten when a fork begins, and not looked at by one that just then goes to
+# sleep until a lock is free. So the system holds signals back during a fork, and ends a child.
 if hasattr(os, 'register_at_fork'):  # not on Windows
     os.register_at_fork(before=_hold_signals, after_in_parent=_deliver_signals,
-                        after_in_child=_deliver_signals)
+                        after_in_child=_end_at_sigterm)
 
 
 class Stopped(BaseException):
@@ -66,9 +74,8 @@ class StopSignals:
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # forked from it
-            # The worker of a data loader goes on until its parent has done; that of a pool, such as
-            # evaluation makes, is ended by this very signal.
+        if os.getpid() != self._process:  # forked from it, and the keyboard's SIGINT went to all
+            # The worker of a data loader goes on until its parent has done.
             if get_worker_info() is None:
                 signal.signal(signum, signal.SIG_DFL)
                 os.kill(os.getpid(), signum)

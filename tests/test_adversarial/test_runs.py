@@ -97,8 +97,9 @@ def test_a_process_that_is_forked_inside_ends_as_any_other():
     os.sched_setaffinity(0, {min(cores)})  # so that the signal is there before the process begins
     try:
         with StopSignals():
-            processes = [multiprocessing.get_context('fork').Process(target=time.sleep, args=(60, ))
-                         for _ in range(20)]
+            context = multiprocessing.get_context('fork')
+            lock = context.Semaphore(0)
+            processes = [context.Process(target=lock.acquire) for _ in range(20)]
             for process in processes:
                 process.start()
                 process.terminate()  # as a pool of an evaluation does, which then waits for its end
@@ -107,9 +108,14 @@ def test_a_process_that_is_forked_inside_ends_as_any_other():
                 process.join(30)
                 ended.append(process.exitcode)
                 process.kill()
+            asked = context.Process(
+                target=lambda: os._exit(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL))
+            asked.start()
+            asked.join()
     finally:
         os.sched_setaffinity(0, cores)
     assert ended == [-signal.SIGTERM] * len(processes)
+    assert asked.exitcode == 1  # by the system, whatever the process is just then doing
 
 
 def kill_worker(runner):
