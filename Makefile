@@ -46,7 +46,7 @@ $(VENV)/downstream: $(VENV)/installed requirements/downstream.txt requirements/b
 	touch $@
 
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

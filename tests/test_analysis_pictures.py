@@ -1,6 +1,7 @@
 """The tools that look into a model: numbers of their files against the model's own."""
 
 import csv
+import importlib.util
 import runpy
 import sys
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 import mmpretrain
 import numpy as np
 import pytest
-import pytorch_grad_cam
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
@@ -25,6 +25,8 @@ from aft_mm.apis import (
 from aft_mm.visualization import key_maps, position_bias_table
 
 ROOT = Path(__file__).parents[1]
+NEEDS_GRAD_CAM = pytest.mark.skipif(
+    not importlib.util.find_spec('pytorch_grad_cam'), reason='needs the extra "analysis"')
 VIS_CAM = Path(mmpretrain.__file__).parent / '.mim/tools/visualization/vis_cam.py'
 
 
@@ -79,6 +81,7 @@ def test_keys_are_those_of_the_mixer(analysis, digits_classifier, tmp_path):
         key_maps(key, (3, 5))
 
 
+@NEEDS_GRAD_CAM
 def test_class_activation_maps_are_the_formula(tool, analysis, digits_classifier, tmp_path):
     """After the last norm and the mean over tokens only the head's weights are left."""
     analysis('plot_cam', *digits_classifier, '--out', tmp_path / 'c.png', '--num', 2, '--dpi', 40)
@@ -105,10 +108,12 @@ def test_class_activation_maps_are_the_formula(tool, analysis, digits_classifier
             np.testing.assert_allclose(found[image], (enlarged - low) / (high - low), atol=1e-4)
 
 
+@NEEDS_GRAD_CAM
 @pytest.mark.skipif(not VIS_CAM.is_file(), reason='mmpretrain came without its tools')
 @pytest.mark.parametrize('with_cls_token', [False, True])
 def test_vis_cam_of_mmpretrain_works_unchanged(with_cls_token, tmp_path, monkeypatch, capsys):
     """It passes use_cuda, which grad-cam takes until 1.4 and which says nothing on a CPU."""
+    import pytorch_grad_cam
     created = pytorch_grad_cam.GradCAM.__init__
 
     def without_use_cuda(self, model, target_layers, use_cuda=False):
@@ -132,7 +137,8 @@ def test_vis_cam_of_mmpretrain_works_unchanged(with_cls_token, tmp_path, monkeyp
     monkeypatch.setattr(sys, 'argv', [
         'vis_cam.py', str(tmp_path / 'a.png'), str(tmp_path / 'images.py'),
         str(tmp_path / 'images.pth'), '--vit-like', '--save-path', str(tmp_path / 'cam.png')])
-    runpy.run_path(str(VIS_CAM), run_name='__main__')
+    with DefaultScope.overwrite_default_scope('mmpretrain'):  # other tests leave their own
+        runpy.run_path(str(VIS_CAM), run_name='__main__')
     layer = 'backbone.layers.1.norm1' if with_cls_token else 'backbone.norm'
     assert f'"{layer}"' in capsys.readouterr().out
     assert Image.open(tmp_path / 'cam.png').size == (8, 8)
