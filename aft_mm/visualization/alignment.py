@@ -62,6 +62,6 @@ def draw_alignment(
                   names[unit].replace(' ', '␣'), ha='center', va='bottom', fontsize=8, color='C3')
         axis.axvline((frame + 0.5) * seconds_per_frame, color='C3', linewidth=0.4, alpha=0.5)
     if transcript is not None:
-        axis.set_title(transcript, fontsize=9, pad=28)
+        axis.set_title(transcript, fontsize=9, pad=34)
     figure.colorbar(picture, ax=axis, label='probability', fraction=0.03, pad=0.01)
     return figure
