@@ -7,6 +7,7 @@ import pytest
 import torch
 from mmengine.analysis import get_model_complexity_info
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 from mmpretrain import FeatureExtractor
 from mmpretrain import get_model as mmpretrain_get_model
 from mmpretrain.apis import ModelHub
@@ -17,6 +18,13 @@ from aft_mm.models import AFTViT
 
 NAME = 'aft-conv-mini-h96-k7_1xb100-8e_cifar10'
 SIMPLE = dict(type='aft_mm.AFTSimple')
+
+
+@pytest.fixture(autouse=True)
+def scope_of_mmpretrain():
+    """That of the tools, whatever runs of other tests have left in this process."""
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        yield
 
 
 def test_features_by_mmpretrain(tiny_classifier):
