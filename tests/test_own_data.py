@@ -12,6 +12,7 @@ from PIL import Image
 
 from aft_mm.cli.config_checks import check_same_classes
 from aft_mm.cli.errors import UserError
+from aft_mm.datasets.image_files import IMAGE_SUFFIXES
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / 'configs/own_data'
@@ -138,6 +139,11 @@ def test_a_text_file(train, tmp_path):
     train('text-file', 'train_dataloader.dataset.samples_per_epoch=16', 'train_cfg.max_epochs=1')
     assert Config.fromfile('work/my.py').data_file == 'data/my_text.txt'
     assert (tmp_path / 'work/epoch_1.pth').exists()
+
+
+def test_the_data_set_reads_what_is_an_image_elsewhere():
+    config = Config.fromfile(ROOT / 'configs/_base_/datasets/image_folder.py')
+    assert set(config.extensions) == set(IMAGE_SUFFIXES)
 
 
 def test_names_of_the_classes_from_a_file(photos, split_folder, monkeypatch):

@@ -23,6 +23,7 @@ from aft_mm.checks import check_int
 from aft_mm.cli.errors import UserError
 from aft_mm.datasets.image_files import IMAGE_SUFFIXES, read_rgb
 
+from .inputs import takes_bgr
 from .loading import load_model
 
 Source = str | os.PathLike | np.ndarray
@@ -78,9 +79,7 @@ class ImageClassifier:
             self._of_array = Compose(
                 [TRANSFORMS.build(step) for step in steps if step['type'] not in LOADERS])
         # mmcv reads BGR; a data set of arrays has the order that the data preprocessor expects.
-        preprocessor = self.config.model.get('data_preprocessor') or self.config.get(
-            'data_preprocessor') or {}
-        self.takes_bgr = self._loads or bool(preprocessor.get('to_rgb'))
+        self.takes_bgr = self._loads or takes_bgr(self.config)
         self._channels = self.config.model.backbone.get('in_channels', 3)
 
     def __call__(self, images: Source | Sequence[Source], batch_size: int = 32,

@@ -18,9 +18,7 @@ from sklearn.model_selection import train_test_split
 
 from aft_mm.checks import check_number
 from aft_mm.cli.errors import UserError, one_sentence
-
-#: What configs/_base_/datasets/image_folder.py reads.
-EXTENSIONS = ('.jpg', '.jpeg', '.png', '.webp', '.tif', '.tiff', '.bmp', '.ppm', '.pgm')
+from aft_mm.datasets.image_files import IMAGE_SUFFIXES
 
 
 def split(source: Path, share: float, seed: int) -> dict[str, list[Path]]:
@@ -32,10 +30,10 @@ def split(source: Path, share: float, seed: int) -> dict[str, list[Path]]:
     if not source.is_dir():
         raise UserError(f'the folder {str(source)!r} does not exist')
     files = sorted(path.relative_to(source) for path in source.glob('*/**/*')
-                   if path.is_file() and path.suffix.lower() in EXTENSIONS)
+                   if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES)
     if not files:
         raise UserError(f'the folder {str(source)!r} must hold a folder of images for each class, '
-                        f'got none that ends with {", ".join(EXTENSIONS)}')
+                        f'got none that ends with {", ".join(IMAGE_SUFFIXES)}')
     parts: dict[str, list[Path]] = {'train': [], 'val': []}
     for name in sorted({path.parts[0] for path in files}):
         ours = [path for path in files if path.parts[0] == name]
