@@ -126,7 +126,7 @@ def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
 
 def _depthwise(x: Tensor, kernel: Tensor) -> Tensor:
     """Cross-correlation of x [B, *grid, C] with kernel [h, *K], channels in h contiguous groups."""
-    kernel = _with_fast_columns(kernel)
+    kernel = with_fast_columns(kernel)
     return convolve(x, kernel.repeat_interleave(x.shape[-1] // kernel.shape[0], 0))
 
 
@@ -140,7 +140,7 @@ def convolve(x: Tensor, kernel: Tensor) -> Tensor:
     return function(x, kernel, padding=padding, groups=len(kernel)).movedim(1, -1)
 
 
-def _with_fast_columns(kernel: Tensor) -> Tensor:
+def with_fast_columns(kernel: Tensor) -> Tensor:
     """The kernel, with columns of 0 where oneDNN convolves faster with them.
 
     Of a convolution alone: the gradients of a wider kernel take up to five times as long.
