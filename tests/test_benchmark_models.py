@@ -24,6 +24,7 @@ import benchmark_models  # noqa: E402
 import benchmark_ops  # noqa: E402
 import benchmark_sampling  # noqa: E402
 import decoders  # noqa: E402
+import plot_models  # noqa: E402
 import training_step  # noqa: E402
 
 COMMON = ['--device', 'cpu', '--threads', '1', '--rounds', '1']
@@ -260,6 +261,8 @@ def test_images_per_second(tmp_path):
         assert row['wall_images_per_second'] == row['images_per_second'] > 0
     assert {'speed_vs_deit', 'speed_vs_bound', 'profile'} <= set(rows['aft-tiny-h32-k3'])
     assert 'speed_vs_deit' not in rows['deit-tiny']
+    plot_models.main([str(path), '--png', str(tmp_path / 'bars.png')])
+    assert matplotlib.image.imread(tmp_path / 'bars.png').std() > 0.1
 
 
 @pytest.fixture

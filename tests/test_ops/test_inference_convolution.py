@@ -6,6 +6,7 @@ from torch.autograd import forward_ad
 
 from aft_mm import ops
 from aft_mm.ops.eager import inference_convolution
+from aft_mm.ops.eager.inference_convolution import LARGEST_ROUNDED_BIAS
 
 from .test_numerics import assert_close
 
@@ -47,7 +48,7 @@ def test_samples_in_turns_are_those_of_one_call(at_a_time, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('largest', 'roundings'), [(0.5, 1.5), (inference_convolution.LARGEST_ROUNDED_BIAS, 2), (3.5, 1)]
+    ('largest', 'roundings'), [(0.5, 1.5), (LARGEST_ROUNDED_BIAS, 2), (LARGEST_ROUNDED_BIAS + 1, 1)]
 )
 @pytest.mark.parametrize('offset', [0, 1])
 def test_bfloat16_errs_by_two_roundings_at_most(largest, roundings, offset, monkeypatch):

@@ -3,7 +3,8 @@
 The fastest form that is exact to tolerance serves:
 
 - *dense*: a product per head with W as a matrix, on CUDA and small grids (`dense_convolution.py`);
-- *difference*: ``conv(e^k v, e^w − 1) + Σ e^k v``, the paper's; loses digits where e^w is small;
+- *difference*: ``conv(e^k v, e^w − 1) + Σ e^k v``, the paper's; loses digits where e^w is small; on
+  a CPU without a gradient in fewer passes (`inference_convolution.py`);
 - *additive*: ``conv(e^k v, e^w) +`` the sums outside of the kernel, none of which is a difference;
 - *exact*: entry by entry of the kernel in float64, every row with its own shift, for any key.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from . import decisions
 from .convolution import convolve, with_fast_columns
 from .sums import column_shift, transformed
-from .tokens import accumulation_type, apply_gate, hide
+from .tokens import apply_gate, hide
 
 # Of terms that a thread convolves; fewer cost more calls, more cost memory.
 NUMBERS_AT_A_TIME = 2**19
