@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
 
+from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
@@ -65,6 +66,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     with one_sentence(ValueError):
         requested_backends()
         verify.mode()
+        keep_freed_memory()
     with one_sentence(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_config(args)
