@@ -57,7 +57,7 @@ setup(
         'speech': SPEECH,
         # Class activation maps; brings a second OpenCV, so it is installed on request only.
         'analysis': ['grad-cam>=1.5'],
-        'docs': ['sphinx', 'myst-parser'],
+        'docs': ['sphinx', 'myst-nb', 'furo', 'latex2mathml', 'nbclient', 'ipykernel'],
         'export': EXPORT,
         'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', *EXPORT, *TEXT, *SPEECH],
     },

@@ -23,7 +23,7 @@ from aft_mm.cli.command_line import (
     log_backends,
     protect,
 )
-from aft_mm.cli.config_checks import check_classes, check_same_classes
+from aft_mm.cli.config_checks import check_classes, check_same_classes, check_steps
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.runs import Run, whole_run
 from aft_mm.engine import CheckpointFitHook, ResumeCheckHook, ValidateFirstHook
@@ -78,6 +78,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         runner = RUNNERS.build(cfg)
         check_widths(runner.model)
         check_regularization(runner)
+        check_steps(runner)
         runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     with one_sentence(*DATA_ERRORS):
         # Builds the data sets.

@@ -9,4 +9,6 @@ default_hooks = dict(
     checkpoint=dict(type='aft_mm.SafeCheckpointHook', max_keep_ckpts=3),
     # A non-finite loss or gradient stops the run before it reaches the weights.
     finite_loss=dict(type='aft_mm.FiniteLossHook'))
+vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
+visualizer = dict(vis_backends=vis_backends)
 randomness = dict(seed=0, deterministic=False)

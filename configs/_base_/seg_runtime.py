@@ -8,4 +8,6 @@ custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 # schedule's.
 custom_hooks = [dict(type='aft_mm.FiniteLossHook')]
 
+vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
+visualizer = dict(vis_backends=vis_backends)
 randomness = dict(seed=0, deterministic=False)
