@@ -22,7 +22,8 @@ setup(
     license='Apache-2.0',
     packages=find_packages(include=['aft_mm', 'aft_mm.*']),
     package_data={'aft_mm.visualization': ['explorer.html', 'explorer.js']},
-    python_requires='>=3.10',
+    # mmengine 0.10.7 calls pkgutil.find_loader, which 3.14 has no more.
+    python_requires='>=3.11,<3.14',
     install_requires=[
         # Compiling AFT needs 2.6, where torch.cond has a gradient.
         'torch>=2.4',
