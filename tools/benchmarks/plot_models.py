@@ -1,8 +1,9 @@
-"""Bars of how many times as fast as DeiT models are, from the JSON of benchmark_models.py.
+"""How many times as fast as DeiT models are, as bars and a table, from benchmark_models.py's JSON.
 
     python tools/benchmarks/plot_models.py RUN.json ... --png OUT.png
 
-One group per size of the model, pixels and type; a bar per model of the group, eager only.
+One group per size of the model, pixels and type; a bar per model of the group, eager only. The
+table, in Markdown, has a row per AFT-conv and per rival.
 """
 
 import argparse
@@ -31,6 +32,26 @@ def groups(runs: list[dict]) -> dict[str, dict[str, float]]:
     return found
 
 
+def table(runs: list[dict]) -> list[str]:
+    """A row per model that is neither a DeiT nor a bound."""
+    lines = [
+        '| model, px, type | over DeiT | bound over DeiT | over its bound | peak MiB, DeiT\'s |',
+        '| --- | --- | --- | --- | --- |',
+    ]
+    for run in runs:
+        rows = {row['model']: row for row in run['rows'] if row['form'] == 'eager'}
+        for name, row in rows.items():
+            kind, arch, *_ = parse_name(name)
+            if kind not in ('aft', 'rival') or 'speed_vs_deit' not in row:
+                continue
+            bound = rows.get(name.replace('aft', 'bound'), {}) if kind == 'aft' else {}
+            speeds = (row['speed_vs_deit'], bound.get('speed_vs_deit'), row.get('speed_vs_bound'))
+            cells = ['–' if speed is None else f'{speed:.2f}' for speed in speeds]
+            cells.append(f'{row["peak_mib"]:.0f}, {rows[f"deit-{arch}"]["peak_mib"]:.0f}')
+            lines.append(f'| {name}, {row["size"]}, {row["dtype"]} | {" | ".join(cells)} |')
+    return lines
+
+
 def plot(runs: list[dict], path: Path) -> None:
     """Write the picture."""
     found = groups(runs)
@@ -53,12 +74,14 @@ def plot(runs: list[dict], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read the runs and draw them."""
+    """Read the runs, draw them and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('runs', type=Path, nargs='+', metavar='JSON')
     parser.add_argument('--png', type=Path, required=True, help='draw here')
     args = parser.parse_args(arguments)
-    plot([json.loads(path.read_text()) for path in args.runs], args.png)
+    runs = [json.loads(path.read_text()) for path in args.runs]
+    plot(runs, args.png)
+    print('\n'.join(table(runs)))
 
 
 if __name__ == '__main__':
