@@ -1,7 +1,6 @@
 """What training and testing say of backends: what serves, once, and a wrong setting at once."""
 
 import logging
-import runpy
 from types import SimpleNamespace
 
 import pytest
@@ -41,8 +40,7 @@ def test_the_log_says_once_what_serves(logger, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('words', [['train', 'no.py'], ['test', 'no.py', 'a.pth']])
-def test_a_wrong_setting_is_one_sentence(words, root, monkeypatch):
+def test_a_wrong_setting_is_one_sentence(words, tool, monkeypatch):
     monkeypatch.setenv('AFT_MM_VERIFY', 'always')
-    main = runpy.run_path(str(root / f'tools/{words[0]}.py'))['main']
     with pytest.raises(SystemExit, match="^Error: AFT_MM_VERIFY must be one of .*, got 'always'$"):
-        main(words[1:])
+        tool(words[0]).main(words[1:])
