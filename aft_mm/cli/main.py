@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import inspect
+import sys
 from collections.abc import Sequence
 
 from .. import __version__
@@ -23,7 +24,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         declare(name, commands.add_parser(
             name, help=about.partition('\n')[0], description=about,
             formatter_class=argparse.RawDescriptionHelpFormatter))
-    args = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(words)
+    args.words = words[1:]
     run(args.command, args)
 
 
@@ -33,11 +36,14 @@ def script(command: str, argv: Sequence[str] | None = None) -> None:
 
 
 def parse_args(command: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of a command alone."""
+    """The arguments of a command alone; ``words`` among them is what they were read from."""
     parser = argparse.ArgumentParser(
         description=description(command), formatter_class=argparse.RawDescriptionHelpFormatter)
     declare(command, parser)
-    return parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(words)
+    args.words = words
+    return args
 
 
 def run(command: str, args: argparse.Namespace) -> None:

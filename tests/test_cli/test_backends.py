@@ -39,8 +39,20 @@ def test_the_log_says_once_what_serves(logger, tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize('words', [['train', 'no.py'], ['test', 'no.py', 'a.pth']])
-def test_a_wrong_setting_is_one_sentence(words, tool, monkeypatch):
-    monkeypatch.setenv('AFT_MM_VERIFY', 'always')
-    with pytest.raises(SystemExit, match="^Error: AFT_MM_VERIFY must be one of .*, got 'always'$"):
+RUNS = [['train', 'no.py'], ['test', 'no.py', 'a.pth']]
+DRAWS = [
+    ['sample', 'no.py', 'a.pth', '--out', 'a.png'],
+    ['super_resolve', 'no.py', 'a.pth', 'a.png', 'b.png'],
+    ['transcribe', 'no.py', 'a.pth', 'a.wav'],
+    ['translate', 'no.py', 'a.pth'],
+]
+
+
+@pytest.mark.parametrize(('words', 'variable'), [
+    *((words, 'AFT_MM_VERIFY') for words in RUNS),
+    # Every tool that computes sets the allocator.
+    *((words, 'AFT_MM_MALLOC') for words in [*RUNS, *DRAWS])])
+def test_a_wrong_setting_is_one_sentence(words, variable, tool, monkeypatch):
+    monkeypatch.setenv(variable, 'always')
+    with pytest.raises(SystemExit, match=f"^Error: {variable} must be one of .*, got 'always'$"):
         tool(words[0]).main(words[1:])
