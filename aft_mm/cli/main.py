@@ -52,7 +52,12 @@ def run(command: str, args: argparse.Namespace) -> None:
     with one_sentence():
         if 'config' in args:
             find_config(args.config)
-    importlib.import_module(f'aft_mm.cli.commands.{module}').main(args)
+    try:
+        code = importlib.import_module(f'aft_mm.cli.commands.{module}')
+    except ModuleNotFoundError as error:
+        raise SystemExit(f'Error: `aft_mm {command}` needs {error.name}, which is not installed; '
+                         '`pip install aft_mm` brings all that it needs') from error
+    code.main(args)
 
 
 def declare(command: str, parser: argparse.ArgumentParser) -> None:

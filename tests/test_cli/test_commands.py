@@ -36,6 +36,13 @@ def test_help_imports_nothing_heavy(command):
     assert not {'torch', 'mmengine', 'numpy', 'matplotlib', 'yaml'} & set(eval(lines[-1]))
 
 
+def test_a_missing_library_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'yaml', None)
+    monkeypatch.delitem(sys.modules, 'aft_mm.cli.commands.list_configs', raising=False)
+    with pytest.raises(SystemExit, match='^Error: `aft_mm list` needs yaml, which is not'):
+        main(['list'])
+
+
 class TestNames:
 
     def test_every_config_of_ours_has_a_name_of_its_own(self):

@@ -14,7 +14,7 @@ from aft_mm.cli.environment import SAME_MODULES, installed, own_requirements, pr
 from aft_mm.cli.errors import UserError
 
 from ... import __version__
-from .list_configs import NEEDS, missing
+from .list_configs import NEEDS, is_installed, missing
 
 #: Packages whose versions a bug report should name, beside those of SAME_MODULES.
 SHOWN = ('torch', 'torchvision', 'torchaudio', 'triton', 'numpy', 'setuptools')
@@ -31,6 +31,8 @@ def print_versions(versions: dict[str, str]) -> None:
 def broken_imports() -> Iterator[tuple[str, str]]:
     """Packages that are there and do not import, as torchvision does beside a foreign torch."""
     for name in ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmpretrain'):
+        if not is_installed(name):
+            continue
         try:
             importlib.import_module(name)
         except Exception as error:  # whatever a package raises while it is imported
