@@ -1,6 +1,7 @@
 """tools/super_resolve.py: what it writes and what it refuses."""
 
 import importlib.util
+import re
 
 import numpy as np
 import pytest
@@ -75,10 +76,13 @@ def test_one_picture_of_all(tool, resolver):
     np.testing.assert_array_equal(picture('a.png'), expected)
 
 
-def test_the_number_of_tiles_is_told_before_they_are_drawn(tool, capsys):
+def test_the_number_of_tiles_and_their_time_are_told(tool, capsys, monkeypatch):
+    monkeypatch.setattr('aft_mm.apis.super_resolver.TILES_AT_ONCE', 5)
     tool('large.png', 'a.png', '--tile', 2, '--num', 3)
     out, err = capsys.readouterr()
-    assert out.startswith('8 tiles (2 x 4) to draw, 3 times each\n') and 'of 8\n' in err
+    assert out.startswith('8 tiles (2 x 4) to draw, 3 times each\n')
+    assert 'tiles 1 to 5 of 8\n' in err
+    assert re.search(r'tiles 6 to 8 of 8, about 0:\d\d:\d\d left\n', err)
 
 
 @pytest.mark.parametrize('words', [[], ['--picture']])

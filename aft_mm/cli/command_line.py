@@ -22,7 +22,7 @@ from aft_mm.engine.distributed import start_distributed
 from aft_mm.engine.hooks import RegularizationHook
 
 from .arguments import add_config_options
-from .config_checks import check_keys, check_settings
+from .config_checks import check_images, check_keys, check_settings
 from .errors import UserError
 from .library_warnings import pass_over
 
@@ -312,6 +312,8 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
                 'the data there or set AFT_MM_DATA '
                 f'(now {os.environ.get("AFT_MM_DATA", "data")!r}) to the folder that holds the '
                 'data sets')
+    if isinstance(prefix, str):
+        check_images(key, os.path.join(root, prefix), dataset)
 
 
 def log_backends(runner: Runner) -> None:
