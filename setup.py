@@ -22,7 +22,8 @@ setup(
     license='Apache-2.0',
     packages=find_packages(include=['aft_mm', 'aft_mm.*']),
     package_data={'aft_mm.visualization': ['explorer.html', 'explorer.js']},
-    python_requires='>=3.10',
+    # mmengine 0.10.7 calls pkgutil.find_loader, which 3.14 has no more.
+    python_requires='>=3.11,<3.14',
     install_requires=[
         # Compiling AFT needs 2.6, where torch.cond has a gradient.
         'torch>=2.4',
@@ -54,11 +55,15 @@ setup(
         'bench': ['timm', 'aft-pytorch', 'fla-core; platform_system == "Linux"'],
         'text': TEXT,
         'speech': SPEECH,
-        # Class activation maps; brings a second OpenCV, so it is installed on request only.
-        'analysis': ['grad-cam>=1.5'],
-        'docs': ['sphinx', 'myst-parser'],
+        # Class activation maps. mmpretrain's vis_cam.py needs 1.4, which shares OpenCV with mmcv;
+        # 1.5 brings a second one, headless.
+        'analysis': ['grad-cam>=1.4.8'],
+        'docs': ['sphinx', 'myst-nb', 'furo', 'latex2mathml', 'nbclient', 'ipykernel'],
         'export': EXPORT,
-        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', *EXPORT, *TEXT, *SPEECH],
+        'dev': [
+            'pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', 'grad-cam>=1.4.8', *EXPORT, *TEXT,
+            *SPEECH
+        ],
     },
     classifiers=[
         'Programming Language :: Python :: 3',

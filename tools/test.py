@@ -7,6 +7,7 @@ import mmengine
 from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 
+from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.arguments import check_output
 from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
@@ -72,6 +73,7 @@ def test(args: argparse.Namespace) -> None:
     with one_sentence(ValueError):
         requested_backends()
         verify.mode()
+        keep_freed_memory()
     with one_sentence(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_config(args)

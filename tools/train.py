@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from mmengine.config import Config
 
+from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
@@ -21,7 +22,7 @@ from aft_mm.cli.command_line import (
     log_backends,
     protect,
 )
-from aft_mm.cli.config_checks import check_classes, check_same_classes
+from aft_mm.cli.config_checks import check_classes, check_same_classes, check_steps
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.runs import Run, whole_run
 from aft_mm.engine import CheckpointFitHook, ResumeCheckHook, ValidateFirstHook, build_runner
@@ -64,6 +65,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     with one_sentence(ValueError):
         requested_backends()
         verify.mode()
+        keep_freed_memory()
     with one_sentence(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_config(args)
@@ -75,6 +77,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         runner = build_runner(cfg)
         check_widths(runner.model)
         check_regularization(runner)
+        check_steps(runner)
         runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     with one_sentence(*DATA_ERRORS):
         # Builds the data sets.

@@ -12,6 +12,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from aft_mm.checks import check_flag, check_int, check_number
+from aft_mm.engine.hooks import PictureHook
 
 from .errors import UserError
 
@@ -25,6 +26,8 @@ READ = frozenset({
 HELPERS = frozenset({
     'vis_backends', 'pipeline', 'train_pipeline', 'val_pipeline', 'test_pipeline', 'dataset',
     'model_cfg'})
+#: Tests that draw from the model on their way.
+DRAWING_LOOPS = ('GenerationTestLoop', 'TranslationTestLoop')
 LIKE = 0.8  # of get_close_matches: two letters of ten
 
 
@@ -183,3 +186,25 @@ def check_same_classes(trained: Any, validated: Any) -> None:
                 if differing else 'they stand in another order')
         raise UserError(f'the training set has {len(ours)} classes and the validation set '
                         f'{len(theirs)}, which must be the same in the same order: {what}')
+
+
+def check_steps(runner: Runner) -> None:
+    """Refuse to draw from a model of a causal mixer that cannot take one token at a time.
+
+    Where nothing in the config draws, the likelihood can be trained, and the log says what cannot.
+
+    Raises:
+        UserError: a hook or the test would draw.
+    """
+    without = next((type(layer).__name__ for layer in runner.model.modules()
+                    if getattr(layer, 'causal', False) and not getattr(layer, 'has_steps', True)),
+                   None)
+    if without is None:
+        return
+    loop = (runner.cfg.get('test_cfg') or {}).get('type') or ''
+    drawing = [type(hook).__name__ for hook in runner.hooks if isinstance(hook, PictureHook)]
+    drawing += [name for name in DRAWING_LOOPS if name in str(loop)]
+    what = f'{without} has no _init_state and _mix_step: nothing can be drawn from the model'
+    if drawing:
+        raise UserError(f'{what}, as {drawing[0]} of the config would')
+    runner.logger.warning(what)

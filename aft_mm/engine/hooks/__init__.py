@@ -10,6 +10,7 @@ from .finite_loss_hook import FiniteLossHook
 from .first_sample_hook import FirstSampleHook
 from .loss_unit_hook import LossUnitHook
 from .minutes_hook import MinutesHook
+from .picture_hook import PictureHook
 from .point_cloud_hook import PointCloudHook
 from .regularization_hook import RegularizationHook
 from .resume_check_hook import ResumeCheckHook
@@ -31,6 +32,7 @@ __all__ = [
     'FirstSampleHook',
     'LossUnitHook',
     'MinutesHook',
+    'PictureHook',
     'PointCloudHook',
     'RegularizationHook',
     'ResumeCheckHook',
