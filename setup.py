@@ -39,6 +39,8 @@ setup(
         'scikit-learn',
         # PSNR and SSIM; meshes, .ply and .obj; .pcd files, the compressed ones too.
         'torchmetrics',
+        # Published weights.
+        'safetensors',
         'trimesh',
         'pypcd4',
         # The autoregressive configs log to it.
@@ -58,6 +60,10 @@ setup(
         # Class activation maps. mmpretrain's vis_cam.py needs 1.4, which shares OpenCV with mmcv;
         # 1.5 brings a second one, headless.
         'analysis': ['grad-cam>=1.4.8'],
+        # Checkpoints named as hf://ORG/NAME/FILE.
+        'hub': ['huggingface-hub'],
+        # FID with the network that everybody compares by.
+        'fid': ['torch-fidelity'],
         'docs': ['sphinx', 'myst-parser'],
         'export': EXPORT,
         'dev': [
