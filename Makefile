@@ -8,7 +8,7 @@ WORK_DIR := work_dirs/quickstart
 # Where the compiled mmcv is kept: building it takes minutes.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: release-weights quickstart downstream test lint licenses clean
+.PHONY: quickstart downstream docs linkcheck test lint licenses release-weights clean
 
 # Every lock is complete, so that pip has nothing to choose.
 PIN := $(BIN)/python -m pip install --no-deps --require-hashes
@@ -53,6 +53,21 @@ $(VENV)/downstream: $(VENV)/installed requirements/downstream.txt requirements/b
 		print('mmcv', mmcv.__version__, 'with operators, mmdet', mmdet.__version__, 'mmseg', mmseg.__version__)"
 	touch $@
 
+# The site. A warning is an error: links inside of the project that lead nowhere are warnings.
+SPHINX := $(BIN)/sphinx-build -W --keep-going -q -c docs -d docs/_build/doctrees
+
+docs: $(VENV)/docs
+	$(SPHINX) -b html . docs/_build/html
+	@echo "site:  docs/_build/html/index.html"
+
+# Links to other places, which needs the network.
+linkcheck: $(VENV)/docs
+	$(SPHINX) -b linkcheck . docs/_build/linkcheck
+
+$(VENV)/docs: $(VENV)/installed requirements/docs.txt
+	$(PIN) -r requirements/docs.txt
+	touch $@
+
 test: $(VENV)/development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
@@ -72,4 +87,4 @@ licenses: $(VENV)/development
 		requirements/downstream.txt requirements/mmcv.txt
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .ruff_cache .mypy_cache

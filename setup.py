@@ -64,7 +64,7 @@ setup(
         'hub': ['huggingface-hub'],
         # FID with the network that everybody compares by.
         'fid': ['torch-fidelity'],
-        'docs': ['sphinx', 'myst-parser'],
+        'docs': ['sphinx', 'myst-nb', 'furo', 'latex2mathml', 'nbclient', 'ipykernel'],
         'export': EXPORT,
         'dev': [
             'pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', 'grad-cam>=1.4.8', *EXPORT, *TEXT,

@@ -55,18 +55,19 @@ def licenses(root):
 
 
 def test_every_pin_has_hashes_and_make_wants_them(root):
-    for name in ('lock', 'dev', 'downstream', 'mmcv'):
+    for name in ('lock', 'dev', 'downstream', 'mmcv', 'docs'):
         pins = re.split(r'\n(?=\S)', (root / f'requirements/{name}.txt').read_text())
         assert pins and all(re.search('--hash=sha256:[0-9a-f]{64}', pin) for pin in pins)
     commands = (root / 'Makefile').read_text() + (root / 'requirements/build_mmcv.sh').read_text()
     installs = re.findall('(.*)-r (?:requirements/|"[$]req)', commands)
-    assert len(installs) == 4
+    assert len(installs) == 5
     assert all('$(PIN) ' in line or '--require-hashes ' in line for line in installs)
     (pin, ) = re.findall('^PIN := (.*)', commands, re.M)
     assert '--no-deps --require-hashes' in pin
 
 
-@pytest.mark.parametrize('names', [['lock'], ['lock', 'dev'], ['lock', 'downstream']], ids='+'.join)
+@pytest.mark.parametrize('names', [
+    ['lock'], ['lock', 'dev'], ['lock', 'downstream'], ['lock', 'docs']], ids='+'.join)
 def test_a_lock_is_complete(root, licenses, names):
     """pip is told to look at no dependencies; those of what is not for this machine go unseen."""
     pinned = [pin for name in names for pin in licenses.pins(root / f'requirements/{name}.txt')

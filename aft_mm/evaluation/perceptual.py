@@ -27,6 +27,8 @@ class _DrawnImages(BaseMetric):
         **kwargs: Those of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
     """
 
+    default_prefix = ''  # without one mmengine warns in every run
+
     def __init__(self, image_shape: Sequence[int], batch_size: int = 32,
                  collect_device: str = 'gpu', **kwargs) -> None:
         check_sizes('image_shape (H, W, C)', image_shape, (3,))

@@ -69,6 +69,8 @@ class PointCloudDistance(BaseMetric):
             at all.
     """
 
+    default_prefix = ''  # without one mmengine warns in every run
+
     def __init__(self, num_bits: int = 8, emd: bool = False, normalization: str = 'box',
                  collect_device: str = 'gpu', **kwargs) -> None:
         check_num_bits(num_bits)

@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Sequence
 
 import torch
-from mmengine.utils import track_iter_progress
 
 from aft_mm.apis import batches_for, load_network
 from aft_mm.checks import check_int
@@ -25,6 +24,7 @@ from aft_mm.cli.pictures import (
     save,
     write_csv,
 )
+from aft_mm.cli.progress import with_bar
 from aft_mm.visualization import (
     MeanAttention,
     RecordAttention,
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         batches = batches_for(network, args.images, args.num, args.batch_size)
         mean = MeanAttention(batches[0].shape[2:], network.num_prefix_tokens)
         with torch.no_grad(), RecordAttention(mean.take):
-            for batch in track_iter_progress(batches):
+            for batch in with_bar(batches, 'attention'):
                 mean.next_batch(len(batch))
                 network.run(batch)
         layers = list(mean.means().items())

@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 
 import torch
-from mmengine.utils import track_iter_progress
 
 from aft_mm.apis import batches_for, layers_of, load_network, modules_named, noise_images
 from aft_mm.checks import check_int
@@ -27,6 +26,7 @@ from aft_mm.cli.pictures import (
     save,
     write_csv,
 )
+from aft_mm.cli.progress import with_bar
 from aft_mm.visualization import (
     as_map,
     choose,
@@ -101,7 +101,7 @@ def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None
         return as_map(output, images.shape[2:], network.num_prefix_tokens)
 
     total = 0
-    for batch in track_iter_progress(batches):
+    for batch in with_bar(batches, 'receptive field'):
         total = total + receptive_field(features, batch, place, generator=generator)
     return total / len(batches)
 
