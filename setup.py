@@ -55,11 +55,15 @@ setup(
         'bench': ['timm', 'aft-pytorch', 'fla-core; platform_system == "Linux"'],
         'text': TEXT,
         'speech': SPEECH,
-        # Class activation maps; brings a second OpenCV, so it is installed on request only.
-        'analysis': ['grad-cam>=1.5'],
+        # Class activation maps. mmpretrain's vis_cam.py needs 1.4, which shares OpenCV with mmcv;
+        # 1.5 brings a second one, headless.
+        'analysis': ['grad-cam>=1.4.8'],
         'docs': ['sphinx', 'myst-nb', 'furo', 'latex2mathml', 'nbclient', 'ipykernel'],
         'export': EXPORT,
-        'dev': ['pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', *EXPORT, *TEXT, *SPEECH],
+        'dev': [
+            'pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', 'grad-cam>=1.4.8', *EXPORT, *TEXT,
+            *SPEECH
+        ],
     },
     classifiers=[
         'Programming Language :: Python :: 3',

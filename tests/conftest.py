@@ -16,6 +16,8 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
+# Tools that run inside of the tests' process leave its allocator as it is.
+os.environ['AFT_MM_MALLOC'] = 'system'
 ROOT = Path(__file__).parent.parent
 MISSING = [name for name in ('mmcv._ext', 'mmdet', 'mmseg') if not importlib.util.find_spec(name)]
 collect_ignore = ['downstream'] if MISSING else []

@@ -18,6 +18,7 @@ from aft_mm.apis import (
     write_ply,
 )
 from aft_mm.checks import check_int
+from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.arguments import check_writable
 from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
@@ -145,6 +146,7 @@ DRAW = dict(
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
+        keep_freed_memory()
         config = check_args(args)
         check_writable('--out', files_of(args))
         DRAW[task_of(config)](args, config)

@@ -14,6 +14,7 @@ from PIL import Image
 
 from aft_mm.apis import SuperResolver, task_of
 from aft_mm.checks import check_int
+from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.arguments import check_writable
 from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
@@ -103,6 +104,7 @@ def enlarge(args: argparse.Namespace, resolver: SuperResolver, image: np.ndarray
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
+        keep_freed_memory()
         config = check_args(args)
         image = read_image(args.input, config.source_shape[-1])
         paths = numbered(args.out, 1 if args.picture else args.num)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import mmengine
 from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
-from mmengine.registry import RUNNERS
 
+from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.arguments import check_output
 from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
@@ -22,7 +22,7 @@ from aft_mm.cli.command_line import (
 from aft_mm.cli.config_checks import check_classes
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.runs import whole_run
-from aft_mm.engine import CheckpointFitHook
+from aft_mm.engine import CheckpointFitHook, build_runner
 from aft_mm.ops import verify
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
@@ -73,13 +73,14 @@ def test(args: argparse.Namespace) -> None:
     with one_sentence(ValueError):
         requested_backends()
         verify.mode()
+        keep_freed_memory()
     with one_sentence(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_config(args)
         apply_args(cfg, args)
         check_checkpoint(args.checkpoint)
         check_data(cfg, 'test')
-        runner = RUNNERS.build(cfg)
+        runner = build_runner(cfg)
         check_widths(runner.model)
     with one_sentence(*DATA_ERRORS):
         check_classes(runner.model, runner.test_loop.dataloader.dataset, 'test')

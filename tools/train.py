@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 
 from mmengine.config import Config
-from mmengine.registry import RUNNERS
 
+from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
@@ -25,7 +25,7 @@ from aft_mm.cli.command_line import (
 from aft_mm.cli.config_checks import check_classes, check_same_classes, check_steps
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.runs import Run, whole_run
-from aft_mm.engine import CheckpointFitHook, ResumeCheckHook, ValidateFirstHook
+from aft_mm.engine import CheckpointFitHook, ResumeCheckHook, ValidateFirstHook, build_runner
 from aft_mm.ops import verify
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
@@ -65,6 +65,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     with one_sentence(ValueError):
         requested_backends()
         verify.mode()
+        keep_freed_memory()
     with one_sentence(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_config(args)
@@ -73,7 +74,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         remark = choose_checkpoint(cfg)
         check_checkpoint(cfg.get('load_from'))
         check_data(cfg, 'train', 'val')
-        runner = RUNNERS.build(cfg)
+        runner = build_runner(cfg)
         check_widths(runner.model)
         check_regularization(runner)
         check_steps(runner)
@@ -104,7 +105,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with whole_run() as run:
+    with whole_run(argv) as run:
         train(args, run)
 
 

@@ -15,6 +15,7 @@ from rich.progress import track
 
 from aft_mm.apis import Recognition, SpeechRecognizer, task_of
 from aft_mm.checks import check_int
+from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.arguments import PICTURES, add_config_options, check_output
 from aft_mm.cli.command_line import CONFIG_ERRORS, DATA_ERRORS, check_checkpoint, configured
 from aft_mm.cli.errors import UserError, one_sentence
@@ -102,6 +103,7 @@ def lines(path: str, found: Recognition | None, num_best: int) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
+        keep_freed_memory()
         with redirect_stdout(sys.stderr):  # of the log, which is no transcript
             config = check_args(args)
             files = args.files or [line for line in sys.stdin.read().splitlines() if line.strip()]

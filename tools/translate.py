@@ -21,6 +21,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from aft_mm.apis import Translator
 from aft_mm.apis.loading import check_task
 from aft_mm.checks import check_int, check_number
+from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.command_line import (
     CONFIG_ERRORS,
     DATA_ERRORS,
@@ -117,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     out = sys.stdout.buffer
     # mmengine logs to stdout, which is for translations.
     with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS), redirect_stdout(sys.stderr):
+        keep_freed_memory()
         config = check_args(args)
         translate(args, Translator(config, args.checkpoint, args.device), out)
 

@@ -24,6 +24,7 @@ from aft_mm.engine.hooks import RegularizationHook
 from .arguments import add_config_options
 from .config_checks import check_keys, check_settings
 from .errors import UserError
+from .library_warnings import pass_over
 
 #: What goes wrong when a config with a mistake is turned into objects.
 CONFIG_ERRORS = (TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError)
@@ -163,15 +164,14 @@ def choose_checkpoint(cfg: Config) -> str:
         A sentence for the log if it is not the one that ``last_checkpoint`` names, or '' .
 
     Raises:
-        UserError: there are checkpoints, but none is whole.
+        UserError: there are no checkpoints, or none is whole.
     """
     if not cfg.get('resume') or cfg.get('load_from'):
         return ''
     cfg.load_from, remark = latest_checkpoint(cfg.work_dir)
     if cfg.load_from is None:
-        cfg.resume = False
-        return (f'{cfg.work_dir} holds no checkpoint to go on from: the run starts from the '
-                'beginning')
+        raise UserError(f'--resume finds no checkpoint in {str(cfg.work_dir)!r}; name the '
+                        '--work-dir of the run, or train without --resume to begin')
     return remark
 
 
@@ -183,6 +183,7 @@ def read_config(path: str) -> Config:
             missing, or it fails as it is read.
     """
     check_config(path)
+    pass_over()
     try:
         with _quotable_data_folder():
             cfg = Config.fromfile(path)

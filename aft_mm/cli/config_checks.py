@@ -1,7 +1,7 @@
 """What a config says, looked at before anything is built of it or trained with it."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,13 +17,13 @@ from .errors import UserError
 
 #: Entries of a config that a Runner, the tools and the inferencers read.
 READ = frozenset({
-    *inspect.signature(Runner.__init__).parameters, 'custom_imports', 'vis_backends',
-    'model_wrapper_cfg', 'find_unused_parameters', 'compile', 'sync_bn', 'tta_model',
-    'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud', 'subwords',
-    'units'} - {'self', 'cfg'})
+    *inspect.signature(Runner.__init__).parameters, 'custom_imports', 'model_wrapper_cfg',
+    'find_unused_parameters', 'compile', 'sync_bn', 'tta_model', 'tta_pipeline', 'image_shape',
+    'source_shape', 'point_cloud', 'subwords', 'units'} - {'self', 'cfg'})
 #: Names that configs give to what they use further down, some of them much like those above.
 HELPERS = frozenset({
-    'pipeline', 'train_pipeline', 'val_pipeline', 'test_pipeline', 'dataset', 'model_cfg'})
+    'vis_backends', 'pipeline', 'train_pipeline', 'val_pipeline', 'test_pipeline', 'dataset',
+    'model_cfg'})
 #: Tests that draw from the model on their way.
 DRAWING_LOOPS = ('GenerationTestLoop', 'TranslationTestLoop')
 LIKE = 0.8  # of get_close_matches: two letters of ten
@@ -37,15 +37,37 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
         options: The keys of ``--cfg-options``, which have to name what there is.
 
     Raises:
-        UserError: an entry is almost the name of one that is read, or an option names none.
+        UserError: an entry is almost the name of one that is read, or an option names none, or one
+            that the config has read itself, such as ``train_pipeline``.
     """
     known = READ | HELPERS
     for key in cfg:
         meant = get_close_matches(key, READ, n=1, cutoff=LIKE)
         if key not in known and meant:
             raise UserError(f'{key!r} of the config is read by nobody; did you mean {meant[0]!r}?')
-    for key in {option.partition('.')[0] for option in options} - known - cfg.keys():
-        raise UserError(f'--cfg-options names {key!r}, which the config does not have')
+    for option in options:
+        key, _, rest = option.partition('.')
+        if key not in known and key not in cfg:
+            raise UserError(f'--cfg-options names {key!r}, which the config does not have')
+        if key not in READ:
+            read = {name: cfg[name] for name in READ & cfg.keys()}
+            places = sorted(_places(key, cfg.get(key), read))[:3]
+            there = ' and '.join(f'{place}.{rest}'.rstrip('.') for place in places)
+            raise UserError(f'--cfg-options {option} changes nothing, as the config has used '
+                            f'{key!r} before; change {there or "the config"} instead')
+
+
+def _places(key: str, value: Any, tree: Any, at: str = '') -> Iterator[str]:
+    """Where in a tree a value is used: whole lists and dicts anywhere, others under their name."""
+    items = tree.items() if isinstance(tree, dict) else (
+        enumerate(tree) if isinstance(tree, list) else ())
+    for name, part in items:
+        place = f'{at}.{name}'.lstrip('.')
+        if part == value and value not in ({}, []) and (
+                name == key or isinstance(value, dict | list)):
+            yield place
+        else:
+            yield from _places(key, value, part, place)
 
 
 def check_settings(cfg: Config) -> None:

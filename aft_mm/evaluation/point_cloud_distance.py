@@ -53,6 +53,8 @@ class PointCloudDistance(BaseMetric):
         ValueError: There are several draws for one cloud, or none at all.
     """
 
+    default_prefix = ''  # without one mmengine warns in every run
+
     def __init__(self, num_bits: int = 8, collect_device: str = 'gpu', **kwargs) -> None:
         check_num_bits(num_bits)
         self.num_bits = num_bits

@@ -2,6 +2,7 @@
 
 import logging
 import runpy
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -40,9 +41,29 @@ def test_the_log_says_once_what_serves(logger, tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize('words', [['train', 'no.py'], ['test', 'no.py', 'a.pth']])
+def refuses(words: list[str], root: Path, variable: str) -> None:
+    """The tool ends with a sentence about the variable."""
+    main = runpy.run_path(str(root / f'tools/{words[0]}.py'))['main']
+    with pytest.raises(SystemExit, match=f"^Error: {variable} must be one of .*, got 'always'$"):
+        main(words[1:])
+
+
+RUNS = [['train', 'no.py'], ['test', 'no.py', 'a.pth']]
+DRAWS = [
+    ['sample', 'no.py', 'a.pth', '--out', 'a.png'],
+    ['super_resolve', 'no.py', 'a.pth', 'a.png', 'b.png'],
+    ['transcribe', 'no.py', 'a.pth', 'a.wav'],
+    ['translate', 'no.py', 'a.pth'],
+]
+
+
+@pytest.mark.parametrize('words', RUNS)
 def test_a_wrong_setting_is_one_sentence(words, root, monkeypatch):
     monkeypatch.setenv('AFT_MM_VERIFY', 'always')
-    main = runpy.run_path(str(root / f'tools/{words[0]}.py'))['main']
-    with pytest.raises(SystemExit, match="^Error: AFT_MM_VERIFY must be one of .*, got 'always'$"):
-        main(words[1:])
+    refuses(words, root, 'AFT_MM_VERIFY')
+
+
+@pytest.mark.parametrize('words', [*RUNS, *DRAWS])
+def test_every_tool_that_computes_sets_the_allocator(words, root, monkeypatch):
+    monkeypatch.setenv('AFT_MM_MALLOC', 'always')
+    refuses(words, root, 'AFT_MM_MALLOC')

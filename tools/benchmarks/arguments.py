@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from record import default_device
 
+from aft_mm.cli.allocator import keep_freed_memory
+from aft_mm.cli.errors import one_sentence
+
 
 def positive_int(text: str) -> int:
     """The whole number, at least 1, that the text is."""
@@ -76,7 +79,13 @@ def fill_in(args: argparse.Namespace, defaults: Mapping[str, Mapping[str, Any]])
 
 
 def set_up_torch(args: argparse.Namespace) -> None:
-    """Threads, and float32 that is float32: cuDNN would cut its operands to TF32 by default."""
+    """Threads, the allocator of the tools, and float32 that is float32.
+
+    cuDNN would cut its operands to TF32 by default. Whether freed memory is kept becomes one of the
+    settings that the JSON records.
+    """
+    with one_sentence():
+        args.freed_memory_kept = keep_freed_memory()
     torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from aft_mm.cli.allocator import keep_freed_memory
+
 
 def proc_status(field: str) -> float:
     """A memory field of this process in MiB: VmRSS now, VmHWM the peak since its last reset."""
@@ -34,9 +36,12 @@ def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
 
 
 def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)`` in a new process: memory freed earlier would be used again here."""
+    """``function(*args)`` in a new process: memory freed earlier would be used again here.
+
+    The allocator is that of the tools.
+    """
     # A server that holds the imports and nothing else is forked instead of importing them anew.
     context = get_context('forkserver')
     context.set_forkserver_preload(['aft_mm.models'])
-    with ProcessPoolExecutor(1, context) as pool:
+    with ProcessPoolExecutor(1, context, keep_freed_memory) as pool:
         return pool.submit(function, *args).result()

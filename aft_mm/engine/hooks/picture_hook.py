@@ -31,8 +31,10 @@ class PictureHook(Hook):
     def after_train_epoch(self, runner: Runner) -> None:
         """Draw, where the interval or the end of the run says so."""
         if self.every_n_epochs(runner, self.interval) or self.is_last_train_epoch(runner):
+            epoch = runner.epoch + 1
+            runner.logger.info(f'{type(self).__name__} draws the pictures of epoch {epoch}')
             for name, picture in self.pictures(runner):
-                runner.visualizer.add_image(name, picture, step=runner.epoch + 1)
+                runner.visualizer.add_image(name, picture, step=epoch)
 
     def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
         """Names and pictures, uint8 ``[H, W, 3]``."""
