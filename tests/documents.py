@@ -76,7 +76,11 @@ def _without_variables(words: list[str], values: dict[str, str]) -> list[str]:
     while any(word in ('<', '>') for word in words):
         at = next(i for i, word in enumerate(words) if word in ('<', '>'))
         del words[at:at + 2]
-    while words and re.match(r'[A-Z_]+=', words[0]):
+    if words[:1] == ['do']:
+        del words[0]
+    if words[:1] in (['for'], ['done']):
+        return []
+    while words and re.match(r'[A-Za-z_]+=', words[0]):
         name, _, value = words.pop(0).partition('=')
         values[name] = value
     return words

@@ -158,3 +158,11 @@ def test_hosted_runs_call_targets_of_make():
     ours = set(re.findall('^make .+', (ROOT / '.ci/run').read_text(), re.M))
     assert ours <= called
     assert {line.removeprefix('make ') for line in called} <= targets
+
+
+def test_every_variable_of_the_environment_is_in_the_documents():
+    page = (ROOT / 'docs/environment.md').read_text()
+    code = ''.join(path.read_text() for folder in ('aft_mm', 'tools', 'configs')
+                   for path in (ROOT / folder).rglob('*.py'))
+    names = set(re.findall(r'\bAFT_MM_[A-Z]+', code))
+    assert len(names) > 2 and names <= {*re.findall(r'`(\w+)`', page)}
