@@ -23,6 +23,7 @@ The files, from the ops down to the sums:
 - `linear.py`: linear attention, causal in chunks, with its backward pass;
 - `products.py`: products of matrices and how they are rounded; `tokens.py`: how an op takes tokens
   in and gives its result out;
+- `running_mean.py`: causal AFT-simple and its backward pass; `scan.py`: running sums in blocks;
 - `sums.py`: the algebra of shifted sums; `decisions.py`: what is decided once, for an
   exported graph or a constant.
 """

@@ -20,6 +20,7 @@ from .convolution import (
 from .dense_convolution import dense_mean, serves
 from .library import opaque_safe_mean
 from .products import term_parts
+from .running_mean import running_mean
 from .sums import (
     FAST_SPREAD,
     Summable,
@@ -78,18 +79,13 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
         key, value = hide(key, value, key_mask)
         if causal:
             fits = spread(key, 1) <= FAST_SPREAD
-            mixed = choose(fits, _running_mean, _safe_running_mean, key, value)
+            mixed = choose(fits, running_mean, _safe_running_mean, key, value)
         else:
             weight = torch.exp(key - column_shift(key, 1))
             mixed = mean((weight * value).sum(1, True), weight.sum(1, True))
     if query is None and not causal:
         mixed = mixed.expand(-1, key.shape[1], -1)
     return apply_gate(query, mixed, gate, dtype)
-
-
-def _running_mean(key: Tensor, value: Tensor) -> Tensor:
-    weight = torch.exp(key - column_shift(key, 1))
-    return mean(running_sum(weight * value, 1), running_sum(weight, 1))
 
 
 def _safe_running_mean(key: Tensor, value: Tensor) -> Tensor:
