@@ -47,7 +47,8 @@ def table(runs: list[dict]) -> list[str]:
             bound = rows.get(name.replace('aft', 'bound'), {}) if kind == 'aft' else {}
             speeds = (row['speed_vs_deit'], bound.get('speed_vs_deit'), row.get('speed_vs_bound'))
             cells = ['–' if speed is None else f'{speed:.2f}' for speed in speeds]
-            cells.append(f'{row["peak_mib"]:.0f}, {rows[f"deit-{arch}"]["peak_mib"]:.0f}')
+            peaks = row.get('peak_mib'), rows[f'deit-{arch}'].get('peak_mib')
+            cells.append(', '.join('–' if peak is None else f'{peak:.0f}' for peak in peaks))
             lines.append(f'| {name}, {row["size"]}, {row["dtype"]} | {" | ".join(cells)} |')
     return lines
 
