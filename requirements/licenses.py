@@ -1,6 +1,6 @@
 """Print the licence of every package of a lock that is installed here, as its metadata states it.
 
-    python requirements/licenses.py requirements/lock.txt [requirements/downstream.txt ...]
+    python requirements/licenses.py requirements/lock.txt [requirements/dev.txt ...]
 """
 
 import sys

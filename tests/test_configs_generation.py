@@ -25,7 +25,7 @@ NAME = re.compile(
     r'-(?:l(?P<layers>\d+)-d(?P<dims>\d+)(?:-h(?P<heads>\d+))?|mini)'
     r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e'
     r'(?:-(?P<what>aft-cross|aft-encoder|softmax-encoder))?'
-    r'_(?P<data>celeba|imagefolder|shapenet|modelnet10)'
+    r'_(?P<data>celeba|imagefolder|shapenet|modelnet10-mesh|modelnet10)'
     r'-(?:(?P<source>\d+)to(?P<size>\d+)|(?P<classes>all|airplane|chair|car))')
 # What reads the input: that of the paper, and ours, without a rank.
 SOFTMAX = dict(type='aft_mm.SoftmaxAttention', num_heads=8)
@@ -45,6 +45,7 @@ DATA = dict(
     imagefolder=('aft_mm.ImageFolder', 'images'),
     shapenet=('aft_mm.PointClouds', 'ShapeNetCore.v2.PC15k'),
     modelnet10=('aft_mm.PointClouds', 'modelnet10_pcd'))
+DATA['modelnet10-mesh'] = ('aft_mm.PointClouds', 'ModelNet10.PC15k')
 IMAGES = [name for name in LEAVES if 'to' in name.split('-')[-1]]
 POINTS = [name for name in LEAVES if name not in IMAGES]
 MINI = [name for name in LEAVES if '-mini_' in name]
@@ -143,7 +144,7 @@ def test_name_says_the_data(name, monkeypatch):
             assert dataset.data_root == f'data/images/{split}'
             continue
         assert dataset.data_root == f'data/{folder}'
-        missing = field['data'] == 'modelnet10' and split == 'val'
+        missing = 'modelnet10' in field['data'] and split == 'val'
         assert dataset.split == ('test' if missing else split)
         if field['classes']:
             assert dataset.classes in (field['classes'], (field['classes'], ))

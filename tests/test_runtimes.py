@@ -8,7 +8,8 @@ from aft_mm.cli.command_line import protect
 from .leaves import leaves
 
 TASKS = ('image_classification', 'image_ar', 'language_modeling', 'machine_translation',
-         'point_cloud', 'super_resolution', 'detection', 'segmentation')
+         'point_cloud', 'super_resolution', 'speech_recognition', 'copy_task', 'detection',
+         'segmentation')
 FINITE = 'aft_mm.FiniteLossHook'
 
 
@@ -19,7 +20,7 @@ def hooks(cfg):
 
 
 @pytest.mark.parametrize('task', TASKS)
-def test_every_leaf_writes_whole_checkpoints_and_stops_at_nan(task, missing_downstream):
+def test_every_leaf_writes_whole_checkpoints_logs_and_stops_at_nan(task, missing_downstream):
     if task in ('detection', 'segmentation') and missing_downstream:
         pytest.skip(f'{task} inherits mmdet or mmseg, which `make downstream` installs')
     found = {name: Config.fromfile(path, import_custom_modules=False)
@@ -29,9 +30,11 @@ def test_every_leaf_writes_whole_checkpoints_and_stops_at_nan(task, missing_down
     for name, cfg in trained.items():
         assert cfg.default_hooks.checkpoint.type == 'aft_mm.SafeCheckpointHook', name
         assert hooks(cfg).count(FINITE) == 1, name
-        before = cfg.pretty_text
+        backends = {backend.type for backend in cfg.visualizer.vis_backends}
+        assert backends == {'LocalVisBackend', 'TensorboardVisBackend'}, name
+        before = cfg.to_dict()
         protect(cfg)
-        assert cfg.pretty_text == before, name
+        assert cfg.to_dict() == before, name
 
 
 @pytest.mark.parametrize('options', [

@@ -68,7 +68,7 @@ def build_model(config: Config) -> nn.Module:
 
 def load_model(
     config: str | os.PathLike | Config,
-    checkpoint: str | os.PathLike,
+    checkpoint: str | os.PathLike | None,
     device: str | torch.device | None = None,
     task: str | None = None,
 ) -> tuple[Config, nn.Module]:
@@ -76,7 +76,7 @@ def load_model(
 
     Args:
         config: Path of the config, or the config itself.
-        checkpoint: Path or http address of the checkpoint.
+        checkpoint: Path or address of the checkpoint; None for random weights, seed 0.
         device: Where the model shall be; by default an accelerator if there is one.
         task: Name of the class that will draw from the model, if that is all it is for.
 
@@ -93,10 +93,16 @@ def load_model(
         config = read_config(os.fspath(config))
     if task is not None:
         check_task(config, task)
-    check_checkpoint(os.fspath(checkpoint))
-    model = build_model(config)
-    weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
-    load_fitting(model, weights, name=str(config.filename))
+    meta = {}
+    if checkpoint is None:
+        torch.manual_seed(0)
+        model = build_model(config)
+    else:
+        check_checkpoint(os.fspath(checkpoint))
+        model = build_model(config)
+        weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
+        load_fitting(model, weights, name=str(config.filename))
+        meta = weights.get('meta') or {}
     # As mmdet and mmseg call it: what the training said about its data.
-    model.dataset_meta = (weights.get('meta') or {}).get('dataset_meta') or {}
+    model.dataset_meta = meta.get('dataset_meta') or {}
     return config, model.to(device or get_device()).eval().requires_grad_(False)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
 from PIL import Image
 from torch import Tensor, nn
 
@@ -48,17 +47,12 @@ def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Netw
     Raises:
         UserError: there is no such config or name, or the checkpoint is of another network.
     """
-    torch.manual_seed(0)
     if name.startswith(TIMM):
         return _timm_network(name.removeprefix(TIMM), checkpoint)
     config = read_config(name) if name.endswith('.py') else _config_of_mmpretrain(name)
     if not (config.get('model') or {}).get('backbone'):
         raise UserError(f'{name} has no model with a backbone, which the images would go through')
-    if checkpoint is None:
-        with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
-            model = MODELS.build(config.model).eval().requires_grad_(False)
-    else:
-        model = load_model(config, checkpoint, 'cpu')[1]
+    _, model = load_model(config, checkpoint, 'cpu')
     backbone = model.backbone
     run = backbone
     if getattr(backbone, 'with_mask_channel', False):
@@ -176,6 +170,7 @@ def _timm_network(name: str, checkpoint: str | os.PathLike | None) -> Network:
         raise UserError(f'timm has no model {name!r}')
     path = None if checkpoint is None else os.fspath(checkpoint)
     check_checkpoint(path)
+    torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False)
     if path is not None:
         try:

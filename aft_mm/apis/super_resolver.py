@@ -2,6 +2,8 @@
 
 import os
 import sys
+from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -131,11 +133,15 @@ class SuperResolver:
         tiles = cut_tiles(image, rows, columns, (height, width))
         seed = options.pop('seed', None)
         check_sampling(seed=seed)
-        drawn = []
+        drawn: list[np.ndarray] = []
+        start = monotonic()
         for first in range(0, len(tiles), TILES_AT_ONCE):
             part = tiles[first:first + TILES_AT_ONCE]
             if options.get('progress', True):
-                print(f'tiles {first + 1} to {first + len(part)} of {len(tiles)}', file=sys.stderr)
+                left = (monotonic() - start) / max(first, 1) * (len(tiles) - first)
+                time = f', about {timedelta(seconds=round(left))} left' if first else ''
+                print(f'tiles {first + 1} to {first + len(part)} of {len(tiles)}{time}',
+                      file=sys.stderr)
             noise = None if seed is None else derived_seed(seed, first)
             drawn.append(self._draw(part, num, seed=noise, **options))
         factor = self.image_shape[0] // height

@@ -1,7 +1,8 @@
 """What a config says, looked at before anything is built of it or trained with it."""
 
 import inspect
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,18 +12,22 @@ from mmengine.runner import Runner
 from torch import nn
 
 from aft_mm.checks import check_flag, check_int, check_number
+from aft_mm.engine.hooks import PictureHook
 
 from .errors import UserError
 
 #: Entries of a config that a Runner, the tools and the inferencers read.
 READ = frozenset({
-    *inspect.signature(Runner.__init__).parameters, 'custom_imports', 'vis_backends',
+    *inspect.signature(Runner.__init__).parameters, 'custom_imports', 'runner_type',
     'model_wrapper_cfg', 'find_unused_parameters', 'compile', 'sync_bn', 'tta_model',
     'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud', 'subwords',
     'units'} - {'self', 'cfg'})
 #: Names that configs give to what they use further down, some of them much like those above.
 HELPERS = frozenset({
-    'pipeline', 'train_pipeline', 'val_pipeline', 'test_pipeline', 'dataset', 'model_cfg'})
+    'vis_backends', 'pipeline', 'train_pipeline', 'val_pipeline', 'test_pipeline', 'dataset',
+    'model_cfg'})
+#: Tests that draw from the model on their way.
+DRAWING_LOOPS = ('GenerationTestLoop', 'TranslationTestLoop')
 LIKE = 0.8  # of get_close_matches: two letters of ten
 
 
@@ -34,15 +39,37 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
         options: The keys of ``--cfg-options``, which have to name what there is.
 
     Raises:
-        UserError: an entry is almost the name of one that is read, or an option names none.
+        UserError: an entry is almost the name of one that is read, or an option names none, or one
+            that the config has read itself, such as ``train_pipeline``.
     """
     known = READ | HELPERS
     for key in cfg:
         meant = get_close_matches(key, READ, n=1, cutoff=LIKE)
         if key not in known and meant:
             raise UserError(f'{key!r} of the config is read by nobody; did you mean {meant[0]!r}?')
-    for key in {option.partition('.')[0] for option in options} - known - cfg.keys():
-        raise UserError(f'--cfg-options names {key!r}, which the config does not have')
+    for option in options:
+        key, _, rest = option.partition('.')
+        if key not in known and key not in cfg:
+            raise UserError(f'--cfg-options names {key!r}, which the config does not have')
+        if key not in READ:
+            read = {name: cfg[name] for name in READ & cfg.keys()}
+            places = sorted(_places(key, cfg.get(key), read))[:3]
+            there = ' and '.join(f'{place}.{rest}'.rstrip('.') for place in places)
+            raise UserError(f'--cfg-options {option} changes nothing, as the config has used '
+                            f'{key!r} before; change {there or "the config"} instead')
+
+
+def _places(key: str, value: Any, tree: Any, at: str = '') -> Iterator[str]:
+    """Where in a tree a value is used: whole lists and dicts anywhere, others under their name."""
+    items = tree.items() if isinstance(tree, dict) else (
+        enumerate(tree) if isinstance(tree, list) else ())
+    for name, part in items:
+        place = f'{at}.{name}'.lstrip('.')
+        if part == value and value not in ({}, []) and (
+                name == key or isinstance(value, dict | list)):
+            yield place
+        else:
+            yield from _places(key, value, part, place)
 
 
 def check_settings(cfg: Config) -> None:
@@ -106,6 +133,26 @@ def _check_dataset(key: str, dataset: ConfigDict) -> None:
         check_int(f'{key}.indices', dataset['indices'], 1)
 
 
+def check_images(key: str, folder: str, dataset: ConfigDict) -> None:
+    """Refuse a folder of class folders in which nothing is called an image.
+
+    Args:
+        key: Of the dataset in the config.
+        folder: That it reads.
+        dataset: Of mmpretrain; another one than ``CustomDataset`` without a list is not looked at.
+
+    Raises:
+        UserError: no file has one of its ``extensions``.
+    """
+    endings = tuple(dataset.get('extensions') or ())
+    if not dataset.type.endswith('CustomDataset') or dataset.get('ann_file') or not endings:
+        return
+    names = (name for _, _, files in os.walk(folder, followlinks=True) for name in files)
+    if not any(name.lower().endswith(endings) for name in names):
+        raise UserError(f'{key} reads {folder!r}, which holds no image in a folder of its class; '
+                        f'images are files that end in {", ".join(endings)}')
+
+
 def check_classes(model: nn.Module, dataset: Any, split: str) -> None:
     """Refuse a head with fewer classes than the data has.
 
@@ -139,3 +186,25 @@ def check_same_classes(trained: Any, validated: Any) -> None:
                 if differing else 'they stand in another order')
         raise UserError(f'the training set has {len(ours)} classes and the validation set '
                         f'{len(theirs)}, which must be the same in the same order: {what}')
+
+
+def check_steps(runner: Runner) -> None:
+    """Refuse to draw from a model of a causal mixer that cannot take one token at a time.
+
+    Where nothing in the config draws, the likelihood can be trained, and the log says what cannot.
+
+    Raises:
+        UserError: a hook or the test would draw.
+    """
+    without = next((type(layer).__name__ for layer in runner.model.modules()
+                    if getattr(layer, 'causal', False) and not getattr(layer, 'has_steps', True)),
+                   None)
+    if without is None:
+        return
+    loop = (runner.cfg.get('test_cfg') or {}).get('type') or ''
+    drawing = [type(hook).__name__ for hook in runner.hooks if isinstance(hook, PictureHook)]
+    drawing += [name for name in DRAWING_LOOPS if name in str(loop)]
+    what = f'{without} has no _init_state and _mix_step: nothing can be drawn from the model'
+    if drawing:
+        raise UserError(f'{what}, as {drawing[0]} of the config would')
+    runner.logger.warning(what)

@@ -3,11 +3,13 @@
 import errno
 import logging
 import re
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from mmengine.runner import Runner
@@ -29,35 +31,69 @@ _PEER_GONE = re.compile(
 class Run:
     """A run of a tool: its signals, and its runner once that is built."""
 
-    def __init__(self, signals: StopSignals) -> None:
+    def __init__(self, signals: StopSignals, words: Sequence[str]) -> None:
         self.signals = signals
+        self.words = words
         self.runner: Runner | None = None
         self.hook: StopSignalHook | None = None
 
     def watch(self, runner: Runner) -> None:
         """Let a signal stop the training of ``runner`` after an iteration."""
         self.runner = runner
-        self.hook = StopSignalHook(self.signals)
+        self.hook = StopSignalHook(self.signals, self.command())
         runner.register_hook(self.hook)
 
     def last_checkpoint(self) -> str:
-        """``; the last checkpoint is work_dirs/a/epoch_3.pth``."""
+        """``; the last checkpoint is work_dirs/a/epoch_3.pth; to go on, …``."""
         if self.runner is None or self.hook is None:  # no training
             return ''
-        return '; the last checkpoint is ' + str(
-            self.runner.message_hub.get_info('last_ckpt') or 'none yet')
+        last = self.runner.message_hub.get_info('last_ckpt')
+        if not last:
+            return '; the last checkpoint is none yet'
+        return f'; the last checkpoint is {last}; to go on, {self.command()}'
+
+    def command(self) -> str:
+        """What goes on with a training: the command that started it, with ``--resume``."""
+        if self.runner is not None and self.runner.distributed:
+            return 'start it again with --resume'  # the launcher's arguments are not known here
+        return f'run: {shlex.join([*program(), *resuming(self.words)])}'
+
+
+def program() -> list[str]:
+    """How the training was started, without its arguments."""
+    path = Path(sys.argv[0])
+    if path.name == 'aft_mm':
+        return ['aft_mm', 'train']
+    if path.parts[-2:] == ('aft_mm', '__main__.py'):
+        return ['python', '-m', 'aft_mm', 'train']
+    return ['python', str(path) if path.name == 'train.py' else 'tools/train.py']
+
+
+def resuming(words: Sequence[str]) -> list[str]:
+    """Arguments of a training with ``--resume`` at their end, and no other one."""
+    kept: list[str] = []
+    names_checkpoint = False
+    for word in words:
+        if not (word.startswith('--resume') or names_checkpoint and not word.startswith('-')):
+            kept.append(word)
+        names_checkpoint = word == '--resume'
+    return [*kept, '--resume']
 
 
 @contextmanager
-def whole_run() -> Iterator[Run]:
+def whole_run(argv: Sequence[str] | None = None) -> Iterator[Run]:
     """End with one sentence also where the machine or another process ends a run.
 
     That is a signal, a worker of a data loader that was killed, memory or a disk that is full, a
     folder that can no longer be written, and a process of a distributed run that is gone. The
     sentence names the last checkpoint, if it trains, and the exit status of a signal is that of the
     shell, 128 and its number. In a distributed run the launcher gets the sentence, too.
+
+    Args:
+        argv: The arguments of the program, those of the process if None; for the command that the
+            sentence of a training names.
     """
-    run = Run(StopSignals())
+    run = Run(StopSignals(), sys.argv[1:] if argv is None else argv)
     try:  # around the signals, too: the death of a worker is raised wherever Python is just then
         with _quiet_log(), run.signals, _deaths_of_workers():
             yield run

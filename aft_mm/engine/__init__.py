@@ -1,4 +1,4 @@
-"""What a Runner uses: hooks, loops, the optimizer wrapper and its constructor, the schedule."""
+"""The Runner and what it uses: hooks, loops, the optimizer wrapper and its constructor."""
 
 from .hooks import (
     CheckImagesHook,
@@ -9,6 +9,8 @@ from .hooks import (
     EpochTimeHook,
     FiniteLossHook,
     FirstSampleHook,
+    LossUnitHook,
+    MinutesHook,
     PointCloudHook,
     RegularizationHook,
     ResumeCheckHook,
@@ -23,6 +25,7 @@ from .layer_decay import LayerDecayOptimWrapperConstructor
 from .loops import GenerationTestLoop, TranslationTestLoop
 from .optim_wrapper import AutocastOptimWrapper
 from .param_scheduler import InverseSqrtLR
+from .runner import ConsoleRunner, build_runner
 from .stop_signals import Stopped, StopSignals
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     'CheckImagesHook',
     'CheckpointFitHook',
     'CompileHook',
+    'ConsoleRunner',
     'DataReportHook',
     'EpochSeedHook',
     'EpochTimeHook',
@@ -38,6 +42,8 @@ __all__ = [
     'GenerationTestLoop',
     'InverseSqrtLR',
     'LayerDecayOptimWrapperConstructor',
+    'LossUnitHook',
+    'MinutesHook',
     'PointCloudHook',
     'RegularizationHook',
     'ResumeCheckHook',
@@ -50,4 +56,5 @@ __all__ = [
     'TimeBudgetHook',
     'TranslationTestLoop',
     'ValidateFirstHook',
+    'build_runner',
 ]

@@ -27,6 +27,8 @@ class BLEU(BaseMetric):
             missing, which the extra ``text`` installs.
     """
 
+    default_prefix = ''  # without one mmengine warns in every run
+
     def __init__(self, collect_device: str = 'gpu', **kwargs) -> None:
         super().__init__(collect_device=collect_device, **kwargs)
         try:

@@ -31,6 +31,8 @@ class ErrorRate(BaseMetric):
         ValueError: ``per`` is unknown, the data set tells no units, or its transcripts are empty.
     """
 
+    default_prefix = ''  # without one mmengine warns in every run
+
     def __init__(self, per: str, collect_device: str = 'gpu', **kwargs) -> None:
         check_choice('per', per, PER)
         self.per = per

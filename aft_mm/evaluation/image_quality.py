@@ -52,6 +52,8 @@ class ImageQuality(BaseMetric):
             drawn.
     """
 
+    default_prefix = ''  # without one mmengine warns in every run
+
     def __init__(self, image_shape: Sequence[int], source_shape: Sequence[int],
                  collect_device: str = 'gpu', **kwargs) -> None:
         check_sizes('image_shape (H, W, C)', image_shape, (3,))

@@ -30,6 +30,8 @@ class Likelihood(BaseMetric):
         ValueError: ``per`` is unknown, or the data set holds nothing to predict.
     """
 
+    default_prefix = ''  # without one mmengine warns in every run
+
     def __init__(self, per: str = 'dim', collect_device: str = 'gpu', **kwargs) -> None:
         check_choice('per', per, ('dim', 'char', 'token', 'subword'))
         self.per = per

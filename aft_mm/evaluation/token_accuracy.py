@@ -23,6 +23,8 @@ class TokenAccuracy(BaseMetric):
             data set holds nothing to predict.
     """
 
+    default_prefix = ''  # without one mmengine warns in every run
+
     def __init__(self, collect_device: str = 'gpu', **kwargs) -> None:
         super().__init__(collect_device=collect_device, **kwargs)
 

@@ -168,8 +168,8 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The best sequences for each source, best first, `num_best` or all that were found.
 
-    ``score = log p(y | x) / ((5 + |y|) / 6)^α`` with α = `length_penalty` and the end among the |y|
-    tokens (arXiv 1609.08144, eq. 14). At every token the K = `beam_size` most probable
+    ``score = log p(y | x) / ((5 + |y|) / 6)^α`` with α = `length_penalty`, the end being among the
+    tokens of y (arXiv 1609.08144, eq. 14). At every token the K = `beam_size` most probable
     continuations are kept; one that ends leaves the others K − 1. A source is done when none is
     left, or when none that is left can still be among its best: to stop there changes no result.
     A sequence that reaches its greatest length ends there. Each source gives what it gives alone.

@@ -143,9 +143,9 @@ def aft_conv(
 ) -> Tensor:
     """AFT whose position bias depends on the offset only, per head (arXiv 2105.14103, eq. 6 and 8).
 
-    key [B, T, h]; head i serves the channels i·D/h … (i+1)·D/h − 1. weight is w [h, *kernel],
-    already reparameterised: entry ``centre + (t' − t)`` is the bias of the source at t'. grid has
-    1, 2 or 3 sizes, kernels are odd and may be larger than the grid.
+    key [B, T, h]; head i serves the channels i·D/h … (i+1)·D/h − 1. weight is w
+    ``[h, *kernel]``, already reparameterised: entry ``centre + (t' − t)`` is the bias of the source
+    at t'. grid has 1, 2 or 3 sizes, kernels are odd and may be larger than the grid.
     ``global_connectivity=False`` sets W = 0 outside the kernel instead of 1. Returns [B, T, D].
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)

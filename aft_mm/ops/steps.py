@@ -211,7 +211,7 @@ def aft_conv_step(
     global_connectivity: bool = True,
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
-    """One token of causal :func:`aft_conv`; key [B, h], weight [h, *kernel]."""
+    """One token of causal :func:`aft_conv`; key [B, h], weight ``[h, *kernel]``."""
     check_kind(state)
     checks.check_tensor('weight', weight, state.keys)
     check_flag('global_connectivity', global_connectivity)

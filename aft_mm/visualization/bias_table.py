@@ -25,7 +25,7 @@ def position_bias_table(
     ``top``                   share of the mass in the ``top`` largest places of p
     ``entropy_bits``          −Σ p log₂ p; the regulariser of equation 9 is its sum in nats
     ``centre_row``, …         Σ p · offset, source − target, in tokens
-    ``width``                 √(Σ p |offset − centre|²) in tokens, over all dimensions
+    ``width``                 √(Σ p (offset − centre)²) in tokens, over all dimensions
     ========================  ==================================================================
 
     Of ``[h, *kernel]`` p is over the kernel alone. Of ``[1, T, T]`` it is a distribution over the

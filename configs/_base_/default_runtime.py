@@ -9,6 +9,8 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=100),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1, max_keep_ckpts=3),
+    # A run that is killed loses five minutes, however long an epoch is.
+    minutes=dict(type='aft_mm.MinutesHook', minutes=5),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     # A resumed run draws the random numbers of the run that was never killed.
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),
@@ -23,7 +25,7 @@ env_cfg = dict(
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
     dist_cfg=dict(backend='nccl'))
 
-vis_backends = [dict(type='LocalVisBackend')]
+vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
 visualizer = dict(type='UniversalVisualizer', vis_backends=vis_backends)
 
 log_level = 'INFO'

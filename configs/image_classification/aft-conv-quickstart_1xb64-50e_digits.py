@@ -28,4 +28,5 @@ model = dict(
 train_dataloader = dict(batch_size=64)
 optim_wrapper = dict(optimizer=dict(lr=3e-3))
 train_cfg = dict(max_epochs=50)
-default_hooks = dict(logger=dict(interval=20))
+# An epoch takes a second.
+default_hooks = dict(logger=dict(interval=20), checkpoint=dict(interval=5))

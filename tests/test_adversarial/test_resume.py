@@ -150,9 +150,17 @@ def test_checkpoints_of_which_none_is_whole_are_not_trained_over(train, stopped)
     assert before == {path: path.read_bytes() for path in stopped.glob('*.pth')}
 
 
-def test_an_empty_folder_starts_from_the_beginning_and_says_so(train, tmp_path):
-    log = train(tmp_path, 'train_cfg.max_epochs=1', resume='')
-    assert 'holds no checkpoint to go on from: the run starts from the beginning' in log
+def test_an_empty_folder_is_not_trained_in(train, tmp_path):
+    with pytest.raises(SystemExit, match='--resume finds no checkpoint in .*; name the --work-dir'):
+        train(tmp_path, resume='')
+    assert not list(tmp_path.glob('*.pth'))
+
+
+def test_a_finished_run_says_so(train, stopped, whole_run):
+    shutil.copy(whole_run / 'epoch_3.pth', stopped)
+    log = train(stopped, resume='epoch_3.pth')
+    assert 'the run is finished (epoch 3 of 3): nothing is left to train' in log
+    assert 'Epoch(train)' not in log
 
 
 def remove_best(checkpoint):

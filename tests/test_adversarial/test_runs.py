@@ -16,6 +16,7 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from aft_mm.cli.runs import whole_run
 from aft_mm.engine import StopSignals
 
 pytestmark = pytest.mark.adversarial
@@ -76,7 +77,8 @@ def test_a_signal_ends_with_a_checkpoint_from_which_the_run_goes_on(train, signu
     assert ends(train, send(signum)) == 128 + signum
     assert capfd.readouterr().err.splitlines()[-1] == (
         f'{signum.name} stopped the run after iteration 8; the checkpoint is '
-        f'{Path("work/iter_8.pth").resolve()}; to go on, train with --resume')
+        f'{Path("work/iter_8.pth").resolve()}; to go on, run: python tools/train.py config.py '
+        '--work-dir work --resume')
     assert handlers == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
     train(resume=True)
     resumed = weights()
@@ -89,7 +91,22 @@ def test_a_signal_during_validation_names_the_checkpoint_of_the_epoch(train, cap
     assert ends(train, send(signal.SIGTERM), place='before_val_epoch') == 128 + signal.SIGTERM
     assert capfd.readouterr().err.splitlines()[-1].endswith(
         'SIGTERM stopped the run; the last checkpoint is '
-        f'{Path("work/epoch_1.pth").resolve()}')
+        f'{Path("work/epoch_1.pth").resolve()}; to go on, run: python tools/train.py config.py '
+        '--work-dir work --resume')
+
+
+@pytest.mark.parametrize('program, words, command', [
+    ('tools/train.py', ['c.py', '--resume', 'a.pth', '--amp'],
+     'python tools/train.py c.py --amp --resume'),
+    ('/venv/bin/aft_mm', ['c.py', '--cfg-options', 'a=b c', '--resume'],
+     "aft_mm train c.py --cfg-options 'a=b c' --resume"),
+    ('/site-packages/aft_mm/__main__.py', ['--resume=a.pth', 'c.py'],
+     'python -m aft_mm train c.py --resume'),
+])
+def test_the_command_that_goes_on_is_the_one_that_began(program, words, command, monkeypatch):
+    monkeypatch.setattr('sys.argv', [program])
+    with whole_run(words) as run:
+        assert run.command() == f'run: {command}'
 
 
 def test_a_process_that_is_forked_inside_ends_as_any_other():
@@ -138,7 +155,7 @@ def lose_connection(runner):
 def test_a_worker_that_is_killed_is_said(train, action):
     sentence = ends(train, action, workers=1)
     assert sentence.startswith('Error: worker ') and 'of a data loader' in sentence
-    assert sentence.endswith(f'the last checkpoint is {Path("work/epoch_1.pth").resolve()}')
+    assert f'the last checkpoint is {Path("work/epoch_1.pth").resolve()}; to go on' in sentence
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_and_nothing_half_written(train):
@@ -153,7 +170,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_nothing_half_written(train
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert 'epoch_2.pth' in sentence and 'File too large' in sentence
-    assert sentence.endswith(f'the last checkpoint is {Path("work/epoch_1.pth").resolve()}')
+    assert f'the last checkpoint is {Path("work/epoch_1.pth").resolve()}; to go on' in sentence
     assert sorted(path.name for path in Path('work').glob('*epoch*')) == ['epoch_1.pth']
     assert Path('work/last_checkpoint').read_text().endswith('epoch_1.pth')
     train(resume=True)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from mmengine.utils import track_iter_progress
 from sklearn.metrics import confusion_matrix
 
 from aft_mm.apis import build_dataset, class_names, load_network, network_inputs, shown_image
@@ -18,6 +17,7 @@ from aft_mm.cli.arguments import PICTURES, check_output
 from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.pictures import add_picture_arguments, check_picture, footer, save, write_csv
+from aft_mm.cli.progress import with_bar
 from aft_mm.visualization import draw_confusion, draw_titled_images, most_confident_mistakes
 
 
@@ -51,7 +51,7 @@ def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
 def predict(network, dataset, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities [N, K] and labels [N] of a data set."""
     probabilities, labels = [], []
-    for first in track_iter_progress(range(0, len(dataset), batch_size)):
+    for first in with_bar(range(0, len(dataset), batch_size), 'classifying'):
         samples = [dataset[i] for i in range(first, min(first + batch_size, len(dataset)))]
         with torch.no_grad():
             logits = network.model(network_inputs(network.config, samples))

@@ -1,7 +1,7 @@
 """Draw the mean relative attention of a softmax ViT, figures 1 (left) and 5 of arXiv 2105.14103.
 
-NETWORK is a config of ours or of mmpretrain, mmpretrain's name of a model, or timm:NAME; its
-attention must be torch's scaled_dot_product_attention, as in their ViT and DeiT.
+The attention of NETWORK must be torch's scaled_dot_product_attention, as in the ViT and DeiT of
+mmpretrain and timm. The paper takes 256 images. --csv has the mean distance per layer and head.
 
     python tools/analysis_tools/plot_attention.py NETWORK CHECKPOINT --num 256 --out attention.png
     python tools/analysis_tools/plot_attention.py NETWORK CHECKPOINT --layers 0,2,4 --out a.png
@@ -11,20 +11,20 @@ import argparse
 from collections.abc import Sequence
 
 import torch
-from mmengine.utils import track_iter_progress
 
 from aft_mm.apis import batches_for, load_network
 from aft_mm.checks import check_int
 from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.pictures import (
-    LAYERS,
-    add_picture_arguments,
+    add_choice_arguments,
+    add_network_arguments,
     check_picture,
     footer,
     save,
     write_csv,
 )
+from aft_mm.cli.progress import with_bar
 from aft_mm.visualization import (
     MeanAttention,
     RecordAttention,
@@ -37,15 +37,9 @@ from aft_mm.visualization import (
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', metavar='NETWORK')
-    parser.add_argument('checkpoint', help='path of the checkpoint')
-    parser.add_argument('--images', nargs='+', help='image files; else --num of the test split')
-    parser.add_argument('--num', type=int, default=64, help='images; the paper has 256')
+    add_network_arguments(parser, num=64)
+    add_choice_arguments(parser)
     parser.add_argument('--batch-size', type=int, default=16)
-    parser.add_argument('--layers', default='all', help=LAYERS)
-    parser.add_argument('--heads', default='even:12', help='in the same words; %(default)s')
-    parser.add_argument('--csv', help='write the mean distance of attention per layer and head')
-    add_picture_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -58,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         batches = batches_for(network, args.images, args.num, args.batch_size)
         mean = MeanAttention(batches[0].shape[2:], network.num_prefix_tokens)
         with torch.no_grad(), RecordAttention(mean.take):
-            for batch in track_iter_progress(batches):
+            for batch in with_bar(batches, 'attention'):
                 mean.next_batch(len(batch))
                 network.run(batch)
         layers = list(mean.means().items())

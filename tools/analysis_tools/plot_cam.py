@@ -23,7 +23,13 @@ from aft_mm.apis import (
 )
 from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.cli.pictures import add_picture_arguments, check_picture, footer, save
+from aft_mm.cli.pictures import (
+    add_image_arguments,
+    add_picture_arguments,
+    check_picture,
+    footer,
+    save,
+)
 from aft_mm.visualization import as_map, draw_cams
 
 METHODS = ('GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'XGradCAM', 'LayerCAM', 'EigenGradCAM')
@@ -34,8 +40,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config of a classifier, or mmpretrain\'s name')
     parser.add_argument('checkpoint', help='path of the checkpoint')
-    parser.add_argument('--images', nargs='+', help='image files; else --num of the test split')
-    parser.add_argument('--num', type=int, default=6, help='images of the test split; %(default)s')
+    add_image_arguments(parser, num=6)
     parser.add_argument('--category', type=int, help='number of a class; else the predicted one')
     parser.add_argument(
         '--layer', help="a part of the backbone; else, as in mmpretrain's vis_cam.py, the last "
@@ -76,7 +81,8 @@ def activation_maps(network: Network, layer: torch.nn.Module, inputs: torch.Tens
         return as_map(tokens, inputs.shape[2:], network.num_prefix_tokens)
 
     network.model.requires_grad_(True)
-    with getattr(pytorch_grad_cam, method)(network.model, [layer], reshape) as cam:
+    cam_of = getattr(pytorch_grad_cam, method)
+    with cam_of(network.model, [layer], reshape_transform=reshape) as cam:
         return cam(inputs, [ClassifierOutputTarget(category) for category in categories])
 
 

@@ -19,7 +19,13 @@ from aft_mm.apis import (
 from aft_mm.cli.arguments import check_writable
 from aft_mm.cli.command_line import DATA_ERRORS, numbered
 from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.cli.pictures import LAYERS, add_picture_arguments, check_picture, footer
+from aft_mm.cli.pictures import (
+    add_choice_arguments,
+    add_image_arguments,
+    add_picture_arguments,
+    check_picture,
+    footer,
+)
 from aft_mm.visualization import (
     choose,
     draw_key_maps,
@@ -35,10 +41,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config of an image model')
     parser.add_argument('checkpoint', help='path of the checkpoint')
-    parser.add_argument('--images', nargs='+', help='image files; else --num of the test split')
-    parser.add_argument('--num', type=int, default=1, help='images of the test split; %(default)s')
-    parser.add_argument('--layers', default='all', help=LAYERS)
-    parser.add_argument('--heads', default='even:12', help='in the same words; %(default)s')
+    add_image_arguments(parser, num=1)
+    add_choice_arguments(parser)
     add_picture_arguments(parser)
     return parser.parse_args(argv)
 

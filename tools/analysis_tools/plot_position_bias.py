@@ -13,7 +13,7 @@ from aft_mm.checks import check_int
 from aft_mm.cli.command_line import CONFIG_ERRORS
 from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.pictures import (
-    LAYERS,
+    add_choice_arguments,
     add_picture_arguments,
     check_picture,
     footer,
@@ -32,10 +32,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config')
-    parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
+    parser.add_argument(
+        'checkpoint', nargs='?',
+        help='path of the checkpoint, as tools/train.py writes it; else random weights')
     add_picture_arguments(parser)
-    parser.add_argument('--layers', default='all', help=LAYERS)
-    parser.add_argument('--heads', default='even:12', help='in the same words; %(default)s')
+    add_choice_arguments(parser)
     parser.add_argument(
         '--queries', default='even:12',
         help='tokens of the grid whose row of a dense bias is drawn, in the same words, or '

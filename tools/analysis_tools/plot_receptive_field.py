@@ -1,7 +1,7 @@
 """Draw effective receptive fields: the energy of the gradients of a place towards the pixels.
 
-NETWORK is a config of ours or of mmpretrain, mmpretrain's name of a model, or timm:NAME. Without a
-checkpoint its weights are random, and without images the input is noise.
+Without a checkpoint the weights of NETWORK are random; where it has no data set and no images are
+given, the input is noise.
 
     python tools/analysis_tools/plot_receptive_field.py CONFIG CHECKPOINT --num 64 --out field.png
     python tools/analysis_tools/plot_receptive_field.py timm:resnet18 --size 224 --out field.png
@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 
 import torch
-from mmengine.utils import track_iter_progress
 
 from aft_mm.apis import batches_for, layers_of, load_network, modules_named, noise_images
 from aft_mm.checks import check_int
@@ -20,12 +19,14 @@ from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.errors import one_sentence
 from aft_mm.cli.pictures import (
     LAYERS,
-    add_picture_arguments,
+    add_choice_arguments,
+    add_network_arguments,
     check_picture,
     footer,
     save,
     write_csv,
 )
+from aft_mm.cli.progress import with_bar
 from aft_mm.visualization import (
     as_map,
     choose,
@@ -40,22 +41,15 @@ from aft_mm.visualization import (
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', metavar='NETWORK')
-    parser.add_argument('checkpoint', nargs='?', help='path of the checkpoint')
-    inputs = parser.add_mutually_exclusive_group()
-    inputs.add_argument('--images', nargs='+', help='image files')
-    inputs.add_argument('--noise', action='store_true', help='N(0, 1) in place of the test split')
-    parser.add_argument('--num', type=int, default=16, help='images, %(default)s')
+    add_network_arguments(parser, num=16, random=True)
+    add_choice_arguments(
+        parser, heads=False,
+        layers=f'{LAYERS}, or names of parts of the backbone with commas between them')
     parser.add_argument('--size', type=int, help='edge of the noise [px]')
-    parser.add_argument(
-        '--layers', default='all',
-        help=f'{LAYERS}, or names of parts of the backbone with commas between them')
     parser.add_argument('--place', type=int, nargs=2, metavar=('ROW', 'COLUMN'),
                         help='of the map of a layer; the middle unless given')
     parser.add_argument('--radius', type=float, nargs='+', default=[16, 32, 64],
                         help='print the share of the energy within these radii [px]')
-    parser.add_argument('--csv', help='write the numbers to this file, too')
-    add_picture_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -107,7 +101,7 @@ def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None
         return as_map(output, images.shape[2:], network.num_prefix_tokens)
 
     total = 0
-    for batch in track_iter_progress(batches):
+    for batch in with_bar(batches, 'receptive field'):
         total = total + receptive_field(features, batch, place, generator=generator)
     return total / len(batches)
 

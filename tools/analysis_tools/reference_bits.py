@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 from mmengine.registry import DATASETS, init_default_scope
-from mmengine.utils import track_iter_progress
 from scipy.special import gammaln
 
 from aft_mm.cli.arguments import add_config_options, check_output
 from aft_mm.cli.command_line import CONFIG_ERRORS, DATA_ERRORS, check_data, load_config
 from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.cli.progress import with_bar
 
 
 def order_0_bits(values: np.ndarray) -> float:
@@ -73,7 +73,7 @@ def main() -> None:
         dataset = DATASETS.build(cfg.test_dataloader.dataset)
     parts = []
     with one_sentence():
-        for index in track_iter_progress(range(len(dataset))):
+        for index in with_bar(range(len(dataset)), 'reading'):
             sample = dataset[index]
             # Context that is only given, not predicted, was counted in the sample before.
             parts.append(sample['inputs'][sample['data_samples'].get('num_context', 0):].flatten())

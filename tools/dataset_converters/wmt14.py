@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.cli.progress import with_bar
 
 LANGUAGES = ('en', 'de')
 # Of each split, the parts that make it; {} is the language, and the two sides of an .sgm differ.
@@ -46,7 +47,7 @@ def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
         UserError: an archive is missing or damaged.
     """
     found = {}
-    for path in archives:
+    for path in with_bar(archives, 'archives'):
         if not path.is_file():
             raise UserError(f'archive {str(path)!r} does not exist')
         try:

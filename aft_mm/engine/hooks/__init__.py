@@ -8,6 +8,9 @@ from .epoch_seed_hook import EpochSeedHook
 from .epoch_time_hook import EpochTimeHook
 from .finite_loss_hook import FiniteLossHook
 from .first_sample_hook import FirstSampleHook
+from .loss_unit_hook import LossUnitHook
+from .minutes_hook import MinutesHook
+from .picture_hook import PictureHook
 from .point_cloud_hook import PointCloudHook
 from .regularization_hook import RegularizationHook
 from .resume_check_hook import ResumeCheckHook
@@ -27,6 +30,9 @@ __all__ = [
     'EpochTimeHook',
     'FiniteLossHook',
     'FirstSampleHook',
+    'LossUnitHook',
+    'MinutesHook',
+    'PictureHook',
     'PointCloudHook',
     'RegularizationHook',
     'ResumeCheckHook',

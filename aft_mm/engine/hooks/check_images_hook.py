@@ -60,6 +60,8 @@ class CheckImagesHook(Hook):
             return
         infos = map(dataset.get_data_info, range(runner.rank, len(dataset), runner.world_size))
         paths = [info['img_path'] for info in infos if 'img_path' in info]
+        if not paths:  # images of one file, such as CIFAR's
+            return
         runner.logger.info(
             f'CheckImagesHook: this rank checks {len(paths)} image files of the {name} set')
         with ThreadPoolExecutor(self.num_threads) as pool:

@@ -49,7 +49,7 @@ class PointCloudHook(PictureHook):
         self.num_bits = num_bits
         self.up = up
         self.num_samples = num_samples
-        self.options = dict(temperature=temperature, seed=seed)
+        self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
         """Look at model and data before the first epoch is spent.

@@ -92,10 +92,12 @@ class ResumeCheckHook(Hook):
             warn(f'the checkpoint was written by {before} processes and goes on with '
                  f'{now["num_processes"]}: samples are dealt out otherwise, so that the weights '
                  'will not be those of a run that was never stopped')
-        done, end = ((epoch, runner.max_epochs) if isinstance(loop, EpochBasedTrainLoop) else
-                     (iteration, runner.max_iters))
+        unit, done, end = (
+            ('epoch', epoch, runner.max_epochs) if isinstance(loop, EpochBasedTrainLoop) else
+            ('iteration', iteration, runner.max_iters))
         if done >= end:
-            warn(f'the checkpoint is at the end of the run ({done} of {end}): nothing is trained')
+            warn(f'the run is finished ({unit} {done} of {end}): nothing is left to train; a '
+                 f'longer one needs a larger train_cfg.max_{unit.removesuffix("ation")}s')
 
 
 def check_numbers(meta: dict) -> None:

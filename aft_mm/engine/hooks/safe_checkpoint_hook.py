@@ -1,7 +1,10 @@
 """Checkpoints of a run that are whole, and a resume that touches nothing but its own."""
 
+import logging
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -84,7 +87,8 @@ class SafeCheckpointHook(CheckpointHook):
         if names:
             info['keep_ckpt_ids'] = [
                 step for step, path in names.items() if path.is_file() and not path.is_symlink()]
-        super().before_train(runner)
+        with _without_own_deprecations(runner):
+            super().before_train(runner)
 
     def _foreign(self, key: str, value: Any, folder: Path, runner: Runner) -> str:
         """Why what the checkpoint says under ``key`` is none of this run's; '' if it is."""
@@ -142,6 +146,21 @@ class SafeCheckpointHook(CheckpointHook):
                     self.out_dir, self.filename_tmpl.format(outdated))
                 if self.file_backend.isfile(old) and not os.path.islink(old):
                     self.file_backend.remove(old)
+
+
+@contextmanager
+def _without_own_deprecations(runner: Runner) -> Iterator[None]:
+    """mmengine's CheckpointHook always makes a FileClient, which warns that it is deprecated."""
+    def keep(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(('"FileClient" will be', '"HardDiskBackend" is'))
+
+    for handler in runner.logger.handlers:
+        handler.addFilter(keep)
+    try:
+        yield
+    finally:
+        for handler in runner.logger.handlers:
+            handler.removeFilter(keep)
 
 
 def description(runner: Runner) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class SampleHook(PictureHook):
         self.num_samples = num_samples
         self.num_images = num_images
         self.num_completions = num_completions
-        self.options = dict(temperature=temperature, seed=seed)
+        self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
         """Raise a :class:`UserError` if the model is made for images of another shape."""

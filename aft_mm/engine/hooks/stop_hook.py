@@ -70,12 +70,19 @@ class StopHook(Hook):
         if (not self.is_up or not runner.optim_wrapper.should_update()
                 or self.is_last_train_iter(runner)):
             return
-        loop = runner.train_loop
-        loop.stop_training = True
-        within = isinstance(loop, StoppableEpochLoop) and not self.end_of_epoch(
-            loop.dataloader, batch_idx)
-        if within or isinstance(loop, IterBasedTrainLoop):
+        runner.train_loop.stop_training = True
+        if self.goes_on(runner, batch_idx):
             self._save(runner, runner.epoch, runner.iter + 1)
+
+    def goes_on(self, runner: Runner, batch_idx: int) -> bool:
+        """Whether a checkpoint after this iteration says where the run goes on.
+
+        At the end of an epoch that is the checkpoint after the epoch.
+        """
+        loop = runner.train_loop
+        return isinstance(loop, IterBasedTrainLoop) or (
+            isinstance(loop, StoppableEpochLoop)
+            and not self.end_of_epoch(loop.dataloader, batch_idx))
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Save at the end of an epoch if CheckpointHook has not."""

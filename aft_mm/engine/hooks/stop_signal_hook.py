@@ -10,6 +10,9 @@ from mmengine.runner import Runner
 from ..stop_signals import StopSignals
 from .stop_hook import StopHook
 
+#: For ``extra`` of a log message that the console gets otherwise.
+FILE_ONLY = dict(file_only=True)
+
 
 class StopSignalHook(StopHook):
     """Ends the training after the iteration in which SIGTERM or SIGINT arrived.
@@ -19,10 +22,12 @@ class StopSignalHook(StopHook):
 
     Args:
         signals: That keeps the signal.
+        command: That goes on with the run, for the sentence.
     """
 
-    def __init__(self, signals: StopSignals) -> None:
+    def __init__(self, signals: StopSignals, command: str = 'train with --resume') -> None:
         super().__init__()
+        self.command = command
         self.signals = signals
         self.sentence = ''
 
@@ -64,5 +69,6 @@ class StopSignalHook(StopHook):
         """Keep what there is to say as the last line of the run."""
         name = signal.Signals(self.signals.received or signal.SIGTERM).name
         self.sentence = (f'{name} stopped the run after iteration {iteration}; the checkpoint is '
-                         f'{checkpoint}; to go on, train with --resume')
-        runner.logger.info(self.sentence)
+                         f'{checkpoint}; to go on, {self.command}')
+        # On the console it is the last line, by what ends the program.
+        runner.logger.info(self.sentence, extra=FILE_ONLY)

@@ -50,7 +50,7 @@ class SuperResolutionHook(PictureHook):
         self.source_shape = tuple(source_shape)
         self.num_images = num_images
         self.num_samples = num_samples
-        self.options = dict(temperature=temperature, seed=seed)
+        self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
         """Look at model and run before the first epoch is spent.

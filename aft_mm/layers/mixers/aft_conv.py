@@ -81,7 +81,7 @@ class AFTConv(AFTMixer):
         self.pos_bias = ConvPositionBias(num_heads, kernel, reparameterize, tau, init_std)
 
     def position_bias(self) -> Tensor:
-        """w [h, *kernel] as evaluation uses it."""
+        """w ``[h, *kernel]`` as evaluation uses it."""
         return self.pos_bias()
 
     @property

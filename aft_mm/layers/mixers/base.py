@@ -89,6 +89,12 @@ class TokenMixer(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
         self._fused: tuple[Tensor, Tensor | None, list[int]] | None = None
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether the class defines how to take one token at a time, if it is causal."""
+        own, base = type(self), TokenMixer
+        return own._init_state is not base._init_state and own._mix_step is not base._mix_step
+
     def fuse_projections(self) -> None:
         """Let steps project query, key and value in one product, with the present weights.
 
@@ -172,8 +178,13 @@ class TokenMixer(nn.Module):
     def init_state(self, batch_size: int) -> Any:
         """The state before the first token; its size is that of the op's, see docs/ops.md.
 
-        Raises ValueError for a mixer that is not causal.
+        Raises ValueError for a mixer that is not causal, or without steps.
         """
+        if not self.has_steps:
+            raise ValueError(
+                f'{type(self).__name__} must have _init_state and _mix_step to take one token at a '
+                'time, which drawing from a model needs'
+            )
         if not self.causal:
             raise ValueError(
                 f'init_state needs {type(self).__name__}(causal=True), got causal=False'
@@ -264,7 +275,7 @@ class TokenMixer(nn.Module):
             )
 
     def position_bias(self) -> Tensor | None:
-        """The bias w for pictures, [1, T, T] or [h, *kernel], or None where there is none."""
+        """The bias w for pictures, ``[1, T, T]`` or ``[h, *kernel]``; None where there is none."""
         return None
 
     def _mix(

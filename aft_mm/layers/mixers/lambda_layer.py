@@ -20,8 +20,8 @@ class LambdaLayer(TokenMixer):
 
     ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, one for all h heads,
     softmax over the tokens, e learned for every offset on the grid (full context). BatchNorm on
-    queries and keys, over the tokens that are kept. O(T²·h·(|k| + D/h)) time and
-    O(T²·(h + |k|)) memory.
+    queries and keys, over the tokens that are kept. ``O(T²·h·(|k| + D/h))`` time and
+    ``O(T²·(h + |k|))`` memory.
 
     Timm's LambdaLayer is tied to maps [B, C, H, W], its own normalisation and no masks, so this is
     written here.
@@ -29,7 +29,7 @@ class LambdaLayer(TokenMixer):
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
-        key_dims: |k|.
+        key_dims: ``|k|``.
         others: see :class:`TokenMixer`; grid is required, and causal refused: statistics of a batch
             tell a token of later ones.
     """

@@ -3,7 +3,8 @@
 The fastest form that is exact to tolerance serves:
 
 - *dense*: a product per head with W as a matrix, on CUDA and small grids (`dense_convolution.py`);
-- *difference*: ``conv(e^k v, e^w − 1) + Σ e^k v``, the paper's; loses digits where e^w is small;
+- *difference*: ``conv(e^k v, e^w − 1) + Σ e^k v``, the paper's; loses digits where e^w is small; on
+  a CPU without a gradient in fewer passes (`inference_convolution.py`);
 - *additive*: ``conv(e^k v, e^w) +`` the sums outside of the kernel, none of which is a difference;
 - *exact*: entry by entry of the kernel in float64, every row with its own shift, for any key.
 
@@ -32,6 +33,9 @@ from .sums import (
 
 # The difference form loses a factor e^−w of precision: 3 nats keep 5 of float32's 7 digits.
 DIFFERENCE_LOWEST_BIAS = -3.0
+# Kernels of these many columns take oneDNN 1.3 to 3 times as long as those of FAST_COLUMNS.
+SLOW_COLUMNS = (11, 13)
+FAST_COLUMNS = 15
 
 
 def difference_fits(
@@ -123,15 +127,29 @@ def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
 
 def _depthwise(x: Tensor, kernel: Tensor) -> Tensor:
     """Cross-correlation of x [B, *grid, C] with kernel [h, *K], channels in h contiguous groups."""
-    channels = x.shape[-1]
+    kernel = with_fast_columns(kernel)
+    return convolve(x, kernel.repeat_interleave(x.shape[-1] // kernel.shape[0], 0))
+
+
+def convolve(x: Tensor, kernel: Tensor) -> Tensor:
+    """Cross-correlation of x [B, *grid, C] with kernel [C, *K], channel by channel."""
     if x.dim() == 3:  # as a grid of one row: 1-d convolution has no channels-last layout
-        return _depthwise(x.unsqueeze(1), kernel.unsqueeze(1)).squeeze(1)
-    convolve = F.conv2d if x.dim() == 4 else F.conv3d
-    if kernel.shape[-1] == 13 and x.device.type == 'cpu':
-        kernel = F.pad(kernel, (1, 1))  # oneDNN takes over twice as long for 13 columns as for 15
-    kernel = kernel.repeat_interleave(channels // kernel.shape[0], 0).unsqueeze(1)
-    padding = [size // 2 for size in kernel.shape[2:]]
-    return convolve(x.movedim(-1, 1), kernel, padding=padding, groups=channels).movedim(1, -1)
+        return convolve(x.unsqueeze(1), kernel.unsqueeze(1)).squeeze(1)
+    function = F.conv2d if x.dim() == 4 else F.conv3d
+    padding = [size // 2 for size in kernel.shape[1:]]
+    x, kernel = x.movedim(-1, 1), kernel.unsqueeze(1)
+    return function(x, kernel, padding=padding, groups=len(kernel)).movedim(1, -1)
+
+
+def with_fast_columns(kernel: Tensor) -> Tensor:
+    """The kernel, with columns of 0 where oneDNN convolves faster with them.
+
+    Of a convolution alone: the gradients of a wider kernel take up to five times as long.
+    """
+    columns = kernel.shape[-1]
+    if columns not in SLOW_COLUMNS or kernel.device.type != 'cpu' or torch.is_grad_enabled():
+        return kernel
+    return F.pad(kernel, [(FAST_COLUMNS - columns) // 2] * 2)
 
 
 def _everything(x: Tensor) -> Tensor:
