@@ -10,7 +10,7 @@ from mmengine.config import Config
 
 import aft_mm
 
-from .documents import ROOT, blocks
+from .documents import PAGES, ROOT, blocks
 
 TUTORIAL = 'docs/tutorials/own_mixer.md'
 NOTEBOOK = ROOT / 'docs/tutorials/first_model.ipynb'
@@ -166,3 +166,24 @@ def test_every_variable_of_the_environment_is_in_the_documents():
                    for path in (ROOT / folder).rglob('*.py'))
     names = set(re.findall(r'\bAFT_MM_[A-Z]+', code))
     assert len(names) > 2 and names <= {*re.findall(r'`(\w+)`', page)}
+
+
+def anchors(path):
+    """The anchors of the headings of a document, as hosts of code make them."""
+    text = re.sub(r'^```.*?^```', '', path.read_text(), flags=re.M | re.S)
+    names = re.findall(r'^#+ (.+)$', text, re.M)
+    return {re.sub(r'[^\w\- ]', '', name.lower()).replace(' ', '-') for name in names}
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_links_lead_somewhere_on_a_host_of_code(page):
+    """Sphinx makes anchors of its own beside these, so that it finds more."""
+    text = re.sub(r'^```.*?^```', '', (ROOT / page).read_text(), flags=re.M | re.S)
+    text = re.sub('`[^`]*`', '', text)
+    for target in re.findall(r'\]\(([^()\s]+)\)', text):
+        if re.match('[a-z]+:', target):
+            continue
+        file, _, anchor = target.partition('#')
+        path = (ROOT / page).parent / file if file else ROOT / page
+        assert path.exists(), f'{target} does not exist'
+        assert not anchor or anchor in anchors(path), f'{target} has no such heading'
