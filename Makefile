@@ -7,7 +7,7 @@ WORK_DIR := work_dirs/quickstart
 # Where the compiled mmcv is kept: building it takes minutes.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream docs linkcheck test lint licenses clean
+.PHONY: quickstart downstream docs linkcheck test lint licenses release-weights clean
 
 # Every lock is complete, so that pip has nothing to choose.
 PIN := $(BIN)/python -m pip install --no-deps --require-hashes
@@ -58,6 +58,12 @@ $(VENV)/docs: $(VENV)/installed requirements/docs.txt
 
 test: $(VENV)/development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
+
+# Release files of the runs in RUNS, with a list of their hashes, in the new folder RELEASE.
+RUNS ?= $(WORK_DIR)
+RELEASE ?= release
+release-weights: $(VENV)/installed
+	$(BIN)/python tools/model_converters/release_weights.py $(RUNS) --out $(RELEASE)
 
 lint: $(VENV)/development
 	$(BIN)/ruff check .

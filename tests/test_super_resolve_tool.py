@@ -1,5 +1,7 @@
 """`aft_mm super-resolve`: what it writes and what it refuses."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -70,10 +72,13 @@ def test_one_picture_of_all(enlarge, resolver):
     np.testing.assert_array_equal(picture('a.png'), expected)
 
 
-def test_the_number_of_tiles_is_told_before_they_are_drawn(enlarge, capsys):
+def test_the_number_of_tiles_and_their_time_are_told(enlarge, capsys, monkeypatch):
+    monkeypatch.setattr('aft_mm.apis.super_resolver.TILES_AT_ONCE', 5)
     enlarge('large.png', 'a.png', '--tile', 2, '--num', 3)
     out, err = capsys.readouterr()
-    assert out.startswith('8 tiles (2 x 4) to draw, 3 times each\n') and 'of 8\n' in err
+    assert out.startswith('8 tiles (2 x 4) to draw, 3 times each\n')
+    assert 'tiles 1 to 5 of 8\n' in err
+    assert re.search(r'tiles 6 to 8 of 8, about 0:\d\d:\d\d left\n', err)
 
 
 @pytest.mark.parametrize('words', [[], ['--picture']])

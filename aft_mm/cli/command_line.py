@@ -21,7 +21,7 @@ from aft_mm.checks import check_int
 from aft_mm.engine.distributed import start_distributed
 from aft_mm.engine.hooks import RegularizationHook
 
-from .config_checks import check_keys, check_settings
+from .config_checks import check_images, check_keys, check_settings
 from .config_files import find_config
 from .errors import UserError
 from .library_warnings import pass_over
@@ -267,6 +267,8 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
                 'the data there or set AFT_MM_DATA '
                 f'(now {os.environ.get("AFT_MM_DATA", "data")!r}) to the folder that holds the '
                 'data sets')
+    if isinstance(prefix, str):
+        check_images(key, os.path.join(root, prefix), dataset)
 
 
 def log_backends(runner: Runner) -> None:
