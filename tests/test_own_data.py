@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
 
 from aft_mm.cli.config_checks import check_same_classes
@@ -120,6 +120,40 @@ def test_what_cannot_be_split(photos, split_folder, monkeypatch, words, sentence
     with pytest.raises(SystemExit, match=sentence):
         split_folder(words)
     assert not (photos / 'out').exists()
+
+
+def test_folders_without_an_image_are_refused(train, tmp_path):
+    for part in ('train', 'val'):
+        (tmp_path / f'data/my_images/{part}/cat').mkdir(parents=True)
+        (tmp_path / f'data/my_images/{part}/cat/1.txt').touch()
+    with pytest.raises(SystemExit, match=r"train_dataloader.dataset reads '.*my_images/train', "
+                       r'which holds no image in a folder of its class; .* end in \.jpg'):
+        train('image-folder', 'train_cfg.max_epochs=1')
+
+
+@pytest.mark.parametrize(('ending', 'mode', 'most'), [
+    ('png', 'RGB', 0), ('png', 'L', 0), ('png', 'I;16', 1), ('tiff', 'RGB', 0), ('bmp', 'RGB', 0),
+    ('webp', 'RGB', 3), ('jpg', 'RGB', 3), ('jpg', 'L', 3), ('jpg', 'CMYK', 40)])
+def test_the_leaf_sees_an_image_of_any_kind_as_other_programs_do(ending, mode, most, tmp_path):
+    rows, columns = np.meshgrid(np.arange(150), np.arange(190), indexing='ij')
+    grey = (60 + rows + columns // 4).astype(np.uint8)  # smooth, as formats lose sharp edges
+    colours = np.stack([grey, 255 - grey, grey // 2], -1)
+    path = tmp_path / f'a.{ending}'
+    if mode == 'I;16':
+        Image.fromarray(grey.astype(np.uint16) * 257).save(path)
+    else:
+        Image.fromarray(colours).convert(mode).save(path, quality=95)
+    with Image.open(path) as image:
+        seen = np.stack([grey] * 3, -1) if mode == 'I;16' else np.asarray(image.convert('RGB'))
+    init_default_scope('mmpretrain')
+    (leaf, ) = FOLDER.glob('*image-folder*.py')
+    load, *steps = Config.fromfile(leaf).val_dataloader.dataset.pipeline
+    pixels = TRANSFORMS.build(load).transform(dict(img_path=str(path)))
+    assert pixels['img'].shape == seen.shape and pixels['img'].dtype == np.uint8
+    assert abs(pixels['img'][..., ::-1].astype(int) - seen).max() <= most
+    for step in steps:
+        pixels = TRANSFORMS.build(step).transform(pixels)
+    assert pixels['inputs'].shape == (3, 64, 64)
 
 
 def test_classes_in_another_order_are_refused():

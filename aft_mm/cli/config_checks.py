@@ -1,6 +1,7 @@
 """What a config says, looked at before anything is built of it or trained with it."""
 
 import inspect
+import os
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any
@@ -17,9 +18,10 @@ from .errors import UserError
 
 #: Entries of a config that a Runner, the tools and the inferencers read.
 READ = frozenset({
-    *inspect.signature(Runner.__init__).parameters, 'custom_imports', 'model_wrapper_cfg',
-    'find_unused_parameters', 'compile', 'sync_bn', 'tta_model', 'tta_pipeline', 'image_shape',
-    'source_shape', 'point_cloud', 'subwords', 'units'} - {'self', 'cfg'})
+    *inspect.signature(Runner.__init__).parameters, 'custom_imports', 'runner_type',
+    'model_wrapper_cfg', 'find_unused_parameters', 'compile', 'sync_bn', 'tta_model',
+    'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud', 'subwords',
+    'units'} - {'self', 'cfg'})
 #: Names that configs give to what they use further down, some of them much like those above.
 HELPERS = frozenset({
     'vis_backends', 'pipeline', 'train_pipeline', 'val_pipeline', 'test_pipeline', 'dataset',
@@ -129,6 +131,26 @@ def _check_dataset(key: str, dataset: ConfigDict) -> None:
         raise UserError(f'{key}.pipeline must have a step that packs a sample, got none')
     if isinstance(dataset.get('indices'), int | float | str):
         check_int(f'{key}.indices', dataset['indices'], 1)
+
+
+def check_images(key: str, folder: str, dataset: ConfigDict) -> None:
+    """Refuse a folder of class folders in which nothing is called an image.
+
+    Args:
+        key: Of the dataset in the config.
+        folder: That it reads.
+        dataset: Of mmpretrain; another one than ``CustomDataset`` without a list is not looked at.
+
+    Raises:
+        UserError: no file has one of its ``extensions``.
+    """
+    endings = tuple(dataset.get('extensions') or ())
+    if not dataset.type.endswith('CustomDataset') or dataset.get('ann_file') or not endings:
+        return
+    names = (name for _, _, files in os.walk(folder, followlinks=True) for name in files)
+    if not any(name.lower().endswith(endings) for name in names):
+        raise UserError(f'{key} reads {folder!r}, which holds no image in a folder of its class; '
+                        f'images are files that end in {", ".join(endings)}')
 
 
 def check_classes(model: nn.Module, dataset: Any, split: str) -> None:

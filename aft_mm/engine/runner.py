@@ -1,6 +1,8 @@
 """A Runner whose console shows what a person reads."""
 
 import logging
+import os
+import tempfile
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from mmengine.logging import MMLogger
 from mmengine.optim import OptimWrapper
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
+
+from aft_mm.cli.errors import UserError
 
 from .hooks.task_model import task_model
 
@@ -81,7 +85,18 @@ class ConsoleRunner(Runner):
 
 
 def build_runner(cfg: Config) -> Runner:
-    """The runner of ``cfg``: the one of ``runner_type`` if it names one, else a ConsoleRunner."""
+    """The runner of ``cfg``: the one of ``runner_type`` if it names one, else a ConsoleRunner.
+
+    Raises:
+        UserError: nothing can be written to ``work_dir``.
+    """
+    try:
+        os.makedirs(cfg.work_dir, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cfg.work_dir):
+            pass
+    except OSError as error:
+        raise UserError(
+            f'work_dir {str(cfg.work_dir)!r} cannot be written: {error.strerror}') from error
     return RUNNERS.build(cfg) if cfg.get('runner_type') else ConsoleRunner.from_cfg(cfg)
 
 

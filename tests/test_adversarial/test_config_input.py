@@ -1,6 +1,5 @@
 """What configs and command lines say wrongly ends in one sentence, before the work."""
 
-import importlib.util
 import inspect
 import os
 import shlex
@@ -25,20 +24,12 @@ TINY = ROOT / 'tests/configs/tiny.py'
 
 
 @pytest.fixture
-def tool(monkeypatch, tmp_path):
+def tool(tool, monkeypatch, tmp_path):
     """Run a tool in this process and in an empty folder."""
-    monkeypatch.setenv('LOCAL_RANK', '0')
-    monkeypatch.syspath_prepend(str(ROOT / 'tests/configs'))
     monkeypatch.syspath_prepend(str(ROOT / 'tools/analysis_tools'))
     monkeypatch.chdir(tmp_path)
 
-    def run(name, *words):
-        spec = importlib.util.spec_from_file_location(Path(name).stem, ROOT / f'tools/{name}.py')
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.main([str(word) for word in words])
-
-    return run
+    return lambda name, *words: tool(name).main([str(word) for word in words])
 
 
 def fails(call, message):
@@ -63,6 +54,7 @@ SETTINGS = [
     *[(f'train_dataloader.dataset.indices={value}', 'dataset.indices must be an int, 1 or larger')
       for value in (0, -1, 1.5, 'abc')],
     ('optim_wraper.optimizer.lr=1', "names 'optim_wraper', which the config does not have"),
+    ('visualizr.name=a', "names 'visualizr', which the config does not have"),
     ('model.head.num_classes.a=1', '--cfg-options do not fit'),
     ('train_dataloader.batch_size=0', 'train_dataloader.batch_size must be an int, 1 or larger'),
 ]  # fmt: skip
@@ -71,6 +63,17 @@ SETTINGS = [
 @pytest.mark.parametrize('option, message', SETTINGS, ids=[option for option, _ in SETTINGS])
 def test_settings_of_a_run(tool, option, message):
     fails(lambda: tool('train', TINY, '--cfg-options', option), message)
+
+
+def test_an_option_that_the_config_has_read_before_is_refused_and_named(tool, tmp_path):
+    (tmp_path / 'helped.py').write_text(
+        f'_base_ = {str(TINY)!r}\nfolder = "here"\n'
+        'vis_backends = [dict(type="LocalVisBackend"), dict(type="TensorboardVisBackend")]\n'
+        'visualizer = dict(vis_backends=vis_backends)\n')
+    for option, places in [('vis_backends.0.type', 'visualizer.vis_backends.0.type'),
+                           ('folder', 'the config')]:
+        fails(lambda option=option: tool('train', 'helped.py', '--cfg-options', f'{option}=x'),
+              f'--cfg-options {option} changes nothing, .* change {places} instead')
 
 
 MODELS = [

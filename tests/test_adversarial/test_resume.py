@@ -156,6 +156,13 @@ def test_an_empty_folder_is_not_trained_in(train, tmp_path):
     assert not list(tmp_path.glob('*.pth'))
 
 
+def test_a_finished_run_says_so(train, stopped, whole_run):
+    shutil.copy(whole_run / 'epoch_3.pth', stopped)
+    log = train(stopped, resume='epoch_3.pth')
+    assert 'the run is finished (epoch 3 of 3): nothing is left to train' in log
+    assert 'Epoch(train)' not in log
+
+
 def remove_best(checkpoint):
     for key in ('optimizer', 'param_schedulers'):
         del checkpoint[key]

@@ -152,6 +152,9 @@ def test_kept_features_are_read_again_as_long_as_the_file_is_the_same(folder, mo
         again = load.transform(dict(path=path))
         assert (again['features'] == first['features']).all()
         assert again['remarks'] == first['remarks'] != {}
+    nowhere = TRANSFORMS.build(dict(LOAD, cache_dir=path))  # a file
+    with pytest.raises(ValueError, match="cache_dir '.*two.flac' cannot be written .Not a dir"):
+        nowhere.transform(dict(path=path))
     soundfile.write(path, noise(0.5, 7), RATE)
     other = load.transform(dict(path=path))
     assert not np.allclose(other['features'], first['features']) and other['remarks'] == {}

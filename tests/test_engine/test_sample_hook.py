@@ -106,7 +106,7 @@ class TestImageSampling:
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_pictures_are_those_of_the_model(layout):
+def test_pictures_are_those_of_the_model(layout, capfd):
     model, shape, pack = build(layout)
     images = images_of(shape, 3)
     dataset, album = [pack(dict(img=image)) for image in images], Album()
@@ -120,6 +120,7 @@ def test_pictures_are_those_of_the_model(layout):
     assert (completed[:, 0] != completed[:, 1]).any()
     np.testing.assert_array_equal(
         album.pictures['completions', 2], draw_completions(images[:2], completed, 3))
+    assert capfd.readouterr().err.count('tokens') == 2  # a bar for each picture
 
 
 def test_the_run_goes_on_as_if_nothing_had_been_drawn():

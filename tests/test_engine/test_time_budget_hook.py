@@ -17,7 +17,7 @@ from mmengine.registry import RUNNERS
 
 from aft_mm.cli.errors import UserError
 from aft_mm.engine import CheckpointFitHook, TimeBudgetHook
-from aft_mm.engine.hooks import time_budget_hook
+from aft_mm.engine.hooks import minutes_hook, time_budget_hook
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 SECOND = 1 / 60  # in minutes
@@ -57,6 +57,7 @@ class Clock(Hook):
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(time_budget_hook, 'monotonic', clock)
+    monkeypatch.setattr(minutes_hook, 'monotonic', clock)
     return clock
 
 
@@ -134,6 +135,22 @@ def test_a_run_stops_at_its_time_and_goes_on_as_if_it_had_not(
     resumed = train(100, resume=True, **CHANGES[name])
     assert clock.iterations == list(range(9, 19))
     assert load(resumed)['meta']['time_budget']['seconds'] == 18
+    assert_same_state(load(resumed), whole(name))
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_a_killed_run_loses_no_more_than_its_minutes(train, clock, whole, name, tmp_path):
+    hook = dict(type='aft_mm.MinutesHook', minutes=4 * SECOND, interval=1)
+    changes = {**CHANGES[name], 'default_hooks.minutes': hook}
+    killed_at = 17 if name else 11
+    with pytest.raises(InterruptedError):
+        train(fail_after=killed_at, **changes)
+    # That of iteration 4 has gone with the next one. A validation, at 9, saves beside the best.
+    regular = {'iter_6.pth', 'iter_9.pth', 'iter_12.pth'} if name else {'epoch_1.pth'}
+    found = {path.name for path in (tmp_path / 'work').glob('[ei]*.pth')}
+    assert found == regular | {f'iter_{killed_at - 1}.pth'}
+    resumed = train(resume=True, **changes)
+    assert clock.iterations == list(range(killed_at, 19))
     assert_same_state(load(resumed), whole(name))
 
 

@@ -81,10 +81,14 @@ class LoadUtterance(BaseTransform):
         samples, remarks = read_sound(path, self.sample_rate)
         features = filter_banks(samples, self.sample_rate, self.num_mel_bins)
         if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
             part = kept.with_name(f'{kept.stem}.{os.getpid()}.part.npz')  # of several workers
-            np.savez(part, features=features, remarks=np.array(remarks, dtype=str))
-            part.replace(kept)
+            try:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                np.savez(part, features=features, remarks=np.array(remarks, dtype=str))
+                part.replace(kept)
+            except OSError as error:
+                raise ValueError(f'cache_dir {str(self.cache_dir)!r} cannot be written '
+                                 f'({error.strerror}); name another one, or None') from error
         return features, remarks
 
     def _kept(self, path: str) -> Path | None:

@@ -19,7 +19,8 @@ class MinutesHook(StopHook):
     """Write ``iter_N.pth`` when there was no checkpoint for ``minutes``, and train on.
 
     ``last_checkpoint`` names it, and ``--resume`` goes on from there, inside the epoch as
-    :class:`TimeBudgetHook` says. The next checkpoint takes its place: it is removed then.
+    :class:`TimeBudgetHook` says. It is removed when the next checkpoint is there; the one that a
+    run was resumed from stays.
 
     Args:
         minutes: Between two checkpoints.

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from mmengine.dist import master_only
 from mmengine.hooks import Hook
+from mmengine.logging import print_log
 from mmengine.runner import Runner
 
 from aft_mm.checks import check_int
@@ -32,7 +33,7 @@ class PictureHook(Hook):
         """Draw, where the interval or the end of the run says so."""
         if self.every_n_epochs(runner, self.interval) or self.is_last_train_epoch(runner):
             epoch = runner.epoch + 1
-            runner.logger.info(f'{type(self).__name__} draws the pictures of epoch {epoch}')
+            print_log(f'{type(self).__name__} draws the pictures of epoch {epoch}', 'current')
             for name, picture in self.pictures(runner):
                 runner.visualizer.add_image(name, picture, step=epoch)
 
