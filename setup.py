@@ -1,73 +1,43 @@
-"""Package metadata; the settings of the tools are in pyproject.toml."""
+"""What pyproject.toml cannot say: configs/, tools/ and model-index.yml travel in aft_mm/.mim.
 
-import re
+OpenMMLab's packages have theirs there, so that `mim train aft_mm CONFIG` finds them. An editable
+installation gets links to those of the checkout.
+"""
+
+import shutil
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-EXPORT = ['onnx', 'onnxruntime', 'onnxscript']
-# Subwords and BLEU of translation.
-TEXT = ['sentencepiece', 'sacrebleu']
-# Filter banks; WAV, FLAC and OGG; Kaldi's archives; error rates.
-SPEECH = ['torchaudio', 'soundfile', 'kaldi-native-io', 'jiwer']
-VERSION = re.search(r"__version__ = '(.+)'", (ROOT / 'aft_mm/__init__.py').read_text()).group(1)
+CARRIED = ('configs', 'tools', 'model-index.yml')
 
-setup(
-    name='aft_mm',
-    version=VERSION,
-    description='Attention Free Transformer for mmengine and mmpretrain',
-    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
-    long_description_content_type='text/markdown',
-    license='Apache-2.0',
-    packages=find_packages(include=['aft_mm', 'aft_mm.*']),
-    package_data={'aft_mm.visualization': ['explorer.html', 'explorer.js']},
-    # mmengine 0.10.7 calls pkgutil.find_loader, which 3.14 has no more.
-    python_requires='>=3.11,<3.14',
-    install_requires=[
-        # Compiling AFT needs 2.6, where torch.cond has a gradient.
-        'torch>=2.4',
-        'torchvision',
-        'numpy',
-        'pillow>=10.1',
-        'matplotlib',
-        'mmengine>=0.10.7,<1',
-        'mmpretrain>=1.2,<2',
-        # mmdet 3.3 and mmseg 1.2 refuse 2.2. The compiled mmcv holds the same files and its
-        # operators on top, so the extra below can be installed over it.
-        'mmcv-lite>=2.1,<2.2',
-        'scikit-learn',
-        # PSNR and SSIM; meshes, .ply and .obj; .pcd files, the compressed ones too.
-        'torchmetrics',
-        'trimesh',
-        'pypcd4',
-        # The autoregressive configs log to it.
-        'tensorboard',
-        'rich',
-        # mmengine imports pkg_resources.
-        'setuptools<82',
-    ],
-    extras_require={
-        'downstream': [
-            'mmcv>=2.1,<2.2', 'mmdet>=3.3,<3.4', 'mmsegmentation>=1.2,<1.3', 'ftfy', 'regex'
-        ],
-        # fla-core holds the kernels of flash-linear-attention; they need a GPU.
-        'bench': ['timm', 'aft-pytorch', 'fla-core; platform_system == "Linux"'],
-        'text': TEXT,
-        'speech': SPEECH,
-        # Class activation maps. mmpretrain's vis_cam.py needs 1.4, which shares OpenCV with mmcv;
-        # 1.5 brings a second one, headless.
-        'analysis': ['grad-cam>=1.4.8'],
-        'docs': ['sphinx', 'myst-nb', 'furo', 'latex2mathml', 'nbclient', 'ipykernel'],
-        'export': EXPORT,
-        'dev': [
-            'pytest', 'pytest-xdist', 'ruff', 'mypy', 'timm', 'grad-cam>=1.4.8', *EXPORT, *TEXT,
-            *SPEECH
-        ],
-    },
-    classifiers=[
-        'Programming Language :: Python :: 3',
-        'Operating System :: OS Independent',
-        'Topic :: Scientific/Engineering :: Artificial Intelligence',
-    ],
-)
+
+class BuildWithMim(build_py):
+    """Adds what is carried to the build folder; the checkout gets links only."""
+
+    def run(self):
+        super().run()
+        editable = self.editable_mode
+        target = (ROOT if editable else Path(self.build_lib)) / 'aft_mm/.mim'
+        if not editable:
+            shutil.rmtree(target, ignore_errors=True)  # what an older build has left
+        target.mkdir(parents=True, exist_ok=True)
+        for name in CARRIED:
+            place, source = target / name, ROOT / name
+            if editable:
+                place.unlink(missing_ok=True)
+                place.symlink_to(Path('../..') / name)
+            elif source.is_dir():
+                shutil.copytree(source, place, ignore=shutil.ignore_patterns('__pycache__'))
+            else:
+                shutil.copy2(source, place)
+
+    def get_outputs(self, include_bytecode=True):
+        added = Path(self.build_lib) / 'aft_mm/.mim'
+        return [*super().get_outputs(include_bytecode),
+                *(str(path) for path in added.rglob('*') if path.is_file())]
+
+
+setup(cmdclass=dict(build_py=BuildWithMim))

@@ -20,7 +20,7 @@ release = re.search("__version__ = '(.+)'", (ROOT / 'aft_mm/__init__.py').read_t
 
 root_doc = 'docs/index'
 include_patterns = ['docs/**', 'configs/*/README.md', '*.md']
-exclude_patterns = ['docs/_build', 'docs/results/**.md']
+exclude_patterns = ['README.md', 'docs/_build', 'docs/results/**.md']
 extensions = ['sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'myst_nb']
 myst_enable_extensions = ['dollarmath']
 myst_fence_as_directive = ['math']
@@ -35,6 +35,8 @@ autodoc_default_options = {'members': True, 'imported-members': True}
 napoleon_use_rtype = False
 
 html_theme = 'furo'
+html_static_path = ['_static']
+html_css_files = ['site.css']
 html_title = f'aft_mm {release}'
 html_extra_path = ['_root']  # the first page, which sends to that of docs/
 html_copy_source = False
@@ -66,7 +68,13 @@ class FolderLinks(SphinxPostTransform):
                     node.replace_self(node.children)
 
 
+def leave_out(app, what, name, thing, skip, options) -> bool | None:
+    """The fields of a NamedTuple, of which Python says no more than their number."""
+    return True if (getattr(thing, '__doc__', None) or '').startswith('Alias for field') else None
+
+
 def setup(app) -> None:
-    """How formulas are drawn, and what becomes of folders."""
+    """What this page adds to Sphinx."""
     app.add_post_transform(FolderLinks)
+    app.connect('autodoc-skip-member', leave_out)
     app.add_html_math_renderer('mathml', (draw_inline, None), (draw_block, None))

@@ -1,5 +1,6 @@
 """Fixtures that more than one test file needs."""
 
+import argparse
 import functools
 import importlib.util
 import json
@@ -15,6 +16,9 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
+
+from aft_mm.cli.main import parse_args
+from aft_mm.cli.parsers import COMMANDS
 
 # Tools that run inside of the tests' process leave its allocator as it is.
 os.environ['AFT_MM_MALLOC'] = 'system'
@@ -109,13 +113,34 @@ def run(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess]
     warm.close()
 
 
+class Command:
+    """A command of aft_mm in this process: `main` and `parse_args` take words, the rest is what its
+    module has.
+    """
+
+    def __init__(self, name: str):
+        self.name = name.replace('_', '-')
+        self.module = importlib.import_module(f'aft_mm.cli.commands.{COMMANDS[self.name][0]}')
+
+    def parse_args(self, words: list[str]) -> argparse.Namespace:
+        return parse_args(self.name, words)
+
+    def main(self, words: list[str]) -> None:
+        self.module.main(self.parse_args(words))
+
+    def __getattr__(self, attribute: str):
+        return getattr(self.module, attribute)
+
+
 @pytest.fixture
-def tool(root, monkeypatch) -> Callable[[str], ModuleType]:
+def tool(root, monkeypatch) -> Callable[[str], ModuleType | Command]:
     """A tool as a module, for what ends before a run starts."""
     monkeypatch.setenv('LOCAL_RANK', '0')  # the tools set it
     monkeypatch.syspath_prepend(str(root / 'tests/configs'))
 
     def load(name):
+        if '/' not in name and name != 'launch':
+            return Command(name)
         spec = importlib.util.spec_from_file_location(f'tool_{name}', root / f'tools/{name}.py')
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -24,6 +24,7 @@ import benchmark_models  # noqa: E402
 import benchmark_ops  # noqa: E402
 import benchmark_sampling  # noqa: E402
 import decoders  # noqa: E402
+import plot_models  # noqa: E402
 import training_step  # noqa: E402
 
 COMMON = ['--device', 'cpu', '--threads', '1', '--rounds', '1']
@@ -246,13 +247,12 @@ def test_every_named_mixer_makes_a_decoder(name):
     assert hidden.shape == (2, 20, 16) and hidden.isfinite().all()
 
 
-def test_images_per_second(tmp_path):
+def test_images_per_second(tmp_path, capsys):
     pytest.importorskip('timm')
     path = tmp_path / 'out.json'
     models = ['deit-tiny', 'aft-tiny-h32-k3', 'bound-tiny-h32-k3']
-    text = run(
-        'benchmark_models.py', '--models', *models, '--size', 32, '--batch', 2, '--json', path
-    )
+    sizes = ['--size', 32, '--batch', 2]
+    text = run('benchmark_models.py', '--models', *models, *sizes, '--json', path)
     assert all(name in text for name in models)
     rows = {row['model']: row for row in json.loads(path.read_text())['rows']}
     for row in rows.values():
@@ -260,6 +260,9 @@ def test_images_per_second(tmp_path):
         assert row['wall_images_per_second'] == row['images_per_second'] > 0
     assert {'speed_vs_deit', 'speed_vs_bound', 'profile'} <= set(rows['aft-tiny-h32-k3'])
     assert 'speed_vs_deit' not in rows['deit-tiny']
+    plot_models.main([str(path), '--png', str(tmp_path / 'bars.png')])
+    assert '| aft-tiny-h32-k3, 32, float32 | ' in capsys.readouterr().out
+    assert matplotlib.image.imread(tmp_path / 'bars.png').std() > 0.1
 
 
 @pytest.fixture

@@ -42,6 +42,10 @@ def test_boxes_and_masks_lie_where_they_are():
     np.testing.assert_array_equal(draw_instances(image, boxes[:0], []), image)
     with pytest.raises(ValueError, match='must be as many .* got 2, 1 and None'):
         draw_instances(image, boxes, ['a'])
+    # A class has one colour, whichever others a picture has.
+    edges = [draw_instances(image, boxes[:1], [name], classes=['a', 'b'])[50, 30].tolist()
+             for name in 'ab']
+    assert edges == [drawn[50, 30].tolist(), [86, 180, 233]]
 
 
 def test_segments_have_a_colour_each_and_the_ignored_none():
@@ -52,10 +56,17 @@ def test_segments_have_a_colour_each_and_the_ignored_none():
     assert colours[0] == colours[1] and len(set(colours)) == 4 and colours[4] == (0, 0, 0)
     np.testing.assert_array_equal(draw_segments(image, labels)[:, 4:], image[:, 4:])
 
+    # Below it the names of the classes that are there, in lines, each beside its colour.
+    two = np.array([[0, 2, 255] * 3 + [0] * 61] * 9)
+    named = draw_segments(np.zeros((9, 70, 3), np.uint8), two, ['sky', 'bus', 'tree'])
+    opaque = {tuple(colour) for colour in named[9:].reshape(-1, 3).tolist()}
+    assert {(230, 159, 0), (0, 158, 115)} <= opaque and (86, 180, 233) not in opaque
+    assert (named[9:] < 50).all(-1).any(1).sum() > 10 and named.shape[1] == 70
+
 
 def test_text_is_wrapped_and_cut_off():
     short, long = draw_text('aft ' * 3), draw_text('aft ' * 2000)
-    assert short.shape == long.shape
+    assert short.shape[1:] == long.shape[1:] and short.shape[0] < long.shape[0]
     lines = (long.min((1, 2)) < 128)
     assert (short.min((1, 2)) < 128).sum() < 15 < lines.sum()
     assert long[-1].min() == 255  # nothing runs over the lower edge
@@ -86,8 +97,8 @@ def test_pictures_of_every_kind_of_sample(browse):
     picture, title = browse.picture_of(
         config, Known(metainfo=dict(classes=('a', 'b'))),
         dict(inputs=image, data_samples=Known(gt_sem_seg=PixelData(data=labels))))
-    assert title == 'b'
-    np.testing.assert_array_equal(picture[50:], rgb[50:])
+    assert title == '1 class' and len(picture) > 200
+    np.testing.assert_array_equal(picture[50:200], rgb[50:])
 
     pair = SequenceSample(metainfo=dict(length=12, num_context=0))
     pair.source = torch.arange(3).view(1, 3)

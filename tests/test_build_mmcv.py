@@ -10,12 +10,14 @@ STAND_IN = """#!/usr/bin/env bash
 if [ "$1" = - ]; then
     cat >/dev/null
     [ -n "$TORCH" ] || exit 3
-    echo "py3.11-torch$TORCH-cpu cpu"
+    echo "py3.11-torch$TORCH-cpu cpu -g -O3"
     exit
 fi
-echo "$MMCV_WITH_OPS,${CUDA_VISIBLE_DEVICES-unset},${PATH%%:*} $*" >>"$CALLS"
+echo "  [1/2] c++ -MMD -c /a/b/nms.cpp -o b/nms.o -g0"
+echo "$CFLAGS,$MMCV_WITH_OPS,${CUDA_VISIBLE_DEVICES-unset},${PATH%%:*} $*" >>"$CALLS"
 while [ "$1" != --wheel-dir ]; do shift; done
 mkdir -p "$2"
+[ -z "$STOP" ] || echo 'error: no such header'
 echo part >"$2/mmcv-2.1.0-cp311.whl.part"
 [ -z "$STOP" ] || kill -"$STOP" $PPID
 [ -z "$STOP" ] || exit 1
@@ -40,6 +42,7 @@ def build(root, tmp_path):
             env={**os.environ, 'TORCH': torch, 'STOP': stop, 'CALLS': str(tmp_path / 'calls')},
         )
         calls = tmp_path / 'calls'
+        call.said = result.stderr
         return (
             result.returncode,
             result.stdout.strip(),
@@ -62,8 +65,10 @@ def test_a_wheel_is_built_once(build, tmp_path):
     code, printed, calls = build()
     assert (code, printed, files(tmp_path)) == (0, wheel, [wheel])
     (call,) = calls
-    # With operators, for no GPU, with the ninja of the environment, and not from pip's own cache.
-    assert call.startswith(f'1,,{tmp_path}/venv/bin -m pip wheel ')
+    # Optimised, without debug symbols, with operators, for no GPU, with the ninja of the
+    # environment, and not from pip's own cache.
+    assert call.startswith(f'-g -O3 -g0,1,,{tmp_path}/venv/bin -m pip wheel ')
+    assert build.said.splitlines()[-1] == '[1/2] nms.cpp'  # how far it is
     assert '--no-cache-dir' in call and '--no-build-isolation' in call
     assert build() == (0, wheel, calls)
 
@@ -73,10 +78,11 @@ def test_another_torch_has_another_wheel(build, tmp_path):
     assert first != second and set(files(tmp_path)) == {first, second}
 
 
-@pytest.mark.parametrize('signal', ['INT', 'TERM', 'KILL'])
+@pytest.mark.parametrize('signal', ['INT', 'TERM', 'KILL', '0'])  # 0 reaches nobody: pip fails
 def test_a_stopped_build_leaves_no_wheel(build, tmp_path, signal):
     code, printed, _ = build(stop=signal)
     assert code != 0 and printed == ''
+    assert signal != '0' or 'error: no such header' in build.said
     assert not [path for path in files(tmp_path) if path.endswith('.whl')]
     if signal != 'KILL':
         assert not list((tmp_path / 'some cache').glob('*'))

@@ -1,6 +1,5 @@
-"""What tools/model_converters make of checkpoints: DeiT as a start of AFT-conv, and publishing."""
+"""What deit_to_aft.py makes of a checkpoint: DeiT as a start of AFT-conv."""
 
-import hashlib
 import importlib.util
 import re
 from pathlib import Path
@@ -9,8 +8,6 @@ import pytest
 import timm
 import torch
 from mmengine.config import Config
-from mmengine.hooks import EMAHook
-from mmengine.model import ExponentialMovingAverage
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import CheckpointLoader, load_checkpoint
 from torch import nn
@@ -36,11 +33,6 @@ def load_tool(name):
 @pytest.fixture(scope='module')
 def deit_to_aft():
     return load_tool('deit_to_aft')
-
-
-@pytest.fixture(scope='module')
-def publish_model():
-    return load_tool('publish_model')
 
 
 def build_deit(name):
@@ -331,64 +323,3 @@ def test_only_a_linear_head_takes_a_classifier(change, got, deit, config, conver
     with pytest.raises(SystemExit, match=f'linear layer, as LinearClsHead, got {got}.*; --no-head'):
         convert(deit.state_dict())
     convert(deit.state_dict(), '--no-head')
-
-
-@pytest.fixture
-def trained(tmp_path):
-    """A checkpoint as training with EMAHook writes it, the weights and their average."""
-    model = nn.Linear(3, 2)
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    hook = EMAHook()
-    hook.ema_model = ExponentialMovingAverage(model, momentum=0.5)
-    nn.init.zeros_(hook.ema_model.module.weight)
-    average = {name: x.clone() for name, x in hook.ema_model.module.state_dict().items()}
-    meta = dict(cfg='a = 1', seed=3, epoch=7, dataset_meta=dict(classes=('cat', 'dog'), roots=[1]))
-    checkpoint = dict(
-        meta=meta, state_dict=dict(model.state_dict()), optimizer={}, message_hub={},
-        param_schedulers=[],
-    )  # fmt: skip
-    hook.before_save_checkpoint(None, checkpoint)
-    torch.save(checkpoint, tmp_path / 'trained.pth')
-    return weights, average
-
-
-@pytest.mark.parametrize('options', [[], ['--ema']], ids=str)
-def test_a_published_file_holds_the_weights_and_no_more(
-    options, trained, publish_model, tmp_path, capsys
-):
-    publish_model.main([str(tmp_path / 'trained.pth'), str(tmp_path / 'a/model.pth'), *options])
-    path = Path(capsys.readouterr().out.strip())
-    digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    assert path == tmp_path / f'a/model-{digits}.pth' and list(path.parent.iterdir()) == [path]
-    published = torch.load(path, weights_only=True)
-    assert published.keys() == {'meta', 'state_dict'}
-    meta = dict(cfg='a = 1', epoch=7, dataset_meta=dict(classes=('cat', 'dog')))
-    assert published['meta'] == meta
-    expected = trained[bool(options)]
-    assert published['state_dict'].keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(published['state_dict'][name], tensor)
-
-
-def test_a_published_file_keeps_the_versions_of_the_layers(publish_model, tmp_path, capsys):
-    model = nn.Sequential(nn.BatchNorm1d(3))
-    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'trained.pth')
-    publish_model.main([str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')])
-    published = torch.load(capsys.readouterr().out.strip(), weights_only=True)
-    assert published['state_dict']._metadata == model.state_dict()._metadata
-
-
-def test_nothing_is_overwritten_and_no_average_invented(trained, publish_model, tmp_path):
-    words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')]
-    publish_model.main(words)
-    with pytest.raises(SystemExit, match='exists already and is left as it is'):
-        publish_model.main(words)
-    torch.save(dict(state_dict=trained[0]), words[0])
-    with pytest.raises(SystemExit, match='has no averaged weights, which --ema takes'):
-        publish_model.main([*words, '--ema'])
-    torch.save(trained[0], words[0])
-    with pytest.raises(SystemExit, match='must hold a state_dict'):
-        publish_model.main(words)
-    with pytest.raises(SystemExit, match='ends in .pth'):
-        publish_model.main([words[0], str(tmp_path / 'model.bin')])
-    assert len(list(tmp_path.iterdir())) == 2

@@ -1,26 +1,32 @@
 """What pip sees."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from email import message_from_string
 from importlib.metadata import PackageNotFoundError, distribution
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import aft_mm
+from aft_mm.cli.commands.quickstart import NAME as QUICKSTART
+from aft_mm.cli.environment import PYTHON
 
 
 @pytest.fixture(scope='module')
 def wheel(root, tmp_path_factory):
+    """Path, names of the files and metadata; nothing is built inside the checkout."""
     folder = tmp_path_factory.mktemp('wheel')
-    subprocess.run([sys.executable, 'setup.py', '-q', 'bdist_wheel', '-d', folder, '-b',
-                    folder / 'build', 'egg_info', '-e', folder], cwd=root, check=True,
-                   capture_output=True)
+    subprocess.run([sys.executable, 'setup.py', '-q', 'egg_info', '-e', folder, 'build', '-b',
+                    folder / 'build', 'bdist_wheel', '-d', folder, '-b', folder / 'bdist'],
+                   cwd=root, check=True, capture_output=True)
     (path, ) = folder.glob('*.whl')
     with zipfile.ZipFile(path) as file:
         names = file.namelist()
@@ -28,21 +34,82 @@ def wheel(root, tmp_path_factory):
         return path, names, message_from_string(file.read(name).decode())
 
 
-def test_every_module_and_nothing_else_is_in_the_wheel(wheel, root):
+def files_below(folder, *patterns):
+    return {path for pattern in patterns for path in folder.rglob(pattern)
+            if path.is_file() and '__pycache__' not in path.parts}
+
+
+def test_every_module_and_what_mim_looks_for_is_in_the_wheel(wheel, root):
     names = {name for name in wheel[1] if '.dist-info/' not in name}
-    expected = {path.relative_to(root).as_posix() for pattern in ('*.py', '*.html', '*.js')
-                for path in (root / 'aft_mm').rglob(pattern)}
-    assert names == expected
+    package = files_below(root / 'aft_mm', '*.py', '*.html', '*.js') | {root / 'aft_mm/py.typed'}
+    carried = files_below(root / 'configs', '*') | files_below(root / 'tools', '*')
+    assert names == {path.relative_to(root).as_posix() for path in package} | {
+        f'aft_mm/.mim/{path.relative_to(root).as_posix()}'
+        for path in carried | {root / 'model-index.yml'}}
 
 
 def test_metadata(wheel):
     path, _, metadata = wheel
     assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-any.whl'  # nothing compiled
     assert metadata['Version'] == aft_mm.__version__
-    assert metadata['Requires-Python'] == '>=3.11,<3.14'
+    assert SpecifierSet(metadata['Requires-Python']) == PYTHON
+    # What is stated for each Python is stated once for all.
+    stated = re.findall(r'Python :: (3[.]\d+)', '\n'.join(metadata.get_all('Classifier')))
+    assert stated == [f'3.{minor}' for minor in range(20) if PYTHON.contains(f'3.{minor}')]
     extras = {
-        'downstream', 'bench', 'text', 'speech', 'analysis', 'docs', 'export', 'dev'}
+        'downstream', 'bench', 'text', 'speech', 'analysis', 'hub', 'fid', 'docs', 'export', 'dev'}
     assert set(metadata.get_all('Provides-Extra')) == extras
+
+
+@pytest.fixture(scope='module')
+def elsewhere(wheel, tmp_path_factory):
+    """A new environment with the wheel and the heavy packages of this one; runs its commands.
+
+    The project is neither the folder of the commands nor on their path.
+    """
+    folder = tmp_path_factory.mktemp('elsewhere')
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', folder / 'venv'], check=True)
+    subprocess.run([sys.executable, '-m', 'pip', '--python', folder / 'venv/bin/python', 'install',
+                    '-q', '--no-deps', '--no-index', wheel[0]], check=True, capture_output=True)
+    # Afterwards, so that pip sees no other aft_mm. The .pth files there are not read.
+    (packages, ) = folder.glob('venv/lib/python*/site-packages')
+    (packages / 'heavy.pth').write_text(f'{sysconfig.get_path("purelib")}\n')
+
+    def call(command, *words):
+        environment = {name: value for name, value in os.environ.items() if name not in (
+            'PYTHONPATH', 'VIRTUAL_ENV', 'AFT_MM_DATA')}
+        return subprocess.run(
+            [folder / 'venv/bin' / command, *words], cwd=folder, capture_output=True, text=True,
+            timeout=300, env={**environment, 'OMP_NUM_THREADS': '1'})
+
+    return folder, call
+
+
+@pytest.mark.slow
+def test_the_quickstart_from_a_wheel(elsewhere, root):
+    """It trains, tests and draws in a folder without a checkout, from what lies in aft_mm/.mim."""
+    folder, call = elsewhere
+    done = call('aft_mm', 'quickstart', '--work-dir', 'out', '--cfg-options',
+                'train_cfg.max_epochs=1', 'param_scheduler=None',
+                'train_dataloader.dataset.indices=128')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r'^accuracy: +\d+[.]\d\d % of the held-back fifth$', done.stdout, re.M)
+    assert re.search(r'^next: +source venv/bin/activate', done.stdout, re.M)
+    assert {path.name for path in (folder / 'out').iterdir()} >= {
+        'epoch_1.pth', 'metrics.json', 'position_bias.png'}
+    assert str(root) not in done.stdout + done.stderr  # nothing of it came from the checkout
+
+
+def test_the_configs_of_a_wheel_are_listed(elsewhere, root):
+    _, call = elsewhere
+    done = call('aft_mm', 'list', 'quickstart', '--measured')
+    assert 'Top 1 Accuracy 98.1' in done.stdout and done.returncode == 0, done.stderr
+    configs = {path.stem for path in (root / 'configs').rglob('*.py')
+               if '_base_' not in path.parts}
+    assert set(call('aft_mm', 'list', '--names').stdout.split()) == configs
+    closest = call('aft_mm', 'train', QUICKSTART.replace('digits', 'digit'))
+    assert closest.stderr == (f"Error: config '{QUICKSTART[:-1]}' does not exist; did you mean "
+                              f'{QUICKSTART}?\n')
 
 
 @pytest.fixture(scope='module')
@@ -75,11 +142,13 @@ def test_a_lock_is_complete(root, licenses, names):
     looked = 0
     for pin in pinned:
         try:
-            needed = map(Requirement, distribution(pin.name).requires or ())
+            package = distribution(pin.name)
         except PackageNotFoundError:  # mmdet and mmseg come with `make downstream` only
             continue
+        if package.version not in pin.specifier:
+            continue
         looked += 1
-        for requirement in needed:
+        for requirement in map(Requirement, package.requires or ()):
             extras = pin.extras or {''}
             if requirement.marker is None or any(
                     requirement.marker.evaluate({'extra': extra}) for extra in extras):
@@ -104,7 +173,9 @@ def test_the_lock_is_within_the_ranges(wheel, root, licenses):
             lock.setdefault(requirement.name, []).append(requirement)
     for text in wheel[2].get_all('Requires-Dist'):
         requirement = Requirement(text)
-        if requirement.marker and not requirement.marker.evaluate({'extra': 'dev'}):
+        extras = ('', 'dev', 'analysis', 'export', 'text', 'speech')
+        if requirement.name == 'aft_mm' or requirement.marker and not any(
+                requirement.marker.evaluate({'extra': extra}) for extra in extras):
             continue
         for pinned in lock[requirement.name]:
             (specifier, ) = pinned.specifier

@@ -1,6 +1,5 @@
 """tools/sample.py and tools/analysis_tools/plot_curves.py: what they write and what they refuse."""
 
-import importlib.util
 import json
 
 import numpy as np
@@ -15,13 +14,10 @@ from aft_mm.visualization import draw_completions, draw_point_clouds, draw_sampl
 
 
 @pytest.fixture
-def sample(root, tmp_path, monkeypatch):
-    """tools/sample.py in a folder of its own."""
-    spec = importlib.util.spec_from_file_location('tool_sample', root / 'tools/sample.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def sample(tool, tmp_path, monkeypatch):
+    """`aft_mm sample` in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    return lambda *words: module.main([*map(str, words), '--device', 'cpu'])
+    return lambda *words: tool('sample').main([*map(str, words), '--device', 'cpu'])
 
 
 def picture(path):

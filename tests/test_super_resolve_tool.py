@@ -1,6 +1,5 @@
-"""tools/super_resolve.py: what it writes and what it refuses."""
+"""`aft_mm super-resolve`: what it writes and what it refuses."""
 
-import importlib.util
 import re
 
 import numpy as np
@@ -15,15 +14,12 @@ from aft_mm.visualization import draw_super_resolution
 
 
 @pytest.fixture
-def module(root):
-    spec = importlib.util.spec_from_file_location('tool', root / 'tools/super_resolve.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def module(tool):
+    return tool('super_resolve')
 
 
 @pytest.fixture
-def tool(module, tmp_path, monkeypatch, untrained):
+def enlarge(module, tmp_path, monkeypatch, untrained):
     """The tool with the tiny model, in a folder with images of 4 x 4 and 6 x 9 pixels."""
     monkeypatch.chdir(tmp_path)
     for name, shape in (('small.png', (4, 4, 3)), ('large.png', (6, 9, 3)), ('tiny.png', (3, 9, 3)),
@@ -54,31 +50,31 @@ def picture(path):
     (['--top-p', 0.1], dict(seed=0, top_p=0.1)),
     (['--greedy'], dict(greedy=True)),
 ])
-def test_the_sample_is_that_of_the_resolver(tool, resolver, capsys, words, options):
-    tool('small.png', 'new/a.png', *words)
+def test_the_sample_is_that_of_the_resolver(enlarge, resolver, capsys, words, options):
+    enlarge('small.png', 'new/a.png', *words)
     assert capsys.readouterr().out.endswith('written to new/a.png\n')
     expected = resolver(image_of((4, 4, 3)), temperature=options.pop('temperature', 0.8), **options)
     np.testing.assert_array_equal(picture('new/a.png'), expected[0])
 
 
-def test_several_samples_are_numbered(tool, resolver, tmp_path, capsys):
-    tool('small.png', 'a.png', '--num', 3)
+def test_several_samples_are_numbered(enlarge, resolver, tmp_path, capsys):
+    enlarge('small.png', 'a.png', '--num', 3)
     assert capsys.readouterr().out.endswith('written to a-1.png, a-2.png, a-3.png\n')
     found = [picture(f'a-{i}.png') for i in (1, 2, 3)]
     np.testing.assert_array_equal(found, resolver(image_of((4, 4, 3)), 3, seed=0))
     assert not (tmp_path / 'a.png').exists()
 
 
-def test_one_picture_of_all(tool, resolver):
+def test_one_picture_of_all(enlarge, resolver):
     image = image_of((4, 4, 3))
-    tool('small.png', 'a.png', '--num', 2, '--picture')
+    enlarge('small.png', 'a.png', '--num', 2, '--picture')
     expected = draw_super_resolution(image[None], resolver(image, 2, seed=0)[None])
     np.testing.assert_array_equal(picture('a.png'), expected)
 
 
-def test_the_number_of_tiles_and_their_time_are_told(tool, capsys, monkeypatch):
+def test_the_number_of_tiles_and_their_time_are_told(enlarge, capsys, monkeypatch):
     monkeypatch.setattr('aft_mm.apis.super_resolver.TILES_AT_ONCE', 5)
-    tool('large.png', 'a.png', '--tile', 2, '--num', 3)
+    enlarge('large.png', 'a.png', '--tile', 2, '--num', 3)
     out, err = capsys.readouterr()
     assert out.startswith('8 tiles (2 x 4) to draw, 3 times each\n')
     assert 'tiles 1 to 5 of 8\n' in err
@@ -87,20 +83,20 @@ def test_the_number_of_tiles_and_their_time_are_told(tool, capsys, monkeypatch):
 
 @pytest.mark.parametrize('words', [[], ['--picture']])
 def test_an_out_that_cannot_be_written_ends_before_the_model_is_there(
-        tool, module, tmp_path, monkeypatch, words):
+        enlarge, module, tmp_path, monkeypatch, words):
     monkeypatch.setattr(module, 'SuperResolver', None)
     (tmp_path / 'dir.png').mkdir()
     (tmp_path / 'dir-2.png').mkdir()
     monkeypatch.chdir(tmp_path)
     for out, wrong in [('dir.png', 'dir.png'), ('small.png/a.png', 'small.png/a')]:
         with pytest.raises(SystemExit, match=f"^Error: OUT '{wrong}.* cannot be written: "):
-            tool('small.png', out, *words)
+            enlarge('small.png', out, *words)
     with pytest.raises(SystemExit, match="^Error: OUT 'dir-2.png' cannot be written: Is a dir"):
-        tool('small.png', 'dir.png', '--num', 2)
+        enlarge('small.png', 'dir.png', '--num', 2)
     assert not (tmp_path / 'dir-1.png').exists()
 
 
-def test_larger_images_are_fitted_or_tiled(tool, resolver):
+def test_larger_images_are_fitted_or_tiled(enlarge, resolver):
     image = image_of((6, 9, 3))
     for words, expected in [
         (['--fit'], resolver(resolver.fit(image), seed=0)),
@@ -108,21 +104,21 @@ def test_larger_images_are_fitted_or_tiled(tool, resolver):
         (['--tile'], resolver.tile(image, seed=0)),
         (['--tile', 1], resolver.tile(image, overlap=1, seed=0)),
     ]:
-        tool('large.png', 'a.png', *words)
+        enlarge('large.png', 'a.png', *words)
         np.testing.assert_array_equal(picture('a.png'), expected[0])
-    tool('large.png', 'a.png', '--tile', '--picture')
+    enlarge('large.png', 'a.png', '--tile', '--picture')
     expected = draw_super_resolution(image[None], resolver.tile(image, seed=0)[None])
     np.testing.assert_array_equal(picture('a.png'), expected)
 
 
-def test_a_grey_image_is_read_and_said_so(tool, resolver, capsys):
-    tool('grey.png', 'a.png')
+def test_a_grey_image_is_read_and_said_so(enlarge, resolver, capsys):
+    enlarge('grey.png', 'a.png')
     assert 'grey.png: a grey image is read as three equal channels\n' in capsys.readouterr().out
     image = image_of((4, 4))[..., None].repeat(3, -1)
     np.testing.assert_array_equal(picture('a.png'), resolver(image, seed=0)[0])
 
 
-def test_a_model_of_one_channel_reads_grey(tool, module, untrained, tmp_path, capsys):
+def test_a_model_of_one_channel_reads_grey(enlarge, module, untrained, tmp_path, capsys):
     config = Config.fromfile(untrained['tiny_super_resolution'][0])
     config.merge_from_dict({
         'image_shape': (8, 8, 1), 'source_shape': (4, 4, 1), 'model.head.num_channels': 1,
@@ -167,21 +163,21 @@ def test_a_model_of_one_channel_reads_grey(tool, module, untrained, tmp_path, ca
     (['small.png', 'a.png', '--cfg-options', 'source_shape=(2,8,3)'],
      r'image_shape must be source_shape \(2, 8, 3\)'),
 ])
-def test_bad_arguments_end_in_one_sentence(tool, tmp_path, words, message):
+def test_bad_arguments_end_in_one_sentence(enlarge, tmp_path, words, message):
     (tmp_path / 'broken.png').write_bytes((tmp_path / 'small.png').read_bytes()[:50])
     with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
-        tool(*words)
+        enlarge(*words)
     assert '\n' not in str(error.value) and '.py:' not in str(error.value)
     assert not list(tmp_path.glob('a*'))
 
 
-def test_fit_and_tile_exclude_each_other(tool, capsys):
+def test_fit_and_tile_exclude_each_other(enlarge, capsys):
     with pytest.raises(SystemExit):
-        tool('large.png', 'a.png', '--fit', '--tile')
+        enlarge('large.png', 'a.png', '--fit', '--tile')
     assert 'not allowed with argument --fit' in capsys.readouterr().err
 
 
-def test_other_models_are_refused_for_what_they_are(tool, module, untrained):
+def test_other_models_are_refused_for_what_they_are(enlarge, module, untrained):
     for name in ('tiny_pixels', 'tiny_clouds', 'tiny_text'):
         with pytest.raises(SystemExit, match=f'{name}.py is no config of super-resolution, because '
                            'it has no source_shape; use tools/sample.py'):

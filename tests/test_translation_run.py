@@ -2,7 +2,6 @@
 in two, tested, and used by Translator and tools/translate.py.
 """
 
-import importlib.util
 import io
 import itertools
 import json
@@ -221,18 +220,14 @@ def test_the_tool_for_samples_names_the_one_for_translations(tool, files):
 
 
 @pytest.fixture
-def translate(monkeypatch):
-    """tools/translate.py on some bytes: what it writes, in lines."""
-    spec = importlib.util.spec_from_file_location('tool_translate', ROOT / 'tools/translate.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
+def translate(tool, monkeypatch):
+    """`aft_mm translate` on some bytes: what it writes, in lines."""
     def call(content, *words):
         out = io.BytesIO()
         with monkeypatch.context() as patch:
             patch.setattr(sys, 'stdin', SimpleNamespace(buffer=io.BytesIO(content)))
             patch.setattr(sys, 'stdout', SimpleNamespace(buffer=out, flush=lambda: None))
-            module.main([*map(str, words), '--device', 'cpu'])
+            tool('translate').main([*map(str, words), '--device', 'cpu'])
         return out.getvalue().decode().split('\n')
 
     return call

@@ -24,13 +24,20 @@ def build_dataset(config: Config, split: str = 'test') -> Any:
     """The data set of a split of a config, with its pipeline.
 
     Raises:
-        UserError: the config has none, or its files are not there.
+        UserError: the config has none, its files are not there, or no sample is left of them.
     """
     if not config.get(f'{split}_dataloader'):
         raise UserError(f'{config.filename} has no {split}_dataloader')
     check_data(config, split)
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
-        return DATASETS.build(config[f'{split}_dataloader'].dataset)
+        try:
+            return DATASETS.build(config[f'{split}_dataloader'].dataset)
+        except ValueError as error:
+            if 'need at least one array' not in str(error):  # as mmengine joins the samples
+                raise
+            raise UserError(f'{split}_dataloader.dataset of {config.filename} is empty: no file '
+                            'that it reads has what it takes, such as objects of its classes'
+                            ) from error
 
 
 def class_names(dataset: Any, count: int) -> list[str]:

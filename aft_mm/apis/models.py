@@ -4,7 +4,6 @@ import functools
 import os
 from difflib import get_close_matches
 from fnmatch import fnmatch
-from pathlib import Path
 
 import torch
 from mmengine.device import get_device
@@ -14,11 +13,10 @@ from modelindex.models.Model import Model
 from torch import nn
 
 from aft_mm.cli.command_line import read_config
+from aft_mm.cli.config_files import INDEX, home
 from aft_mm.cli.errors import UserError
 
 from .loading import build_model, load_model
-
-INDEX = Path(__file__).parents[2] / 'model-index.yml'
 
 
 @functools.cache
@@ -30,11 +28,9 @@ def register_models() -> dict[str, Model]:
     Raises:
         UserError: the package was installed without its configs.
     """
-    if not INDEX.is_file():
-        raise UserError(f'the names of models are read from {str(INDEX)!r}, which is part of a '
-                        'checkout and not there')
-    ModelHub.register_model_index(INDEX, config_prefix=INDEX.parent)
-    index = load(str(INDEX))
+    path = home() / INDEX
+    ModelHub.register_model_index(path, config_prefix=path.parent)
+    index = load(str(path))
     index.build_models_with_collections()
     return {model.name: model for model in index.models}
 
@@ -74,7 +70,7 @@ def get_model(
         close = get_close_matches(name, models, n=3)
         raise UserError(f'name must be one of list_models(), got {name!r}'
                         + (f'; close to it are {", ".join(close)}' if close else ''))
-    config = read_config(str(INDEX.parent / models[name].config))
+    config = read_config(str(home() / models[name].config))
     if pretrained is None:
         model = build_model(config).to(device or get_device()).eval()
         model.dataset_meta = {}

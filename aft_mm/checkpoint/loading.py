@@ -22,17 +22,22 @@ from aft_mm.cli.errors import UserError
 from .archive import read_archive
 from .notes import Refused
 from .plain import restored_hub
+from .tensors import SUFFIX, read_safetensors
 from .writing import write_whole
 
 # As torch.hub reads names: NAME-<first digits of the sha256>.pth
 _HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+$')
+# As pip reads addresses: ADDRESS#sha256=<all digits>
+_FRAGMENT = 'sha256='
+_HUB = 'hf://'
 _TIMEOUT = 60  # seconds without a byte
 
 
 def _load(filename: str, map_location: Any) -> dict:
     """Read a file and say in one sentence why it is refused."""
     try:
-        checkpoint = read_archive(filename, map_location)
+        read = read_safetensors if filename.endswith(SUFFIX) else read_archive
+        checkpoint = read(filename, map_location)
         if isinstance(checkpoint, dict) and 'message_hub' in checkpoint:
             checkpoint['message_hub'] = restored_hub(checkpoint['message_hub'])
     except Refused as error:
@@ -61,6 +66,8 @@ def _load(filename: str, map_location: Any) -> dict:
 def load_from_local(filename: str, map_location: Any = None) -> dict:
     """Load a checkpoint file: weights and the training state of mmengine, and nothing else.
 
+    A name that ends in ``.safetensors`` is read by that library, all others as torch.save's files.
+
     Nothing that the file names is called, every record is compared with its checksum, and the
     values take no more memory than the size of the file allows. What this file holds is plain
     types, mmengine's log history and its meta with the text of a config, which is a program.
@@ -82,27 +89,88 @@ def load_from_local(filename: str, map_location: Any = None) -> dict:
 def load_from_http(filename: str, map_location: Any = None) -> dict:
     """Download a checkpoint into torch's hub folder and load it as :func:`load_from_local` does.
 
-    The copy there is that of the whole address. It is as long as the server said and fits the
-    digits of a sha256 in the name, as torch.hub writes them, or there is none. One process per
-    machine downloads.
+    The copy there is that of the whole address. It is as long as the server said and has the sha256
+    that the address names, in full as ``ADDRESS#sha256=...`` or by its first digits in the name of
+    the file, as torch.hub writes them, or there is none. One process per machine downloads.
 
     Raises:
-        UserError: the download failed.
+        UserError: the download failed, or ``#`` is followed by anything but a sha256.
         pickle.UnpicklingError: as for :func:`load_from_local`.
     """
-    first_on_machine = int(os.environ.get('LOCAL_RANK', 0)) == 0
-    if is_distributed() and not first_on_machine:
-        barrier()
-    try:
-        path = cached(filename)
-    finally:  # also after an error, for which the others would wait in vain
-        if is_distributed() and first_on_machine:
-            barrier()
+    path = _first_on_machine(cached, filename)
     try:
         return _load(str(path), map_location)
     except pickle.UnpicklingError:
         path.unlink(missing_ok=True)  # so that the next try does not meet it again
         raise
+
+
+def _first_on_machine(download: Callable[[str], Path], address: str) -> Path:
+    """The file that ``download`` gives, which one process of a machine calls before the others."""
+    first = int(os.environ.get('LOCAL_RANK', 0)) == 0
+    if is_distributed() and not first:
+        barrier()
+    try:
+        return download(address)
+    finally:  # also after an error, for which the others would wait in vain
+        if is_distributed() and first:
+            barrier()
+
+
+def load_from_hub(filename: str, map_location: Any = None) -> dict:
+    """Load ``hf://ORG/NAME/FILE`` of the Hugging Face hub as :func:`load_from_local` does.
+
+    ``hf://ORG/NAME@REVISION/FILE`` is that of a branch, tag or commit; ``#sha256=...`` at the end
+    is compared with the file. huggingface_hub downloads into its own cache, once per machine.
+
+    Raises:
+        UserError: huggingface_hub is missing, the address is none of these, the file cannot be
+            had, or has another sha256.
+        pickle.UnpicklingError: as for :func:`load_from_local`.
+    """
+    return _load(str(_first_on_machine(_from_hub, filename)), map_location)
+
+
+def _from_hub(filename: str) -> Path:
+    address, wanted = _split_hash(filename)
+    org, name, path = (address.removeprefix(_HUB).split('/', 2) + ['', ''])[:3]
+    name, _, revision = name.partition('@')
+    if not (org and name and path):
+        raise UserError(f'checkpoint {filename!r} must be {_HUB}ORG/NAME/FILE')
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise UserError(f'checkpoint {filename!r} needs huggingface_hub: pip install aft_mm[hub]'
+                        ) from error
+    try:
+        file = Path(huggingface_hub.hf_hub_download(
+            f'{org}/{name}', path, revision=revision or None))
+    except (OSError, ValueError) as error:  # no network, no such file; no such name
+        reason = str(error).strip().partition('\n')[0]
+        raise UserError(f'checkpoint {filename!r} cannot be downloaded: {reason}') from error
+    if wanted:
+        _check_hash(hashlib.sha256(file.read_bytes()).hexdigest(), wanted, filename)
+    return file
+
+
+def _split_hash(address: str) -> tuple[str, str]:
+    """An address without ``#sha256=...``, and the digits behind it, '' if there are none.
+
+    Raises:
+        UserError: it ends in something else behind a #.
+    """
+    plain, mark, fragment = address.partition('#')
+    digits = fragment.removeprefix(_FRAGMENT)
+    if mark and (digits == fragment or not re.fullmatch('[0-9a-f]{64}', digits)):
+        raise UserError(f'checkpoint {address!r} must end in #{_FRAGMENT} and 64 digits from 0 to '
+                        'f, or have no #')
+    return plain, digits
+
+
+def _check_hash(digest: str, wanted: str, address: str) -> None:
+    if not digest.startswith(wanted):
+        raise UserError(f'checkpoint {address!r} is refused: its sha256 begins with {digest[:8]}, '
+                        f'but the address says {wanted[:8]}')
 
 
 def cached(address: str) -> Path:
@@ -124,9 +192,11 @@ def cached(address: str) -> Path:
 
 
 def _download(address: str, path: Path) -> None:
-    """Write what an address holds to ``path``, whole and with the hash of its name, or nothing."""
+    """Write what an address holds to ``path``, whole and with the hash it names, or nothing."""
+    plain, wanted = _split_hash(address)
+    named = _HASH.search(urlparse(plain).path)
     digest, num_bytes = hashlib.sha256(), 0
-    with urllib.request.urlopen(address, timeout=_TIMEOUT) as source, write_whole(path) as file:
+    with urllib.request.urlopen(plain, timeout=_TIMEOUT) as source, write_whole(path) as file:
         while block := source.read(2**20):
             file.write(block)
             digest.update(block)
@@ -134,10 +204,9 @@ def _download(address: str, path: Path) -> None:
         announced = source.headers.get('Content-Length')
         if announced is not None and num_bytes != int(announced):
             raise OSError(f'{num_bytes} of {announced} bytes came')
-        wanted = _HASH.search(urlparse(address).path)
-        if wanted and not digest.hexdigest().startswith(wanted.group(1)):
-            raise OSError(f'its sha256 begins with {digest.hexdigest()[:8]}, but its name says '
-                          f'{wanted.group(1)}')
+        for digits in (wanted, named and named.group(1)):
+            if digits:
+                _check_hash(digest.hexdigest(), digits, address)
 
 
 def load_from_torchvision(filename: str, map_location: Any = None) -> dict:
@@ -183,6 +252,7 @@ def register_safe_loading() -> None:
 _LOADERS = {
     '': _without_program(load_from_local),
     ('http://', 'https://'): _without_program(load_from_http),
+    _HUB: _without_program(load_from_hub),
     ('torchvision://', 'modelzoo://'): _without_program(load_from_torchvision),
     ('open-mmlab://', 'openmmlab://', 'mmcls://'): load_from_openmmlab,
 }

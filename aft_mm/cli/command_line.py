@@ -21,8 +21,8 @@ from aft_mm.checks import check_int
 from aft_mm.engine.distributed import start_distributed
 from aft_mm.engine.hooks import RegularizationHook
 
-from .arguments import add_config_options
 from .config_checks import check_images, check_keys, check_settings
+from .config_files import find_config
 from .errors import UserError
 from .library_warnings import pass_over
 
@@ -47,36 +47,6 @@ def configured(args: argparse.Namespace) -> Config:
     except (AttributeError, KeyError, TypeError, AssertionError, IndexError) as error:
         raise UserError(f'--cfg-options do not fit {args.config!r}: {error}') from error
     return cfg
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that training and testing have."""
-    parser.add_argument('--work-dir', help='folder of logs and checkpoints')
-    add_config_options(parser, 'train_cfg.max_epochs=10')
-    parser.add_argument(
-        '--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
-        help='what started the processes of a distributed run')
-    # torch.distributed.launch passes it; torchrun sets the variable.
-    parser.add_argument(
-        '--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
-
-
-def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float = 1.0) -> None:
-    """How to draw, where, and from what config: the arguments of tools that draw from a model."""
-    parser.add_argument(
-        '--temperature', type=float, default=temperature,
-        help=f'divides the logits; {temperature} unless given')
-    parser.add_argument('--top-k', type=int, help='draw among the k likeliest values only')
-    parser.add_argument(
-        '--top-p', type=float, help='draw among the likeliest values of this probability only')
-    parser.add_argument('--greedy', action='store_true', help='take the likeliest value always')
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--device', help='by default an accelerator if there is one')
-    parser.add_argument(
-        '--compile', action='store_true',
-        help='compile the step of a token on a CPU: seconds to minutes first, then faster steps; '
-        'for many or long samples')
-    add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -129,7 +99,7 @@ def load_config(args: argparse.Namespace) -> Config:
     check_settings(cfg)
     cfg.launcher = args.launcher
     cfg.work_dir = (
-        args.work_dir or cfg.get('work_dir') or os.path.join('work_dirs', Path(args.config).stem))
+        args.work_dir or cfg.get('work_dir') or os.path.join('work_dirs', Path(cfg.filename).stem))
     for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         if cfg.get(name) and cfg[name].get('num_workers') == 0:
             cfg[name].persistent_workers = False  # torch refuses the pair
@@ -176,13 +146,13 @@ def choose_checkpoint(cfg: Config) -> str:
 
 
 def read_config(path: str) -> Config:
-    """The config file as it is, which is a program.
+    """A config file, or one of ours by its name, as it is, which is a program.
 
     Raises:
         UserError: ``path`` is no Python file, it is written for mmdet or mmseg and they are
             missing, or it fails as it is read.
     """
-    check_config(path)
+    path = find_config(path)
     pass_over()
     try:
         with _quotable_data_folder():
@@ -222,21 +192,6 @@ def _quotable_data_folder() -> Iterator[None]:
     finally:
         os.environ['AFT_MM_DATA'] = folder
 
-
-def check_config(path: str) -> None:
-    """Refuse a config file that is not there or not Python.
-
-    Configs of YAML and JSON are not read: mmengine's way runs what the tags of YAML name, and a
-    file that looks like data should be data.
-
-    Raises:
-        UserError: ``path`` is no file, or its name does not end in .py.
-    """
-    if not os.path.isfile(path):
-        raise UserError(f'config {path!r} does not exist')
-    if os.path.splitext(path)[1] != '.py':
-        raise UserError(f'config {path!r} must be a Python file, whose name ends in .py; others '
-                        'are not read')
 
 
 def check_widths(model: nn.Module) -> None:

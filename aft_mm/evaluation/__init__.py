@@ -4,11 +4,14 @@ from .bleu import BLEU
 from .error_rate import ErrorRate
 from .image_quality import ImageQuality
 from .likelihood import Likelihood
+from .perceptual import FID, LPIPS
 from .point_cloud_distance import PointCloudDistance
 from .token_accuracy import TokenAccuracy
 
 __all__ = [
     'BLEU',
+    'FID',
+    'LPIPS',
     'ErrorRate',
     'ImageQuality',
     'Likelihood',

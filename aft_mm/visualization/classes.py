@@ -78,13 +78,13 @@ def draw_features(
         ValueError: points and labels are not as many, or a label has no name.
     """
     _check_labels(labels, names, len(points), 'points')
-    figure = new_figure(7, 5, title, footer)
+    figure = new_figure(7, 4.6, title, footer)
     axis = figure.subplots()
+    axis.set_aspect('equal', adjustable='datalim')
     for index, name in enumerate(names):
         x, y = points[labels == index].T
         axis.scatter(x, y, s=14, color=COLOURS[index % len(COLOURS)],
                      marker=MARKERS[index % len(MARKERS)], linewidths=0, label=name)
-    axis.set_aspect('equal')
     axis.set_xticks([])
     axis.set_yticks([])
     axis.set_xlabel('t-SNE, without a unit', fontsize=7)

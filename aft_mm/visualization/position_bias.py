@@ -90,7 +90,7 @@ def draw_position_bias(
                 rows[name] = _query_panels(values[0], grid, num_prefix_tokens, queries)
         else:
             rows[name] = _kernel_panels(name, values, grid, heads)
-    title = f'Learned position bias, {QUANTITIES[quantity]}; {SCALES[scale]}'
+    title = f'Position bias, {QUANTITIES[quantity]}; {SCALES[scale]}'
     return _draw_rows(rows, quantity, scale == 'all', title, footer)
 
 
@@ -140,6 +140,7 @@ def _draw_scale(figure: Figure, image: Any, axes: list[Axes], label: str) -> Non
                               *(f'{power:g}' for power in powers)])
         bar.ax.minorticks_off()
     bar.ax.tick_params(labelsize=6)
+    bar.ax.yaxis.get_offset_text().set_fontsize(6)
     bar.set_label(label, fontsize=6)
 
 
@@ -153,7 +154,7 @@ def _norm(pictures: list[np.ndarray], quantity: str) -> Normalize:
     """The colour scale of some panels."""
     known = np.concatenate([picture[np.isfinite(picture)] for picture in pictures])
     if quantity == 'exp-1':
-        limit = max(1e-6, float(np.abs(known).max()))
+        limit = max(1e-3, float(np.abs(known).max()))
         return (Normalize(-limit, limit) if limit <= 1 else
                 SymLogNorm(linthresh=1, vmin=-limit, vmax=limit))
     low, high = float(known.min()), float(known.max())

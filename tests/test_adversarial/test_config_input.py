@@ -1,6 +1,5 @@
 """What configs and command lines say wrongly ends in one sentence, before the work."""
 
-import importlib.util
 import inspect
 import os
 import shlex
@@ -25,20 +24,12 @@ TINY = ROOT / 'tests/configs/tiny.py'
 
 
 @pytest.fixture
-def tool(monkeypatch, tmp_path):
+def tool(tool, monkeypatch, tmp_path):
     """Run a tool in this process and in an empty folder."""
-    monkeypatch.setenv('LOCAL_RANK', '0')
-    monkeypatch.syspath_prepend(str(ROOT / 'tests/configs'))
     monkeypatch.syspath_prepend(str(ROOT / 'tools/analysis_tools'))
     monkeypatch.chdir(tmp_path)
 
-    def run(name, *words):
-        spec = importlib.util.spec_from_file_location(Path(name).stem, ROOT / f'tools/{name}.py')
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.main([str(word) for word in words])
-
-    return run
+    return lambda name, *words: tool(name).main([str(word) for word in words])
 
 
 def fails(call, message):

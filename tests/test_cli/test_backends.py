@@ -1,8 +1,6 @@
 """What training and testing say of backends: what serves, once, and a wrong setting at once."""
 
 import logging
-import runpy
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -41,13 +39,6 @@ def test_the_log_says_once_what_serves(logger, tmp_path, monkeypatch):
     ]
 
 
-def refuses(words: list[str], root: Path, variable: str) -> None:
-    """The tool ends with a sentence about the variable."""
-    main = runpy.run_path(str(root / f'tools/{words[0]}.py'))['main']
-    with pytest.raises(SystemExit, match=f"^Error: {variable} must be one of .*, got 'always'$"):
-        main(words[1:])
-
-
 RUNS = [['train', 'no.py'], ['test', 'no.py', 'a.pth']]
 DRAWS = [
     ['sample', 'no.py', 'a.pth', '--out', 'a.png'],
@@ -57,13 +48,11 @@ DRAWS = [
 ]
 
 
-@pytest.mark.parametrize('words', RUNS)
-def test_a_wrong_setting_is_one_sentence(words, root, monkeypatch):
-    monkeypatch.setenv('AFT_MM_VERIFY', 'always')
-    refuses(words, root, 'AFT_MM_VERIFY')
-
-
-@pytest.mark.parametrize('words', [*RUNS, *DRAWS])
-def test_every_tool_that_computes_sets_the_allocator(words, root, monkeypatch):
-    monkeypatch.setenv('AFT_MM_MALLOC', 'always')
-    refuses(words, root, 'AFT_MM_MALLOC')
+@pytest.mark.parametrize(('words', 'variable'), [
+    *((words, 'AFT_MM_VERIFY') for words in RUNS),
+    # Every tool that computes sets the allocator.
+    *((words, 'AFT_MM_MALLOC') for words in [*RUNS, *DRAWS])])
+def test_a_wrong_setting_is_one_sentence(words, variable, tool, monkeypatch):
+    monkeypatch.setenv(variable, 'always')
+    with pytest.raises(SystemExit, match=f"^Error: {variable} must be one of .*, got 'always'$"):
+        tool(words[0]).main(words[1:])

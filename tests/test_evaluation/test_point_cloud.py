@@ -1,5 +1,7 @@
 """Distances of point clouds against scipy's trees and scikit-learn's neighbours."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 import torch
@@ -13,8 +15,10 @@ from aft_mm.evaluation import PointCloudDistance
 from aft_mm.evaluation.point_cloud import (
     chamfer_distances,
     coverage,
+    earth_mover_distances,
     minimum_matching_distance,
     nearest_neighbor_accuracy,
+    normalized,
 )
 from aft_mm.structures import SequenceSample, encode_points
 
@@ -59,6 +63,42 @@ def test_chamfer_distances_of_quantised_points_are_exact_in_float32():
     torch.testing.assert_close(single.double(), double, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize('points', [1, 5])
+def test_earth_mover_distances_are_the_best_of_all_permutations(points):
+    given = clouds(4, points)
+    found = earth_mover_distances(torch.from_numpy(given))
+    orders = list(permutations(range(points)))
+    expected = [[min(np.linalg.norm(a - b[list(order)], axis=1).mean() for order in orders)
+                 for b in given] for a in given]
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_earth_mover_distances_of_large_clouds_where_they_are_known():
+    rng = np.random.default_rng(0)
+    # On a line the sorted points belong together.
+    line = np.zeros((2, 301, 3))
+    line[..., 1] = rng.standard_normal((2, 301))
+    found = earth_mover_distances(torch.from_numpy(line))[0, 1]
+    assert found == pytest.approx(np.abs(np.diff(np.sort(line[..., 1]), axis=0)).mean(), rel=1e-12)
+    # A cloud that is moved as a whole, its points in another order, also in float32.
+    cloud = rng.standard_normal((200, 3))
+    moved = rng.permutation(cloud) + [0.3, 0, -0.4]
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+        pair = torch.from_numpy(np.stack([cloud, moved])).to(dtype)
+        assert float(earth_mover_distances(pair)[1, 0]) == pytest.approx(0.5, rel=tolerance)
+
+
+def test_clouds_are_normalised_by_all_points_of_the_references():
+    references = torch.from_numpy(clouds(5, 30, scale=3.0)) + torch.tensor([4., 0, -1])
+    found = normalized(references, references)
+    assert found.mean((0, 1)).abs().max() < 1e-12 and found.square().mean() == pytest.approx(1)
+    # One factor for all axes and clouds.
+    ratio = (references[:, 1:] - references[:, :1]) / (found[:, 1:] - found[:, :1])
+    torch.testing.assert_close(ratio, ratio[0, 0, 0].expand_as(ratio))
+    other = normalized(references[:2] + 7, references)
+    torch.testing.assert_close(other, found[:2] + 7 / ratio[0, 0, 0])
+
+
 def test_1nna_is_the_accuracy_of_a_leave_one_out_classifier():
     rng = np.random.default_rng(0)
     for shift, generated in [(0.0, 9), (1.0, 9), (5.0, 6)]:
@@ -94,6 +134,25 @@ def test_sets_of_the_metric_are_compared_as_by_hand():
         'coverage_percent': 100 * len(set(across.argmin(1).tolist())) / 7,
         '1nna_percent': 100 * nearest_neighbor_accuracy(distances, 7)
     }, rel=1e-6)
+    given = torch.tensor(np.stack(points))
+    moved = earth_mover_distances(given)
+    both = evaluate(pairs, emd=True)
+    assert both == pytest.approx({
+        **metrics,
+        'mmd_emd_edges': moved[:7, 7:].amin(0).mean().item(),
+        'coverage_emd_percent': 100 * coverage(moved[:7, 7:]),
+        '1nna_emd_percent': 100 * nearest_neighbor_accuracy(moved, 7)
+    }, rel=1e-6)
+    # What one factor scales keeps its order.
+    deviation = float((given[7:] - given[7:].mean((0, 1))).square().mean().sqrt())
+    scaled = evaluate(pairs, emd=True, normalization='set')
+    assert scaled == pytest.approx({
+        **{name: value for name, value in both.items() if name.endswith('percent')},
+        'mmd_squared_deviations': both['mmd_squared_edges'] / deviation**2,
+        'mmd_emd_deviations': both['mmd_emd_edges'] / deviation
+    }, rel=1e-4)
+    with pytest.raises(ValueError, match='normalization must be'):
+        PointCloudDistance(normalization='shape')
     rest = [(None, truth) for _, truth in pairs[:3]]
     assert evaluate(pairs + rest, batch_size=2) == metrics
 

@@ -60,8 +60,9 @@ def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
     if 'gt_sem_seg' in known:
         image = shown_image(config, sample)
         labels = known.gt_sem_seg.data[0].numpy()
-        there = [name_of(names, index) for index in np.unique(labels) if index != 255]
-        return draw_segments(image, labels), shortened(', '.join(there))
+        there = np.setdiff1d(labels, 255)
+        count = int((there < len(names)).sum()) if names else len(there)
+        return draw_segments(image, labels, names), f'{count} class' + 'es' * (count != 1)
     if 'gt_instances' in known:
         return with_instances(shown_image(config, sample), known, names)
     tokens = sample['inputs']
@@ -97,7 +98,7 @@ def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.n
     labels = [name_of(names, index) for index in instances.labels.tolist()]
     masks = instances.masks.to_tensor(torch.bool, 'cpu') if 'masks' in instances else None
     ignored = len(known.get('ignored_instances') or ())
-    return draw_instances(image, boxes, labels, masks), (
+    return draw_instances(image, boxes, labels, masks, names), (
         f'objects: {len(labels)}' + (f', {ignored} ignored' if ignored else ''))
 
 

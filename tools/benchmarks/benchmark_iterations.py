@@ -20,7 +20,8 @@ from mmengine.registry import RUNNERS
 from record import write_json
 from timing import CLOCKS, interleaved
 
-from aft_mm.cli.command_line import CONFIG_ERRORS, add_config_options, check_data, load_config
+from aft_mm.cli.arguments import add_config_options
+from aft_mm.cli.command_line import CONFIG_ERRORS, check_data, load_config
 from aft_mm.cli.errors import one_sentence
 
 ROUNDS = 20

@@ -34,7 +34,7 @@ from op_cases import Case
 from parity import DECODER_TOLERANCE, TOLERANCE, Oracle, relative_error
 from record import write_json
 from rivals import missing
-from timing import Times, both_clocks, ratio
+from timing import CLOCKS, Times, both_clocks, ratio
 from torch import Tensor, nn
 
 import aft_mm.models  # noqa: F401 - registers what is built below
@@ -279,7 +279,7 @@ def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
     torch.compiler.reset()
     images = random_images(args.batch, size, dtype, args.device)
     rows, calls = admit(args, size, dtype, images)
-    times, walls = both_clocks(calls, args.rounds, args.device)
+    times, walls = both_clocks(calls, args.rounds, args.device, args.clock)
     for row in rows:
         cell = row['model'], row['form']
         if cell not in calls:
@@ -322,6 +322,7 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument('--forms', nargs='+', choices=FORMS, help='of each model')
     parser.add_argument('--batch', type=positive_int, help='images')
+    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
     args = parser.parse_args(arguments)
     fill_in(args, DEFAULTS)
     for name in args.models:

@@ -21,7 +21,8 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from record import default_device, write_json
 
-from aft_mm.cli.command_line import CONFIG_ERRORS, add_arguments, check_data, load_config
+from aft_mm.cli.arguments import add_arguments
+from aft_mm.cli.command_line import CONFIG_ERRORS, check_data, load_config
 from aft_mm.cli.errors import one_sentence
 
 

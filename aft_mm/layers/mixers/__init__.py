@@ -8,6 +8,7 @@ from .aft_simple import AFTSimple
 from .aft_window import AFTWindow
 from .base import AFTMixer, ProjectedMemory, TokenMixer
 from .dense_synthesizer import DenseSynthesizer
+from .fla_mixer import FlaMixer
 from .lambda_layer import LambdaLayer
 from .linear_attention import LinearAttention
 from .local_softmax_attention import LocalSoftmaxAttention
@@ -25,6 +26,7 @@ __all__ = [
     'AFTSimple',
     'AFTWindow',
     'DenseSynthesizer',
+    'FlaMixer',
     'LSHAttention',
     'LambdaLayer',
     'LinearAttention',

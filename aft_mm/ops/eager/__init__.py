@@ -9,8 +9,9 @@ The numerics policy, kept by every backend:
   takes over, in float64 and with sums that carry their own shift (`sums.py`), for any finite key
   and |w| up to 80;
 - shifts are detached: they cancel in the quotient, so its gradient does not depend on them;
-- operands of a matrix product may be rounded where the error stays within twice that of rounding
-  the result (`products.py`); w, an exponent, never is.
+- operands of a matrix product or, without a gradient, of a convolution may be rounded where the
+  error stays within twice that of rounding the result (`products.py`, `inference_convolution.py`);
+  w, an exponent, never is.
 
 The files, from the ops down to the sums:
 
@@ -18,10 +19,12 @@ The files, from the ops down to the sums:
 - `bands.py`: the products of full and local with a dense or banded exp(w); `banded_product.py`:
   their fast form with its backward pass;
 - `convolution.py`: AFT-conv; `dense_convolution.py`: its form for small grids on CUDA;
-  `exact_convolution.py`: its form for any finite key; `library.py`: what torch.compile must see as
-  one node;
+  `inference_convolution.py`: its form for a CPU without a gradient; `exact_convolution.py`: its
+  form for any finite key; `library.py`: what torch.compile must see as one node;
 - `linear.py`: linear attention, causal in chunks, with its backward pass;
-- `products.py`: products of matrices and how they are rounded;
+- `products.py`: products of matrices and how they are rounded; `tokens.py`: how an op takes tokens
+  in and gives its result out;
+- `running_mean.py`: causal AFT-simple and its backward pass; `scan.py`: running sums in blocks;
 - `sums.py`: the algebra of shifted sums; `decisions.py`: what is decided once, for an
   exported graph or a constant.
 """

@@ -3,7 +3,8 @@
 The fastest form that is exact to tolerance serves:
 
 - *dense*: a product per head with W as a matrix, on CUDA and small grids (`dense_convolution.py`);
-- *difference*: ``conv(e^k v, e^w − 1) + Σ e^k v``, the paper's; loses digits where e^w is small;
+- *difference*: ``conv(e^k v, e^w − 1) + Σ e^k v``, the paper's; loses digits where e^w is small; on
+  a CPU without a gradient in fewer passes (`inference_convolution.py`);
 - *additive*: ``conv(e^k v, e^w) +`` the sums outside of the kernel, none of which is a difference;
 - *exact*: entry by entry of the kernel in float64, every row with its own shift, for any key.
 
@@ -126,7 +127,7 @@ def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
 
 def _depthwise(x: Tensor, kernel: Tensor) -> Tensor:
     """Cross-correlation of x [B, *grid, C] with kernel [h, *K], channels in h contiguous groups."""
-    kernel = _with_fast_columns(kernel)
+    kernel = with_fast_columns(kernel)
     return convolve(x, kernel.repeat_interleave(x.shape[-1] // kernel.shape[0], 0))
 
 
@@ -140,7 +141,7 @@ def convolve(x: Tensor, kernel: Tensor) -> Tensor:
     return function(x, kernel, padding=padding, groups=len(kernel)).movedim(1, -1)
 
 
-def _with_fast_columns(kernel: Tensor) -> Tensor:
+def with_fast_columns(kernel: Tensor) -> Tensor:
     """The kernel, with columns of 0 where oneDNN convolves faster with them.
 
     Of a convolution alone: the gradients of a wider kernel take up to five times as long.

@@ -14,6 +14,7 @@ And to look at values is to wait for the device. What was found of a :func:`cons
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,9 +103,16 @@ def constant(x: Tensor) -> Tensor:
 
 def remembered(x: Tensor, question: Hashable, check: Callable[[], Tensor]) -> Tensor | bool:
     """The answer of ``check()``, which depends on x alone, kept if x is a :func:`constant`."""
-    answers = None if torch.compiler.is_compiling() else _constants.get(x)
-    if answers is None:
-        return check()
-    if question not in answers:
-        answers[question] = bool(check())
-    return answers[question]
+    known = not torch.compiler.is_compiling() and x in _constants
+    return derived(x, question, lambda: bool(check())) if known else check()
+
+
+def derived(x: Tensor, name: Hashable, make: Callable[[], Any]) -> Any:
+    """``make()``, which depends on x alone, kept if x is a :func:`constant`."""
+    kept = None if torch.compiler.is_compiling() else _constants.get(x)
+    if kept is None:
+        return make()
+    if name not in kept:
+        with torch.inference_mode(False), torch.no_grad():
+            kept[name] = make()
+    return kept[name]

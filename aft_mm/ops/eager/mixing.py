@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ..geometry import Window, as_pair
-from ..reference import GATES
-from . import decisions
+from . import decisions, inference_convolution
 from .bands import Band, dense_band, local_band, normalized_mean, weighted_mean
 from .convolution import (
     crop_kernel,
@@ -21,6 +20,7 @@ from .convolution import (
 from .dense_convolution import dense_mean, serves
 from .library import opaque_safe_mean
 from .products import term_parts
+from .running_mean import running_mean
 from .sums import (
     FAST_SPREAD,
     Summable,
@@ -32,34 +32,11 @@ from .sums import (
     move,
     pad,
     prefix,
-    product_in_place,
     running_sum,
     sliding,
     spread,
 )
-
-
-def _accumulation_type(value: Tensor) -> torch.dtype:
-    return torch.float64 if value.dtype == torch.float64 else torch.float32
-
-
-def hide(
-    key: Tensor, value: Tensor, key_mask: Tensor | None, fill: float = -torch.inf
-) -> tuple[Tensor, Tensor]:
-    """Key and value in the accumulation type, hidden keys at `fill` and hidden values at 0."""
-    dtype = _accumulation_type(value)
-    key, value = key.to(dtype), value.to(dtype)
-    if key_mask is None:
-        return key, value
-    hidden = ~key_mask.unsqueeze(-1)
-    return key.masked_fill(hidden, fill), value.masked_fill(hidden, 0)
-
-
-def apply_gate(query: Tensor | None, mixed: Tensor, gate: str, dtype: torch.dtype) -> Tensor:
-    """``g(q) ⊙ mixed`` in the output type."""
-    if gate != 'none':
-        mixed = product_in_place(GATES[gate](query.to(mixed.dtype)), mixed)
-    return mixed.to(dtype)
+from .tokens import accumulation_type, apply_gate, hide
 
 
 def relu_terms(key: Tensor, value: Tensor, key_function: str) -> Tensor:
@@ -102,18 +79,13 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
         key, value = hide(key, value, key_mask)
         if causal:
             fits = spread(key, 1) <= FAST_SPREAD
-            mixed = choose(fits, _running_mean, _safe_running_mean, key, value)
+            mixed = choose(fits, running_mean, _safe_running_mean, key, value)
         else:
             weight = torch.exp(key - column_shift(key, 1))
             mixed = mean((weight * value).sum(1, True), weight.sum(1, True))
     if query is None and not causal:
         mixed = mixed.expand(-1, key.shape[1], -1)
     return apply_gate(query, mixed, gate, dtype)
-
-
-def _running_mean(key: Tensor, value: Tensor) -> Tensor:
-    weight = torch.exp(key - column_shift(key, 1))
-    return mean(running_sum(weight * value, 1), running_sum(weight, 1))
 
 
 def _safe_running_mean(key: Tensor, value: Tensor) -> Tensor:
@@ -123,7 +95,7 @@ def _safe_running_mean(key: Tensor, value: Tensor) -> Tensor:
 
 def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
     """O(T·S·D) time: the products of exp(w) with e^k v and e^k."""
-    bias = position_bias.to(_accumulation_type(value))
+    bias = position_bias.to(accumulation_type(value))
     return _banded(query, key, value, dense_band(bias, causal), key_mask, gate)
 
 
@@ -135,7 +107,7 @@ def _factors(
 
 def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
     """O(T·s·D) time: products in blocks of the window and running sums of the blocks beyond."""
-    factors = _factors(pos_u, pos_v, _accumulation_type(value))
+    factors = _factors(pos_u, pos_v, accumulation_type(value))
     band = local_band(*factors, window, grid, causal)
     return _banded(query, key, value, band, key_mask, gate)
 
@@ -145,20 +117,25 @@ def aft_conv(
 ) -> Tensor:
     """O(T·K·D) time by convolutions, O(T²·D) by a dense product (`convolution.py`)."""
     dtype, given, parts = value.dtype, weight, term_parts(value)
-    key, value = hide(key, value, key_mask)
-    weight = crop_kernel(weight.to(key.dtype), grid)
+    weight = crop_kernel(weight.to(accumulation_type(value)), grid)
     seen, dense = (global_connectivity, causal), serves(value, weight, grid, parts)
-
-    def fast(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        if dense:
-            return dense_mean(key, value, weight, grid, *seen, parts)
-        return difference_mean(key, value, weight, grid, *seen)
 
     def look(check: Callable[..., Tensor]) -> Tensor | bool:
         found = partial(check, key, value, weight, *seen)
         if weights_decide(*seen):
             return decisions.remembered(given, (check, *grid), found)
         return found()
+
+    lean = weights_decide(*seen) and inference_convolution.serves(query, key, value, given)
+    if lean and look(difference_fits):
+        kernel = inference_convolution.difference_kernel(given, weight, value)
+        return inference_convolution.gated_mean(query, key, value, kernel, grid, key_mask, gate)
+    key, value = hide(key, value, key_mask)
+
+    def fast(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+        if dense:
+            return dense_mean(key, value, weight, grid, *seen, parts)
+        return difference_mean(key, value, weight, grid, *seen)
 
     def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
         if torch.compiler.is_compiling():

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..geometry import Window, hard_mask, kernel_index, near_mask
 from ..state import StepState, buffer_sums, push, slot_tokens, with_far
-from .mixing import apply_gate, apply_relu2_gates, relu_terms
+from .mixing import apply_relu2_gates, relu_terms
 from .sums import join, mean
+from .tokens import apply_gate
 
 
 def _weighted_step(

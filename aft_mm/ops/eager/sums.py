@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import decisions
+from .scan import scan
 
 # How far exponents (keys and biases together) may spread for plain float32 sums with one shift:
 # e^±70 is normal and leaves room for millions of terms, e^-88 would be flushed and e^88 overflow.
@@ -102,8 +103,16 @@ def spread(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     key = key.detach()
     if decisions.recording():
         return key.new_tensor(torch.inf)
-    low = key.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf).amin(dim)
-    return (key.amax(dim) - low).amax()
+    high, low = key.amax(dim), key.amin(dim)
+    if not _all_finite(low):
+        low = key.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf).amin(dim)
+    return (high - low).amax()
+
+
+def _all_finite(x: Tensor) -> bool:
+    """Whether x is, if that can be known without waiting for a device; False where it cannot."""
+    looks = x.device.type == 'cpu' and not torch.compiler.is_compiling()
+    return looks and not decisions.repeating() and not transformed(x) and bool(x.isfinite().all())
 
 
 def zero_if_finite(x: Tensor) -> Tensor:
@@ -217,7 +226,7 @@ def running_sum(x: Tensor, dim: int) -> Tensor:
     """``x.cumsum(dim)``, which a compiler of any device can fuse with what makes x."""
     length = x.shape[dim]
     if not torch.compiler.is_compiling() or decisions.repeating() or length <= LONGEST_SCAN:
-        return x.cumsum(dim)
+        return scan(x, dim)
     blocks = pad(x, 0, -length % LONGEST_SCAN, dim).unflatten(dim, (-1, LONGEST_SCAN))
     inside = blocks.cumsum(dim + 1)
     before = move(inside.select(dim + 1, -1).cumsum(dim), 1, dim)

@@ -1,0 +1,128 @@
+"""Draw images, point clouds or text from a trained model: a PNG, PLY or text file."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.registry import DATASETS, init_default_scope
+from PIL import Image
+
+from aft_mm.apis import (
+    ImageGenerator,
+    PointCloudGenerator,
+    TextGenerator,
+    check_draws,
+    task_of,
+    write_ply,
+)
+from aft_mm.checks import check_int
+from aft_mm.cli.allocator import keep_freed_memory
+from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.command_line import (
+    CONFIG_ERRORS,
+    DATA_ERRORS,
+    check_data,
+    load_sampled_config,
+    numbered,
+    sampling_options,
+)
+from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.sampling.images import given_rows
+from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
+
+# Of each kind of model: the names that a file may end in, and the arguments that only it knows.
+SUFFIXES = dict(
+    ImageGenerator=('.png', ), PointCloudGenerator=('.ply', '.png'), TextGenerator=('.txt', ))
+# What those draw from that have a tool of their own.
+OTHER_TOOLS = dict(
+    SuperResolver='an image that is given; use tools/super_resolve.py',
+    Translator='a text that is given; use tools/translate.py')
+ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='TextGenerator')
+
+
+def check_args(args: argparse.Namespace) -> Config:
+    """Read the config and refuse arguments that do not suit its kind of model.
+
+    Raises:
+        UserError: an argument or a file cannot be used.
+    """
+    config = load_sampled_config(args)
+    check_draws(config)
+    task = task_of(config)
+    if task in OTHER_TOOLS:
+        raise UserError(f'{args.config} draws from {OTHER_TOOLS[task]}')
+    if Path(args.out).suffix not in SUFFIXES[task]:
+        raise UserError(f'--out needs a file name that ends in {" or ".join(SUFFIXES[task])} for '
+                        f'the model of {args.config}, got {args.out!r}')
+    for name, owner in ARGUMENTS.items():
+        if getattr(args, name) is not None and owner != task:
+            raise UserError(f'--{name.replace("_", "-")} has no meaning for the model of '
+                            f'{args.config}')
+    if args.num is not None:
+        check_int('--num', args.num, 1)
+    if args.complete is not None:
+        given_rows(args.complete, config.image_shape[0])
+        check_data(config, 'test')
+    return config
+
+
+def first_images(config: Config, num: int) -> np.ndarray:
+    """The first ``num`` images of the test set: uint8 ``[num, H, W, C]``."""
+    init_default_scope(config.get('default_scope', 'mmengine'))
+    dataset = DATASETS.build(config.test_dataloader.dataset)
+    num = min(num, len(dataset))
+    return np.stack(
+        [dataset[i]['inputs'].numpy().reshape(config.image_shape) for i in range(num)])
+
+
+def files_of(args: argparse.Namespace) -> list[str]:
+    """The files to write; only a cloud has one of its own."""
+    return numbered(args.out, (args.num or 1) if Path(args.out).suffix == '.ply' else 1)
+
+
+def draw_images(args: argparse.Namespace, config: Config) -> None:
+    generator = ImageGenerator(config, args.checkpoint, args.device)
+    num, options = args.num or 16, sampling_options(args)
+    if args.complete is None:
+        picture = draw_samples(generator.sample(num, **options))
+    else:
+        images = first_images(config, num)
+        completed = generator.complete(images, args.complete, **options)
+        rows = given_rows(args.complete, config.image_shape[0])
+        picture = draw_completions(images, completed[:, None], rows)
+    Image.fromarray(picture).save(args.out)
+
+
+def draw_clouds(args: argparse.Namespace, config: Config) -> None:
+    generator = PointCloudGenerator(config, args.checkpoint, args.device)
+    is_picture = Path(args.out).suffix == '.png'
+    clouds = generator.sample(args.num or (8 if is_picture else 1), **sampling_options(args))
+    if is_picture:
+        Image.fromarray(draw_point_clouds(clouds, config.point_cloud.up)).save(args.out)
+        return
+    for path, cloud in zip(files_of(args), clouds, strict=True):
+        write_ply(path, cloud)
+
+
+def write_text(args: argparse.Namespace, config: Config) -> None:
+    generator = TextGenerator(config, args.checkpoint, args.device)
+    options = sampling_options(args)
+    texts = [
+        generator(args.prompt, args.num_chars, **{**options, 'seed': args.seed + i})
+        for i in range(args.num or 1)
+    ]
+    Path(args.out).write_text(f'\n{"-" * 80}\n'.join(texts), encoding='utf-8')
+
+
+DRAW = dict(
+    ImageGenerator=draw_images, PointCloudGenerator=draw_clouds, TextGenerator=write_text)
+
+
+def main(args: argparse.Namespace) -> None:
+    with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
+        keep_freed_memory()
+        config = check_args(args)
+        check_writable('--out', files_of(args))
+        DRAW[task_of(config)](args, config)
+    print('written to ' + ', '.join(files_of(args)))

@@ -1,0 +1,90 @@
+"""Enlarge an image by a trained super-resolution model, which draws what it may have looked like.
+
+The model reads images of one small size, such as 8 x 8 pixels. A larger one is refused unless --fit
+or --tile says what to do with it.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from mmengine.config import Config
+from PIL import Image
+
+from aft_mm.apis import SuperResolver, task_of
+from aft_mm.checks import check_int
+from aft_mm.cli.allocator import keep_freed_memory
+from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.command_line import (
+    CONFIG_ERRORS,
+    DATA_ERRORS,
+    load_sampled_config,
+    numbered,
+    sampling_options,
+)
+from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.datasets import read_rgb
+from aft_mm.datasets.image_files import GREY
+from aft_mm.visualization import draw_super_resolution
+
+
+def check_args(args: argparse.Namespace) -> Config:
+    """Read the config and refuse arguments that cannot be used.
+
+    Raises:
+        UserError: an argument or a file cannot be used.
+    """
+    config = load_sampled_config(args)
+    if task_of(config) != 'SuperResolver':
+        raise UserError(f'{args.config} is no config of super-resolution, because it has no '
+                        'source_shape; use tools/sample.py')
+    if Path(args.out).suffix != '.png':
+        raise UserError(f'OUT needs a file name that ends in .png, got {args.out!r}')
+    check_int('--num', args.num, 1)
+    return config
+
+
+def read_image(path: str, num_channels: int) -> np.ndarray:
+    """An image file as uint8 ``[h, w, C]``, C = 1 or 3; what was done to it is printed."""
+    image, remarks = read_rgb(path)
+    if num_channels == 1:
+        image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
+        remarks = ([remark for remark in remarks if remark != GREY] if GREY in remarks else
+                   [*remarks, 'a colour image is read as grey'])
+    for sentence in remarks:
+        print(f'{path}: {sentence}')
+    return image
+
+
+def enlarge(args: argparse.Namespace, resolver: SuperResolver, image: np.ndarray
+            ) -> tuple[np.ndarray, np.ndarray]:
+    """What the model read, uint8 ``[h, w, C]``, and the samples, ``[num, H, W, C]``."""
+    options = sampling_options(args)
+    if args.tile is not None:
+        rows, columns = map(len, resolver.tile_starts(image, args.tile))
+        print(f'{rows * columns} tiles ({rows} x {columns}) to draw, {args.num} times each',
+              flush=True)
+        return image, resolver.tile(image, args.num, args.tile, **options)
+    if args.fit is not False:  # None: without CROP
+        image = resolver.fit(image, args.fit)
+    return image, resolver(image, args.num, **options)
+
+
+def main(args: argparse.Namespace) -> None:
+    with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
+        keep_freed_memory()
+        config = check_args(args)
+        image = read_image(args.input, config.source_shape[-1])
+        paths = numbered(args.out, 1 if args.picture else args.num)
+        check_writable('OUT', paths)
+        resolver = SuperResolver(config, args.checkpoint, args.device)
+        try:
+            image, samples = enlarge(args, resolver, image)
+        except UserError as error:
+            raise UserError(f'{args.input!r}: {error}') from error
+        if args.picture:
+            samples = draw_super_resolution(image[None], samples[None])[None]
+        for path, sample in zip(paths, samples, strict=True):
+            is_grey = sample.shape[-1] == 1
+            Image.fromarray(sample[..., 0] if is_grey else sample).save(path)
+    print('written to ' + ', '.join(paths))

@@ -1,0 +1,102 @@
+"""Write down what is said in files: ``FILE<tab>TEXT`` on stdout, one line per file, in their order.
+
+A file that cannot be read, or that is longer than the model reads, has an empty text; stderr says
+why, and the exit status is 1.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+
+from mmengine.config import Config
+from rich.console import Console
+from rich.progress import track
+
+from aft_mm.apis import Recognition, SpeechRecognizer, task_of
+from aft_mm.checks import check_int
+from aft_mm.cli.allocator import keep_freed_memory
+from aft_mm.cli.arguments import PICTURES, check_output
+from aft_mm.cli.command_line import CONFIG_ERRORS, DATA_ERRORS, check_checkpoint, configured
+from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.visualization import draw_alignment
+
+
+def check_args(args: argparse.Namespace) -> Config:
+    """Read the config and refuse arguments that cannot be used.
+
+    Raises:
+        UserError: an argument or a file cannot be used.
+    """
+    config = configured(args)
+    check_checkpoint(args.checkpoint)
+    if task_of(config) != 'SpeechRecognizer':
+        raise UserError(f'{args.config} is no config of speech recognition, because it has no '
+                        'units')
+    check_int('--num-best', args.num_best, 1)
+    check_int('--batch-size', args.batch_size, 1)
+    beam_size = config.model.get('beam_size', 1) if args.beam_size is None else args.beam_size
+    check_int('--beam-size', beam_size, 1)
+    if args.num_best > beam_size:
+        raise UserError(f'--num-best must be at most the beam size {beam_size}, got '
+                        f'{args.num_best}; give a larger --beam-size')
+    if args.transcript is not None and not args.picture:
+        raise UserError('--transcript needs --picture, whose title it is')
+    if args.picture:
+        check_output('--picture', args.picture, PICTURES)
+    return config
+
+
+def recognise(args: argparse.Namespace, recognizer: SpeechRecognizer, files: Sequence[str]
+              ) -> Iterator[tuple[str, Recognition | None]]:
+    """Every file in its order with what was recognised, None where it cannot be used."""
+    for start in range(0, len(files), args.batch_size):
+        part = files[start:start + args.batch_size]
+        samples: dict[int, dict] = {}
+        for index, path in enumerate(part):
+            try:
+                samples[index] = recognizer.read(path)
+                for sentence in samples[index]['data_samples'].get('remarks', {}):
+                    print(f'{path}: {sentence}', file=sys.stderr)
+            except UserError as error:
+                print(f'{path}: {error}', file=sys.stderr)
+        found = dict(zip(samples, recognizer.stream(
+            list(samples.values()), args.beam_size, args.batch_size), strict=True))
+        for index, path in enumerate(part):
+            yield path, found.get(index)
+
+
+def lines(path: str, found: Recognition | None, num_best: int) -> Iterator[str]:
+    """What stdout gets for one file."""
+    if num_best == 1:
+        yield f'{path}\t{found.text if found else ""}'
+    elif found is None:
+        yield f'{path}\t\t'
+    else:
+        for text, score in found.alternatives[:num_best]:
+            yield f'{path}\t{score:.3f}\t{text}'
+
+
+def main(args: argparse.Namespace) -> None:
+    with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
+        keep_freed_memory()
+        with redirect_stdout(sys.stderr):  # of the log, which is no transcript
+            config = check_args(args)
+            files = args.files or [line for line in sys.stdin.read().splitlines() if line.strip()]
+            if not files:
+                raise UserError('FILE must be given, as arguments or as lines of stdin')
+            recognizer = SpeechRecognizer(config, args.checkpoint, args.device)
+        lost, picture = 0, args.picture
+        bar = dict(console=Console(stderr=True), disable=len(files) <= args.batch_size)
+        for path, found in track(
+                recognise(args, recognizer, files), 'Transcribing', len(files), **bar):
+            for line in lines(path, found, args.num_best):
+                print(line, flush=True)
+            lost += found is None
+            if picture and found is not None:
+                figure = draw_alignment(found.log_probs, recognizer.units.names,
+                                        recognizer.seconds_per_frame, args.transcript)
+                figure.savefig(picture, dpi=110)
+                picture = None
+    if lost:
+        raise SystemExit(1)

@@ -1,0 +1,102 @@
+"""Translate sentences, one a line, from stdin to stdout.
+
+    python tools/translate.py CONFIG CHECKPOINT < in.de > out.en
+
+Line n of the output is the translation of line n of the input; an empty line stays one. With
+--n-best N a line gives several, best first, each as "number of the line, from 0 on ||| text |||
+score". What else there is to say goes to stderr.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from itertools import islice
+from typing import BinaryIO
+
+from mmengine.config import Config
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from aft_mm.apis import Translator
+from aft_mm.apis.loading import check_task
+from aft_mm.checks import check_int, check_number
+from aft_mm.cli.allocator import keep_freed_memory
+from aft_mm.cli.command_line import (
+    CONFIG_ERRORS,
+    DATA_ERRORS,
+    load_sampled_config,
+    sampling_options,
+)
+from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.structures import split_lines
+
+BATCHES = 16  # of lines that are sorted by length together
+
+
+def check_args(args: argparse.Namespace) -> Config:
+    """Read the config and refuse arguments that cannot be used.
+
+    Raises:
+        UserError: an argument or a file cannot be used.
+    """
+    config = load_sampled_config(args)
+    check_task(config, 'Translator')
+    for name in ('batch_size', 'beam_size'):
+        check_int(f'--{name.replace("_", "-")}', getattr(args, name), 1)
+    check_number('--length-penalty', args.length_penalty, 0)
+    if args.n_best is not None:
+        check_int('--n-best', args.n_best, 1, args.beam_size)
+        if args.sample:
+            raise UserError('--n-best and --sample do not go together: a sample has no rank')
+    return config
+
+
+def read_chunks(file: BinaryIO, size: int) -> Iterator[list[str]]:
+    """The lines of a file, ``size`` at a time; what is no UTF-8 is said on stderr."""
+    first = 0
+    while rows := list(islice(file, size)):
+        lines, invalid = split_lines(b''.join(rows))
+        for number in invalid:
+            print(f'line {first + number} is not valid UTF-8; what is no text became U+FFFD',
+                  file=sys.stderr)
+        yield lines
+        first += len(rows)
+
+
+def translate(args: argparse.Namespace, translator: Translator, out: BinaryIO) -> None:
+    """Read from stdin, translate and write, chunk after chunk."""
+    done = 0
+    columns = SpinnerColumn(), TextColumn('{task.completed} lines'), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task('', total=None)
+        for lines in read_chunks(sys.stdin.buffer, BATCHES * args.batch_size):
+            for text in written(args, translator, lines, done):
+                out.write(f'{text}\n'.encode())
+            out.flush()
+            done += len(lines)
+            progress.update(bar, completed=done)
+
+
+def written(args: argparse.Namespace, translator: Translator, lines: list[str],
+            first: int) -> Iterator[str]:
+    """The lines of the output for some of the input."""
+    beam = dict(beam_size=args.beam_size, length_penalty=args.length_penalty)
+    if args.sample:
+        options = {**sampling_options(args), 'seed': args.seed + first}
+        yield from translator.sample(lines, args.batch_size, **options)
+    elif args.n_best is None:
+        yield from translator(lines, args.batch_size, **beam)
+    else:
+        found = translator.n_best(lines, args.n_best, args.batch_size, **beam)
+        for number, translations in enumerate(found, first):
+            yield from (f'{number} ||| {one.text} ||| {one.score:.4f}' for one in translations)
+
+
+def main(args: argparse.Namespace) -> None:
+    out = sys.stdout.buffer
+    # mmengine logs to stdout, which is for translations.
+    with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS), redirect_stdout(sys.stderr):
+        keep_freed_memory()
+        config = check_args(args)
+        translate(args, Translator(config, args.checkpoint, args.device), out)

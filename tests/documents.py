@@ -1,0 +1,86 @@
+"""What the documents tell a person to type."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (
+    *ROOT.glob('*.md'), *ROOT.glob('docs/*.md'), *ROOT.glob('docs/tasks/*.md'),
+    *ROOT.glob('docs/tutorials/*.md'), *ROOT.glob('configs/*/README.md')))
+# What a command of an indented block begins with; other such blocks are formulas and folders.
+COMMANDS = ('python', 'bash', 'make', 'pip', 'source', 'export', 'pytest', 'compute-sanitizer',
+            'cp', 'CONFIG=', 'OMP_NUM_THREADS=', 'AFT_MM_')
+
+
+class Command(NamedTuple):
+    """One command, without the variables before it and what it is piped into."""
+
+    page: str
+    text: str
+    words: list[str]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    text = (ROOT / page).read_text()
+    return re.findall(rf'^```{language}\n(.*?)^```', text, re.M | re.S)
+
+
+def shell(page: str) -> list[str]:
+    """The blocks of commands, fenced as bash or indented."""
+    text = re.sub(r'^```\w*\n.*?^```', '', (ROOT / page).read_text(), flags=re.M | re.S)
+    indented = [re.sub('^    ', '', block, flags=re.M)
+                for block in re.findall(r'(?:^    .*\n)+', text, re.M)]
+    return blocks(page, 'bash') + [block for block in indented if block.startswith(COMMANDS)]
+
+
+def commands(page: str) -> list[Command]:
+    """Every command of a page, with the values of the variables that the page gave before."""
+    found, values = [], {}
+    for block in shell(page):
+        quoted = re.sub('"[^"]*"', lambda found: found[0].replace('\n', ' '), block)
+        for line in quoted.replace('\\\n', ' ').splitlines():
+            line = _without_substitutions(line)
+            for name, value in values.items():
+                line = re.sub(rf'[$]({name}\b|{{{name}}})', value, line)
+            lexer = shlex.shlex(line, posix=True, punctuation_chars='|<>;&')
+            lexer.whitespace_split, lexer.commenters = True, '#'
+            words: list[str] = []
+            for word in [*lexer, ';']:
+                if set(word) <= set('|;&'):
+                    words = _without_variables(words, values)
+                    if words:
+                        found.append(Command(page, line.strip(), words))
+                    words = []
+                else:
+                    words.append(word)
+    return found
+
+
+def _without_substitutions(line: str) -> str:
+    """With a word in the place of every ``$(command)``."""
+    while '$(' in line:
+        start = line.index('$(')
+        end, depth = start + 2, 1
+        while depth:
+            depth += {'(': 1, ')': -1}.get(line[end], 0)
+            end += 1
+        line = f'{line[:start]}VALUE{line[end:]}'
+    return line
+
+
+def _without_variables(words: list[str], values: dict[str, str]) -> list[str]:
+    """Without redirections, and without variables in front, which are remembered."""
+    while any(word in ('<', '>') for word in words):
+        at = next(i for i, word in enumerate(words) if word in ('<', '>'))
+        del words[at:at + 2]
+    if words[:1] == ['do']:
+        del words[0]
+    if words[:1] in (['for'], ['done']):
+        return []
+    while words and re.match(r'[A-Za-z_]+=', words[0]):
+        name, _, value = words.pop(0).partition('=')
+        values[name] = value
+    return words

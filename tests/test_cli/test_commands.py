@@ -1,0 +1,160 @@
+"""The command aft_mm: imports, which config a name is, copies, and what the doctor finds."""
+
+import subprocess
+import sys
+
+import pytest
+from mmengine.config import Config
+from packaging.requirements import Requirement
+
+from aft_mm.cli.commands import copy_config
+from aft_mm.cli.config_files import configs_by_name, find_config, home
+from aft_mm.cli.environment import problems
+from aft_mm.cli.errors import UserError
+from aft_mm.cli.main import main, parse_args
+from aft_mm.cli.parsers import COMMANDS
+
+QUICKSTART = 'aft-conv-quickstart_1xb64-50e_digits'
+FITTING = {
+    'torch': '2.11.0', 'torchvision': '0.26.0', 'torchaudio': '2.11.0', 'mmengine': '0.10.7',
+    'mmcv-lite': '2.1.0', 'mmcv': '2.1.0', 'mmpretrain': '1.2.0', 'mmdet': '3.3.0',
+    'setuptools': '81.0.0', 'opencv-python': '5.0.0'}
+NEEDED = list(map(Requirement, [
+    'torch>=2.4', 'mmengine>=0.10.7,<1', 'mmcv-lite>=2.1,<2.2', 'mmpretrain', 'setuptools<82']))
+
+
+@pytest.mark.parametrize('command', ['aft_mm', *COMMANDS])
+def test_help_imports_nothing_heavy(command):
+    """Torch, mmengine and numpy take seconds."""
+    words = [] if command == 'aft_mm' else [command]
+    script = (f'import sys; from aft_mm.cli.main import main\ntry: main({[*words, "--help"]})\n'
+              'except SystemExit: print(sorted({name.partition(".")[0] for name in sys.modules}))')
+    done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True,
+                          check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith('usage: aft_mm') and 'aft_mm' in lines[-1]
+    assert not {'torch', 'mmengine', 'numpy', 'matplotlib', 'yaml'} & set(eval(lines[-1]))
+
+
+def test_a_missing_library_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'yaml', None)
+    monkeypatch.delitem(sys.modules, 'aft_mm.cli.commands.list_configs', raising=False)
+    with pytest.raises(SystemExit, match='^Error: `aft_mm list` needs yaml, which is not'):
+        main(['list'])
+
+
+class TestNames:
+
+    def test_every_config_of_ours_has_a_name_of_its_own(self):
+        files = [path for path in (home() / 'configs').rglob('*.py') if '_base_' not in path.parts]
+        assert len(files) == len(configs_by_name()) > 150
+
+    @pytest.mark.parametrize('name', [
+        QUICKSTART, f'{QUICKSTART}.py', f'configs/image_classification/{QUICKSTART}.py',
+        f'image_classification/{QUICKSTART}'])
+    def test_ours_from_any_folder(self, name, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert find_config(name) == str(configs_by_name()[QUICKSTART])
+
+    def test_a_file_comes_before_ours(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / f'{QUICKSTART}.py').write_text('')
+        assert find_config(f'{QUICKSTART}.py') == f'{QUICKSTART}.py'
+
+    @pytest.mark.parametrize(('name', 'hint'), [
+        ('aft-conv-quickstart', ''),
+        (f'configs/detection/{QUICKSTART}.py', f'; did you mean {QUICKSTART}'),
+        (QUICKSTART.replace('50e', '5e'), f'; did you mean {QUICKSTART}'),
+        ('xyz.py', '')])
+    def test_close_names_are_told(self, name, hint, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UserError) as error:
+            find_config(name)
+        assert str(error.value).startswith(f'config {name!r} does not exist{hint}')
+        with pytest.raises(SystemExit, match='Error: config'):
+            main(['test', name, 'a.pth'])
+
+
+class TestCopies:
+
+    def copy(self, *words):
+        copy_config.main(parse_args('config', [QUICKSTART, *words]))
+
+    @pytest.mark.parametrize('words', [[], ['--keep-bases']])
+    def test_a_copy_is_the_same_config(self, words, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        self.copy(*words, '--out', 'new/a.py')
+        copied, ours = (Config.fromfile(path) for path in ('new/a.py', find_config(QUICKSTART)))
+        assert copied.to_dict() == ours.to_dict()
+        assert ('_base_' in (tmp_path / 'new/a.py').read_text()) == bool(words)
+        with pytest.raises(SystemExit, match="Error: 'new/a.py' exists already"):
+            self.copy('--out', 'new/a.py')
+
+    def test_options_are_written(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        self.copy('--cfg-options', 'train_cfg.max_epochs=7')
+        assert Config.fromfile(f'{QUICKSTART}.py').train_cfg.max_epochs == 7
+        with pytest.raises(SystemExit, match='--keep-bases and --cfg-options do not go together'):
+            self.copy('--keep-bases', '--out', 'b.py', '--cfg-options', 'train_cfg.max_epochs=7')
+        with pytest.raises(SystemExit, match="--out needs a file name that ends in .py, got 'b'"):
+            self.copy('--out', 'b')
+
+
+class TestDoctor:
+
+    @pytest.mark.parametrize(('changes', 'python', 'sentence', 'mend'), [
+        ({}, '3.14.1', 'Python 3.14.1 is not supported', 'python3.13 -m venv'),
+        (dict(mmengine=None), '3.11.2', 'mmengine is missing', "'mmengine<1,>=0.10.7'"),
+        (dict(setuptools='82.0'), '3.12.0', 'setuptools is 82.0, and aft_mm needs <82', '<82'),
+        (dict(torchvision='0.25.1'), '3.11.2', 'whose torchvision is 0.26',
+         "'torchvision==0.26.*'"),
+        (dict(torchaudio='2.10.0'), '3.11.2', 'whose torchaudio is 2.11', "'torchaudio==2.11.*'"),
+        (dict(torch='2.11.0+cpu', torchaudio=None), '3.11.2', 'one is built for the CPU alone',
+         'same index'),
+        ({'onedl-mmengine': '0.10.12'}, '3.11.2', 'mmengine and onedl-mmengine are all installed',
+         'pip uninstall -y mmengine onedl-mmengine'),
+        ({'opencv-python-headless': '5.0.0'}, '3.11.2', 'are the module cv2', 'pip uninstall'),
+        ({'mmcv': '2.2.0'}, '3.13.0', 'mmcv 2.2.0 is refused by mmdet', 'make downstream')])
+    def test_what_does_not_fit_is_named_with_what_mends_it(self, changes, python, sentence, mend):
+        assert not list(problems(FITTING, '3.11.7', NEEDED))
+        versions = {name: version for name, version in {**FITTING, **changes}.items() if version}
+        (found, ) = problems(versions, python, NEEDED)
+        assert sentence in found[0] and mend in found[1]
+
+    def test_a_fork_stands_in_for_openmmlab(self):
+        fork = {name: version for name, version in FITTING.items() if not name.startswith('mm')}
+        fork |= {'onedl-mmengine': '0.10.12', 'onedl-mmcv': '2.3', 'onedl-mmpretrain': '1.3.6'}
+        assert not list(problems(fork, '3.12.0', NEEDED))
+
+    def test_it_shows_this_environment(self, tool, capsys, monkeypatch, tmp_path):
+        (tmp_path / 'mnist').mkdir()
+        monkeypatch.setenv('AFT_MM_DATA', str(tmp_path))
+        monkeypatch.setattr('aft_mm.cli.commands.doctor.problems', lambda *_: [('a', 'b')])
+        with pytest.raises(SystemExit) as end:
+            tool('doctor').main([])
+        out = capsys.readouterr().out
+        assert end.value.code == 1 and out.endswith('- a\n  b\n')
+        assert 'there: mnist\n' in out and 'cifar10' in out.partition('not there: ')[2]
+        assert 'eager' in out and 'aft_conv_step' in out and 'torch 2' in out
+
+
+def test_list_filters(tool, capsys, monkeypatch):
+    monkeypatch.setattr('aft_mm.cli.commands.list_configs.is_installed', lambda _: False)
+
+    def names(*words):
+        tool('list').main([*words, '--names'])
+        return capsys.readouterr().out.split()
+
+    assert names('quickstart') == names('aft-conv-quick*') == [QUICKSTART]
+    ready, every = names('--ready'), names()
+    assert set(every) == set(configs_by_name()) and set(ready) < set(every)
+    assert {configs_by_name()[name].parent.name for name in set(every) - set(ready)} == {
+        'detection', 'segmentation', 'machine_translation', 'speech_recognition'}
+    assert set(names('--task', 'image_ar')) == {
+        name for name, path in configs_by_name().items() if path.parent.name == 'image_ar'}
+    measured = names('--measured')
+    assert QUICKSTART in measured and 'retinanet-aft-conv-tiny_8xb2-1x_voc0712' not in measured
+    with pytest.raises(SystemExit, match='--task must be one of copy_task, .*, got .detecton'):
+        names('--task', 'detecton')
+    with pytest.raises(SystemExit, match='no config is asked for by all of these'):
+        names('no-such-model')

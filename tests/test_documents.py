@@ -1,0 +1,248 @@
+"""What the documents promise runs as it stands there: commands and Python."""
+
+import argparse
+import importlib.util
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose
+from mmengine.registry import MODELS, DefaultScope
+from PIL import Image
+
+from aft_mm.models import AFTViT
+
+from .documents import PAGES, ROOT, blocks, commands
+from .parallel_data import MISSING, REASON, write_pairs
+
+# Blocks that another test holds, or that nothing here can run.
+HELD = {
+    ('README.md', 0): 'test_guides: trains',
+    ('docs/configs.md', 2): 'test_guides: trains',
+    ('docs/tasks/dense_prediction.md', 0): 'test_dense_backbone, downstream/test_configs',
+    ('docs/tasks/image_ar.md', 1): 'test_guides, with the config that names it',
+    ('docs/tasks/image_ar.md', 2): 'test_guides',
+    ('docs/tasks/language_modeling.md', 1): 'test_guides',
+    ('docs/tasks/machine_translation.md', 1): 'test_guides',
+    ('docs/tasks/point_cloud.md', 1): 'test_guides, on clouds',
+    ('docs/tasks/point_cloud.md', 2): 'test_guides',
+    ('docs/tasks/speech_recognition.md', 1): 'test_guides',
+    ('docs/tasks/super_resolution.md', 1): 'test_guides',
+    **{('docs/tutorials/own_mixer.md', index): 'test_own_mixer' for index in range(4)},
+    ('docs/analysis.md', 0): 'needs checkpoints of a classifier, a detector and a segmentor, which '
+                             'test_apis/test_hosts.py has one by one',
+    ('configs/detection/README.md', 0): 'needs mmdet and a checkpoint; downstream/test_configs',
+}
+# Programs that no clone brings along.
+OTHERS = {'source', 'export', 'pip', 'tensorboard', 'find', 'sbatch', 'compute-sanitizer', 'uv',
+          'pre-commit', 'mim', 'jupyter', 'cd', 'git', 'docker'}
+# What a page says that it writes for two words.
+BOTH = ['CONFIG', 'CHECKPOINT']
+SHORT = {'docs/analysis.md': dict(CONV=BOTH, FULL=BOTH, DEIT=BOTH)}
+
+
+class UnderstoodError(Exception):
+    """A tool has understood its arguments."""
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """Give a tool its words, and stop it when it has understood them."""
+    for name in ('parse_args', 'parse_intermixed_args'):
+        original = getattr(argparse.ArgumentParser, name)
+
+        def understand(self, args=None, namespace=None, original=original):
+            original(self, args, namespace)
+            raise UnderstoodError
+
+        monkeypatch.setattr(argparse.ArgumentParser, name, understand)
+
+    def call(program, words):
+        monkeypatch.setattr(sys, 'argv', [str(program), *words])
+        with pytest.raises(UnderstoodError):
+            if isinstance(program, Path):
+                monkeypatch.syspath_prepend(str(program.parent))  # where tools find what they share
+                runpy.run_path(str(program), run_name='__main__')
+            else:
+                runpy.run_module(program, run_name='__main__')
+
+    return call
+
+
+def check(command, parse):
+    """One command of a document."""
+    program, *words = command.words
+    short = SHORT.get(command.page, {})
+    words = [part for word in words for part in short.get(word, [word])]
+    for word in words:
+        for config in re.findall(r'configs/[a-z][\w/.-]+\.py', word):
+            own = config.startswith('configs/own_data/') and '-' not in Path(config).name
+            any_of_them = Path(config).stem.isupper()
+            if not (own or any_of_them):
+                assert (ROOT / config).is_file(), f'{config} does not exist'
+    if program in ('python', '.venv/bin/python') and words[0] == '-m':
+        assert importlib.util.find_spec(words[1]), f'{words[1]} cannot be imported'
+        if words[1] == 'aft_mm.ops':
+            parse(words[1], words[2:])
+    elif program in ('python', '.venv/bin/python') and words[0] != '-c':
+        parse(ROOT / words[0], words[1:])
+    elif program == 'aft_mm':
+        parse(program, words)
+    elif program == 'torchrun':
+        script = next(word for word in words if word.endswith('.py'))
+        parse(ROOT / script, words[words.index(script) + 1:])
+    elif program == 'bash':
+        script, *words = words
+        assert (ROOT / script).is_file(), f'{script} does not exist'
+        if script in ('tools/dist_train.sh', 'tools/slurm_train.sh'):
+            config, *rest = words[:1] + words[2:] if 'dist' in script else words[2:]
+            parse(ROOT / 'tools/train.py', [config, *rest])
+    elif program == 'make':
+        targets = re.findall(r'^([\w-]+):', (ROOT / 'Makefile').read_text(), re.M)
+        assert [word for word in words if '=' not in word][0] in targets
+    elif program == 'cp':
+        assert (ROOT / words[0]).is_file()
+    else:
+        assert program in OTHERS or program == 'pytest', f'what is {program}?'
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_commands_name_what_there_is(page, parse, capsys):
+    for command in commands(page):
+        try:
+            check(command, parse)
+        except (SystemExit, pytest.fail.Exception, OSError, ImportError) as error:
+            pytest.fail(f'{page}: {command.text}\n{error}\n{capsys.readouterr().err}')
+
+
+def test_commands_are_found():
+    found = [command.words for page in PAGES for command in commands(page)]
+    assert len(found) > 150
+    config = 'configs/image_ar/aft-local-32-mini_1xb16-2e_mnist.py'
+    assert ['python', 'tools/train.py', config, '--work-dir', 'work_dirs/mnist'] in found
+
+
+def test_every_block_of_python_is_held():
+    there = {(page, index) for page in PAGES for index, _ in enumerate(blocks(page, 'python'))}
+    assert HELD.keys() <= there
+    run = {(page, index) for page, index in there - HELD.keys()}
+    for page in {page for page, _ in run}:
+        configs = all(blocks(page, 'python')[i].startswith('_base_') for p, i in run if p == page)
+        assert configs or page in SETTINGS, f'{page} has Python that no test runs'
+
+
+def pack(folder, config, edit=lambda config: None):
+    """config.py and checkpoint.pth of a small model with random weights."""
+    path = ROOT / f'tests/configs/{config}.py'
+    config = Config.fromfile(path, import_custom_modules=False)
+    config.pop('custom_imports')
+    edit(config)
+    config.dump(folder / 'config.py')
+    with DefaultScope.overwrite_default_scope('aft_mm'):
+        model = MODELS.build(config.model)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    torch.save(dict(state_dict=model.state_dict(), meta={}), folder / 'checkpoint.pth')
+
+
+def noise(*shape):
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def text(folder, request):
+    pack(folder, 'tiny_text', lambda config: config.model.decoder.update(grid=(256, )))
+
+
+def pixels(folder, request):
+    pack(folder, 'tiny_pixels')
+    return dict(images=noise(2, 8, 8, 1))
+
+
+def clouds(folder, request):
+    pack(folder, 'tiny_clouds')
+
+
+def super_resolution(folder, request):
+    pack(folder, 'tiny_super_resolution')
+    return dict(image=noise(4, 4, 3), portrait=noise(218, 178, 3), photo=noise(6, 6, 3))
+
+
+def classifier(folder, request):
+    config, checkpoint = request.getfixturevalue('tiny_classifier')
+    shutil.copy(config, 'config.py')
+    shutil.copy(checkpoint, 'epoch_300.pth')
+    Path('photos').mkdir()
+    for name in ('a.jpg', 'b.png', 'photos/c.jpg'):
+        Image.fromarray(noise(30, 40, 3)).save(name)
+    return dict(array=noise(20, 20, 3))
+
+
+def translation(folder, request):
+    if MISSING:
+        pytest.skip(REASON)
+    write_pairs(folder)
+    pack(folder, 'tiny_translation')
+
+
+def speech(folder, request):
+    soundfile = pytest.importorskip('soundfile', reason='soundfile writes the sound of this test')
+    pytest.importorskip('torchaudio', reason='torchaudio computes filter banks')
+    pack(folder, 'tiny_speech')
+    soundfile.write('a.wav', noise(8000) / 500, 8000)
+
+
+def export(folder, request):
+    mixer = dict(type='aft_mm.AFTConv', num_heads=2, kernel_size=3)
+    model = AFTViT(dict(embed_dims=8, num_layers=1), 32, token_mixer=mixer)
+    return dict(model=model.eval(), example=torch.randn(1, 3, 32, 32))
+
+
+def nothing(folder, request):
+    pass
+
+
+# What a page supposes to be there: files in the folder, and names.
+SETTINGS = {
+    'README.md': text,
+    'docs/configs.md': nothing,
+    'docs/model_converters.md': export,
+    'docs/tasks/image_ar.md': pixels,
+    'docs/tasks/image_classification.md': classifier,
+    'docs/tasks/language_modeling.md': text,
+    'docs/tasks/machine_translation.md': translation,
+    'docs/tasks/point_cloud.md': clouds,
+    'docs/tasks/speech_recognition.md': speech,
+    'docs/tasks/super_resolution.md': super_resolution,
+}
+
+
+@pytest.mark.parametrize('page', SETTINGS)
+def test_python_runs_as_it_stands(page, request, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = SETTINGS[page](tmp_path, request) or {}
+    names = {}
+    for index, block in enumerate(blocks(page, 'python')):
+        if (page, index) not in HELD:
+            names.update(given)
+            exec(compile(block, f'{page}, block {index}', 'exec'), names)
+
+
+@pytest.mark.parametrize('page', [
+    page for page in PAGES if any(block.startswith('_base_') for block in blocks(page, 'python'))])
+def test_configs_that_are_not_trained_build(page, tmp_path):
+    for index, block in enumerate(blocks(page, 'python')):
+        if not block.startswith('_base_') or (page, index) in HELD:
+            continue
+        (tmp_path / 'mine.py').write_text(block.replace("'../_base_", f"'{ROOT}/configs/_base_"))
+        config = Config.fromfile(tmp_path / 'mine.py')
+        with torch.device('meta'), DefaultScope.overwrite_default_scope(config.default_scope):
+            MODELS.build(config.model)
+            for split in ('train', 'val', 'test'):
+                Compose(config[f'{split}_dataloader'].dataset.pipeline)

@@ -1,0 +1,260 @@
+"""Weights that are given away: what publish_model.py and release_weights.py write, read back."""
+
+import hashlib
+import http.server
+import io
+import json
+import pickle
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from mmengine.hooks import EMAHook
+from mmengine.model import ExponentialMovingAverage
+from mmengine.runner import CheckpointLoader
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from aft_mm.checkpoint import (
+    load_from_http,
+    load_from_hub,
+    load_from_local,
+    register_safe_loading,
+    write_safetensors,
+)
+from aft_mm.cli.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def publish_model(tool):
+    return tool('model_converters/publish_model')
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A checkpoint as training with EMAHook writes it, the weights and their average."""
+    model = nn.Linear(3, 2)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    hook = EMAHook()
+    hook.ema_model = ExponentialMovingAverage(model, momentum=0.5)
+    nn.init.zeros_(hook.ema_model.module.weight)
+    average = {name: x.clone() for name, x in hook.ema_model.module.state_dict().items()}
+    meta = dict(cfg='a = 1', seed=3, epoch=7, dataset_meta=dict(classes=('cat', 'dog'), roots=[1]))
+    checkpoint = dict(
+        meta=meta, state_dict=dict(model.state_dict()), optimizer={}, message_hub={},
+        param_schedulers=[],
+    )  # fmt: skip
+    hook.before_save_checkpoint(None, checkpoint)
+    torch.save(checkpoint, tmp_path / 'trained.pth')
+    return weights, average
+
+
+@pytest.mark.parametrize('options', [[], ['--ema']], ids=str)
+def test_published_files_hold_the_weights_and_no_more(
+    options, trained, publish_model, tmp_path, capsys
+):
+    (tmp_path / 'm.json').write_text('{"accuracy/top1": 42.5}')
+    known = ['--metrics', str(tmp_path / 'm.json'), '--license', 'MIT', '--command', 'make a b']
+    words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'a/model.pth'), *options, *known]
+    publish_model.main(words)
+    paths = [Path(line) for line in capsys.readouterr().out.split()]
+    for path, suffix in zip(paths, ('.safetensors', '.pth'), strict=True):
+        digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+        assert path == tmp_path / f'a/model-{digits}{suffix}'
+    assert set(paths[0].parent.iterdir()) == set(paths)
+    dataset = dict(classes=('cat', 'dog'))
+    meta = dict(cfg='a = 1', epoch=7, dataset_meta=dataset, license='MIT', command='make a b',
+                metrics={'accuracy/top1': 42.5})  # fmt: skip
+    expected = trained[bool(options)]
+    published = torch.load(paths[1], weights_only=True)
+    assert published.keys() == {'meta', 'state_dict'} and published['meta'] == meta
+    loaded = load_from_local(str(paths[0]))
+    assert loaded['meta'] == {**meta, 'dataset_meta': dict(classes=['cat', 'dog'])}
+    for state in (published['state_dict'], loaded['state_dict'], load_file(paths[0])):
+        assert state.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(state[name], tensor)
+    for path in paths:  # twice the same bytes
+        path.unlink()
+    publish_model.main(words)
+    assert all(path.exists() for path in paths)
+
+
+def test_published_files_keep_the_versions_of_the_layers(publish_model, tmp_path, capsys):
+    model = nn.Sequential(nn.BatchNorm1d(3))
+    meta = dict(experiment_name='bn_1xb8_x_20261122_080606')
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'trained.pth')
+    publish_model.main([str(tmp_path / 'trained.pth'), str(tmp_path / 'model.safetensors')])
+    for path in capsys.readouterr().out.split():
+        published = load_from_local(path)
+        assert published['state_dict']._metadata == model.state_dict()._metadata
+        assert published['meta']['command'] == 'python tools/train.py bn_1xb8_x.py'
+
+
+def test_nothing_is_overwritten_and_no_average_invented(trained, publish_model, tmp_path):
+    words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')]
+    publish_model.main(words)
+    with pytest.raises(SystemExit, match='exists already and is left as it is'):
+        publish_model.main(words)
+    (tmp_path / 'm.json').write_text('[1]')
+    with pytest.raises(SystemExit, match='m.json. must hold numbers by name'):
+        publish_model.main([*words, '--metrics', str(tmp_path / 'm.json')])
+    torch.save(dict(state_dict=trained[0]), words[0])
+    with pytest.raises(SystemExit, match='has no averaged weights, which --ema takes'):
+        publish_model.main([*words, '--ema'])
+    torch.save(trained[0], words[0])
+    with pytest.raises(SystemExit, match='must hold a state_dict'):
+        publish_model.main(words)
+    with pytest.raises(SystemExit, match='ends in .safetensors or .pth'):
+        publish_model.main([words[0], str(tmp_path / 'model.bin')])
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / 'tools/model_converters')
+    module = tool('model_converters/release_weights')
+    run = tmp_path / 'run'
+    (run / '1/vis_data').mkdir(parents=True)
+    records = [dict(iter=2, epoch=1, loss=1.), dict(top1=30., step=1),
+               dict(iter=4, epoch=2, loss=1.), dict(top1=40., step=2)]  # fmt: skip
+    (run / '1/vis_data/scalars.json').write_text('\n'.join(map(json.dumps, records)))
+    model = nn.Linear(3, 2)
+    meta = dict(iter=4, epoch=2, experiment_name='a_20261122_080606')
+    state = dict(state_dict=model.state_dict(), meta=meta, optimizer={})
+    torch.save(state, run / 'epoch_2.pth')
+    (run / 'last_checkpoint').write_text(str(run / 'epoch_2.pth'))
+    module.main([str(run), '--out', str(tmp_path / 'out')])
+    entries = json.loads((tmp_path / 'out/weights.json').read_text())
+    sums = dict(line.split()[::-1] for line in (tmp_path / 'out/SHA256SUMS').open())
+    assert len(entries) == len(sums) == 2
+    for entry in entries:
+        path = tmp_path / 'out' / entry['file']
+        assert entry['name'] == 'a' and entry['metrics'] == dict(top1=40.)
+        assert sums[path.name] == entry['sha256'] == hashlib.sha256(path.read_bytes()).hexdigest()
+        loaded = load_from_local(str(path))
+        assert torch.equal(loaded['state_dict']['weight'], model.weight)
+    assert module.metrics_at(str(run), 3) == {}  # a checkpoint that was not validated
+    with pytest.raises(SystemExit, match='must be a folder that is new or empty'):
+        module.main([str(run), '--out', str(tmp_path / 'out')])
+    with pytest.raises(SystemExit, match='holds no checkpoint of a run'):
+        module.main([str(tmp_path / 'out'), '--out', str(tmp_path / 'b')])
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Weights in a file of safetensors, and the state."""
+    torch.manual_seed(0)
+    state = nn.Linear(3, 2).state_dict()
+    with open(tmp_path / 'a.safetensors', 'wb') as stream:
+        write_safetensors(stream, dict(state_dict=state, meta=dict(cfg='a = 1', epoch=3)))
+    return tmp_path / 'a.safetensors', state
+
+
+def test_safetensors_load_through_mmengine_and_of_others_without_notes(file, tmp_path):
+    path, state = file
+    register_safe_loading()
+    loaded = CheckpointLoader.load_checkpoint(str(path), map_location='cpu')
+    assert torch.equal(loaded['state_dict']['weight'], state['weight'])
+    assert loaded['meta'] == dict(epoch=3)  # the text of a config is a program
+    save_file(dict(a=torch.ones(2, dtype=torch.bfloat16)), tmp_path / 'b.safetensors')
+    other = load_from_local(str(tmp_path / 'b.safetensors'))
+    assert other['meta'] == {} and other['state_dict']['a'].dtype == torch.bfloat16
+    shared = torch.randn(4)
+    with pytest.raises(RuntimeError, match='share memory'):
+        write_safetensors(io.BytesIO(), dict(state_dict=dict(a=shared, b=shared)))
+
+
+# As it stands in the header.
+META = rb'{\"cfg\": \"a = 1\", \"epoch\": 3}'
+
+
+@pytest.mark.parametrize(('change', 'message'), [
+    (lambda data: data[:-1], 'is damaged'),
+    (lambda data: data[:-1] + bytes([data[-1] ^ 1]), 'have another sha256 than it says'),
+    (lambda data: data.replace(b'{\\"meta', b'[\\"meta'), 'is damaged'),
+    (lambda data: data.replace(META, b'3'.ljust(len(META))), 'holds a int as meta'),
+    (lambda data: b'PK' + data, 'is damaged'),
+])
+def test_a_damaged_file_of_safetensors_is_one_sentence(file, change, message):
+    path, _ = file
+    data = path.read_bytes()
+    path.write_bytes(change(data))
+    assert path.read_bytes() != data
+    with pytest.raises(pickle.UnpicklingError, match=message):
+        load_from_local(str(path))
+
+
+class Hub:
+    """Stands in for huggingface_hub: answers from a folder, knows no network."""
+
+    def __init__(self, folder):
+        self.folder, self.asked = folder, []
+
+    def hf_hub_download(self, repo, filename, revision=None):
+        self.asked.append((repo, filename, revision))
+        if repo == 'org/away':
+            raise LocalEntryNotFoundError('An error happened.\nCheck your internet connection.')
+        if not (self.folder / filename).exists():
+            raise HfHubHTTPError('404 Client Error: Entry Not Found', response=MagicMock())
+        return str(self.folder / filename)
+
+
+def test_checkpoints_of_a_hub(file, monkeypatch):
+    path, state = file
+    hub = Hub(path.parent)
+    monkeypatch.setattr('huggingface_hub.hf_hub_download', hub.hf_hub_download)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    for address, asked in (
+            ('hf://org/name/a.safetensors', ('org/name', 'a.safetensors', None)),
+            (f'hf://org/name@v1/a.safetensors#sha256={digest}',
+             ('org/name', 'a.safetensors', 'v1'))):
+        loaded = CheckpointLoader.load_checkpoint(address, map_location='cpu')
+        assert torch.equal(loaded['state_dict']['bias'], state['bias']) and hub.asked[-1] == asked
+    # Of a folder in the repository, and a pickle, which is read as safely as one on the disk.
+    (path.parent / 'deep').mkdir()
+    torch.save(dict(state_dict=state, call=print), path.parent / 'deep/b.pth')
+    with pytest.raises(pickle.UnpicklingError, match='b.pth. is refused because it asks for print'):
+        load_from_hub('hf://org/name/deep/b.pth')
+
+
+@pytest.mark.parametrize(('address', 'message'), [
+    ('hf://org/name', 'must be hf://ORG/NAME/FILE'),
+    ('hf://org/away/a.safetensors', 'cannot be downloaded: An error happened.$'),
+    ('hf://org/name/no.pth', 'cannot be downloaded: 404 Client Error: Entry Not Found'),
+    ('hf://org/name/a.safetensors#sha256=' + 64 * '0', 'is refused: its sha256 begins with'),
+    ('hf://org/name/a.safetensors#main', 'must end in #sha256= and 64 digits'),
+])
+def test_what_a_hub_does_not_give_is_one_sentence(file, address, message, monkeypatch):
+    monkeypatch.setattr('huggingface_hub.hf_hub_download', Hub(file[0].parent).hf_hub_download)
+    with pytest.raises(UserError, match=message) as error:
+        load_from_hub(address)
+    assert '\n' not in str(error.value)
+
+
+def test_a_hub_needs_its_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
+    with pytest.raises(UserError, match=r'needs huggingface_hub: pip install aft_mm\[hub\]'):
+        load_from_hub('hf://org/name/a.safetensors')
+
+
+def test_an_http_address_with_a_hash(file, tmp_path, monkeypatch):
+    path, state = file
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'hub'))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f'http://127.0.0.1:{server.server_port}/a.safetensors#sha256='
+        loaded = load_from_http(address + digest)
+        with pytest.raises(UserError, match=f'is refused: its sha256 begins with {digest[:8]}'):
+            load_from_http(address + digest[::-1])
+        server.shutdown()
+    assert torch.equal(loaded['state_dict']['weight'], state['weight'])
+    assert len(list((tmp_path / 'hub').rglob('*.safetensors'))) == 1

@@ -1,0 +1,92 @@
+"""The recipes of DeiT and DeiT III in configs/image_classification."""
+
+from pathlib import Path
+
+import mmpretrain
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose
+from mmengine.registry import MODELS, PARAM_SCHEDULERS, init_default_scope
+
+LEAVES = Path(__file__).parents[1] / 'configs/image_classification'
+
+
+def load(name):
+    return Config.fromfile(LEAVES / f'{name}.py')
+
+
+def test_recipe_is_that_of_deit():
+    """Held against mmpretrain's own DeiT where that follows the paper, else against the paper."""
+    ours = load('deit-small_8xb128-300e_in1k')
+    shipped = Path(mmpretrain.__file__).parent / '.mim' / 'configs' / 'deit'
+    theirs = Config.fromfile(shipped / 'deit-small_4xb256_in1k.py')
+
+    for loader in ('train_dataloader', 'val_dataloader'):
+        assert ours[loader].dataset.pipeline == theirs[loader].dataset.pipeline
+    assert ours.data_preprocessor == theirs.data_preprocessor
+    assert ours.model.train_cfg == theirs.model.train_cfg
+    assert ours.model.head.loss == theirs.model.head.loss
+    assert ours.optim_wrapper.optimizer == theirs.optim_wrapper.optimizer
+    assert ours.auto_scale_lr == theirs.auto_scale_lr
+    assert ours.train_dataloader.sampler == dict(
+        type='RepeatAugSampler', shuffle=True, num_repeats=3)
+    assert ours.model.backbone.drop_path_rate == 0.1
+    assert ours.train_dataloader.drop_last
+
+
+def test_recipe_of_deit3():
+    """What the training command of its code says for ViT-S, and the loss as it is there."""
+    config, deit = (load(f'aft-conv-small-h384-k11_{what}_in1k')
+                    for what in ('8xb256-800e-deit3', '8xb128-300e'))
+    assert config.optim_wrapper.optimizer == dict(type='Lamb', lr=4e-3, weight_decay=0.05)
+    assert config.optim_wrapper.paramwise_cfg == deit.optim_wrapper.paramwise_cfg
+    warmup, cosine = config.param_scheduler
+    assert 4e-3 * warmup.start_factor == pytest.approx(1e-6) and warmup.end == cosine.begin == 5
+    assert config.model.backbone == {**deit.model.backbone, 'drop_path_rate': 0.05}
+    assert config.model.train_cfg == deit.model.train_cfg  # mixup 0.8, cutmix 1
+    assert config.train_dataloader.sampler == deit.train_dataloader.sampler  # repeated
+    assert config.val_dataloader == deit.val_dataloader
+
+    init_default_scope('mmpretrain')
+    loss = MODELS.build(config.model.head.loss)
+    torch.manual_seed(0)
+    scores, target = torch.randn(4, 1000), torch.rand(4, 1000)
+    torch.testing.assert_close(
+        loss(scores, target, avg_factor=4),
+        torch.nn.functional.binary_cross_entropy_with_logits(scores, target))
+
+    # One of grey, solarised and blurred, then other brightness, contrast and saturation.
+    augment = Compose(config.train_dataloader.dataset.pipeline[3:4])
+    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    kinds = set()
+    np.random.seed(0)
+    for _ in range(20):
+        out = augment(dict(img=image.copy()))['img']
+        kinds.add('grey' if (out == out[..., :1]).all() else
+                  'solar' if (np.minimum(out, 255 - out) == np.minimum(image, 255 - image)).all()
+                  else 'blur' if out.std() < image.std() else 'none')
+    assert kinds == {'grey', 'solar', 'blur'}
+
+
+def test_learning_rate_warms_up_for_five_epochs():
+    config, epoch_length = load('deit-tiny_8xb128-300e_in1k'), 4
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+    schedulers = []
+    for settings in config.param_scheduler:
+        settings = dict(dict(end=300), **settings)
+        kind = PARAM_SCHEDULERS.get(settings.pop('type'))
+        settings.pop('convert_to_iter_based', None)
+        settings.update({key: settings[key] * epoch_length for key in ('begin', 'end')})
+        schedulers.append(kind(optimizer, by_epoch=False, **settings))
+    rates = []
+    for _ in range(300 * epoch_length):
+        rates.append(optimizer.param_groups[0]['lr'])
+        optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+
+    assert rates[0] == pytest.approx(1e-6)
+    assert max(rates) == pytest.approx(1e-3) and rates.index(max(rates)) == 5 * epoch_length - 1
+    assert rates[-1] == pytest.approx(1e-5, rel=0.01)

@@ -1,0 +1,168 @@
+"""The site: its notebook, its errors, a mixer outside of the package, and what stands beside it."""
+
+import ast
+import os
+import re
+
+import pytest
+import yaml
+from mmengine.config import Config
+
+import aft_mm
+
+from .documents import ROOT, blocks
+
+TUTORIAL = 'docs/tutorials/own_mixer.md'
+NOTEBOOK = ROOT / 'docs/tutorials/first_model.ipynb'
+# Text of errors that other libraries raise.
+FOREIGN = (
+    "No module named 'mmengine'", "No module named 'pkg_resources'", "attribute 'find_loader'",
+    'is not in the mmpretrain::model registry', 'mmengine does not support to load',
+    'The number of subfolders', 'Python integer -51 out of bounds', 'SyncBatchNorm expected',
+    'expected scalar type Float', 'Weights only load failed')
+
+
+@pytest.fixture
+def decay(tmp_path, monkeypatch):
+    """decay.py of the tutorial in a folder on the Python path."""
+    (tmp_path / 'decay.py').write_text(blocks(TUTORIAL, 'python')[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / 'decay.py'
+
+
+def own_config(folder, index, **options):
+    """The config of a block, with small data; its path."""
+    text = blocks(TUTORIAL, 'python')[index].replace("'configs/", f"'{ROOT}/configs/")
+    (folder / 'mine.py').write_text(text)
+    config = Config.fromfile(folder / 'mine.py', import_custom_modules=False)
+    config.merge_from_dict(options)
+    config.dump(folder / 'mine.py')
+    return folder / 'mine.py'
+
+
+SHORT = {'train_cfg.max_epochs': 1, 'param_scheduler': None, 'visualizer.vis_backends': None}
+
+
+def test_a_mixer_outside_of_the_package_trains_and_draws(decay, run, root):
+    """In processes of their own, as its name is in the registry of all libraries."""
+    folder = decay.parent
+    env = {'PYTHONPATH': os.pathsep.join(map(str, (folder, root)))}
+
+    def call(*command):
+        ended = run(*command, cwd=folder, env=env)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout + ended.stderr
+
+    digits = own_config(folder, 2, **SHORT, **{
+        'train_dataloader.dataset.indices': 128, 'train_cfg.val_interval': 1})
+    assert 'accuracy/top1' in call(root / 'tools/train.py', digits, '--work-dir', 'digits')
+    (folder / 'check.py').write_text('from decay import *\n' + blocks(TUTORIAL, 'python')[1])
+    call(folder / 'check.py')
+
+    (folder / 'text').write_bytes(bytes(range(97, 123)) * 400)
+    split = {f'{part}_dataloader.dataset.data_file': 'text' for part in ('train', 'val', 'test')}
+    text = own_config(folder, 3, **SHORT, **split, **{
+        'train_dataloader.dataset.samples_per_epoch': 16, 'model.decoder.num_layers': 1,
+        'val_cfg': None, 'val_dataloader': None, 'val_evaluator': None})
+    call(root / 'tools/train.py', text, '--work-dir', 'text-run')
+    call(root / 'tools/sample.py', text, 'text-run/epoch_1.pth', '--out', 'drawn.txt',
+         '--prompt', 'abc', '--num-chars', '9')
+    assert (folder / 'drawn.txt').stat().st_size > 3
+
+
+@pytest.mark.parametrize('draws', [True, False])
+def test_a_mixer_without_steps_is_refused_where_something_draws(
+        draws, tool, config, tmp_path, monkeypatch):
+    hook = 'aft_mm.SampleHook' if draws else 'aft_mm.FirstSampleHook'
+    (tmp_path / 'plain.py').write_text(
+        'from mmengine.registry import MODELS\nfrom aft_mm.layers import TokenMixer\n'
+        '@MODELS.register_module(force=True)\nclass Plain(TokenMixer):\n'
+        '    def _mix(self, query, key, value, grid, key_mask):\n        return value\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / 'mine.py').write_text(
+        f'_base_ = {config("tiny_pixels")!r}\n'
+        'custom_imports = dict(imports=["aft_mm.registry", "recording_hooks", "plain"])\n'
+        'model = dict(decoder=dict(token_mixer=dict(_delete_=True, type="Plain")))\n'
+        f'default_hooks = dict(samples=dict(_delete_={not draws}, type="{hook}"))\n')
+    words = ['mine.py', '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=1']
+    sentence = 'Plain has no _init_state and _mix_step: nothing can be drawn from the model'
+    if draws:
+        with pytest.raises(SystemExit, match=f'^Error: {sentence}, as SampleHook of the config'):
+            tool('train').main(words)
+    else:
+        tool('train').main(words)
+        (log, ) = tmp_path.glob('work/*/*.log')
+        assert sentence in log.read_text()
+    assert (tmp_path / 'work/epoch_1.pth').exists() != draws
+
+
+def templates():
+    """Every text of the code, with … for what is filled in."""
+    for folder in ('aft_mm', 'tools'):
+        for path in (ROOT / folder).rglob('*.py'):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    yield ''.join(part.value if isinstance(part, ast.Constant) else '…'
+                                  for part in node.values)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def test_errors_of_the_faq_are_those_of_the_code():
+    messages = re.findall('^### `(.+)`$', (ROOT / 'docs/faq.md').read_text(), re.M)
+    assert len(messages) > 30
+    said = [text.replace('`', "'") for text in templates() if len(text.replace('…', '')) > 20]
+    for message in messages:
+        if not any(foreign in message for foreign in FOREIGN):
+            like = [text for text in said if max(text.split('…'), key=len) in message]
+            assert any(re.fullmatch(re.escape(text).replace('…', '.*'), message)
+                       for text in like), f'nobody says {message!r}'
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path):
+    for name in ('nbclient', 'nbformat', 'ipykernel'):
+        pytest.importorskip(name, reason=f'`make docs` installs {name}')
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    assert NOTEBOOK.stat().st_size < 100_000
+    shown = [output['output_type'] for cell in notebook.cells for output in cell.get('outputs', [])]
+    assert shown and 'error' not in shown
+    for cell in notebook.cells:
+        cell.pop('outputs', None)
+        if cell.cell_type == 'code':
+            cell.outputs = []
+    NotebookClient(notebook, timeout=250, resources=dict(metadata=dict(path=tmp_path))).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get('outputs', [])]
+    printed = ''.join(output.get('text', '') for output in outputs)
+    assert float(re.search(r'accuracy: ([\d.]+)%', printed)[1]) > 80  # chance is 10
+    assert any('image/png' in output.get('data', {}) for output in outputs)
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
+    assert citation['version'] == aft_mm.__version__ and citation['license'] == 'Apache-2.0'
+    assert len(citation['references']) == 2
+
+
+def test_hosted_runs_call_targets_of_make():
+    targets = set(re.findall(r'^([\w-]+):', (ROOT / 'Makefile').read_text(), re.M))
+    called = set()
+    for path in (ROOT / '.github/workflows').glob('*.yml'):
+        jobs = yaml.safe_load(path.read_text())['jobs'].values()
+        called |= {step['run'] for job in jobs for step in job['steps'] if 'run' in step}
+    ours = set(re.findall('^make .+', (ROOT / '.ci/run').read_text(), re.M))
+    assert ours <= called
+    assert {line.removeprefix('make ') for line in called} <= targets
+
+
+def test_every_variable_of_the_environment_is_in_the_documents():
+    page = (ROOT / 'docs/environment.md').read_text()
+    code = ''.join(path.read_text() for folder in ('aft_mm', 'tools', 'configs')
+                   for path in (ROOT / folder).rglob('*.py'))
+    names = set(re.findall(r'\bAFT_MM_[A-Z]+', code))
+    assert len(names) > 2 and names <= {*re.findall(r'`(\w+)`', page)}
