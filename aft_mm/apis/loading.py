@@ -1,6 +1,7 @@
 """A trained model from its config and checkpoint."""
 
 import os
+from typing import Any
 
 import torch
 from mmengine.config import Config
@@ -93,7 +94,7 @@ def load_model(
         config = read_config(os.fspath(config))
     if task is not None:
         check_task(config, task)
-    meta = {}
+    meta: dict[str, Any] = {}
     if checkpoint is None:
         torch.manual_seed(0)
         model = build_model(config)

@@ -54,11 +54,12 @@ def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Netw
         raise UserError(f'{name} has no model with a backbone, which the images would go through')
     _, model = load_model(config, checkpoint, 'cpu')
     backbone = model.backbone
-    run = backbone
+    run: Callable[[Tensor], Any] = backbone
     if getattr(backbone, 'with_mask_channel', False):
-        def run(images: Tensor) -> Any:
+        def with_mask(images: Tensor) -> Any:
             missing = backbone.in_channels + 1 - images.shape[1]  # a preprocessor has added it
             return backbone(F.pad(images, (0, 0, 0, 0, 0, missing), value=1.0))
+        run = with_mask
     size = config.model.backbone.get('img_size', 224)
     return Network(
         model=model,
