@@ -1,7 +1,6 @@
 """The site: its notebook, its errors, a mixer outside of the package, and what stands beside it."""
 
 import ast
-import os
 import re
 
 import pytest
@@ -10,7 +9,7 @@ from mmengine.config import Config
 
 import aft_mm
 
-from .documents import ROOT, blocks
+from .documents import PAGES, ROOT, blocks
 
 TUTORIAL = 'docs/tutorials/own_mixer.md'
 NOTEBOOK = ROOT / 'docs/tutorials/first_model.ipynb'
@@ -44,31 +43,24 @@ def own_config(folder, index, **options):
 SHORT = {'train_cfg.max_epochs': 1, 'param_scheduler': None, 'visualizer.vis_backends': None}
 
 
-def test_a_mixer_outside_of_the_package_trains_and_draws(decay, run, root):
-    """In processes of their own, as its name is in the registry of all libraries."""
-    folder = decay.parent
-    env = {'PYTHONPATH': os.pathsep.join(map(str, (folder, root)))}
-
-    def call(*command):
-        ended = run(*command, cwd=folder, env=env)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout + ended.stderr
-
-    digits = own_config(folder, 2, **SHORT, **{
+def test_a_mixer_outside_of_the_package_trains_and_draws(decay, tool):
+    digits = own_config(decay.parent, 2, **SHORT, **{
         'train_dataloader.dataset.indices': 128, 'train_cfg.val_interval': 1})
-    assert 'accuracy/top1' in call(root / 'tools/train.py', digits, '--work-dir', 'digits')
-    (folder / 'check.py').write_text('from decay import *\n' + blocks(TUTORIAL, 'python')[1])
-    call(folder / 'check.py')
+    tool('train').main([str(digits), '--work-dir', 'digits'])
+    (log, ) = decay.parent.glob('digits/*/*.log')
+    assert 'Epoch(val) [1][1/1]    accuracy/top1' in log.read_text()
 
-    (folder / 'text').write_bytes(bytes(range(97, 123)) * 400)
+    exec('from decay import *\n' + blocks(TUTORIAL, 'python')[1], {})
+
+    (decay.parent / 'text').write_bytes(bytes(range(97, 123)) * 400)
     split = {f'{part}_dataloader.dataset.data_file': 'text' for part in ('train', 'val', 'test')}
-    text = own_config(folder, 3, **SHORT, **split, **{
+    text = own_config(decay.parent, 3, **SHORT, **split, **{
         'train_dataloader.dataset.samples_per_epoch': 16, 'model.decoder.num_layers': 1,
         'val_cfg': None, 'val_dataloader': None, 'val_evaluator': None})
-    call(root / 'tools/train.py', text, '--work-dir', 'text-run')
-    call(root / 'tools/sample.py', text, 'text-run/epoch_1.pth', '--out', 'drawn.txt',
-         '--prompt', 'abc', '--num-chars', '9')
-    assert (folder / 'drawn.txt').stat().st_size > 3
+    tool('train').main([str(text), '--work-dir', 'text-run'])
+    tool('sample').main([str(text), 'text-run/epoch_1.pth', '--out', 'drawn.txt', '--prompt', 'abc',
+                         '--num-chars', '9'])
+    assert (decay.parent / 'drawn.txt').stat().st_size > 3
 
 
 @pytest.mark.parametrize('draws', [True, False])
@@ -166,3 +158,24 @@ def test_every_variable_of_the_environment_is_in_the_documents():
                    for path in (ROOT / folder).rglob('*.py'))
     names = set(re.findall(r'\bAFT_MM_[A-Z]+', code))
     assert len(names) > 2 and names <= {*re.findall(r'`(\w+)`', page)}
+
+
+def anchors(path):
+    """The anchors of the headings of a document, as hosts of code make them."""
+    text = re.sub(r'^```.*?^```', '', path.read_text(), flags=re.M | re.S)
+    names = re.findall(r'^#+ (.+)$', text, re.M)
+    return {re.sub(r'[^\w\- ]', '', name.lower()).replace(' ', '-') for name in names}
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_links_lead_somewhere_on_a_host_of_code(page):
+    """Sphinx makes anchors of its own beside these, so that it finds more."""
+    text = re.sub(r'^```.*?^```', '', (ROOT / page).read_text(), flags=re.M | re.S)
+    text = re.sub('`[^`]*`', '', text)
+    for target in re.findall(r'\]\(([^()\s]+)\)', text):
+        if re.match('[a-z]+:', target):
+            continue
+        file, _, anchor = target.partition('#')
+        path = (ROOT / page).parent / file if file else ROOT / page
+        assert path.exists(), f'{target} does not exist'
+        assert not anchor or anchor in anchors(path), f'{target} has no such heading'

@@ -8,6 +8,7 @@ from mmengine.config import Config
 from packaging.requirements import Requirement
 
 from aft_mm.cli.commands import copy_config
+from aft_mm.cli.commands.doctor import broken_imports
 from aft_mm.cli.config_files import configs_by_name, find_config, home
 from aft_mm.cli.environment import problems
 from aft_mm.cli.errors import UserError
@@ -125,6 +126,19 @@ class TestDoctor:
         fork = {name: version for name, version in FITTING.items() if not name.startswith('mm')}
         fork |= {'onedl-mmengine': '0.10.12', 'onedl-mmcv': '2.3', 'onedl-mmpretrain': '1.3.6'}
         assert not list(problems(fork, '3.12.0', NEEDED))
+
+    def test_what_an_import_lacks_is_to_be_installed(self, monkeypatch):
+        def fails(name):
+            if name == 'mmcv':
+                raise ModuleNotFoundError("No module named 'cv2'", name='cv2')
+            if name == 'torchvision':
+                raise RuntimeError('operator torchvision::nms\ndoes not exist')
+
+        monkeypatch.setattr('aft_mm.cli.commands.doctor.importlib.import_module', fails)
+        vision, mmcv = broken_imports()
+        assert 'RuntimeError: operator torchvision::nms does not exist' in vision[0]
+        assert vision[1] == 'pip install --force-reinstall --no-deps torchvision'
+        assert mmcv[1] == 'pip install opencv-python'
 
     def test_it_shows_this_environment(self, tool, capsys, monkeypatch, tmp_path):
         (tmp_path / 'mnist').mkdir()

@@ -37,8 +37,10 @@ def broken_imports() -> Iterator[tuple[str, str]]:
             importlib.import_module(name)
         except Exception as error:  # whatever a package raises while it is imported
             reason = ' '.join(str(error).split())
+            lacks = error.name if isinstance(error, ModuleNotFoundError) and error.name else ''
+            package = SAME_MODULES.get(lacks, (lacks,))[0]
             yield (f'{name} cannot be imported ({type(error).__name__}: {reason:.200})',
-                   f'pip install --force-reinstall --no-deps {name}')
+                   f'pip install {package or f"--force-reinstall --no-deps {name}"}')
 
 
 def print_devices() -> None:

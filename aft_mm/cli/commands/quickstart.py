@@ -37,8 +37,8 @@ def main(args: argparse.Namespace) -> None:
             raise UserError(f'--work-dir must be a folder, got the file {args.work_dir!r}')
     print('AFT-conv learns the 1797 handwritten digits of scikit-learn: less than three minutes on '
           'two idle CPU cores, and less than 10 MB in ' + args.work_dir, flush=True)
-    options = ['--cfg-options', *(f'{key}={value}' for key, value in args.cfg_options.items())]
-    options = options if args.cfg_options else []
+    changes = [f'{key}={value}' for key, value in args.cfg_options.items()]
+    options = ['--cfg-options', *changes] if changes else []
     call('aft_mm', 'train', NAME, '--work-dir', folder, *options)
     checkpoint = (folder / 'last_checkpoint').read_text().strip()
     metrics, picture = folder / 'metrics.json', folder / 'position_bias.png'
