@@ -180,10 +180,11 @@ def test_detectors_and_segmentors_are_counted(run, tmp_path):
         ('fcn-aft-conv-tiny_8xb2-160k_ade20k-512px', 'nowhere/ade/ADEChallengeData2016'),
     ],
 )
-def test_missing_data_is_one_sentence(run, tmp_path, leaf, place):
-    result = run(
-        ROOT / 'tools/train.py', LEAVES[leaf], cwd=tmp_path, env={'AFT_MM_DATA': 'nowhere'}
-    )
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
-    assert result.returncode == 1 and 'Traceback' not in result.stderr
-    assert f"reads '{place}', which does not exist" in line and 'AFT_MM_DATA' in line
+def test_missing_data_is_one_sentence(tool, tmp_path, leaf, place, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('AFT_MM_DATA', 'nowhere')
+    with pytest.raises(SystemExit) as end:
+        tool('train').main([str(LEAVES[leaf])])
+    sentence = str(end.value)
+    assert sentence.startswith('Error: ') and '\n' not in sentence
+    assert f"reads '{place}', which does not exist" in sentence and 'AFT_MM_DATA' in sentence

@@ -71,8 +71,8 @@ def weights(path='work/epoch_3.pth'):
     return torch.load(path, weights_only=True)['state_dict']
 
 
-@pytest.mark.parametrize('signum', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_with_a_checkpoint_from_which_the_run_goes_on(train, signum, capfd):
+def stop(train, signum, capfd):
+    """Train until a signal ends the run, with the sentence that says so."""
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     assert ends(train, send(signum)) == 128 + signum
     assert capfd.readouterr().err.splitlines()[-1] == (
@@ -80,6 +80,15 @@ def test_a_signal_ends_with_a_checkpoint_from_which_the_run_goes_on(train, signu
         f'{Path("work/iter_8.pth").resolve()}; to go on, run: python tools/train.py config.py '
         '--work-dir work --resume')
     assert handlers == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+
+
+def test_the_keyboard_ends_a_run_with_a_checkpoint(train, capfd):
+    stop(train, signal.SIGINT, capfd)
+    assert torch.load('work/iter_8.pth', weights_only=True)['meta']['iter'] == 8
+
+
+def test_a_signal_ends_with_a_checkpoint_from_which_the_run_goes_on(train, capfd):
+    stop(train, signal.SIGTERM, capfd)
     train(resume=True)
     resumed = weights()
     os.rename('work', 'first')

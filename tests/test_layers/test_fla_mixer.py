@@ -102,7 +102,7 @@ def test_what_it_does_not_take(fla, change, message):
 
 def test_what_it_cannot_do_and_needs(fla, monkeypatch):
     mixer = build()
-    with pytest.raises(ValueError, match='FlaMixer has no steps'):
+    with pytest.raises(ValueError, match='FlaMixer must have _init_state and _mix_step to'):
         mixer.init_state(2)
     with pytest.raises(ValueError, match='memory must be None for FlaMixer'):
         mixer(torch.randn(2, 3, D), memory=torch.randn(2, 4, D))

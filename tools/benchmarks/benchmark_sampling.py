@@ -91,6 +91,8 @@ TOKENS_PER_CALL = 8
 # A call of `anew` costs as a forward pass, so a few do, and of few images: it is as fast per image.
 ANEW_ROUNDS, ANEW_BATCH = 3, 4
 POSITIONS = 5
+# From this ratio of two rates on an axis is logarithmic.
+LOG_RANGE = 20
 # Error over the largest entry: what 16 layers of float32 leave.
 TOLERANCE = 1e-4
 # A form at a position, or one of the parts of a step.
@@ -318,7 +320,8 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
         for bar, row, rate in zip(bars, part, rates, strict=True):
             bar.set_hatch('//' if row['seconds'] is None else '')
             ax.text(rate, bar.get_y() + bar.get_height() / 2, f' {rate:.3g}', va='center')
-        ax.set_xscale('log')
+        if rates[-1] > LOG_RANGE * rates[0]:  # else bars of no common start would say nothing
+            ax.set_xscale('log')
         ax.margins(x=0.3)
         ax.set_xlabel('images per second')
         ax.set_title(f'{data}, batch {batch}', fontsize=10)

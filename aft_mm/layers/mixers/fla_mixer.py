@@ -76,6 +76,3 @@ class FlaMixer(TokenMixer):
 
     def fuse_projections(self) -> None:
         """There is nothing to fuse."""
-
-    def _init_state(self, batch_size: int) -> Any:
-        raise ValueError('FlaMixer has no steps: draw samples with a mixer of aft_mm')

@@ -9,9 +9,8 @@ The numerics policy, kept by every backend:
   takes over, in float64 and with sums that carry their own shift (`sums.py`), for any finite key
   and |w| up to 80;
 - shifts are detached: they cancel in the quotient, so its gradient does not depend on them;
-- operands of a matrix product or, without a gradient, of a convolution may be rounded where the
-  error stays within twice that of rounding the result (`products.py`, `inference_convolution.py`);
-  w, an exponent, never is.
+- operands of a matrix product may be rounded where the error stays within twice that of rounding
+  the result (`products.py`); w, an exponent, never is.
 
 The files, from the ops down to the sums:
 

@@ -19,7 +19,7 @@ def running_mean(key: Tensor, value: Tensor) -> Tensor:
         return _composed_mean(key, value)
     if torch.is_grad_enabled():
         return _RunningMean.apply(key, value)
-    return _mean_and_denominator(key, value)[0]
+    return _mean_and_denominator(key, value, column_shift(key, 1))[0]
 
 
 def _composed_mean(key: Tensor, value: Tensor) -> Tensor:
@@ -28,9 +28,9 @@ def _composed_mean(key: Tensor, value: Tensor) -> Tensor:
     return mean(running_sum(weight * value, 1), running_sum(weight, 1))
 
 
-def _mean_and_denominator(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean, and its denominator with ∞ where nothing was seen."""
-    weight = (key - column_shift(key, 1)).exp_()
+def _mean_and_denominator(key: Tensor, value: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean, and its denominator over ``e^shift`` with ∞ where nothing was seen."""
+    weight = (key - shift).exp_()
     result = scan_in_place(weight * value, 1)
     denominator = scan_in_place(weight, 1)
     tiny = torch.finfo(denominator.dtype).tiny
@@ -42,20 +42,21 @@ def _mean_and_denominator(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 class _RunningMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, key: Tensor, value: Tensor) -> Tensor:
-        result, denominator = _mean_and_denominator(key, value)
-        ctx.save_for_backward(key, value, result, denominator)
+        shift = column_shift(key, 1)
+        result, denominator = _mean_and_denominator(key, value, shift)
+        ctx.save_for_backward(key, value, shift, result, denominator)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        key, value, result, denominator = ctx.saved_tensors
+        key, value, shift, result, denominator = ctx.saved_tensors
         if torch.is_grad_enabled():  # of a gradient that is to be differentiated
             inputs = zip((key, value), ctx.needs_input_grad, strict=True)
             needed = [x for x, need in inputs if need]
             composed = _composed_mean(key, value)
             found = iter(torch.autograd.grad(composed, needed, grad, create_graph=True))
             return tuple(next(found) if need else None for need in ctx.needs_input_grad)
-        weight = (key - column_shift(key, 1)).exp_()
+        weight = (key - shift).exp_()
         by_term = grad / denominator
         by_weight = scan_in_place(by_term * result, 1, reverse=True)
         by_term = scan_in_place(by_term, 1, reverse=True)

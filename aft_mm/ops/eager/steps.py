@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..geometry import Window, hard_mask, kernel_index, near_mask
+from ..geometry import Window, hard_mask, kernel_index, near_mask, near_radius
 from ..state import StepState, buffer_sums, push, slot_tokens, with_far
 from .mixing import apply_relu2_gates, relu_terms
 from .sums import join, mean
@@ -67,6 +67,9 @@ def _near_row(
     grid: Sequence[int] | None,
     dtype: torch.dtype,
 ) -> Callable[[Tensor, Tensor], Tensor]:
+    # A buffer in 1-d is as long as the window: every token that it holds is near.
+    all_near = (grid is None or len(grid) == 1) and near_radius(window, grid) >= 0
+
     def row(target: Tensor, source: Tensor) -> Tensor:
         if pos_v is None:
             last = pos_u.shape[1] - 1
@@ -74,6 +77,8 @@ def _near_row(
         else:
             # w is an exponent: autocast and low precision stay out of it, as in the parallel form.
             bias = (pos_v[source].to(dtype) * pos_u[target].to(dtype)).sum(-1)
+        if all_near:
+            return bias
         return bias.masked_fill(~near_mask(target, source, window, grid), 0)
 
     return row

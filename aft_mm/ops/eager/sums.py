@@ -22,6 +22,8 @@ FAST_SPREAD = 70.0
 # Without causality every row sees the largest key: only the bias can starve it, and what is flushed
 # is below e^(60 - 88) of the sum.
 FAST_BIAS_SPREAD = 60.0
+# A look at the result of a pass over fewer numbers takes longer than another pass.
+FEWEST_TO_LOOK = 2**15
 # On a GPU Inductor cuts longer scans into parts, and that of torch 2.11 fails then where what is
 # scanned holds a number per column.
 LONGEST_SCAN = 128
@@ -103,16 +105,17 @@ def spread(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     key = key.detach()
     if decisions.recording():
         return key.new_tensor(torch.inf)
-    high, low = key.amax(dim), key.amin(dim)
-    if not _all_finite(low):
-        low = key.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf).amin(dim)
-    return (high - low).amax()
+    return (key.amax(dim) - _smallest(key, dim)).amax()
 
 
-def _all_finite(x: Tensor) -> bool:
-    """Whether x is, if that can be known without waiting for a device; False where it cannot."""
-    looks = x.device.type == 'cpu' and not torch.compiler.is_compiling()
-    return looks and not decisions.repeating() and not transformed(x) and bool(x.isfinite().all())
+def _smallest(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """The smallest visible key along `dim`, in one pass less where a look tells that all are."""
+    looks = not torch.compiler.is_compiling() and key.numel() >= FEWEST_TO_LOOK
+    if looks and key.device.type == 'cpu' and not decisions.repeating() and not transformed(key):
+        low = key.amin(dim)
+        if low.isfinite().all():
+            return low
+    return key.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf).amin(dim)
 
 
 def zero_if_finite(x: Tensor) -> Tensor:
