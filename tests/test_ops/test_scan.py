@@ -70,6 +70,13 @@ def test_no_block_lets_a_later_token_through(late):
     assert torch.equal(ops.aft_simple(q, k, changed, causal=True)[:, :14], y[:, :14])
 
 
+def test_a_trace_serves_other_lengths():
+    inputs = [x.detach() for x in leaves(22)]
+    traced = torch.jit.trace(lambda *x: ops.aft_simple(*x, causal=True), inputs)
+    longer = [x.detach() for x in leaves(31)]
+    torch.testing.assert_close(traced(*longer), ops.aft_simple(*longer, causal=True))
+
+
 def test_transforms_of_torch_func_see_plain_operations():
     q, k, v = (x.detach() for x in leaves(22))
 

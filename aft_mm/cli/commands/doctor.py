@@ -76,7 +76,7 @@ def print_data() -> None:
     print(f'data: {folder.absolute()}' + ('' if folder.is_dir() else ', which does not exist; set '
                                           'AFT_MM_DATA to the folder that holds the data sets'))
     names = sorted({name for path in (home() / 'configs').rglob('*.py')
-                    for name in DATA.findall(path.read_text())})
+                    for name in DATA.findall(path.read_text(encoding='utf-8'))})
     for word, there in (('there', True), ('not there', False)):
         found = [name for name in names if (folder / name).exists() == there]
         if found:
