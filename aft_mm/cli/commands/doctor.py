@@ -90,7 +90,10 @@ def main(args: argparse.Namespace) -> None:
     found = list(problems(versions, platform.python_version(), own_requirements()))
     found += broken_imports()
     if 'torch' in sys.modules:
-        print_devices()
+        try:
+            print_devices()
+        except ValueError as error:  # the variable names a backend that there is not
+            found.append((str(error), 'unset AFT_MM_BACKEND'))
         print()
     print_tasks()
     try:
