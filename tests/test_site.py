@@ -73,12 +73,14 @@ def test_a_mixer_without_steps_is_refused_where_something_draws(
         '    def _mix(self, query, key, value, grid, key_mask):\n        return value\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / 'mine.py').write_text(
+    # Runs of one name and second share a log in mmengine.
+    name = 'drawn.py' if draws else 'not_drawn.py'
+    (tmp_path / name).write_text(
         f'_base_ = {config("tiny_pixels")!r}\n'
         'custom_imports = dict(imports=["aft_mm.registry", "recording_hooks", "plain"])\n'
         'model = dict(decoder=dict(token_mixer=dict(_delete_=True, type="Plain")))\n'
         f'default_hooks = dict(samples=dict(_delete_={not draws}, type="{hook}"))\n')
-    words = ['mine.py', '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=1']
+    words = [name, '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=1']
     sentence = 'Plain has no _init_state and _mix_step: nothing can be drawn from the model'
     if draws:
         with pytest.raises(SystemExit, match=f'^Error: {sentence}, as SampleHook of the config'):
