@@ -45,7 +45,7 @@ def test_pages_of_freed_memory_are_used_again(root):
     kept, faults = run(root)
     assert kept and faults < 1.5 * PAGES
     for variables in (
-            dict(AFT_MM_MALLOC='system'), dict(MALLOC_ARENA_MAX_='2'),
+            dict(AFT_MM_MALLOC='system'), dict(MALLOC_MMAP_THRESHOLD_='33554432'),
             dict(GLIBC_TUNABLES='glibc.malloc.arena_max=2')):
         kept, faults = run(root, **variables)
         assert not kept and faults > 7 * PAGES, variables
