@@ -212,6 +212,7 @@ def nothing(folder, request):
 SETTINGS = {
     'README.md': text,
     'docs/configs.md': nothing,
+    'docs/get_started.md': nothing,
     'docs/model_converters.md': export,
     'docs/tasks/image_ar.md': pixels,
     'docs/tasks/image_classification.md': classifier,

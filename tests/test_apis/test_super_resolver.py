@@ -116,7 +116,7 @@ class TestTile:
         tiles = large.reshape(10, 8, 7, 8, 3).swapaxes(1, 2).reshape(70, -1)
         assert len(np.unique(tiles, axis=0)) == 70
         lines = capsys.readouterr().err
-        assert 'tiles 1 to 64 of 70\n' in lines and 'tiles 65 to 70 of 70\n' in lines
+        assert 'tiles 1 to 64 of 70\n' in lines and 'tiles 65 to 70 of 70, about ' in lines
         resolver.tile(image[:4], progress=False)
         assert not capsys.readouterr().err
 

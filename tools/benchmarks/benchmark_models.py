@@ -22,7 +22,6 @@ with the reason.
 """
 
 import argparse
-import re
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +29,7 @@ from functools import partial
 import torch
 from arguments import common_parser, fill_in, named_in_errors, positive_int, set_up_torch
 from memory import added_peak, in_fresh_process
+from model_names import CHANNELS, RIVALS, parse_name
 from op_cases import Case
 from parity import DECODER_TOLERANCE, TOLERANCE, Oracle, relative_error
 from record import write_json
@@ -43,14 +43,6 @@ from aft_mm.registry import MODELS
 
 DTYPES = {str(dtype).removeprefix('torch.'): dtype for dtype in TOLERANCE}
 PATCH = 16
-CHANNELS = dict(tiny=192, small=384, base=768)
-# Models of timm, and the DeiT of about as many parameters.
-RIVALS = dict(
-    deit3_small_patch16_224='small',
-    vit_relpos_small_patch16_224='small',
-    convnext_tiny='small',
-    convnext_femto='tiny',
-)
 FORMS = ('eager', 'compiled')
 Cell = tuple[str, str]
 DEFAULTS = {
@@ -85,24 +77,6 @@ class ProjectionsOnly(AFTConv):
 
     def _mix(self, query, key, value, grid, key_mask):
         return value
-
-
-def parse_name(text: str) -> tuple[str, str, int, int]:
-    """Kind, size, heads and kernel of 'deit-tiny', 'aft-small-h384-k11' or 'bound-tiny-h32-k11'.
-
-    Of a rival, the size of the DeiT that it is held against.
-    """
-    if text in RIVALS:
-        return 'rival', RIVALS[text], 0, 0
-    archs = '|'.join(CHANNELS)
-    if found := re.fullmatch(f'deit-({archs})', text):
-        return 'deit', found[1], 0, 0
-    if found := re.fullmatch(rf'(aft|bound)-({archs})-h(\d+)-k(\d+)', text):
-        return found[1], found[2], int(found[3]), int(found[4])
-    raise argparse.ArgumentTypeError(
-        'a model must be deit-ARCH, aft-ARCH-hHEADS-kKERNEL or bound-ARCH-hHEADS-kKERNEL with '
-        f'ARCH among {", ".join(CHANNELS)}, or one of {", ".join(RIVALS)}, got {text!r}'
-    )
 
 
 def known_name(text: str) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use('Agg')
-from benchmark_models import parse_name  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
+from model_names import parse_name  # noqa: E402
 
 
 def groups(runs: list[dict]) -> dict[str, dict[str, float]]:

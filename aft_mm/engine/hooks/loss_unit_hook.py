@@ -39,4 +39,4 @@ class LossUnitHook(Hook):
         """Add the scalar, which is averaged as the loss is."""
         if self.per and outputs is not None:
             runner.message_hub.update_scalar(
-                f'train/loss_bits_per_{self.per}', float(outputs['loss']) / math.log(2))
+                f'train/loss_bits_per_{self.per}', outputs['loss'].item() / math.log(2))
