@@ -75,4 +75,4 @@ licenses: $(VENV)/development
 		requirements/downstream.txt requirements/mmcv.txt
 
 clean:
-	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) aft_mm/.mim build dist docs/_build *.egg-info .pytest_cache .ruff_cache .mypy_cache

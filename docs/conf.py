@@ -15,7 +15,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 ROOT = Path(__file__).parents[1]
 
 project = 'aft_mm'
-copyright = 'the authors of aft_mm'
+copyright = 'the aft_mm contributors'
 release = re.search("__version__ = '(.+)'", (ROOT / 'aft_mm/__init__.py').read_text()).group(1)
 
 root_doc = 'docs/index'

@@ -114,7 +114,7 @@ class TestClouds:
     ('tiny_clouds', ['--out', 'a.ply', '--complete'], '--complete has no meaning for the model'),
     ('tiny_clouds', ['--out', 'a.ply', '--prompt', 'a'], '--prompt has no meaning for the model'),
     ('tiny_super_resolution', ['--out', 'a.png'],
-     'draws from an image that is given; use tools/super_resolve.py'),
+     'draws from an image that is given; use `aft_mm super-resolve`'),
     ('tiny_pixels', ['--out', 'a.txt'], "--out needs a file name that ends in .png .* 'a.txt'"),
     ('tiny_text', ['--out', 'a.png'], "--out needs a file name that ends in .txt .* 'a.png'"),
     ('tiny_pixels', ['--out', 'a.png', '--prompt', 'a'],

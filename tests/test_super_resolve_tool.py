@@ -180,7 +180,7 @@ def test_fit_and_tile_exclude_each_other(enlarge, capsys):
 def test_other_models_are_refused_for_what_they_are(enlarge, module, untrained):
     for name in ('tiny_pixels', 'tiny_clouds', 'tiny_text'):
         with pytest.raises(SystemExit, match=f'{name}.py is no config of super-resolution, because '
-                           'it has no source_shape; use tools/sample.py'):
+                           'it has no source_shape; use `aft_mm sample`'):
             module.main([*untrained[name], 'no.png', 'a.jpg', '--device', 'cpu'])
     with pytest.raises(SystemExit, match="Error: config 'no.py' does not exist"):
         module.main(['no.py', 'no.pth', 'small.png', 'a.png'])

@@ -215,7 +215,7 @@ def test_a_test_with_other_subwords_is_refused(trained):
 
 
 def test_the_tool_for_samples_names_the_one_for_translations(tool, files):
-    with pytest.raises(SystemExit, match='draws from a text that is given; use tools/translate.py'):
+    with pytest.raises(SystemExit, match='draws from a text that is given; use `aft_mm translate`'):
         tool('sample').main([*files, '--out', 'a.txt'])
 
 

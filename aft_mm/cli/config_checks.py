@@ -23,7 +23,7 @@ READ = frozenset({
     'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud', 'subwords',
     'units'} - {'self', 'cfg'})
 #: Names that configs give to what they use further down, some of them much like those above.
-HELPERS = frozenset({
+SHARED = frozenset({
     'vis_backends', 'pipeline', 'train_pipeline', 'val_pipeline', 'test_pipeline', 'dataset',
     'model_cfg'})
 #: Tests that draw from the model on their way.
@@ -42,7 +42,7 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
         UserError: an entry is almost the name of one that is read, or an option names none, or one
             that the config has read itself, such as ``train_pipeline``.
     """
-    known = READ | HELPERS
+    known = READ | SHARED
     for key in cfg:
         meant = get_close_matches(key, READ, n=1, cutoff=LIKE)
         if key not in known and meant:

@@ -62,7 +62,7 @@ class Run:
 def program() -> list[str]:
     """How the training was started, without its arguments."""
     path = Path(sys.argv[0])
-    if path.name == 'aft_mm':
+    if path.stem == 'aft_mm':  # aft_mm.exe on Windows
         return ['aft_mm', 'train']
     if path.parts[-2:] == ('aft_mm', '__main__.py'):
         return ['python', '-m', 'aft_mm', 'train']

@@ -169,6 +169,14 @@ class TestDoctor:
         assert 'there: mnist\n' in out and 'cifar10' in out.partition('not there: ')[2]
         assert 'eager' in out and 'aft_conv_step' in out and 'torch 2' in out
 
+    def test_a_backend_that_there_is_not_is_a_finding(self, tool, capsys, monkeypatch):
+        monkeypatch.setenv('AFT_MM_BACKEND', 'tritn')
+        with pytest.raises(SystemExit):
+            tool('doctor').main([])
+        found = capsys.readouterr().out
+        assert 'AFT_MM_BACKEND' in found and "'tritn'" in found
+        assert '\n  unset AFT_MM_BACKEND\n' in found
+
 
 def test_list_filters(tool, capsys, monkeypatch):
     monkeypatch.setattr('aft_mm.cli.commands.list_configs.is_installed', lambda _: False)

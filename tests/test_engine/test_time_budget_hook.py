@@ -154,6 +154,13 @@ def test_a_killed_run_loses_no_more_than_its_minutes(train, clock, whole, name, 
     assert_same_state(load(resumed), whole(name))
 
 
+def test_a_checkpoint_of_the_epoch_is_one_of_the_minutes(train, tmp_path):
+    hook = dict(type='aft_mm.MinutesHook', minutes=6 * SECOND, interval=1)
+    with pytest.raises(InterruptedError):
+        train(fail_after=8, **{'default_hooks.minutes': hook})
+    assert [path.name for path in (tmp_path / 'work').glob('[ei]*.pth')] == ['epoch_1.pth']
+
+
 def test_an_epoch_that_is_left_is_neither_counted_nor_validated(train, clock):
     stopped = train(8)
     assert (stopped.epoch, clock.validated) == (1, [6])

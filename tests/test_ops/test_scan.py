@@ -70,6 +70,12 @@ def test_no_block_lets_a_later_token_through(late):
     assert torch.equal(ops.aft_simple(q, k, changed, causal=True)[:, :14], y[:, :14])
 
 
+def test_a_trace_serves_other_lengths():
+    traced = torch.jit.trace(lambda x: scan.scan(x, 1), torch.randn(2, 22, 5))
+    longer = torch.randn(2, 31, 5)
+    torch.testing.assert_close(traced(longer), longer.cumsum(1))
+
+
 def test_transforms_of_torch_func_see_plain_operations():
     q, k, v = (x.detach() for x in leaves(22))
 

@@ -71,7 +71,7 @@ DEFAULTS = {
 }
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)  # this file is a program, and plot_models.py imports it
 class ProjectionsOnly(AFTConv):
     """AFT-conv without the op: every projection runs, the value passes through."""
 

@@ -11,7 +11,7 @@ from aft_mm.cli.errors import UserError, one_sentence
 
 def with_absolute_bases(path: Path) -> str:
     """The text of a config whose ``_base_`` names the files by where they lie on this machine."""
-    text = path.read_text()
+    text = path.read_text(encoding='utf-8')
     bases = next((node.value for node in ast.parse(text).body if isinstance(node, ast.Assign)
                   and getattr(node.targets[0], 'id', '') == '_base_'), None)
     if bases is None:
@@ -43,5 +43,5 @@ def main(args: argparse.Namespace) -> None:
             text = configured(args).pretty_text
     with one_sentence(OSError):
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
+        out.write_text(text, encoding='utf-8')
     print(f'written to {out}; train it by `aft_mm train {out}`')

@@ -76,7 +76,7 @@ def print_data() -> None:
     print(f'data: {folder.absolute()}' + ('' if folder.is_dir() else ', which does not exist; set '
                                           'AFT_MM_DATA to the folder that holds the data sets'))
     names = sorted({name for path in (home() / 'configs').rglob('*.py')
-                    for name in DATA.findall(path.read_text())})
+                    for name in DATA.findall(path.read_text(encoding='utf-8'))})
     for word, there in (('there', True), ('not there', False)):
         found = [name for name in names if (folder / name).exists() == there]
         if found:
@@ -90,7 +90,10 @@ def main(args: argparse.Namespace) -> None:
     found = list(problems(versions, platform.python_version(), own_requirements()))
     found += broken_imports()
     if 'torch' in sys.modules:
-        print_devices()
+        try:
+            print_devices()
+        except ValueError as error:  # the variable names a backend that there is not
+            found.append((str(error), 'unset AFT_MM_BACKEND'))
         print()
     print_tasks()
     try:

@@ -42,8 +42,9 @@ def measured() -> dict[str, dict[str, Any]]:
     """What was measured here of every config, by its name; figures of a paper are left out."""
     index = home() / INDEX
     found = {}
-    for metafile in yaml.safe_load(index.read_text())['Import']:
-        for model in yaml.safe_load((home() / metafile).read_text())['Models']:
+    for metafile in yaml.safe_load(index.read_text(encoding='utf-8'))['Import']:
+        models = yaml.safe_load((home() / metafile).read_text(encoding='utf-8'))['Models']
+        for model in models:
             found[model['Name']] = {
                 name: value for result in model.get('Results') or ()
                 for name, value in (result.get('Metrics') or {}).items() if '(paper)' not in name}

@@ -36,8 +36,8 @@ SUFFIXES = dict(
     ImageGenerator=('.png', ), PointCloudGenerator=('.ply', '.png'), TextGenerator=('.txt', ))
 # What those draw from that have a tool of their own.
 OTHER_TOOLS = dict(
-    SuperResolver='an image that is given; use tools/super_resolve.py',
-    Translator='a text that is given; use tools/translate.py')
+    SuperResolver='an image that is given; use `aft_mm super-resolve`',
+    Translator='a text that is given; use `aft_mm translate`')
 ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='TextGenerator')
 
 

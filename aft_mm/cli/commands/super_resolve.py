@@ -1,8 +1,4 @@
-"""Enlarge an image by a trained super-resolution model, which draws what it may have looked like.
-
-The model reads images of one small size, such as 8 x 8 pixels. A larger one is refused unless --fit
-or --tile says what to do with it.
-"""
+"""Enlarge an image by a trained model, which draws what it may have looked like."""
 
 import argparse
 from pathlib import Path
@@ -37,7 +33,7 @@ def check_args(args: argparse.Namespace) -> Config:
     config = load_sampled_config(args)
     if task_of(config) != 'SuperResolver':
         raise UserError(f'{args.config} is no config of super-resolution, because it has no '
-                        'source_shape; use tools/sample.py')
+                        'source_shape; use `aft_mm sample`')
     if Path(args.out).suffix != '.png':
         raise UserError(f'OUT needs a file name that ends in .png, got {args.out!r}')
     check_int('--num', args.num, 1)

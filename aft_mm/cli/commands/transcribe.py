@@ -1,8 +1,4 @@
-"""Write down what is said in files: ``FILE<tab>TEXT`` on stdout, one line per file, in their order.
-
-A file that cannot be read, or that is longer than the model reads, has an empty text; stderr says
-why, and the exit status is 1.
-"""
+"""Write down what is said in files."""
 
 import argparse
 import sys

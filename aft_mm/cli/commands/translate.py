@@ -1,11 +1,4 @@
-"""Translate sentences, one a line, from stdin to stdout.
-
-    python tools/translate.py CONFIG CHECKPOINT < in.de > out.en
-
-Line n of the output is the translation of line n of the input; an empty line stays one. With
---n-best N a line gives several, best first, each as "number of the line, from 0 on ||| text |||
-score". What else there is to say goes to stderr.
-"""
+"""Translate sentences, one a line, from stdin to stdout."""
 
 import argparse
 import sys

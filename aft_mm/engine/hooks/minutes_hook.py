@@ -55,7 +55,8 @@ class MinutesHook(StopHook):
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
                          outputs: dict | None = None) -> None:
         """Save if it is time, after an iteration that steps."""
-        self.is_up = self.is_up or self.is_time(runner)
+        # Asked always, as every process must: is_up differs between them once the first has saved.
+        self.is_up = self.is_time(runner) or self.is_up
         if self.is_up and runner.optim_wrapper.should_update() and self.goes_on(runner, batch_idx):
             self.is_up = False
             self._save(runner, runner.epoch, runner.iter + 1)
@@ -69,7 +70,7 @@ class MinutesHook(StopHook):
         """Whoever saves, the minutes begin anew."""
         super().before_save_checkpoint(runner, checkpoint)
         if 'optimizer' in checkpoint:
-            self.last = monotonic()
+            self.last, self.is_up = monotonic(), False
 
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
         """Remember the file."""

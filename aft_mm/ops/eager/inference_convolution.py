@@ -1,8 +1,8 @@
 """AFT-conv on a CPU without a gradient: the difference form, a few samples at a time.
 
 Memory that was just used is used again: to get fresh pages from the system costs more than most
-operations, and the kernel is prepared once. Of bfloat16 tokens, too, everything
-is float32: what a convolution of bfloat16 numbers gains the conversions lose (docs/ops.md).
+operations, and the kernel is prepared once. Of bfloat16 tokens, too, everything is float32: what a
+convolution of bfloat16 numbers gains the conversions lose (docs/ops.md).
 """
 
 import math
@@ -43,7 +43,7 @@ def gated_mean(
 
     weight is that of :func:`difference_kernel`.
     """
-    batch, tokens, channels = value.shape
+    batch, tokens, _ = value.shape
     at_a_time = torch.get_num_threads() * NUMBERS_AT_A_TIME
     turns = min(batch, math.ceil(batch * tokens * len(weight) / at_a_time))
     if turns == 1:

@@ -16,7 +16,9 @@ FEWEST_NUMBERS, FEWEST_COLUMNS = 2**15, 16
 
 def blocks_pay(x: Tensor, dim: int) -> bool:
     """Whether blocks are faster, and no transform or compiler must see plain operations."""
-    if x.device.type != 'cpu' or torch.compiler.is_compiling() or x.numel() < FEWEST_NUMBERS:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if x.device.type != 'cpu' or x.numel() < FEWEST_NUMBERS:
         return False
     rows, columns = x.shape[dim], x.shape[dim:].numel() // x.shape[dim]
     return (
