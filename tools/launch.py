@@ -14,17 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch.distributed import DistError
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.run import parse_args as parse_torchrun
-from torch.distributed.run import run
-
 from aft_mm.cli.errors import PEER_DIED, UserError, one_sentence
 
 FILES = dict(train=['config'], test=['config', 'checkpoint'])
-# Variable, its value where it is not set, and the smallest that it may have.
-VARIABLES = dict(NNODES=(1, 1), NODE_RANK=(0, 0), PORT=(29500, 1), RDZV_TIMEOUT=(600, 1))
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -37,6 +29,19 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         words.add_argument('gpus', metavar='GPUS', help='processes on this machine')
         words.add_argument('rest', nargs=argparse.REMAINDER, help=f'arguments of {task}.py')
     return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.run import parse_args as parse_torchrun
+from torch.distributed.run import run
+
+# Variable, its value where it is not set, and the smallest that it may have.
+VARIABLES = dict(NNODES=(1, 1), NODE_RANK=(0, 0), PORT=(29500, 1), RDZV_TIMEOUT=(600, 1))
 
 
 def number(name: str, text: str, least: int) -> int:

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import trimesh
 from mmengine.config import Config
 
 from aft_mm.cli.errors import UserError
@@ -70,4 +69,5 @@ def write_ply(path: str | os.PathLike, points: np.ndarray) -> None:
                         f'{list(shape)}')
     if os.path.splitext(path)[1] != '.ply':
         raise UserError(f'write_ply needs a file name that ends in .ply, got {str(path)!r}')
+    import trimesh  # late: nothing else that is drawn needs it
     trimesh.PointCloud(points).export(os.fspath(path), file_type='ply')

@@ -1,4 +1,4 @@
-"""Arguments that several tools have: entries of a config, and the files that they write.
+"""Arguments that several tools have, and a look at the files that they write.
 
 Nothing heavy is imported here, so that `--help` and a wrong argument take no time.
 """
@@ -14,6 +14,8 @@ from .errors import UserError
 #: The files that matplotlib draws to, and how fine at most.
 PICTURES = ('.png', '.pdf', '.svg', '.jpg')
 MOST_DPI = 2400
+#: How layers or heads are chosen.
+LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
 
 class Options(argparse.Action):
@@ -65,6 +67,54 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
         help='compile the step of a token on a CPU: seconds to minutes first, then faster steps; '
         'for many or long samples')
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
+
+
+def add_picture_arguments(parser: argparse.ArgumentParser, dpi: int = 150) -> None:
+    """``--out`` and ``--dpi``, which :func:`aft_mm.cli.pictures.check_picture` looks at."""
+    parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
+    parser.add_argument('--dpi', type=int, default=dpi)
+
+
+def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool = False) -> None:
+    """``--images`` and ``--num``, with ``noise`` also ``--noise``: what goes through a network."""
+    inputs = parser.add_mutually_exclusive_group()
+    inputs.add_argument('--images', nargs='+', help='image files; else --num of the test split')
+    if noise:
+        inputs.add_argument('--noise', action='store_true', help='N(0, 1) in place of images')
+    parser.add_argument('--num', type=int, default=num, help='images; %(default)s')
+
+
+def add_choice_arguments(parser: argparse.ArgumentParser, heads: bool = True,
+                         layers: str = LAYERS) -> None:
+    """``--layers`` and ``--heads``, which :func:`aft_mm.visualization.choose` reads."""
+    parser.add_argument('--layers', default='all', help=layers)
+    if heads:
+        parser.add_argument('--heads', default='even:12', help=f'{LAYERS}; %(default)s')
+
+
+def add_network_arguments(parser: argparse.ArgumentParser, num: int, random: bool = False) -> None:
+    """A network of any library, its checkpoint and its input, a table and the picture.
+
+    Args:
+        parser: gets them.
+        num: how many images by default.
+        random: whether the network may have random weights, and noise for images.
+    """
+    parser.add_argument(
+        'config', metavar='NETWORK',
+        help="a config of ours or of mmpretrain, mmpretrain's name of a model, or timm:NAME")
+    parser.add_argument('checkpoint', nargs='?' if random else None, help='path of the checkpoint')
+    add_image_arguments(parser, num, noise=random)
+    parser.add_argument('--csv', metavar='CSV', help='write the numbers to this file, too')
+    add_picture_arguments(parser)
+
+
+def add_runs(parser: argparse.ArgumentParser, kind: str) -> None:
+    """The arguments ``logs`` and ``--group``, which plot_curves.py takes apart."""
+    parser.add_argument('logs', nargs='*', metavar='[LABEL=]LOG', help=f'{kind} of a run')
+    parser.add_argument(
+        '--group', nargs='+', action='append', default=[], metavar=('LABEL', 'LOG'),
+        help='runs that differ by their seed, of which mean and standard error are shown')
 
 
 def check_writable(name: str, paths: Sequence[str]) -> None:

@@ -4,8 +4,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import trimesh
-from pypcd4 import PointCloud
 
 from aft_mm.structures import bounding_cube
 
@@ -56,6 +54,7 @@ def _read_npy(path: Path) -> np.ndarray:
 
 def _read_pcd(path: Path) -> np.ndarray:
     """pypcd4 knows the three encodings of PCD: text, binary and compressed."""
+    from pypcd4 import PointCloud  # late: it takes long, and every training imports the data sets
     _check_pcd_header(path)
     cloud = PointCloud.from_path(path)
     if not {*'xyz'} <= {*cloud.fields}:
@@ -91,6 +90,7 @@ def _check_pcd_header(path: Path) -> None:
 
 
 def _read_ply(path: Path) -> np.ndarray:
+    import trimesh  # late, as above
     cloud = trimesh.load(path)
     if not isinstance(cloud, trimesh.PointCloud):
         raise _unreadable(

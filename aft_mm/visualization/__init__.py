@@ -16,7 +16,6 @@ from .classes import (
     draw_titled_images,
     most_confident_mistakes,
 )
-from .curves import AXES as CURVE_AXES
 from .curves import draw_curves, metric_label
 from .explorer import ExplorerImage, ExplorerLayer, explorer_page
 from .figures import choose
@@ -46,7 +45,6 @@ from .seeds import draw_seeds, seed_table
 from .super_resolution import draw_super_resolution
 
 __all__ = [
-    'CURVE_AXES',
     'ExplorerImage',
     'ExplorerLayer',
     'MeanAttention',

@@ -15,6 +15,7 @@ from aft_mm.cli.errors import UserError
 from aft_mm.cli.main import main, parse_args
 from aft_mm.cli.parsers import COMMANDS
 
+HEAVY = {'torch', 'mmengine', 'numpy', 'matplotlib'}
 QUICKSTART = 'aft-conv-quickstart_1xb64-50e_digits'
 FITTING = {
     'torch': '2.11.0', 'torchvision': '0.26.0', 'torchaudio': '2.11.0', 'mmengine': '0.10.7',
@@ -24,17 +25,34 @@ NEEDED = list(map(Requirement, [
     'torch>=2.4', 'mmengine>=0.10.7,<1', 'mmcv-lite>=2.1,<2.2', 'mmpretrain', 'setuptools<82']))
 
 
+def imports_of_help(call, words):
+    """What `call` prints when it ends, and the packages that it has imported by then."""
+    script = (f'import runpy, sys\nfrom aft_mm.cli.main import main\nfor sys.argv in {words}:\n'
+              f'    try: {call}\n    except SystemExit as end: assert not end.code\n'
+              'print(sorted({name.partition(".")[0] for name in sys.modules}))')
+    done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True,
+                          check=True)
+    *shown, imported = done.stdout.splitlines()
+    assert 'aft_mm' in imported
+    return shown, set(eval(imported))
+
+
 @pytest.mark.parametrize('command', ['aft_mm', *COMMANDS])
 def test_help_imports_nothing_heavy(command):
     """Torch, mmengine and numpy take seconds."""
     words = [] if command == 'aft_mm' else [command]
-    script = (f'import sys; from aft_mm.cli.main import main\ntry: main({[*words, "--help"]})\n'
-              'except SystemExit: print(sorted({name.partition(".")[0] for name in sys.modules}))')
-    done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True,
-                          check=True)
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith('usage: aft_mm') and 'aft_mm' in lines[-1]
-    assert not {'torch', 'mmengine', 'numpy', 'matplotlib', 'yaml'} & set(eval(lines[-1]))
+    shown, imported = imports_of_help('main()', [['aft_mm', *words, '--help']])
+    assert shown[0].startswith('usage: aft_mm')
+    assert not {*HEAVY, 'yaml'} & imported
+
+
+def test_help_of_the_tools_imports_nothing_heavy():
+    tools = [str(path) for pattern in ('launch.py', '*_tools/*.py', '*_converters/*.py')
+             for path in (home() / 'tools').glob(pattern)]
+    shown, imported = imports_of_help('runpy.run_path(sys.argv[0], run_name="__main__")',
+                                      [[path, '--help'] for path in tools])
+    assert sum(line.startswith('usage: ') for line in shown) == len(tools) > 25
+    assert not HEAVY & imported
 
 
 def test_a_missing_library_is_one_sentence(monkeypatch):

@@ -9,6 +9,24 @@ later, such as Mixup, is not there.
 import argparse
 from collections.abc import Sequence
 
+from aft_mm.cli.arguments import add_picture_arguments
+from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='path of any config')
+    parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
+    parser.add_argument('--num', type=int, default=9, help='samples; %(default)s')
+    parser.add_argument('--seed', type=int, default=0, help='of the random steps; %(default)s')
+    add_picture_arguments(parser)
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 import numpy as np
 import torch
 from mmengine.config import Config
@@ -17,8 +35,7 @@ from mmengine.runner import set_random_seed
 from aft_mm.apis import build_dataset, shown_image, spread_samples
 from aft_mm.checks import check_int
 from aft_mm.cli.command_line import DATA_ERRORS, read_config
-from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.cli.pictures import add_picture_arguments, check_picture, save
+from aft_mm.cli.pictures import check_picture, save
 from aft_mm.structures import decode_points
 from aft_mm.visualization import (
     draw_header,
@@ -33,17 +50,6 @@ from aft_mm.visualization import (
 
 #: Tokens of a sequence of numbers that are shown.
 MOST_TOKENS = 200
-
-
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='path of any config')
-    parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
-    parser.add_argument('--num', type=int, default=9, help='samples; %(default)s')
-    parser.add_argument('--seed', type=int, default=0, help='of the random steps; %(default)s')
-    add_picture_arguments(parser)
-    return parser.parse_args(argv)
 
 
 def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:

@@ -11,19 +11,8 @@ split, evenly spread.
 import argparse
 from collections.abc import Sequence
 
-import numpy as np
-from PIL import Image
-
-from aft_mm.apis import ImageGenerator, SuperResolver, build_dataset, spread_samples, task_of
-from aft_mm.checks import check_int
 from aft_mm.cli.arguments import check_output
-from aft_mm.cli.command_line import DATA_ERRORS, check_checkpoint, read_config
 from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.sampling.images import given_rows
-from aft_mm.sampling.super_resolution import super_resolve
-from aft_mm.visualization import draw_completions, draw_header, draw_super_resolution
-
-KINDS = {'SuperResolver': SuperResolver, 'ImageGenerator': ImageGenerator}
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -38,6 +27,22 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', help='by default an accelerator if there is one')
     return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import numpy as np
+from PIL import Image
+
+from aft_mm.apis import ImageGenerator, SuperResolver, build_dataset, spread_samples, task_of
+from aft_mm.checks import check_int
+from aft_mm.cli.command_line import DATA_ERRORS, check_checkpoint, read_config
+from aft_mm.sampling.images import given_rows
+from aft_mm.sampling.super_resolution import super_resolve
+from aft_mm.visualization import draw_completions, draw_header, draw_super_resolution
+
+KINDS = {'SuperResolver': SuperResolver, 'ImageGenerator': ImageGenerator}
 
 
 def load_models(args: argparse.Namespace) -> dict:

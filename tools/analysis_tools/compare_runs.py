@@ -14,14 +14,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aft_mm.cli.arguments import add_runs, check_output
+from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_runs(parser, 'work dir')
+    parser.add_argument(
+        '--metric', action='append', metavar='NAME',
+        help='a validated metric, given once for each; by default all there are')
+    parser.add_argument(
+        '--out', nargs='+', default=[], metavar='FILE', help='.md, .csv or .tex, also several')
+    return parser.parse_intermixed_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from model_complexity import analyse_config
-from plot_curves import add_runs, runs_of
+from plot_curves import runs_of
 
-from aft_mm.cli.arguments import check_output
 from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.visualization import (
     TABLES,
     metric_label,
@@ -110,15 +127,7 @@ def row(label: str, work_dirs: Sequence[str], metrics: Sequence[str] | None,
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_runs(parser, 'work dir')
-    parser.add_argument(
-        '--metric', action='append', metavar='NAME',
-        help='a validated metric, given once for each; by default all there are')
-    parser.add_argument(
-        '--out', nargs='+', default=[], metavar='FILE', help='.md, .csv or .tex, also several')
-    args = parser.parse_intermixed_args(argv)
+    args = parse_args(argv)
 
     with one_sentence(*CONFIG_ERRORS):
         for path in args.out:

@@ -10,9 +10,32 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.checks import check_int
 from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output, check_writable
 from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        '--group', nargs='+', action='append', required=True, metavar=('LABEL', 'FILE'),
+        help='runs of one kind, a file of tools/test.py --out for each seed; the first group is '
+        'what the others are compared with')
+    parser.add_argument('--metric', required=True, help='which number of the files')
+    parser.add_argument('--label', help='what it is called, with its unit, such as bits/char')
+    parser.add_argument('--out', metavar='PNG', help='where the picture goes')
+    parser.add_argument('--table', metavar='MD', help='where the table goes too')
+    parser.add_argument(
+        '--numbers', metavar='TITLE',
+        help='the labels are numbers: draw them on a logarithmic axis of this title')
+    parser.add_argument('--dpi', type=int, default=150)
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+from aft_mm.checks import check_int
 from aft_mm.visualization import draw_seeds, seed_table
 
 
@@ -65,21 +88,7 @@ def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, li
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        '--group', nargs='+', action='append', required=True, metavar=('LABEL', 'FILE'),
-        help='runs of one kind, a file of tools/test.py --out for each seed; the first group is '
-        'what the others are compared with')
-    parser.add_argument('--metric', required=True, help='which number of the files')
-    parser.add_argument('--label', help='what it is called, with its unit, such as bits/char')
-    parser.add_argument('--out', metavar='PNG', help='where the picture goes')
-    parser.add_argument('--table', metavar='MD', help='where the table goes too')
-    parser.add_argument(
-        '--numbers', metavar='TITLE',
-        help='the labels are numbers: draw them on a logarithmic axis of this title')
-    parser.add_argument('--dpi', type=int, default=150)
-    args = parser.parse_args(argv)
+    args = parse_args(argv)
 
     with one_sentence(ValueError, OSError):
         if args.out:

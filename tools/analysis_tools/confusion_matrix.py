@@ -7,18 +7,8 @@
 import argparse
 from collections.abc import Sequence
 
-import numpy as np
-import torch
-from sklearn.metrics import confusion_matrix
-
-from aft_mm.apis import build_dataset, class_names, load_network, network_inputs, shown_image
-from aft_mm.checks import check_int
-from aft_mm.cli.arguments import PICTURES, check_output
-from aft_mm.cli.command_line import DATA_ERRORS
+from aft_mm.cli.arguments import PICTURES, add_picture_arguments, check_output
 from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.cli.pictures import add_picture_arguments, check_picture, footer, save, write_csv
-from aft_mm.cli.progress import with_bar
-from aft_mm.visualization import draw_confusion, draw_titled_images, most_confident_mistakes
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -33,6 +23,21 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--num', type=int, default=16, help='how many; %(default)s')
     add_picture_arguments(parser)
     return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import numpy as np
+import torch
+from sklearn.metrics import confusion_matrix
+
+from aft_mm.apis import build_dataset, class_names, load_network, network_inputs, shown_image
+from aft_mm.checks import check_int
+from aft_mm.cli.command_line import DATA_ERRORS
+from aft_mm.cli.pictures import check_picture, footer, save, write_csv
+from aft_mm.cli.progress import with_bar
+from aft_mm.visualization import draw_confusion, draw_titled_images, most_confident_mistakes
 
 
 def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:

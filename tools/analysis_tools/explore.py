@@ -9,13 +9,28 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from aft_mm.cli.arguments import check_output
+from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='path of the config')
+    parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
+    parser.add_argument('images', nargs='*', help='image files whose keys are shown; a classifier')
+    parser.add_argument('--out', required=True, metavar='HTML', help='where the page goes')
+    return parser.parse_intermixed_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 from mmengine.config import Config
 from torch import nn
 
 from aft_mm.apis import ImageClassifier, load_model
-from aft_mm.cli.arguments import check_output
 from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.pictures import footer
 from aft_mm.visualization import (
     ExplorerImage,
@@ -71,13 +86,7 @@ def look_at(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='path of the config')
-    parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
-    parser.add_argument('images', nargs='*', help='image files whose keys are shown; a classifier')
-    parser.add_argument('--out', required=True, metavar='HTML', help='where the page goes')
-    args = parser.parse_intermixed_args(argv)
+    args = parse_args(argv)
 
     with one_sentence(*CONFIG_ERRORS):
         check_output('--out', args.out, ('.html', ))

@@ -21,6 +21,24 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from aft_mm.cli.arguments import check_output
+from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('configs', nargs='+', help='paths of configs')
+    parser.add_argument(
+        '--shape', nargs=2, type=int, metavar=('HEIGHT', 'WIDTH'), help='default: the config says')
+    parser.add_argument(
+        '--json', metavar='FILE', help='write all counts, also by operator and by module')
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 import torch
 from mmengine.analysis import ActivationAnalyzer, FlopAnalyzer, parameter_count
 from mmengine.registry import MODELS, init_default_scope
@@ -29,9 +47,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int
-from aft_mm.cli.arguments import check_output
 from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
-from aft_mm.cli.errors import UserError, one_sentence
 
 # mmengine counts convolutions, linear layers, matrix products and norms; the rest is ours.
 ELEMENTWISE = ('abs', 'add', 'addcmul', 'div', 'exp', 'expm1', 'gelu', 'log', 'log_sigmoid',
@@ -181,14 +197,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('configs', nargs='+', help='paths of configs')
-    parser.add_argument(
-        '--shape', nargs=2, type=int, metavar=('HEIGHT', 'WIDTH'), help='default: the config says')
-    parser.add_argument(
-        '--json', metavar='FILE', help='write all counts, also by operator and by module')
-    args = parser.parse_args(argv)
+    args = parse_args(argv)
 
     with one_sentence(FileNotFoundError, *CONFIG_ERRORS):
         count(args)

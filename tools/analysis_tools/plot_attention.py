@@ -10,28 +10,8 @@ mmpretrain and timm. The paper takes 256 images. --csv has the mean distance per
 import argparse
 from collections.abc import Sequence
 
-import torch
-
-from aft_mm.apis import batches_for, load_network
-from aft_mm.checks import check_int
-from aft_mm.cli.command_line import DATA_ERRORS
+from aft_mm.cli.arguments import add_choice_arguments, add_network_arguments
 from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.cli.pictures import (
-    add_choice_arguments,
-    add_network_arguments,
-    check_picture,
-    footer,
-    save,
-    write_csv,
-)
-from aft_mm.cli.progress import with_bar
-from aft_mm.visualization import (
-    MeanAttention,
-    RecordAttention,
-    choose,
-    draw_relative_attention,
-    mean_attention_distance,
-)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -41,6 +21,25 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_choice_arguments(parser)
     parser.add_argument('--batch-size', type=int, default=16)
     return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import torch
+
+from aft_mm.apis import batches_for, load_network
+from aft_mm.checks import check_int
+from aft_mm.cli.command_line import DATA_ERRORS
+from aft_mm.cli.pictures import check_picture, footer, save, write_csv
+from aft_mm.cli.progress import with_bar
+from aft_mm.visualization import (
+    MeanAttention,
+    RecordAttention,
+    choose,
+    draw_relative_attention,
+    mean_attention_distance,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -6,31 +6,8 @@
 import argparse
 from collections.abc import Sequence
 
-import numpy as np
-import torch
-from mmengine.utils.dl_utils import is_norm
-
-from aft_mm.apis import (
-    Network,
-    build_dataset,
-    class_names,
-    load_images,
-    load_network,
-    modules_named,
-    network_inputs,
-    shown_image,
-    spread_samples,
-)
-from aft_mm.cli.command_line import DATA_ERRORS
+from aft_mm.cli.arguments import add_image_arguments, add_picture_arguments
 from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.cli.pictures import (
-    add_image_arguments,
-    add_picture_arguments,
-    check_picture,
-    footer,
-    save,
-)
-from aft_mm.visualization import as_map, draw_cams
 
 METHODS = ('GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'XGradCAM', 'LayerCAM', 'EigenGradCAM')
 
@@ -48,6 +25,29 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--method', choices=METHODS, default='GradCAM')
     add_picture_arguments(parser)
     return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import numpy as np
+import torch
+from mmengine.utils.dl_utils import is_norm
+
+from aft_mm.apis import (
+    Network,
+    build_dataset,
+    class_names,
+    load_images,
+    load_network,
+    modules_named,
+    network_inputs,
+    shown_image,
+    spread_samples,
+)
+from aft_mm.cli.command_line import DATA_ERRORS
+from aft_mm.cli.pictures import check_picture, footer, save
+from aft_mm.visualization import as_map, draw_cams
 
 
 def target_layer(network: Network) -> str:

@@ -9,10 +9,34 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from aft_mm.checks import check_int
-from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output
+from aft_mm.cli.arguments import MOST_DPI, PICTURES, add_runs, check_output
 from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.visualization import CURVE_AXES, draw_curves, read_scalars
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_runs(parser, 'work dir or file of JSON lines (vis_data/scalars.json)')
+    parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
+    parser.add_argument(
+        '--metric', action='append', metavar='NAME',
+        help='number of training or validation, on an axis of its own each time it is given; by '
+        'default the first validated in bits, or else the loss and the first one validated')
+    parser.add_argument(
+        '--over', choices=('iteration', 'epoch', 'time'), default='iteration',
+        help='the axis below')
+    parser.add_argument(
+        '--reference', nargs='*', default=[], metavar='LABEL=VALUE',
+        help='horizontal lines at values of the (last) metric')
+    parser.add_argument('--dpi', type=int, default=150)
+    return parser.parse_intermixed_args(argv)  # logs may stand behind options
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+from aft_mm.checks import check_int
+from aft_mm.visualization import draw_curves, read_scalars
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -40,14 +64,6 @@ def number(label: str, text: str) -> float:
     return value
 
 
-def add_runs(parser: argparse.ArgumentParser, kind: str) -> None:
-    """The arguments ``logs`` and ``--group``, for :func:`runs_of`."""
-    parser.add_argument('logs', nargs='*', metavar='[LABEL=]LOG', help=f'{kind} of a run')
-    parser.add_argument(
-        '--group', nargs='+', action='append', default=[], metavar=('LABEL', 'LOG'),
-        help='runs that differ by their seed, of which mean and standard error are shown')
-
-
 def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
     """Label to the logs of its runs.
 
@@ -66,20 +82,7 @@ def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_runs(parser, 'work dir or file of JSON lines (vis_data/scalars.json)')
-    parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
-    parser.add_argument(
-        '--metric', action='append', metavar='NAME',
-        help='number of training or validation, on an axis of its own each time it is given; by '
-        'default the first validated in bits, or else the loss and the first one validated')
-    parser.add_argument('--over', choices=CURVE_AXES, default='iteration', help='the axis below')
-    parser.add_argument(
-        '--reference', nargs='*', default=[], metavar='LABEL=VALUE',
-        help='horizontal lines at values of the (last) metric')
-    parser.add_argument('--dpi', type=int, default=150)
-    args = parser.parse_intermixed_args(argv)  # logs may stand behind options
+    args = parse_args(argv)
 
     with one_sentence(ValueError, OSError):
         check_output('--out', args.out, PICTURES)

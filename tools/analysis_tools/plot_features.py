@@ -9,18 +9,8 @@ title: the share of images whose nearest neighbour in feature space is of the sa
 import argparse
 from collections.abc import Sequence
 
-import numpy as np
-import torch
-from sklearn.manifold import TSNE
-
-from aft_mm.apis import build_dataset, class_names, load_network, network_inputs, spread_samples
-from aft_mm.checks import check_number
-from aft_mm.cli.command_line import DATA_ERRORS
+from aft_mm.cli.arguments import add_picture_arguments
 from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.cli.pictures import add_picture_arguments, check_picture, footer, save
-from aft_mm.visualization import draw_features
-
-BATCH = 50
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -33,6 +23,22 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--seed', type=int, default=0, help='of t-SNE')
     add_picture_arguments(parser)
     return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import numpy as np
+import torch
+from sklearn.manifold import TSNE
+
+from aft_mm.apis import build_dataset, class_names, load_network, network_inputs, spread_samples
+from aft_mm.checks import check_number
+from aft_mm.cli.command_line import DATA_ERRORS
+from aft_mm.cli.pictures import check_picture, footer, save
+from aft_mm.visualization import draw_features
+
+BATCH = 50
 
 
 def neighbour_share(features: torch.Tensor, labels: np.ndarray) -> float:

@@ -6,34 +6,13 @@
 import argparse
 from collections.abc import Sequence
 
-import torch
-
-from aft_mm.apis import (
-    build_dataset,
-    load_images,
-    load_network,
-    network_inputs,
-    shown_image,
-    spread_samples,
-)
-from aft_mm.cli.arguments import check_writable
-from aft_mm.cli.command_line import DATA_ERRORS, numbered
-from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.cli.pictures import (
+from aft_mm.cli.arguments import (
     add_choice_arguments,
     add_image_arguments,
     add_picture_arguments,
-    check_picture,
-    footer,
+    check_writable,
 )
-from aft_mm.visualization import (
-    choose,
-    draw_key_maps,
-    grid_of,
-    key_maps,
-    mixers_with_keys,
-    record_outputs,
-)
+from aft_mm.cli.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -45,6 +24,31 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_choice_arguments(parser)
     add_picture_arguments(parser)
     return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import torch
+
+from aft_mm.apis import (
+    build_dataset,
+    load_images,
+    load_network,
+    network_inputs,
+    shown_image,
+    spread_samples,
+)
+from aft_mm.cli.command_line import DATA_ERRORS, numbered
+from aft_mm.cli.pictures import check_picture, footer
+from aft_mm.visualization import (
+    choose,
+    draw_key_maps,
+    grid_of,
+    key_maps,
+    mixers_with_keys,
+    record_outputs,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -8,24 +8,8 @@
 import argparse
 from collections.abc import Sequence
 
-from aft_mm.apis import load_model
-from aft_mm.checks import check_int
-from aft_mm.cli.command_line import CONFIG_ERRORS
+from aft_mm.cli.arguments import add_choice_arguments, add_picture_arguments
 from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.cli.pictures import (
-    add_choice_arguments,
-    add_picture_arguments,
-    check_picture,
-    footer,
-    save,
-    write_csv,
-)
-from aft_mm.visualization import (
-    choose,
-    draw_position_bias,
-    mixers_with_bias,
-    position_bias_table,
-)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -54,6 +38,21 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         'every layer and head to this file')
     parser.add_argument('--top', type=int, default=5, help='how many places are the largest')
     return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+from aft_mm.apis import load_model
+from aft_mm.checks import check_int
+from aft_mm.cli.command_line import CONFIG_ERRORS
+from aft_mm.cli.pictures import check_picture, footer, save, write_csv
+from aft_mm.visualization import (
+    choose,
+    draw_position_bias,
+    mixers_with_bias,
+    position_bias_table,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -11,31 +11,8 @@ import argparse
 import re
 from collections.abc import Sequence
 
-import torch
-
-from aft_mm.apis import batches_for, layers_of, load_network, modules_named, noise_images
-from aft_mm.checks import check_int
-from aft_mm.cli.command_line import DATA_ERRORS
+from aft_mm.cli.arguments import LAYERS, add_choice_arguments, add_network_arguments
 from aft_mm.cli.errors import one_sentence
-from aft_mm.cli.pictures import (
-    LAYERS,
-    add_choice_arguments,
-    add_network_arguments,
-    check_picture,
-    footer,
-    save,
-    write_csv,
-)
-from aft_mm.cli.progress import with_bar
-from aft_mm.visualization import (
-    as_map,
-    choose,
-    draw_receptive_field,
-    energy_within,
-    radius_of_share,
-    receptive_field,
-    record_outputs,
-)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -51,6 +28,27 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--radius', type=float, nargs='+', default=[16, 32, 64],
                         help='print the share of the energy within these radii [px]')
     return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import torch
+
+from aft_mm.apis import batches_for, layers_of, load_network, modules_named, noise_images
+from aft_mm.checks import check_int
+from aft_mm.cli.command_line import DATA_ERRORS
+from aft_mm.cli.pictures import check_picture, footer, save, write_csv
+from aft_mm.cli.progress import with_bar
+from aft_mm.visualization import (
+    as_map,
+    choose,
+    draw_receptive_field,
+    energy_within,
+    radius_of_share,
+    receptive_field,
+    record_outputs,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -11,9 +11,30 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.checks import check_int
 from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output
 from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        '--group', nargs='+', action='append', required=True, metavar=('LABEL', 'LOG'),
+        help='runs of one kind, a file of JSON lines for each seed')
+    parser.add_argument('--label', required=True, help='what the loss is, with its unit')
+    parser.add_argument('--bits', action='store_true', help='of a loss in nats')
+    parser.add_argument(
+        '--times', type=Path, metavar='JSON',
+        help='of tools/benchmarks/benchmark_iterations.py; logs are named CONFIG_seedN.jsonl then')
+    parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
+    parser.add_argument('--dpi', type=int, default=150)
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+from aft_mm.checks import check_int
 from aft_mm.visualization import draw_seed_curves, read_scalars
 
 
@@ -44,19 +65,7 @@ def time_of(files: Sequence[str], times: dict[str, float]) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        '--group', nargs='+', action='append', required=True, metavar=('LABEL', 'LOG'),
-        help='runs of one kind, a file of JSON lines for each seed')
-    parser.add_argument('--label', required=True, help='what the loss is, with its unit')
-    parser.add_argument('--bits', action='store_true', help='of a loss in nats')
-    parser.add_argument(
-        '--times', type=Path, metavar='JSON',
-        help='of tools/benchmarks/benchmark_iterations.py; logs are named CONFIG_seedN.jsonl then')
-    parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
-    parser.add_argument('--dpi', type=int, default=150)
-    args = parser.parse_args(argv)
+    args = parse_args(argv)
 
     with one_sentence(ValueError, OSError):
         check_output('--out', args.out, PICTURES)

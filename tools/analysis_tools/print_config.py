@@ -6,15 +6,24 @@ import sys
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import add_config_options
-from aft_mm.cli.command_line import configured
 from aft_mm.cli.errors import one_sentence
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='path of the config')
     add_config_options(parser, 'train_cfg.max_epochs=10')
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+from aft_mm.cli.command_line import configured
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
 
     # What mmengine has to say on the way is no part of the config.
     with one_sentence(FileNotFoundError), contextlib.redirect_stdout(sys.stderr):

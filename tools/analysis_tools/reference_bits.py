@@ -14,13 +14,28 @@ import json
 import lzma
 from pathlib import Path
 
+from aft_mm.cli.arguments import add_config_options, check_output
+from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='path of the config of an autoregressive model')
+    parser.add_argument('--out', type=Path, metavar='JSON', help='write the numbers to this file')
+    add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
+    parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
+    return parser.parse_args()
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 import numpy as np
 from mmengine.registry import DATASETS, init_default_scope
 from scipy.special import gammaln
 
-from aft_mm.cli.arguments import add_config_options, check_output
 from aft_mm.cli.command_line import CONFIG_ERRORS, DATA_ERRORS, check_data, load_config
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.progress import with_bar
 
 
@@ -53,13 +68,7 @@ def sorted_points_bits(clouds: np.ndarray) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='path of the config of an autoregressive model')
-    parser.add_argument('--out', type=Path, metavar='JSON', help='write the numbers to this file')
-    add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
-    parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
-    args = parser.parse_args()
+    args = parse_args()
     with one_sentence(*CONFIG_ERRORS):
         if args.out:
             check_output('--out', args.out, ('.json',))

@@ -24,6 +24,30 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG')
+    parser.add_argument('--out', type=Path, required=True, metavar='FOLDER', help='of the results')
+    parser.add_argument('--work-dir', type=Path, default=Path('work_dirs'), help='of the runs')
+    parser.add_argument('--rates', type=float, nargs='*', default=[], metavar='LR')
+    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], metavar='N')
+    parser.add_argument('--metric', default='bits_per_char',
+                        help='that rates are chosen by, less is better; %(default)s')
+    parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
+    parser.add_argument('--cfg-options', nargs='+', default=[], metavar='KEY=VALUE',
+                        help='of all runs')
+    parser.add_argument('--short', nargs='+', default=[], metavar='KEY=VALUE',
+                        help='of the runs that choose the rate, on top')
+    parser.add_argument('--minutes', type=float, default=float('inf'),
+                        help='no run starts later than that')
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 from aft_mm.visualization import read_scalars
 
 TOOLS = Path(__file__).parents[1]
@@ -132,25 +156,6 @@ def missing(args: argparse.Namespace) -> Iterator[tuple]:
             path = args.out / f'{config.stem}_seed{seed}.json'
             if not path.exists() or json.loads(path.read_text())['lr'] != best_rate(config, args):
                 yield path, seed_run, config, seed
-
-
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG')
-    parser.add_argument('--out', type=Path, required=True, metavar='FOLDER', help='of the results')
-    parser.add_argument('--work-dir', type=Path, default=Path('work_dirs'), help='of the runs')
-    parser.add_argument('--rates', type=float, nargs='*', default=[], metavar='LR')
-    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], metavar='N')
-    parser.add_argument('--metric', default='bits_per_char',
-                        help='that rates are chosen by, less is better; %(default)s')
-    parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
-    parser.add_argument('--cfg-options', nargs='+', default=[], metavar='KEY=VALUE',
-                        help='of all runs')
-    parser.add_argument('--short', nargs='+', default=[], metavar='KEY=VALUE',
-                        help='of the runs that choose the rate, on top')
-    parser.add_argument('--minutes', type=float, default=float('inf'),
-                        help='no run starts later than that')
-    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

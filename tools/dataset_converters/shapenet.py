@@ -20,12 +20,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('meshes', type=Path, help='folder of the class folders')
+    parser.add_argument(
+        'out', type=Path, nargs='?', default=Path('data/ShapeNetCore.v2.PC15k'),
+        help='data/ShapeNetCore.v2.PC15k')
+    parser.add_argument(
+        '--classes', nargs='+', metavar='NAME',
+        help='only these: folders, or classes of ShapeNetCore v2 such as airplane')
+    parser.add_argument(
+        '--splits', type=Path, metavar='CSV',
+        help='the official split, all.csv of ShapeNet; models that it does not list are left out')
+    parser.add_argument(
+        '--ratio', type=float, nargs=3, default=(0.7, 0.1, 0.2), metavar=('TRAIN', 'VAL', 'TEST'),
+        help='shares of a split by hash, 0.7 0.1 0.2 as in the official one')
+    parser.add_argument('--jobs', type=int, default=1, help='processes that sample, 1')
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 import numpy as np
 import trimesh
 from mmengine.utils import track_progress_rich
 
-from aft_mm.cli.arguments import check_writable
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.datasets.point_files import MESH_SUFFIXES
 from aft_mm.datasets.shapenet import class_folder
 
@@ -186,23 +211,7 @@ def convert(args: argparse.Namespace) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('meshes', type=Path, help='folder of the class folders')
-    parser.add_argument(
-        'out', type=Path, nargs='?', default=Path('data/ShapeNetCore.v2.PC15k'),
-        help='data/ShapeNetCore.v2.PC15k')
-    parser.add_argument(
-        '--classes', nargs='+', metavar='NAME',
-        help='only these: folders, or classes of ShapeNetCore v2 such as airplane')
-    parser.add_argument(
-        '--splits', type=Path, metavar='CSV',
-        help='the official split, all.csv of ShapeNet; models that it does not list are left out')
-    parser.add_argument(
-        '--ratio', type=float, nargs=3, default=(0.7, 0.1, 0.2), metavar=('TRAIN', 'VAL', 'TEST'),
-        help='shares of a split by hash, 0.7 0.1 0.2 as in the official one')
-    parser.add_argument('--jobs', type=int, default=1, help='processes that sample, 1')
-    args = parser.parse_args(argv)
+    args = parse_args(argv)
     with one_sentence(OSError):
         print(convert(args))
 

@@ -13,11 +13,26 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('source', type=Path, help='the folder with a folder for each class')
+    parser.add_argument('out', type=Path, help='where train/ and val/ are made')
+    parser.add_argument('--val', type=float, default=0.2, help='share held back of each class')
+    parser.add_argument('--seed', type=int, default=0, help='of the draw')
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 from rich.progress import track
 from sklearn.model_selection import train_test_split
 
 from aft_mm.checks import check_number
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.datasets.image_files import IMAGE_SUFFIXES
 
 
@@ -54,16 +69,6 @@ def place(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
-
-
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('source', type=Path, help='the folder with a folder for each class')
-    parser.add_argument('out', type=Path, help='where train/ and val/ are made')
-    parser.add_argument('--val', type=float, default=0.2, help='share held back of each class')
-    parser.add_argument('--seed', type=int, default=0, help='of the draw')
-    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -13,9 +13,24 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.checks import check_int
 from aft_mm.cli.arguments import check_output
 from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        'files', nargs='+', metavar='FILE', help='text of the training set, one sentence a line')
+    parser.add_argument('--vocab-size', type=int, required=True, help='subwords in all')
+    parser.add_argument('--out', required=True, metavar='MODEL', help='FOLDER/subwords.model')
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+from aft_mm.checks import check_int
 from aft_mm.datasets import read_lines
 
 
@@ -47,13 +62,7 @@ def train(files: Sequence[str], vocab_size: int) -> bytes:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        'files', nargs='+', metavar='FILE', help='text of the training set, one sentence a line')
-    parser.add_argument('--vocab-size', type=int, required=True, help='subwords in all')
-    parser.add_argument('--out', required=True, metavar='MODEL', help='FOLDER/subwords.model')
-    args = parser.parse_args(argv)
+    args = parse_args(argv)
     with one_sentence(OSError):
         check_int('--vocab-size', args.vocab_size, 1)
         check_output('--out', args.out, ('.model',))

@@ -17,6 +17,44 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.errors import UserError, one_sentence
+
+CONFIG = (
+    Path(__file__).parents[2]
+    / 'configs/image_classification/aft-conv-base-h32-k25_8xb8-100e-from-deit_in1k-384px.py'
+)
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('src', metavar='SRC.pth', help='checkpoint of DeiT or ViT')
+    parser.add_argument('dst', metavar='DST.pth', help='where the converted one goes')
+    parser.add_argument(
+        '--config',
+        default=str(CONFIG),
+        help='config whose model shall start from it; that of table 8 unless given',
+    )
+    parser.add_argument('--query', action='store_true', help='take the query projection, too')
+    parser.add_argument(
+        '--average-keys',
+        action='store_true',
+        help='take the keys, too: the key of head i is the mean over its D/h channels',
+    )
+    parser.add_argument(
+        '--no-head',
+        dest='head',
+        action='store_false',
+        help='leave out the classifier, for other classes than those of the checkpoint',
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
@@ -26,16 +64,10 @@ from torch import Tensor, nn
 
 import aft_mm.registry  # noqa: F401, registers the backbone
 from aft_mm.checkpoint import load_from_local
-from aft_mm.cli.arguments import check_writable
 from aft_mm.cli.command_line import CONFIG_ERRORS, check_checkpoint, read_config
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.layers.mixers import AFTConv
 from aft_mm.models import AFTViT
 
-CONFIG = (
-    Path(__file__).parents[2]
-    / 'configs/image_classification/aft-conv-base-h32-k25_8xb8-100e-from-deit_in1k-384px.py'
-)
 # The modules of a checkpoint and ours; the star is the number of the layer.
 TIMM = {
     'patch_embed.proj': 'backbone.patch_embed.projection',
@@ -294,29 +326,7 @@ def print_rows(rows: Sequence[Row], state: Mapping[str, Tensor]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('src', metavar='SRC.pth', help='checkpoint of DeiT or ViT')
-    parser.add_argument('dst', metavar='DST.pth', help='where the converted one goes')
-    parser.add_argument(
-        '--config',
-        default=str(CONFIG),
-        help='config whose model shall start from it; that of table 8 unless given',
-    )
-    parser.add_argument('--query', action='store_true', help='take the query projection, too')
-    parser.add_argument(
-        '--average-keys',
-        action='store_true',
-        help='take the keys, too: the key of head i is the mean over its D/h channels',
-    )
-    parser.add_argument(
-        '--no-head',
-        dest='head',
-        action='store_false',
-        help='leave out the classifier, for other classes than those of the checkpoint',
-    )
-    args = parser.parse_args(argv)
+    args = parse_args(argv)
 
     with one_sentence(*CONFIG_ERRORS):
         check_checkpoint(args.src)

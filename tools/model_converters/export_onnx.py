@@ -18,15 +18,41 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('config', help='path of the config')
+    parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
+    parser.add_argument('out', metavar='OUT', type=Path, help='OUT.onnx or OUT.pt2')
+    parser.add_argument('--dynamic', action='store_true', help='for images of any size and number')
+    parser.add_argument(
+        '--size',
+        nargs=2,
+        type=int,
+        metavar=('H', 'W'),
+        help='of the image in pixels; that of the config unless given',
+    )
+    parser.add_argument(
+        '--backbone', action='store_true', help='the maps of the backbone instead of the scores'
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from aft_mm.apis import load_model
-from aft_mm.cli.arguments import check_writable
 from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
 from aft_mm.models import AFTViT
 from aft_mm.ops import record_decisions, repeat_decisions
@@ -209,24 +235,7 @@ def export(args: argparse.Namespace) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('config', help='path of the config')
-    parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
-    parser.add_argument('out', metavar='OUT', type=Path, help='OUT.onnx or OUT.pt2')
-    parser.add_argument('--dynamic', action='store_true', help='for images of any size and number')
-    parser.add_argument(
-        '--size',
-        nargs=2,
-        type=int,
-        metavar=('H', 'W'),
-        help='of the image in pixels; that of the config unless given',
-    )
-    parser.add_argument(
-        '--backbone', action='store_true', help='the maps of the backbone instead of the scores'
-    )
-    args = parser.parse_args(argv)
+    args = parse_args(argv)
     with one_sentence(*CONFIG_ERRORS):
         print(export(args))
 

@@ -15,18 +15,43 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.errors import UserError, one_sentence
+
+LICENSE = 'Apache-2.0'
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('checkpoint', metavar='IN.pth', help='as tools/train.py writes it')
+    parser.add_argument(
+        'out', metavar='OUT.pth', type=Path, help='becomes OUT-<8 digits>, of both kinds'
+    )
+    parser.add_argument(
+        '--ema', action='store_true', help='the weights that EMAHook averaged instead of the last'
+    )
+    parser.add_argument('--metrics', metavar='JSON', help='what tools/test.py --out wrote of them')
+    parser.add_argument('--license', default=LICENSE, help='of the weights; %(default)s')
+    parser.add_argument(
+        '--command', help='what made them; by default the training of the config in the file'
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 import torch
 from torch import Tensor
 
 from aft_mm.checkpoint import load_from_local, register_safe_loading, write_safetensors
-from aft_mm.cli.arguments import check_writable
 from aft_mm.cli.command_line import check_checkpoint
-from aft_mm.cli.errors import UserError, one_sentence
 
 # What mmengine writes into meta and a reader of the weights has a use for.
 META = ('cfg', 'epoch', 'iter', 'experiment_name', 'mmengine_version')
 DATASET_META = ('classes', 'palette')
-LICENSE = 'Apache-2.0'
 #: The files that are written, by their endings.
 WRITERS = {
     '.safetensors': lambda published, file: write_safetensors(file, published),
@@ -136,22 +161,7 @@ def read_metrics(path: str) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('checkpoint', metavar='IN.pth', help='as tools/train.py writes it')
-    parser.add_argument(
-        'out', metavar='OUT.pth', type=Path, help='becomes OUT-<8 digits>, of both kinds'
-    )
-    parser.add_argument(
-        '--ema', action='store_true', help='the weights that EMAHook averaged instead of the last'
-    )
-    parser.add_argument('--metrics', metavar='JSON', help='what tools/test.py --out wrote of them')
-    parser.add_argument('--license', default=LICENSE, help='of the weights; %(default)s')
-    parser.add_argument(
-        '--command', help='what made them; by default the training of the config in the file'
-    )
-    args = parser.parse_args(argv)
+    args = parse_args(argv)
 
     with one_sentence():
         check_checkpoint(args.checkpoint)

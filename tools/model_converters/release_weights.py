@@ -12,10 +12,23 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from aft_mm.cli.errors import UserError, one_sentence
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('work_dirs', nargs='+', metavar='WORK_DIR', help='of a finished run')
+    parser.add_argument('--out', required=True, type=Path, help='a folder that is new or empty')
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 from publish_model import publish, save
 
 from aft_mm.checkpoint import latest_checkpoint, load_from_local, register_safe_loading
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.visualization import read_scalars, validated_metrics, validations
 
 
@@ -50,11 +63,7 @@ def release(work_dir: str, out: Path) -> list[dict]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('work_dirs', nargs='+', metavar='WORK_DIR', help='of a finished run')
-    parser.add_argument('--out', required=True, type=Path, help='a folder that is new or empty')
-    args = parser.parse_args(argv)
+    args = parse_args(argv)
 
     with one_sentence(ValueError):
         if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
