@@ -25,7 +25,6 @@ from .parallel_data import MISSING, REASON, write_pairs
 HELD = {
     ('README.md', 0): 'test_guides: trains',
     ('docs/configs.md', 2): 'test_guides: trains',
-    ('docs/get_started.md', 0): 'test_allocator, in processes of its own',
     ('docs/tasks/dense_prediction.md', 0): 'test_dense_backbone, downstream/test_configs',
     ('docs/tasks/image_ar.md', 1): 'test_guides, with the config that names it',
     ('docs/tasks/image_ar.md', 2): 'test_guides',
