@@ -9,6 +9,7 @@ times only of runs on one machine. FLOPs are those of model_complexity.py.
 """
 
 import argparse
+import contextlib
 import statistics
 import sys
 from collections.abc import Sequence
@@ -129,7 +130,8 @@ def row(label: str, work_dirs: Sequence[str], metrics: Sequence[str] | None,
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence(*CONFIG_ERRORS):
+    # What mmengine has to say on the way is no part of the table.
+    with one_sentence(*CONFIG_ERRORS), contextlib.redirect_stdout(sys.stderr):
         for path in args.out:
             check_output('--out', path, TABLES)
         rows = {label: row(label, work_dirs, args.metric)
