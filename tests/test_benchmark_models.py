@@ -15,7 +15,7 @@ import torch
 from aft_mm.ops import eager
 
 TOOLS = Path(__file__).parents[1] / 'tools' / 'benchmarks'
-EARLIER = TOOLS.parents[1] / 'docs' / 'results' / 'efficiency.json'
+EARLIER = TOOLS.parents[1] / 'docs' / 'results' / 'op_speed.json'
 sys.path.insert(0, str(TOOLS))
 
 import benchmark_attention  # noqa: E402
@@ -194,7 +194,7 @@ WRONG = [
     (benchmark_models, ['--models', 'bound-tiny-h32-k4'], 'k4: kernel_size must be odd'),
     (benchmark_models, ['--size', '33'], '--size: must be a multiple of 16'),
     (benchmark_efficiency, ['--replot', 'no.json'], '--replot: must be a JSON .*No such file'),
-    (benchmark_efficiency, ['--replot', str(EARLIER)], "efficiency.json, which lacks 'settings'"),
+    (benchmark_efficiency, ['--replot', str(EARLIER)], "op_speed.json, which lacks 'settings'"),
     (benchmark_efficiency, ['--replot', __file__], '--replot: must be a JSON that this tool'),
 ]  # fmt: skip
 

@@ -32,13 +32,13 @@ from memory import added_peak, in_fresh_process
 from model_names import CHANNELS, RIVALS, parse_name
 from op_cases import Case
 from parity import DECODER_TOLERANCE, TOLERANCE, Oracle, relative_error
+from projections import ProjectionsOnly
 from record import write_json
 from rivals import missing
 from timing import CLOCKS, Times, both_clocks, ratio
 from torch import Tensor, nn
 
 import aft_mm.models  # noqa: F401 - registers what is built below
-from aft_mm.layers.mixers import AFTConv
 from aft_mm.registry import MODELS
 
 DTYPES = {str(dtype).removeprefix('torch.'): dtype for dtype in TOLERANCE}
@@ -71,14 +71,6 @@ DEFAULTS = {
 }
 
 
-@MODELS.register_module()
-class ProjectionsOnly(AFTConv):
-    """AFT-conv without the op: every projection runs, the value passes through."""
-
-    def _mix(self, query, key, value, grid, key_mask):
-        return value
-
-
 def known_name(text: str) -> str:
     """The name of a model, if it is one."""
     parse_name(text)
@@ -104,7 +96,7 @@ def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
         options = {} if timm_name.startswith('convnext') else dict(img_size=size)
         model = timm.create_model(timm_name, num_classes=0, **options)
     else:
-        mixer = 'AFTConv' if kind == 'aft' else 'ProjectionsOnly'
+        mixer = 'AFTConv' if kind == 'aft' else ProjectionsOnly.__name__
         model = MODELS.build(
             dict(
                 type='aft_mm.AFTViT',
