@@ -29,10 +29,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
-from rich.progress import track
 from sklearn.model_selection import train_test_split
 
 from aft_mm.checks import check_number
+from aft_mm.cli.progress import with_bar
 from aft_mm.datasets.image_files import IMAGE_SUFFIXES
 
 
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 raise UserError(f'{str(args.out / part)!r} is already there')
         parts = split(args.source, args.val, args.seed)
         for part, files in parts.items():
-            for path in track(files, description=part):
+            for path in with_bar(files, part):
                 place(args.source / path, args.out / part / path)
     classes = len({path.parts[0] for path in parts['val']})
     print(f'{args.out}: {classes} classes, {len(parts["train"])} images to train and '
