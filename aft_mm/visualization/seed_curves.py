@@ -36,8 +36,8 @@ def mean_curve(
     if not common:
         raise ValueError('runs of a group must have logged a loss at the same iterations.')
     if smooth > len(common):
-        raise ValueError(f'smooth must be at most the {len(common)} losses that all runs of a group '
-                         f'have logged, got {smooth}')
+        raise ValueError(f'smooth must be at most the {len(common)} losses that all runs of a '
+                         f'group have logged, got {smooth}')
     values = scale * np.array([[loss[i] for i in common] for loss in losses])
     values = np.lib.stride_tricks.sliding_window_view(values, smooth, axis=1).mean(-1)
     error = values.std(0, ddof=1) / len(losses) ** 0.5 if len(losses) > 1 else 0 * values[0]
