@@ -1,0 +1,232 @@
+"""The ops that have a loop in C++: how tensors get there and gradients come back."""
+
+import ctypes
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import eager
+from ..eager import decisions
+from ..eager.convolution import crop_kernel, difference_fits
+from . import support
+
+GATES = ('none', 'sigmoid', 'relu')
+# Tokens between the sums that causal AFT-simple keeps for its gradient; simple.cpp knows it, too.
+SEGMENT = 32
+# Samples whose gradients of a kernel are summed by one thread: whatever the number of threads, so
+# that a run repeats to the bit.
+SAMPLES = 8
+
+
+class _Strided(ctypes.Structure):
+    """`Tensor` of tokens.h."""
+
+    _fields_ = [
+        ('data', ctypes.c_void_p),
+        ('batch_stride', ctypes.c_int64),
+        ('token_stride', ctypes.c_int64),
+    ]
+
+
+def _structure(sizes: str, tensors: str, pointers: str) -> type[ctypes.Structure]:
+    """`Call` of a .cpp."""
+
+    class Call(ctypes.Structure):
+        _fields_ = [
+            *((name, ctypes.c_int64) for name in sizes.split()),
+            *((name, _Strided) for name in tensors.split()),
+            *((name, ctypes.c_void_p) for name in pointers.split()),
+        ]
+
+    return Call
+
+
+_TENSORS = 'query key value mask output query_gradient key_gradient value_gradient'
+_SimpleCall = _structure('batch tokens channels gate threads', _TENSORS, 'kept')
+_ConvCall = _structure(
+    'batch tokens channels heads rows columns kernel_rows kernel_columns gate threads samples',
+    _TENSORS,
+    'weight weight_gradient',
+)
+
+
+def _strided(x: Tensor | None) -> _Strided:
+    return _Strided() if x is None else _Strided(x.data_ptr(), x.stride(0), x.stride(1))
+
+
+def _dense(x: Tensor | None) -> Tensor | None:
+    """x, with its channels side by side."""
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def _dense(x: Tensor) -> Tensor:
+    """x, with its channels side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _call(name: str, call: ctypes.Structure, value: Tensor) -> None:
+    function = getattr(support.load(support.find_library()), name)
+    function(ctypes.byref(call), ctypes.c_int64(value.dtype == torch.bfloat16))
+
+
+def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
+    """O(T·D): sums that carry the largest key so far, for any finite keys."""
+    tokens = _of_one_type(query, key, value)
+    return _run(_Simple(gate, key_mask), *tokens).to(value.dtype)
+
+
+def aft_conv(
+    query, key, value, weight, *, grid: Sequence[int], global_connectivity, causal, key_mask, gate
+) -> Tensor:
+    """O(T·K·D): the difference form, and those of eager where it is not exact to tolerance."""
+    cropped = crop_kernel(weight.float(), grid)
+    seen = global_connectivity, causal
+    fits = partial(difference_fits, key, value, cropped, *seen)
+    if not decisions.remembered(weight, (difference_fits, *grid), fits):
+        options = dict(grid=grid, key_mask=key_mask, gate=gate)
+        options.update(global_connectivity=global_connectivity, causal=causal)
+        return eager.aft_conv(query, key, value, weight, **options)
+    channels = value.shape[2]
+
+    def make() -> Tensor:
+        kernel = torch.expm1(cropped.detach()).flatten(1).T
+        return kernel.repeat_interleave(channels // key.shape[2], 1)
+
+    kernel = decisions.derived(weight, ('loops', channels, cropped.shape), make)
+    tokens = _of_one_type(query, key, value)
+    return _run(_Conv(gate, key_mask, grid, kernel), *tokens, cropped).to(value.dtype)
+
+
+def _of_one_type(*tokens: Tensor | None) -> list[Tensor | None]:
+    """Query, key and value, in float32 if their types differ: no key is rounded."""
+    mixed = len({x.dtype for x in tokens if x is not None}) > 1
+    return [x if x is None else _dense(x.float() if mixed else x) for x in tokens]
+
+
+class _Simple(NamedTuple):
+    """Causal AFT-simple of query, key and value."""
+
+    gate: str
+    key_mask: Tensor | None
+
+    def forward(self, query, key, value, save: bool) -> tuple[Tensor, Tensor | None]:
+        output = value.new_empty(value.shape)
+        kept = None
+        if save:
+            batch, tokens, channels = value.shape
+            segments = math.ceil(tokens / SEGMENT)
+            kept = value.new_empty(batch, segments, 3, channels, dtype=torch.float32)
+        _call('aft_simple_forward', self._describe(query, key, value, output, kept), value)
+        return output, kept
+
+    def backward(self, gradient, kept, wanted, query, key, value) -> list[Tensor | None]:
+        gradients = [None if x is None else x.new_empty(x.shape) for x in (query, key, value)]
+        call = self._describe(query, key, value, gradient, kept)
+        _describe_gradients(call, gradients)
+        _call('aft_simple_backward', call, value)
+        return gradients
+
+    def by_eager(self, query, key, value) -> Tensor:
+        options = dict(key_function='softmax', causal=True)
+        return eager.aft_simple(query, key, value, **options, **self._asdict())
+
+    def _describe(self, query, key, value, output, kept) -> ctypes.Structure:
+        sizes = *value.shape, GATES.index(self.gate), torch.get_num_threads()
+        tensors = map(_strided, (query, key, value, self.key_mask, output))
+        return _SimpleCall(*sizes, *tensors, kept=_address(kept))
+
+
+class _Conv(NamedTuple):
+    """AFT-conv of query, key, value and weight [h, *K], of which `kernel` [entries, D] is made."""
+
+    gate: str
+    key_mask: Tensor | None
+    grid: Sequence[int]
+    kernel: Tensor
+
+    def forward(self, query, key, value, weight, save: bool) -> tuple[Tensor, None]:
+        output = value.new_empty(value.shape)
+        _call('aft_conv_forward', self._describe(query, key, value, weight, output), value)
+        return output, None
+
+    def backward(self, gradient, kept, wanted, query, key, value, weight) -> list[Tensor | None]:
+        by_query = None if query is None else query.new_empty(query.shape)
+        by_value = value.new_empty(value.shape)
+        by_key = value.new_empty(value.shape, dtype=torch.float32)
+        call = self._describe(query, key, value, weight, gradient)
+        _describe_gradients(call, (by_query, by_key, by_value))
+        by_kernel = None
+        if wanted[3]:
+            parts = math.ceil(len(value) / SAMPLES)
+            by_kernel = self.kernel.new_empty(parts, *self.kernel.shape)
+        call.weight_gradient = _address(by_kernel)
+        _call('aft_conv_backward', call, value)
+        by_key = _per_head(by_key, key.shape[2]).to(key.dtype)
+        if by_kernel is not None:
+            by_kernel = _per_head(by_kernel.sum(0), len(weight)).T.reshape(weight.shape)
+            by_kernel = by_kernel * weight.exp()
+        return [by_query, by_key, by_value, by_kernel]
+
+    def by_eager(self, query, key, value, weight) -> Tensor:
+        options = dict(grid=self.grid, key_mask=self.key_mask, gate=self.gate)
+        options.update(global_connectivity=True, causal=False)
+        return eager.aft_conv(query, key, value, weight, **options)
+
+    def _describe(self, query, key, value, weight, output) -> ctypes.Structure:
+        rows = (1,) * (2 - len(self.grid))  # a line is a map of one row
+        sizes = *value.shape, key.shape[2], *rows, *self.grid, *rows, *weight.shape[1:]
+        sizes = *sizes, GATES.index(self.gate), torch.get_num_threads(), SAMPLES
+        tensors = map(_strided, (query, key, value, self.key_mask, output))
+        return _ConvCall(*sizes, *tensors, weight=_address(self.kernel))
+
+
+def _describe_gradients(call: ctypes.Structure, gradients: Sequence[Tensor | None]) -> None:
+    call.query_gradient, call.key_gradient, call.value_gradient = map(_strided, gradients)
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _per_head(x: Tensor, heads: int) -> Tensor:
+    """The sums over the channels of each head."""
+    return x if x.shape[-1] == heads else x.unflatten(-1, (heads, -1)).sum(-1)
+
+
+def _run(op: _Simple | _Conv, *tensors: Tensor | None) -> Tensor:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        return _Differentiated.apply(op, *tensors)
+    return op.forward(*tensors, save=False)[0]
+
+
+class _Differentiated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: _Simple | _Conv, *tensors: Tensor | None) -> Tensor:
+        output, kept = op.forward(*tensors, save=True)
+        ctx.op = op
+        ctx.save_for_backward(kept, *tensors)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        kept, *tensors = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[1:]
+        # One that is to be differentiated, too, or stands for several.
+        if torch.is_grad_enabled() or not torch._C._has_storage(gradient):
+            return None, *_gradients_by_eager(ctx.op, gradient, wanted, tensors)
+        return None, *ctx.op.backward(_dense(gradient), kept, wanted, *tensors)
+
+
+def _gradients_by_eager(
+    op: _Simple | _Conv, gradient: Tensor, wanted: Sequence[bool], tensors: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        output = op.by_eager(*tensors)
+        needed = [x for x, need in zip(tensors, wanted, strict=True) if need]
+        found = iter(torch.autograd.grad(output, needed, gradient, create_graph=again))
+    return [next(found) if need else None for need in wanted]
