@@ -64,7 +64,7 @@ class BuildLoops(build_ext):
 
     def run(self):
         for folder in (Path(self.build_lib) / LOOPS, ROOT / LOOPS):
-            for path in folder.glob('loops_*.so'):
+            for path in folder.glob('loops.*.so'):
                 if DIGEST not in path.name:  # built from older sources
                     path.unlink()
         super().run()
@@ -76,7 +76,8 @@ class BuildLoops(build_ext):
         self.build_temp = temporary
 
     def get_ext_filename(self, fullname):
-        return str(Path(*fullname.split('.')).with_suffix('.so'))
+        *folders, name = fullname.split('.')
+        return str(Path(*folders, f'{name.replace("_", ".")}.so'))  # Python imports no such name
 
 
 class WheelForEveryPython(bdist_wheel):

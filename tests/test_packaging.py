@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sysconfig
 import zipfile
 from email import message_from_string
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -41,16 +43,21 @@ def files_below(folder, *patterns):
 
 def test_every_module_and_what_mim_looks_for_is_in_the_wheel(wheel, root):
     names = {name for name in wheel[1] if '.dist-info/' not in name}
-    package = files_below(root / 'aft_mm', '*.py', '*.html', '*.js') | {root / 'aft_mm/py.typed'}
+    package = files_below(root / 'aft_mm', '*.py', '*.html', '*.js', '*.cpp', '*.h') | {root / 'aft_mm/py.typed'}
     carried = files_below(root / 'configs', '*') | files_below(root / 'tools', '*')
-    assert names == {path.relative_to(root).as_posix() for path in package} | {
+    loops = {name for name in names if name.endswith('.so')}
+    found = {Path(name).name.split('.')[1] for name in loops}  # one for each set of instructions
+    assert found == {'any', 'avx2', 'avx512'} if platform.machine() == 'x86_64' else {'any'}
+    assert names - loops == {path.relative_to(root).as_posix() for path in package} | {
         f'aft_mm/.mim/{path.relative_to(root).as_posix()}'
         for path in carried | {root / 'model-index.yml'}}
 
 
 def test_metadata(wheel):
     path, _, metadata = wheel
-    assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-any.whl'  # nothing compiled
+    # What is compiled is for a kind of processor, not for a version of Python.
+    system = sysconfig.get_platform().replace('-', '_')
+    assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-{system}.whl'
     assert metadata['Version'] == aft_mm.__version__
     assert SpecifierSet(metadata['Requires-Python']) == PYTHON
     # What is stated for each Python is stated once for all.
@@ -98,6 +105,12 @@ def test_the_quickstart_from_a_wheel(elsewhere, root):
     assert {path.name for path in (folder / 'out').iterdir()} >= {
         'epoch_1.pth', 'metrics.json', 'position_bias.png'}
     assert str(root) not in done.stdout + done.stderr  # nothing of it came from the checkout
+
+
+def test_the_loops_of_a_wheel_serve(elsewhere):
+    _, call = elsewhere
+    table = call('python', '-m', 'aft_mm.ops').stdout
+    assert re.search(r'^aft_conv +cpu +no +serves', table, re.M), table
 
 
 def test_the_configs_of_a_wheel_are_listed(elsewhere, root):

@@ -200,7 +200,7 @@ def test_onlookers_see_operations(monkeypatch):
         'has loops for float32 and bfloat16, got torch.float64'
     ]
     monkeypatch.setattr(torch.jit, 'is_tracing', lambda: True)
-    assert reasons(case, *tensors) == ['a graph is made of operations']
+    assert reasons(case, *tensors) == ['a graph is made of operations of torch']
 
 
 def test_without_a_library_eager_serves_and_the_table_says_why(monkeypatch, tmp_path):

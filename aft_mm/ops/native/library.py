@@ -113,7 +113,7 @@ class _Simple(NamedTuple):
     gate: str
     key_mask: Tensor | None
 
-    def forward(self, query, key, value, save: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, save: bool, query, key, value) -> tuple[Tensor, Tensor | None]:
         output = value.new_empty(value.shape)
         kept = None
         if save:
@@ -148,7 +148,7 @@ class _Conv(NamedTuple):
     grid: Sequence[int]
     kernel: Tensor
 
-    def forward(self, query, key, value, weight, save: bool) -> tuple[Tensor, None]:
+    def forward(self, save: bool, query, key, value, weight) -> tuple[Tensor, None]:
         output = value.new_empty(value.shape)
         _call('aft_conv_forward', self._describe(query, key, value, weight, output), value)
         return output, None
@@ -200,13 +200,13 @@ def _per_head(x: Tensor, heads: int) -> Tensor:
 def _run(op: _Simple | _Conv, *tensors: Tensor | None) -> Tensor:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return _Differentiated.apply(op, *tensors)
-    return op.forward(*tensors, save=False)[0]
+    return op.forward(False, *tensors)[0]
 
 
 class _Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: _Simple | _Conv, *tensors: Tensor | None) -> Tensor:
-        output, kept = op.forward(*tensors, save=True)
+        output, kept = op.forward(True, *tensors)
         ctx.op = op
         ctx.save_for_backward(kept, *tensors)
         return output

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..eager import decisions
 from ..eager.sums import transformed
@@ -38,7 +37,7 @@ def digest(folder: Path = FOLDER) -> str:
 
 def library_path(instructions: str) -> Path:
     """Where the library for these instructions lies, if it was built."""
-    return FOLDER / f'loops_{instructions}_{digest()}.so'
+    return FOLDER / f'loops.{instructions}.{digest()}.so'
 
 
 @functools.cache
@@ -67,6 +66,8 @@ def reasons_against(
     """Why no loop serves the call; empty if one does."""
     if op not in KERNELS:
         return ['has no loop']
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return ['a graph is made of operations of torch']
     reasons = []
     if not isinstance(library := find_library(), Path):
         reasons.append(library)
@@ -87,11 +88,10 @@ def reasons_against(
 
 def _reasons_of_onlookers(tensors: Sequence[Tensor]) -> list[str]:
     """Who has to see operations of torch."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return ['a graph is made of operations']
     if decisions.recording() or decisions.repeating():
         return ['an exported graph repeats the decisions of eager']
-    if _get_current_dispatch_mode() is not None or any(type(x) not in (Tensor, Parameter) for x in tensors):
+    plain = all(type(x) in (Tensor, Parameter) for x in tensors)
+    if torch._C._len_torch_dispatch_stack() or not plain:
         return ['a mode or a subclass of torch.Tensor looks at operations']
     if transformed(*tensors) or forward_ad._current_level >= 0:
         return ['torch.func or forward mode looks at operations']
