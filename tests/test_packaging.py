@@ -43,7 +43,8 @@ def files_below(folder, *patterns):
 
 def test_every_module_and_what_mim_looks_for_is_in_the_wheel(wheel, root):
     names = {name for name in wheel[1] if '.dist-info/' not in name}
-    package = files_below(root / 'aft_mm', '*.py', '*.html', '*.js', '*.cpp', '*.h') | {root / 'aft_mm/py.typed'}
+    package = files_below(root / 'aft_mm', '*.py', '*.html', '*.js', '*.cpp', '*.h')
+    package |= {root / 'aft_mm/py.typed'}
     carried = files_below(root / 'configs', '*') | files_below(root / 'tools', '*')
     loops = {name for name in names if name.endswith('.so')}
     found = {Path(name).name.split('.')[1] for name in loops}  # one for each set of instructions

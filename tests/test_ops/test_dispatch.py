@@ -39,7 +39,7 @@ def test_environment_variable_chooses_the_backend(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'reference')
     assert dispatch.implementation(*call_on('cpu')) is reference.aft_simple
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'fast')
-    with pytest.raises(ValueError, match="names of triton, native, eager, reference, fla .*, got 'fast'"):
+    with pytest.raises(ValueError, match="names of triton, .* fla .*, got 'fast'"):
         dispatch.implementation(*call_on('cpu'))
 
 

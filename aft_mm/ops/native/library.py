@@ -58,11 +58,6 @@ def _strided(x: Tensor | None) -> _Strided:
     return _Strided() if x is None else _Strided(x.data_ptr(), x.stride(0), x.stride(1))
 
 
-def _dense(x: Tensor | None) -> Tensor | None:
-    """x, with its channels side by side."""
-    return x if x is None or x.stride(-1) == 1 else x.contiguous()
-
-
 def _dense(x: Tensor) -> Tensor:
     """x, with its channels side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
@@ -87,16 +82,15 @@ def aft_conv(
     seen = global_connectivity, causal
     fits = partial(difference_fits, key, value, cropped, *seen)
     if not decisions.remembered(weight, (difference_fits, *grid), fits):
-        options = dict(grid=grid, key_mask=key_mask, gate=gate)
-        options.update(global_connectivity=global_connectivity, causal=causal)
-        return eager.aft_conv(query, key, value, weight, **options)
-    channels = value.shape[2]
+        tensors, shared = (query, key, value, weight), dict(key_mask=key_mask, gate=gate)
+        return eager.aft_conv(
+            *tensors, grid=grid, global_connectivity=global_connectivity, causal=causal, **shared
+        )
 
     def make() -> Tensor:
-        kernel = torch.expm1(cropped.detach()).flatten(1).T
-        return kernel.repeat_interleave(channels // key.shape[2], 1)
+        return torch.expm1(cropped.detach()).flatten(1).T.contiguous()
 
-    kernel = decisions.derived(weight, ('loops', channels, cropped.shape), make)
+    kernel = decisions.derived(weight, ('loops', cropped.shape), make)
     tokens = _of_one_type(query, key, value)
     return _run(_Conv(gate, key_mask, grid, kernel), *tokens, cropped).to(value.dtype)
 
@@ -141,7 +135,7 @@ class _Simple(NamedTuple):
 
 
 class _Conv(NamedTuple):
-    """AFT-conv of query, key, value and weight [h, *K], of which `kernel` [entries, D] is made."""
+    """AFT-conv of query, key, value and weight [h, *K], of which `kernel` [entries, h] is made."""
 
     gate: str
     key_mask: Tensor | None
@@ -162,7 +156,7 @@ class _Conv(NamedTuple):
         by_kernel = None
         if wanted[3]:
             parts = math.ceil(len(value) / SAMPLES)
-            by_kernel = self.kernel.new_empty(parts, *self.kernel.shape)
+            by_kernel = self.kernel.new_empty(parts, len(self.kernel), value.shape[2])
         call.weight_gradient = _address(by_kernel)
         _call('aft_conv_backward', call, value)
         by_key = _per_head(by_key, key.shape[2]).to(key.dtype)
@@ -172,9 +166,9 @@ class _Conv(NamedTuple):
         return [by_query, by_key, by_value, by_kernel]
 
     def by_eager(self, query, key, value, weight) -> Tensor:
-        options = dict(grid=self.grid, key_mask=self.key_mask, gate=self.gate)
-        options.update(global_connectivity=True, causal=False)
-        return eager.aft_conv(query, key, value, weight, **options)
+        shared = dict(key_mask=self.key_mask, gate=self.gate)
+        seen = dict(global_connectivity=True, causal=False)
+        return eager.aft_conv(query, key, value, weight, grid=self.grid, **seen, **shared)
 
     def _describe(self, query, key, value, weight, output) -> ctypes.Structure:
         rows = (1,) * (2 - len(self.grid))  # a line is a map of one row

@@ -20,7 +20,7 @@ struct Tensor {
 class Heads {
 public:
     Heads(int64_t channel, int64_t channels, int64_t heads)
-        : own(heads == channels), first(channel), count(LANES), of{} {
+        : first(channel), own(heads == channels), count(LANES), of{} {
         if (own) {
             count = channels - channel < LANES ? channels - channel : LANES;
             return;
@@ -42,9 +42,10 @@ public:
         return own ? x : pick(x, of);
     }
 
+    int64_t first;  // number of a head
+
 private:
     bool own;  // a head for every channel
-    int64_t first;
     int count;
     Integers of;
 };

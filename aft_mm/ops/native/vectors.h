@@ -13,16 +13,16 @@
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
-constexpr int COLUMNS = 8;  // that are summed at once: their sums fit into the registers
+constexpr int SUMS = 16;  // at once, that fit into the registers with what is added
 #elif defined(__AVX2__)
 constexpr int LANES = 8;
-constexpr int COLUMNS = 4;
+constexpr int SUMS = 8;
 #else
 constexpr int LANES = 4;
-constexpr int COLUMNS = 4;
+constexpr int SUMS = 8;
 #endif
 
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL _Pragma("GCC unroll 32")
 #define INLINE inline __attribute__((always_inline))
 
 typedef float Vector __attribute__((vector_size(4 * LANES)));
