@@ -192,7 +192,6 @@ WRONG = [
     (training_step, ['--dims', '33'], '--dims: num_heads must be an int that divides embed_dims'),
     (benchmark_models, ['--models', 'aft-tiny-h33-k11'], 'tiny-h33-k11: num_heads must be an int'),
     (benchmark_models, ['--models', 'bound-tiny-h32-k4'], 'k4: kernel_size must be odd'),
-    (benchmark_ops, ['--backends', 'eager', 'tritn'], "--backends: must be among .*, got 'tritn'"),
     (benchmark_models, ['--size', '33'], '--size: must be a multiple of 16'),
     (benchmark_efficiency, ['--replot', 'no.json'], '--replot: must be a JSON .*No such file'),
     (benchmark_efficiency, ['--replot', str(EARLIER)], "op_speed.json, which lacks 'settings'"),
