@@ -1,7 +1,6 @@
-"""What the mixers of the benchmarks are called: short names, with a window behind the name of the
-first ones, the number of heads in those of the last.
-"""
+"""What the mixers of the benchmarks are called."""
 
+# With the window behind the name, such as aft-local-32.
 WINDOWED = {
     'aft-local': dict(type='aft_mm.AFTLocal', rank=64),
     'dense-aft-local': dict(type='aft_mm.DenseAFTLocal', rank=64),
@@ -13,6 +12,7 @@ PLAIN = {
     'aft-full': dict(type='aft_mm.AFTFull', rank=64),
     'bound': dict(type='aft_mm.NoMixing'),
 }
+# That take a number of heads.
 WITH_HEADS = {
     'aft-conv': dict(type='aft_mm.AFTConv', kernel_size=31),
     'softmax': dict(type='aft_mm.SoftmaxAttention'),
