@@ -59,11 +59,13 @@ $(VENV)/docs: $(VENV)/installed requirements/docs.txt
 test: $(VENV)/development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
-# Release files of the runs in RUNS, with a list of their hashes, in the new folder RELEASE.
+# Release files of the runs in RUNS, with a list of their hashes, in the new folder RELEASE; with
+# ADDRESS, where they will lie, such as hf://ORG/NAME, the metafiles of configs/ list them.
 RUNS ?= $(WORK_DIR)
 RELEASE ?= release
 release-weights: $(VENV)/installed
-	$(BIN)/python tools/model_converters/release_weights.py $(RUNS) --out $(RELEASE)
+	$(BIN)/python tools/model_converters/release_weights.py $(if $(ADDRESS),--address $(ADDRESS)) \
+		--out $(RELEASE) $(RUNS)
 
 lint: $(VENV)/development
 	$(BIN)/ruff check .

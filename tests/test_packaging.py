@@ -1,5 +1,6 @@
 """What pip sees."""
 
+import ast
 import importlib.util
 import os
 import platform
@@ -7,9 +8,10 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from email import message_from_string
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,25 @@ def test_metadata(wheel):
     extras = {
         'downstream', 'bench', 'text', 'speech', 'analysis', 'hub', 'fid', 'docs', 'export', 'dev'}
     assert set(metadata.get_all('Provides-Extra')) == extras
+
+
+def test_what_the_code_imports_is_declared(root):
+    project = tomllib.loads((root / 'pyproject.toml').read_text())['project']
+    lists = project['dependencies'], *project['optional-dependencies'].values()
+    declared = {canonicalize_name(Requirement(text).name) for texts in lists for text in texts}
+    tools = files_below(root / 'tools', '*.py')
+    files = files_below(root / 'aft_mm', '*.py') | tools
+    modules = {name for path in files for node in ast.walk(ast.parse(path.read_text()))
+               for name in (
+                   [alias.name for alias in node.names] if isinstance(node, ast.Import) else
+                   [node.module] if isinstance(node, ast.ImportFrom) and not node.level else [])}
+    modules = {name.partition('.')[0] for name in modules} - sys.stdlib_module_names
+    modules -= {'aft_mm', *(path.stem for path in tools)}  # tools import each other by file name
+    modules -= {'triton'}  # torch brings the one that it was built with, or none
+    owners = {'fla': ['fla-core']} | packages_distributions()
+    missing = {name for name in modules
+               if not declared.intersection(map(canonicalize_name, owners.get(name, [name])))}
+    assert len(modules) > 30 and not missing
 
 
 @pytest.fixture(scope='module')
