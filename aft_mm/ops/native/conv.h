@@ -16,8 +16,8 @@ struct Call {
     int64_t rows, columns, kernel_rows, kernel_columns;
     int64_t gate, threads, samples;  // samples: those whose weight gradients are summed together
     Tensor query, key, value, mask, output;  // mask: bytes, and no channels
-    // Of the backward pass, whose `output` is the gradient of the output. That of the key is float32
-    // and has a number for every channel; that of the query may be missing.
+    // Of the backward pass, whose `output` is the gradient of the output. That of the key is
+    // float32 and has a number for every channel; that of the query may be missing.
     Tensor query_gradient, key_gradient, value_gradient;
     const float* weight;  // e^w - 1 [entries, heads]
     float* weight_gradient;  // of e^w - 1, [batch / samples, entries, channels], or missing

@@ -130,7 +130,7 @@ void backward(const Call& call) {
 #pragma omp for schedule(static)
         for (int64_t unit = 0; unit < plan.blocks() * parts; ++unit) {
             int64_t part = unit / plan.blocks(), channel = unit % plan.blocks() * LANES;
-            int64_t end = (part + 1) * call.samples < call.batch ? (part + 1) * call.samples : call.batch;
+            int64_t last = (part + 1) * call.samples, end = last < call.batch ? last : call.batch;
             int used = lanes(channel, call.channels);
             Heads heads(channel, call.channels, call.heads);
             take_kernel(work.kernel, plan, heads, false);

@@ -20,7 +20,8 @@ void mix_channels(const Plan& plan, int64_t sample, int64_t channel, Scratch& sc
     const Call& call = plan.call;
     int used = lanes(channel, call.channels);
     float* kernel = scratch.of(2 * plan.size + (plan.entries + 2 * call.columns) * LANES);
-    float* sums[2] = {kernel + plan.entries * LANES, kernel + (plan.entries + call.columns) * LANES};
+    float* beyond = kernel + plan.entries * LANES;
+    float* sums[2] = {beyond, beyond + call.columns * LANES};
     float* numbers = sums[1] + call.columns * LANES;
     const Map maps[2] = {plan.map(numbers), plan.map(numbers + plan.size)};
     Heads heads(channel, call.channels, call.heads);

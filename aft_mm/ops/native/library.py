@@ -2,8 +2,8 @@
 
 import ctypes
 import math
+import struct
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,40 +22,13 @@ SEGMENT = 32
 SAMPLES = 8
 
 
-class _Strided(ctypes.Structure):
+def _strided(x: Tensor | None) -> tuple[int, int, int]:
     """`Tensor` of tokens.h."""
-
-    _fields_ = [
-        ('data', ctypes.c_void_p),
-        ('batch_stride', ctypes.c_int64),
-        ('token_stride', ctypes.c_int64),
-    ]
+    return (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))
 
 
-def _structure(sizes: str, tensors: str, pointers: str) -> type[ctypes.Structure]:
-    """`Call` of a .cpp."""
-
-    class Call(ctypes.Structure):
-        _fields_ = [
-            *((name, ctypes.c_int64) for name in sizes.split()),
-            *((name, _Strided) for name in tensors.split()),
-            *((name, ctypes.c_void_p) for name in pointers.split()),
-        ]
-
-    return Call
-
-
-_TENSORS = 'query key value mask output query_gradient key_gradient value_gradient'
-_SimpleCall = _structure('batch tokens channels gate threads', _TENSORS, 'kept')
-_ConvCall = _structure(
-    'batch tokens channels heads rows columns kernel_rows kernel_columns gate threads samples',
-    _TENSORS,
-    'weight weight_gradient',
-)
-
-
-def _strided(x: Tensor | None) -> _Strided:
-    return _Strided() if x is None else _Strided(x.data_ptr(), x.stride(0), x.stride(1))
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -63,9 +36,11 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _call(name: str, call: ctypes.Structure, value: Tensor) -> None:
+def _call(name: str, numbers: Sequence[int], value: Tensor) -> None:
+    """Call a function of the library with a `Call` of its .cpp: sizes and addresses, in order."""
+    call = struct.pack(f'={len(numbers)}q', *numbers)
     function = getattr(support.load(support.find_library()), name)
-    function(ctypes.byref(call), ctypes.c_int64(value.dtype == torch.bfloat16))
+    function(call, ctypes.c_int64(value.dtype == torch.bfloat16))
 
 
 def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
@@ -78,19 +53,24 @@ def aft_conv(
     query, key, value, weight, *, grid: Sequence[int], global_connectivity, causal, key_mask, gate
 ) -> Tensor:
     """O(T·K·D): the difference form, and those of eager where it is not exact to tolerance."""
-    cropped = crop_kernel(weight.float(), grid)
     seen = global_connectivity, causal
-    fits = partial(difference_fits, key, value, cropped, *seen)
-    if not decisions.remembered(weight, (difference_fits, *grid), fits):
+
+    def prepare() -> tuple[Tensor, Tensor | None]:
+        cropped = crop_kernel(weight.float(), grid)
+        if not difference_fits(key, value, cropped, *seen):
+            return cropped, None
+        return cropped, torch.expm1(cropped.detach()).flatten(1).T.contiguous()
+
+    # A constant is prepared once; who differentiates it needs the part of it that is used.
+    if weight.requires_grad:
+        cropped, kernel = prepare()
+    else:
+        cropped, kernel = decisions.derived(weight, ('loops', *grid), prepare)
+    if kernel is None:
         tensors, shared = (query, key, value, weight), dict(key_mask=key_mask, gate=gate)
         return eager.aft_conv(
             *tensors, grid=grid, global_connectivity=global_connectivity, causal=causal, **shared
         )
-
-    def make() -> Tensor:
-        return torch.expm1(cropped.detach()).flatten(1).T.contiguous()
-
-    kernel = decisions.derived(weight, ('loops', cropped.shape), make)
     tokens = _of_one_type(query, key, value)
     return _run(_Conv(gate, key_mask, grid, kernel), *tokens, cropped).to(value.dtype)
 
@@ -119,8 +99,7 @@ class _Simple(NamedTuple):
 
     def backward(self, gradient, kept, wanted, query, key, value) -> list[Tensor | None]:
         gradients = [None if x is None else x.new_empty(x.shape) for x in (query, key, value)]
-        call = self._describe(query, key, value, gradient, kept)
-        _describe_gradients(call, gradients)
+        call = self._describe(query, key, value, gradient, kept, gradients)
         _call('aft_simple_backward', call, value)
         return gradients
 
@@ -128,10 +107,11 @@ class _Simple(NamedTuple):
         options = dict(key_function='softmax', causal=True)
         return eager.aft_simple(query, key, value, **options, **self._asdict())
 
-    def _describe(self, query, key, value, output, kept) -> ctypes.Structure:
-        sizes = *value.shape, GATES.index(self.gate), torch.get_num_threads()
-        tensors = map(_strided, (query, key, value, self.key_mask, output))
-        return _SimpleCall(*sizes, *tensors, kept=_address(kept))
+    def _describe(self, query, key, value, output, kept, gradients=(None,) * 3) -> list[int]:
+        call = [*value.shape, GATES.index(self.gate), torch.get_num_threads()]
+        for x in (query, key, value, self.key_mask, output, *gradients):
+            call += _strided(x)
+        return [*call, _address(kept)]
 
 
 class _Conv(NamedTuple):
@@ -151,13 +131,12 @@ class _Conv(NamedTuple):
         by_query = None if query is None else query.new_empty(query.shape)
         by_value = value.new_empty(value.shape)
         by_key = value.new_empty(value.shape, dtype=torch.float32)
-        call = self._describe(query, key, value, weight, gradient)
-        _describe_gradients(call, (by_query, by_key, by_value))
         by_kernel = None
         if wanted[3]:
             parts = math.ceil(len(value) / SAMPLES)
             by_kernel = self.kernel.new_empty(parts, len(self.kernel), value.shape[2])
-        call.weight_gradient = _address(by_kernel)
+        gradients = by_query, by_key, by_value
+        call = self._describe(query, key, value, weight, gradient, gradients, by_kernel)
         _call('aft_conv_backward', call, value)
         by_key = _per_head(by_key, key.shape[2]).to(key.dtype)
         if by_kernel is not None:
@@ -170,20 +149,15 @@ class _Conv(NamedTuple):
         seen = dict(global_connectivity=True, causal=False)
         return eager.aft_conv(query, key, value, weight, grid=self.grid, **seen, **shared)
 
-    def _describe(self, query, key, value, weight, output) -> ctypes.Structure:
+    def _describe(
+        self, query, key, value, weight, output, gradients=(None,) * 3, by_kernel=None
+    ) -> list[int]:
         rows = (1,) * (2 - len(self.grid))  # a line is a map of one row
-        sizes = *value.shape, key.shape[2], *rows, *self.grid, *rows, *weight.shape[1:]
-        sizes = *sizes, GATES.index(self.gate), torch.get_num_threads(), SAMPLES
-        tensors = map(_strided, (query, key, value, self.key_mask, output))
-        return _ConvCall(*sizes, *tensors, weight=_address(self.kernel))
-
-
-def _describe_gradients(call: ctypes.Structure, gradients: Sequence[Tensor | None]) -> None:
-    call.query_gradient, call.key_gradient, call.value_gradient = map(_strided, gradients)
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+        call = [*value.shape, key.shape[2], *rows, *self.grid, *rows, *weight.shape[1:]]
+        call += GATES.index(self.gate), torch.get_num_threads(), SAMPLES
+        for x in (query, key, value, self.key_mask, output, *gradients):
+            call += _strided(x)
+        return [*call, _address(self.kernel), _address(by_kernel)]
 
 
 def _per_head(x: Tensor, heads: int) -> Tensor:

@@ -106,7 +106,8 @@ void walk_back(const Call& call, int64_t sample, int64_t channel, int lanes) {
         int64_t last = first + SEGMENT < call.tokens ? first + SEGMENT : call.tokens;
         Sums sums[W];
         for (int i = 0; i < W; ++i)
-            sums[i].restore(call.kept_at(sample, segment, channel + i * LANES), call.channels, lanes);
+            sums[i].restore(call.kept_at(sample, segment, channel + i * LANES), call.channels,
+                            lanes);
         for (int64_t token = first; token < last; ++token)
             UNROLL for (int i = 0; i < W; ++i) {
                 Step& step = steps[token - first][i];
@@ -123,7 +124,8 @@ void walk_back(const Call& call, int64_t sample, int64_t channel, int lanes) {
                 int64_t at = channel + i * LANES;
                 Vector by_output = load(call.output.at<Number>(sample, token, at), lanes);
                 Vector query = Vector{}, slope;
-                if (call.gate != NONE) query = load(call.query.at<Number>(sample, token, at), lanes);
+                if (call.gate != NONE)
+                    query = load(call.query.at<Number>(sample, token, at), lanes);
                 Vector gating = gate_with_slope(query, call.gate, slope);
                 if (call.query_gradient.data != nullptr)
                     store(call.query_gradient.at<Number>(sample, token, at),
@@ -145,45 +147,49 @@ void walk_back(const Call& call, int64_t sample, int64_t channel, int lanes) {
     }
 }
 
-// use(sample, channel, lanes) for all channels, WIDE vectors at once by `use_wide`.
-template <typename Use, typename UseWide>
-void everywhere(const Call& call, const Use& use, const UseWide& use_wide) {
+// walk(sample, channel, lanes, wide) over all channels, WIDE vectors at once or one.
+template <typename Walk>
+void everywhere(const Call& call, const Walk& walk) {
     constexpr int64_t CHANNELS = WIDE * LANES;
     int64_t pieces = (call.channels + CHANNELS - 1) / CHANNELS;
 #pragma omp parallel for num_threads(call.threads) schedule(static)
     for (int64_t unit = 0; unit < pieces * call.batch; ++unit) {
         int64_t sample = unit / pieces, first = unit % pieces * CHANNELS;
         if (first + CHANNELS <= call.channels) {
-            use_wide(sample, first);
+            walk(sample, first, LANES, true);
             continue;
         }
         for (int64_t channel = first; channel < call.channels; channel += LANES) {
             int64_t left = call.channels - channel;
-            use(sample, channel, left < LANES ? left : LANES);
+            walk(sample, channel, left < LANES ? left : LANES, false);
         }
     }
 }
 
 template <typename Number>
 void forward(const Call& call) {
-    everywhere(
-        call, [&](int64_t sample, int64_t channel, int lanes) { walk<Number, 1>(call, sample, channel, lanes); },
-        [&](int64_t sample, int64_t channel) { walk<Number, WIDE>(call, sample, channel, LANES); });
+    everywhere(call, [&](int64_t sample, int64_t channel, int lanes, bool wide) {
+        wide ? walk<Number, WIDE>(call, sample, channel, lanes)
+             : walk<Number, 1>(call, sample, channel, lanes);
+    });
 }
 
 template <typename Number>
 void backward(const Call& call) {
-    everywhere(
-        call, [&](int64_t sample, int64_t channel, int lanes) { walk_back<Number, 1>(call, sample, channel, lanes); },
-        [&](int64_t sample, int64_t channel) { walk_back<Number, WIDE>(call, sample, channel, LANES); });
+    everywhere(call, [&](int64_t sample, int64_t channel, int lanes, bool wide) {
+        wide ? walk_back<Number, WIDE>(call, sample, channel, lanes)
+             : walk_back<Number, 1>(call, sample, channel, lanes);
+    });
 }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) void aft_simple_forward(const Call* call, int64_t bfloat) {
+extern "C" __attribute__((visibility("default"))) void aft_simple_forward(const Call* call,
+                                                                          int64_t bfloat) {
     bfloat ? forward<bfloat16>(*call) : forward<float>(*call);
 }
 
-extern "C" __attribute__((visibility("default"))) void aft_simple_backward(const Call* call, int64_t bfloat) {
+extern "C" __attribute__((visibility("default"))) void aft_simple_backward(const Call* call,
+                                                                           int64_t bfloat) {
     bfloat ? backward<bfloat16>(*call) : backward<float>(*call);
 }

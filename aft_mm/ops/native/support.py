@@ -16,7 +16,6 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from ..eager import decisions
-from ..eager.sums import transformed
 
 FOLDER = Path(__file__).parent
 # The ops that have a loop, and the options that it needs.
@@ -78,21 +77,20 @@ def reasons_against(
             )
     if len(options.get('grid', ())) > 2:
         reasons.append(f'has a loop for grids of 1 or 2 sizes only, got {tuple(options["grid"])}')
-    given = [x for x in tensors if x is not None]
-    if any(x.device.type != 'cpu' for x in given):
-        reasons.append('serves cpu tensors')
     if tensors[2].dtype not in DTYPES:
         reasons.append(f'has loops for float32 and bfloat16, got {tensors[2].dtype}')
-    return reasons or _reasons_of_onlookers(given)
-
-
-def _reasons_of_onlookers(tensors: Sequence[Tensor]) -> list[str]:
-    """Who has to see operations of torch."""
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        reasons.append('torch.func or forward mode looks at operations')
     if decisions.recording() or decisions.repeating():
-        return ['an exported graph repeats the decisions of eager']
-    plain = all(type(x) in (Tensor, Parameter) for x in tensors)
-    if torch._C._len_torch_dispatch_stack() or not plain:
-        return ['a mode or a subclass of torch.Tensor looks at operations']
-    if transformed(*tensors) or forward_ad._current_level >= 0:
-        return ['torch.func or forward mode looks at operations']
-    return []
+        reasons.append('an exported graph repeats the decisions of eager')
+    watched = torch._C._len_torch_dispatch_stack() > 0
+    for x in tensors:
+        if x is None:
+            continue
+        if not x.is_cpu:
+            reasons.append('serves cpu tensors')
+            break
+        watched = watched or type(x) is not Tensor and type(x) is not Parameter
+    if watched:
+        reasons.append('a mode or a subclass of torch.Tensor looks at operations')
+    return reasons
