@@ -25,6 +25,12 @@ $(VENV)/development: $(VENV)/installed requirements/dev.txt
 	$(PIN) -r requirements/dev.txt
 	touch $@
 
+# What pip built, anew where the sources have changed.
+LOOPS := aft_mm/ops/native
+$(VENV)/loops: $(VENV)/installed $(wildcard $(LOOPS)/*.cpp $(LOOPS)/*.h)
+	$(BIN)/python setup.py -q build_ext --inplace
+	touch $@
+
 quickstart: $(VENV)/installed
 	$(BIN)/aft_mm quickstart --work-dir $(WORK_DIR)
 
@@ -56,7 +62,7 @@ $(VENV)/docs: $(VENV)/installed requirements/docs.txt
 	$(PIN) -r requirements/docs.txt
 	touch $@
 
-test: $(VENV)/development
+test: $(VENV)/development $(VENV)/loops
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
 # Release files of the runs in RUNS, with a list of their hashes, in the new folder RELEASE; with
@@ -77,4 +83,4 @@ licenses: $(VENV)/development
 		requirements/downstream.txt requirements/mmcv.txt
 
 clean:
-	rm -rf $(VENV) aft_mm/.mim build dist docs/_build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) aft_mm/.mim aft_mm/ops/native/*.so build dist docs/_build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -211,11 +211,11 @@ def test_without_a_library_eager_serves_and_the_table_says_why(monkeypatch, tmp_
     support.find_library.cache_clear()
     try:
         (reason,) = reasons(case, *tensors)
-        assert 'no C++ compiler' in reason
+        assert reason.startswith('is not built; ')
         call = case.op, tensors, dict(key_function='softmax') | case.options
         assert choose_backend(*call) == 'eager'
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'native')
-        with pytest.raises(dispatch.BackendError, match='native: was not built'):
+        with pytest.raises(dispatch.BackendError, match='native: is not built; '):
             case(*tensors)
     finally:
         support.find_library.cache_clear()

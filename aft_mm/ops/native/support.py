@@ -45,7 +45,7 @@ def find_library() -> Path | str:
     capability = torch.backends.cpu.get_cpu_capability()
     path = library_path(INSTRUCTIONS.get(capability, 'any'))
     if not path.exists():
-        return 'was not built: no C++ compiler was found when aft_mm was installed'
+        return 'is not built; installing aft_mm again builds it where there is a C++ compiler'
     try:
         load(path)
     except OSError as error:  # such as a torch without OpenMP
