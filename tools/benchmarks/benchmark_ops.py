@@ -26,7 +26,7 @@ from functools import partial
 from arguments import DTYPES, common_parser
 
 DEFAULTS = {
-    'cpu': dict(backends=['eager', 'reference'], dtype=['float32'], rounds=15),
+    'cpu': dict(backends=['native', 'eager', 'reference'], dtype=['float32'], rounds=15),
     'cuda': dict(backends=['triton', 'eager'], dtype=['bfloat16'], rounds=30),
 }
 
