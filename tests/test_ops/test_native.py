@@ -30,11 +30,11 @@ def loops(request, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'native')
 
 
-def conv(grid, kernel, channels, heads):
-    name = f'conv-{grid}-{kernel}-{channels}-{heads}'
+def conv(grid, kernel, channels, heads, **options):
+    name = f'conv-{grid}-{kernel}-{channels}-{heads}-{"-".join(options)}'
     tokens = torch.Size(grid).numel()
-    return Case(name, 'aft_conv', tokens, dict(grid=grid), None, heads, ((heads, *kernel),),
-                channels=channels)
+    return Case(name, 'aft_conv', tokens, dict(grid=grid, **options), None, heads,
+                ((heads, *kernel),), channels=channels)
 
 
 def simple(tokens, channels):
@@ -48,9 +48,11 @@ def simple(tokens, channels):
 SHAPES = [
     conv((5, 7), (3, 3), 40, 8), conv((3, 29), (5, 11), 37, 37), conv((1, 1), (3, 3), 16, 16),
     conv((9, 13), (11, 3), 48, 24), conv((67,), (31,), 18, 3), conv((2, 20), (1, 5), 66, 22),
+    conv((5, 9), (5, 7), 40, 8, causal=True), conv((67,), (31,), 18, 18, causal=True),
+    conv((6, 5), (5, 3), 20, 4, global_connectivity=False),
     simple(1, 3), simple(31, 16), simple(64, 70), simple(33, 64),
 ]  # fmt: skip
-DEFAULTS = dict(key_function='softmax', causal=False, global_connectivity=True, grid=())
+DEFAULTS = dict(key_function='softmax', causal=False, grid=())
 
 
 def has_a_loop(case):

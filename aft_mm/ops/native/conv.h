@@ -1,7 +1,8 @@
 // What AFT-conv and its gradient share: maps of vectors of channels, and their convolutions.
 //
 // Difference form, y = g(q) (conv(e^k v, e^w - 1) + sum e^k v) / (the same of 1), W = 1 outside of
-// the kernel. A thread takes the channels of a vector through a whole sample: keys, terms and sums
+// the kernel, or conv(e^k v, e^w) alone, W = 0. Causal sums are running ones, and end in the middle
+// of the kernel. A thread takes the channels of a vector through a whole sample: keys, terms and sums
 // stay in its cache, and memory sees every tensor once.
 
 #pragma once
@@ -14,13 +15,14 @@ constexpr int AHEAD = 12;   // tokens whose keys are asked for before they are n
 struct Call {
     int64_t batch, tokens, channels, heads;
     int64_t rows, columns, kernel_rows, kernel_columns;
-    int64_t gate, threads, samples;  // samples: those whose weight gradients are summed together
+    int64_t background, causal, gate, threads;  // background: whether W = 1 outside, or 0
+    int64_t samples;  // whose weight gradients are summed together
     Tensor query, key, value, mask, output;  // mask: bytes, and no channels
     // Of the backward pass, whose `output` is the gradient of the output. That of the key is
     // float32 and has a number for every channel; that of the query may be missing.
     Tensor query_gradient, key_gradient, value_gradient;
-    const float* weight;  // e^w - 1 [entries, heads]
-    float* weight_gradient;  // of e^w - 1, [batch / samples, entries, channels], or missing
+    const float* weight;  // e^w - 1, or e^w, [entries, heads]
+    float* weight_gradient;  // of that, [batch / samples, entries, channels], or missing
 };
 
 // A map [rows, columns] of vectors with empty columns on both sides, as wide as a kernel looks.
@@ -58,12 +60,19 @@ struct Plan {
         return call.mask.data != nullptr && !*call.mask.at<uint8_t>(sample, token, 0);
     }
 
-    // Rows of the kernel that meet the map, seen from a row of it.
-    int64_t first_row(int64_t row) const { return row < above ? above - row : 0; }
+    // Entries of the kernel that count: all, or those up to the middle, or from there on if turned.
+    int64_t first_line(bool turned) const { return call.causal && turned ? above : 0; }
 
-    int64_t last_row(int64_t row) const {
-        int64_t last = call.rows - row + above;
-        return last < call.kernel_rows ? last : call.kernel_rows;
+    int64_t end_line(bool turned) const {
+        return call.causal && !turned ? above + 1 : call.kernel_rows;
+    }
+
+    int64_t first_entry(int64_t line, bool turned) const {
+        return call.causal && turned && line == above ? beside : 0;
+    }
+
+    int64_t end_entry(int64_t line, bool turned) const {
+        return call.causal && !turned && line == above ? beside + 1 : call.kernel_columns;
     }
 };
 
@@ -95,13 +104,15 @@ INLINE void multiply(Vector (&sums)[S][X], const float* const (&from)[S], const 
 
 template <int S, int X>
 INLINE void correlate(Vector (&sums)[S][X], const Map (&maps)[S], const float* kernel, int64_t row,
-                      int64_t column, const Plan& plan) {
-    int64_t columns = plan.call.kernel_columns;
-    for (int64_t line = plan.first_row(row); line < plan.last_row(row); ++line) {
-        const float* entries = kernel + line * columns * LANES;
+                      int64_t column, const Plan& plan, bool turned) {
+    for (int64_t line = plan.first_line(turned); line < plan.end_line(turned); ++line) {
+        int64_t met = row + line - plan.above;
+        if (met < 0 || met >= plan.call.rows) continue;
+        int64_t first = plan.first_entry(line, turned);
+        const float* entries = kernel + (line * plan.call.kernel_columns + first) * LANES;
         const float* from[S];
-        for (int map = 0; map < S; ++map) from[map] = maps[map].at(row + line - plan.above, column);
-        int64_t left = columns;
+        for (int map = 0; map < S; ++map) from[map] = maps[map].at(met, column + first);
+        int64_t left = plan.end_entry(line, turned) - first;
         for (; left >= ENTRIES; left -= ENTRIES, entries += ENTRIES * LANES) {
             multiply<S, X, ENTRIES>(sums, from, entries);
             for (int map = 0; map < S; ++map) from[map] += ENTRIES * LANES;
@@ -116,28 +127,51 @@ INLINE void correlate(Vector (&sums)[S][X], const Map (&maps)[S], const float* k
 template <int S, int X>
 void correlate_columns(int64_t some, float* const (&to)[S], const Map (&maps)[S],
                        const Vector (&totals)[S], const float* kernel, int64_t row, int64_t column,
-                       const Plan& plan) {
+                       const Plan& plan, bool turned) {
     if constexpr (X > 1)
         if (some < X)
-            return correlate_columns<S, X - 1>(some, to, maps, totals, kernel, row, column, plan);
+            return correlate_columns<S, X - 1>(some, to, maps, totals, kernel, row, column, plan,
+                                               turned);
     Vector sums[S][X];
     UNROLL for (int map = 0; map < S; ++map)
         UNROLL for (int i = 0; i < X; ++i) sums[map][i] = totals[map];
-    correlate<S, X>(sums, maps, kernel, row, column, plan);
+    correlate<S, X>(sums, maps, kernel, row, column, plan, turned);
     UNROLL for (int map = 0; map < S; ++map)
         UNROLL for (int i = 0; i < X; ++i) store(to[map] + (column + i) * LANES, sums[map][i]);
 }
 
-// Totals + the convolution of each of S maps, at the places of a row.
+// Adds the running sums of S maps to the places of a row: over the tokens up to each, or if `turned`
+// from it on; `totals` are those over the rows before, or behind.
 template <int S>
-void correlate_row(float* const (&to)[S], const Map (&maps)[S], const Vector (&totals)[S],
-                   const float* kernel, int64_t row, const Plan& plan) {
+void add_running(float* const (&to)[S], const Map (&maps)[S], Vector (&totals)[S], int64_t row,
+                 const Plan& plan, bool turned) {
+    for (int64_t i = 0; i < plan.call.columns; ++i) {
+        int64_t column = turned ? plan.call.columns - 1 - i : i;
+        for (int map = 0; map < S; ++map) {
+            float* at = to[map] + column * LANES;
+            totals[map] += load(maps[map].at(row, plan.beside + column));
+            store(at, load(at) + totals[map]);
+        }
+    }
+}
+
+// The sums of S maps at the places of a row: the convolution and what lies outside of the kernel.
+// `totals` begin as the sums over all tokens, or, causal, as 0, and rows come in turn then, from the
+// last to the first if `turned`.
+template <int S>
+void correlate_row(float* const (&to)[S], const Map (&maps)[S], Vector (&totals)[S],
+                   const float* kernel, int64_t row, const Plan& plan, bool turned) {
+    bool everything = plan.call.background && !plan.call.causal;
+    Vector starts[S] = {};
+    for (int map = 0; map < S && everything; ++map) starts[map] = totals[map];
     constexpr int MOST = SUMS / S;
     int64_t columns = plan.call.columns, pieces = (columns + MOST - 1) / MOST;
     for (int64_t piece = 0; piece < pieces; ++piece) {
         int64_t from = piece * columns / pieces, end = (piece + 1) * columns / pieces;
-        correlate_columns<S, MOST>(end - from, to, maps, totals, kernel, row, from, plan);
+        correlate_columns<S, MOST>(end - from, to, maps, starts, kernel, row, from, plan, turned);
     }
+    if (plan.call.background && plan.call.causal)
+        add_running<S>(to, maps, totals, row, plan, turned);
 }
 
 // Keys of all tokens, by load_key(token), into the map as e^(k - their maximum); the sum of these.

@@ -45,9 +45,8 @@ void weigh_entries(float* gradient, int64_t line, int64_t entry, const Map (&map
 
 void weigh_kernel(float* gradient, const Map (&maps)[2], const Map (&by_maps)[2],
                   const Plan& plan) {
-    int64_t columns = plan.call.kernel_columns;
-    for (int64_t line = 0; line < plan.call.kernel_rows; ++line) {
-        int64_t entry = 0;
+    for (int64_t line = 0; line < plan.end_line(false); ++line) {
+        int64_t entry = 0, columns = plan.end_entry(line, false);
         for (; entry + ENTRIES <= columns; entry += ENTRIES)
             weigh_entries<ENTRIES>(gradient, line, entry, maps, by_maps, plan);
         int64_t left = columns - entry;
@@ -83,8 +82,9 @@ void differentiate(const Plan& plan, const Heads& heads, int64_t sample, int64_t
     const Call& call = plan.call;
     Vector totals[2], by_totals[2] = {};
     make_maps<Number>(work.maps, totals, plan, heads, sample, channel, used);
+    if (call.causal) totals[0] = totals[1] = Vector{};
     for (int64_t row = 0, token = 0; row < call.rows; ++row) {
-        correlate_row<2>(work.sums, work.maps, totals, work.kernel, row, plan);
+        correlate_row<2>(work.sums, work.maps, totals, work.kernel, row, plan, false);
         for (int64_t column = 0; column < call.columns; ++column, ++token) {
             Vector numerator = load(work.sums[0] + column * LANES);
             Vector denominator = load(work.sums[1] + column * LANES);
@@ -105,9 +105,11 @@ void differentiate(const Plan& plan, const Heads& heads, int64_t sample, int64_t
             by_totals[1] += by_weight;
         }
     }
-    for (int64_t row = 0, token = 0; row < call.rows; ++row) {
-        correlate_row<2>(work.sums, work.by_maps, by_totals, work.turned, row, plan);
-        for (int64_t column = 0; column < call.columns; ++column, ++token) {
+    if (call.causal) by_totals[0] = by_totals[1] = Vector{};
+    for (int64_t row = call.rows - 1; row >= 0; --row) {
+        correlate_row<2>(work.sums, work.by_maps, by_totals, work.turned, row, plan, true);
+        for (int64_t column = 0; column < call.columns; ++column) {
+            int64_t token = row * call.columns + column;
             Vector by_term = load(work.sums[0] + column * LANES);
             Vector by_weight = load(work.sums[1] + column * LANES);
             Vector term = load(work.maps[0].at(row, plan.beside + column));

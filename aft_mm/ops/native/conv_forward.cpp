@@ -28,8 +28,9 @@ void mix_channels(const Plan& plan, int64_t sample, int64_t channel, Scratch& sc
     take_kernel(kernel, plan, heads, false);
     Vector totals[2];
     make_maps<Number>(maps, totals, plan, heads, sample, channel, used);
+    if (call.causal) totals[0] = totals[1] = Vector{};
     for (int64_t row = 0, token = 0; row < call.rows; ++row) {
-        correlate_row<2>(sums, maps, totals, kernel, row, plan);
+        correlate_row<2>(sums, maps, totals, kernel, row, plan, false);
         for (int64_t column = 0; column < call.columns; ++column, ++token)
             write<Number>(call, sample, token, channel, used, load(sums[0] + column * LANES),
                           load(sums[1] + column * LANES));
@@ -53,9 +54,10 @@ void mix_heads(const Plan& plan, int64_t sample, int64_t head, Scratch& scratch)
     Vector totals[1] = {make_weights(weights[0], plan, sample, [&](int64_t token) {
         return load(call.key.at<Number>(sample, token, head), used);
     })};
+    if (call.causal) totals[0] = Vector{};
     for (int64_t row = 0; row < call.rows; ++row) {
         float* to[1] = {denominators + row * call.columns * LANES};
-        correlate_row<1>(to, weights, totals, head_kernel, row, plan);
+        correlate_row<1>(to, weights, totals, head_kernel, row, plan, false);
     }
     int64_t end = (head + used) * group;
     for (int64_t channel = head * group; channel < end; channel += LANES) {
@@ -69,8 +71,9 @@ void mix_heads(const Plan& plan, int64_t sample, int64_t head, Scratch& scratch)
                                        [&](int64_t row, int64_t column) {
             return pick(load(weights[0].at(row, plan.beside + column)), of);
         });
+        if (call.causal) totals[0] = Vector{};
         for (int64_t row = 0, token = 0; row < call.rows; ++row) {
-            correlate_row<1>(sums, terms, totals, kernel, row, plan);
+            correlate_row<1>(sums, terms, totals, kernel, row, plan, false);
             for (int64_t column = 0; column < call.columns; ++column, ++token)
                 write<Number>(call, sample, token, channel, here, load(sums[0] + column * LANES),
                               pick(load(denominators + token * LANES), of));

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import eager
 from ..eager import decisions
-from ..eager.convolution import crop_kernel, difference_fits
+from ..eager.convolution import crop_kernel, difference_fits, weights_decide
 from . import support
 
 GATES = ('none', 'sigmoid', 'relu')
@@ -59,10 +59,11 @@ def aft_conv(
         cropped = crop_kernel(weight.float(), grid)
         if not difference_fits(key, value, cropped, *seen):
             return cropped, None
-        return cropped, torch.expm1(cropped.detach()).flatten(1).T.contiguous()
+        kernel = (torch.expm1 if global_connectivity else torch.exp)(cropped.detach())
+        return cropped, kernel.flatten(1).T.contiguous()
 
-    # A constant is prepared once; who differentiates it needs the part of it that is used.
-    if weight.requires_grad:
+    # Of a constant that decides alone once; who differentiates it needs the part that is used.
+    if weight.requires_grad or not weights_decide(*seen):
         cropped, kernel = prepare()
     else:
         cropped, kernel = decisions.derived(weight, ('loops', *grid), prepare)
@@ -72,7 +73,7 @@ def aft_conv(
             *tensors, grid=grid, global_connectivity=global_connectivity, causal=causal, **shared
         )
     tokens = _of_one_type(query, key, value)
-    return _run(_Conv(gate, key_mask, grid, kernel), *tokens, cropped).to(value.dtype)
+    return _run(_Conv(gate, key_mask, grid, *seen, kernel), *tokens, cropped).to(value.dtype)
 
 
 def _of_one_type(*tokens: Tensor | None) -> list[Tensor | None]:
@@ -120,6 +121,8 @@ class _Conv(NamedTuple):
     gate: str
     key_mask: Tensor | None
     grid: Sequence[int]
+    global_connectivity: bool
+    causal: bool
     kernel: Tensor
 
     def forward(self, save: bool, query, key, value, weight) -> tuple[Tensor, None]:
@@ -145,16 +148,17 @@ class _Conv(NamedTuple):
         return [by_query, by_key, by_value, by_kernel]
 
     def by_eager(self, query, key, value, weight) -> Tensor:
-        shared = dict(key_mask=self.key_mask, gate=self.gate)
-        seen = dict(global_connectivity=True, causal=False)
-        return eager.aft_conv(query, key, value, weight, grid=self.grid, **seen, **shared)
+        options = self._asdict()
+        del options['kernel']
+        return eager.aft_conv(query, key, value, weight, **options)
 
     def _describe(
         self, query, key, value, weight, output, gradients=(None,) * 3, by_kernel=None
     ) -> list[int]:
         rows = (1,) * (2 - len(self.grid))  # a line is a map of one row
         call = [*value.shape, key.shape[2], *rows, *self.grid, *rows, *weight.shape[1:]]
-        call += GATES.index(self.gate), torch.get_num_threads(), SAMPLES
+        call += self.global_connectivity, self.causal, GATES.index(self.gate)
+        call += torch.get_num_threads(), SAMPLES
         for x in (query, key, value, self.key_mask, output, *gradients):
             call += _strided(x)
         return [*call, _address(self.kernel), _address(by_kernel)]

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 # The ops that have a loop, and the options that it needs.
 KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(key_function='softmax', causal=True),
-    'aft_conv': dict(global_connectivity=True, causal=False),
+    'aft_conv': {},
 }
 DTYPES = (torch.float32, torch.bfloat16)
 # What a library is built for, by torch's name of what it uses itself.
