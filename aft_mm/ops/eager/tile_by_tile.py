@@ -27,7 +27,7 @@ def onednn_is_faster() -> bool:
     if describe is None or not torch.backends.mkl.is_available():
         return False
     found = describe()
-    here = found.get('avx512_f', False) and found['cpu_name'].startswith('AMD')
+    here = found.get('avx512_f', False) and found.get('cpu_name', '').startswith('AMD')
     return here and hasattr(torch.ops.mkldnn, '_linear_pointwise')
 
 
