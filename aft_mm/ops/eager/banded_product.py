@@ -111,7 +111,8 @@ def _terms(key: Tensor, value: Tensor) -> Tensor:
 def _column_chunks(*tensors: Tensor | None) -> Iterable[Sequence[Tensor | None]]:
     """The tensors [T, C], some columns at a time."""
     tokens, columns = tensors[0].shape
-    width = max(SMALLEST_WIDTH, CHUNK // max(tokens, 1) // SMALLEST_WIDTH * SMALLEST_WIDTH)
+    count = -(-tokens * columns // CHUNK)
+    width = max(SMALLEST_WIDTH, -(-columns // max(count, 1)))
     if columns <= width:
         return [tensors]
     chunks = (slice(first, first + width) for first in range(0, columns, width))
