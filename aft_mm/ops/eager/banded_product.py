@@ -185,7 +185,8 @@ def _transposed(weights: Tensor, before: int, after: int) -> Tensor:
         shift = slot - after  # from the block of the source to that of the target
         blocks = slice(max(0, -shift), count - max(0, shift))
         targets = slice(max(0, shift), count - max(0, -shift))
-        result[: blocks.start, :, slot] = result[blocks.stop :, :, slot] = 0
+        for edge in (slice(blocks.start), slice(blocks.stop, None)):
+            result[edge, :, slot].zero_()
         result[blocks, :, slot] = squares[targets, :, reach - 1 - slot].transpose(1, 2)
     return result.flatten(2)
 

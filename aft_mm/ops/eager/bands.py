@@ -87,7 +87,7 @@ def local_band(pos_u: Tensor, pos_v: Tensor | None, window: Window, grid, causal
     # A product and a sum: torch fills under a mask several times slower.
     tiles = tiles * near_mask(target, source, window, grid)
     if causal:
-        tiles = tiles + torch.zeros_like(tiles[:1]).masked_fill(source[:1] > target[:1], -torch.inf)
+        tiles = tiles + torch.where(source[:1] > target[:1], -torch.inf, 0.0)
     return Band(tiles, before, after, far=True, causal=causal)
 
 
