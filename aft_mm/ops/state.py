@@ -139,7 +139,7 @@ def slot_tokens(last: Tensor, size: int) -> Tensor:
 
 def common_position(position: Tensor) -> int | None:
     """The position [B] if it is the same everywhere and nothing waits for the look, as on a CPU."""
-    if position.device.type != 'cpu' or torch.compiler.is_compiling():
+    if position.device.type != 'cpu' or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
     positions = position.tolist()
     first = positions[0] if positions else None
