@@ -39,6 +39,14 @@ def test_mean_and_error_where_all_runs_have_logged():
     np.testing.assert_allclose([low, high], [mean[1] - error[1], mean[0] + error[0]])
 
 
+def test_smoothed_losses_are_those_of_the_last_ones_and_the_axis_ends_at_the_top():
+    (axis,) = draw_seed_curves({'a': [run([9.0, 4.0, 2.0, 6.0])]}, 'nats', top=5.0, smooth=2).axes
+    (line,) = axis.get_lines()
+    assert line.get_xydata().tolist() == [[10, 6.5], [15, 3.0], [20, 4.0]]
+    bottom, top = axis.get_ylim()
+    assert top == 5 and 2.5 < bottom < 3  # the lowest loss stands just above it
+
+
 def test_a_group_that_is_slower_is_stretched_in_time():
     _, axis = draw_seed_curves(
         {'a': RUNS[:1], 'b': RUNS[1:2]}, 'bits', milliseconds=dict(a=100, b=2000)).axes
@@ -46,14 +54,17 @@ def test_a_group_that_is_slower_is_stretched_in_time():
     assert a == [0.5, 1.0, 1.5] and b == [10, 20, 30]
 
 
-@pytest.mark.parametrize(('groups', 'milliseconds', 'message'), [
-    ({}, None, 'at least one group'),
-    ({'a': [run([1.0]), run([1.0], step=7)]}, None, 'at the same iterations'),
-    ({'a': RUNS}, dict(b=1.0), "every group, but 'a' is missing"),
+@pytest.mark.parametrize(('groups', 'options', 'message'), [
+    ({}, {}, 'at least one group'),
+    ({'a': [run([1.0]), run([1.0], step=7)]}, {}, 'at the same iterations'),
+    ({'a': RUNS}, dict(milliseconds=dict(b=1.0)), "every group, but 'a' is missing"),
+    ({'b': RUNS[:1], 'a': RUNS[2:]}, dict(top=2.6), "top must .* but 'a' has 2.6, got 2.6"),
+    ({'a': RUNS}, dict(smooth=3), 'smooth must be at most the 2 losses .* got 3'),
+    ({'a': RUNS}, dict(smooth=0), 'smooth must be an int'),
 ])
-def test_what_cannot_be_drawn_is_refused(groups, milliseconds, message):
+def test_what_cannot_be_drawn_is_refused(groups, options, message):
     with pytest.raises(ValueError, match=message):
-        draw_seed_curves(groups, 'bits', milliseconds=milliseconds)
+        draw_seed_curves(groups, 'bits', **options)
 
 
 def test_the_tool_finds_the_time_by_the_name_of_the_config(tmp_path, monkeypatch):
@@ -68,8 +79,8 @@ def test_the_tool_finds_the_time_by_the_name_of_the_config(tmp_path, monkeypatch
     drawn = {}
     monkeypatch.setattr(plot_seed_curves, 'draw_seed_curves', lambda *args: drawn.update(
         args=args) or draw_seed_curves(*args))
-    plot_seed_curves.main([*words, 'times.json'])
-    assert drawn['args'][2:] == (1.0, {'x': 250.0})
+    plot_seed_curves.main([*words, 'times.json', '--top', '2.9', '--smooth', '2'])
+    assert drawn['args'][2:] == (1.0, {'x': 250.0}, 2.9, 2)
     assert matplotlib.image.imread('a.png').std() > 0.05
     Path('empty.json').write_text('{}')
     with pytest.raises(SystemExit, match="'empty.json' has no time of each config"):

@@ -2,7 +2,7 @@
 
     python tools/analysis_tools/plot_seed_curves.py --out curves.png --bits --label bits/char
         --group AFT-local local_seed*.jsonl --group transformer transformer_seed*.jsonl
-        --times iterations.json
+        --times iterations.json --top 4.2 --smooth 5
 """
 
 import argparse
@@ -26,6 +26,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--times', type=Path, metavar='JSON',
         help='of tools/benchmarks/benchmark_iterations.py; logs are named CONFIG_seedN.jsonl then')
+    parser.add_argument('--top', type=float, metavar='LOSS',
+                        help='where its axis ends, the first losses being far above the others')
+    parser.add_argument('--smooth', type=int, default=1, metavar='N',
+                        help='a loss is the mean of the last N that were logged')
     parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
     parser.add_argument('--dpi', type=int, default=150)
     return parser.parse_args(argv)
@@ -77,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         times = args.times and read_times(args.times)
         figure = draw_seed_curves(
             groups, args.label, 1 / math.log(2) if args.bits else 1.0,
-            times and {label: time_of(files, times) for label, *files in args.group})
+            times and {label: time_of(files, times) for label, *files in args.group}, args.top,
+            args.smooth)
         figure.savefig(args.out, dpi=args.dpi)
 
 
