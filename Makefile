@@ -25,6 +25,12 @@ $(VENV)/development: $(VENV)/installed requirements/dev.txt
 	$(PIN) -r requirements/dev.txt
 	touch $@
 
+# What pip built, anew where the sources have changed.
+LOOPS := aft_mm/ops/native
+$(VENV)/loops: $(VENV)/installed $(wildcard $(LOOPS)/*.cpp $(LOOPS)/*.h)
+	$(BIN)/python setup.py -q build_ext --inplace
+	touch $@
+
 quickstart: $(VENV)/installed
 	$(BIN)/aft_mm quickstart --work-dir $(WORK_DIR)
 
@@ -56,14 +62,16 @@ $(VENV)/docs: $(VENV)/installed requirements/docs.txt
 	$(PIN) -r requirements/docs.txt
 	touch $@
 
-test: $(VENV)/development
+test: $(VENV)/development $(VENV)/loops
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
-# Release files of the runs in RUNS, with a list of their hashes, in the new folder RELEASE.
+# Release files of the runs in RUNS, with a list of their hashes, in the new folder RELEASE; with
+# ADDRESS, where they will lie, such as hf://ORG/NAME, the metafiles of configs/ list them.
 RUNS ?= $(WORK_DIR)
 RELEASE ?= release
 release-weights: $(VENV)/installed
-	$(BIN)/python tools/model_converters/release_weights.py $(RUNS) --out $(RELEASE)
+	$(BIN)/python tools/model_converters/release_weights.py $(if $(ADDRESS),--address $(ADDRESS)) \
+		--out $(RELEASE) $(RUNS)
 
 lint: $(VENV)/development
 	$(BIN)/ruff check .
@@ -75,4 +83,4 @@ licenses: $(VENV)/development
 		requirements/downstream.txt requirements/mmcv.txt
 
 clean:
-	rm -rf $(VENV) aft_mm/.mim build dist docs/_build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) aft_mm/.mim aft_mm/ops/native/*.so build dist docs/_build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,17 +1,36 @@
-"""What pyproject.toml cannot say: configs/, tools/ and model-index.yml travel in aft_mm/.mim.
+"""What pyproject.toml cannot say: what travels in aft_mm/.mim, and the loops in C++.
 
-OpenMMLab's packages have theirs there, so that `mim train aft_mm CONFIG` finds them. An editable
-installation gets links to those of the checkout.
+OpenMMLab's packages have configs/, tools/ and model-index.yml in .mim, so that `mim train aft_mm
+CONFIG` finds them. An editable installation gets links to those of the checkout.
+
+The loops (aft_mm/ops/native) are built once for each set of instructions; without a compiler for
+C++ they are left out with a warning, and composite operations serve. They are called by address:
+they know neither Python nor torch, and one wheel is for every version of both.
 """
 
+import hashlib
+import platform
 import shutil
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 CARRIED = ('configs', 'tools', 'model-index.yml')
+LOOPS = Path('aft_mm/ops/native')
+SOURCES = sorted([*LOOPS.glob('*.cpp'), *LOOPS.glob('*.h')])
+# By which aft_mm.ops.native finds what was built from these sources and no others.
+DIGEST = hashlib.sha256(b''.join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
+# OpenMP is not linked: its functions are those that torch has loaded, so that both share threads.
+FLAGS = ['-std=c++17', '-O3', '-g0', '-fopenmp', '-ffp-contract=fast', '-fvisibility=hidden']
+INSTRUCTIONS = {'any': []}
+if platform.machine() in ('x86_64', 'AMD64'):
+    INSTRUCTIONS['avx2'] = ['-mavx2', '-mfma']
+    avx512 = ['-mavx512f', '-mavx512bw', '-mavx512vl', '-mavx512dq']
+    INSTRUCTIONS['avx512'] = [*INSTRUCTIONS['avx2'], *avx512]
 
 
 class BuildWithMim(build_py):
@@ -40,4 +59,50 @@ class BuildWithMim(build_py):
                 *(str(path) for path in added.rglob('*') if path.is_file())]
 
 
-setup(cmdclass=dict(build_py=BuildWithMim))
+class BuildLoops(build_ext):
+    """Libraries that are no modules of Python."""
+
+    def run(self):
+        for folder in (Path(self.build_lib) / LOOPS, ROOT / LOOPS):
+            for path in folder.glob('loops.*.so'):
+                if DIGEST not in path.name:  # built from older sources
+                    path.unlink()
+        super().run()
+
+    def build_extension(self, ext):
+        temporary = self.build_temp
+        self.build_temp = str(Path(temporary) / ext.name)  # the objects of all have the same names
+        super().build_extension(ext)
+        self.build_temp = temporary
+
+    def get_ext_filename(self, fullname):
+        *folders, name = fullname.split('.')
+        return str(Path(*folders, f'{name.replace("_", ".")}.so'))  # Python imports no such name
+
+
+class WheelForEveryPython(bdist_wheel):
+    """What is compiled knows the processor and the system only."""
+
+    def get_tag(self):
+        return 'py3', 'none', super().get_tag()[2]
+
+
+def loops():
+    """An extension for each set of instructions."""
+    return [
+        Extension(
+            f'aft_mm.ops.native.loops_{name}_{DIGEST}',
+            [str(path) for path in SOURCES if path.suffix == '.cpp'],
+            depends=[str(path) for path in SOURCES if path.suffix == '.h'],
+            language='c++',
+            optional=True,
+            extra_compile_args=[*FLAGS, *flags],
+        )
+        for name, flags in INSTRUCTIONS.items()
+    ]
+
+
+setup(
+    cmdclass=dict(build_py=BuildWithMim, build_ext=BuildLoops, bdist_wheel=WheelForEveryPython),
+    ext_modules=loops(),
+)

@@ -116,6 +116,19 @@ def test_files_are_short(folder):
     assert lengths and not {path: length for path, length in lengths.items() if length >= 400}
 
 
+@pytest.mark.parametrize('folder', ['aft_mm', 'tools'])
+def test_functions_fit_a_screen(folder):
+    """At most 60 lines below the docstring."""
+    lengths = {}
+    for path in (ROOT / folder).rglob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[ast.get_docstring(node) is not None:]
+                if body:
+                    lengths[f'{path}:{node.lineno}'] = body[-1].end_lineno - body[0].lineno + 1
+    assert lengths and not {name: n for name, n in lengths.items() if n > 60}
+
+
 def test_configs_import_nothing():
     configs = sorted((ROOT / 'configs').rglob('*.py'))
     assert configs and not [path for path in configs if imports(path)]

@@ -260,6 +260,13 @@ def test_backends_that_serve_nothing_end_the_run_before_anything_is_timed(monkey
         benchmark_ops.main([*arguments, '--backends', 'triton', 'eager'])
 
 
+def test_a_backend_that_there_is_not_is_refused(capsys):
+    with pytest.raises(SystemExit, match='2'):
+        benchmark_ops.main(['--device', 'cpu', '--backends', 'eager', 'tritn'])
+    wanted = "--backends: must be among triton, eager, reference, fla, got 'tritn'"
+    assert wanted in capsys.readouterr().err
+
+
 def test_a_peer_that_fails_does_not_end_the_run(monkeypatch, tmp_path):
     def make(tensors, options):
         raise OSError('no such kernel')

@@ -1,14 +1,18 @@
 """What pip sees."""
 
+import ast
 import importlib.util
 import os
+import platform
 import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from email import message_from_string
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -41,16 +45,22 @@ def files_below(folder, *patterns):
 
 def test_every_module_and_what_mim_looks_for_is_in_the_wheel(wheel, root):
     names = {name for name in wheel[1] if '.dist-info/' not in name}
-    package = files_below(root / 'aft_mm', '*.py', '*.html', '*.js') | {root / 'aft_mm/py.typed'}
+    package = files_below(root / 'aft_mm', '*.py', '*.html', '*.js', '*.cpp', '*.h')
+    package |= {root / 'aft_mm/py.typed'}
     carried = files_below(root / 'configs', '*') | files_below(root / 'tools', '*')
-    assert names == {path.relative_to(root).as_posix() for path in package} | {
+    loops = {name for name in names if name.endswith('.so')}
+    found = {Path(name).name.split('.')[1] for name in loops}  # one for each set of instructions
+    assert found == {'any', 'avx2', 'avx512'} if platform.machine() == 'x86_64' else {'any'}
+    assert names - loops == {path.relative_to(root).as_posix() for path in package} | {
         f'aft_mm/.mim/{path.relative_to(root).as_posix()}'
         for path in carried | {root / 'model-index.yml'}}
 
 
 def test_metadata(wheel):
     path, _, metadata = wheel
-    assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-any.whl'  # nothing compiled
+    # What is compiled is for a kind of processor, not for a version of Python.
+    system = sysconfig.get_platform().replace('-', '_')
+    assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-{system}.whl'
     assert metadata['Version'] == aft_mm.__version__
     assert SpecifierSet(metadata['Requires-Python']) == PYTHON
     # What is stated for each Python is stated once for all.
@@ -59,6 +69,25 @@ def test_metadata(wheel):
     extras = {
         'downstream', 'bench', 'text', 'speech', 'analysis', 'hub', 'fid', 'docs', 'export', 'dev'}
     assert set(metadata.get_all('Provides-Extra')) == extras
+
+
+def test_what_the_code_imports_is_declared(root):
+    project = tomllib.loads((root / 'pyproject.toml').read_text())['project']
+    lists = project['dependencies'], *project['optional-dependencies'].values()
+    declared = {canonicalize_name(Requirement(text).name) for texts in lists for text in texts}
+    tools = files_below(root / 'tools', '*.py')
+    files = files_below(root / 'aft_mm', '*.py') | tools
+    modules = {name for path in files for node in ast.walk(ast.parse(path.read_text()))
+               for name in (
+                   [alias.name for alias in node.names] if isinstance(node, ast.Import) else
+                   [node.module] if isinstance(node, ast.ImportFrom) and not node.level else [])}
+    modules = {name.partition('.')[0] for name in modules} - sys.stdlib_module_names
+    modules -= {'aft_mm', *(path.stem for path in tools)}  # tools import each other by file name
+    modules -= {'triton'}  # torch brings the one that it was built with, or none
+    owners = {'fla': ['fla-core']} | packages_distributions()
+    missing = {name for name in modules
+               if not declared.intersection(map(canonicalize_name, owners.get(name, [name])))}
+    assert len(modules) > 30 and not missing
 
 
 @pytest.fixture(scope='module')
@@ -98,6 +127,12 @@ def test_the_quickstart_from_a_wheel(elsewhere, root):
     assert {path.name for path in (folder / 'out').iterdir()} >= {
         'epoch_1.pth', 'metrics.json', 'position_bias.png'}
     assert str(root) not in done.stdout + done.stderr  # nothing of it came from the checkout
+
+
+def test_the_loops_of_a_wheel_serve(elsewhere):
+    _, call = elsewhere
+    table = call('python', '-m', 'aft_mm.ops').stdout
+    assert re.search(r'^aft_conv +cpu +no +serves', table, re.M), table
 
 
 def test_the_configs_of_a_wheel_are_listed(elsewhere, root):

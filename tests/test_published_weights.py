@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+import yaml
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from mmengine.hooks import EMAHook
 from mmengine.model import ExponentialMovingAverage
@@ -141,10 +142,41 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path, mon
         loaded = load_from_local(str(path))
         assert torch.equal(loaded['state_dict']['weight'], model.weight)
     assert module.metrics_at(str(run), 3) == {}  # a checkpoint that was not validated
+    with pytest.raises(SystemExit, match="no metafile of configs/ has an entry 'a'"):
+        module.main([str(run), '--out', str(tmp_path / 'b'), '--address', 'hf://org/name'])
+    with pytest.raises(SystemExit, match="--address must begin with hf:// or https://, got 'org'"):
+        module.main([str(run), '--out', str(tmp_path / 'c'), '--address', 'org'])
     with pytest.raises(SystemExit, match='must be a folder that is new or empty'):
         module.main([str(run), '--out', str(tmp_path / 'out')])
     with pytest.raises(SystemExit, match='holds no checkpoint of a run'):
-        module.main([str(tmp_path / 'out'), '--out', str(tmp_path / 'b')])
+        module.main([str(tmp_path / 'out'), '--out', str(tmp_path / 'c')])
+
+
+def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / 'tools/model_converters')
+    module = tool('model_converters/release_weights')
+    original = (ROOT / 'configs/image_classification/metafile.yml').read_text()
+    copy = tmp_path / 'configs/image_classification/metafile.yml'
+    copy.parent.mkdir(parents=True)
+    copy.write_text(original)
+    monkeypatch.setattr(module, 'CONFIGS', tmp_path / 'configs')
+    name = 'aft-conv-quickstart_1xb64-50e_digits'
+    state = dict(state_dict=nn.Linear(3, 2).state_dict(), optimizer={},
+                 meta=dict(iter=4, epoch=2, experiment_name=f'{name}_20261122_080606'))  # fmt: skip
+    torch.save(state, tmp_path / 'epoch_2.pth')
+    (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'epoch_2.pth'))
+    for address in ('hf://org/old', 'https://host/release/'):  # the later one takes the place
+        out = tmp_path / address[:2]
+        module.main([str(tmp_path), '--out', str(out), '--address', address])
+    (path, ) = out.glob('*.safetensors')
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    expected = yaml.safe_load(original)
+    (model, ) = (model for model in expected['Models'] if model['Name'] == name)
+    model['Weights'] = f'https://host/release/{path.name}#sha256={digest}'
+    assert yaml.safe_load(copy.read_text()) == expected
+    # Comments and all else stay as they were.
+    kept = [line for line in copy.read_text().splitlines() if 'Weights: ' not in line]
+    assert kept == original.splitlines()
 
 
 @pytest.fixture

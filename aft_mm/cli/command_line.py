@@ -21,7 +21,7 @@ from aft_mm.checks import check_int
 from aft_mm.engine.distributed import start_distributed
 from aft_mm.engine.hooks import RegularizationHook
 
-from .config_checks import check_images, check_keys, check_settings
+from .config_checks import check_boxes, check_images, check_keys, check_settings
 from .config_files import find_config
 from .errors import UserError
 from .library_warnings import pass_over
@@ -269,6 +269,7 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
                 'data sets')
     if isinstance(prefix, str):
         check_images(key, os.path.join(root, prefix), dataset)
+    check_boxes(key, root, dataset)
 
 
 def log_backends(runner: Runner) -> None:

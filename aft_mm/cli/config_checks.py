@@ -1,10 +1,13 @@
 """What a config says, looked at before anything is built of it or trained with it."""
 
 import inspect
+import json
 import os
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import parse
 
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import OPTIMIZERS
@@ -151,6 +154,45 @@ def check_images(key: str, folder: str, dataset: ConfigDict) -> None:
     if not any(name.lower().endswith(endings) for name in names):
         raise UserError(f'{key} reads {folder!r}, which holds no image in a folder of its class; '
                         f'images are files that end in {", ".join(endings)}')
+
+
+def check_boxes(key: str, root: str, dataset: ConfigDict) -> None:
+    """Refuse classes that mmdet would number otherwise than the config does, or find no box of.
+
+    Args:
+        key: Of the dataset in the config.
+        root: Its folder.
+        dataset: Of mmdet; one that lists no classes or reads another format is not looked at.
+
+    Raises:
+        UserError: a json file knows other categories or has them in another order, or no xml file
+            has a box of a class.
+    """
+    classes = (dataset.get('metainfo') or {}).get('classes') or ()
+    path = os.path.join(root, dataset.get('ann_file') or '')
+    if isinstance(classes, str) or not classes or not os.path.isfile(path):
+        return
+    listed = f'{key}.metainfo.classes lists {", ".join(map(str, classes))}'
+    if dataset.type.endswith('CocoDataset'):
+        content = json.loads(Path(path).read_text())
+        there = content.get('categories', ()) if isinstance(content, dict) else ()
+        names = [category['name'] for category in there]
+        if [name for name in names if name in classes] != list(classes):
+            raise UserError(
+                f'{listed}, which must be categories of {path!r} in its order, as mmdet numbers '
+                f'them by that: {", ".join(names) or "it has none"}')
+    if dataset.type.endswith(('VOCDataset', 'XMLDataset')):
+        prefix = (dataset.get('data_prefix') or {}).get('sub_data_root', '')
+        folder = Path(root, prefix, dataset.get('ann_subdir', 'Annotations'))
+        others: set[str] = set()
+        for image in Path(path).read_text().splitlines():
+            boxes = parse(folder / f'{image.strip()}.xml').iter('object')
+            found = {box.findtext('name', '') for box in boxes}
+            if found.intersection(classes):
+                return
+            others |= found
+        raise UserError(f'{listed}, but the boxes of {path!r} are of other classes: '
+                        f'{", ".join(sorted(others)) or "there are none"}')
 
 
 def check_classes(model: nn.Module, dataset: Any, split: str) -> None:

@@ -64,7 +64,7 @@ def _missing(versions: Mapping[str, str], needed: Iterable[Requirement]
     for requirement in needed:
         name = canonicalize_name(requirement.name)
         # A fork or a compiled form stands in for a package; its versions are its own.
-        others = [other for names in SAME_MODULES.values() if name in names and name != 'cv2'
+        others = [other for names in SAME_MODULES.values() if name in names
                   for other in names if other in versions]
         mend = f"pip install '{requirement.name}{requirement.specifier}'"
         if name not in versions:

@@ -62,9 +62,16 @@ def normalized(clouds: Tensor, references: Tensor) -> Tensor:
 
     The mean is per axis, the standard deviation one number over all points and axes, as the
     ShapeNet data of PointFlow and PVD are normalised.
+
+    Raises:
+        ValueError: all points of the references are one, which gives no unit of length.
     """
-    return (clouds - references.mean((0, 1))) / (
-        references - references.mean((0, 1))).square().mean().sqrt()
+    first = references[0, 0]
+    # Compared, for the mean of equal numbers is rounded and their deviation not quite 0.
+    if (references == first).all():
+        raise ValueError(f'references must hold points that differ, but all are {first.tolist()}.')
+    centre = references.mean((0, 1))
+    return (clouds - centre) / (references - centre).square().mean().sqrt()
 
 
 def minimum_matching_distance(distances: Tensor) -> float:

@@ -229,15 +229,8 @@ def _search(
     log_p = hidden.new_full((len(going), width), -torch.inf)
     log_p[:, 0] = 0  # all beams are the same, yet
     for length in range(1, max(limits) + 1):
-        logits = model.head.logits(hidden)
-        check_logits(logits)
-        step = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-        step = step.unflatten(0, (-1, width))
         must_end = torch.tensor([limits[i] == length for i in going], device=device)
-        others = torch.arange(step.shape[-1], device=device) != end
-        step = step.masked_fill(must_end[:, None, None] & others, -torch.inf)
-        log_p, index = (log_p.unsqueeze(-1) + step).flatten(1).topk(width)
-        beam, token = index // step.shape[-1], index % step.shape[-1]
+        log_p, beam, token = _extended(model.head.logits(hidden), log_p, must_end, end)
         room = torch.tensor([width - len(found[i]) for i in going], device=device)
         log_p = log_p.masked_fill(torch.arange(width, device=device) >= room[:, None], -torch.inf)
         tokens = tokens.gather(1, beam.unsqueeze(-1).expand(-1, -1, length - 1))
@@ -263,6 +256,23 @@ def _search(
         hidden, state = model.decoder.step(token[kept].flatten(), state)
         going, tokens, log_p = [going[n] for n in left], tokens[kept], log_p[kept]
     return found
+
+
+def _extended(
+    logits: Tensor, log_p: Tensor, must_end: Tensor, end: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best beams of one more token: log-probability, the beam before and the token, [B, width].
+
+    logits: [B · width, V] of the beams. log_p: of the beams, [B, width]. must_end: [B], whose next
+    token is the end.
+    """
+    check_logits(logits)
+    step = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    step = step.unflatten(0, log_p.shape)
+    others = torch.arange(step.shape[-1], device=step.device) != end
+    step = step.masked_fill(must_end[:, None, None] & others, -torch.inf)
+    log_p, index = (log_p.unsqueeze(-1) + step).flatten(1).topk(log_p.shape[1])
+    return log_p, index // step.shape[-1], index % step.shape[-1]
 
 
 def _penalty(length: int, alpha: float) -> float:

@@ -21,6 +21,7 @@ from torch import Tensor
 from . import eager, reference, verify
 from .eager import decisions
 from .fla import support as fla_support
+from .native import support as native_support
 from .triton import support as triton_support
 
 OPS = (
@@ -33,9 +34,9 @@ OPS = (
     'linear_attention',
 )
 STEPS = tuple(f'{op}_step' for op in OPS)
-BACKENDS = ('triton', 'eager', 'reference', 'fla')
+BACKENDS = ('triton', 'native', 'eager', 'reference', 'fla')
 # Those that serve without being asked for.
-DEFAULT_BACKENDS = ('triton', 'eager')
+DEFAULT_BACKENDS = ('triton', 'native', 'eager')
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
 # Settled once: asking the environment takes half of the time that a choice takes.
 INTERPRETED = triton_support.interpreted()
@@ -77,6 +78,8 @@ def reasons_against(
         reasons += triton_support.reasons_against(op, tensors, options)
         if not reasons and 'triton' not in requested_backends():
             reasons += _reasons_against_unasked_kernels(op, tensors[2], check)
+    if backend == 'native':
+        reasons += native_support.reasons_against(op, tensors, options)
     if backend == 'fla':
         if 'fla' not in requested_backends():
             reasons.append(f'not tried here: serves only when {ENVIRONMENT_VARIABLE}=fla asks')
@@ -114,7 +117,7 @@ def choose_backend(
     elif tensors[2].is_cuda or INTERPRETED:
         names = DEFAULT_BACKENDS
     else:
-        return 'eager'
+        return 'eager' if native_support.reasons_against(op, tensors, options) else 'native'
     refused = []
     for name in names:
         reasons = reasons_against(name, op, tensors, options, check)
@@ -125,7 +128,8 @@ def choose_backend(
     raise BackendError(f'no AFT backend serves {op} on {where}: {", and ".join(refused)}')
 
 
-# Triton is missing in torch's CPU builds, fla may be: such a backend loads when it first serves.
+# Triton is missing in torch's CPU builds, fla or the loops in C++ may be: such a backend loads when
+# it first serves.
 _MODULES: dict[str, ModuleType] = {'eager': eager, 'reference': reference}
 _served: set[tuple[str, str, torch.dtype]] = set()
 

@@ -13,6 +13,8 @@ from .eager.sums import Sums, column_shift, join, lowest, reduce
 
 # The position of a state that a step has taken.
 USED_UP = -1
+# The nats by which sums of far tokens lead beyond which those of the buffer are below any rounding.
+FAR_LEAD = 40.0
 
 
 class StepState(NamedTuple):
@@ -120,12 +122,12 @@ def buffer_sums(state: StepState, bias: Tensor) -> BufferSums:
 
 
 def with_far(near: BufferSums, far: Sums) -> tuple[Tensor, Tensor]:
-    """Numerator and denominator of the buffer and of what left it, over one shift."""
-    lead = (near.high - far.shift) + near.rest
-    scale_near, scale_far = torch.exp(lead.clamp_max(0)), torch.exp(-lead.clamp_min(0))
+    """Numerator and denominator of the buffer and of what left it, over the shift of the former."""
+    # Beside far sums that lead by more the buffer is nothing, and e^40 overflows no sum.
+    lead = ((far.shift - near.high).sub_(near.rest)).clamp_max_(FAR_LEAD).exp_()
     return (
-        near.numerator * scale_near + far.numerator * scale_far,
-        near.denominator * scale_near + far.denominator * scale_far,
+        torch.addcmul(near.numerator, far.numerator, lead),
+        torch.addcmul(near.denominator, far.denominator, lead),
     )
 
 
@@ -135,18 +137,34 @@ def slot_tokens(last: Tensor, size: int) -> Tensor:
     return last[:, None] - (last[:, None] - slots) % size
 
 
+def common_position(position: Tensor) -> int | None:
+    """The position [B] if it is the same everywhere and nothing waits for the look, as on a CPU."""
+    if position.device.type != 'cpu' or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return None
+    positions = position.tolist()
+    first = positions[0] if positions else None
+    return first if positions.count(first) == len(positions) else None
+
+
 def push(state: StepState, key: Tensor, value: Tensor, keep_sums: bool) -> StepState:
     """Store the token in place; what it overwrites joins the sums."""
-    size, dtype = state.keys.shape[1], state.keys.dtype
-    slot = (state.position % size).view(-1, 1, 1)
-    key_slot, value_slot = (slot.expand(-1, 1, x.shape[2]) for x in (state.keys, state.values))
-    sums = state.sums
-    if keep_sums:
-        old = state.values.gather(1, value_slot)
-        sums = join(sums, per_channel(state.keys.gather(1, key_slot), old), old)
-    state.keys.scatter_(1, key_slot, key.to(dtype).unsqueeze(1))
-    state.values.scatter_(1, value_slot, value.to(dtype).unsqueeze(1))
-    return StepState(sums, state.keys, state.values, state.position + 1)
+    size, sums, buffers = state.keys.shape[1], state.sums, (state.keys, state.values)
+    position = common_position(state.position)
+    if position is not None:  # places as views take half as long as an index for each sequence
+        old_key, old_value = (x.narrow(1, position % size, 1) for x in buffers)
+    else:
+        slot = (state.position % size).view(-1, 1, 1)
+        slots = [slot.expand(-1, 1, x.shape[2]) for x in buffers]
+        old_key, old_value = (x.gather(1, at) for x, at in zip(buffers, slots, strict=True))
+    if keep_sums and (position is None or position >= size):  # else the place is empty
+        sums = join(sums, per_channel(old_key, old_value), old_value)
+    if position is not None:
+        old_key.copy_(key.unsqueeze(1))
+        old_value.copy_(value.unsqueeze(1))
+    else:
+        for x, at, new in zip(buffers, slots, (key, value), strict=True):
+            x.scatter_(1, at, new.to(x.dtype).unsqueeze(1))
+    return StepState(sums, *buffers, state.position + 1)
 
 
 @torch.no_grad()

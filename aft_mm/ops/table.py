@@ -1,5 +1,8 @@
 """The table of ops and backends, and why each is or is not available."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from . import verify
@@ -12,6 +15,7 @@ from .dispatch import (
     choose_backend,
     reasons_against,
 )
+from .native import support as native_support
 from .triton import support
 from .triton.support import DTYPES, KERNELS, LIMITS
 from .verify.policy import ENVIRONMENT_VARIABLE as VERIFY_VARIABLE
@@ -20,16 +24,21 @@ from .verify.policy import MODES
 DTYPE_NAMES = {str(dtype).removeprefix('torch.'): dtype for dtype in DTYPES}
 
 
-def _needs(op: str) -> str:
+def _needs(op: str, kernels: Mapping[str, Mapping[str, Any]]) -> str:
     """What a kernel needs, in words."""
-    needs = [f'{name}={value!r}' for name, value in KERNELS[op].items()]
-    if op in LIMITS:
+    needs = [f'{name}={value!r}' for name, value in kernels[op].items()]
+    if kernels is KERNELS and op in LIMITS:
         needs.append(LIMITS[op].__doc__ or '')
     return f'{op} ({", ".join(needs) or "any options"})'
 
 
+def _all_needs(kernels: Mapping[str, Mapping[str, Any]]) -> str:
+    return '; '.join(_needs(op, kernels) for op in kernels)
+
+
 ABOUT = {
-    'triton': 'fused kernels for CUDA devices: ' + '; '.join(map(_needs, KERNELS)),
+    'triton': f'fused kernels for CUDA devices: {_all_needs(KERNELS)}',
+    'native': f'loops in C++ for the CPU: {_all_needs(native_support.KERNELS)}',
     'eager': 'composite torch operations, every op and option on every device',
     'fla': "fla-core's kernel of causal linear_attention for CUDA devices",
     'reference': 'the oracle, every op as the papers write it, in float64 and O(B·T²·D) memory',
@@ -57,7 +66,7 @@ def print_table() -> None:
     for device in _devices():
         tensors = [torch.empty(1, 1, 1, device=device)] * 3
         for op in (*OPS, *STEPS):
-            call = op, tensors, KERNELS.get(op, {})
+            call = op, tensors, {**KERNELS.get(op, {}), **native_support.KERNELS.get(op, {})}
             serving = _serving(*call)
             cells = []
             for backend in BACKENDS:

@@ -69,12 +69,14 @@ def encode_points(
 
     Raises:
         ValueError: ``num_bits`` or ``order`` is none of those, the points have no bounding cube or
-            leave ``box``.
+            leave ``box``, or its side is not above 0.
     """
     check_order(order)
     bins = _num_bins(num_bits)
     points = _checked(points)
     centre, side = bounding_cube(points) if box is None else box
+    if not side > 0:
+        raise ValueError(f'the side of box must be above 0, got {side}.')
     unit = (points - np.asarray(centre)) / side
     if np.abs(unit).max() > 0.5 + SLACK:
         raise ValueError(f'points must lie in the box, a cube of side {side} around '

@@ -71,6 +71,30 @@ def explorer_page(
     if not layers:
         raise ValueError('layers must hold at least one, but it is empty.')
     num_tokens = num_prefix_tokens + grid[0] * grid[1]
+    entries, biases = _layers(layers, images, num_tokens, grid)
+    pictures, keys = _images(images, num_tokens)
+    meta = dict(title=title, about=about, grid=list(grid), prefix=num_prefix_tokens,
+                layers=entries, images=pictures)
+    page = (_FOLDER / 'explorer.html').read_text(encoding='utf-8')
+    for name, text in (
+        ('SCRIPT', (_FOLDER / 'explorer.js').read_text(encoding='utf-8')),
+        ('TITLE', html.escape(title)),
+        # A name may hold what would end the element.
+        ('META', json.dumps(meta).replace('<', r'\u003c')),
+        ('BIASES', _packed(biases)),
+        ('KEYS', _packed(keys)),
+    ):
+        page = page.replace(f'@{name}@', text)
+    return page
+
+
+def _layers(
+    layers: Sequence[ExplorerLayer],
+    images: Sequence[ExplorerImage],
+    num_tokens: int,
+    grid: Sequence[int],
+) -> tuple[list[dict], np.ndarray]:
+    """What the page has to know of the layers, and their biases one after the other."""
     entries, biases = [], []
     start = 0
     for i, layer in enumerate(layers):
@@ -90,20 +114,7 @@ def explorer_page(
             raise ValueError(f'layers must hold at most {MOST_NUMBERS:,} numbers, but the first '
                              f'{i + 1} hold {start:,}.')
         biases.append(w.ravel())
-    pictures, keys = _images(images, num_tokens)
-    meta = dict(title=title, about=about, grid=list(grid), prefix=num_prefix_tokens,
-                layers=entries, images=pictures)
-    page = (_FOLDER / 'explorer.html').read_text(encoding='utf-8')
-    for name, text in (
-        ('SCRIPT', (_FOLDER / 'explorer.js').read_text(encoding='utf-8')),
-        ('TITLE', html.escape(title)),
-        # A name may hold what would end the element.
-        ('META', json.dumps(meta).replace('<', r'\u003c')),
-        ('BIASES', _packed(np.concatenate(biases).astype('<f4'))),
-        ('KEYS', _packed(keys)),
-    ):
-        page = page.replace(f'@{name}@', text)
-    return page
+    return entries, np.concatenate(biases).astype('<f4')
 
 
 def _images(images: Sequence[ExplorerImage], num_tokens: int) -> tuple[list[dict], np.ndarray]:

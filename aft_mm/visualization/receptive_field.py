@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from torch import Tensor
 
 from aft_mm.checks import check_int, refuse
@@ -129,21 +131,7 @@ def draw_receptive_field(
     for index, (name, energy) in enumerate(fields.items()):
         axis = figure.add_subplot(grid[divmod(index, columns)])
         axes.append(axis)
-        relative = (energy / energy.max()).clamp(min=FAINTEST).numpy()
-        image = axis.imshow(relative, cmap='cividis', norm=LogNorm(FAINTEST, 1),
-                            interpolation='nearest')
-        half, most = (radius_of_share(energy, share) for share in (0.5, 0.9))
-        centre = centre_of_mass(energy)
-        angle = np.linspace(0, 2 * np.pi, 200)
-        for radius, style in ((half, '-'), (most, '--')):
-            axis.plot(centre[1] + radius * np.cos(angle), centre[0] + radius * np.sin(angle),
-                      style, color='white', linewidth=0.8)
-        axis.set_xlim(-0.5, energy.shape[1] - 0.5)
-        axis.set_ylim(energy.shape[0] - 0.5, -0.5)
-        axis.set_title(f'{name}\nhalf within {half:.3g} px, 90 % within {most:.3g} px', fontsize=6)
-        axis.tick_params(labelsize=5)
-        axis.set_xlabel('column [px]', fontsize=6)
-        axis.set_ylabel('row [px]', fontsize=6)
+        image = _draw_energy(axis, name, energy)
         radii = np.linspace(0, float(_distance(energy).max()), 200)
         curve.plot(radii, 100 * energy_within(energy, radii), label=name, linewidth=1,
                    color=f'C{index % 10}', linestyle=('-', '--', ':')[index // 10 % 3])
@@ -157,3 +145,23 @@ def draw_receptive_field(
     curve.grid(alpha=0.3)
     curve.legend(fontsize=6, ncols=max(1, len(fields) // 6), loc='lower right')
     return figure
+
+
+def _draw_energy(axis: Axes, name: str, energy: Tensor) -> AxesImage:
+    """The map of a layer and its two circles."""
+    relative = (energy / energy.max()).clamp(min=FAINTEST).numpy()
+    image = axis.imshow(relative, cmap='cividis', norm=LogNorm(FAINTEST, 1),
+                        interpolation='nearest')
+    half, most = (radius_of_share(energy, share) for share in (0.5, 0.9))
+    centre = centre_of_mass(energy)
+    angle = np.linspace(0, 2 * np.pi, 200)
+    for radius, style in ((half, '-'), (most, '--')):
+        axis.plot(centre[1] + radius * np.cos(angle), centre[0] + radius * np.sin(angle),
+                  style, color='white', linewidth=0.8)
+    axis.set_xlim(-0.5, energy.shape[1] - 0.5)
+    axis.set_ylim(energy.shape[0] - 0.5, -0.5)
+    axis.set_title(f'{name}\nhalf within {half:.3g} px, 90 % within {most:.3g} px', fontsize=6)
+    axis.tick_params(labelsize=5)
+    axis.set_xlabel('column [px]', fontsize=6)
+    axis.set_ylabel('row [px]', fontsize=6)
+    return image

@@ -5,7 +5,7 @@ _base_ = [
 ]
 
 data_root = '{{$AFT_MM_DATA:data}}/my_boxes/'
-metainfo = dict(classes=('cat', 'dog'))  # as the json spells its categories
+metainfo = dict(classes=('cat', 'dog'))  # as the json spells its categories, in its order
 
 model = dict(
     backbone=dict(

@@ -4,7 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from mmengine.config import Config
 from PIL import Image
+
+from aft_mm.cli.command_line import check_data
+from aft_mm.cli.errors import UserError
 
 from ..leaves import ROOT
 
@@ -74,3 +78,26 @@ def test_trains(leaf, write, length, metric, tool, tmp_path, monkeypatch):
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert any(metric in record for record in records)
     assert any(record.get('loss', 0) > 0 for record in records)
+
+
+@pytest.mark.parametrize(('leaf', 'write', 'classes', 'sentence'), [
+    # mmdet would call dogs birds; call cats dogs; find no box.
+    ('coco-json', boxes_as_json, ('bird', 'dog'), 'must be categories of .*order.*: cat, dog'),
+    ('coco-json', boxes_as_json, ('dog', 'cat'), 'must be categories of .*order.*: cat, dog'),
+    ('voc-xml', boxes_as_xml, ('cat', 'Dog'), 'boxes of .*train.txt. are of other classes: dog'),
+    ('coco-json', boxes_as_json, ('dog', ), None),
+    ('voc-xml', boxes_as_xml, ('dog', 'bird'), None),
+])
+def test_classes_that_are_not_those_of_the_boxes(leaf, write, classes, sentence, tmp_path,
+                                                 monkeypatch):
+    write(tmp_path / 'data')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv('AFT_MM_DATA', raising=False)
+    (path, ) = FOLDER.glob(f'*{leaf}.py')
+    config = Config.fromfile(path)
+    config.train_dataloader.dataset.metainfo.classes = classes
+    if sentence is None:
+        check_data(config, 'train')
+        return
+    with pytest.raises(UserError, match=f'metainfo.classes lists {", ".join(classes)}.*{sentence}'):
+        check_data(config, 'train')

@@ -97,6 +97,11 @@ def test_clouds_are_normalised_by_all_points_of_the_references():
     torch.testing.assert_close(ratio, ratio[0, 0, 0].expand_as(ratio))
     other = normalized(references[:2] + 7, references)
     torch.testing.assert_close(other, found[:2] + 7 / ratio[0, 0, 0])
+    # Copies of one point, whose mean is not that point in float32, are no measure.
+    copies = torch.full((5, 7, 3), 0.1)
+    with pytest.raises(ValueError, match=r'points that differ, but all are \[0.1'):
+        normalized(references.float(), copies)
+    assert normalized(copies, references.float()).isfinite().all()
 
 
 def test_1nna_is_the_accuracy_of_a_leave_one_out_classifier():

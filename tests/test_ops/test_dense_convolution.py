@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from aft_mm import ops
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.eager import dense_convolution, mixing
 from aft_mm.ops.geometry import kernel_index
 
@@ -23,6 +24,7 @@ ONE = next(c for c in CASES if c.op == 'aft_conv' and c.options['grid'] == (5, 7
 def served(monkeypatch):
     """The tokens of the calls that the dense form served."""
     torch.manual_seed(0)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
     calls, mean = [], dense_convolution.dense_mean
 
     def dense_mean(key, *others):

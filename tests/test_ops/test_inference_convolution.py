@@ -5,14 +5,16 @@ import torch
 from torch.autograd import forward_ad
 
 from aft_mm import ops
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.eager import inference_convolution
 
 from .test_numerics import assert_close
 
 
 @pytest.fixture(autouse=True)
-def _seed():
+def _seed(monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
 
 
 def tokens(batch, grid, channels, heads):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aft_mm import ops
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.eager import mixing, products
 
 from .cases import CASES, run_with_gradients
@@ -20,6 +21,7 @@ CONV = [c for c in CASES if c.op == 'aft_conv']
 def parts(monkeypatch):
     """As on a CUDA device; the forms that were asked for."""
     torch.manual_seed(0)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
     asked = []
 
     def term_parts(value):

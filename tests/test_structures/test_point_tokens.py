@@ -100,6 +100,9 @@ def test_a_given_box_is_kept(points):
     assert cKDTree(points).query(back, p=np.inf)[0].max() <= 500 / 512 + 1e-4
     with pytest.raises(ValueError, match='points must lie in the box, a cube of side 100.0 around'):
         encode_points(points, box=((0., 0., 0.), 100.))
+    for side in (0., -1., np.nan):
+        with pytest.raises(ValueError, match=f'the side of box must be above 0, got {side}'):
+            encode_points(points, box=((0., 0., 0.), side))
 
 
 def test_huge_and_tiny_clouds_survive(points):

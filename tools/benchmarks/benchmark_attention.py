@@ -19,21 +19,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib
-import numpy as np
-import torch
-from arguments import common_parser, fill_in, named_in_errors, positive_int, set_up_torch
-from benchmark_efficiency import curve, sweep
-from decoders import MIXER_NAMES, check_mixer, mixer
-from memory import added_peak, in_fresh_process
-from parity import require_close
-from record import environment, write_json
-from timing import CLOCKS
-
-from aft_mm.registry import MODELS
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # noqa: E402 - the backend comes first
+from arguments import common_parser, named_in_errors, positive_int
+from clocks import CLOCKS
+from mixer_names import MIXER_NAMES
 
 KINDS = {'ms': 'forward + backward, ms per sample', 'mib': 'peak memory, MiB per sample'}
 DEFAULTS = {
@@ -47,6 +35,41 @@ DEFAULTS = {
     )
     for kind, tokens in (('cpu', 2**13), ('cuda', 2**16))
 }
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--mixers', nargs='+', metavar='MIXER', help=MIXER_NAMES)
+    parser.add_argument('--lengths', type=positive_int, nargs='+', metavar='T')
+    for name, what in dict(tokens='of a batch', dims='width D', heads='of the mixers').items():
+        parser.add_argument(f'--{name}', type=positive_int, help=what)
+    parser.add_argument(
+        '--patience', type=float, default=60.0, help='seconds of a cell at most; %(default)s'
+    )
+    parser.add_argument('--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='of cost')
+    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
+    parser.add_argument('--add', action='store_true', help='to the rows of --json')
+    parser.add_argument('--png', type=Path, help='draw them here')
+    return parser
+
+
+if __name__ == '__main__':
+    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+
+import matplotlib
+import numpy as np
+import torch
+from benchmark_efficiency import curve, sweep
+from decoders import check_mixer, mixer
+from memory import added_peak, in_fresh_process
+from parity import require_close
+from record import environment, write_json
+from settings import fill_in, set_up_torch
+
+from aft_mm.registry import MODELS
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt  # the backend comes first
 
 
 def build(name: str, length: int, dims: int, heads: int) -> torch.nn.Module:
@@ -172,20 +195,9 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     """The command line; what is left out depends on the device."""
-    parser = common_parser(__doc__, DEFAULTS)
-    parser.add_argument('--mixers', nargs='+', metavar='MIXER', help=MIXER_NAMES)
-    parser.add_argument('--lengths', type=positive_int, nargs='+', metavar='T')
-    for name, what in dict(tokens='of a batch', dims='width D', heads='of the mixers').items():
-        parser.add_argument(f'--{name}', type=positive_int, help=what)
-    parser.add_argument(
-        '--patience', type=float, default=60.0, help='seconds of a cell at most; %(default)s'
-    )
-    parser.add_argument('--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='of cost')
-    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
-    parser.add_argument('--add', action='store_true', help='to the rows of --json')
-    parser.add_argument('--png', type=Path, help='draw them here')
+    parser = make_parser()
     args = parser.parse_args(arguments)
-    fill_in(args, DEFAULTS)
+    fill_in(parser, args, DEFAULTS)
     if args.add:
         with named_in_errors(parser, '--add'):
             if args.json is None:

@@ -21,29 +21,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import matplotlib
-import numpy as np
-import torch
-from arguments import common_parser, fill_in, named_in_errors, positive_int, set_up_torch
-from decoders import (
-    MIXER_NAMES,
-    Run,
-    build,
-    check_mixer,
-    cpu_peak,
-    infer,
-    random_tokens,
-    train_step,
-)
-from memory import added_peak, in_fresh_process
-from parity import DECODER_TOLERANCE, require_close, using
-from record import environment, write_json
-from timing import both_clocks, seconds, wall_seconds
-
-from aft_mm.models.step_graph import make_steps
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # noqa: E402 - the backend comes first
+from arguments import DTYPES, common_parser, named_in_errors, positive_int
+from mixer_names import MIXER_NAMES
 
 KINDS = {
     'forward_ms': 'forward, ms',
@@ -89,6 +68,78 @@ SINGLE = dict(
     heads='of softmax attention and AFT-conv',
     batch='sequences of forward and backward',
 )
+
+
+def caption(about: dict) -> str:
+    """The settings and the device of a run."""
+    settings = 'decoders, layers: {layers}, batch: {batch}, {dtype}'.format(**about['settings'])
+    return f'{settings}, {about["device_name"]}'
+
+
+def earlier_run(text: str) -> dict:
+    """The content of a JSON that this tool wrote."""
+    wanted = f'must be a JSON that this tool wrote, got {text}'
+    try:
+        content = json.loads(Path(text).read_text())
+        caption(content['environment'])
+        for row in content['rows']:
+            [row[name] for name in ('mixer', 'dims', 'length', *KINDS)]
+        if not content['rows']:
+            raise ValueError('it has no rows')
+    except KeyError as error:
+        raise argparse.ArgumentTypeError(f'{wanted}, which lacks {error}') from error
+    except (OSError, ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f'{wanted}: {error}') from error
+    return content
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--mixers', nargs='+', metavar='MIXER', help=MIXER_NAMES)
+    for name, what in SEVERAL.items():
+        parser.add_argument(f'--{name}', type=positive_int, nargs='+', metavar='N', help=what)
+    for name, what in SINGLE.items():
+        parser.add_argument(f'--{name}', type=positive_int, help=what)
+    parser.add_argument(
+        '--steps', type=positive_int, default=100, help='of decoding per position; %(default)s'
+    )
+    parser.add_argument('--dtype', choices=DTYPES)
+    parser.add_argument(
+        '--patience', type=float, default=30.0, help='seconds of a cell at most; %(default)s'
+    )
+    parser.add_argument('--png', type=Path, help='draw them here')
+    parser.add_argument(
+        '--replot', type=earlier_run, metavar='JSON', help='draw an earlier run instead'
+    )
+    return parser
+
+
+if __name__ == '__main__':
+    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+
+import matplotlib
+import numpy as np
+import torch
+from decoders import (
+    Run,
+    build,
+    check_mixer,
+    cpu_peak,
+    infer,
+    random_tokens,
+    train_step,
+)
+from memory import added_peak, in_fresh_process
+from parity import DECODER_TOLERANCE, require_close, using
+from record import environment, write_json
+from settings import fill_in, set_up_torch
+from timing import both_clocks, seconds, wall_seconds
+
+from aft_mm.models.step_graph import make_steps
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt  # the backend comes first
+
 Cell = tuple[str, int]
 
 
@@ -253,50 +304,13 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
     plt.close(figure)
 
 
-def caption(about: dict) -> str:
-    """The settings and the device of a run."""
-    settings = 'decoders, layers: {layers}, batch: {batch}, {dtype}'.format(**about['settings'])
-    return f'{settings}, {about["device_name"]}'
-
-
-def earlier_run(text: str) -> dict:
-    """The content of a JSON that this tool wrote."""
-    wanted = f'must be a JSON that this tool wrote, got {text}'
-    try:
-        content = json.loads(Path(text).read_text())
-        caption(content['environment'])
-        for row in content['rows']:
-            [row[name] for name in ('mixer', 'dims', 'length', *KINDS)]
-        if not content['rows']:
-            raise ValueError('it has no rows')
-    except KeyError as error:
-        raise argparse.ArgumentTypeError(f'{wanted}, which lacks {error}') from error
-    except (OSError, ValueError, TypeError) as error:
-        raise argparse.ArgumentTypeError(f'{wanted}: {error}') from error
-    return content
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     """The command line; what is left out depends on the device."""
-    parser = common_parser(__doc__, DEFAULTS)
-    parser.add_argument('--mixers', nargs='+', metavar='MIXER', help=MIXER_NAMES)
-    for name, what in SEVERAL.items():
-        parser.add_argument(f'--{name}', type=positive_int, nargs='+', metavar='N', help=what)
-    for name, what in SINGLE.items():
-        parser.add_argument(f'--{name}', type=positive_int, help=what)
-    parser.add_argument(
-        '--steps', type=positive_int, default=100, help='of decoding per position; %(default)s'
-    )
-    parser.add_argument('--dtype', choices=list(DECODER_TOLERANCE))
-    parser.add_argument(
-        '--patience', type=float, default=30.0, help='seconds of a cell at most; %(default)s'
-    )
-    parser.add_argument('--png', type=Path, help='draw them here')
-    parser.add_argument(
-        '--replot', type=earlier_run, metavar='JSON', help='draw an earlier run instead'
-    )
+    parser = make_parser()
     args = parser.parse_args(arguments)
-    fill_in(args, DEFAULTS)
+    fill_in(parser, args, DEFAULTS)
     for name in args.mixers:
         for dims in args.dims:
             with named_in_errors(parser, f'--mixers {name} with --dims {dims}'):

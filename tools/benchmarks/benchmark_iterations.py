@@ -15,16 +15,33 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from arguments import common_parser, set_up_torch
-from mmengine.registry import RUNNERS
-from record import write_json
-from timing import CLOCKS, interleaved
+from arguments import common_parser
+from clocks import CLOCKS
 
 from aft_mm.cli.arguments import add_config_options
-from aft_mm.cli.command_line import CONFIG_ERRORS, check_data, load_config
-from aft_mm.cli.errors import one_sentence
 
 ROUNDS = 20
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = common_parser(__doc__)
+    parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG')
+    parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
+    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
+    add_config_options(parser, 'train_dataloader.batch_size=8')
+    return parser
+
+
+if __name__ == '__main__':
+    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+
+from mmengine.registry import RUNNERS
+from record import write_json
+from settings import fill_in, set_up_torch
+from timing import interleaved
+
+from aft_mm.cli.command_line import CONFIG_ERRORS, check_data, load_config
+from aft_mm.cli.errors import one_sentence
 
 
 def iteration(config: Path, args: argparse.Namespace, work_dir: str) -> Callable[[], None]:
@@ -53,13 +70,10 @@ def iteration(config: Path, args: argparse.Namespace, work_dir: str) -> Callable
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = common_parser(__doc__)
-    parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG')
-    parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
-    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
-    add_config_options(parser, 'train_dataloader.batch_size=8')
+    """The command line; what is left out depends on the device."""
+    parser = make_parser()
     args = parser.parse_args(arguments)
+    fill_in(parser, args)
     args.rounds = args.rounds or ROUNDS
     return args
 

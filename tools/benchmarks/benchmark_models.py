@@ -26,25 +26,12 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 
-import torch
-from arguments import common_parser, fill_in, named_in_errors, positive_int, set_up_torch
-from memory import added_peak, in_fresh_process
+from arguments import DTYPES, common_parser, named_in_errors, positive_int
+from clocks import CLOCKS
 from model_names import CHANNELS, RIVALS, parse_name
-from op_cases import Case
-from parity import DECODER_TOLERANCE, TOLERANCE, Oracle, relative_error
-from projections import ProjectionsOnly
-from record import write_json
-from rivals import missing
-from timing import CLOCKS, Times, both_clocks, ratio
-from torch import Tensor, nn
 
-import aft_mm.models  # noqa: F401 - registers what is built below
-from aft_mm.registry import MODELS
-
-DTYPES = {str(dtype).removeprefix('torch.'): dtype for dtype in TOLERANCE}
 PATCH = 16
 FORMS = ('eager', 'compiled')
-Cell = tuple[str, str]
 DEFAULTS = {
     'cpu': dict(
         size=[224],
@@ -84,6 +71,44 @@ def image_side(text: str) -> int:
     return int(text)
 
 
+def make_parser() -> argparse.ArgumentParser:
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--size', type=image_side, nargs='+', help='image sides in px')
+    parser.add_argument('--dtype', nargs='+', choices=DTYPES)
+    parser.add_argument(
+        '--models',
+        nargs='+',
+        type=known_name,
+        metavar='MODEL',
+        help='deit-ARCH, aft-ARCH-hHEADS-kKERNEL, bound-ARCH-hHEADS-kKERNEL, '
+        f'{", ".join(RIVALS)}; ARCH: {", ".join(CHANNELS)}',
+    )
+    parser.add_argument('--forms', nargs='+', choices=FORMS, help='of each model')
+    parser.add_argument('--batch', type=positive_int, help='images')
+    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
+    return parser
+
+
+if __name__ == '__main__':
+    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+
+import torch
+from memory import added_peak, in_fresh_process
+from op_cases import Case
+from parity import DECODER_TOLERANCE, TOLERANCE, Oracle, relative_error
+from projections import ProjectionsOnly
+from record import write_json
+from rivals import missing
+from settings import fill_in, set_up_torch
+from timing import Times, both_clocks, ratio
+from torch import Tensor, nn
+
+import aft_mm.models  # noqa: F401 - registers what is built below
+from aft_mm.registry import MODELS
+
+Cell = tuple[str, str]
+
+
 def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
     """The model of this name for images of `size` px, the same weights each time."""
     kind, arch, heads, kernel = parse_name(name)
@@ -107,7 +132,7 @@ def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
                 token_mixer=dict(type=f'aft_mm.{mixer}', num_heads=heads, kernel_size=kernel),
             )
         )
-    return model.eval().to(device, DTYPES[dtype])
+    return model.eval().to(device, getattr(torch, dtype))
 
 
 def check_op(name: str, size: int, dtype: str, device: str) -> None:
@@ -118,9 +143,9 @@ def check_op(name: str, size: int, dtype: str, device: str) -> None:
     side = size // PATCH
     options, weight = dict(grid=(side, side)), ((heads, kernel, kernel),)
     case = Case('aft_conv', 2, side * side, CHANNELS[arch], options, weight, heads)
-    tensors = case.inputs(DTYPES[dtype], device)
+    tensors = case.inputs(getattr(torch, dtype), device)
     error = Oracle.of(case, tensors).errors(case, tensors, training=False)['output']
-    allowed = TOLERANCE[DTYPES[dtype]]
+    allowed = TOLERANCE[getattr(torch, dtype)]
     if not error <= allowed:
         raise SystemExit(
             f'{name} at {size} px {dtype} is wrong by {error:.2e} > {allowed}: not timed'
@@ -129,7 +154,7 @@ def check_op(name: str, size: int, dtype: str, device: str) -> None:
 
 def random_images(batch: int, size: int, dtype: str, device: str = 'cpu') -> torch.Tensor:
     """A batch of images."""
-    return torch.randn(batch, 3, size, size, device=device).to(DTYPES[dtype])
+    return torch.randn(batch, 3, size, size, device=device).to(getattr(torch, dtype))
 
 
 def in_form(model: nn.Module, form: str) -> Callable[[Tensor], Tensor]:
@@ -275,22 +300,9 @@ def line(row: dict) -> str:
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     """The command line; what is left out depends on the device."""
-    parser = common_parser(__doc__, DEFAULTS)
-    parser.add_argument('--size', type=image_side, nargs='+', help='image sides in px')
-    parser.add_argument('--dtype', nargs='+', choices=list(DTYPES))
-    parser.add_argument(
-        '--models',
-        nargs='+',
-        type=known_name,
-        metavar='MODEL',
-        help='deit-ARCH, aft-ARCH-hHEADS-kKERNEL, bound-ARCH-hHEADS-kKERNEL, '
-        f'{", ".join(RIVALS)}; ARCH: {", ".join(CHANNELS)}',
-    )
-    parser.add_argument('--forms', nargs='+', choices=FORMS, help='of each model')
-    parser.add_argument('--batch', type=positive_int, help='images')
-    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
+    parser = make_parser()
     args = parser.parse_args(arguments)
-    fill_in(args, DEFAULTS)
+    fill_in(parser, args, DEFAULTS)
     for name in args.models:
         # Without timm its models are reported as not run.
         if parse_name(name)[0] in ('aft', 'bound'):

@@ -23,27 +23,47 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from arguments import DTYPES, common_parser
+
+DEFAULTS = {
+    'cpu': dict(backends=['native', 'eager', 'reference'], dtype=['float32'], rounds=15),
+    'cuda': dict(backends=['triton', 'eager'], dtype=['bfloat16'], rounds=30),
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--list', action='store_true', help='name the cases and stop')
+    parser.add_argument(
+        '--cases', metavar='PATTERN', help='such as "conv-*"; default: all, or on a CPU small-*'
+    )
+    parser.add_argument('--backends', nargs='+', metavar='NAME', help='as in AFT_MM_BACKEND')
+    parser.add_argument(
+        '--check', action='store_true', help='hold results against the oracle, time nothing'
+    )
+    parser.add_argument('--dtype', nargs='+', choices=DTYPES)
+    return parser
+
+
+if __name__ == '__main__':
+    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+
 import torch
-from arguments import common_parser, fill_in, set_up_torch
 from memory import added_peak, in_fresh_process
 from op_cases import CASES, Case
 from op_costs import compulsory_bytes, operations
 from parity import TOLERANCE, Oracle, using
 from record import write_json
 from rivals import RIVALS
+from settings import fill_in, set_up_torch
 from timing import both_clocks, device_rates, profiled, ratio
 from torch import Tensor
 
 from aft_mm.ops import dispatch
 
-DTYPES = {str(dtype).removeprefix('torch.'): dtype for dtype in TOLERANCE}
 MODES = ('forward', 'forward+backward')
 # Entries of a [B, T, T, D] product of the oracle where that is timed as a backend.
 LARGEST_REFERENCE = 2**24
-DEFAULTS = {
-    'cpu': dict(backends=['eager', 'reference'], dtype=['float32'], rounds=15),
-    'cuda': dict(backends=['triton', 'eager'], dtype=['bfloat16'], rounds=30),
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +120,7 @@ def reasons_against_all(args: argparse.Namespace) -> list[str]:
     reasons: dict[str, None] = {}
     for dtype in args.dtype:
         for name in args.names:
-            tensors = CASES[name].inputs(DTYPES[dtype], args.device)
+            tensors = CASES[name].inputs(getattr(torch, dtype), args.device)
             for backend in args.backends:
                 reason = reason_against(CASES[name], backend, tensors, args.device)
                 if reason is None:
@@ -124,7 +144,7 @@ def verdict(form: Form, oracle: Oracle) -> dict:
 def admit(name: str, dtype: str, args: argparse.Namespace) -> tuple[list[dict], list[Form]]:
     """One row per form of the case, and the forms that may be timed, in the same order."""
     case = CASES[name]
-    tensors = case.inputs(DTYPES[dtype], args.device)
+    tensors = case.inputs(getattr(torch, dtype), args.device)
     rows, forms, oracle = [], [], None
     for form_name in (*args.backends, *case.rivals):
         row = dict(case=name, op=case.op, dtype=dtype, form=form_name)
@@ -158,7 +178,7 @@ def cpu_peak(name: str, dtype: str, form_name: str, mode: str, threads: int) -> 
     # The libraries set themselves up in a call of the same op on a small case.
     small = next(c for n, c in CASES.items() if n.startswith('small-') and c.op == case.op)
     for each in (small, case):
-        tensors = each.inputs(DTYPES[dtype], 'cpu')
+        tensors = each.inputs(getattr(torch, dtype), 'cpu')
         peak = added_peak(Form.of(each, form_name, tensors).once(mode))
     return peak
 
@@ -243,18 +263,13 @@ def line(row: dict) -> str:
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     """The command line; what is left out depends on the device."""
-    parser = common_parser(__doc__, DEFAULTS)
-    parser.add_argument('--list', action='store_true', help='name the cases and stop')
-    parser.add_argument(
-        '--cases', metavar='PATTERN', help='such as "conv-*"; default: all, or on a CPU small-*'
-    )
-    parser.add_argument('--backends', nargs='+', choices=dispatch.BACKENDS)
-    parser.add_argument(
-        '--check', action='store_true', help='hold results against the oracle, time nothing'
-    )
-    parser.add_argument('--dtype', nargs='+', choices=list(DTYPES))
+    parser = make_parser()
     args = parser.parse_args(arguments)
-    fill_in(args, DEFAULTS)
+    fill_in(parser, args, DEFAULTS)
+    for name in args.backends:
+        if name not in dispatch.BACKENDS:
+            known = ', '.join(dispatch.BACKENDS)
+            parser.error(f'argument --backends: must be among {known}, got {name!r}')
     args.names = fnmatch.filter(CASES, args.cases or '*')
     if args.cases is None and not args.list:
         args.names = [n for n in args.names if n.startswith('small-') == (args.device == 'cpu')]
@@ -282,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
             print('\n'.join(map(line, found)), flush=True)
             rows += found
             continue
-        rates[dtype] = device_rates(args.device, DTYPES[dtype])
+        rates[dtype] = device_rates(args.device, getattr(torch, dtype))
         copied, multiplied = rates[dtype].values()
         print(f'{dtype}: copy {copied / 1e9:.1f} GB/s, matrix {multiplied / 1e12:.2f} T/s')
         for names in groups.values():

@@ -31,22 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import numpy as np
-import torch
-import torch.nn.functional as F
-from arguments import common_parser, fill_in, positive_int, set_up_torch
-from mmengine.config import Config
-from parity import require_close
-from record import ROOT, environment, write_json
-from torch import Tensor
-
-import aft_mm.models  # noqa: F401 - registers what is built below
-from aft_mm.models.step_graph import laid_out_for_steps, make_steps
-from aft_mm.registry import MODELS
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # noqa: E402 - the backend comes first
+from arguments import common_parser, positive_int
+from clocks import CLOCKS
 
 MNIST, CIFAR = '{}_1xb10-250e-logistic_mnist', '{}_1xb4-7d-logistic_cifar10'
 CONFIGS = {
@@ -67,8 +53,53 @@ CONFIGS = {
         'aft-local': CIFAR.format('aft-local-256-l16-d256'),
     },
 }
-CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 FORMS = ('steps', 'compiled', 'anew')
+DEFAULTS = dict(
+    data='mnist', mixers=list(CONFIGS['mnist']), forms=['steps', 'anew'], batch=1, rounds=9
+)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = common_parser(__doc__, {'any device': DEFAULTS})
+    parser.add_argument('--data', choices=list(CONFIGS))
+    parser.add_argument('--mixers', nargs='+', choices=list(CONFIGS['mnist']))
+    parser.add_argument('--forms', nargs='+', choices=FORMS)
+    parser.add_argument('--batch', type=positive_int, help='images drawn at once')
+    parser.add_argument(
+        '--images', type=positive_int, default=3, help='rounds of whole images; %(default)s'
+    )
+    parser.add_argument(
+        '--patience', type=float, default=20.0,
+        help='seconds that a whole batch may take to be drawn; %(default)s',
+    )
+    parser.add_argument('--clock', choices=list(CLOCKS), default='wall', help='%(default)s')
+    parser.add_argument('--png', type=Path, help='draw them here')
+    parser.add_argument(
+        '--replot', type=Path, nargs='+', metavar='JSON', help='draw earlier runs instead'
+    )
+    return parser
+
+
+if __name__ == '__main__':
+    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+
+import matplotlib
+import numpy as np
+import torch
+import torch.nn.functional as F
+from mmengine.config import Config
+from parity import require_close
+from record import ROOT, environment, write_json
+from settings import fill_in, set_up_torch
+from torch import Tensor
+
+import aft_mm.models  # noqa: F401 - registers what is built below
+from aft_mm.models.step_graph import laid_out_for_steps, make_steps
+from aft_mm.registry import MODELS
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt  # the backend comes first
+
 # The paper's seconds per image at batch 1 (tables 4 and 5, CPU) and images per second of a batch
 # (tables 1 and 2, one GPU): its softmax and lsh keep no state, its stateful-softmax a cache.
 PAPER = {
@@ -83,9 +114,6 @@ PAPER = {
     ('cifar10', 'lsh-4', 'anew'): (5263.7, 0.005),
     ('cifar10', 'linear', 'steps'): (45.1, 17.85),
 }
-DEFAULTS = dict(
-    data='mnist', mixers=list(CONFIGS['mnist']), forms=['steps', 'anew'], batch=1, rounds=9
-)
 # Tokens that a timed call takes, one after the other: weights stay in the cache as they do in use.
 TOKENS_PER_CALL = 8
 # A call of `anew` costs as a forward pass, so a few do, and of few images: it is as fast per image.
@@ -333,25 +361,9 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = common_parser(__doc__, {'any device': DEFAULTS})
-    parser.add_argument('--data', choices=list(CONFIGS))
-    parser.add_argument('--mixers', nargs='+', choices=list(CONFIGS['mnist']))
-    parser.add_argument('--forms', nargs='+', choices=FORMS)
-    parser.add_argument('--batch', type=positive_int, help='images drawn at once')
-    parser.add_argument(
-        '--images', type=positive_int, default=3, help='rounds of whole images; %(default)s'
-    )
-    parser.add_argument(
-        '--patience', type=float, default=20.0,
-        help='seconds that a whole batch may take to be drawn; %(default)s',
-    )
-    parser.add_argument('--clock', choices=list(CLOCKS), default='wall', help='%(default)s')
-    parser.add_argument('--png', type=Path, help='draw them here')
-    parser.add_argument(
-        '--replot', type=Path, nargs='+', metavar='JSON', help='draw earlier runs instead'
-    )
+    parser = make_parser()
     args = parser.parse_args(arguments)
-    fill_in(args, dict.fromkeys(('cpu', 'cuda'), DEFAULTS))
+    fill_in(parser, args, dict.fromkeys(('cpu', 'cuda'), DEFAULTS))
     if 'compiled' in args.forms and args.device != 'cpu':
         parser.error('argument --forms: compiled is for --device cpu; a GPU replays a graph')
     return args

@@ -22,16 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-from model_costs import Kernel, decoder_kernels, image_kernels
-from op_cases import CASES, Case
-from op_costs import compulsory_bytes, operations
-
-from aft_mm.cli.errors import UserError, one_sentence
-
-DOCS = Path(__file__).parents[2] / 'docs' / 'benchmarks.md'
-REGION = re.compile(r'(<!-- bounds: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of bounds -->)', re.S)
-
 
 @dataclass(frozen=True)
 class Gpu:
@@ -58,11 +48,42 @@ GPUS = {
         'GeForce RTX 4090', 1.008e12, 165e12, 82.6e12, 82.6e12, 'NVIDIA Ada architecture paper'
     ),
 }
+# What the tensors of a precision are stored as.
+ELEMENT_TYPES = dict(bfloat16='bfloat16', tf32='float32', float32='float32')
+
+
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--check', action='store_true', help='end with 1 where the page is stale')
+    parser.add_argument('--gpu', choices=list(GPUS), help='print the tables of this GPU instead')
+    parser.add_argument(
+        '--precision', choices=list(ELEMENT_TYPES), help='print the tables of this type instead'
+    )
+    parser.add_argument('--json', type=Path, help='write all counts here')
+    return parser.parse_args(arguments)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import torch
+from model_costs import Kernel, decoder_kernels, image_kernels
+from op_cases import CASES, Case
+from op_costs import compulsory_bytes, operations
+
+from aft_mm.cli.errors import UserError, one_sentence
+
+DOCS = Path(__file__).parents[2] / 'docs' / 'benchmarks.md'
+REGION = re.compile(r'(<!-- bounds: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of bounds -->)', re.S)
+
+
 # Shares of the peak rates that good kernels are assumed to attain. Of flash attention the paper of
 # its successor reports 35 % on an H100 (arXiv 2407.08608); the others are what cuBLAS and a copy
 # are commonly seen to reach. They were not measured here.
 ATTAINED = dict(memory=0.9, product=0.45, attention=0.35)
-ELEMENT_TYPES = dict(bfloat16=torch.bfloat16, tf32=torch.float32, float32=torch.float32)
 
 # What the project aims at: a share of the bound with the mixing in one pass, and of a copy.
 AIM = 0.95
@@ -135,7 +156,7 @@ def compare(aft: Sequence[Kernel], rival: Sequence[Kernel], gpu: Gpu, precision:
 
 def image_rows(gpu: Gpu, precision: str) -> list[dict]:
     """AFT-conv against DeiT: inference of a batch of images."""
-    rows, dtype = [], ELEMENT_TYPES[precision]
+    rows, dtype = [], getattr(torch, ELEMENT_TYPES[precision])
     for label, names in IMAGES.items():
         for size in SIZES:
             traced = [
@@ -147,7 +168,7 @@ def image_rows(gpu: Gpu, precision: str) -> list[dict]:
 
 def decoder_rows(gpu: Gpu, precision: str) -> list[dict]:
     """AFT against softmax attention: forward and backward of a batch of sequences."""
-    rows, dtype = [], ELEMENT_TYPES[precision]
+    rows, dtype = [], getattr(torch, ELEMENT_TYPES[precision])
     for label, (*names, lengths) in DECODERS.items():
         for tokens in lengths:
             traced = [decoder_kernels(name, tokens, SEQUENCES, dtype) for name in names]
@@ -160,7 +181,7 @@ def op_row(name: str, case: Case, training: bool, gpu: Gpu, precision: str) -> d
 
     An op that needs more than one kernel, or moves anything twice, has less.
     """
-    wide, dtype = torch.float32, ELEMENT_TYPES[precision]
+    wide, dtype = torch.float32, getattr(torch, ELEMENT_TYPES[precision])
     dtypes = [dtype] * 3 + [wide] * len(case.parameters)
     tensors = [
         torch.empty(shape, dtype=dtype, device='meta')
@@ -279,20 +300,6 @@ def updated(text: str, made: dict[str, str]) -> str:
             f'got {", ".join(sorted(found)) or "none"}'
         )
     return REGION.sub(lambda region: region[1] + made[region[2]] + region[4], text)
-
-
-def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('--check', action='store_true', help='end with 1 where the page is stale')
-    parser.add_argument('--gpu', choices=list(GPUS), help='print the tables of this GPU instead')
-    parser.add_argument(
-        '--precision', choices=list(ELEMENT_TYPES), help='print the tables of this type instead'
-    )
-    parser.add_argument('--json', type=Path, help='write all counts here')
-    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from memory import added_peak
+from mixer_names import MIXER_NAMES, PLAIN, WINDOWED, WITH_HEADS
 from rivals import dense_local
 from torch import Tensor
 
@@ -44,34 +45,6 @@ class NoMixing(AFTSimple):
 
     def _mix(self, query, key, value, grid, key_mask) -> Tensor:
         return torch.sigmoid(query) * value + 0 * key
-
-
-# Mixers by their short names, with a window behind the name of the first ones, the number of heads
-# in those of the last.
-WINDOWED = {
-    'aft-local': dict(type='aft_mm.AFTLocal', rank=64),
-    'dense-aft-local': dict(type='aft_mm.DenseAFTLocal', rank=64),
-    'aft-local-normalized': dict(type='aft_mm.AFTLocalNormalized', rank=64),
-    'aft-window': dict(type='aft_mm.AFTWindow'),
-}
-PLAIN = {
-    'aft-simple': dict(type='aft_mm.AFTSimple'),
-    'aft-full': dict(type='aft_mm.AFTFull', rank=64),
-    'bound': dict(type='aft_mm.NoMixing'),
-}
-WITH_HEADS = {
-    'aft-conv': dict(type='aft_mm.AFTConv', kernel_size=31),
-    'softmax': dict(type='aft_mm.SoftmaxAttention'),
-    'dense-softmax': dict(type='aft_mm.DenseSoftmaxAttention'),
-    'linear': dict(type='aft_mm.LinearAttention'),
-    'performer': dict(type='aft_mm.PerformerAttention'),
-    **{f'lsh-{n}': dict(type='aft_mm.LSHAttention', num_rounds=n) for n in (1, 4, 8)},
-}
-MIXER_NAMES = (
-    f'{", ".join([*PLAIN, *WITH_HEADS])}, {", ".join(f"{name}-WINDOW" for name in WINDOWED)}, '
-    'or a registered mixer with its arguments by name, such as aft_mm.AFTSimple or '
-    '"aft_mm.AFTLocal(window=32, rank=None)"'
-)
 
 
 def mixer(name: str, heads: int) -> dict:

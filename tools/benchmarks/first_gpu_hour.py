@@ -25,6 +25,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog='first_gpu_hour.sh',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('out', type=Path, metavar='OUT_DIR')
+    parser.add_argument('--dry-run', action='store_true', help='list the parts and stop')
+    return parser.parse_args(arguments)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 import torch
 from record import ROOT, commit, device_name, versions
 
@@ -280,18 +296,6 @@ def list_parts(parts: Sequence[Part], out: Path) -> None:
         state = 'finished' if finished(part, out / part.name, now) else 'to do'
         print(f'{part.name:<28}{state:<10}at most {part.limit:.0f} s: {part.why}')
         print(f'    {part.command}')
-
-
-def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog='first_gpu_hour.sh',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument('out', type=Path, metavar='OUT_DIR')
-    parser.add_argument('--dry-run', action='store_true', help='list the parts and stop')
-    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None, parts: Sequence[Part] = PARTS) -> int:

@@ -9,8 +9,23 @@ implementation holds. The ratio is the peak, with what was there before the call
 import argparse
 from pathlib import Path
 
-import torch
 from arguments import positive_int
+
+
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--tokens', type=positive_int, default=65_536, help='T; %(default)s')
+    parser.add_argument('--heads', type=positive_int, default=8, help='h; %(default)s')
+    parser.add_argument('--head-dims', type=positive_int, nargs='+', default=[32, 64], help='D/h')
+    parser.add_argument('--json', type=Path, help='write rows and the environment here')
+    return parser.parse_args(arguments)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import torch
 from memory import added_peak
 from record import write_json
 
@@ -36,12 +51,7 @@ def ratio(tokens: int, heads: int, head_dims: int) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the ratio of each width."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--tokens', type=positive_int, default=65_536, help='T; %(default)s')
-    parser.add_argument('--heads', type=positive_int, default=8, help='h; %(default)s')
-    parser.add_argument('--head-dims', type=positive_int, nargs='+', default=[32, 64], help='D/h')
-    parser.add_argument('--json', type=Path, help='write rows and the environment here')
-    args = parser.parse_args(arguments)
+    args = parse_args(arguments)
     rows = [dict(head_dims=n, ratio=ratio(args.tokens, args.heads, n)) for n in args.head_dims]
     for row in rows:
         print(f'T {args.tokens}, {args.heads} heads of {row["head_dims"]}: {row["ratio"]:.2f}')

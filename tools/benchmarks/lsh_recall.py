@@ -11,9 +11,25 @@ what part of the tokens before it that is, the recall of a choice by chance.
 import argparse
 from pathlib import Path
 
+from arguments import positive_int
+
+
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    sizes = dict(tokens=1024, dims=256, heads=4, buckets=32, chunk=32)
+    for name, default in sizes.items():
+        parser.add_argument(f'--{name}', type=positive_int, default=default, help='%(default)s')
+    parser.add_argument('--lengths', type=float, nargs='+', default=[4.0, 16.0, 64.0])
+    parser.add_argument('--json', type=Path, help='write rows and the environment here')
+    return parser.parse_args(arguments)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 import torch
 import torch.nn.functional as F
-from arguments import positive_int
 from record import write_json
 from torch import Tensor, nn
 
@@ -59,13 +75,7 @@ def recall(length: float, rounds: int, args: argparse.Namespace) -> tuple[float,
 
 def main(arguments: list[str] | None = None) -> None:
     """Print a table, a row for each length of the keys and each number of rounds."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sizes = dict(tokens=1024, dims=256, heads=4, buckets=32, chunk=32)
-    for name, default in sizes.items():
-        parser.add_argument(f'--{name}', type=positive_int, default=default, help='%(default)s')
-    parser.add_argument('--lengths', type=float, nargs='+', default=[4.0, 16.0, 64.0])
-    parser.add_argument('--json', type=Path, help='write rows and the environment here')
-    args = parser.parse_args(arguments)
+    args = parse_args(arguments)
     rows = []
     for length in args.lengths:
         for rounds in ROUNDS:

@@ -10,11 +10,23 @@ import argparse
 import json
 from pathlib import Path
 
+
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('runs', type=Path, nargs='+', metavar='JSON')
+    parser.add_argument('--png', type=Path, required=True, help='draw here')
+    return parser.parse_args(arguments)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 import matplotlib
 
 matplotlib.use('Agg')
-from matplotlib import pyplot as plt  # noqa: E402
-from model_names import parse_name  # noqa: E402
+from matplotlib import pyplot as plt
+from model_names import parse_name
 
 
 def groups(runs: list[dict]) -> dict[str, dict[str, float]]:
@@ -76,10 +88,7 @@ def plot(runs: list[dict], path: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Read the runs, draw them and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('runs', type=Path, nargs='+', metavar='JSON')
-    parser.add_argument('--png', type=Path, required=True, help='draw here')
-    args = parser.parse_args(arguments)
+    args = parse_args(arguments)
     runs = [json.loads(path.read_text()) for path in args.runs]
     plot(runs, args.png)
     print('\n'.join(table(runs)))

@@ -12,8 +12,25 @@
 import argparse
 from pathlib import Path
 
-import numpy as np
 from arguments import positive_int
+
+
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('folder', type=Path, metavar='OUT_DIR')
+    parser.add_argument(
+        '--images-per-class', type=positive_int, default=3, help='default: %(default)s'
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import numpy as np
 from PIL import Image
 from record import ROOT
 
@@ -55,14 +72,7 @@ def write_text(path: Path, length: int) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write both sets."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('folder', type=Path, metavar='OUT_DIR')
-    parser.add_argument(
-        '--images-per-class', type=positive_int, default=3, help='default: %(default)s'
-    )
-    args = parser.parse_args(arguments)
+    args = parse_args(arguments)
     write_text(args.folder / 'enwik8' / 'enwik8', TEXT_BYTES)
     write_images(args.folder / 'imagenet' / 'train', args.images_per_class)
     print(f'{CLASSES * args.images_per_class} images and {TEXT_BYTES} bytes of text')

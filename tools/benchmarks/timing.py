@@ -2,12 +2,12 @@
 
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
+from clocks import CLOCKS
 from torch import Tensor
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
@@ -15,9 +15,6 @@ from torch.autograd.profiler_util import FunctionEvent
 # Larger than the second-level cache of any GPU.
 CACHE_BYTES = 256 * 2**20
 RATE_ROUNDS = 20
-# What a call on a CPU is timed by. That of the process, all threads together, stands still while
-# another process runs.
-CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
 
 @lru_cache

@@ -14,19 +14,12 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from arguments import positive_int
-from mmengine.config import Config
-from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
-from record import default_device, write_json
 
 from aft_mm.cli.arguments import add_arguments
-from aft_mm.cli.command_line import CONFIG_ERRORS, check_data, load_config
-from aft_mm.cli.errors import one_sentence
 
 
-def parse_args(arguments: list[str] | None) -> argparse.Namespace:
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('config', help='path of the config file')
@@ -35,6 +28,19 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--json', type=Path, help='write the row and the environment here')
     add_arguments(parser)
     return parser.parse_args(arguments)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+from record import default_device, write_json
+
+from aft_mm.cli.command_line import CONFIG_ERRORS, check_data, load_config
+from aft_mm.cli.errors import one_sentence
 
 
 def shorten(config: Config, iterations: int, amp: bool) -> None:

@@ -16,17 +16,32 @@ import argparse
 import statistics
 from functools import partial
 
+from arguments import DTYPES, common_parser, named_in_errors, positive_int
+
+HEADS = 4
+DEFAULTS = dict(tokens=3072, dims=256, layers=4, window=256, batch=2, dtype='float32', rounds=5)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = common_parser(__doc__, {'any device': DEFAULTS})
+    for name in ('tokens', 'dims', 'layers', 'window', 'batch'):
+        parser.add_argument(f'--{name}', type=positive_int)
+    parser.add_argument('--dtype', choices=DTYPES)
+    parser.set_defaults(**DEFAULTS)
+    return parser
+
+
+if __name__ == '__main__':
+    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+
 import torch
-from arguments import common_parser, named_in_errors, positive_int, set_up_torch
 from decoders import build, check_mixer, cpu_peak, infer, random_tokens
 from memory import added_peak, in_fresh_process
 from parity import DECODER_TOLERANCE, require_close
 from record import write_json
+from settings import fill_in, set_up_torch
 from timing import interleaved, ratio
 from torch import Tensor
-
-HEADS = 4
-DEFAULTS = dict(tokens=3072, dims=256, layers=4, window=256, batch=2, dtype='float32', rounds=5)
 
 
 def amp_step(dtype: str, model: torch.nn.Module, tokens: Tensor) -> None:
@@ -43,13 +58,10 @@ def mixed_precision(dtype: str, device: torch.device) -> torch.autocast:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = common_parser(__doc__, {'any device': DEFAULTS})
-    for name in ('tokens', 'dims', 'layers', 'window', 'batch'):
-        parser.add_argument(f'--{name}', type=positive_int)
-    parser.add_argument('--dtype', choices=list(DECODER_TOLERANCE))
-    parser.set_defaults(**DEFAULTS)
+    """The command line; what is left out depends on the device."""
+    parser = make_parser()
     args = parser.parse_args(arguments)
+    fill_in(parser, args)
     with named_in_errors(parser, '--dims'):
         check_mixer('softmax', args.dims, HEADS)
     return args

@@ -4,11 +4,14 @@
 
 Of each work dir the last checkpoint is published as publish_model.py does it, the averaged weights
 where EMAHook made them, since these are what was validated. Beside the files lie SHA256SUMS, for
-`sha256sum -c`, and weights.json with config, metrics, licence and command of each.
+`sha256sum -c`, and weights.json with config, metrics, licence and command of each. With `--address`
+the metafiles of configs/ list the files by name and hash, for a release that is about to be
+uploaded.
 """
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +23,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('work_dirs', nargs='+', metavar='WORK_DIR', help='of a finished run')
     parser.add_argument('--out', required=True, type=Path, help='a folder that is new or empty')
+    parser.add_argument(
+        '--address', metavar='hf://ORG/NAME',
+        help='where the files will lie, also https://…: list them in the metafiles of configs/')
     return parser.parse_args(argv)
 
 
@@ -30,6 +36,8 @@ from publish_model import publish, save
 
 from aft_mm.checkpoint import latest_checkpoint, load_from_local, register_safe_loading
 from aft_mm.visualization import read_scalars, validated_metrics, validations
+
+CONFIGS = Path(__file__).parents[2] / 'configs'
 
 
 def metrics_at(work_dir: str, iteration: int) -> dict[str, float]:
@@ -62,10 +70,29 @@ def release(work_dir: str, out: Path) -> list[dict]:
             for file, digest in save(published, out / f'{name}.pth').items()]
 
 
+def list_weights(name: str, address: str) -> None:
+    """Write `Weights`, the address of a file, into the entry of a model in the metafile.
+
+    Raises:
+        UserError: no metafile has an entry of this name.
+    """
+    for path in CONFIGS.glob('*/metafile.yml'):
+        text = path.read_text(encoding='utf-8')
+        if found := re.search(rf'^  - Name: {re.escape(name)}\n(?:    .*\n)+', text, re.M):
+            entry = re.sub('^    Weights: .*\n', '', found[0], flags=re.M)
+            first, rest = entry.split('\n', 1)
+            entry = f'{first}\n    Weights: {address}\n{rest}'
+            path.write_text(text.replace(found[0], entry), encoding='utf-8')
+            return
+    raise UserError(f'no metafile of configs/ has an entry {name!r} for the weights of that run')
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
     with one_sentence(ValueError):
+        if args.address and not args.address.startswith(('hf://', 'https://')):
+            raise UserError(f'--address must begin with hf:// or https://, got {args.address!r}')
         if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
             raise UserError(f'--out {str(args.out)!r} must be a folder that is new or empty')
         args.out.mkdir(parents=True, exist_ok=True)
@@ -74,6 +101,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         (args.out / 'weights.json').write_text(json.dumps(entries, indent=1) + '\n')
         (args.out / 'SHA256SUMS').write_text(
             ''.join(f'{entry["sha256"]}  {entry["file"]}\n' for entry in entries))
+        for entry in entries:
+            if args.address and entry['file'].endswith('.safetensors'):
+                address = f'{args.address.rstrip("/")}/{entry["file"]}#sha256={entry["sha256"]}'
+                list_weights(entry['name'], address)
     print(f'{len(entries)} files of {len(args.work_dirs)} runs written to {args.out}')
 
 

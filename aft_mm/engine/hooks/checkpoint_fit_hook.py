@@ -110,6 +110,30 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
         raise UserError(f'state_dict of the checkpoint must hold tensors by their names, but is a '
                         f'{type(weights).__name__} of something else')
     weights = without_prefix(weights)
+    missing, unexpected, reshaped, uncopied = _copy(model, weights)
+    if strict and (missing or unexpected or reshaped or uncopied):
+        source = checkpoint.get('meta', {}).get('experiment_name', 'an unnamed run')
+        raise UserError(
+            f'the checkpoint (from {source}) does not fit the model of this config '
+            f'({name}): {len(missing)} tensors are missing, '
+            f'{len(unexpected)} unexpected and {len(reshaped)} of another shape'
+            + (f'; {uncopied} cannot be copied' if uncopied else ''))
+    own = model.state_dict()
+    if reshaped:
+        _warn_of_new_beginnings(weights, own, reshaped)
+    _warn_of_non_finite(weights)
+    # mmengine's own loading follows, with a word on each tensor that does not fit.
+    resized = [] if reshaped or uncopied else sorted(
+        key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape)
+    if resized:
+        _warn_of_interpolation(weights, own, resized)
+    return resized
+
+
+def _copy(model: nn.Module, weights: Mapping) -> tuple:
+    """Copy what fits; the names that are missing, unexpected and of another shape, and how many
+    tensors cannot be copied.
+    """
     own = model.state_dict()
     reshaped: list[str] = []
     uncopied = 0
@@ -125,31 +149,26 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     # Torch would leave out the imaginary part.
     uncopied += sum(weights[key].is_complex() != own[key].is_complex()
                     for key in own.keys() & weights.keys() if isinstance(weights[key], Tensor))
-    if strict and (missing or unexpected or reshaped or uncopied):
-        source = checkpoint.get('meta', {}).get('experiment_name', 'an unnamed run')
-        raise UserError(
-            f'the checkpoint (from {source}) does not fit the model of this config '
-            f'({name}): {len(missing)} tensors are missing, '
-            f'{len(unexpected)} unexpected and {len(reshaped)} of another shape'
-            + (f'; {uncopied} cannot be copied' if uncopied else ''))
-    if reshaped:
-        shapes = ', '.join(f'{key} {list(weights[key].shape)} -> {list(own[key].shape)}'
-                           for key in reshaped[:2])
-        more = f' and {len(reshaped) - 2} more' if len(reshaped) > 2 else ''
-        print_log(
-            'of another shape in the checkpoint, so that the weights of this model begin anew: '
-            + shapes + more, logger='current', level=logging.WARNING)
-    _warn_of_non_finite(weights)
-    # mmengine's own loading follows, with a word on each tensor that does not fit.
-    resized = [] if reshaped or uncopied else sorted(
-        key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape)
-    if resized:
-        first = resized[0]
-        print_log(
-            f'the checkpoint is interpolated to the sizes of this model: {first} from '
-            f'{list(weights[first].shape)} to {list(own[first].shape)}, {len(resized)} in all',
-            logger='current', level=logging.WARNING)
-    return resized
+    return missing, unexpected, reshaped, uncopied
+
+
+def _warn_of_new_beginnings(weights: Mapping, own: Mapping, reshaped: list[str]) -> None:
+    """Name what keeps the weights of this model."""
+    shapes = ', '.join(f'{key} {list(weights[key].shape)} -> {list(own[key].shape)}'
+                       for key in reshaped[:2])
+    more = f' and {len(reshaped) - 2} more' if len(reshaped) > 2 else ''
+    print_log(
+        'of another shape in the checkpoint, so that the weights of this model begin anew: '
+        + shapes + more, logger='current', level=logging.WARNING)
+
+
+def _warn_of_interpolation(weights: Mapping, own: Mapping, resized: list[str]) -> None:
+    """Name the first tensor whose size was changed, and how many were."""
+    first = resized[0]
+    print_log(
+        f'the checkpoint is interpolated to the sizes of this model: {first} from '
+        f'{list(weights[first].shape)} to {list(own[first].shape)}, {len(resized)} in all',
+        logger='current', level=logging.WARNING)
 
 
 def _warn_of_non_finite(weights: Mapping) -> None:

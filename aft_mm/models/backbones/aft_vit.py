@@ -99,23 +99,20 @@ class AFTViT(BaseModule):
         check_int('in_channels', in_channels, 1)
         check_probability('drop_rate', drop_rate)
         check_probability('drop_path_rate', drop_path_rate)
-        for name, value in [
-            ('with_cls_token', with_cls_token),
-            ('position_embedding', position_embedding),
-            ('with_cp', with_cp),
-            ('final_norm', final_norm),
-            ('with_mask_channel', with_mask_channel),
-            ('bfloat16', bfloat16),
-        ]:
-            check_flag(name, value)
+        check_int('frozen_stages', frozen_stages, most=num_layers)
+        flags = dict(
+            with_cls_token=with_cls_token,
+            position_embedding=position_embedding,
+            with_cp=with_cp,
+            final_norm=final_norm,
+            with_mask_channel=with_mask_channel,
+            bfloat16=bfloat16,
+        )
+        for name, flag in flags.items():
+            check_flag(name, flag)
+        _check_out_type(out_type, with_cls_token)
         if token_mixer is not None:
             check_config('token_mixer', token_mixer)
-        if out_type not in OUT_TYPES or (out_type == 'cls_token' and not with_cls_token):
-            raise ValueError(
-                f"out_type must be one of {', '.join(OUT_TYPES)}, 'cls_token' only with a class "
-                f'token, got {out_type!r} with with_cls_token={with_cls_token}'
-            )
-        check_int('frozen_stages', frozen_stages, most=num_layers)
         self.embed_dims = embed_dims
         self.out_type = out_type
         self.out_indices = _absolute(out_indices, num_layers)
@@ -129,11 +126,10 @@ class AFTViT(BaseModule):
 
         self.patch_embed = PatchEmbedding(in_channels, embed_dims, patch_size)
         self.grid = self.patch_embed.grid_of(*per_dimension('img_size', img_size, 2))
-        self.cls_token = None
+        self.cls_token = self.pos_embed = None
         if with_cls_token:
-            self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dims))
-            nn.init.trunc_normal_(self.cls_token, std=0.02)
-        self.pos_embed = None
+            token = nn.init.trunc_normal_(torch.empty(1, 1, embed_dims), std=0.02)
+            self.cls_token = nn.Parameter(token)
         if position_embedding:
             self.pos_embed = PositionEmbedding(self.grid, embed_dims, self.num_prefix_tokens)
         self.drop = nn.Dropout(drop_rate)
@@ -150,10 +146,7 @@ class AFTViT(BaseModule):
             for i in range(num_layers)
         )
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6) if final_norm else nn.Identity()
-        for module in self._frozen_modules():
-            module.requires_grad_(False)
-        if self.cls_token is not None and frozen_stages > 0:
-            self.cls_token.requires_grad_(False)
+        self._freeze()
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """image [B, C, H, W]; one output per entry of out_indices, in ascending order.
@@ -255,6 +248,12 @@ class AFTViT(BaseModule):
         check_int('arch.num_layers', settings['num_layers'], 1)
         check_number('arch.mlp_ratio', settings['mlp_ratio'], above=0)
         return settings['embed_dims'], settings['num_layers'], settings['mlp_ratio']
+
+    def _freeze(self) -> None:
+        for module in self._frozen_modules():
+            module.requires_grad_(False)
+        if self.cls_token is not None and self.frozen_stages > 0:
+            self.cls_token.requires_grad_(False)
 
     def _frozen_modules(self) -> list[nn.Module]:
         if self.frozen_stages < 1:
@@ -362,6 +361,14 @@ class AFTViT(BaseModule):
                     f'{f" and {len(names) - 1} more" if len(names) > 1 else ""}'
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _check_out_type(out_type: str, with_cls_token: bool) -> None:
+    if out_type not in OUT_TYPES or (out_type == 'cls_token' and not with_cls_token):
+        raise ValueError(
+            f"out_type must be one of {', '.join(OUT_TYPES)}, 'cls_token' only with a class "
+            f'token, got {out_type!r} with with_cls_token={with_cls_token}'
+        )
 
 
 def _absolute(out_indices: int | Sequence[int], num_layers: int) -> tuple[int, ...]:

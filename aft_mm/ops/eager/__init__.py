@@ -16,7 +16,7 @@ The files, from the ops down to the sums:
 
 - `mixing.py`: the ops; `steps.py`: the same one token at a time;
 - `bands.py`: the products of full and local with a dense or banded exp(w); `banded_product.py`:
-  their fast form with its backward pass;
+  their fast form with its backward pass; `tile_by_tile.py`: its products where oneDNN is faster;
 - `convolution.py`: AFT-conv; `dense_convolution.py`: its form for small grids on CUDA;
   `inference_convolution.py`: its form for a CPU without a gradient; `exact_convolution.py`: its
   form for any finite key; `library.py`: what torch.compile must see as one node;

@@ -84,9 +84,10 @@ def local_band(pos_u: Tensor, pos_v: Tensor | None, window: Window, grid, causal
         tiles = _skew(rows, before * block - radius, len(reach))
     else:
         tiles = torch.bmm(rows, neighbours(pos_v, block, before, after).transpose(1, 2))
-    tiles = tiles.masked_fill(~near_mask(target, source, window, grid), 0)
+    # A product and a sum: torch fills under a mask several times slower.
+    tiles = tiles * near_mask(target, source, window, grid)
     if causal:
-        tiles = tiles.masked_fill(source > target, -torch.inf)
+        tiles = tiles + torch.where(source[:1] > target[:1], -torch.inf, 0.0)
     return Band(tiles, before, after, far=True, causal=causal)
 
 
@@ -123,11 +124,12 @@ def normalized_mean(key: Tensor, value: Tensor, seen: Tensor, band: Band) -> Ten
 def _fits(key: Tensor, value: Tensor, band: Band) -> Tensor:
     """Whether one common shift and float32 are exact to tolerance (`sums.py`)."""
     tiles = band.tiles.detach()
-    high, low = tiles.amax(2), tiles.masked_fill(tiles == -torch.inf, torch.inf).amin(2)
+    # The smallest of those that are seen.
+    seen = tiles.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
     if band.far:  # far tokens have w = 0 in every row
-        bias_spread = high.amax().clamp_min(0) - low.amin().clamp_max(0)
+        bias_spread = tiles.amax().clamp_min(0) - seen.amin().clamp_max(0)
     else:
-        bias_spread = (high - low).amax()
+        bias_spread = (tiles.amax(2) - seen.amin(2)).amax()
     exponents = spread(key, 0) + bias_spread
     if not band.causal:
         return (exponents <= FAST_SPREAD) | (bias_spread <= FAST_BIAS_SPREAD)

@@ -36,8 +36,8 @@ WEIGHT_BYTES = 16
 def serves(value: Tensor, weight: Tensor, grid: Sequence[int], parts: int) -> bool:
     """Whether the dense product is faster than the convolutions, by counts.
 
-    On a CPU it never is: measured at grids of 7 × 7 to 32 × 32, kernels of 3 to 27 columns and 16
-    to 384 heads it takes 1.02 to 52 times as long (docs/ops.md).
+    On a CPU it never is: not at grids of 7 × 7 to 32 × 32, kernels of 3 to 27 columns and 16 to 384
+    heads.
     """
     tokens, heads = math.prod(grid), weight.shape[0]
     if value.device.type != 'cuda' or tokens > LONGEST:

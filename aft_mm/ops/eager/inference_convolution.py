@@ -2,7 +2,7 @@
 
 Memory that was just used is used again: to get fresh pages from the system costs more than most
 operations, and the kernel is prepared once. Of bfloat16 tokens, too, everything is float32: what a
-convolution of bfloat16 numbers gains the conversions lose (docs/ops.md).
+convolution of bfloat16 numbers gains the conversions lose.
 """
 
 import math

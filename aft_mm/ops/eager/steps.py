@@ -9,10 +9,22 @@ import torch
 from torch import Tensor
 
 from ..geometry import Window, hard_mask, kernel_index, near_mask, near_radius
-from ..state import StepState, buffer_sums, push, slot_tokens, with_far
+from ..state import StepState, buffer_sums, common_position, push, slot_tokens, with_far
 from .mixing import apply_relu2_gates, relu_terms
 from .sums import join, mean
 from .tokens import apply_gate
+
+# The bias of every slot of a buffer of n once token t [B] is in, [B, n] or [B, n, h].
+Row = Callable[[Tensor, int], Tensor]
+
+
+def _over_tokens(bias_of: Callable[[Tensor, Tensor], Tensor]) -> Row:
+    """The row of which ``bias_of(t [B, 1], tokens [B, n])`` tells the bias of any tokens."""
+
+    def row(position: Tensor, size: int) -> Tensor:
+        return bias_of(position[:, None], slot_tokens(position, size).clamp_min(0))
+
+    return row
 
 
 def _weighted_step(
@@ -20,18 +32,17 @@ def _weighted_step(
     query: Tensor | None,
     key: Tensor,
     value: Tensor,
-    bias_of: Callable[[Tensor, Tensor], Tensor],
+    bias_of: Row,
     gate: str,
     far: bool,
 ) -> tuple[Tensor, StepState]:
-    """A token with the bias ``bias_of(t [B, 1], tokens [B, n])``, which is [B, n] or [B, n, h].
+    """A token with the bias ``bias_of(t [B], n)`` of the slots, which is [B, n] or [B, n, h].
 
     `far`: W = 1 past the buffer.
     """
-    target = state.position[:, None]
-    tokens = slot_tokens(state.position, state.keys.shape[1])
+    bias = bias_of(state.position, state.keys.shape[1])
     state = push(state, key, value, keep_sums=far)
-    near = buffer_sums(state, bias_of(target, tokens.clamp_min(0)))
+    near = buffer_sums(state, bias)
     sums = with_far(near, state.sums) if far else (near.numerator, near.denominator)
     mixed = mean(*sums).squeeze(1)
     return apply_gate(query, mixed, gate, value.dtype), state
@@ -55,9 +66,8 @@ def aft_simple_step(state, query, key, value, *, key_function, gate) -> tuple[Te
 
 def aft_full_step(state, query, key, value, position_bias, *, gate) -> tuple[Tensor, StepState]:
     """O(T·D): the row of w weighs every token."""
-    return _weighted_step(
-        state, query, key, value, lambda t, s: position_bias[t, s], gate, far=False
-    )
+    row = _over_tokens(lambda t, s: position_bias[t, s])
+    return _weighted_step(state, query, key, value, row, gate, far=False)
 
 
 def _near_row(
@@ -66,11 +76,11 @@ def _near_row(
     window: Window,
     grid: Sequence[int] | None,
     dtype: torch.dtype,
-) -> Callable[[Tensor, Tensor], Tensor]:
+) -> Row:
     # A buffer in 1-d is as long as the window: every token that it holds is near.
     all_near = (grid is None or len(grid) == 1) and near_radius(window, grid) >= 0
 
-    def row(target: Tensor, source: Tensor) -> Tensor:
+    def of_tokens(target: Tensor, source: Tensor) -> Tensor:
         if pos_v is None:
             last = pos_u.shape[1] - 1
             bias = pos_u[target, (last + source - target).clamp(0, last)]
@@ -80,6 +90,15 @@ def _near_row(
         if all_near:
             return bias
         return bias.masked_fill(~near_mask(target, source, window, grid), 0)
+
+    def row(position: Tensor, size: int) -> Tensor:
+        common = common_position(position) if all_near and pos_v is not None else None
+        if common is None or len(pos_v) < size:
+            return _over_tokens(of_tokens)(position, size)
+        # The tokens lie side by side, but for the slots behind the last one written.
+        first = max(common + 1 - size, 0)
+        rows = pos_v.narrow(0, first, size).to(dtype)
+        return (rows * pos_u.select(0, common).to(dtype)).sum(1).roll(first % size).unsqueeze(0)
 
     return row
 
@@ -103,7 +122,8 @@ def aft_conv_step(
         bias = weight.flatten(1).T[index.clamp_min(0)]  # [B, n, h]
         return bias.masked_fill((index < 0).unsqueeze(-1), outside)
 
-    return _weighted_step(state, query, key, value, row, gate, far=global_connectivity)
+    far = global_connectivity
+    return _weighted_step(state, query, key, value, _over_tokens(row), gate, far)
 
 
 def aft_window_step(state, query, key, value, *, window, grid, gate) -> tuple[Tensor, StepState]:
@@ -112,7 +132,7 @@ def aft_window_step(state, query, key, value, *, window, grid, gate) -> tuple[Te
     def row(target: Tensor, source: Tensor) -> Tensor:
         return torch.where(hard_mask(target, source, window, grid, causal=True), 0.0, -torch.inf)
 
-    return _weighted_step(state, query, key, value, row, gate, far=False)
+    return _weighted_step(state, query, key, value, _over_tokens(row), gate, far=False)
 
 
 def aft_local_normalized_step(
@@ -120,10 +140,9 @@ def aft_local_normalized_step(
 ) -> tuple[Tensor, StepState]:
     """O(r·D): the row of w and the keys over the buffer, and the sums of what left it."""
     target, size = state.position[:, None], state.keys.shape[1]
-    tokens = slot_tokens(state.position, size)
+    bias = _near_row(pos_u, pos_v, window, grid, state.keys.dtype)(state.position, size)
+    bias = bias.masked_fill(slot_tokens(state.position, size) < 0, -torch.inf)
     state = push(state, key, value, keep_sums=True)
-    bias = _near_row(pos_u, pos_v, window, grid, state.keys.dtype)(target, tokens.clamp_min(0))
-    bias = bias.masked_fill(tokens < 0, -torch.inf)
     # Each token that left the buffer has W = 1.
     left = (target + 1 - size).clamp_min(0).to(bias.dtype)
     total = torch.logaddexp(bias.logsumexp(1, True), left.log())

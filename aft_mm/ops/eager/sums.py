@@ -162,8 +162,8 @@ def join(sums: Sums, key: Tensor, value: Tensor) -> Sums:
     scale, weight = torch.exp(sums.shift - shift), torch.exp(key - shift)
     return Sums(
         shift,
-        sums.numerator * scale + value * weight,
-        sums.denominator * scale + weight,
+        torch.addcmul(value * weight, sums.numerator, scale),
+        torch.addcmul(weight, sums.denominator, scale),
     )
 
 

@@ -1,0 +1,160 @@
+// Vectors of channels: as many lanes as the instruction set of this build has, loads and stores of
+// float32 and bfloat16, and the exponential.
+//
+// The compiler's own vector types: one source for every instruction set. setup.py builds it for
+// each, support.py loads the one that torch uses on this machine.
+
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+constexpr int SUMS = 16;  // at once, that fit into the registers with what is added
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+constexpr int SUMS = 8;
+#else
+constexpr int LANES = 4;
+constexpr int SUMS = 8;
+#endif
+
+#define UNROLL _Pragma("GCC unroll 32")
+#define INLINE inline __attribute__((always_inline))
+
+typedef float Vector __attribute__((vector_size(4 * LANES)));
+typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+struct bfloat16 {
+    uint16_t bits;
+};
+
+constexpr float LOWEST = -3.402823466e38f;  // the shift that stands for no key
+constexpr float TINY = 1.175494351e-38f;
+
+INLINE Vector all(float x) { return x - Vector{}; }
+
+INLINE Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+INLINE bool any(Integers condition) {
+    int32_t found = 0;
+    for (int lane = 0; lane < LANES; ++lane) found |= condition[lane];
+    return found != 0;
+}
+
+INLINE Vector load(const float* from) {
+    Vector x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+INLINE void store(float* to, Vector x) { memcpy(to, &x, sizeof x); }
+
+INLINE Vector load(const bfloat16* from) {
+    Halves x;
+    memcpy(&x, from, sizeof x);
+    return (Vector)(__builtin_convertvector(x, Words) << 16);
+}
+
+// To the nearest, ties to even; NaN stays NaN.
+INLINE void store(bfloat16* to, Vector x) {
+    Words bits = (Words)x;
+    Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    Halves halves = __builtin_convertvector(x == x ? rounded : Words{} + 0x7fc0, Halves);
+    memcpy(to, &halves, sizeof halves);
+}
+
+// The first `lanes` of a vector where the channels end, the rest 0.
+template <typename Number>
+INLINE Vector load(const Number* from, int lanes) {
+    if (lanes == LANES) return load(from);
+    Number part[LANES] = {};
+    memcpy(part, from, lanes * sizeof(Number));
+    return load(part);
+}
+
+template <typename Number>
+INLINE void store(Number* to, Vector x, int lanes) {
+    if (lanes == LANES) return store(to, x);
+    Number part[LANES];
+    store(part, x);
+    memcpy(to, part, lanes * sizeof(Number));
+}
+
+// e^x to 2 units in the last place; 0 below e^-87, e^88 above, NaN of NaN.
+INLINE Vector exponential(Vector x) {
+    Vector bounded = x > 88.0f ? all(88.0f) : x;
+    bounded = bounded < -87.0f ? all(-87.0f) : bounded;
+    // The magic number rounds to a whole number: the bits behind the point fall out of the sum.
+    Vector whole = bounded * 1.442695041f + 12582912.0f - 12582912.0f;
+    Vector rest = bounded - whole * 0.693359375f - whole * -2.12194440e-4f;
+    Vector sum = all(1.9875691500e-4f);
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * (rest * rest) + rest + 1.0f;
+    Integers power = (__builtin_convertvector(whole, Integers) + 127) << 23;
+    Vector result = sum * (Vector)power;
+    return x < -87.0f ? Vector{} : result;
+}
+
+// x[index] of every lane.
+INLINE Vector pick(Vector x, Integers index) {
+#if defined(__clang__)
+    Vector result;
+    for (int lane = 0; lane < LANES; ++lane) result[lane] = x[index[lane]];
+    return result;
+#else
+    return __builtin_shuffle(x, index);
+#endif
+}
+
+enum Gate : int64_t { NONE, SIGMOID, RELU };
+
+// g(q) n / d.
+INLINE Vector gated_mean(Vector query, Vector numerator, Vector denominator, int64_t gate) {
+    if (gate == SIGMOID) return numerator / (denominator * (1.0f + exponential(-query)));
+    if (gate == RELU) numerator *= query > 0.0f ? query : (query == query ? Vector{} : query);
+    return numerator / denominator;
+}
+
+// g(q), and its slope.
+INLINE Vector gate_with_slope(Vector query, int64_t gate, Vector& slope) {
+    slope = Vector{};
+    if (gate == NONE) return all(1.0f);
+    if (gate == SIGMOID) {
+        Vector gating = 1.0f / (1.0f + exponential(-query));
+        slope = gating * (1.0f - gating);
+        return gating;
+    }
+    slope = query > 0.0f ? all(1.0f) : Vector{};
+    return query > 0.0f ? query : Vector{};
+}
+
+// Memory that a thread keeps from call to call: fresh pages cost more than what is done in them.
+class Scratch {
+public:
+    ~Scratch() { free(memory); }
+
+    float* of(size_t numbers) {
+        if (numbers > size) {
+            free(memory);
+            size = 0;
+            memory = static_cast<float*>(aligned_alloc(64, (4 * numbers + 63) / 64 * 64));
+            if (memory == nullptr) throw std::bad_alloc();
+            size = numbers;
+        }
+        return memory;
+    }
+
+private:
+    float* memory = nullptr;
+    size_t size = 0;
+};
