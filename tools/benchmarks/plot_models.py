@@ -51,15 +51,18 @@ def table(runs: list[dict]) -> list[str]:
         '| --- | --- | --- | --- | --- |',
     ]
     for run in runs:
-        rows = {row['model']: row for row in run['rows'] if row['form'] == 'eager'}
-        for name, row in rows.items():
+        rows = {
+            (row['model'], row['size'], row['dtype']): row
+            for row in run['rows'] if row['form'] == 'eager'
+        }  # fmt: skip
+        for (name, *place), row in rows.items():
             kind, arch, *_ = parse_name(name)
             if kind not in ('aft', 'rival') or 'speed_vs_deit' not in row:
                 continue
-            bound = rows.get(name.replace('aft', 'bound'), {}) if kind == 'aft' else {}
+            bound = rows.get((name.replace('aft', 'bound'), *place), {}) if kind == 'aft' else {}
             speeds = (row['speed_vs_deit'], bound.get('speed_vs_deit'), row.get('speed_vs_bound'))
             cells = ['–' if speed is None else f'{speed:.2f}' for speed in speeds]
-            peaks = row.get('peak_mib'), rows[f'deit-{arch}'].get('peak_mib')
+            peaks = row.get('peak_mib'), rows[f'deit-{arch}', *place].get('peak_mib')
             cells.append(', '.join('–' if peak is None else f'{peak:.0f}' for peak in peaks))
             lines.append(f'| {name}, {row["size"]}, {row["dtype"]} | {" | ".join(cells)} |')
     return lines

@@ -205,6 +205,9 @@ INLINE Vector make_terms(const Map& terms, const Plan& plan, int64_t sample, int
     for (int64_t row = 0, token = 0; row < call.rows; ++row)
         for (int64_t column = 0; column < call.columns; ++column, ++token) {
             Vector term = Vector{};
+            __builtin_prefetch(call.value.at<Number>(sample, token + AHEAD, channel));
+            if (call.gate != NONE) __builtin_prefetch(call.query.at<Number>(sample, token, channel));
+            __builtin_prefetch(call.output.at<Number>(sample, token, channel), 1);
             if (!plan.hidden(sample, token))
                 term = get_weight(row, column) *
                        load(call.value.at<Number>(sample, token, channel), used);
@@ -223,7 +226,6 @@ INLINE void make_maps(const Map (&maps)[2], Vector (&totals)[2], const Plan& pla
         __builtin_prefetch(call.key.at<Number>(sample, token + AHEAD, heads.first));
         __builtin_prefetch(call.value.at<Number>(sample, token, channel));
         if (call.gate != NONE) __builtin_prefetch(call.query.at<Number>(sample, token, channel));
-        __builtin_prefetch(call.output.at<Number>(sample, token, channel), 1);
         return heads.spread(call.key.at<Number>(sample, token, 0));
     });
     totals[0] = make_terms<Number>(maps[0], plan, sample, channel, used,

@@ -52,6 +52,7 @@ void mix_heads(const Plan& plan, int64_t sample, int64_t head, Scratch& scratch)
     const Map terms[1] = {plan.map(numbers)}, weights[1] = {plan.map(numbers + plan.size)};
     take_kernel(head_kernel, plan, Heads(head, call.heads, call.heads), false);
     Vector totals[1] = {make_weights(weights[0], plan, sample, [&](int64_t token) {
+        __builtin_prefetch(call.key.at<Number>(sample, token + AHEAD, head));
         return load(call.key.at<Number>(sample, token, head), used);
     })};
     if (call.causal) totals[0] = Vector{};
