@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import eager
 from ..eager import decisions
 from ..eager.convolution import crop_kernel, difference_fits, weights_decide
+from ..eager.tokens import hide
 from . import support
 
 GATES = ('none', 'sigmoid', 'relu')
@@ -57,7 +58,8 @@ def aft_conv(
 
     def prepare() -> tuple[Tensor, Tensor | None]:
         cropped = crop_kernel(weight.float(), grid)
-        if not difference_fits(key, value, cropped, *seen):
+        shown = (key, value) if weights_decide(*seen) else hide(key, value, key_mask)
+        if not difference_fits(*shown, cropped, *seen):
             return cropped, None
         kernel = (torch.expm1 if global_connectivity else torch.exp)(cropped.detach())
         return cropped, kernel.flatten(1).T.contiguous()
