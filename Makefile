@@ -27,7 +27,7 @@ $(VENV)/development: $(VENV)/installed requirements/dev.txt
 
 # What pip built, anew where the sources have changed.
 LOOPS := aft_mm/ops/native
-$(VENV)/loops: $(VENV)/installed $(wildcard $(LOOPS)/*.cpp $(LOOPS)/*.h)
+$(VENV)/loops: $(VENV)/installed setup.py $(wildcard $(LOOPS)/*.cpp $(LOOPS)/*.h)
 	$(BIN)/python setup.py -q build_ext --inplace
 	touch $@
 

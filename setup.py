@@ -72,8 +72,10 @@ class BuildLoops(build_ext):
     def build_extension(self, ext):
         temporary = self.build_temp
         self.build_temp = str(Path(temporary) / ext.name)  # the objects of all have the same names
-        super().build_extension(ext)
-        self.build_temp = temporary
+        try:
+            super().build_extension(ext)
+        finally:
+            self.build_temp = temporary
 
     def get_ext_filename(self, fullname):
         *folders, name = fullname.split('.')
@@ -93,7 +95,7 @@ def loops():
         Extension(
             f'aft_mm.ops.native.loops_{name}_{DIGEST}',
             [str(path) for path in SOURCES if path.suffix == '.cpp'],
-            depends=[str(path) for path in SOURCES if path.suffix == '.h'],
+            depends=['setup.py', *(str(path) for path in SOURCES if path.suffix == '.h')],
             language='c++',
             optional=True,
             extra_compile_args=[*FLAGS, *flags],

@@ -1,5 +1,8 @@
 """The loops in C++, of every set of instructions that this processor has, against the oracle."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -221,3 +224,59 @@ def test_without_a_library_eager_serves_and_the_table_says_why(monkeypatch, tmp_
             case(*tensors)
     finally:
         support.find_library.cache_clear()
+
+
+@pytest.mark.parametrize('case', [SHAPES[0], SHAPES[-2]], ids=lambda case: case.name)
+def test_hidden_tokens_get_no_gradient_whatever_happens_to_mask_and_gradient(case):
+    tensors = case.inputs(2, torch.float32, bias_scale=0.5)
+    mask = torch.ones(2, case.tokens, dtype=torch.bool)
+    mask[:, ::2] = False
+    output, hidden = case(*tensors, key_mask=mask), ~mask
+    mask.fill_(True)
+    gradient = torch.ones_like(output)
+    gradient[:, -1] = torch.nan
+    for x in torch.autograd.grad(output, tensors[1:3], gradient):
+        assert (x[hidden] == 0).all()
+
+
+@pytest.mark.parametrize('case', [SHAPES[0], SHAPES[-2]], ids=lambda case: case.name)
+def test_what_hooks_and_autocast_do_to_saved_tensors(case, monkeypatch):
+    tensors = case.inputs(2, torch.float32, bias_scale=0.5)
+    expected = torch.autograd.grad(case(*tensors).sum(), tensors)
+
+    def unpack(x):
+        return x.transpose(0, -1).contiguous().transpose(0, -1)
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+        got = torch.autograd.grad(case(*tensors).sum(), tensors)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    with torch.autocast('cpu', torch.bfloat16):
+        got = torch.autograd.grad(case(*tensors).sum(), tensors, create_graph=True)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max())
+
+
+def test_constants_die_and_need_no_gradient():
+    case = SHAPES[0]
+    *tokens, weight = case.inputs(2, torch.float32, bias_scale=0.5)
+    with torch.inference_mode():
+        constant = ops.constant(weight.detach() * 1)
+    case(*tokens, constant).sum().backward()
+    died = []
+    weakref.finalize(constant, died.append, True)
+    del constant
+    gc.collect()
+    assert died
+
+
+def test_sums_over_many_tokens_keep_their_digits():
+    tokens = 200_000
+    value = (1 + 0.1 * torch.randn(1, tokens, 4)).requires_grad_()
+    key = torch.randn(1, tokens, 4)
+    wide = [x.detach().double() for x in (key, value)]
+    mean = (wide[0].exp() * wide[1]).cumsum(1) / wide[0].exp().cumsum(1)
+    got = ops.aft_simple(None, key, value, causal=True, gate='none')
+    torch.testing.assert_close(got.double(), mean, rtol=1e-6, atol=0)
+    weight = torch.zeros(4, 3)
+    got = ops.aft_conv(None, key, value, weight, grid=(tokens,), gate='none')
+    torch.testing.assert_close(got[:, 0].double(), mean[:, -1], rtol=1e-6, atol=0)

@@ -143,14 +143,14 @@ void correlate_columns(int64_t some, float* const (&to)[S], const Map (&maps)[S]
 // Adds the running sums of S maps to the places of a row: over the tokens up to each, or if `turned`
 // from it on; `totals` are those over the rows before, or behind.
 template <int S>
-void add_running(float* const (&to)[S], const Map (&maps)[S], Vector (&totals)[S], int64_t row,
+void add_running(float* const (&to)[S], const Map (&maps)[S], Total (&totals)[S], int64_t row,
                  const Plan& plan, bool turned) {
     for (int64_t i = 0; i < plan.call.columns; ++i) {
         int64_t column = turned ? plan.call.columns - 1 - i : i;
         for (int map = 0; map < S; ++map) {
             float* at = to[map] + column * LANES;
-            totals[map] += load(maps[map].at(row, plan.beside + column));
-            store(at, load(at) + totals[map]);
+            totals[map].add(load(maps[map].at(row, plan.beside + column)));
+            store(at, load(at) + totals[map].sum);
         }
     }
 }
@@ -159,11 +159,11 @@ void add_running(float* const (&to)[S], const Map (&maps)[S], Vector (&totals)[S
 // `totals` begin as the sums over all tokens, or, causal, as 0, and rows come in turn then, from the
 // last to the first if `turned`.
 template <int S>
-void correlate_row(float* const (&to)[S], const Map (&maps)[S], Vector (&totals)[S],
+void correlate_row(float* const (&to)[S], const Map (&maps)[S], Total (&totals)[S],
                    const float* kernel, int64_t row, const Plan& plan, bool turned) {
     bool everything = plan.call.background && !plan.call.causal;
     Vector starts[S] = {};
-    for (int map = 0; map < S && everything; ++map) starts[map] = totals[map];
+    for (int map = 0; map < S && everything; ++map) starts[map] = totals[map].sum;
     constexpr int MOST = SUMS / S;
     int64_t columns = plan.call.columns, pieces = (columns + MOST - 1) / MOST;
     for (int64_t piece = 0; piece < pieces; ++piece) {
@@ -176,10 +176,11 @@ void correlate_row(float* const (&to)[S], const Map (&maps)[S], Vector (&totals)
 
 // Keys of all tokens, by load_key(token), into the map as e^(k - their maximum); the sum of these.
 template <typename LoadKey>
-INLINE Vector make_weights(const Map& weights, const Plan& plan, int64_t sample,
+INLINE Total make_weights(const Map& weights, const Plan& plan, int64_t sample,
                            const LoadKey& load_key) {
     const Call& call = plan.call;
-    Vector shift = all(LOWEST), total = Vector{};
+    Vector shift = all(LOWEST);
+    Total total;
     for (int64_t row = 0, token = 0; row < call.rows; ++row)
         for (int64_t column = 0; column < call.columns; ++column, ++token) {
             Vector key = plan.hidden(sample, token) ? all(-__builtin_inff()) : load_key(token);
@@ -191,35 +192,36 @@ INLINE Vector make_weights(const Map& weights, const Plan& plan, int64_t sample,
             float* at = weights.at(row, plan.beside + column);
             Vector weight = exponential(load(at) - shift);
             store(at, weight);
-            total += weight;
+            total.add(weight);
         }
     return total;
 }
 
 // The terms e^k v of a block of channels, of weights that get_weight(map of them, ...) gives.
 template <typename Number, typename GetWeight>
-INLINE Vector make_terms(const Map& terms, const Plan& plan, int64_t sample, int64_t channel,
+INLINE Total make_terms(const Map& terms, const Plan& plan, int64_t sample, int64_t channel,
                          int used, const GetWeight& get_weight) {
     const Call& call = plan.call;
-    Vector total = Vector{};
+    Total total;
     for (int64_t row = 0, token = 0; row < call.rows; ++row)
         for (int64_t column = 0; column < call.columns; ++column, ++token) {
             Vector term = Vector{};
             __builtin_prefetch(call.value.at<Number>(sample, token + AHEAD, channel));
-            if (call.gate != NONE) __builtin_prefetch(call.query.at<Number>(sample, token, channel));
+            if (call.gate != NONE)
+                __builtin_prefetch(call.query.at<Number>(sample, token, channel));
             __builtin_prefetch(call.output.at<Number>(sample, token, channel), 1);
             if (!plan.hidden(sample, token))
                 term = get_weight(row, column) *
                        load(call.value.at<Number>(sample, token, channel), used);
             store(terms.at(row, plan.beside + column), term);
-            total += term;
+            total.add(term);
         }
     return total;
 }
 
 // Both for a block of channels: terms, weights and their sums.
 template <typename Number>
-INLINE void make_maps(const Map (&maps)[2], Vector (&totals)[2], const Plan& plan,
+INLINE void make_maps(const Map (&maps)[2], Total (&totals)[2], const Plan& plan,
                       const Heads& heads, int64_t sample, int64_t channel, int used) {
     const Call& call = plan.call;
     totals[1] = make_weights(maps[1], plan, sample, [&](int64_t token) {

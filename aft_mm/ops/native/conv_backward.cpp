@@ -80,9 +80,9 @@ template <typename Number>
 void differentiate(const Plan& plan, const Heads& heads, int64_t sample, int64_t channel, int used,
                    const Work& work) {
     const Call& call = plan.call;
-    Vector totals[2], by_totals[2] = {};
+    Total totals[2], by_totals[2];
     make_maps<Number>(work.maps, totals, plan, heads, sample, channel, used);
-    if (call.causal) totals[0] = totals[1] = Vector{};
+    if (call.causal) totals[0] = totals[1] = Total{};
     for (int64_t row = 0, token = 0; row < call.rows; ++row) {
         correlate_row<2>(work.sums, work.maps, totals, work.kernel, row, plan, false);
         for (int64_t column = 0; column < call.columns; ++column, ++token) {
@@ -101,11 +101,11 @@ void differentiate(const Plan& plan, const Heads& heads, int64_t sample, int64_t
             Vector by_term = by_output * gating * share, by_weight = -by_term * mean;
             store(work.by_maps[0].at(row, plan.beside + column), by_term);
             store(work.by_maps[1].at(row, plan.beside + column), by_weight);
-            by_totals[0] += by_term;
-            by_totals[1] += by_weight;
+            by_totals[0].add(by_term);
+            by_totals[1].add(by_weight);
         }
     }
-    if (call.causal) by_totals[0] = by_totals[1] = Vector{};
+    if (call.causal) by_totals[0] = by_totals[1] = Total{};
     for (int64_t row = call.rows - 1; row >= 0; --row) {
         correlate_row<2>(work.sums, work.by_maps, by_totals, work.turned, row, plan, true);
         for (int64_t column = 0; column < call.columns; ++column) {
@@ -114,9 +114,10 @@ void differentiate(const Plan& plan, const Heads& heads, int64_t sample, int64_t
             Vector by_weight = load(work.sums[1] + column * LANES);
             Vector term = load(work.maps[0].at(row, plan.beside + column));
             Vector weight = load(work.maps[1].at(row, plan.beside + column));
-            store(call.value_gradient.at<Number>(sample, token, channel), weight * by_term, used);
-            store(call.key_gradient.at<float>(sample, token, channel),
-                  term * by_term + weight * by_weight, used);
+            Vector by_key = term * by_term + weight * by_weight, by_value = weight * by_term;
+            if (plan.hidden(sample, token)) by_key = by_value = Vector{};  // whatever comes in
+            store(call.value_gradient.at<Number>(sample, token, channel), by_value, used);
+            store(call.key_gradient.at<float>(sample, token, channel), by_key, used);
         }
     }
 }
@@ -125,7 +126,8 @@ template <typename Number>
 void backward(const Call& call) {
     Plan plan(call);
     int64_t parts = (call.batch + call.samples - 1) / call.samples;
-#pragma omp parallel num_threads(call.threads)
+    bool shared = call.batch * call.tokens * call.channels >= FEWEST_TO_SHARE;
+#pragma omp parallel num_threads(call.threads) if (shared)
     {
         static thread_local Scratch scratch;
         Work work(scratch, plan);

@@ -26,9 +26,9 @@ void mix_channels(const Plan& plan, int64_t sample, int64_t channel, Scratch& sc
     const Map maps[2] = {plan.map(numbers), plan.map(numbers + plan.size)};
     Heads heads(channel, call.channels, call.heads);
     take_kernel(kernel, plan, heads, false);
-    Vector totals[2];
+    Total totals[2];
     make_maps<Number>(maps, totals, plan, heads, sample, channel, used);
-    if (call.causal) totals[0] = totals[1] = Vector{};
+    if (call.causal) totals[0] = totals[1] = Total{};
     for (int64_t row = 0, token = 0; row < call.rows; ++row) {
         correlate_row<2>(sums, maps, totals, kernel, row, plan, false);
         for (int64_t column = 0; column < call.columns; ++column, ++token)
@@ -51,11 +51,11 @@ void mix_heads(const Plan& plan, int64_t sample, int64_t head, Scratch& scratch)
     float* numbers = denominators + call.tokens * LANES;
     const Map terms[1] = {plan.map(numbers)}, weights[1] = {plan.map(numbers + plan.size)};
     take_kernel(head_kernel, plan, Heads(head, call.heads, call.heads), false);
-    Vector totals[1] = {make_weights(weights[0], plan, sample, [&](int64_t token) {
+    Total totals[1] = {make_weights(weights[0], plan, sample, [&](int64_t token) {
         __builtin_prefetch(call.key.at<Number>(sample, token + AHEAD, head));
         return load(call.key.at<Number>(sample, token, head), used);
     })};
-    if (call.causal) totals[0] = Vector{};
+    if (call.causal) totals[0] = Total{};
     for (int64_t row = 0; row < call.rows; ++row) {
         float* to[1] = {denominators + row * call.columns * LANES};
         correlate_row<1>(to, weights, totals, head_kernel, row, plan, false);
@@ -72,7 +72,7 @@ void mix_heads(const Plan& plan, int64_t sample, int64_t head, Scratch& scratch)
                                        [&](int64_t row, int64_t column) {
             return pick(load(weights[0].at(row, plan.beside + column)), of);
         });
-        if (call.causal) totals[0] = Vector{};
+        if (call.causal) totals[0] = Total{};
         for (int64_t row = 0, token = 0; row < call.rows; ++row) {
             correlate_row<1>(sums, terms, totals, kernel, row, plan, false);
             for (int64_t column = 0; column < call.columns; ++column, ++token)
@@ -89,7 +89,8 @@ void forward(const Call& call) {
     // Channels are more to share out; the numbers are the same.
     bool by_channels = call.heads == call.channels || call.batch * head_blocks < call.threads;
     int64_t blocks = by_channels ? plan.blocks() : head_blocks;
-#pragma omp parallel for num_threads(call.threads) schedule(static)
+    bool shared = call.batch * call.tokens * call.channels >= FEWEST_TO_SHARE;
+#pragma omp parallel for num_threads(call.threads) schedule(static) if (shared)
     for (int64_t unit = 0; unit < blocks * call.batch; ++unit) {
         static thread_local Scratch scratch;
         int64_t sample = unit / blocks, first = unit % blocks * LANES;

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import eager
 from ..eager import decisions
@@ -56,26 +57,28 @@ def aft_conv(
     """O(T·K·D): the difference form, and those of eager where it is not exact to tolerance."""
     seen = global_connectivity, causal
 
-    def prepare() -> tuple[Tensor, Tensor | None]:
-        cropped = crop_kernel(weight.float(), grid)
+    cropped = crop_kernel(weight.float(), grid)
+
+    def prepare() -> Tensor | None:
         shown = (key, value) if weights_decide(*seen) else hide(key, value, key_mask)
         if not difference_fits(*shown, cropped, *seen):
-            return cropped, None
+            return None
         kernel = (torch.expm1 if global_connectivity else torch.exp)(cropped.detach())
-        return cropped, kernel.flatten(1).T.contiguous()
+        return kernel.flatten(1).T.contiguous()
 
-    # Of a constant that decides alone once; who differentiates it needs the part that is used.
-    if weight.requires_grad or not weights_decide(*seen):
-        cropped, kernel = prepare()
+    if weights_decide(*seen):  # once of a constant
+        kernel = decisions.derived(weight, ('loops', *grid), prepare)
     else:
-        cropped, kernel = decisions.derived(weight, ('loops', *grid), prepare)
+        kernel = prepare()
     if kernel is None:
         tensors, shared = (query, key, value, weight), dict(key_mask=key_mask, gate=gate)
         return eager.aft_conv(
             *tensors, grid=grid, global_connectivity=global_connectivity, causal=causal, **shared
         )
     tokens = _of_one_type(query, key, value)
-    return _run(_Conv(gate, key_mask, grid, *seen, kernel), *tokens, cropped).to(value.dtype)
+    op = _Conv(gate, key_mask, grid, *seen, kernel, cropped.detach())
+    differentiated = cropped if cropped.requires_grad else None
+    return _run(op, *tokens, differentiated).to(value.dtype)
 
 
 def _of_one_type(*tokens: Tensor | None) -> list[Tensor | None]:
@@ -118,7 +121,10 @@ class _Simple(NamedTuple):
 
 
 class _Conv(NamedTuple):
-    """AFT-conv of query, key, value and weight [h, *K], of which `kernel` [entries, h] is made."""
+    """AFT-conv of query, key, value and, where it is differentiated, weight [h, *K].
+
+    Of `constant`, the weight without a gradient, `kernel` [entries, h] is made.
+    """
 
     gate: str
     key_mask: Tensor | None
@@ -126,10 +132,11 @@ class _Conv(NamedTuple):
     global_connectivity: bool
     causal: bool
     kernel: Tensor
+    constant: Tensor
 
     def forward(self, save: bool, query, key, value, weight) -> tuple[Tensor, None]:
         output = value.new_empty(value.shape)
-        _call('aft_conv_forward', self._describe(query, key, value, weight, output), value)
+        _call('aft_conv_forward', self._describe(query, key, value, output), value)
         return output, None
 
     def backward(self, gradient, kept, wanted, query, key, value, weight) -> list[Tensor | None]:
@@ -141,7 +148,7 @@ class _Conv(NamedTuple):
             parts = math.ceil(len(value) / SAMPLES)
             by_kernel = self.kernel.new_empty(parts, len(self.kernel), value.shape[2])
         gradients = by_query, by_key, by_value
-        call = self._describe(query, key, value, weight, gradient, gradients, by_kernel)
+        call = self._describe(query, key, value, gradient, gradients, by_kernel)
         _call('aft_conv_backward', call, value)
         by_key = _per_head(by_key, key.shape[2]).to(key.dtype)
         if by_kernel is not None:
@@ -151,14 +158,15 @@ class _Conv(NamedTuple):
 
     def by_eager(self, query, key, value, weight) -> Tensor:
         options = self._asdict()
-        del options['kernel']
+        del options['kernel'], options['constant']
+        weight = self.constant if weight is None else weight
         return eager.aft_conv(query, key, value, weight, **options)
 
     def _describe(
-        self, query, key, value, weight, output, gradients=(None,) * 3, by_kernel=None
+        self, query, key, value, output, gradients=(None,) * 3, by_kernel=None
     ) -> list[int]:
         rows = (1,) * (2 - len(self.grid))  # a line is a map of one row
-        call = [*value.shape, key.shape[2], *rows, *self.grid, *rows, *weight.shape[1:]]
+        call = [*value.shape, key.shape[2], *rows, *self.grid, *rows, *self.constant.shape[1:]]
         call += self.global_connectivity, self.causal, GATES.index(self.gate)
         call += torch.get_num_threads(), SAMPLES
         for x in (query, key, value, self.key_mask, output, *gradients):
@@ -181,6 +189,8 @@ class _Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: _Simple | _Conv, *tensors: Tensor | None) -> Tensor:
         output, kept = op.forward(True, *tensors)
+        if op.key_mask is not None:  # which may be another one's by then
+            op = op._replace(key_mask=op.key_mask.clone())
         ctx.op = op
         ctx.save_for_backward(kept, *tensors)
         return output
@@ -190,16 +200,20 @@ class _Differentiated(torch.autograd.Function):
         kept, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:]
         # One that is to be differentiated, too, or stands for several.
-        if torch.is_grad_enabled() or not torch._C._has_storage(gradient):
+        looks = torch.is_grad_enabled() or forward_ad._current_level >= 0
+        if looks or not torch._C._has_storage(gradient):
             return None, *_gradients_by_eager(ctx.op, gradient, wanted, tensors)
-        return None, *ctx.op.backward(_dense(gradient), kept, wanted, *tensors)
+        # Who packs what is saved may give it back with other strides.
+        dense = [x if x is None else _dense(x) for x in (gradient, *tensors)]
+        kept = None if kept is None else kept.contiguous()
+        return None, *ctx.op.backward(dense[0], kept, wanted, *dense[1:])
 
 
 def _gradients_by_eager(
     op: _Simple | _Conv, gradient: Tensor, wanted: Sequence[bool], tensors: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     again = torch.is_grad_enabled()
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autocast('cpu', enabled=False):
         output = op.by_eager(*tensors)
         needed = [x for x, need in zip(tensors, wanted, strict=True) if need]
         found = iter(torch.autograd.grad(output, needed, gradient, create_graph=again))

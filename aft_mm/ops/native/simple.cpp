@@ -31,7 +31,8 @@ struct Call {
 
 // Sums over the tokens so far, divided by e^shift.
 struct Sums {
-    Vector shift = all(LOWEST), numerator = {}, denominator = {};
+    Vector shift = all(LOWEST);
+    Total numerator, denominator;
 
     // One more token; its weight e^(k - shift).
     INLINE Vector join(Vector key, Vector value) {
@@ -39,25 +40,25 @@ struct Sums {
         if (any(grows)) {
             Vector scale = grows ? exponential(shift - key) : all(1.0f);
             shift = grows ? key : shift;
-            numerator *= scale;
-            denominator *= scale;
+            numerator.scale(scale);
+            denominator.scale(scale);
         }
         Vector weight = exponential(key - shift);
-        numerator += weight * value;
-        denominator += weight;
+        numerator.add(weight * value);
+        denominator.add(weight);
         return weight;
     }
 
     void save(float* to, int64_t stride, int lanes) const {
         store(to, shift, lanes);
-        store(to + stride, numerator, lanes);
-        store(to + 2 * stride, denominator, lanes);
+        store(to + stride, numerator.sum, lanes);
+        store(to + 2 * stride, denominator.sum, lanes);
     }
 
     void restore(const float* from, int64_t stride, int lanes) {
         shift = load(from, lanes);
-        numerator = load(from + stride, lanes);
-        denominator = load(from + 2 * stride, lanes);
+        numerator = {load(from + stride, lanes)};
+        denominator = {load(from + 2 * stride, lanes)};
     }
 };
 
@@ -82,9 +83,9 @@ void walk(const Call& call, int64_t sample, int64_t channel, int lanes) {
             take<Number>(key, value, call, sample, token, at, lanes);
             if (call.gate != NONE) query = load(call.query.at<Number>(sample, token, at), lanes);
             sums[i].join(key, value);
-            Vector denominator = larger(sums[i].denominator, all(TINY));
+            Vector denominator = larger(sums[i].denominator.sum, all(TINY));
             store(call.output.at<Number>(sample, token, at),
-                  gated_mean(query, sums[i].numerator, denominator, call.gate), lanes);
+                  gated_mean(query, sums[i].numerator.sum, denominator, call.gate), lanes);
         }
 }
 
@@ -94,7 +95,8 @@ struct Step {
 };
 
 struct Behind {
-    Vector shift = all(LOWEST), by_term = {}, by_weight = {};
+    Vector shift = all(LOWEST);
+    Total by_term, by_weight;
 };
 
 template <typename Number, int W>
@@ -115,8 +117,9 @@ void walk_back(const Call& call, int64_t sample, int64_t channel, int lanes) {
                 take<Number>(key, step.value, call, sample, token, channel + i * LANES, lanes);
                 step.weight = sums[i].join(key, step.value);
                 step.shift = sums[i].shift;
-                step.share = sums[i].denominator < TINY ? Vector{} : 1.0f / sums[i].denominator;
-                step.mean = sums[i].numerator * step.share;
+                Vector denominator = sums[i].denominator.sum;
+                step.share = denominator < TINY ? Vector{} : 1.0f / denominator;
+                step.mean = sums[i].numerator.sum * step.share;
             }
         for (int64_t token = last - 1; token >= first; --token)
             UNROLL for (int i = 0; i < W; ++i) {
@@ -133,16 +136,19 @@ void walk_back(const Call& call, int64_t sample, int64_t channel, int lanes) {
                 Vector by_term = by_output * gating * step.share;
                 if (any(behind[i].shift != step.shift)) {
                     Vector scale = exponential(step.shift - behind[i].shift);
-                    behind[i].by_term *= scale;
-                    behind[i].by_weight *= scale;
+                    behind[i].by_term.scale(scale);
+                    behind[i].by_weight.scale(scale);
                     behind[i].shift = step.shift;
                 }
-                behind[i].by_term += by_term;
-                behind[i].by_weight += by_term * step.mean;
+                behind[i].by_term.add(by_term);
+                behind[i].by_weight.add(by_term * step.mean);
+                Vector by_value = step.weight * behind[i].by_term.sum;
+                Vector by_key = by_value * step.value - step.weight * behind[i].by_weight.sum;
+                bool hidden = call.hidden(sample, token);  // 0, whatever came from above
                 store(call.value_gradient.at<Number>(sample, token, at),
-                      step.weight * behind[i].by_term, lanes);
-                store(call.key_gradient.at<Number>(sample, token, at),
-                      step.weight * (step.value * behind[i].by_term - behind[i].by_weight), lanes);
+                      hidden ? Vector{} : by_value, lanes);
+                store(call.key_gradient.at<Number>(sample, token, at), hidden ? Vector{} : by_key,
+                      lanes);
             }
     }
 }
@@ -152,7 +158,8 @@ template <typename Walk>
 void everywhere(const Call& call, const Walk& walk) {
     constexpr int64_t CHANNELS = WIDE * LANES;
     int64_t pieces = (call.channels + CHANNELS - 1) / CHANNELS;
-#pragma omp parallel for num_threads(call.threads) schedule(static)
+    bool shared = call.batch * call.tokens * call.channels >= FEWEST_TO_SHARE;
+#pragma omp parallel for num_threads(call.threads) schedule(static) if (shared)
     for (int64_t unit = 0; unit < pieces * call.batch; ++unit) {
         int64_t sample = unit / pieces, first = unit % pieces * CHANNELS;
         if (first + CHANNELS <= call.channels) {

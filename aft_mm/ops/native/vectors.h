@@ -105,6 +105,20 @@ INLINE Vector exponential(Vector x) {
     return x < -87.0f ? Vector{} : result;
 }
 
+// A sum that does not lose what is small beside it, however many terms there are (Kahan).
+struct Total {
+    Vector sum = {}, lost = {};
+
+    INLINE void add(Vector x) {
+        x -= lost;
+        Vector next = sum + x;
+        lost = (next - sum) - x;
+        sum = next;
+    }
+
+    INLINE void scale(Vector factor) { sum *= factor, lost *= factor; }
+};
+
 // x[index] of every lane.
 INLINE Vector pick(Vector x, Integers index) {
 #if defined(__clang__)
@@ -120,9 +134,10 @@ enum Gate : int64_t { NONE, SIGMOID, RELU };
 
 // g(q) n / d.
 INLINE Vector gated_mean(Vector query, Vector numerator, Vector denominator, int64_t gate) {
-    if (gate == SIGMOID) return numerator / (denominator * (1.0f + exponential(-query)));
-    if (gate == RELU) numerator *= query > 0.0f ? query : (query == query ? Vector{} : query);
-    return numerator / denominator;
+    Vector mean = numerator / denominator;
+    if (gate == SIGMOID) return mean / (1.0f + exponential(-query));
+    if (gate == RELU) return mean * (query > 0.0f ? query : (query == query ? Vector{} : query));
+    return mean;
 }
 
 // g(q), and its slope.
@@ -137,6 +152,8 @@ INLINE Vector gate_with_slope(Vector query, int64_t gate, Vector& slope) {
     slope = query > 0.0f ? all(1.0f) : Vector{};
     return query > 0.0f ? query : Vector{};
 }
+
+constexpr int64_t FEWEST_TO_SHARE = 1 << 15;  // numbers below which other threads are not asked
 
 // Memory that a thread keeps from call to call: fresh pages cost more than what is done in them.
 class Scratch {
