@@ -14,8 +14,8 @@ import torch
 
 from aft_mm.ops import eager
 
-TOOLS = Path(__file__).parents[1] / 'tools' / 'benchmarks'
-OF_ANOTHER_TOOL = TOOLS.parents[1] / 'docs' / 'results' / 'ops' / 'conv.json'
+TOOLS = Path(__file__).parents[1] / 'tools/benchmarks'
+OTHERS = Path(__file__).parents[1] / 'docs/results/ops/conv.json'
 sys.path.insert(0, str(TOOLS))
 
 import benchmark_attention  # noqa: E402
@@ -194,7 +194,7 @@ WRONG = [
     (benchmark_models, ['--models', 'bound-tiny-h32-k4'], 'k4: kernel_size must be odd'),
     (benchmark_models, ['--size', '33'], '--size: must be a multiple of 16'),
     (benchmark_efficiency, ['--replot', 'no.json'], '--replot: must be a JSON .*No such file'),
-    (benchmark_efficiency, ['--replot', str(OF_ANOTHER_TOOL)], "conv.json, which"),
+    (benchmark_efficiency, ['--replot', str(OTHERS)], "conv.json, which"),
     (benchmark_efficiency, ['--replot', __file__], '--replot: must be a JSON that this tool'),
 ]  # fmt: skip
 
@@ -336,9 +336,9 @@ def test_what_does_not_fit_is_a_row_and_a_failure_of_ours_is_none(compiled, monk
 def test_a_model_with_a_wrong_op_is_not_timed(monkeypatch):
     monkeypatch.setenv('AFT_MM_BACKEND', 'eager')
     monkeypatch.setattr(eager, 'aft_conv', doubled(eager.aft_conv))
-    arguments = ['--models', 'aft-tiny-h32-k3', '--size', '32', '--batch', '1']
+    arguments = ['--models', 'aft-tiny-h32-k3', '--size', '32', '--batch', '1', *COMMON]
     with pytest.raises(SystemExit, match='aft-tiny-h32-k3 at 32 px .*: not timed'):
-        benchmark_models.main([*arguments, *COMMON])
+        benchmark_models.main(arguments)
 
 
 def test_deit_without_timm_is_named(monkeypatch, capsys):
@@ -347,10 +347,8 @@ def test_deit_without_timm_is_named(monkeypatch, capsys):
     assert 'not run: pip install timm' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    'name',
-    ['aft-tiny', 'deit-huge', 'aft-tiny-k3-h32', 'aft-tiny--k3', 'aft-tiny-hx-k3', 'resnet-50'],
-)
+@pytest.mark.parametrize('name', ['aft-tiny', 'deit-huge', 'aft-tiny-k3-h32', 'aft-tiny--k3',
+                                  'aft-tiny-hx-k3', 'resnet-50'])
 def test_a_model_without_a_meaning_is_refused(name, capsys):
     with pytest.raises(SystemExit):
         benchmark_models.parse_args(['--models', name])

@@ -169,10 +169,11 @@ eager_simple = eager.aft_simple
     [(wrong_output, 'output'), (wrong_gradient, 'gradient of key'), (not_a_number, 'output')],
 )
 def test_a_wrong_op_is_refused(wrong, part, monkeypatch, tmp_path, capsys):
+    backends = ['--backends', 'eager', 'reference']
     monkeypatch.setattr(eager, 'aft_simple', wrong)
     path = tmp_path / 'out.json'
     common = ['--device', 'cpu', '--rounds', '1', '--threads', '1', '--json', str(path)]
-    assert benchmark_ops.main(['--cases', 'small-simple', *common]) == 1
+    assert benchmark_ops.main(['--cases', 'small-simple', *backends, *common]) == 1
     rows = {(row['form'], row['mode']): row for row in json.loads(path.read_text())['rows']}
     for mode in ('forward', 'forward+backward'):
         assert rows['eager', mode]['status'] == 'wrong'
@@ -263,7 +264,7 @@ def test_backends_that_serve_nothing_end_the_run_before_anything_is_timed(monkey
 def test_a_backend_that_there_is_not_is_refused(capsys):
     with pytest.raises(SystemExit, match='2'):
         benchmark_ops.main(['--device', 'cpu', '--backends', 'eager', 'tritn'])
-    wanted = "--backends: must be among triton, eager, reference, fla, got 'tritn'"
+    wanted = "--backends: must be among triton, native, eager, reference, fla, got 'tritn'"
     assert wanted in capsys.readouterr().err
 
 

@@ -197,7 +197,7 @@ class TestErrorsBeforeARun:
     @pytest.mark.parametrize('words', [['train', 'no.py'], ['test', 'no.py', 'a.pth']])
     def test_unknown_backend(self, fails, words, monkeypatch):
         monkeypatch.setenv('AFT_MM_BACKEND', 'Triton')
-        fails(*words, match='Error: AFT_MM_BACKEND must be names of triton, eager, reference')
+        fails(*words, match='Error: AFT_MM_BACKEND must be names of triton, native, eager')
 
     @pytest.mark.parametrize('library', ['mmdet', 'mmsegmentation'])
     def test_missing_library_that_a_config_inherits(self, fails, tmp_path, monkeypatch, library):

@@ -34,6 +34,8 @@ def device(monkeypatch, tmp_path):
     monkeypatch.delenv('AFT_MM_BACKEND', raising=False)
     monkeypatch.delenv('AFT_MM_VERIFY', raising=False)
     monkeypatch.setattr(dispatch, 'INTERPRETED', True)
+    # As on a device, where no loop serves.
+    monkeypatch.setattr(dispatch, 'DEFAULT_BACKENDS', ('triton', 'eager'))
     monkeypatch.setattr(policy, '_settled', {})
 
 

@@ -108,7 +108,7 @@ def test_right_kernels_pass_by_the_command_and_serve(interpreter, capsys):
     assert choose_for_step() == 'triton'
     main([])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ['aft_simple_step', 'cpu', 'serves', 'available', 'no', 'no'] in rows
+    assert ['aft_simple_step', 'cpu', 'serves', 'no', 'available', 'no', 'no'] in rows
     assert ['aft_simple_step', 'cpu', 'passed', 'none', 'none'] in rows
     assert ['aft_simple', 'cpu', 'none', 'none', 'none'] in rows
 

@@ -61,7 +61,7 @@ OTHERS = ('_convolution', 'addmm', 'baddbmm', 'bmm', 'cross_entropy_loss', 'eins
 FREE = ('__or__', 'alias', 'any', 'clamp_min', 'clone', 'embedding', 'expand_as',
         'feature_dropout', 'flip', 'isfinite', 'le', 'lift_fresh', 'logical_and', 'lt',
         'max_pool2d', 'meshgrid', 'movedim', 'ne', 'nan_to_num', 'new_ones', 'numpy_T', 'ones_like',
-        'pad', 'repeat_interleave', 'unflatten', 'unfold', 'view_as', 'where')
+        'pad', 'repeat_interleave', 'threshold', 'unflatten', 'unfold', 'view_as', 'where')
 
 Handle = Callable[[list[Any], list[Any]], int]
 

@@ -108,8 +108,8 @@ def _terms(key: Tensor, value: Tensor) -> Tensor:
     return terms
 
 
-def _column_chunks(*tensors: Tensor | None) -> Iterable[Sequence[Tensor | None]]:
-    """The tensors [T, C], some columns at a time."""
+def _column_chunks(*tensors: Any) -> Iterable[Sequence[Any]]:
+    """The tensors [T, C], or None, some columns at a time."""
     tokens, columns = tensors[0].shape
     count = -(-tokens * columns // CHUNK)
     width = max(SMALLEST_WIDTH, -(-columns // max(count, 1)))

@@ -60,8 +60,8 @@ def aft_conv(
     cropped = crop_kernel(weight.float(), grid)
 
     def prepare() -> Tensor | None:
-        shown = (key, value) if weights_decide(*seen) else hide(key, value, key_mask)
-        if not difference_fits(*shown, cropped, *seen):
+        shown, terms = (key, value) if weights_decide(*seen) else hide(key, value, key_mask)
+        if not difference_fits(shown, terms, cropped, *seen):
             return None
         kernel = (torch.expm1 if global_connectivity else torch.exp)(cropped.detach())
         return kernel.flatten(1).T.contiguous()
