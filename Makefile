@@ -75,6 +75,7 @@ release-weights: $(VENV)/installed
 
 lint: $(VENV)/development
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # What every installed dependency states as its licence.

@@ -55,8 +55,10 @@ class BuildWithMim(build_py):
 
     def get_outputs(self, include_bytecode=True):
         added = Path(self.build_lib) / 'aft_mm/.mim'
-        return [*super().get_outputs(include_bytecode),
-                *(str(path) for path in added.rglob('*') if path.is_file())]
+        return [
+            *super().get_outputs(include_bytecode),
+            *(str(path) for path in added.rglob('*') if path.is_file()),
+        ]
 
 
 class BuildLoops(build_ext):

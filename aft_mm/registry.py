@@ -24,34 +24,39 @@ __all__ = [
 
 # Token mixers and blocks, then backbones and the rest of a model.
 MODELS = root.Registry(
-    'model', parent=root.MODELS, scope='aft_mm', locations=['aft_mm.layers', 'aft_mm.models'])
+    'model', parent=root.MODELS, scope='aft_mm', locations=['aft_mm.layers', 'aft_mm.models']
+)
 # One file per kind of data.
 DATASETS = root.Registry(
-    'dataset', parent=root.DATASETS, scope='aft_mm', locations=['aft_mm.datasets'])
+    'dataset', parent=root.DATASETS, scope='aft_mm', locations=['aft_mm.datasets']
+)
 # The order of samples, and which make a batch.
 DATA_SAMPLERS = root.Registry(
-    'data sampler', parent=root.DATA_SAMPLERS, scope='aft_mm', locations=['aft_mm.datasets'])
+    'data sampler', parent=root.DATA_SAMPLERS, scope='aft_mm', locations=['aft_mm.datasets']
+)
 # Steps of a data pipeline.
 TRANSFORMS = root.Registry(
-    'transform', parent=root.TRANSFORMS, scope='aft_mm', locations=['aft_mm.datasets.transforms'])
+    'transform', parent=root.TRANSFORMS, scope='aft_mm', locations=['aft_mm.datasets.transforms']
+)
 # Numbers that say how good a model is.
 METRICS = root.Registry(
-    'metric', parent=root.METRICS, scope='aft_mm', locations=['aft_mm.evaluation'])
+    'metric', parent=root.METRICS, scope='aft_mm', locations=['aft_mm.evaluation']
+)
 # What happens around the iterations of a run, how a gradient becomes a step, and how large a one,
 # for all parameters and for each.
 HOOKS = root.Registry('hook', parent=root.HOOKS, scope='aft_mm', locations=['aft_mm.engine'])
 OPTIM_WRAPPERS = root.Registry(
-    'optim_wrapper', parent=root.OPTIM_WRAPPERS, scope='aft_mm', locations=['aft_mm.engine'])
+    'optim_wrapper', parent=root.OPTIM_WRAPPERS, scope='aft_mm', locations=['aft_mm.engine']
+)
 OPTIM_WRAPPER_CONSTRUCTORS = root.Registry(
     'optimizer wrapper constructor',
     parent=root.OPTIM_WRAPPER_CONSTRUCTORS,
     scope='aft_mm',
-    locations=['aft_mm.engine'])
+    locations=['aft_mm.engine'],
+)
 PARAM_SCHEDULERS = root.Registry(
-    'parameter scheduler',
-    parent=root.PARAM_SCHEDULERS,
-    scope='aft_mm',
-    locations=['aft_mm.engine'])
+    'parameter scheduler', parent=root.PARAM_SCHEDULERS, scope='aft_mm', locations=['aft_mm.engine']
+)
 # How a test runs that draws samples on its way.
 LOOPS = root.Registry('loop', parent=root.LOOPS, scope='aft_mm', locations=['aft_mm.engine'])
 # Nothing of ours; mmengine warns at the start of a run where the default scope lacks one of these.

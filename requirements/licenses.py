@@ -1,6 +1,6 @@
 """Print the licence of every package of a lock that is installed here, as its metadata states it.
 
-    python requirements/licenses.py requirements/lock.txt [requirements/dev.txt ...]
+python requirements/licenses.py requirements/lock.txt [requirements/dev.txt ...]
 """
 
 import sys
@@ -33,15 +33,24 @@ def license_of(package: Distribution) -> str:
     metadata = package.metadata
     stated = metadata.get('License-Expression')
     if not stated:
-        classifiers = [text.rpartition(' :: ')[2] for text in metadata.get_all('Classifier', [])
-                       if text.startswith(CLASSIFIER) and text != 'License :: OSI Approved']
+        classifiers = [
+            text.rpartition(' :: ')[2]
+            for text in metadata.get_all('Classifier', [])
+            if text.startswith(CLASSIFIER) and text != 'License :: OSI Approved'
+        ]
         stated = ' or '.join(classifiers) or metadata.get('License') or first_line(package)
     return ' '.join((stated or 'not stated').split())[:60]
 
 
 def main(paths: Sequence[str]) -> None:
-    names = sorted({pin.name for path in paths for pin in pins(path)
-                    if pin.marker is None or pin.marker.evaluate()})
+    names = sorted(
+        {
+            pin.name
+            for path in paths
+            for pin in pins(path)
+            if pin.marker is None or pin.marker.evaluate()
+        }
+    )
     width = max(map(len, names))
     for name in names:
         try:

@@ -8,8 +8,9 @@ import time
 from base64 import b64decode
 from pathlib import Path
 
-CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))),
-                None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None
+)
 KEYS = dict(ArrowLeft=37, ArrowUp=38, ArrowRight=39, ArrowDown=40)
 SHIFT = 8
 
@@ -21,11 +22,16 @@ class Page:
         read, self._write = os.pipe()
         self._read, write = os.pipe()
         # Chromium reads commands from descriptor 3 and writes answers to 4.
-        command = (f'exec {CHROMIUM} --headless --no-sandbox --disable-gpu --remote-debugging-pipe '
-                   f'--user-data-dir={folder} --window-size=1400,1500 3<&{read} 4>&{write}')
+        command = (
+            f'exec {CHROMIUM} --headless --no-sandbox --disable-gpu --remote-debugging-pipe '
+            f'--user-data-dir={folder} --window-size=1400,1500 3<&{read} 4>&{write}'
+        )
         self._process = subprocess.Popen(
-            ['bash', '-c', command], pass_fds=(read, write), stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL)
+            ['bash', '-c', command],
+            pass_fds=(read, write),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(read)
         os.close(write)
         self._answers, self._number, self._session = b'', 0, {}
@@ -79,8 +85,14 @@ class Page:
         """Press a key where the element has the focus."""
         self.run(f'document.getElementById({element!r}).focus()')
         for kind in ('rawKeyDown', 'keyUp'):
-            self.call('Input.dispatchKeyEvent', type=kind, key=name, code=name,
-                      windowsVirtualKeyCode=KEYS[name], modifiers=SHIFT * shift)
+            self.call(
+                'Input.dispatchKeyEvent',
+                type=kind,
+                key=name,
+                code=name,
+                windowsVirtualKeyCode=KEYS[name],
+                modifiers=SHIFT * shift,
+            )
 
     def screenshot(self, path: Path) -> None:
         """The whole page as a PNG."""

@@ -62,16 +62,26 @@ class WarmPython:
     def process(self) -> subprocess.Popen:
         """Started with the first script, with the module path of none."""
         environment = {**os.environ, 'PYTHONPATH': '', 'OMP_NUM_THREADS': '1'}
-        return subprocess.Popen([sys.executable, ROOT / 'tests/warm_python.py'], cwd=self.streams,
-                                env=environment, text=True, stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE)
+        return subprocess.Popen(
+            [sys.executable, ROOT / 'tests/warm_python.py'],
+            cwd=self.streams,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def run(self, command: list[str], cwd: Path, env: dict[str, str]):
         """As subprocess.run does, with the output captured as text."""
         self.runs += 1
         streams = self.streams / str(self.runs)
-        message = dict(script=command[0], arguments=command[1:], folder=str(cwd), environment=env,
-                       streams=str(streams))
+        message = dict(
+            script=command[0],
+            arguments=command[1:],
+            folder=str(cwd),
+            environment=env,
+            streams=str(streams),
+        )
         print(json.dumps(message), file=self.process.stdin, flush=True)
         code = int(self.process.stdout.readline())
         output, errors = (streams.with_suffix(end).read_text() for end in ('.out', '.err'))
@@ -98,16 +108,22 @@ def run(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess]
             free.bind(('127.0.0.1', 0))
             port = str(free.getsockname()[1])
         environment = {
-            **os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, paths)), 'PORT': port,
-            'MASTER_PORT': port, 'PYTHON': sys.executable, 'OMP_NUM_THREADS': '1', **(env or {})
+            **os.environ,
+            'PYTHONPATH': os.pathsep.join(filter(None, paths)),
+            'PORT': port,
+            'MASTER_PORT': port,
+            'PYTHON': sys.executable,
+            'OMP_NUM_THREADS': '1',
+            **(env or {}),
         }
         command = [str(part) for part in command]
         if command[0].endswith('.py'):
             if not (fresh or torch.cuda.is_available()):
                 return warm.run(command, cwd, environment)
             command = [sys.executable, *command]
-        return subprocess.run(command, cwd=cwd, env=environment,
-                              capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+        )
 
     yield call
     warm.close()
@@ -155,8 +171,7 @@ def untrained(tmp_path_factory) -> dict[str, tuple[str, str]]:
     folder = tmp_path_factory.mktemp('untrained')
     found = {}
     for name in ('tiny_text', 'tiny_pixels', 'tiny_super_resolution', 'tiny_clouds'):
-        config = Config.fromfile(
-            ROOT / f'tests/configs/{name}.py', import_custom_modules=False)
+        config = Config.fromfile(ROOT / f'tests/configs/{name}.py', import_custom_modules=False)
         config.pop('custom_imports')  # the hooks of the tests, which a person does not have
         config.dump(folder / f'{name}.py')
         torch.manual_seed(0)
@@ -184,7 +199,10 @@ def tiny_classifier(tmp_path_factory) -> tuple[str, str]:
     config.model.backbone.token_mixer.kernel_size = (3, 5)
     config.model.head.num_classes = config.data_preprocessor.num_classes = 5
     config.test_dataloader.dataset.pipeline = [
-        dict(type='LoadImageFromFile'), dict(type='Resize', scale=(12, 8)), dict(type='PackInputs')]
+        dict(type='LoadImageFromFile'),
+        dict(type='Resize', scale=(12, 8)),
+        dict(type='PackInputs'),
+    ]
     config.dump(folder / 'classifier.py')
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope('mmpretrain'):

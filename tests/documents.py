@@ -6,12 +6,31 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (
-    *ROOT.glob('*.md'), *ROOT.glob('docs/*.md'), *ROOT.glob('docs/tasks/*.md'),
-    *ROOT.glob('docs/tutorials/*.md'), *ROOT.glob('configs/*/README.md')))
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (
+        *ROOT.glob('*.md'),
+        *ROOT.glob('docs/*.md'),
+        *ROOT.glob('docs/tasks/*.md'),
+        *ROOT.glob('docs/tutorials/*.md'),
+        *ROOT.glob('configs/*/README.md'),
+    )
+)
 # What a command of an indented block begins with; other such blocks are formulas and folders.
-COMMANDS = ('python', 'bash', 'make', 'pip', 'source', 'export', 'pytest', 'compute-sanitizer',
-            'cp', 'CONFIG=', 'OMP_NUM_THREADS=', 'AFT_MM_')
+COMMANDS = (
+    'python',
+    'bash',
+    'make',
+    'pip',
+    'source',
+    'export',
+    'pytest',
+    'compute-sanitizer',
+    'cp',
+    'CONFIG=',
+    'OMP_NUM_THREADS=',
+    'AFT_MM_',
+)
 
 
 class Command(NamedTuple):
@@ -31,8 +50,10 @@ def blocks(page: str, language: str) -> list[str]:
 def shell(page: str) -> list[str]:
     """The blocks of commands, fenced as bash or indented."""
     text = re.sub(r'^```\w*\n.*?^```', '', (ROOT / page).read_text(), flags=re.M | re.S)
-    indented = [re.sub('^    ', '', block, flags=re.M)
-                for block in re.findall(r'(?:^    .*\n)+', text, re.M)]
+    indented = [
+        re.sub('^    ', '', block, flags=re.M)
+        for block in re.findall(r'(?:^    .*\n)+', text, re.M)
+    ]
     return blocks(page, 'bash') + [block for block in indented if block.startswith(COMMANDS)]
 
 
@@ -75,7 +96,7 @@ def _without_variables(words: list[str], values: dict[str, str]) -> list[str]:
     """Without redirections, and without variables in front, which are remembered."""
     while any(word in ('<', '>') for word in words):
         at = next(i for i, word in enumerate(words) if word in ('<', '>'))
-        del words[at:at + 2]
+        del words[at : at + 2]
     if words[:1] == ['do']:
         del words[0]
     if words[:1] in (['for'], ['done']):

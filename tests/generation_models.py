@@ -18,8 +18,13 @@ def _build(**parts) -> nn.Module:
 
 
 def _stack(kind: str, **options) -> dict:
-    return dict(type=f'aft_mm.{kind}', embed_dims=8, num_layers=1,
-                token_mixer=dict(type='aft_mm.AFTSimple'), **options)
+    return dict(
+        type=f'aft_mm.{kind}',
+        embed_dims=8,
+        num_layers=1,
+        token_mixer=dict(type='aft_mm.AFTSimple'),
+        **options,
+    )
 
 
 def super_resolution_model(channels: int = 3) -> nn.Module:
@@ -27,15 +32,26 @@ def super_resolution_model(channels: int = 3) -> nn.Module:
     pixels = {**PIXELS, 'num_channels': channels}
     return _build(
         encoder=_stack('SequenceEncoder', embedding=pixels, grid=(3, 2)),
-        decoder=_stack('SequenceDecoder', embedding=pixels, grid=(6, 4), cross_mixer=dict(
-            type='aft_mm.SoftmaxAttention', num_heads=2)),
-        head=dict(type='aft_mm.LogisticMixtureHead', embed_dims=8, num_channels=channels,
-                  num_components=2))
+        decoder=_stack(
+            'SequenceDecoder',
+            embedding=pixels,
+            grid=(6, 4),
+            cross_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=2),
+        ),
+        head=dict(
+            type='aft_mm.LogisticMixtureHead', embed_dims=8, num_channels=channels, num_components=2
+        ),
+    )
 
 
 def points_model(length: int = 15, num_values: int = 32, **options) -> nn.Module:
     """Clouds of 5 points in 5 bits."""
     return _build(
-        decoder=_stack('SequenceDecoder', grid=(length, ), **options, embedding=dict(
-            type='aft_mm.TokenEmbedding', vocab_size=num_values, num_kinds=3)),
-        head=dict(type='aft_mm.CategoricalHead', embed_dims=8, num_classes=num_values))
+        decoder=_stack(
+            'SequenceDecoder',
+            grid=(length,),
+            **options,
+            embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=num_values, num_kinds=3),
+        ),
+        head=dict(type='aft_mm.CategoricalHead', embed_dims=8, num_classes=num_values),
+    )

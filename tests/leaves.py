@@ -13,9 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 def leaves(*tasks: str) -> dict[str, Path]:
     """The configs in the folders of `tasks` by their names."""
-    return {
-        path.stem: path for task in tasks for path in sorted(ROOT.glob(f'configs/{task}/*.py'))
-    }
+    return {path.stem: path for task in tasks for path in sorted(ROOT.glob(f'configs/{task}/*.py'))}
 
 
 @cache

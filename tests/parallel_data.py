@@ -6,8 +6,13 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-WORDS = dict(zip('ein zwei Hund Mann läuft schläft rot grün Straße Über'.split(),
-                 'one two dog man runs sleeps red green street over'.split(), strict=True))
+WORDS = dict(
+    zip(
+        'ein zwei Hund Mann läuft schläft rot grün Straße Über'.split(),
+        'one two dog man runs sleeps red green street over'.split(),
+        strict=True,
+    )
+)
 NEEDED = 'sentencepiece', 'sacrebleu'
 MISSING = [name for name in NEEDED if not importlib.util.find_spec(name)]
 REASON = f'{" and ".join(MISSING)} missing, which the extra text installs'
@@ -18,8 +23,10 @@ def sentences(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     """Sentences of 1 to 9 words and their translations."""
     rng = np.random.default_rng(seed)
     sources = [list(rng.choice(list(WORDS), rng.integers(1, 10))) for _ in range(count)]
-    return ([' '.join(words) + '.' for words in sources],
-            [' '.join(WORDS[word] for word in reversed(words)) + '.' for words in sources])
+    return (
+        [' '.join(words) + '.' for words in sources],
+        [' '.join(WORDS[word] for word in reversed(words)) + '.' for words in sources],
+    )
 
 
 def converter(name: str):
@@ -36,6 +43,13 @@ def write_pairs(folder: Path) -> None:
     for seed, (split, count) in enumerate((('train', 120), ('val', 13))):
         for language, lines in zip(('de', 'en'), sentences(count, seed), strict=True):
             (folder / f'{split}.{language}').write_text('\n'.join(lines) + '\n', encoding='utf-8')
-    converter('subwords').main([
-        str(folder / 'train.de'), str(folder / 'train.en'), '--vocab-size', str(VOCAB_SIZE),
-        '--out', str(folder / 'subwords.model')])
+    converter('subwords').main(
+        [
+            str(folder / 'train.de'),
+            str(folder / 'train.en'),
+            '--vocab-size',
+            str(VOCAB_SIZE),
+            '--out',
+            str(folder / 'subwords.model'),
+        ]
+    )

@@ -28,7 +28,8 @@ from aft_mm.visualization import key_maps, position_bias_table
 
 ROOT = Path(__file__).parents[1]
 NEEDS_GRAD_CAM = pytest.mark.skipif(
-    not importlib.util.find_spec('pytorch_grad_cam'), reason='needs the extra "analysis"')
+    not importlib.util.find_spec('pytorch_grad_cam'), reason='needs the extra "analysis"'
+)
 OF_VIS_CAM = '<1.5'  # vis_cam.py passes use_cuda, which later ones do not take
 VIS_CAM = Path(mmpretrain.__file__).parent / '.mim/tools/visualization/vis_cam.py'
 
@@ -55,8 +56,20 @@ def colourful(path):
 
 
 def test_the_table_of_position_biases(analysis, digits_classifier, tmp_path, capsys):
-    analysis('plot_position_bias', *digits_classifier, '--out', tmp_path / 'a.png', '--csv',
-             tmp_path / 'a.csv', '--layers', '1', '--heads', 'first:3', '--dpi', 40)
+    analysis(
+        'plot_position_bias',
+        *digits_classifier,
+        '--out',
+        tmp_path / 'a.png',
+        '--csv',
+        tmp_path / 'a.csv',
+        '--layers',
+        '1',
+        '--heads',
+        'first:3',
+        '--dpi',
+        40,
+    )
     bias = load_network(*digits_classifier).backbone.layers[1].token_mixer.position_bias()
     expected = position_bias_table({'layer 1': bias})
     found = rows_of(tmp_path / 'a.csv')
@@ -68,8 +81,9 @@ def test_the_table_of_position_biases(analysis, digits_classifier, tmp_path, cap
 
 
 def test_keys_are_those_of_the_mixer(analysis, digits_classifier, tmp_path):
-    module = analysis('plot_keys', *digits_classifier, '--out', tmp_path / 'k.png', '--num', 2,
-                      '--dpi', 40)
+    module = analysis(
+        'plot_keys', *digits_classifier, '--out', tmp_path / 'k.png', '--num', 2, '--dpi', 40
+    )
     assert colourful(tmp_path / 'k-1.png') and colourful(tmp_path / 'k-2.png')
 
     network = load_network(*digits_classifier)
@@ -106,7 +120,8 @@ def test_class_activation_maps_are_the_formula(tool, analysis, digits_classifier
             expected = (network.backbone.norm(x[image]) @ weight).relu().view(4, 4)
             # The library enlarges bilinearly from 4 to 8 pixels, and scales to 0 … 1 then.
             enlarged = torch.nn.functional.interpolate(
-                expected[None, None], size=8, mode='bilinear')[0, 0]
+                expected[None, None], size=8, mode='bilinear'
+            )[0, 0]
             low, high = enlarged.min(), enlarged.max()
             np.testing.assert_allclose(found[image], (enlarged - low) / (high - low), atol=1e-4)
 
@@ -130,9 +145,19 @@ def test_vis_cam_of_mmpretrain_works_unchanged(with_cls_token, tmp_path, monkeyp
     torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'images.pth')
     pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / 'a.png')
-    monkeypatch.setattr(sys, 'argv', [
-        'vis_cam.py', str(tmp_path / 'a.png'), str(tmp_path / 'images.py'),
-        str(tmp_path / 'images.pth'), '--vit-like', '--save-path', str(tmp_path / 'cam.png')])
+    monkeypatch.setattr(
+        sys,
+        'argv',
+        [
+            'vis_cam.py',
+            str(tmp_path / 'a.png'),
+            str(tmp_path / 'images.py'),
+            str(tmp_path / 'images.pth'),
+            '--vit-like',
+            '--save-path',
+            str(tmp_path / 'cam.png'),
+        ],
+    )
     with DefaultScope.overwrite_default_scope('mmpretrain'):  # other tests leave their own
         runpy.run_path(str(VIS_CAM), run_name='__main__')
     layer = 'backbone.layers.1.norm1' if with_cls_token else 'backbone.norm'
@@ -142,9 +167,21 @@ def test_vis_cam_of_mmpretrain_works_unchanged(with_cls_token, tmp_path, monkeyp
 
 def test_confusions_accuracy_and_mistakes(analysis, digits_classifier, tmp_path, capsys):
     module = analysis(
-        'confusion_matrix', *digits_classifier, '--out', tmp_path / 'm.png', '--csv',
-        tmp_path / 'm.csv', '--mistakes', tmp_path / 'w.png', '--num', 4, '--batch-size', 13,
-        '--dpi', 40)
+        'confusion_matrix',
+        *digits_classifier,
+        '--out',
+        tmp_path / 'm.png',
+        '--csv',
+        tmp_path / 'm.csv',
+        '--mistakes',
+        tmp_path / 'w.png',
+        '--num',
+        4,
+        '--batch-size',
+        13,
+        '--dpi',
+        40,
+    )
     network = load_network(*digits_classifier)
     dataset = build_dataset(network.config)
     samples = [dataset[i] for i in range(len(dataset))]
@@ -169,10 +206,20 @@ def test_confusions_accuracy_and_mistakes(analysis, digits_classifier, tmp_path,
 
 
 def test_features_and_their_neighbours(analysis, digits_classifier, tmp_path):
-    module = analysis('plot_features', *digits_classifier, '--out', tmp_path / 'f.png', '--num', 40,
-                      '--perplexity', 5, '--dpi', 40)
+    module = analysis(
+        'plot_features',
+        *digits_classifier,
+        '--out',
+        tmp_path / 'f.png',
+        '--num',
+        40,
+        '--perplexity',
+        5,
+        '--dpi',
+        40,
+    )
     assert colourful(tmp_path / 'f.png')
-    features = torch.tensor([[0., 0], [1, 0], [1.5, 0], [9, 9], [9, 8]])
+    features = torch.tensor([[0.0, 0], [1, 0], [1.5, 0], [9, 9], [9, 8]])
     # The nearest of each: 1, 2, 1, 4, 3.
     assert module.neighbour_share(features, np.array([0, 0, 1, 1, 1])) == pytest.approx(3 / 5)
     figure = module.draw_features(features.numpy(), np.array([0, 0, 1, 1, 1]), ['a', 'b'])
@@ -181,17 +228,32 @@ def test_features_and_their_neighbours(analysis, digits_classifier, tmp_path):
     assert (first.get_facecolor() != second.get_facecolor()).any()
 
 
-@pytest.mark.parametrize('words, layers', [
-    ('{config} {checkpoint} --num 2 --layers 0', ['layers.0']),
-    ('timm:resnet18 --size 32 --num 1 --layers layer1,layer2.0', ['layer1', 'layer2.0']),
-    ('convnext-tiny_32xb128_in1k --noise --size 32 --num 1 --layers first:1', ['stages.0']),
-])
+@pytest.mark.parametrize(
+    'words, layers',
+    [
+        ('{config} {checkpoint} --num 2 --layers 0', ['layers.0']),
+        ('timm:resnet18 --size 32 --num 1 --layers layer1,layer2.0', ['layer1', 'layer2.0']),
+        ('convnext-tiny_32xb128_in1k --noise --size 32 --num 1 --layers first:1', ['stages.0']),
+    ],
+)
 def test_fields_of_networks_of_three_libraries(
-        words, layers, analysis, digits_classifier, tmp_path):
+    words, layers, analysis, digits_classifier, tmp_path
+):
     config, checkpoint = digits_classifier
     words = words.format(config=config, checkpoint=checkpoint).split()
-    analysis('plot_receptive_field', *words, '--out', tmp_path / 'f.png', '--csv',
-             tmp_path / 'f.csv', '--radius', 5, 100, '--dpi', 40)
+    analysis(
+        'plot_receptive_field',
+        *words,
+        '--out',
+        tmp_path / 'f.png',
+        '--csv',
+        tmp_path / 'f.csv',
+        '--radius',
+        5,
+        100,
+        '--dpi',
+        40,
+    )
     rows = rows_of(tmp_path / 'f.csv')
     assert [row['layer'] for row in rows] == layers and colourful(tmp_path / 'f.png')
     for row in rows:
@@ -202,36 +264,44 @@ def test_fields_of_networks_of_three_libraries(
 def test_files_go_through_the_pipeline_of_the_config(tmp_path):
     """As mmcv reads them, BGR, and as they are shown, RGB."""
     config = Config.fromfile(
-        ROOT / 'configs/image_classification/aft-conv-mini-h96-k7_1xb50-40e_imagenette-64px.py')
+        ROOT / 'configs/image_classification/aft-conv-mini-h96-k7_1xb50-40e_imagenette-64px.py'
+    )
     pixels = np.zeros((73, 90, 3), np.uint8)
     pixels[..., 0] = 200
     Image.fromarray(pixels).save(tmp_path / 'red.png')
-    (sample, ) = load_images(config, [tmp_path / 'red.png'])
+    (sample,) = load_images(config, [tmp_path / 'red.png'])
     assert sample['inputs'].shape == (3, 64, 64) and (sample['inputs'][2] == 200).all()
     np.testing.assert_array_equal(shown_image(config, sample), pixels[:64, :64])
     red = network_inputs(config, [sample])[0, :, 5, 5]
-    np.testing.assert_allclose(red, ([200, 0, 0] - np.array([123.675, 116.28, 103.53]))
-                               / [58.395, 57.12, 57.375], rtol=1e-5)
+    np.testing.assert_allclose(
+        red,
+        ([200, 0, 0] - np.array([123.675, 116.28, 103.53])) / [58.395, 57.12, 57.375],
+        rtol=1e-5,
+    )
     assert class_names(None, 3) == ['0', '1', '2']
 
 
-@pytest.mark.parametrize('name, words, message', [
-    ('plot_position_bias', '{} --layers 2 --out a.png', "--layers must be 'all', .* got '2'"),
-    ('plot_position_bias', '{} --heads 4 --out a.png', 'heads must be .* 0 to 3'),
-    ('plot_keys', '{} --images no.jpg --out a.png', "image 'no.jpg' cannot be read"),
-    ('plot_keys', '{} --num 99 --out a.png', '--num must be at most the 65 samples'),
-    ('plot_attention', '{} --num 1 --out a.png', 'no layer that calls torch'),
-    ('plot_attention', 'timm:no a.pth --out a.png', 'checkpoint .a.pth. does not exist'),
-    ('plot_receptive_field', 'timm:no --out a.png', "timm has no model 'no'"),
-    ('plot_receptive_field', 'no --out a.png', "'no' is neither the path of a config"),
-    ('plot_receptive_field', '{} --layers norm9 --out a.png', "AFTViT has no layer 'norm9'"),
-    ('plot_cam', '{} --category 10 --out a.png', '--category must be 0 to 9, got 10'),
-    ('plot_features', '{} --num 20 --out a.png', '--perplexity must be below --num 20'),
-    ('confusion_matrix', '{} --mistakes a.txt --out a.png', '--mistakes needs a file name'),
-    ('browse_dataset', 'no.py --out a.png', "config 'no.py' does not exist"),
-])
-def test_bad_input_is_one_sentence(name, words, message, analysis, digits_classifier, tmp_path,
-                                   monkeypatch):
+@pytest.mark.parametrize(
+    'name, words, message',
+    [
+        ('plot_position_bias', '{} --layers 2 --out a.png', "--layers must be 'all', .* got '2'"),
+        ('plot_position_bias', '{} --heads 4 --out a.png', 'heads must be .* 0 to 3'),
+        ('plot_keys', '{} --images no.jpg --out a.png', "image 'no.jpg' cannot be read"),
+        ('plot_keys', '{} --num 99 --out a.png', '--num must be at most the 65 samples'),
+        ('plot_attention', '{} --num 1 --out a.png', 'no layer that calls torch'),
+        ('plot_attention', 'timm:no a.pth --out a.png', 'checkpoint .a.pth. does not exist'),
+        ('plot_receptive_field', 'timm:no --out a.png', "timm has no model 'no'"),
+        ('plot_receptive_field', 'no --out a.png', "'no' is neither the path of a config"),
+        ('plot_receptive_field', '{} --layers norm9 --out a.png', "AFTViT has no layer 'norm9'"),
+        ('plot_cam', '{} --category 10 --out a.png', '--category must be 0 to 9, got 10'),
+        ('plot_features', '{} --num 20 --out a.png', '--perplexity must be below --num 20'),
+        ('confusion_matrix', '{} --mistakes a.txt --out a.png', '--mistakes needs a file name'),
+        ('browse_dataset', 'no.py --out a.png', "config 'no.py' does not exist"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    name, words, message, analysis, digits_classifier, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=f'Error: .*{message}'):
         analysis(name, *words.format(' '.join(digits_classifier)).split())
@@ -240,5 +310,10 @@ def test_bad_input_is_one_sentence(name, words, message, analysis, digits_classi
 
 def test_a_checkpoint_of_another_config(analysis, digits_classifier, untrained, tmp_path):
     with pytest.raises(SystemExit, match='Error: the checkpoint does not fit AFTViT'):
-        analysis('plot_keys', digits_classifier[0], untrained['tiny_text'][1], '--out',
-                 tmp_path / 'a.png')
+        analysis(
+            'plot_keys',
+            digits_classifier[0],
+            untrained['tiny_text'][1],
+            '--out',
+            tmp_path / 'a.png',
+        )

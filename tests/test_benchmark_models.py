@@ -43,7 +43,7 @@ def doubled(function):
 
 def test_cost_against_length(tmp_path):
     path, png, again = tmp_path / 'out.json', tmp_path / 'out.png', tmp_path / 'again.png'
-    mixer = 'aft_mm.AFTWindow(window=3)'
+    mixer = 'aft_mm.AFTLocalHard(window=3)'
     text = run(
         'benchmark_efficiency.py', '--mixers', mixer, '--dims', 16, 24, '--lengths', 32, 64,
         '--positions', 8, 16, '--steps', 2, '--dtype', 'bfloat16', '--json', path,
@@ -120,9 +120,9 @@ def test_a_mixer_whose_steps_disagree_is_not_timed(monkeypatch):
 
 def test_a_decoder_with_a_wrong_op_is_not_timed(monkeypatch, tmp_path):
     path = tmp_path / 'out.json'
-    monkeypatch.setattr(eager, 'aft_window', doubled(eager.aft_window))
-    with pytest.raises(SystemExit, match='aft-window-3.* is wrong by .*: not timed'):
-        benchmark_efficiency.main(['--mixers', 'aft-window-3', *COMMON, '--json', str(path)])
+    monkeypatch.setattr(eager, 'aft_local_hard', doubled(eager.aft_local_hard))
+    with pytest.raises(SystemExit, match='aft-local-hard-3.* is wrong by .*: not timed'):
+        benchmark_efficiency.main(['--mixers', 'aft-local-hard-3', *COMMON, '--json', str(path)])
     assert not path.exists()
 
 
@@ -146,7 +146,7 @@ def test_what_takes_too_long_is_left_out():
 
 
 @pytest.mark.parametrize('name, expected', [
-    ('aft-local-normalized-5', dict(type='aft_mm.AFTLocalNormalized', rank=64, window=5)),
+    ('aft-local-learned-5', dict(type='aft_mm.AFTLocalLearned', rank=64, window=5)),
     ('aft_mm.AFTSimple', dict(type='aft_mm.AFTSimple')),
     ('aft_mm.AFTLocal(window=5, rank=None)', dict(type='aft_mm.AFTLocal', window=5, rank=None)),
 ])  # fmt: skip
@@ -185,7 +185,7 @@ WRONG = [
     (benchmark_efficiency, ['--mixers', 'aft-simple', 'aft-conv-5'],
      f'--mixers aft-conv-5 .*{ALLOWED}'),
     (benchmark_efficiency, ['--mixers', 'aft_mm.AFTLocal(window=3'], ALLOWED),
-    (benchmark_efficiency, ['--mixers', 'aft_mm.AFTWindow(foo=3, window=2)'],
+    (benchmark_efficiency, ['--mixers', 'aft_mm.AFTLocalHard(foo=3, window=2)'],
      "--mixers aft_mm.* no argument 'foo'"),
     (benchmark_efficiency, ['--mixers', 'softmax', '--dims', '16', '33', '--heads', '8'],
      '--mixers softmax with --dims 33: num_heads must be an int that divides embed_dims=33, got 8'),
@@ -232,7 +232,7 @@ def test_help_names_mixers_and_defaults(capsys):
     with pytest.raises(SystemExit):
         benchmark_efficiency.main(['--help'])
     text = ' '.join(capsys.readouterr().out.split())
-    assert 'aft-window-WINDOW' in text and '--positions 64 256 1024 4096 --dims 256' in text
+    assert 'aft-local-hard-WINDOW' in text and '--positions 64 256 1024 4096 --dims 256' in text
 
 
 @pytest.mark.parametrize(
@@ -347,8 +347,10 @@ def test_deit_without_timm_is_named(monkeypatch, capsys):
     assert 'not run: pip install timm' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('name', ['aft-tiny', 'deit-huge', 'aft-tiny-k3-h32', 'aft-tiny--k3',
-                                  'aft-tiny-hx-k3', 'resnet-50'])
+@pytest.mark.parametrize(
+    'name',
+    ['aft-tiny', 'deit-huge', 'aft-tiny-k3-h32', 'aft-tiny--k3', 'aft-tiny-hx-k3', 'resnet-50'],
+)
 def test_a_model_without_a_meaning_is_refused(name, capsys):
     with pytest.raises(SystemExit):
         benchmark_models.parse_args(['--models', name])

@@ -37,10 +37,10 @@ def indices(tokens):
     # 00 10 11 21 22 are near; u·v of rank 5 and exp for each, and a running sum for the rest.
     ('aft_local', dict(window=2, causal=True), [(3, 5), (3, 5)],
      24 * 5 + 5 * (10 + 1) + 2 * 5 * 2 * 8 + 2 * 3 * 2 * 8),
-    ('aft_window', dict(window=2), [], 24 * 5 + 5 * 2 * 8),
+    ('aft_local_hard', dict(window=2), [], 24 * 5 + 5 * 2 * 8),
     # Numerator and, for all channels at once, the sum of the weights; the sum of the keys' terms
     # and its product with that of the weights.
-    ('aft_local_normalized', dict(window=2, causal=True), [(3, 5), (3, 5)],
+    ('aft_local_learned', dict(window=2, causal=True), [(3, 5), (3, 5)],
      24 * 5 + 5 * (10 + 1) + 2 * 5 * 2 * 5 + 2 * 3 * 2 * 5 + 24 * 2),
 ])  # fmt: skip
 def test_operations_are_those_of_a_hand_count(op, options, parameters, expected):
@@ -91,7 +91,7 @@ def test_kernel_pairs_are_those_of_the_index(kernel, causal):
 def test_pairs_of_a_hard_window_are_those_of_the_mask(grid, window):
     expected = int(hard_mask(*indices(35), window, grid, True).sum())
     shapes = [(1, 35, 4)] * 3
-    assert weighted_pairs('aft_window', shapes, dict(window=window, grid=grid)) == expected
+    assert weighted_pairs('aft_local_hard', shapes, dict(window=window, grid=grid)) == expected
 
 
 def test_bytes_are_those_of_a_hand_count():

@@ -8,7 +8,8 @@ from mmengine.structures import InstanceData, PixelData
 from PIL import Image
 
 from aft_mm.apis import build_dataset
-from aft_mm.structures import SequenceSample, encode_points
+from aft_mm.structures import SequenceSample
+from aft_mm.tokenizers import encode_points
 from aft_mm.visualization import (
     draw_completions,
     draw_header,
@@ -35,7 +36,7 @@ def test_boxes_and_masks_lie_where_they_are():
     image = np.full((60, 80, 3), 100, np.uint8)
     masks = torch.zeros(2, 60, 80, dtype=torch.bool)
     masks[0, 30:50, 20:40] = True
-    boxes = torch.tensor([[20., 30, 40, 50], [70, 5, 70, 5]])  # the second has no area
+    boxes = torch.tensor([[20.0, 30, 40, 50], [70, 5, 70, 5]])  # the second has no area
     drawn = draw_instances(image, boxes, ['a', 'b'], masks)
     changed = (drawn != image).any(-1)
     assert changed[30:50, 20:40].all() and not changed[52:, :].any() and not changed[:, :15].any()
@@ -43,8 +44,10 @@ def test_boxes_and_masks_lie_where_they_are():
     with pytest.raises(ValueError, match='must be as many .* got 2, 1 and None'):
         draw_instances(image, boxes, ['a'])
     # A class has one colour, whichever others a picture has.
-    edges = [draw_instances(image, boxes[:1], [name], classes=['a', 'b'])[50, 30].tolist()
-             for name in 'ab']
+    edges = [
+        draw_instances(image, boxes[:1], [name], classes=['a', 'b'])[50, 30].tolist()
+        for name in 'ab'
+    ]
     assert edges == [drawn[50, 30].tolist(), [86, 180, 233]]
 
 
@@ -67,7 +70,7 @@ def test_segments_have_a_colour_each_and_the_ignored_none():
 def test_text_is_wrapped_and_cut_off():
     short, long = draw_text('aft ' * 3), draw_text('aft ' * 2000)
     assert short.shape[1:] == long.shape[1:] and short.shape[0] < long.shape[0]
-    lines = (long.min((1, 2)) < 128)
+    lines = long.min((1, 2)) < 128
     assert (short.min((1, 2)) < 128).sum() < 15 < lines.sum()
     assert long[-1].min() == 255  # nothing runs over the lower edge
 
@@ -86,32 +89,39 @@ def test_pictures_of_every_kind_of_sample(browse):
     config = Config(dict(data_preprocessor=dict(bgr_to_rgb=True)))
     rgb = image.numpy()[::-1].transpose(1, 2, 0)
 
-    boxes = InstanceData(bboxes=torch.tensor([[5., 5, 90, 80]]), labels=torch.tensor([1]))
+    boxes = InstanceData(bboxes=torch.tensor([[5.0, 5, 90, 80]]), labels=torch.tensor([1]))
     picture, title = browse.picture_of(
-        config, Known(metainfo=dict(classes=('a', 'b'))),
-        dict(inputs=image, data_samples=Known(gt_instances=boxes)))
+        config,
+        Known(metainfo=dict(classes=('a', 'b'))),
+        dict(inputs=image, data_samples=Known(gt_instances=boxes)),
+    )
     assert title == 'objects: 1' and (picture != rgb).any(-1).mean() < 0.2
 
     labels = torch.full((1, 200, 160), 255)
     labels[:, :50] = 1
     picture, title = browse.picture_of(
-        config, Known(metainfo=dict(classes=('a', 'b'))),
-        dict(inputs=image, data_samples=Known(gt_sem_seg=PixelData(data=labels))))
+        config,
+        Known(metainfo=dict(classes=('a', 'b'))),
+        dict(inputs=image, data_samples=Known(gt_sem_seg=PixelData(data=labels))),
+    )
     assert title == '1 class' and len(picture) > 200
     np.testing.assert_array_equal(picture[50:200], rgb[50:])
 
     pair = SequenceSample(metainfo=dict(length=12, num_context=0))
     pair.source = torch.arange(3).view(1, 3)
     picture, _ = browse.picture_of(
-        Config(dict(image_shape=(2, 2, 3), source_shape=(1, 1, 3))), None,
-        dict(inputs=torch.arange(12).view(4, 3), data_samples=pair))
+        Config(dict(image_shape=(2, 2, 3), source_shape=(1, 1, 3))),
+        None,
+        dict(inputs=torch.arange(12).view(4, 3), data_samples=pair),
+    )
     assert picture[20:].reshape(160, -1, 3)[0, 0].tolist() == [0, 1, 2]
     assert picture[-1, -1].tolist() == [9, 10, 11]
 
     cloud = torch.from_numpy(encode_points(rng.standard_normal((20, 3))))
     plain = SequenceSample(metainfo=dict(length=60, num_context=0))
     picture, title = browse.picture_of(
-        Config(dict(point_cloud=dict(num_bits=8))), None, dict(inputs=cloud, data_samples=plain))
+        Config(dict(point_cloud=dict(num_bits=8))), None, dict(inputs=cloud, data_samples=plain)
+    )
     assert title == '20 points' and picture.std() > 5
 
     class TextFile:
@@ -120,11 +130,11 @@ def test_pictures_of_every_kind_of_sample(browse):
     given = SequenceSample(metainfo=dict(length=3, num_context=1))
     tokens = torch.tensor(list('añ'.encode()), dtype=torch.uint8)
     picture, title = browse.picture_of(
-        Config({}), TextFile(), dict(inputs=tokens, data_samples=given))
+        Config({}), TextFile(), dict(inputs=tokens, data_samples=given)
+    )
     np.testing.assert_array_equal(picture, draw_text('a | ñ'))
     numbers, _ = browse.picture_of(Config({}), None, dict(inputs=tokens, data_samples=given))
     np.testing.assert_array_equal(numbers, draw_text('97 | 195 177'))
-
 
     class Pairs:
         """Tokens are those of a vocabulary."""
@@ -134,10 +144,11 @@ def test_pictures_of_every_kind_of_sample(browse):
 
     pair = SequenceSample(metainfo=dict(length=2, num_context=0), source=torch.tensor([2]))
     picture, title = browse.picture_of(
-        Config({}), Pairs(), dict(inputs=torch.tensor([0, 1]), data_samples=pair))
+        Config({}), Pairs(), dict(inputs=torch.tensor([0, 1]), data_samples=pair)
+    )
     np.testing.assert_array_equal(picture, draw_text('c\n→ a b'))
 
-    frames = torch.arange(12.).view(4, 3)
+    frames = torch.arange(12.0).view(4, 3)
     picture, title = browse.picture_of(Config({}), None, dict(inputs=frames, data_samples=plain))
     assert title == '4 frames' and picture.shape == (120, 160, 3)
     lightness = picture[::40, ::40].sum(-1, dtype=int)
@@ -148,8 +159,19 @@ def test_pictures_of_every_kind_of_sample(browse):
 
 
 def test_a_data_set_is_browsed(browse, digits_classifier, tmp_path, capsys):
-    browse.main([digits_classifier[0], '--split', 'test', '--num', '4', '--out',
-                 str(tmp_path / 'b.png'), '--dpi', '40'])
+    browse.main(
+        [
+            digits_classifier[0],
+            '--split',
+            'test',
+            '--num',
+            '4',
+            '--out',
+            str(tmp_path / 'b.png'),
+            '--dpi',
+            '40',
+        ]
+    )
     assert '4 of 65 samples drawn' in capsys.readouterr().out
     assert np.asarray(Image.open(tmp_path / 'b.png')).std() > 5
     config = Config.fromfile(digits_classifier[0])
@@ -182,21 +204,40 @@ def test_models_are_compared_on_their_test_images(tool, untrained, tmp_path, cap
     compare = tool('analysis_tools/compare_models')
     config, checkpoint = untrained['tiny_pixels']
     drawn = []
-    monkeypatch.setattr(compare, 'draw_completions',
-                        lambda *args, **kw: drawn.append(args) or draw_completions(*args, **kw))
-    compare.main(['--model', 'a', config, checkpoint, '--model', 'b', config, checkpoint,
-                  '--num', '2', '--out', str(tmp_path / 'c.png')])
+    monkeypatch.setattr(
+        compare,
+        'draw_completions',
+        lambda *args, **kw: drawn.append(args) or draw_completions(*args, **kw),
+    )
+    compare.main(
+        [
+            '--model',
+            'a',
+            config,
+            checkpoint,
+            '--model',
+            'b',
+            config,
+            checkpoint,
+            '--num',
+            '2',
+            '--out',
+            str(tmp_path / 'c.png'),
+        ]
+    )
     assert '2 models on 2 images' in capsys.readouterr().out
-    ((images, completions, rows), ) = drawn
+    ((images, completions, rows),) = drawn
     assert completions.shape[:2] == (2, 2) and rows == images.shape[1] // 2
     np.testing.assert_array_equal(completions[:, 0], completions[:, 1])  # one model, one seed
     np.testing.assert_array_equal(completions[:, 0, :rows], images[:, :rows])
     super_resolution = untrained['tiny_super_resolution']
     for words, message in (
-            (['--model', 'a', *super_resolution], 'must have the same image_shape'),
-            (['--model', 'b', config, checkpoint], "needs a name of its own for each, got 'b'")):
+        (['--model', 'a', *super_resolution], 'must have the same image_shape'),
+        (['--model', 'b', config, checkpoint], "needs a name of its own for each, got 'b'"),
+    ):
         with pytest.raises(SystemExit, match=f'Error: .*{message}'):
-            compare.main(['--model', 'b', config, checkpoint, *words, '--out',
-                          str(tmp_path / 'd.png')])
+            compare.main(
+                ['--model', 'b', config, checkpoint, *words, '--out', str(tmp_path / 'd.png')]
+            )
     with pytest.raises(SystemExit, match='has no image_shape: its model draws no images'):
         compare.main(['--model', 'b', *untrained['tiny_text'], '--out', str(tmp_path / 'd.png')])

@@ -20,9 +20,11 @@ from mmengine.runner.checkpoint import CheckpointLoader
 
 import aft_mm.registry  # noqa: F401  registers what is tested here
 from aft_mm.checkpoint import load_from_http, load_from_local, register_safe_loading
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
-OPTIMIZER = OptimWrapper(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=.9))
+OPTIMIZER = OptimWrapper(
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+)
 
 
 def training_state(**extra):
@@ -32,13 +34,18 @@ def training_state(**extra):
         hub.update_scalar('train/loss', 1.0 / (step + 1))
     hub.update_info('eta', np.float64(3.5))
     hub.update_info('iter', np.int64(7))
-    return dict(meta=dict(epoch=1, seed=0), state_dict=dict(weight=torch.randn(3, 5)),
-                message_hub=hub.state_dict(), **extra)
+    return dict(
+        meta=dict(epoch=1, seed=0),
+        state_dict=dict(weight=torch.randn(3, 5)),
+        message_hub=hub.state_dict(),
+        **extra,
+    )
 
 
 def one_cycle():
     scheduler = PARAM_SCHEDULERS.build(
-        dict(type='OneCycleLR', optimizer=OPTIMIZER, eta_max=1., total_steps=10, by_epoch=False))
+        dict(type='OneCycleLR', optimizer=OPTIMIZER, eta_max=1.0, total_steps=10, by_epoch=False)
+    )
     return dict(param_schedulers=[scheduler.state_dict()])
 
 
@@ -46,10 +53,12 @@ CASES = {
     'log history': dict,
     'best score of a float32 metric': lambda: dict(best=np.float32(0.25)),
     'one cycle schedule': one_cycle,
-    'numpy meta of a data set': lambda: dict(palette=np.arange(6, dtype=np.uint8).reshape(2, 3),
-                                             flags=np.array([True, False]),
-                                             mean=np.array([.5, .25], dtype=np.float32),
-                                             classes=np.array(['cat', 'dog'])),
+    'numpy meta of a data set': lambda: dict(
+        palette=np.arange(6, dtype=np.uint8).reshape(2, 3),
+        flags=np.array([True, False]),
+        mean=np.array([0.5, 0.25], dtype=np.float32),
+        classes=np.array(['cat', 'dog']),
+    ),
     'optimizer': lambda: dict(optimizer=OPTIMIZER.state_dict()),
 }
 
@@ -75,7 +84,8 @@ def test_files_written_under_numpy_1_load(tmp_path, monkeypatch):
     text = (tmp_path / 'numpy2.pth').read_bytes()
     assert b'numpy._core.multiarray' in text
     (tmp_path / 'numpy1.pth').write_bytes(
-        text.replace(b'numpy._core.multiarray', b'numpy.core.multiarray'))
+        text.replace(b'numpy._core.multiarray', b'numpy.core.multiarray')
+    )
     loaded = load_from_local(str(tmp_path / 'numpy1.pth'))
     assert torch.equal(loaded['state_dict']['weight'], state['state_dict']['weight'])
     assert loaded['message_hub']['runtime_info']['eta'] == 3.5
@@ -95,8 +105,7 @@ ATTACKS = {
     'eval': lambda: Call(eval, '1 + 1'),
     'os.system': lambda: Call(os.system, 'true'),
     'getattr of an allowed class': lambda: Call(getattr, np.ndarray, '__subclasses__'),
-    'getattr of another method': lambda: Call(
-        getattr, HistoryBuffer, 'register_statistics'),
+    'getattr of another method': lambda: Call(getattr, HistoryBuffer, 'register_statistics'),
     'getattr of a tensor': lambda: Call(getattr, torch.zeros(1), 'numpy'),
 }
 
@@ -114,8 +123,12 @@ def eval_through_getattr():
     def text(value):
         return b'X' + struct.pack('<I', len(value)) + value.encode()
 
-    fetch = (b'cbuiltins\ngetattr\n' + b'cmmengine.logging.history_buffer\nHistoryBuffer\n' +
-             text('min') + b'\x86R')
+    fetch = (
+        b'cbuiltins\ngetattr\n'
+        + b'cmmengine.logging.history_buffer\nHistoryBuffer\n'
+        + text('min')
+        + b'\x86R'
+    )
     return b'\x80\x02cbuiltins\ngetattr\n' + fetch + text('__globals__') + b'\x86R.'
 
 
@@ -125,8 +138,10 @@ def test_a_file_that_fetches_eval_through_getattr_is_refused(tmp_path):
     assert pickle.loads(payload)['__builtins__']['eval'] is eval
     file = tmp_path / 'bad.pth'
     # torch's legacy format: magic number, protocol, system info, then the object.
-    head = b''.join(pickle.dumps(part, protocol=2) for part in
-                    (0x1950a86a20f9469cfc6c, 1001, dict(little_endian=True)))
+    head = b''.join(
+        pickle.dumps(part, protocol=2)
+        for part in (0x1950A86A20F9469CFC6C, 1001, dict(little_endian=True))
+    )
     file.write_bytes(head + payload + pickle.dumps([], protocol=2))
     with pytest.raises(pickle.UnpicklingError, match=r"asks for getattr\(.*'__globals__'\)"):
         load_from_local(str(file))
@@ -142,8 +157,8 @@ DAMAGES = {
     'text': lambda data: b'hello world, these are no weights\n',
     'a web page': lambda data: b'<!DOCTYPE html><html></html>',
     'empty': lambda data: b'',
-    'half written': lambda data: data[:len(data) // 2],
-    'half written legacy pickle': lambda data: pickle.dumps(0x1950a86a20f9469cfc6c, protocol=2),
+    'half written': lambda data: data[: len(data) // 2],
+    'half written legacy pickle': lambda data: pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2),
 }
 
 
@@ -204,7 +219,8 @@ def server(tmp_path):
     folder = tmp_path / 'served'
     folder.mkdir()
     with http.server.ThreadingHTTPServer(
-            ('127.0.0.1', 0), partial(Quiet, directory=folder)) as httpd:
+        ('127.0.0.1', 0), partial(Quiet, directory=folder)
+    ) as httpd:
         threading.Thread(target=httpd.serve_forever, daemon=True).start()
         yield folder, f'http://127.0.0.1:{httpd.server_port}'
         httpd.shutdown()
@@ -229,16 +245,20 @@ def test_registering_again_changes_nothing():
 
 
 def test_importing_the_package_does_nothing():
-    code = ('import sys, warnings; warnings.simplefilter("error"); before = set(sys.modules);'
-            'import aft_mm; print(sorted(set(sys.modules) - before))')
+    code = (
+        'import sys, warnings; warnings.simplefilter("error"); before = set(sys.modules);'
+        'import aft_mm; print(sorted(set(sys.modules) - before))'
+    )
     result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert result.stdout.strip() == "['aft_mm']" and result.stderr == ''
 
 
 def test_the_prefix_alone_registers_loading():
-    code = ('from mmengine.registry import MODELS; MODELS.get("aft_mm.AFTViT");'
-            'from mmengine.runner import CheckpointLoader as Loader;'
-            'print({Loader._get_checkpoint_loader(path).__module__ for path in ('
-            '"a.pth", "https://a/b.pth", "torchvision://resnet18", "open-mmlab://a")})')
+    code = (
+        'from mmengine.registry import MODELS; MODELS.get("aft_mm.AFTViT");'
+        'from mmengine.runner import CheckpointLoader as Loader;'
+        'print({Loader._get_checkpoint_loader(path).__module__ for path in ('
+        '"a.pth", "https://a/b.pth", "torchvision://resnet18", "open-mmlab://a")})'
+    )
     result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert result.stdout.strip() == "{'aft_mm.checkpoint.loading'}", result.stderr

@@ -26,9 +26,9 @@ def work_dirs(tmp_path, monkeypatch):
     """Runs as a training leaves them: two seeds of a classifier, and one with another model."""
     monkeypatch.chdir(tmp_path)
     for name, accuracy, seconds, change in (
-        ('a0', 90., 0.25, {}),
-        ('a1', 94., 0.5, {'randomness': dict(seed=1)}),
-        ('b', 80., 1., {'model.backbone.arch.num_layers': 2, 'train_dataloader.batch_size': 16}),
+        ('a0', 90.0, 0.25, {}),
+        ('a1', 94.0, 0.5, {'randomness': dict(seed=1)}),
+        ('b', 80.0, 1.0, {'model.backbone.arch.num_layers': 2, 'train_dataloader.batch_size': 16}),
     ):
         folder = Path(name, '20260101_000000/vis_data')
         folder.mkdir(parents=True)
@@ -36,9 +36,10 @@ def work_dirs(tmp_path, monkeypatch):
         config.merge_from_dict({**change, 'work_dir': name})
         config.dump(folder / 'config.py')
         records = [
-            {'loss': 1., 'time': time, 'epoch': 1, 'iter': i + 1, 'step': i + 1}
-            for i, time in enumerate((9., seconds, seconds))]  # the first one is slow
-        records += [{'accuracy/top1': 10., 'step': 1}, {'accuracy/top1': accuracy, 'step': 2}]
+            {'loss': 1.0, 'time': time, 'epoch': 1, 'iter': i + 1, 'step': i + 1}
+            for i, time in enumerate((9.0, seconds, seconds))
+        ]  # the first one is slow
+        records += [{'accuracy/top1': 10.0, 'step': 1}, {'accuracy/top1': accuracy, 'step': 2}]
         (folder / 'scalars.json').write_text('\n'.join(map(json.dumps, records)))
 
 
@@ -64,10 +65,13 @@ def test_a_row_per_config_in_every_format(capsys):
 
 
 def test_what_a_run_lacks_is_a_dash():
-    runs = {'a': {'x': [1.5, 1.7], 'y': [2.]}, 'b': {'x': [3.]}}
+    runs = {'a': {'x': [1.5, 1.7], 'y': [2.0]}, 'b': {'x': [3.0]}}
     assert '| b | 3.00 | – |' in run_table(runs)
     assert run_table(runs, '.csv').splitlines() == [
-        'run,x,x standard error,y', f'a,1.6,{statistics.stdev([1.5, 1.7]) / 2**0.5},2.0', 'b,3.0,,']
+        'run,x,x standard error,y',
+        f'a,1.6,{statistics.stdev([1.5, 1.7]) / 2**0.5},2.0',
+        'b,3.0,,',
+    ]
     assert 'b & $3.00$ & -- ' in run_table(runs, '.tex')
 
 
@@ -82,13 +86,22 @@ def test_a_model_whose_flops_depend_on_its_boxes_has_none(capsys):
     assert 'parameters [M]' in out and 'FLOPs' not in out
 
 
-@pytest.mark.parametrize(('words', 'message'), [
-    (['no'], "'no' is no work dir of a training"),
-    (['a0', '--metric', 'mIoU'], "'a0' was never validated in mIoU, but in accuracy/top1"),
-    (['--group', 'a', 'a0', 'b'], '--group a needs runs that differ by their seed only, but they '
-     'differ in model, train_dataloader'),
-    (['a0', '--out', 'a.html'], "--out needs a file name that ends in .md or .csv or .tex, got"),
-])
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['no'], "'no' is no work dir of a training"),
+        (['a0', '--metric', 'mIoU'], "'a0' was never validated in mIoU, but in accuracy/top1"),
+        (
+            ['--group', 'a', 'a0', 'b'],
+            '--group a needs runs that differ by their seed only, but they '
+            'differ in model, train_dataloader',
+        ),
+        (
+            ['a0', '--out', 'a.html'],
+            '--out needs a file name that ends in .md or .csv or .tex, got',
+        ),
+    ],
+)
 def test_bad_arguments_end_in_one_sentence(words, message):
     with pytest.raises(SystemExit) as stopped:
         main(words)

@@ -17,8 +17,15 @@ from compare_seeds import main  # noqa: E402
 def files(tmp_path, monkeypatch):
     """A folder with the metrics of two groups and of what is none."""
     monkeypatch.chdir(tmp_path)
-    values = dict(a_seed0=2.61, a_seed1=2.58, a_seed2=2.63, b_seed0=2.51,
-                  text='2.5', nan=float('nan'), true=True)
+    values = dict(
+        a_seed0=2.61,
+        a_seed1=2.58,
+        a_seed2=2.63,
+        b_seed0=2.51,
+        text='2.5',
+        nan=float('nan'),
+        true=True,
+    )
     for name, value in values.items():
         metrics = dict(bits_per_char=value, perplexity_per_char=6.1)
         Path(f'{name}.json').write_text(json.dumps(metrics))
@@ -30,17 +37,29 @@ def files(tmp_path, monkeypatch):
 
 A = ['--group', 'a', 'a_seed0.json', 'a_seed1.json', 'a_seed2.json']
 B = ['--group', 'b', 'b_seed0.json']
-TABLE = '''\
+TABLE = """\
 | group | n | bits/char, mean | standard error | difference to a | its standard error |
 | --- | ---: | ---: | ---: | ---: | ---: |
 | a | 3 | 2.607 | 0.015 | – | – |
 | b | 1 | 2.510 | – | -0.097 | – |
-'''
+"""
 
 
 def test_table_and_picture(files, capsys):
-    main(['--metric', 'bits_per_char', *A, *B, '--out', 'new/a.png', '--table', 'new/a.md',
-          '--dpi', '50'])
+    main(
+        [
+            '--metric',
+            'bits_per_char',
+            *A,
+            *B,
+            '--out',
+            'new/a.png',
+            '--table',
+            'new/a.md',
+            '--dpi',
+            '50',
+        ]
+    )
     assert capsys.readouterr().out == TABLE == Path('new/a.md').read_text(encoding='utf-8')
     with Image.open('new/a.png') as image:
         assert image.width == 350
@@ -53,24 +72,32 @@ def test_the_table_alone_from_the_shell(root, run, files):
     assert not list(files.glob('*.png'))
 
 
-@pytest.mark.parametrize(('words', 'message'), [
-    (['--metric', 'bits_per_dim', *A],
-     r"'a_seed0.json' has no metric 'bits_per_dim'; it holds bits_per_char, perplexity_per_char$"),
-    ([*A, '--group', 'c', 'half.json'], "'half.json' is damaged or not JSON: "),
-    ([*A, '--group', 'c', 'bytes.json'], "'bytes.json' is damaged or not JSON: "),
-    ([*A, '--group', 'c', 'list.json'], "'list.json' needs metrics .*, but holds a list"),
-    ([*A, '--group', 'c', 'no.json'], "'no.json' cannot be read: No such file"),
-    ([*A, '--group', 'c', 'text.json'], "bits_per_char of 'text.json' must be .* got '2.5'"),
-    ([*A, '--group', 'c', 'nan.json'], 'must be a finite number, got nan'),
-    ([*A, '--group', 'c', 'true.json'], 'must be a finite number, got True'),
-    ([*A, '--group', 'c'], r'--group needs LABEL FILE \[FILE ...\], got c'),
-    ([*A, '--group', 'b_seed0.json', 'b_seed0.json'], '--group needs LABEL FILE .* got b_seed0'),
-    ([*A, '--group', 'a', 'b_seed0.json'], "--group needs labels that differ, got 'a' twice"),
-    ([*A, *A[:1], 'c', './a_seed0.json'], "for every run, got './a_seed0.json' twice"),
-    ([*A, *B, '--numbers', 'window', '--out', 'a.png'], "named by numbers, .* one is 'a'"),
-    ([*A, '--out', 'a_seed0.json/a.png'], "--out 'a_seed0.json/a.png' cannot be written"),
-    ([*A, '--out', 'a.what'], r"--out needs a file name that ends in .*, got 'a.what'"),
-])
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (
+            ['--metric', 'bits_per_dim', *A],
+            r"'a_seed0.json' has no metric 'bits_per_dim'; it holds bits_per_char, perplexity_per_char$",
+        ),
+        ([*A, '--group', 'c', 'half.json'], "'half.json' is damaged or not JSON: "),
+        ([*A, '--group', 'c', 'bytes.json'], "'bytes.json' is damaged or not JSON: "),
+        ([*A, '--group', 'c', 'list.json'], "'list.json' needs metrics .*, but holds a list"),
+        ([*A, '--group', 'c', 'no.json'], "'no.json' cannot be read: No such file"),
+        ([*A, '--group', 'c', 'text.json'], "bits_per_char of 'text.json' must be .* got '2.5'"),
+        ([*A, '--group', 'c', 'nan.json'], 'must be a finite number, got nan'),
+        ([*A, '--group', 'c', 'true.json'], 'must be a finite number, got True'),
+        ([*A, '--group', 'c'], r'--group needs LABEL FILE \[FILE ...\], got c'),
+        (
+            [*A, '--group', 'b_seed0.json', 'b_seed0.json'],
+            '--group needs LABEL FILE .* got b_seed0',
+        ),
+        ([*A, '--group', 'a', 'b_seed0.json'], "--group needs labels that differ, got 'a' twice"),
+        ([*A, *A[:1], 'c', './a_seed0.json'], "for every run, got './a_seed0.json' twice"),
+        ([*A, *B, '--numbers', 'window', '--out', 'a.png'], "named by numbers, .* one is 'a'"),
+        ([*A, '--out', 'a_seed0.json/a.png'], "--out 'a_seed0.json/a.png' cannot be written"),
+        ([*A, '--out', 'a.what'], r"--out needs a file name that ends in .*, got 'a.what'"),
+    ],
+)
 def test_bad_arguments_end_in_one_sentence(files, words, message):
     metric = [] if '--metric' in words else ['--metric', 'bits_per_char']
     with pytest.raises(SystemExit) as stopped:

@@ -21,12 +21,20 @@ TASKS = sorted(path.parent for path in ROOT.glob('configs/*/metafile.yml'))
 # Tasks whose configs are those of mmdet and mmseg.
 DOWNSTREAM = {'detection', 'segmentation'}
 LEAVES = {path.stem: path for path in sorted(ROOT.glob('configs/image_classification/*.py'))}
-NAME = re.compile(r'(?P<family>deit|lambda|aft-full|aft-conv)-'
-                  r'(?P<arch>tiny|small|base|mini|quickstart)(?:-h(?P<heads>\d+)-k(?P<kernel>\d+))?'
-                  r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e(?:-(?P<what>[a-z][a-z0-9-]*))?'
-                  r'_(?P<data>in1k|imagenette|cifar10|digits)(?:-(?P<size>\d+)px)?')
-MIXERS = dict([('deit', 'aft_mm.SoftmaxAttention'), ('aft-full', 'aft_mm.AFTFull'),
-               ('aft-conv', 'aft_mm.AFTConv'), ('lambda', 'aft_mm.LambdaLayer')])
+NAME = re.compile(
+    r'(?P<family>deit|lambda|aft-full|aft-conv)-'
+    r'(?P<arch>tiny|small|base|mini|quickstart)(?:-h(?P<heads>\d+)-k(?P<kernel>\d+))?'
+    r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e(?:-(?P<what>[a-z][a-z0-9-]*))?'
+    r'_(?P<data>in1k|imagenette|cifar10|digits)(?:-(?P<size>\d+)px)?'
+)
+MIXERS = dict(
+    [
+        ('deit', 'aft_mm.SoftmaxAttention'),
+        ('aft-full', 'aft_mm.AFTFull'),
+        ('aft-conv', 'aft_mm.AFTConv'),
+        ('lambda', 'aft_mm.LambdaLayer'),
+    ]
+)
 # The part of the token mixer that each ablation changes; `rank` is that of the AFT-full models.
 ABLATIONS = {
     'nonfactorised': dict(rank=None),
@@ -34,14 +42,15 @@ ABLATIONS = {
     'naive': dict(reparameterize=False),
     'no-global': dict(global_connectivity=False),
     'entropy': dict(sparsity='entropy'),
-    'gumbel': dict(sparsity='gumbel', tau=0.5)
+    'gumbel': dict(sparsity='gumbel', tau=0.5),
 }
 # Type of the data set, folder under the data root, usual image size, classes.
 DATA = dict(
     in1k=('ImageNet', 'imagenet', 224, 1000),
     imagenette=('ImageNet', 'imagenette', 224, 10),
     cifar10=('aft_mm.CIFAR10Binary', 'cifar10', 32, 10),
-    digits=('aft_mm.Digits', None, 8, 10))
+    digits=('aft_mm.Digits', None, 8, 10),
+)
 DIMS = dict(tiny=192, small=384, base=768)
 
 every_leaf = pytest.mark.parametrize('name', LEAVES)
@@ -79,8 +88,10 @@ def bases(path):
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == '_base_':
             value = ast.literal_eval(node.value)
-            return [base if '::' in base else (path.parent / base).resolve()
-                    for base in (value if isinstance(value, list) else [value])]
+            return [
+                base if '::' in base else (path.parent / base).resolve()
+                for base in (value if isinstance(value, list) else [value])
+            ]
     return []
 
 
@@ -109,7 +120,7 @@ def test_name_says_the_model(name):
         assert len(build(name).backbone.layers) == 12
     if field['family'] == 'aft-conv' and field['arch'] != 'quickstart':
         assert mixer.num_heads == int(field['heads'])
-        assert mixer.position_bias().shape == (mixer.num_heads, *2 * (int(field['kernel']), ))
+        assert mixer.position_bias().shape == (mixer.num_heads, *2 * (int(field['kernel']),))
 
 
 @every_leaf
@@ -217,10 +228,12 @@ def test_small_models_train(name):
     model = MODELS.build(dict(config.model, data_preprocessor=dict(config.data_preprocessor)))
     shape = (config.model.backbone.get('in_channels', 3), size, size)
     sample = Compose([dict(type='PackInputs')])(
-        dict(img=np.zeros((size, size, shape[0]), np.uint8), gt_label=3))
+        dict(img=np.zeros((size, size, shape[0]), np.uint8), gt_label=3)
+    )
     data = dict(
         inputs=torch.randint(0, 256, (2, *shape), dtype=torch.uint8),
-        data_samples=[sample['data_samples']] * 2)
+        data_samples=[sample['data_samples']] * 2,
+    )
 
     loss = model(**model.data_preprocessor(data, training=True), mode='loss')['loss']
     loss.backward()
@@ -230,7 +243,7 @@ def test_small_models_train(name):
 
 def expected_parameters(name):
     """Weights of a model, added up by hand from the layout of a ViT and the mixer's options."""
-    dims, grid = DIMS[fields(name)['arch']], (image_size(name) // 16)**2
+    dims, grid = DIMS[fields(name)['arch']], (image_size(name) // 16) ** 2
     mixer = load(name).model.backbone.token_mixer
     linear = dims * dims + dims
     if mixer.type == 'aft_mm.AFTConv':
@@ -241,7 +254,7 @@ def expected_parameters(name):
     elif mixer.type == 'aft_mm.LambdaLayer':
         queries, keys = mixer.num_heads * mixer.key_dims, mixer.key_dims
         mixing = (dims + 2) * (queries + keys) + (dims + 1) * (dims // mixer.num_heads)
-        mixing += (2 * int(grid**0.5) - 1)**2 * keys
+        mixing += (2 * int(grid**0.5) - 1) ** 2 * keys
         embedding = grid * dims
     else:
         tokens = 1 + grid
@@ -258,14 +271,22 @@ def test_parameters_are_those_of_the_layout(name):
     assert count(name) == expected_parameters(name)
 
 
-@pytest.mark.parametrize('model, millions', [
-    ('deit-tiny', 5.7), ('deit-small', 22.1),
-    ('lambda-tiny', 4.8), ('lambda-small', 17.7),
-    ('aft-full-tiny', 6.3), ('aft-full-small', 22.6),
-    ('aft-conv-tiny-h32-k11', 5.4), ('aft-conv-tiny-h192-k11', 5.9),
-    ('aft-conv-small-h16-k11', 20.3), ('aft-conv-small-h384-k11', 22.5),
-    ('aft-conv-small-h384-k15', 23.0),
-])
+@pytest.mark.parametrize(
+    'model, millions',
+    [
+        ('deit-tiny', 5.7),
+        ('deit-small', 22.1),
+        ('lambda-tiny', 4.8),
+        ('lambda-small', 17.7),
+        ('aft-full-tiny', 6.3),
+        ('aft-full-small', 22.6),
+        ('aft-conv-tiny-h32-k11', 5.4),
+        ('aft-conv-tiny-h192-k11', 5.9),
+        ('aft-conv-small-h16-k11', 20.3),
+        ('aft-conv-small-h384-k11', 22.5),
+        ('aft-conv-small-h384-k15', 23.0),
+    ],
+)
 def test_parameters_are_those_of_the_paper(model, millions):
     """Table 7, which sometimes rounds (22.05 to 22.1) and sometimes cuts off (5.96 to 5.9)."""
     counted = count(f'{model}_8xb128-300e_in1k') / 1e6
@@ -277,8 +298,10 @@ def test_deit_base_has_the_parameters_of_table_8():
 
 
 def test_models_of_table_8_differ_in_the_model_only():
-    ours, theirs = (load(f'{model}_8xb8-100e_in1k-384px').to_dict()
-                    for model in ('aft-conv-base-h32-k25', 'deit-base'))
+    ours, theirs = (
+        load(f'{model}_8xb8-100e_in1k-384px').to_dict()
+        for model in ('aft-conv-base-h32-k25', 'deit-base')
+    )
     assert ours.pop('model') != theirs.pop('model')
     assert ours == theirs
 
@@ -290,7 +313,8 @@ def test_a_model_trained_at_224_px_is_tested_at_384_px():
     init_default_scope(configs[0].default_scope)
     trained, tested = (
         MODELS.build(dict(config.model, data_preprocessor=dict(config.data_preprocessor))).eval()
-        for config in configs)
+        for config in configs
+    )
     tested.load_state_dict(trained.state_dict(), strict=True)
     assert trained.backbone.grid == (14, 14) and tested.backbone.grid == (24, 24)
 
@@ -300,17 +324,25 @@ def test_a_model_trained_at_224_px_is_tested_at_384_px():
 
 
 def test_testing_at_384_px_is_as_in_training_at_384_px():
-    tested, trained = (load(name) for name in (
-        'aft-conv-small-h384-k15_8xb128-300e-test-only_in1k-384px',
-        'aft-conv-base-h32-k25_8xb8-100e_in1k-384px'))
+    tested, trained = (
+        load(name)
+        for name in (
+            'aft-conv-small-h384-k15_8xb128-300e-test-only_in1k-384px',
+            'aft-conv-base-h32-k25_8xb8-100e_in1k-384px',
+        )
+    )
     for key in ('val_dataloader', 'test_dataloader', 'tta_pipeline'):
         assert tested[key] == trained[key]
 
 
 def test_the_sparsity_of_the_small_models_is_that_of_the_large_ones():
-    small, large = (load(name) for name in (
-        'aft-conv-mini-h96-k7_1xb50-40e-entropy_imagenette-64px',
-        'aft-conv-small-h384-k11_8xb128-300e-entropy_in1k'))
+    small, large = (
+        load(name)
+        for name in (
+            'aft-conv-mini-h96-k7_1xb50-40e-entropy_imagenette-64px',
+            'aft-conv-small-h384-k11_8xb128-300e-entropy_in1k',
+        )
+    )
     assert small.custom_hooks == large.custom_hooks[1:]
 
 
@@ -318,7 +350,8 @@ def test_the_sparsity_of_the_small_models_is_that_of_the_large_ones():
 def test_mini_models_are_of_equal_size(data):
     sizes = {
         fields(name)['family']: count(name)
-        for name in LEAVES if '-mini' in name and fields(name)['data'] == data
+        for name in LEAVES
+        if '-mini' in name and fields(name)['data'] == data
     }
     assert sizes.keys() == MIXERS.keys() - {'lambda'}
     assert max(sizes.values()) < 1.04 * min(sizes.values())
@@ -334,7 +367,9 @@ def count_any(path):
 
 def test_every_task_is_listed():
     tasks = {path.parent for path in ROOT.glob('configs/*/*.py')} - {
-        ROOT / 'configs/_base_', ROOT / 'configs/own_data'}  # the latter have no results
+        ROOT / 'configs/_base_',
+        ROOT / 'configs/own_data',
+    }  # the latter have no results
     index = yaml.safe_load((ROOT / 'model-index.yml').read_text())
     assert tasks == set(TASKS)
     assert index['Import'] == [f'configs/{task.name}/metafile.yml' for task in TASKS]

@@ -23,7 +23,8 @@ NAME = re.compile(
     r'-(?:l(?P<layers>\d+)-d(?P<dims>\d+)(?:-h(?P<heads>\d+))?|mini(?:-h4-k31)?)'
     r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?:(?P<epochs>\d+)e|(?P<days>\d+)d)'
     r'(?:-(?P<what>narrow|nonfactorised|logistic|logistic-pixels|pixels))?'
-    r'_(?P<data>cifar10|mnist|enwik8)(?:-t(?P<length>\d+))?')
+    r'_(?P<data>cifar10|mnist|enwik8)(?:-t(?P<length>\d+))?'
+)
 # What each family's mixer is, of the large models; what a name says, and ranks, are held apart.
 MIXERS = {
     'transformer': dict(type='aft_mm.SoftmaxAttention'),
@@ -37,13 +38,13 @@ MIXERS = {
     'aft-local': dict(type='aft_mm.AFTLocal'),
     'aft-full': dict(type='aft_mm.AFTFull'),
     'aft-conv': dict(type='aft_mm.AFTConv', kernel_size=31),
-    'aft-local-hard': dict(type='aft_mm.AFTWindow'),
+    'aft-local-hard': dict(type='aft_mm.AFTLocalHard'),
     'aft-simple': dict(type='aft_mm.AFTSimple'),
     'aft-relu': dict(type='aft_mm.AFTSimple', key_function='relu', gate='relu'),
     'aft-relu2': dict(type='aft_mm.AFTSimple', key_function='relu2', gate='relu'),
     'aft-relu-softmax': dict(type='aft_mm.AFTSimple', gate='relu'),
-    'aft-local2d-hard': dict(type='aft_mm.AFTWindow', window=(16, 16)),
-    'aft-local-learned': dict(type='aft_mm.AFTLocalNormalized', window=256)
+    'aft-local2d-hard': dict(type='aft_mm.AFTLocalHard', window=(16, 16)),
+    'aft-local-learned': dict(type='aft_mm.AFTLocalLearned', window=256),
 }
 # Where the length of a small one asks for another number.
 SMALL = {
@@ -179,7 +180,7 @@ def test_name_says_the_data(name, monkeypatch):
         else:
             kinds = dict(cifar10='aft_mm.CIFAR10Binary', mnist='aft_mm.MNISTIdx')
             assert loader.dataset.type == kinds[field['data']]
-            assert loader.dataset.data_root == f"data/{field['data']}"
+            assert loader.dataset.data_root == f'data/{field["data"]}'
             assert config.image_shape == IMAGES[field['data']]
         assert DATASETS.get(loader.dataset.type)
     # CIFAR-10 and MNIST have no validation split; a text file has one.
@@ -201,7 +202,7 @@ def test_pipelines_give_what_the_model_takes(name, tmp_path):
             image = rng.integers(0, 256, IMAGES[field['data']], dtype=np.uint8)
             packed = Compose(dataset.pipeline)(dict(img=image, gt_label=3))
 
-        pixels = (3, ) if (field['what'] or '').endswith('pixels') else ()
+        pixels = (3,) if (field['what'] or '').endswith('pixels') else ()
         assert packed['inputs'].shape == (sequence_length(name), *pixels)
         assert packed['inputs'].dtype == torch.uint8
         assert packed['data_samples'].length == sequence_length(name)
@@ -231,7 +232,8 @@ def test_only_weights_of_linear_layers_are_decayed(name):
     for parameter_name, parameter in model.named_parameters():
         # A table is spared, the linear layer that pixels go through is not.
         spared = parameter.ndim == 1 or re.search(
-            r'pos_bias|embedding(?!\.projection\.weight)', parameter_name)
+            r'pos_bias|embedding(?!\.projection\.weight)', parameter_name
+        )
         assert decayed[id(parameter)] == (0.0 if spared else decay), parameter_name
 
 
@@ -287,28 +289,31 @@ def test_parameters_are_those_of_the_layout(name):
     assert count(name) == expected_parameters(name)
 
 
-@pytest.mark.parametrize('millions, model', [
-    (35, 'reformer-l12-d512-h8_8xb16-100e_enwik8-t1024'),
-    (42, 'synthesizer-l12-d512-h8_8xb16-100e_enwik8-t1024'),
-    (39, 'linear-l12-d512-h8_8xb16-100e_enwik8-t1024'),
-    (39, 'transformer-l12-d512-h8_8xb16-100e_enwik8-t1024'),
-    (20, 'transformer-l24-d256-h2_8xb4-200e_cifar10'),
-    (20, 'aft-simple-l24-d256_8xb16-200e_cifar10'),
-    (20, 'aft-relu-l24-d256_8xb16-200e_cifar10'),
-    (20, 'aft-relu2-l24-d256_8xb16-200e_cifar10'),
-    (20, 'aft-relu-softmax-l24-d256_8xb16-200e_cifar10'),
-    (20, 'aft-local2d-hard-l24-d256_8xb16-200e_cifar10'),
-    (29, 'aft-local-256-l24-d256_8xb16-200e_cifar10'),
-    (29, 'aft-local-learned-l24-d256_8xb16-200e_cifar10'),
-    (49, 'aft-local-256-l12-d512_8xb16-200e_cifar10'),
-    (49, 'aft-local-learned-l12-d512_8xb16-200e_cifar10'),
-    (32, 'aft-local-32-l24-d256_8xb16-100e_enwik8-t1024'),
-    (45, 'aft-local-32-l24-d256_8xb16-100e_enwik8-t2048'),
-    (45, 'aft-local-32-l12-d512_8xb16-100e_enwik8-t1024'),
-    (32, 'aft-local-learned-32-l24-d256_8xb16-100e_enwik8-t1024'),
-    (45, 'aft-local-learned-32-l24-d256_8xb16-100e_enwik8-t2048'),
-    (45, 'aft-local-learned-32-l12-d512_8xb16-100e_enwik8-t1024'),
-])
+@pytest.mark.parametrize(
+    'millions, model',
+    [
+        (35, 'reformer-l12-d512-h8_8xb16-100e_enwik8-t1024'),
+        (42, 'synthesizer-l12-d512-h8_8xb16-100e_enwik8-t1024'),
+        (39, 'linear-l12-d512-h8_8xb16-100e_enwik8-t1024'),
+        (39, 'transformer-l12-d512-h8_8xb16-100e_enwik8-t1024'),
+        (20, 'transformer-l24-d256-h2_8xb4-200e_cifar10'),
+        (20, 'aft-simple-l24-d256_8xb16-200e_cifar10'),
+        (20, 'aft-relu-l24-d256_8xb16-200e_cifar10'),
+        (20, 'aft-relu2-l24-d256_8xb16-200e_cifar10'),
+        (20, 'aft-relu-softmax-l24-d256_8xb16-200e_cifar10'),
+        (20, 'aft-local2d-hard-l24-d256_8xb16-200e_cifar10'),
+        (29, 'aft-local-256-l24-d256_8xb16-200e_cifar10'),
+        (29, 'aft-local-learned-l24-d256_8xb16-200e_cifar10'),
+        (49, 'aft-local-256-l12-d512_8xb16-200e_cifar10'),
+        (49, 'aft-local-learned-l12-d512_8xb16-200e_cifar10'),
+        (32, 'aft-local-32-l24-d256_8xb16-100e_enwik8-t1024'),
+        (45, 'aft-local-32-l24-d256_8xb16-100e_enwik8-t2048'),
+        (45, 'aft-local-32-l12-d512_8xb16-100e_enwik8-t1024'),
+        (32, 'aft-local-learned-32-l24-d256_8xb16-100e_enwik8-t1024'),
+        (45, 'aft-local-learned-32-l24-d256_8xb16-100e_enwik8-t2048'),
+        (45, 'aft-local-learned-32-l12-d512_8xb16-100e_enwik8-t1024'),
+    ],
+)
 def test_parameters_are_those_of_the_papers(millions, model):
     assert round(count(model) / 1e6) == millions
 
@@ -331,8 +336,10 @@ WINDOWS = [1, 2, 4, 8, 32, 64, 128, 256, 512, 1024]
 
 
 @pytest.mark.parametrize(
-    'family, window', [('aft-local', window) for window in WINDOWS] +
-    [('aft-local-learned', window) for window in (0, *WINDOWS)])
+    'family, window',
+    [('aft-local', window) for window in WINDOWS]
+    + [('aft-local-learned', window) for window in (0, *WINDOWS)],
+)
 def test_every_window_of_a_table_differs_in_the_window_only(family, window):
     """Table 5 of arXiv 2105.14103, whose window 0 is AFT-simple; table 4 of the submission."""
     reference = load(f'{family}-32-l24-d256_8xb16-100e_enwik8-t1024').to_dict()
@@ -341,23 +348,35 @@ def test_every_window_of_a_table_differs_in_the_window_only(family, window):
     assert found == reference
 
 
-@pytest.mark.parametrize('size', ['l12-d512_8xb16-100e_enwik8-t1024',
-                                  'l24-d256_8xb16-100e_enwik8-t1024',
-                                  'l24-d256_8xb16-100e_enwik8-t2048'])
+@pytest.mark.parametrize(
+    'size',
+    [
+        'l12-d512_8xb16-100e_enwik8-t1024',
+        'l24-d256_8xb16-100e_enwik8-t1024',
+        'l24-d256_8xb16-100e_enwik8-t2048',
+    ],
+)
 def test_the_submission_differs_from_arxiv_in_the_mixer_and_the_optimizer_only(size):
-    arxiv, submission = (load(f'{family}-32-{size}').to_dict()
-                         for family in ('aft-local', 'aft-local-learned'))
+    arxiv, submission = (
+        load(f'{family}-32-{size}').to_dict() for family in ('aft-local', 'aft-local-learned')
+    )
     assert arxiv['optim_wrapper']['optimizer']['type'] == 'AdamW'
     arxiv['optim_wrapper']['optimizer']['type'] = 'Adam'
-    arxiv['model']['decoder']['token_mixer']['type'] = 'aft_mm.AFTLocalNormalized'
+    arxiv['model']['decoder']['token_mixer']['type'] = 'aft_mm.AFTLocalLearned'
     assert submission == arxiv
 
 
 @pytest.mark.parametrize('length', [1024, 2048, 4096])
-@pytest.mark.parametrize('model', [
-    'transformer-l12-d512-h8', 'transformer-l24-d256-h4', 'aft-local-32-l12-d512',
-    'aft-local-32-l24-d256', 'aft-simple-l24-d256'
-])
+@pytest.mark.parametrize(
+    'model',
+    [
+        'transformer-l12-d512-h8',
+        'transformer-l24-d256-h4',
+        'aft-local-32-l12-d512',
+        'aft-local-32-l24-d256',
+        'aft-simple-l24-d256',
+    ],
+)
 def test_every_model_of_table_4_has_every_length_of_table_6(model, length):
     assert f'{model}_8xb16-100e_enwik8-t{length}' in LEAVES
 

@@ -26,7 +26,8 @@ NAME = re.compile(
     r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e'
     r'(?:-(?P<what>aft-cross|aft-encoder|softmax-encoder))?'
     r'_(?P<data>celeba|imagefolder|shapenet|modelnet10-mesh|modelnet10)'
-    r'-(?:(?P<source>\d+)to(?P<size>\d+)|(?P<classes>all|airplane|chair|car))')
+    r'-(?:(?P<source>\d+)to(?P<size>\d+)|(?P<classes>all|airplane|chair|car))'
+)
 # What reads the input: that of the paper, and ours, without a rank.
 SOFTMAX = dict(type='aft_mm.SoftmaxAttention', num_heads=8)
 FREE = dict(type='aft_mm.AFTFull', rank=None)
@@ -34,17 +35,18 @@ SOFT = dict(type='aft_mm.LocalSoftmaxAttention', num_heads=8)
 MIXERS = {
     'image-transformer-local1d': dict(SOFT, window=256),
     'image-transformer-local2d': dict(SOFT, window=(16, 16)),
-    'aft-local1d-hard': dict(type='aft_mm.AFTWindow', window=256),
-    'aft-local2d-hard': dict(type='aft_mm.AFTWindow', window=(16, 16)),
+    'aft-local1d-hard': dict(type='aft_mm.AFTLocalHard', window=256),
+    'aft-local2d-hard': dict(type='aft_mm.AFTLocalHard', window=(16, 16)),
     'aft-local2d': dict(type='aft_mm.AFTLocal'),
     'aft-local': dict(type='aft_mm.AFTLocal'),
-    'aft-simple': dict(type='aft_mm.AFTSimple')
+    'aft-simple': dict(type='aft_mm.AFTSimple'),
 }
 DATA = dict(
     celeba=('aft_mm.CelebA', 'celeba'),
     imagefolder=('aft_mm.ImageFolder', 'images'),
     shapenet=('aft_mm.PointClouds', 'ShapeNetCore.v2.PC15k'),
-    modelnet10=('aft_mm.PointClouds', 'modelnet10_pcd'))
+    modelnet10=('aft_mm.PointClouds', 'modelnet10_pcd'),
+)
 DATA['modelnet10-mesh'] = ('aft_mm.PointClouds', 'ModelNet10.PC15k')
 IMAGES = [name for name in LEAVES if 'to' in name.split('-')[-1]]
 POINTS = [name for name in LEAVES if name not in IMAGES]
@@ -95,10 +97,13 @@ def test_name_says_what_reads_the_input(name):
     assert model.decoder.cross_mixer == (places if cross_is_aft else SOFTMAX)
 
 
-@pytest.mark.parametrize('family, whats', [
-    ('aft-local2d-hard-l32-d256_8xb16-200e', ['aft-encoder', 'aft-cross']),
-    ('aft-local2d-mini_1xb8-16e', ['softmax-encoder']),
-])
+@pytest.mark.parametrize(
+    'family, whats',
+    [
+        ('aft-local2d-hard-l32-d256_8xb16-200e', ['aft-encoder', 'aft-cross']),
+        ('aft-local2d-mini_1xb8-16e', ['softmax-encoder']),
+    ],
+)
 def test_what_reads_the_input_is_all_that_differs(family, whats):
     configs = []
     for what in ['', *('-' + what for what in whats)]:
@@ -147,7 +152,7 @@ def test_name_says_the_data(name, monkeypatch):
         missing = 'modelnet10' in field['data'] and split == 'val'
         assert dataset.split == ('test' if missing else split)
         if field['classes']:
-            assert dataset.classes in (field['classes'], (field['classes'], ))
+            assert dataset.classes in (field['classes'], (field['classes'],))
 
 
 @pytest.mark.parametrize('name', IMAGES)
@@ -189,7 +194,7 @@ def test_point_clouds_become_the_tokens_that_the_model_takes(name, tmp_path):
     points, bits = config.point_cloud.num_points, config.point_cloud.num_bits
     model = config.model.decoder
     assert points == (1024 if 'modelnet' in name else 2048)
-    assert model.grid == (3 * points, ) and model.tokens_per_position == 3
+    assert model.grid == (3 * points,) and model.tokens_per_position == 3
     assert model.embedding.num_kinds == 3
     assert model.embedding.vocab_size == config.model.head.num_classes == 2**bits
 
@@ -198,11 +203,10 @@ def test_point_clouds_become_the_tokens_that_the_model_takes(name, tmp_path):
         folder = tmp_path / 'chair' / loader.dataset.split
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / 'one.npy', cloud)
-        dataset = DATASETS.build(
-            dict(loader.dataset, data_root=str(tmp_path), classes=('chair', )))
+        dataset = DATASETS.build(dict(loader.dataset, data_root=str(tmp_path), classes=('chair',)))
         np.random.seed(0)
         first, second = dataset[0], dataset[0]
-        assert first['inputs'].shape == (3 * points, ) and first['inputs'].dtype == torch.uint8
+        assert first['inputs'].shape == (3 * points,) and first['inputs'].dtype == torch.uint8
         assert torch.equal(first['inputs'], second['inputs']) == (split != 'train')
         # Of points sorted before they are quantised, z alone is in order.
         triples = first['inputs'].view(-1, 3).tolist()
@@ -227,7 +231,8 @@ def test_only_weights_of_linear_layers_are_decayed(name):
     for parameter_name, parameter in model.named_parameters():
         # A table is spared, the linear layer that pixels go through is not.
         spared = parameter.ndim == 1 or re.search(
-            r'pos_bias|embedding(?!\.projection\.weight)', parameter_name)
+            r'pos_bias|embedding(?!\.projection\.weight)', parameter_name
+        )
         assert decayed[id(parameter)] == (0.0 if spared else 0.1), parameter_name
 
 
@@ -275,10 +280,14 @@ def expected_parameters(name):
     bias = 2 * prod(model.decoder.grid) * model.decoder.token_mixer.get('rank', 0)
     if name in POINTS:
         return stack(model.decoder, bias) + dims + (dims + 1) * 256
-    free = prod(model.encoder.grid)**2 if 'rank' in model.encoder.token_mixer else 0
+    free = prod(model.encoder.grid) ** 2 if 'rank' in model.encoder.token_mixer else 0
     outputs = 10 * (1 + 3 + 3 + 3)
-    return (stack(model.decoder, cross + bias) + dims + stack(model.encoder, free)
-            + (dims + 1) * outputs)
+    return (
+        stack(model.decoder, cross + bias)
+        + dims
+        + stack(model.encoder, free)
+        + (dims + 1) * outputs
+    )
 
 
 @every_leaf
@@ -287,9 +296,14 @@ def test_parameters_are_those_of_the_layout(name):
 
 
 def test_every_row_of_the_tables_has_a_leaf():
-    table_6 = {f'{family}_8xb16-200e_celeba-8to32' for family in (
-        'image-transformer-local1d-l12-d512-h8', 'image-transformer-local2d-l12-d512-h8',
-        'aft-local2d-hard-l32-d256')}
+    table_6 = {
+        f'{family}_8xb16-200e_celeba-8to32'
+        for family in (
+            'image-transformer-local1d-l12-d512-h8',
+            'image-transformer-local2d-l12-d512-h8',
+            'aft-local2d-hard-l32-d256',
+        )
+    }
     # Of its models the paper says the classes only.
     table_7 = {
         f'{family}-l24-d256_8xb16-{epochs}e_shapenet-{classes}'
@@ -304,7 +318,7 @@ def test_small_models_train(name):
     torch.manual_seed(0)
     config = load(name)
     model = MODELS.build(config.model)
-    length, channels = (1024, (3, )) if name in IMAGES else (99, ())
+    length, channels = (1024, (3,)) if name in IMAGES else (99, ())
     data = dict(inputs=list(torch.randint(0, 256, (2, length, *channels), dtype=torch.uint8)))
     data = model.data_preprocessor(data, training=True)
     if name in IMAGES:
@@ -317,15 +331,24 @@ def test_small_models_train(name):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize('name, numbers', [
-    ('super_resolution/aft-local2d-mini_1xb8-16e_celeba-8to32', 'bits_per_dim '
-     'perplexity_per_dim sample_psnr_db sample_ssim sample_consistency_mse mean_psnr_db mean_ssim '
-     'mean_consistency_mse bicubic_psnr_db bicubic_ssim bicubic_consistency_mse'),
-    ('point_cloud/aft-local-96-mini_1xb4-40e_modelnet10-chair',
-     'bits_per_dim perplexity_per_dim mmd_squared_edges coverage_percent 1nna_percent'),
-])
+@pytest.mark.parametrize(
+    'name, numbers',
+    [
+        (
+            'super_resolution/aft-local2d-mini_1xb8-16e_celeba-8to32',
+            'bits_per_dim '
+            'perplexity_per_dim sample_psnr_db sample_ssim sample_consistency_mse mean_psnr_db mean_ssim '
+            'mean_consistency_mse bicubic_psnr_db bicubic_ssim bicubic_consistency_mse',
+        ),
+        (
+            'point_cloud/aft-local-96-mini_1xb4-40e_modelnet10-chair',
+            'bits_per_dim perplexity_per_dim mmd_squared_edges coverage_percent 1nna_percent',
+        ),
+    ],
+)
 def test_real_files_are_tested_without_a_warning_about_scopes(
-        name, numbers, shared_data, tmp_path, monkeypatch, caplog):
+    name, numbers, shared_data, tmp_path, monkeypatch, caplog
+):
     """A smaller model, and in the place of 1,024 points a hundred."""
     monkeypatch.setenv('AFT_MM_DATA', str(shared_data))
     config = Config.fromfile(ROOT / f'configs/{name}.py')
@@ -339,7 +362,7 @@ def test_real_files_are_tested_without_a_warning_about_scopes(
     config.model.head.embed_dims = 16
     if 'point' in name:
         dataset.pipeline[-1].num_points = 100
-        config.model.decoder.grid = (300, )
+        config.model.decoder.grid = (300,)
     config.update(work_dir=str(tmp_path), experiment_name=name)
     with caplog.at_level(logging.WARNING):
         metrics = RUNNERS.build(config).test()

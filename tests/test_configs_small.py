@@ -10,18 +10,34 @@ from .test_configs_autoregressive import MINI, count, family, load, sequence_len
 
 # As many parameters as with softmax attention, within a channel of the MLPs.
 COMPARED = [
-    'transformer', 'image-transformer-local1d', 'sparse-transformer', 'reformer', 'linear',
-    'performer', 'synthesizer', 'aft-simple', 'aft-full', 'aft-local-32', 'aft-local-learned-32',
-    'aft-local-hard-32', 'aft-conv'
+    'transformer',
+    'image-transformer-local1d',
+    'sparse-transformer',
+    'reformer',
+    'linear',
+    'performer',
+    'synthesizer',
+    'aft-simple',
+    'aft-full',
+    'aft-local-32',
+    'aft-local-learned-32',
+    'aft-local-hard-32',
+    'aft-conv',
 ]
-WIDTHS = {'reformer': 576, 'synthesizer': 445, 'aft-full': 384, 'aft-local-32': 384,
-          'aft-local-learned-32': 384, 'aft-conv': 574}
+WIDTHS = {
+    'reformer': 576,
+    'synthesizer': 445,
+    'aft-full': 384,
+    'aft-local-32': 384,
+    'aft-local-learned-32': 384,
+    'aft-conv': 574,
+}
 
 
 def compared(mixer):
     """The leaf of a mixer in the comparison."""
     name = {'aft-conv': 'aft-conv-mini-h4-k31'}.get(mixer, f'{mixer}-mini') + '_1xb16-6e'
-    return f"{name}{'-narrow' * (mixer == 'aft-local-32')}_enwik8-t256"
+    return f'{name}{"-narrow" * (mixer == "aft-local-32")}_enwik8-t256'
 
 
 @pytest.mark.parametrize('mixer', COMPARED)
@@ -53,7 +69,7 @@ def test_small_models_of_mnist_differ_in_the_mixer_and_its_grid_only():
             del config['model']['decoder']['grid']
             without.append(config)
     assert len(without) == 3 and all(config == without[0] for config in without)
-    learned = dict(mixers['aft-local'], type='aft_mm.AFTLocalNormalized')
+    learned = dict(mixers['aft-local'], type='aft_mm.AFTLocalLearned')
     assert mixers['aft-local-learned'] == learned
 
 
@@ -62,7 +78,7 @@ def test_small_models_train(name):
     torch.manual_seed(0)
     config = load(name)
     model = MODELS.build(config.model)
-    channels = (3, ) if 'pixels' in name else ()
+    channels = (3,) if 'pixels' in name else ()
     length = min(97, sequence_length(name))
     inputs = list(torch.randint(0, 256, (2, length, *channels), dtype=torch.uint8))
     data = model.data_preprocessor(dict(inputs=inputs), training=True)

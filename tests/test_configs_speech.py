@@ -10,8 +10,8 @@ from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, init_default_scope
 
-from aft_mm.datasets import TextUnits
 from aft_mm.datasets.utterances import frames_needed
+from aft_mm.tokenizers import TextUnits
 
 from .leaves import build_leaf, leaves, load_leaf
 
@@ -20,17 +20,24 @@ NAME = re.compile(
     r'(?P<family>bi-lstm|transformer|linear|lsh-4|aft-simple|aft-local-(?P<window>\d+)|aft-full'
     r'|aft-conv)(?:-(?P<mini>mini)|-l(?P<layers>\d+)(?:-h(?P<heads>\d+))?|-h(?P<conv_heads>\d+))*'
     r'(?:-k(?P<kernel>\d+))?(?:-(?P<small>mini))?'
-    r'_1xb(?P<batch>\d+)-(?P<epochs>\d+)e_(?P<data>wsj|fsdd|an4-phonemes|an4-characters)')
+    r'_1xb(?P<batch>\d+)-(?P<epochs>\d+)e_(?P<data>wsj|fsdd|an4-phonemes|an4-characters)'
+)
 MIXERS = {
-    'transformer': 'SoftmaxAttention', 'linear': 'LinearAttention', 'lsh-4': 'LSHAttention',
-    'aft-simple': 'AFTSimple', 'aft-local': 'AFTLocal', 'aft-full': 'AFTFull',
-    'aft-conv': 'AFTConv'}
+    'transformer': 'SoftmaxAttention',
+    'linear': 'LinearAttention',
+    'lsh-4': 'LSHAttention',
+    'aft-simple': 'AFTSimple',
+    'aft-local': 'AFTLocal',
+    'aft-full': 'AFTFull',
+    'aft-conv': 'AFTConv',
+}
 # Data set, its folder, and what errors are counted in.
 DATA = {
     'wsj': ('KaldiFeatures', 'wsj', ['phoneme']),
     'an4-phonemes': ('SphinxFeatures', 'an4_mfcc', ['phoneme']),
     'an4-characters': ('SphinxFeatures', 'an4_mfcc', ['character', 'word']),
-    'fsdd': ('FSDD', 'fsdd', ['character', 'word'])}
+    'fsdd': ('FSDD', 'fsdd', ['character', 'word']),
+}
 every_leaf = pytest.mark.parametrize('name', LEAVES)
 
 
@@ -90,7 +97,10 @@ def test_the_protocol_is_that_of_the_paper():
             assert optimizer == dict(type='RAdam', lr=1e-4)
             encoder = model['encoder']
             assert (encoder['embed_dims'], encoder['num_layers'], encoder['grid']) == (
-                192, 9, (2400,))
+                192,
+                9,
+                (2400,),
+            )
             assert encoder['embedding']['num_features'] == 40
         assert reference in (None, config), name  # they differ in the model and its optimizer only
         reference = config
@@ -122,9 +132,11 @@ def test_models_train_on_what_the_pipeline_gives(name, monkeypatch):
     rng = np.random.default_rng(0)
     units = [(5, 5, 4), (3,)]
     samples = [
-        Compose(steps)(dict(features=rng.standard_normal((length, width)).astype('f4'),
-                            name='a', units=target))
-        for length, target in zip((47, 20), units, strict=True)]
+        Compose(steps)(
+            dict(features=rng.standard_normal((length, width)).astype('f4'), name='a', units=target)
+        )
+        for length, target in zip((47, 20), units, strict=True)
+    ]
     batch = {key: [sample[key] for sample in samples] for key in samples[0]}
     batch = model.data_preprocessor(batch, training=True)
     loss = model(**batch, mode='loss')['loss']
@@ -148,15 +160,17 @@ def test_optimizers_and_hooks_build():
         if 'mini' in name:
             assert decays == {0.0, 0.05}
             for group, (key, _) in zip(
-                    wrapper.optimizer.param_groups, model.named_parameters(), strict=True):
+                wrapper.optimizer.param_groups, model.named_parameters(), strict=True
+            ):
                 assert (group['weight_decay'] == 0) == any(part in key for part in spared), key
         hooks = [HOOKS.build(hook) for hook in config.custom_hooks]
         assert [type(hook).__name__ for hook in hooks] == ['DataReportHook', 'EpochTimeHook']
         assert not config.train_dataloader.persistent_workers
 
 
-@pytest.mark.parametrize('name', [
-    name for name in LEAVES if name.startswith('aft-conv') and not name.endswith('wsj')])
+@pytest.mark.parametrize(
+    'name', [name for name in LEAVES if name.startswith('aft-conv') and not name.endswith('wsj')]
+)
 def test_real_data_can_be_trained_on_whole(name, shared_data, monkeypatch):
     pytest.importorskip('soundfile', reason='soundfile reads the headers of sound')
     monkeypatch.setenv('AFT_MM_DATA', str(shared_data))
@@ -165,8 +179,10 @@ def test_real_data_can_be_trained_on_whole(name, shared_data, monkeypatch):
         pytest.skip(f'the pack {folder} is not at {shared_data}')
     config = load_leaf.__wrapped__(LEAVES[name])
     init_default_scope(config.default_scope)
-    for split, number in (('train', 200 if folder == 'fsdd' else 518),
-                          ('test', 250 if folder == 'fsdd' else 78)):
+    for split, number in (
+        ('train', 200 if folder == 'fsdd' else 518),
+        ('test', 250 if folder == 'fsdd' else 78),
+    ):
         dataset = config[f'{split}_dataloader'].dataset
         # Statistics of speakers would read every file.
         dataset.pipeline = [s for s in dataset.pipeline if s.type != 'aft_mm.NormalizeFeatures']

@@ -18,7 +18,8 @@ LEAVES = leaves('machine_translation')
 NAME = re.compile(
     r'(?P<family>transformer|aft-simple|aft-local-(?P<window>\d+))-(?P<size>base|mini)'
     r'_(?P<gpus>\d)xb(?P<batch>\d+)-(?:(?P<epochs>\d+)e|(?P<thousands>\d+)k)'
-    r'_(?P<data>wmt14-en-de|multi30k-de-en)')
+    r'_(?P<data>wmt14-en-de|multi30k-de-en)'
+)
 MIXERS = {'transformer': 'SoftmaxAttention', 'aft-simple': 'AFTSimple', 'aft-local': 'AFTLocal'}
 every_leaf = pytest.mark.parametrize('name', LEAVES)
 
@@ -45,8 +46,9 @@ def test_every_self_attention_has_a_large_and_a_small_leaf():
 def test_leaves_differ_in_the_self_attention_of_the_decoder_only(name):
     field, config = fields(name), load(name).to_dict()
     schedule = f'{field["thousands"]}k' if field['thousands'] else f'{field["epochs"]}e'
-    reference = load(f'transformer-{field["size"]}_{field["gpus"]}xb{field["batch"]}-{schedule}_'
-                     f'{field["data"]}').to_dict()
+    reference = load(
+        f'transformer-{field["size"]}_{field["gpus"]}xb{field["batch"]}-{schedule}_{field["data"]}'
+    ).to_dict()
     mixer = config['model']['decoder'].pop('token_mixer')
     del reference['model']['decoder']['token_mixer']
     assert config == reference
@@ -72,7 +74,7 @@ def test_name_says_batch_length_and_data(name):
         assert f'/{folder}' in data.source_file and data.subwords == config.subwords
         assert data.get('test_mode', False) == (split != 'train')
         grids = config.model.encoder.grid, config.model.decoder.grid
-        assert grids == ((data.max_length, ), ) * 2
+        assert grids == ((data.max_length,),) * 2
 
 
 @every_leaf
@@ -118,7 +120,8 @@ def test_parts_build_and_the_table_is_one(name):
     build_optim_wrapper(model, config.optim_wrapper)
     table = model.decoder.embedding.weight
     assert [n for n, p in model.named_parameters() if p.shape == table.shape] == [
-        'decoder.embedding.weight']
+        'decoder.embedding.weight'
+    ]
     assert model.encoder.embedding is model.decoder.embedding and model.head.tied
     for hook in config.default_hooks.values():
         HOOKS.build(hook)
@@ -131,9 +134,10 @@ def test_parts_build_and_the_table_is_one(name):
 def test_small_models_train(name):
     torch.manual_seed(0)
     model = MODELS.build(load(name).model)
-    rows = [torch.randint(3000, (size, )) for size in (9, 17)]
-    batch = model.data_preprocessor(dict(
-        inputs=rows, data_samples=[SequenceSample(source=row.flip(0)) for row in rows]), True)
+    rows = [torch.randint(3000, (size,)) for size in (9, 17)]
+    batch = model.data_preprocessor(
+        dict(inputs=rows, data_samples=[SequenceSample(source=row.flip(0)) for row in rows]), True
+    )
     loss = model(**batch, mode='loss')['loss']
     loss.backward()
     # Table and hidden vector are as long as they are, so that it begins a little surer than chance.
@@ -147,11 +151,19 @@ def test_the_pack_is_read_as_it_is(shared_data, tmp_path):
     if not (shared_data / 'multi30k').is_dir():
         pytest.skip('the data pack multi30k is missing')
     from .parallel_data import converter
+
     files = [str(shared_data / f'multi30k/val.{language}') for language in ('de', 'en')]
     converter('subwords').main([*files, '--vocab-size', '400', '--out', str(tmp_path / 's.model')])
-    data = DATASETS.build(dict(
-        type='aft_mm.ParallelText', source_file=files[0], target_file=files[1], max_length=400,
-        subwords=str(tmp_path / 's.model'), test_mode=True))
+    data = DATASETS.build(
+        dict(
+            type='aft_mm.ParallelText',
+            source_file=files[0],
+            target_file=files[1],
+            max_length=400,
+            subwords=str(tmp_path / 's.model'),
+            test_mode=True,
+        )
+    )
     assert len(data) == 1014
     for i in (0, 500, 1013):
         sample = data[i]

@@ -55,16 +55,26 @@ def fails(enwik8, archive, folder, match, *words):
 
 
 def test_another_size_is_refused(enwik8, archive, tmp_path):
-    fails(enwik8, archive, tmp_path / 'data',
-          rf"enwik8 must have 100,000,000 bytes, but '{archive}' holds 3,001; .* --size 3001")
+    fails(
+        enwik8,
+        archive,
+        tmp_path / 'data',
+        rf"enwik8 must have 100,000,000 bytes, but '{archive}' holds 3,001; .* --size 3001",
+    )
 
 
 def test_a_damaged_archive_is_refused(enwik8, archive, tmp_path):
     data = archive.read_bytes()
     for damaged in (data[:-100], data[:100] + bytes(100) + data[200:], b''):
         archive.write_bytes(damaged)
-        fails(enwik8, archive, tmp_path / 'data', 'is damaged or holds no enwik8|holds 0',
-              '--size', str(SIZE))
+        fails(
+            enwik8,
+            archive,
+            tmp_path / 'data',
+            'is damaged or holds no enwik8|holds 0',
+            '--size',
+            str(SIZE),
+        )
 
 
 def test_a_zip_of_something_else_is_refused(enwik8, tmp_path):

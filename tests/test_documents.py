@@ -36,12 +36,26 @@ HELD = {
     ('docs/tasks/super_resolution.md', 1): 'test_guides',
     **{('docs/tutorials/own_mixer.md', index): 'test_site' for index in range(4)},
     ('docs/analysis.md', 0): 'needs checkpoints of a classifier, a detector and a segmentor, which '
-                             'test_apis/test_hosts.py has one by one',
+    'test_apis/test_hosts.py has one by one',
     ('configs/detection/README.md', 0): 'needs mmdet and a checkpoint; downstream/test_configs',
 }
 # Programs that no clone brings along.
-OTHERS = {'source', 'export', 'pip', 'tensorboard', 'find', 'sbatch', 'compute-sanitizer', 'uv',
-          'pre-commit', 'mim', 'jupyter', 'cd', 'git', 'docker'}
+OTHERS = {
+    'source',
+    'export',
+    'pip',
+    'tensorboard',
+    'find',
+    'sbatch',
+    'compute-sanitizer',
+    'uv',
+    'pre-commit',
+    'mim',
+    'jupyter',
+    'cd',
+    'git',
+    'docker',
+}
 # What a page says that it writes for two words.
 BOTH = ['CONFIG', 'CHECKPOINT']
 SHORT = {'docs/analysis.md': dict(CONV=BOTH, FULL=BOTH, DEIT=BOTH)}
@@ -96,7 +110,7 @@ def check(command, parse):
         parse(program, words)
     elif program == 'torchrun':
         script = next(word for word in words if word.endswith('.py'))
-        parse(ROOT / script, words[words.index(script) + 1:])
+        parse(ROOT / script, words[words.index(script) + 1 :])
     elif program == 'bash':
         script, *words = words
         assert (ROOT / script).is_file(), f'{script} does not exist'
@@ -157,7 +171,7 @@ def noise(*shape):
 
 
 def text(folder, request):
-    pack(folder, 'tiny_text', lambda config: config.model.decoder.update(grid=(256, )))
+    pack(folder, 'tiny_text', lambda config: config.model.decoder.update(grid=(256,)))
 
 
 def pixels(folder, request):
@@ -235,8 +249,10 @@ def test_python_runs_as_it_stands(page, request, tmp_path, monkeypatch):
             exec(compile(block, f'{page}, block {index}', 'exec'), names)
 
 
-@pytest.mark.parametrize('page', [
-    page for page in PAGES if any(block.startswith('_base_') for block in blocks(page, 'python'))])
+@pytest.mark.parametrize(
+    'page',
+    [page for page in PAGES if any(block.startswith('_base_') for block in blocks(page, 'python'))],
+)
 def test_configs_that_are_not_trained_build(page, tmp_path):
     for index, block in enumerate(blocks(page, 'python')):
         if not block.startswith('_base_') or (page, index) in HELD:

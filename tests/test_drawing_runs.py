@@ -29,31 +29,64 @@ def write_clouds(folder):
 
 # Config, its data, its picture, and what a test measures.
 RUNS = [
-    ('tiny_super_resolution', write_pictures, 'super_resolution', [
-        f'{kind}_{number}' for kind in ('sample', 'mean', 'bicubic')
-        for number in ('psnr_db', 'ssim', 'consistency_mse')]),
-    ('tiny_clouds', write_clouds, 'point_clouds',
-     ['mmd_squared_edges', 'coverage_percent', '1nna_percent']),
+    (
+        'tiny_super_resolution',
+        write_pictures,
+        'super_resolution',
+        [
+            f'{kind}_{number}'
+            for kind in ('sample', 'mean', 'bicubic')
+            for number in ('psnr_db', 'ssim', 'consistency_mse')
+        ],
+    ),
+    (
+        'tiny_clouds',
+        write_clouds,
+        'point_clouds',
+        ['mmd_squared_edges', 'coverage_percent', '1nna_percent'],
+    ),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('name', 'write', 'picture', 'names'), RUNS,
-                         ids=[name for name, *_ in RUNS])
+@pytest.mark.parametrize(
+    ('name', 'write', 'picture', 'names'), RUNS, ids=[name for name, *_ in RUNS]
+)
 def test_a_run_draws(run, root, config, tmp_path, monkeypatch, name, write, picture, names):
     """Two processes test five samples, of which the first three are drawn for."""
     write(tmp_path)
-    result = run(root / 'tools/train.py', config(name), '--work-dir', 'work', '--cfg-options',
-                 'train_cfg.max_epochs=1', 'custom_hooks=[]', cwd=tmp_path)
+    result = run(
+        root / 'tools/train.py',
+        config(name),
+        '--work-dir',
+        'work',
+        '--cfg-options',
+        'train_cfg.max_epochs=1',
+        'custom_hooks=[]',
+        cwd=tmp_path,
+    )
     assert result.returncode == 0, result.stderr
-    (path, ) = tmp_path.glob(f'work/*/vis_data/vis_image/{picture}_1.png')
+    (path,) = tmp_path.glob(f'work/*/vis_data/vis_image/{picture}_1.png')
     with Image.open(path) as image:
         assert np.asarray(image).std() > 1
 
     result = run(
-        'bash', root / 'tools/dist_test.sh', config(name), 'work/epoch_1.pth', 2, '--out', 'a.json',
-        '--dump', 'a.pkl', '--work-dir', 'test', '--cfg-options', 'test_cfg.num_inputs=3',
-        cwd=tmp_path, env={'CUDA_VISIBLE_DEVICES': ''})
+        'bash',
+        root / 'tools/dist_test.sh',
+        config(name),
+        'work/epoch_1.pth',
+        2,
+        '--out',
+        'a.json',
+        '--dump',
+        'a.pkl',
+        '--work-dir',
+        'test',
+        '--cfg-options',
+        'test_cfg.num_inputs=3',
+        cwd=tmp_path,
+        env={'CUDA_VISIBLE_DEVICES': ''},
+    )
     assert result.returncode == 0, result.stderr
     metrics = json.loads((tmp_path / 'a.json').read_text())
     assert {'bits_per_dim', *names} <= metrics.keys()

@@ -56,17 +56,20 @@ def test_a_page_says_what_the_model_has(tiny_classifier, picture, tmp_path, open
     assert '2 layers and 1 images written to' in capsys.readouterr().out
     page = open_page(tmp_path / 'page.html')
     assert page.run('document.title') == 'classifier'
-    assert not page.run("performance.getEntriesByType('resource').filter("
-                        "entry => !entry.name.startsWith('data:')).length")
+    assert not page.run(
+        "performance.getEntriesByType('resource').filter("
+        "entry => !entry.name.startsWith('data:')).length"
+    )
 
     classify = ImageClassifier(*tiny_classifier, 'cpu')
     mixer = classify.model.backbone.layers[1].token_mixer
     w = mixer.position_bias()
     keys = []
     mixer.key.register_forward_hook(lambda module, given, output: keys.append(output[0]))
-    (result, ) = classify(picture, progress=False)
+    (result,) = classify(picture, progress=False)
     assert f'{result["class_name"]}, score {result["score"]:.2f}' in page.run(
-        "document.querySelector('#image-0 h2').textContent")
+        "document.querySelector('#image-0 h2').textContent"
+    )
 
     # Head 2 of layer 1; tiles of 46 pixels, 6 apart, below the numbers of the heads.
     page.mouse('overview', 64 + 2 * 52 + 23, 22 + 52 + 23)
@@ -107,15 +110,20 @@ def test_a_page_says_what_the_model_has(tiny_classifier, picture, tmp_path, open
 def test_dense_and_causal_biases_with_a_class_token_in_both_themes(tmp_path, open_page):
     torch.manual_seed(0)
     dense, kernel = torch.randn(1, 7, 7), torch.randn(1, 3, 3)
-    layers = [ExplorerLayer('dense', dense), ExplorerLayer('causal', kernel, causal=True),
-              ExplorerLayer('cut', kernel, connected=False)]
+    layers = [
+        ExplorerLayer('dense', dense),
+        ExplorerLayer('causal', kernel, causal=True),
+        ExplorerLayer('cut', kernel, connected=False),
+    ]
     (tmp_path / 'page.html').write_text(explorer_page(layers, (2, 3), 1), encoding='utf-8')
     page = open_page(tmp_path / 'page.html', dark=True)
     tile = page.run('tile')
 
     def pixel():  # of the first tile, which differs from the background of either theme
-        return page.run("[...document.getElementById('query').getContext('2d')"
-                        ".getImageData(5, 5, 1, 1).data].join()")
+        return page.run(
+            "[...document.getElementById('query').getContext('2d')"
+            '.getImageData(5, 5, 1, 1).data].join()'
+        )
 
     page.mouse('query', 1.5 * tile, 0.5 * tile)  # query (0, 1)
     page.mouse('query', 2.5 * tile, 1.5 * tile, click=False)  # source (1, 2)
@@ -144,11 +152,17 @@ def test_a_page_of_aft_conv_small_is_small():
     assert not re.search(r'(src|href)="|https?://|import\(|fetch\(', page)
 
 
-@pytest.mark.parametrize(('words', 'message'), [
-    (['--out', 'page.txt'], "--out needs a file name that ends in .html, got 'page.txt'"),
-    (['no.jpg', '--out', 'a.html'], "images must hold images, but 'no.jpg' is none"),
-    (['classifier.py', '--out', 'a.html'], "images must hold images, but 'classifier.py' is none"),
-])
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['--out', 'page.txt'], "--out needs a file name that ends in .html, got 'page.txt'"),
+        (['no.jpg', '--out', 'a.html'], "images must hold images, but 'no.jpg' is none"),
+        (
+            ['classifier.py', '--out', 'a.html'],
+            "images must hold images, but 'classifier.py' is none",
+        ),
+    ],
+)
 def test_bad_arguments_end_in_one_sentence(tiny_classifier, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(Path(tiny_classifier[0]).parent)
     with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
@@ -161,8 +175,15 @@ def test_an_image_on_another_grid_is_named(tiny_classifier, picture, tmp_path):
     config.test_dataloader.dataset.pipeline[1].scale = (8, 12)  # as many tokens in another order
     config.dump(tmp_path / 'upright.py')
     with pytest.raises(SystemExit, match=r'has a grid of \(6, 4\) tokens .* are of \(4, 6\)'):
-        main([str(tmp_path / 'upright.py'), tiny_classifier[1], str(picture), '--out',
-              str(tmp_path / 'a.html')])
+        main(
+            [
+                str(tmp_path / 'upright.py'),
+                tiny_classifier[1],
+                str(picture),
+                '--out',
+                str(tmp_path / 'a.html'),
+            ]
+        )
 
 
 def test_a_sequence_is_no_grid(untrained, tmp_path):
@@ -170,13 +191,23 @@ def test_a_sequence_is_no_grid(untrained, tmp_path):
         main([*untrained['tiny_text'], '--out', str(tmp_path / 'a.html')])
 
 
-@pytest.mark.parametrize(('layers', 'grid', 'message'), [
-    ([], (2, 3), 'layers must hold at least one'),
-    ([ExplorerLayer('a', torch.zeros(1, 3, 3))], (6, ), 'grid must have two dimensions'),
-    ([ExplorerLayer('a', torch.zeros(1, 1, 1).expand(1, 5795, 5795))], (2, 3),
-     'layers must hold at most 33,554,432 numbers, but the first 1 hold 33,582,025'),
-    ([ExplorerLayer('a', torch.zeros(1, 4, 3))], (2, 3), r'bias of a must be .* got \[1, 4, 3\]'),
-])
+@pytest.mark.parametrize(
+    ('layers', 'grid', 'message'),
+    [
+        ([], (2, 3), 'layers must hold at least one'),
+        ([ExplorerLayer('a', torch.zeros(1, 3, 3))], (6,), 'grid must have two dimensions'),
+        (
+            [ExplorerLayer('a', torch.zeros(1, 1, 1).expand(1, 5795, 5795))],
+            (2, 3),
+            'layers must hold at most 33,554,432 numbers, but the first 1 hold 33,582,025',
+        ),
+        (
+            [ExplorerLayer('a', torch.zeros(1, 4, 3))],
+            (2, 3),
+            r'bias of a must be .* got \[1, 4, 3\]',
+        ),
+    ],
+)
 def test_biases_that_are_none_are_named(layers, grid, message):
     with pytest.raises(ValueError, match=message):
         explorer_page(layers, grid)

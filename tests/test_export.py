@@ -150,7 +150,7 @@ class Window(nn.Module):
 
     def forward(self, key, value):
         options = dict(window=(4, 6), grid=tuple(key.shape[1:3]), gate='none')
-        return ops.aft_window(None, key.flatten(1, 2), value.flatten(1, 2), **options)
+        return ops.aft_local_hard(None, key.flatten(1, 2), value.flatten(1, 2), **options)
 
 
 def test_a_window_fits_every_grid_of_an_open_graph():

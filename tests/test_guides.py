@@ -91,8 +91,10 @@ def test_shapes_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for split in ('train', 'val', 'test'):
         (tmp_path / 'data/my-shapes/vase' / split).mkdir(parents=True)
-        np.save(tmp_path / 'data/my-shapes/vase' / split / 'a.npy',
-                np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32))
+        np.save(
+            tmp_path / 'data/my-shapes/vase' / split / 'a.npy',
+            np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32),
+        )
     config = load_example(python_blocks('point_cloud')[2], 'point_cloud', tmp_path)
 
     for split in ('train', 'val', 'test'):
@@ -112,9 +114,17 @@ def test_languages_of_your_own_as_in_the_guide(tmp_path):
         assert MODELS.build(config.model).head.num_values == 8000
 
 
-@pytest.mark.parametrize('guide', [
-    'image_ar', 'language_modeling', 'machine_translation', 'point_cloud', 'speech_recognition',
-    'super_resolution'])
+@pytest.mark.parametrize(
+    'guide',
+    [
+        'image_ar',
+        'language_modeling',
+        'machine_translation',
+        'point_cloud',
+        'speech_recognition',
+        'super_resolution',
+    ],
+)
 def test_guides_name_configs_that_exist(guide):
     named = re.findall(r'configs/[\w/.-]+\.py', (ROOT / f'docs/tasks/{guide}.md').read_text())
     assert named and all((ROOT / path).is_file() for path in named)
@@ -124,7 +134,7 @@ def test_guides_name_configs_that_exist(guide):
 def test_the_config_of_ones_own_in_the_docs_trains(page, tool, tmp_path, monkeypatch):
     """On a few images in the folders of ImageNet's classes, as it stands there."""
     blocks = re.findall('```python\n(.*?)```', (ROOT / page).read_text(), re.S)
-    (example, ) = [block for block in blocks if block.startswith('_base_')]
+    (example,) = [block for block in blocks if block.startswith('_base_')]
     monkeypatch.chdir(tmp_path)
     for split in ('train', 'val'):
         for number in range(1000):
@@ -133,11 +143,22 @@ def test_the_config_of_ones_own_in_the_docs_trains(page, tool, tmp_path, monkeyp
             image = Image.new('RGB', (260, 240))
             image.save(tmp_path / f'data/imagenet/{split}/n{number:08}/a.JPEG')
     (tmp_path / 'mine.py').write_text(example)
-    tool('train').main([
-        'mine.py', '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=1',
-        'param_scheduler=None', 'default_hooks.logger.interval=1',
-        *(f'{part}_dataloader.{key}' for part in ('train', 'val')
-          for key in ('batch_size=2', 'num_workers=0', 'persistent_workers=False'))])
+    tool('train').main(
+        [
+            'mine.py',
+            '--work-dir',
+            'work',
+            '--cfg-options',
+            'train_cfg.max_epochs=1',
+            'param_scheduler=None',
+            'default_hooks.logger.interval=1',
+            *(
+                f'{part}_dataloader.{key}'
+                for part in ('train', 'val')
+                for key in ('batch_size=2', 'num_workers=0', 'persistent_workers=False')
+            ),
+        ]
+    )
     config = Config.fromfile('work/mine.py')
     model = MODELS.build(config.model)
     groups = build_optim_wrapper(model, config.optim_wrapper).optimizer.param_groups

@@ -68,8 +68,16 @@ def train(run, root, config, tmp_path_factory):
     def call(name, *words, folder=None, **options):
         folder = folder or tmp_path_factory.mktemp(name)
         write_data(folder)
-        return folder, run(root / 'tools/train.py', config(name), '--amp', '--work-dir', '.',
-                           *words, cwd=folder, **options)
+        return folder, run(
+            root / 'tools/train.py',
+            config(name),
+            '--amp',
+            '--work-dir',
+            '.',
+            *words,
+            cwd=folder,
+            **options,
+        )
 
     return call
 
@@ -105,8 +113,9 @@ def resumed(train):
 @pytest.fixture(scope='module')
 def one_process(run, root, config, tmp_path_factory):
     folder = tmp_path_factory.mktemp('one')
-    result = run(root / 'tools/train.py', config('tiny_without_chance'), '--work-dir', '.',
-                 cwd=folder)
+    result = run(
+        root / 'tools/train.py', config('tiny_without_chance'), '--work-dir', '.', cwd=folder
+    )
     assert result.returncode == 0, result.stderr
     return folder
 
@@ -115,13 +124,22 @@ def one_process(run, root, config, tmp_path_factory):
 def two_processes(run, root, config, tmp_path_factory):
     """One of them is killed in the third epoch, and the run is resumed."""
     folder = tmp_path_factory.mktemp('two')
-    train = ['bash', root / 'tools/dist_train.sh', config('tiny_without_chance'), 2, '--work-dir',
-             '.', '--cfg-options', 'train_dataloader.batch_size=8']
+    train = [
+        'bash',
+        root / 'tools/dist_train.sh',
+        config('tiny_without_chance'),
+        2,
+        '--work-dir',
+        '.',
+        '--cfg-options',
+        'train_dataloader.batch_size=8',
+    ]
     result = run(*train, cwd=folder, env={**KILL, 'KILL_RANK': '1'})
     assert result.returncode == 1 and (folder / 'epoch_2.pth').exists(), result.stderr
     assert 'FAILED' in result.stderr  # torch's own report, and then the reason
-    assert re.fullmatch(r'Error: process 1 \(pid \d+\): it was killed by SIGKILL',
-                        result.stderr.splitlines()[-1])
+    assert re.fullmatch(
+        r'Error: process 1 \(pid \d+\): it was killed by SIGKILL', result.stderr.splitlines()[-1]
+    )
     assert not (folder / 'epoch_3.pth').exists()
     result = run(*train, '--resume', 'epoch_2.pth', cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -161,8 +179,9 @@ def test_two_processes_have_the_weights_of_one(one_process, two_processes):
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_tested_in_one_process_in_two_and_on_a_cluster_alike(run, root, config, one_process,
-                                                              tmp_path):
+def test_tested_in_one_process_in_two_and_on_a_cluster_alike(
+    run, root, config, one_process, tmp_path
+):
     test = [config('tiny_without_chance'), one_process / 'epoch_3.pth']
     one = run(root / 'tools/test.py', *test, '--out', 'one.json', cwd=tmp_path)
     assert one.returncode == 0, one.stderr
@@ -171,18 +190,28 @@ def test_tested_in_one_process_in_two_and_on_a_cluster_alike(run, root, config, 
 
     srun = tmp_path / 'bin/srun'
     srun.parent.mkdir()
-    srun.write_text('#!/bin/bash\nwhile [[ $1 == -* ]]; do echo "$1" >> options; shift; done\n'
-                    'SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 exec "$@"\n')
+    srun.write_text(
+        '#!/bin/bash\nwhile [[ $1 == -* ]]; do echo "$1" >> options; shift; done\n'
+        'SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 exec "$@"\n'
+    )
     srun.chmod(0o755)
-    slurm = run('bash', root / 'tools/slurm_test.sh', 'a-partition', 'a-job', *test, '--out',
-                'slurm.json', cwd=tmp_path,
-                env={'PATH': f'{srun.parent}:/usr/bin:/bin', 'GPUS': '0',
-                     'MASTER_ADDR': '127.0.0.1'})
+    slurm = run(
+        'bash',
+        root / 'tools/slurm_test.sh',
+        'a-partition',
+        'a-job',
+        *test,
+        '--out',
+        'slurm.json',
+        cwd=tmp_path,
+        env={'PATH': f'{srun.parent}:/usr/bin:/bin', 'GPUS': '0', 'MASTER_ADDR': '127.0.0.1'},
+    )
     assert slurm.returncode == 0, slurm.stderr
     assert '--partition=a-partition' in (tmp_path / 'options').read_text().split()
 
-    results = [json.loads((tmp_path / f'{name}.json').read_text())
-               for name in ('one', 'two', 'slurm')]
+    results = [
+        json.loads((tmp_path / f'{name}.json').read_text()) for name in ('one', 'two', 'slurm')
+    ]
     assert results[0] == results[1] == results[2]
     # What the last validation of training said of the same weights.
     scalars = next(one_process.glob('*/vis_data/scalars.json')).read_text().splitlines()

@@ -11,8 +11,8 @@ from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
 
 from aft_mm.cli.config_checks import check_same_classes
-from aft_mm.cli.errors import UserError
 from aft_mm.datasets.image_files import IMAGE_SUFFIXES
+from aft_mm.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / 'configs/own_data'
@@ -41,7 +41,7 @@ def train(tool, tmp_path, monkeypatch):
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
 
     def call(pattern, *options, edit=lambda text: text):
-        (leaf, ) = FOLDER.glob(f'*{pattern}*.py')
+        (leaf,) = FOLDER.glob(f'*{pattern}*.py')
         text = edit(leaf.read_text()).replace("'../_base_", f"'{ROOT}/configs/_base_")
         (tmp_path / 'my.py').write_text(text)
         tool('train').main(['my.py', '--work-dir', 'work', '--cfg-options', *options])
@@ -61,8 +61,16 @@ def split_folder():
 @pytest.fixture
 def photos(save, tmp_path):
     """Images of every kind, without parts."""
-    kinds = [('jpg', 'RGB'), ('jpeg', 'CMYK'), ('png', 'L'), ('png', 'I;16'), ('png', 'RGBA'),
-             ('webp', 'RGB'), ('tiff', 'RGB'), ('png', 'P')]
+    kinds = [
+        ('jpg', 'RGB'),
+        ('jpeg', 'CMYK'),
+        ('png', 'L'),
+        ('png', 'I;16'),
+        ('png', 'RGBA'),
+        ('webp', 'RGB'),
+        ('tiff', 'RGB'),
+        ('png', 'P'),
+    ]
     for name in ('cat', 'dog', 'wombat'):
         for number, (ending, mode) in enumerate(kinds):
             save(tmp_path / f'photos/{name}/sub/{number}.{ending}', mode)
@@ -77,43 +85,71 @@ def test_every_leaf_is_listed():
 
 
 def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
-        photos, split_folder, train, capfd):
+    photos, split_folder, train, capfd
+):
     split_folder(['photos', 'data/my_images', '--val', '0.3'])
-    parts = {part: sorted(path.relative_to(photos / 'data/my_images' / part)
-                          for path in (photos / 'data/my_images' / part).glob('*/**/*.*'))
-             for part in ('train', 'val')}
-    everything = sorted(path.relative_to(photos / 'photos')
-                        for path in (photos / 'photos').glob('*/**/*.*'))
+    parts = {
+        part: sorted(
+            path.relative_to(photos / 'data/my_images' / part)
+            for path in (photos / 'data/my_images' / part).glob('*/**/*.*')
+        )
+        for part in ('train', 'val')
+    }
+    everything = sorted(
+        path.relative_to(photos / 'photos') for path in (photos / 'photos').glob('*/**/*.*')
+    )
     assert sorted(parts['train'] + parts['val']) == everything
     assert [path.parts[0] for path in parts['val']] == [
-        name for name in ('cat', 'dog', 'wombat') for _ in range(2)]
+        name for name in ('cat', 'dog', 'wombat') for _ in range(2)
+    ]
 
-    short = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler=None',
-             'train_dataloader.batch_size=6', 'train_dataloader.num_workers=0',
-             'val_dataloader.num_workers=0', 'val_dataloader.persistent_workers=False']
+    short = [
+        'train_cfg.max_epochs=1',
+        'train_cfg.val_interval=1',
+        'param_scheduler=None',
+        'train_dataloader.batch_size=6',
+        'train_dataloader.num_workers=0',
+        'val_dataloader.num_workers=0',
+        'val_dataloader.persistent_workers=False',
+    ]
     train('image-folder', *short)
     checkpoint = torch.load('work/epoch_1.pth', weights_only=True)
     assert checkpoint['meta']['dataset_meta']['classes'] == ('cat', 'dog', 'wombat')
 
     (photos / 'data/my_images/train/wombat').rename(photos / 'kept')
-    with pytest.raises(SystemExit, match='training set has 2 classes and the validation set 3.*'
-                       ': wombat is in one only'):
+    with pytest.raises(
+        SystemExit,
+        match='training set has 2 classes and the validation set 3.*: wombat is in one only',
+    ):
         train('image-folder', *short)
     (photos / 'data/my_images/val/wombat').rename(photos / 'kept too')
     capfd.readouterr()
-    train('image-folder', *short, 'load_from=work/epoch_1.pth', 'work_dir=tuned',
-          edit=lambda text: text.replace('num_classes = 3', 'num_classes = 2'))
+    train(
+        'image-folder',
+        *short,
+        'load_from=work/epoch_1.pth',
+        'work_dir=tuned',
+        edit=lambda text: text.replace('num_classes = 3', 'num_classes = 2'),
+    )
     logged = capfd.readouterr()
-    assert ('begin anew: head.fc.weight [3, 96] -> [2, 96], head.fc.bias [3] -> [2]'
-            in logged.out + logged.err)
+    assert (
+        'begin anew: head.fc.weight [3, 96] -> [2, 96], head.fc.bias [3] -> [2]'
+        in logged.out + logged.err
+    )
 
 
-@pytest.mark.parametrize(('words', 'sentence'), [
-    (['nothing', 'out'], "folder 'nothing' does not exist"),
-    (['photos/cat/sub', 'out'], 'must hold a folder of images for each class'),
-    (['photos', 'out', '--val', '1.5'], '--val must be a finite number above 0 and at most 0.9'),
-    (['photos', '.'], "'train' is already there"),
-])
+@pytest.mark.parametrize(
+    ('words', 'sentence'),
+    [
+        (['nothing', 'out'], "folder 'nothing' does not exist"),
+        (['photos/cat/sub', 'out'], 'must hold a folder of images for each class'),
+        (
+            ['photos', 'out', '--val', '1.5'],
+            '--val must be a finite number above 0 and at most 0.9',
+        ),
+        (['photos', '.'], "'train' is already there"),
+    ],
+)
 def test_what_cannot_be_split(photos, split_folder, monkeypatch, words, sentence):
     monkeypatch.chdir(photos)
     (photos / 'train').mkdir()
@@ -126,14 +162,28 @@ def test_folders_without_an_image_are_refused(train, tmp_path):
     for part in ('train', 'val'):
         (tmp_path / f'data/my_images/{part}/cat').mkdir(parents=True)
         (tmp_path / f'data/my_images/{part}/cat/1.txt').touch()
-    with pytest.raises(SystemExit, match=r"train_dataloader.dataset reads '.*my_images/train', "
-                       r'which holds no image in a folder of its class; .* end in \.jpg'):
+    with pytest.raises(
+        SystemExit,
+        match=r"train_dataloader.dataset reads '.*my_images/train', "
+        r'which holds no image in a folder of its class; .* end in \.jpg',
+    ):
         train('image-folder', 'train_cfg.max_epochs=1')
 
 
-@pytest.mark.parametrize(('ending', 'mode', 'most'), [
-    ('png', 'RGB', 0), ('png', 'L', 0), ('png', 'I;16', 1), ('tiff', 'RGB', 0), ('bmp', 'RGB', 0),
-    ('webp', 'RGB', 3), ('jpg', 'RGB', 3), ('jpg', 'L', 3), ('jpg', 'CMYK', 40)])
+@pytest.mark.parametrize(
+    ('ending', 'mode', 'most'),
+    [
+        ('png', 'RGB', 0),
+        ('png', 'L', 0),
+        ('png', 'I;16', 1),
+        ('tiff', 'RGB', 0),
+        ('bmp', 'RGB', 0),
+        ('webp', 'RGB', 3),
+        ('jpg', 'RGB', 3),
+        ('jpg', 'L', 3),
+        ('jpg', 'CMYK', 40),
+    ],
+)
 def test_the_leaf_sees_an_image_of_any_kind_as_other_programs_do(ending, mode, most, tmp_path):
     rows, columns = np.meshgrid(np.arange(150), np.arange(190), indexing='ij')
     grey = (60 + rows + columns // 4).astype(np.uint8)  # smooth, as formats lose sharp edges
@@ -146,7 +196,7 @@ def test_the_leaf_sees_an_image_of_any_kind_as_other_programs_do(ending, mode, m
     with Image.open(path) as image:
         seen = np.stack([grey] * 3, -1) if mode == 'I;16' else np.asarray(image.convert('RGB'))
     init_default_scope('mmpretrain')
-    (leaf, ) = FOLDER.glob('*image-folder*.py')
+    (leaf,) = FOLDER.glob('*image-folder*.py')
     load, *steps = Config.fromfile(leaf).val_dataloader.dataset.pipeline
     pixels = TRANSFORMS.build(load).transform(dict(img_path=str(path)))
     assert pixels['img'].shape == seen.shape and pixels['img'].dtype == np.uint8
@@ -184,7 +234,13 @@ def test_names_of_the_classes_from_a_file(photos, split_folder, monkeypatch):
     monkeypatch.chdir(photos)
     split_folder(['photos', 'here'])
     Path('classes.txt').write_text('Katze\nHund\nNacktnasenwombat\n', 'utf-8')
-    dataset = DATASETS.build(dict(
-        type='mmpretrain.CustomDataset', data_root='here', data_prefix='val', pipeline=[],
-        classes='classes.txt'))
+    dataset = DATASETS.build(
+        dict(
+            type='mmpretrain.CustomDataset',
+            data_root='here',
+            data_prefix='val',
+            pipeline=[],
+            classes='classes.txt',
+        )
+    )
     assert tuple(dataset.metainfo['classes']) == ('Katze', 'Hund', 'Nacktnasenwombat')

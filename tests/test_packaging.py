@@ -28,19 +28,41 @@ from aft_mm.cli.environment import PYTHON
 def wheel(root, tmp_path_factory):
     """Path, names of the files and metadata; nothing is built inside the checkout."""
     folder = tmp_path_factory.mktemp('wheel')
-    subprocess.run([sys.executable, 'setup.py', '-q', 'egg_info', '-e', folder, 'build', '-b',
-                    folder / 'build', 'bdist_wheel', '-d', folder, '-b', folder / 'bdist'],
-                   cwd=root, check=True, capture_output=True)
-    (path, ) = folder.glob('*.whl')
+    subprocess.run(
+        [
+            sys.executable,
+            'setup.py',
+            '-q',
+            'egg_info',
+            '-e',
+            folder,
+            'build',
+            '-b',
+            folder / 'build',
+            'bdist_wheel',
+            '-d',
+            folder,
+            '-b',
+            folder / 'bdist',
+        ],
+        cwd=root,
+        check=True,
+        capture_output=True,
+    )
+    (path,) = folder.glob('*.whl')
     with zipfile.ZipFile(path) as file:
         names = file.namelist()
-        (name, ) = [name for name in names if name.endswith('/METADATA')]
+        (name,) = [name for name in names if name.endswith('/METADATA')]
         return path, names, message_from_string(file.read(name).decode())
 
 
 def files_below(folder, *patterns):
-    return {path for pattern in patterns for path in folder.rglob(pattern)
-            if path.is_file() and '__pycache__' not in path.parts}
+    return {
+        path
+        for pattern in patterns
+        for path in folder.rglob(pattern)
+        if path.is_file() and '__pycache__' not in path.parts
+    }
 
 
 def test_every_module_and_what_mim_looks_for_is_in_the_wheel(wheel, root):
@@ -53,7 +75,8 @@ def test_every_module_and_what_mim_looks_for_is_in_the_wheel(wheel, root):
     assert found == {'any', 'avx2', 'avx512'} if platform.machine() == 'x86_64' else {'any'}
     assert names - loops == {path.relative_to(root).as_posix() for path in package} | {
         f'aft_mm/.mim/{path.relative_to(root).as_posix()}'
-        for path in carried | {root / 'model-index.yml'}}
+        for path in carried | {root / 'model-index.yml'}
+    }
 
 
 def test_metadata(wheel):
@@ -67,7 +90,17 @@ def test_metadata(wheel):
     stated = re.findall(r'Python :: (3[.]\d+)', '\n'.join(metadata.get_all('Classifier')))
     assert stated == [f'3.{minor}' for minor in range(20) if PYTHON.contains(f'3.{minor}')]
     extras = {
-        'downstream', 'bench', 'text', 'speech', 'analysis', 'hub', 'fid', 'docs', 'export', 'dev'}
+        'downstream',
+        'bench',
+        'text',
+        'speech',
+        'analysis',
+        'hub',
+        'fid',
+        'docs',
+        'export',
+        'dev',
+    }
     assert set(metadata.get_all('Provides-Extra')) == extras
 
 
@@ -77,16 +110,27 @@ def test_what_the_code_imports_is_declared(root):
     declared = {canonicalize_name(Requirement(text).name) for texts in lists for text in texts}
     tools = files_below(root / 'tools', '*.py')
     files = files_below(root / 'aft_mm', '*.py') | tools
-    modules = {name for path in files for node in ast.walk(ast.parse(path.read_text()))
-               for name in (
-                   [alias.name for alias in node.names] if isinstance(node, ast.Import) else
-                   [node.module] if isinstance(node, ast.ImportFrom) and not node.level else [])}
+    modules = {
+        name
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module]
+            if isinstance(node, ast.ImportFrom) and not node.level
+            else []
+        )
+    }
     modules = {name.partition('.')[0] for name in modules} - sys.stdlib_module_names
     modules -= {'aft_mm', *(path.stem for path in tools)}  # tools import each other by file name
     modules -= {'triton'}  # torch brings the one that it was built with, or none
     owners = {'fla': ['fla-core']} | packages_distributions()
-    missing = {name for name in modules
-               if not declared.intersection(map(canonicalize_name, owners.get(name, [name])))}
+    missing = {
+        name
+        for name in modules
+        if not declared.intersection(map(canonicalize_name, owners.get(name, [name])))
+    }
     assert len(modules) > 30 and not missing
 
 
@@ -98,18 +142,40 @@ def elsewhere(wheel, tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp('elsewhere')
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', folder / 'venv'], check=True)
-    subprocess.run([sys.executable, '-m', 'pip', '--python', folder / 'venv/bin/python', 'install',
-                    '-q', '--no-deps', '--no-index', wheel[0]], check=True, capture_output=True)
+    subprocess.run(
+        [
+            sys.executable,
+            '-m',
+            'pip',
+            '--python',
+            folder / 'venv/bin/python',
+            'install',
+            '-q',
+            '--no-deps',
+            '--no-index',
+            wheel[0],
+        ],
+        check=True,
+        capture_output=True,
+    )
     # Afterwards, so that pip sees no other aft_mm. The .pth files there are not read.
-    (packages, ) = folder.glob('venv/lib/python*/site-packages')
+    (packages,) = folder.glob('venv/lib/python*/site-packages')
     (packages / 'heavy.pth').write_text(f'{sysconfig.get_path("purelib")}\n')
 
     def call(command, *words):
-        environment = {name: value for name, value in os.environ.items() if name not in (
-            'PYTHONPATH', 'VIRTUAL_ENV', 'AFT_MM_DATA')}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ('PYTHONPATH', 'VIRTUAL_ENV', 'AFT_MM_DATA')
+        }
         return subprocess.run(
-            [folder / 'venv/bin' / command, *words], cwd=folder, capture_output=True, text=True,
-            timeout=300, env={**environment, 'OMP_NUM_THREADS': '1'})
+            [folder / 'venv/bin' / command, *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**environment, 'OMP_NUM_THREADS': '1'},
+        )
 
     return folder, call
 
@@ -118,14 +184,24 @@ def elsewhere(wheel, tmp_path_factory):
 def test_the_quickstart_from_a_wheel(elsewhere, root):
     """It trains, tests and draws in a folder without a checkout, from what lies in aft_mm/.mim."""
     folder, call = elsewhere
-    done = call('aft_mm', 'quickstart', '--work-dir', 'out', '--cfg-options',
-                'train_cfg.max_epochs=1', 'param_scheduler=None',
-                'train_dataloader.dataset.indices=128')
+    done = call(
+        'aft_mm',
+        'quickstart',
+        '--work-dir',
+        'out',
+        '--cfg-options',
+        'train_cfg.max_epochs=1',
+        'param_scheduler=None',
+        'train_dataloader.dataset.indices=128',
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r'^accuracy: +\d+[.]\d\d % of the held-back fifth$', done.stdout, re.M)
     assert re.search(r'^next: +source venv/bin/activate', done.stdout, re.M)
     assert {path.name for path in (folder / 'out').iterdir()} >= {
-        'epoch_1.pth', 'metrics.json', 'position_bias.png'}
+        'epoch_1.pth',
+        'metrics.json',
+        'position_bias.png',
+    }
     assert str(root) not in done.stdout + done.stderr  # nothing of it came from the checkout
 
 
@@ -139,12 +215,12 @@ def test_the_configs_of_a_wheel_are_listed(elsewhere, root):
     _, call = elsewhere
     done = call('aft_mm', 'list', 'quickstart', '--measured')
     assert 'Top 1 Accuracy 98.1' in done.stdout and done.returncode == 0, done.stderr
-    configs = {path.stem for path in (root / 'configs').rglob('*.py')
-               if '_base_' not in path.parts}
+    configs = {path.stem for path in (root / 'configs').rglob('*.py') if '_base_' not in path.parts}
     assert set(call('aft_mm', 'list', '--names').stdout.split()) == configs
     closest = call('aft_mm', 'train', QUICKSTART.replace('digits', 'digit'))
-    assert closest.stderr == (f"Error: config '{QUICKSTART[:-1]}' does not exist; did you mean "
-                              f'{QUICKSTART}?\n')
+    assert closest.stderr == (
+        f"Error: config '{QUICKSTART[:-1]}' does not exist; did you mean {QUICKSTART}?\n"
+    )
 
 
 @pytest.fixture(scope='module')
@@ -163,16 +239,21 @@ def test_every_pin_has_hashes_and_make_wants_them(root):
     installs = re.findall('(.*)-r (?:requirements/|"[$]req)', commands)
     assert len(installs) == 5
     assert all('$(PIN) ' in line or '--require-hashes ' in line for line in installs)
-    (pin, ) = re.findall('^PIN := (.*)', commands, re.M)
+    (pin,) = re.findall('^PIN := (.*)', commands, re.M)
     assert '--no-deps --require-hashes' in pin
 
 
-@pytest.mark.parametrize('names', [
-    ['lock'], ['lock', 'dev'], ['lock', 'downstream'], ['lock', 'docs']], ids='+'.join)
+@pytest.mark.parametrize(
+    'names', [['lock'], ['lock', 'dev'], ['lock', 'downstream'], ['lock', 'docs']], ids='+'.join
+)
 def test_a_lock_is_complete(root, licenses, names):
     """pip is told to look at no dependencies; those of what is not for this machine go unseen."""
-    pinned = [pin for name in names for pin in licenses.pins(root / f'requirements/{name}.txt')
-              if pin.marker is None or pin.marker.evaluate()]
+    pinned = [
+        pin
+        for name in names
+        for pin in licenses.pins(root / f'requirements/{name}.txt')
+        if pin.marker is None or pin.marker.evaluate()
+    ]
     versions = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pinned}
     looked = 0
     for pin in pinned:
@@ -186,10 +267,12 @@ def test_a_lock_is_complete(root, licenses, names):
         for requirement in map(Requirement, package.requires or ()):
             extras = pin.extras or {''}
             if requirement.marker is None or any(
-                    requirement.marker.evaluate({'extra': extra}) for extra in extras):
+                requirement.marker.evaluate({'extra': extra}) for extra in extras
+            ):
                 found = versions.get(canonicalize_name(requirement.name))
                 assert found and requirement.specifier.contains(found, prereleases=True), (
-                    f'{pin.name} needs {requirement}, and the locks have {found}')
+                    f'{pin.name} needs {requirement}, and the locks have {found}'
+                )
     assert looked > 60
 
 
@@ -209,23 +292,32 @@ def test_the_lock_is_within_the_ranges(wheel, root, licenses):
     for text in wheel[2].get_all('Requires-Dist'):
         requirement = Requirement(text)
         extras = ('', 'dev', 'analysis', 'export', 'text', 'speech')
-        if requirement.name == 'aft_mm' or requirement.marker and not any(
-                requirement.marker.evaluate({'extra': extra}) for extra in extras):
+        if (
+            requirement.name == 'aft_mm'
+            or requirement.marker
+            and not any(requirement.marker.evaluate({'extra': extra}) for extra in extras)
+        ):
             continue
         for pinned in lock[requirement.name]:
-            (specifier, ) = pinned.specifier
+            (specifier,) = pinned.specifier
             assert requirement.specifier.contains(specifier.version), (text, str(pinned))
 
 
 def test_downstream_is_within_the_ranges(wheel, root, licenses):
-    pinned = {pin.name: pin.specifier for name in ('downstream', 'mmcv')
-              for pin in licenses.pins(root / f'requirements/{name}.txt')}
+    pinned = {
+        pin.name: pin.specifier
+        for name in ('downstream', 'mmcv')
+        for pin in licenses.pins(root / f'requirements/{name}.txt')
+    }
     extra = [Requirement(text) for text in wheel[2].get_all('Requires-Dist')]
-    extra = [requirement for requirement in extra
-             if requirement.marker and requirement.marker.evaluate({'extra': 'downstream'})]
+    extra = [
+        requirement
+        for requirement in extra
+        if requirement.marker and requirement.marker.evaluate({'extra': 'downstream'})
+    ]
     assert {'mmcv', 'mmdet', 'mmsegmentation'} <= {requirement.name for requirement in extra}
     for requirement in extra:
-        (specifier, ) = pinned[requirement.name]
+        (specifier,) = pinned[requirement.name]
         assert requirement.specifier.contains(specifier.version), str(requirement)
 
 

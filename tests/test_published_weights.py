@@ -28,7 +28,7 @@ from aft_mm.checkpoint import (
     register_safe_loading,
     write_safetensors,
 )
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 
@@ -137,7 +137,7 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path, mon
     assert len(entries) == len(sums) == 2
     for entry in entries:
         path = tmp_path / 'out' / entry['file']
-        assert entry['name'] == 'a' and entry['metrics'] == dict(top1=40.)
+        assert entry['name'] == 'a' and entry['metrics'] == dict(top1=40.0)
         assert sums[path.name] == entry['sha256'] == hashlib.sha256(path.read_bytes()).hexdigest()
         loaded = load_from_local(str(path))
         assert torch.equal(loaded['state_dict']['weight'], model.weight)
@@ -168,10 +168,10 @@ def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
     for address in ('hf://org/old', 'https://host/release/'):  # the later one takes the place
         out = tmp_path / address[:2]
         module.main([str(tmp_path), '--out', str(out), '--address', address])
-    (path, ) = out.glob('*.safetensors')
+    (path,) = out.glob('*.safetensors')
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     expected = yaml.safe_load(original)
-    (model, ) = (model for model in expected['Models'] if model['Name'] == name)
+    (model,) = (model for model in expected['Models'] if model['Name'] == name)
     model['Weights'] = f'https://host/release/{path.name}#sha256={digest}'
     assert yaml.safe_load(copy.read_text()) == expected
     # Comments and all else stay as they were.
@@ -207,13 +207,16 @@ def test_safetensors_load_through_mmengine_and_of_others_without_notes(file, tmp
 META = rb'{\"cfg\": \"a = 1\", \"epoch\": 3}'
 
 
-@pytest.mark.parametrize(('change', 'message'), [
-    (lambda data: data[:-1], 'is damaged'),
-    (lambda data: data[:-1] + bytes([data[-1] ^ 1]), 'have another sha256 than it says'),
-    (lambda data: data.replace(b'{\\"meta', b'[\\"meta'), 'is damaged'),
-    (lambda data: data.replace(META, b'3'.ljust(len(META))), 'holds a int as meta'),
-    (lambda data: b'PK' + data, 'is damaged'),
-])
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (lambda data: data[:-1], 'is damaged'),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), 'have another sha256 than it says'),
+        (lambda data: data.replace(b'{\\"meta', b'[\\"meta'), 'is damaged'),
+        (lambda data: data.replace(META, b'3'.ljust(len(META))), 'holds a int as meta'),
+        (lambda data: b'PK' + data, 'is damaged'),
+    ],
+)
 def test_a_damaged_file_of_safetensors_is_one_sentence(file, change, message):
     path, _ = file
     data = path.read_bytes()
@@ -244,9 +247,9 @@ def test_checkpoints_of_a_hub(file, monkeypatch):
     monkeypatch.setattr('huggingface_hub.hf_hub_download', hub.hf_hub_download)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     for address, asked in (
-            ('hf://org/name/a.safetensors', ('org/name', 'a.safetensors', None)),
-            (f'hf://org/name@v1/a.safetensors#sha256={digest}',
-             ('org/name', 'a.safetensors', 'v1'))):
+        ('hf://org/name/a.safetensors', ('org/name', 'a.safetensors', None)),
+        (f'hf://org/name@v1/a.safetensors#sha256={digest}', ('org/name', 'a.safetensors', 'v1')),
+    ):
         loaded = CheckpointLoader.load_checkpoint(address, map_location='cpu')
         assert torch.equal(loaded['state_dict']['bias'], state['bias']) and hub.asked[-1] == asked
     # Of a folder in the repository, and a pickle, which is read as safely as one on the disk.
@@ -256,13 +259,16 @@ def test_checkpoints_of_a_hub(file, monkeypatch):
         load_from_hub('hf://org/name/deep/b.pth')
 
 
-@pytest.mark.parametrize(('address', 'message'), [
-    ('hf://org/name', 'must be hf://ORG/NAME/FILE'),
-    ('hf://org/away/a.safetensors', 'cannot be downloaded: An error happened.$'),
-    ('hf://org/name/no.pth', 'cannot be downloaded: 404 Client Error: Entry Not Found'),
-    ('hf://org/name/a.safetensors#sha256=' + 64 * '0', 'is refused: its sha256 begins with'),
-    ('hf://org/name/a.safetensors#main', 'must end in #sha256= and 64 digits'),
-])
+@pytest.mark.parametrize(
+    ('address', 'message'),
+    [
+        ('hf://org/name', 'must be hf://ORG/NAME/FILE'),
+        ('hf://org/away/a.safetensors', 'cannot be downloaded: An error happened.$'),
+        ('hf://org/name/no.pth', 'cannot be downloaded: 404 Client Error: Entry Not Found'),
+        ('hf://org/name/a.safetensors#sha256=' + 64 * '0', 'is refused: its sha256 begins with'),
+        ('hf://org/name/a.safetensors#main', 'must end in #sha256= and 64 digits'),
+    ],
+)
 def test_what_a_hub_does_not_give_is_one_sentence(file, address, message, monkeypatch):
     monkeypatch.setattr('huggingface_hub.hf_hub_download', Hub(file[0].parent).hf_hub_download)
     with pytest.raises(UserError, match=message) as error:

@@ -31,15 +31,18 @@ def test_recipe_is_that_of_deit():
     assert ours.optim_wrapper.optimizer == theirs.optim_wrapper.optimizer
     assert ours.auto_scale_lr == theirs.auto_scale_lr
     assert ours.train_dataloader.sampler == dict(
-        type='RepeatAugSampler', shuffle=True, num_repeats=3)
+        type='RepeatAugSampler', shuffle=True, num_repeats=3
+    )
     assert ours.model.backbone.drop_path_rate == 0.1
     assert ours.train_dataloader.drop_last
 
 
 def test_recipe_of_deit3():
     """What the training command of its code says for ViT-S, and the loss as it is there."""
-    config, deit = (load(f'aft-conv-small-h384-k11_{what}_in1k')
-                    for what in ('8xb256-800e-deit3', '8xb128-300e'))
+    config, deit = (
+        load(f'aft-conv-small-h384-k11_{what}_in1k')
+        for what in ('8xb256-800e-deit3', '8xb128-300e')
+    )
     assert config.optim_wrapper.optimizer == dict(type='Lamb', lr=4e-3, weight_decay=0.05)
     assert config.optim_wrapper.paramwise_cfg == deit.optim_wrapper.paramwise_cfg
     warmup, cosine = config.param_scheduler
@@ -55,7 +58,8 @@ def test_recipe_of_deit3():
     scores, target = torch.randn(4, 1000), torch.rand(4, 1000)
     torch.testing.assert_close(
         loss(scores, target, avg_factor=4),
-        torch.nn.functional.binary_cross_entropy_with_logits(scores, target))
+        torch.nn.functional.binary_cross_entropy_with_logits(scores, target),
+    )
 
     # One of grey, solarised and blurred, then other brightness, contrast and saturation.
     augment = Compose(config.train_dataloader.dataset.pipeline[3:4])
@@ -64,9 +68,15 @@ def test_recipe_of_deit3():
     np.random.seed(0)
     for _ in range(20):
         out = augment(dict(img=image.copy()))['img']
-        kinds.add('grey' if (out == out[..., :1]).all() else
-                  'solar' if (np.minimum(out, 255 - out) == np.minimum(image, 255 - image)).all()
-                  else 'blur' if out.std() < image.std() else 'none')
+        kinds.add(
+            'grey'
+            if (out == out[..., :1]).all()
+            else 'solar'
+            if (np.minimum(out, 255 - out) == np.minimum(image, 255 - image)).all()
+            else 'blur'
+            if out.std() < image.std()
+            else 'none'
+        )
     assert kinds == {'grey', 'solar', 'blur'}
 
 

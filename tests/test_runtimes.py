@@ -7,24 +7,36 @@ from aft_mm.cli.command_line import protect
 
 from .leaves import leaves
 
-TASKS = ('image_classification', 'image_ar', 'language_modeling', 'machine_translation',
-         'point_cloud', 'super_resolution', 'speech_recognition', 'copy_task', 'detection',
-         'segmentation')
+TASKS = (
+    'image_classification',
+    'image_ar',
+    'language_modeling',
+    'machine_translation',
+    'point_cloud',
+    'super_resolution',
+    'speech_recognition',
+    'copy_task',
+    'detection',
+    'segmentation',
+)
 FINITE = 'aft_mm.FiniteLossHook'
 
 
 def hooks(cfg):
     """The types of all hooks."""
-    return [hook['type'] for hook in (*cfg.default_hooks.values(), *cfg.get('custom_hooks', []))
-            if hook]
+    return [
+        hook['type'] for hook in (*cfg.default_hooks.values(), *cfg.get('custom_hooks', [])) if hook
+    ]
 
 
 @pytest.mark.parametrize('task', TASKS)
 def test_every_leaf_writes_whole_checkpoints_logs_and_stops_at_nan(task, missing_downstream):
     if task in ('detection', 'segmentation') and missing_downstream:
         pytest.skip(f'{task} inherits mmdet or mmseg, which `make downstream` installs')
-    found = {name: Config.fromfile(path, import_custom_modules=False)
-             for name, path in leaves(task).items()}
+    found = {
+        name: Config.fromfile(path, import_custom_modules=False)
+        for name, path in leaves(task).items()
+    }
     trained = {name: cfg for name, cfg in found.items() if cfg.get('train_cfg')}
     assert trained
     for name, cfg in trained.items():
@@ -37,12 +49,15 @@ def test_every_leaf_writes_whole_checkpoints_logs_and_stops_at_nan(task, missing
         assert cfg.to_dict() == before, name
 
 
-@pytest.mark.parametrize('options', [
-    {},
-    dict(default_hooks=None),
-    dict(default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=7))),
-    dict(default_hooks=dict(checkpoint=dict(type='mmengine.CheckpointHook', interval=7))),
-])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        dict(default_hooks=None),
+        dict(default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=7))),
+        dict(default_hooks=dict(checkpoint=dict(type='mmengine.CheckpointHook', interval=7))),
+    ],
+)
 def test_a_config_of_ones_own_gets_both(options):
     cfg = Config(options)
     for _ in range(2):

@@ -26,14 +26,16 @@ def picture(path):
 
 
 class TestImages:
-
-    @pytest.mark.parametrize(('words', 'options'), [
-        ([], dict(seed=0)),
-        (['--seed', 3, '--temperature', 0.5], dict(seed=3, temperature=0.5)),
-        (['--top-k', 2], dict(seed=0, top_k=2)),
-        (['--top-p', 0.1], dict(seed=0, top_p=0.1)),
-        (['--greedy'], dict(greedy=True)),
-    ])
+    @pytest.mark.parametrize(
+        ('words', 'options'),
+        [
+            ([], dict(seed=0)),
+            (['--seed', 3, '--temperature', 0.5], dict(seed=3, temperature=0.5)),
+            (['--top-k', 2], dict(seed=0, top_k=2)),
+            (['--top-p', 0.1], dict(seed=0, top_p=0.1)),
+            (['--greedy'], dict(greedy=True)),
+        ],
+    )
     def test_samples_are_those_of_the_generator(self, sample, untrained, words, options):
         sample(*untrained['tiny_pixels'], '--out', 'new/a.png', '--num', 3, *words)
         expected = ImageGenerator(*untrained['tiny_pixels'], device='cpu').sample(3, **options)
@@ -69,16 +71,30 @@ class TestImages:
     def test_cfg_options_choose_other_images(self, sample, untrained):
         words = ('--num', 2, '--complete')
         sample(*untrained['tiny_pixels'], '--out', 'a.png', *words)
-        sample(*untrained['tiny_pixels'], '--out', 'b.png', *words, '--cfg-options',
-               'test_dataloader.dataset.split=train')
+        sample(
+            *untrained['tiny_pixels'],
+            '--out',
+            'b.png',
+            *words,
+            '--cfg-options',
+            'test_dataloader.dataset.split=train',
+        )
         assert (picture('a.png') != picture('b.png')).any()
 
 
 class TestText:
-
     def test_texts_are_those_of_the_generator(self, sample, untrained, tmp_path):
-        sample(*untrained['tiny_text'], '--out', 'a.txt', '--num', 2, '--prompt', 'Ab',
-               '--num-chars', 9)
+        sample(
+            *untrained['tiny_text'],
+            '--out',
+            'a.txt',
+            '--num',
+            2,
+            '--prompt',
+            'Ab',
+            '--num-chars',
+            9,
+        )
         generator = TextGenerator(*untrained['tiny_text'], device='cpu')
         expected = [generator('Ab', num_chars=9, seed=seed) for seed in (0, 1)]
         written = (tmp_path / 'a.txt').read_bytes().decode()
@@ -91,7 +107,6 @@ class TestText:
 
 
 class TestClouds:
-
     @pytest.mark.parametrize('num', [1, 2])
     def test_files_hold_the_clouds_of_the_generator(self, sample, untrained, capsys, num):
         sample(*untrained['tiny_clouds'], '--out', 'new/a.ply', '--num', num, '--seed', 2)
@@ -109,36 +124,79 @@ class TestClouds:
         assert sorted(path.name for path in tmp_path.iterdir()) == ['a.ply', 'a.png']
 
 
-@pytest.mark.parametrize(('kind', 'words', 'message'), [
-    ('tiny_clouds', ['--out', 'a.txt'], "ends in .ply or .png .* 'a.txt'"),
-    ('tiny_clouds', ['--out', 'a.ply', '--complete'], '--complete has no meaning for the model'),
-    ('tiny_clouds', ['--out', 'a.ply', '--prompt', 'a'], '--prompt has no meaning for the model'),
-    ('tiny_super_resolution', ['--out', 'a.png'],
-     'draws from an image that is given; use `aft_mm super-resolve`'),
-    ('tiny_pixels', ['--out', 'a.txt'], "--out needs a file name that ends in .png .* 'a.txt'"),
-    ('tiny_text', ['--out', 'a.png'], "--out needs a file name that ends in .txt .* 'a.png'"),
-    ('tiny_pixels', ['--out', 'a.png', '--prompt', 'a'],
-     '--prompt has no meaning for the model of'),
-    ('tiny_text', ['--out', 'a.txt', '--complete'], '--complete has no meaning for the model of'),
-    ('tiny_pixels', ['--out', 'a.png', '--num', 0], '--num must be an int, 1 or larger, got 0'),
-    ('tiny_pixels', ['--out', 'a.png', '--num-chars', 5],
-     '--num-chars has no meaning for the model of'),
-    *[('tiny_pixels', ['--out', 'a.png', '--complete', keep],
-       f'--complete.* must be the share of 1 to 7 of 8 rows, .* got {keep}')
-      for keep in (1.5, 1.0, 0.0)],
-    ('tiny_pixels', ['--out', 'a.png', '--complete', 'nan'],
-     r'keep \(--complete\) must be a finite number, got nan'),
-    ('tiny_pixels', ['--out', 'a.png', '--temperature', 0], 'temperature must be .* above 0'),
-    ('tiny_pixels', ['--out', 'a.png', '--temperature', 'inf'], 'finite number above 0, got inf'),
-    ('tiny_clouds', ['--out', 'a.ply', '--seed', 2**64], r'seed must be an int, 0 to 2\^63 − 1'),
-    ('tiny_text', ['--out', 'a.txt', '--seed', -1], r'seed must be an int, 0 to 2\^63 − 1'),
-    ('tiny_text', ['--out', 'a.txt', '--top-p', 1.5], 'top_p must be .* 1.5'),
-    ('tiny_text', ['--out', 'a.txt', '--prompt', ''], 'prompt must be a str of at least one'),
-    ('tiny_text', ['--out', 'a.txt', '--num-chars', 33],
-     'prompt and num_chars must be at most 32 bytes together, .* got 0 and 33'),
-    ('tiny_text', ['--out', 'a.txt', '--prompt', 'a' * 32], '32 bytes together, .* got 32 and'),
-    ('tiny_text', ['--out', 'a.txt', '--top-k', 0], 'top_k must be'),
-])
+@pytest.mark.parametrize(
+    ('kind', 'words', 'message'),
+    [
+        ('tiny_clouds', ['--out', 'a.txt'], "ends in .ply or .png .* 'a.txt'"),
+        (
+            'tiny_clouds',
+            ['--out', 'a.ply', '--complete'],
+            '--complete has no meaning for the model',
+        ),
+        (
+            'tiny_clouds',
+            ['--out', 'a.ply', '--prompt', 'a'],
+            '--prompt has no meaning for the model',
+        ),
+        (
+            'tiny_super_resolution',
+            ['--out', 'a.png'],
+            'draws from an image that is given; use `aft_mm super-resolve`',
+        ),
+        ('tiny_pixels', ['--out', 'a.txt'], "--out needs a file name that ends in .png .* 'a.txt'"),
+        ('tiny_text', ['--out', 'a.png'], "--out needs a file name that ends in .txt .* 'a.png'"),
+        (
+            'tiny_pixels',
+            ['--out', 'a.png', '--prompt', 'a'],
+            '--prompt has no meaning for the model of',
+        ),
+        (
+            'tiny_text',
+            ['--out', 'a.txt', '--complete'],
+            '--complete has no meaning for the model of',
+        ),
+        ('tiny_pixels', ['--out', 'a.png', '--num', 0], '--num must be an int, 1 or larger, got 0'),
+        (
+            'tiny_pixels',
+            ['--out', 'a.png', '--num-chars', 5],
+            '--num-chars has no meaning for the model of',
+        ),
+        *[
+            (
+                'tiny_pixels',
+                ['--out', 'a.png', '--complete', keep],
+                f'--complete.* must be the share of 1 to 7 of 8 rows, .* got {keep}',
+            )
+            for keep in (1.5, 1.0, 0.0)
+        ],
+        (
+            'tiny_pixels',
+            ['--out', 'a.png', '--complete', 'nan'],
+            r'keep \(--complete\) must be a finite number, got nan',
+        ),
+        ('tiny_pixels', ['--out', 'a.png', '--temperature', 0], 'temperature must be .* above 0'),
+        (
+            'tiny_pixels',
+            ['--out', 'a.png', '--temperature', 'inf'],
+            'finite number above 0, got inf',
+        ),
+        (
+            'tiny_clouds',
+            ['--out', 'a.ply', '--seed', 2**64],
+            r'seed must be an int, 0 to 2\^63 − 1',
+        ),
+        ('tiny_text', ['--out', 'a.txt', '--seed', -1], r'seed must be an int, 0 to 2\^63 − 1'),
+        ('tiny_text', ['--out', 'a.txt', '--top-p', 1.5], 'top_p must be .* 1.5'),
+        ('tiny_text', ['--out', 'a.txt', '--prompt', ''], 'prompt must be a str of at least one'),
+        (
+            'tiny_text',
+            ['--out', 'a.txt', '--num-chars', 33],
+            'prompt and num_chars must be at most 32 bytes together, .* got 0 and 33',
+        ),
+        ('tiny_text', ['--out', 'a.txt', '--prompt', 'a' * 32], '32 bytes together, .* got 32 and'),
+        ('tiny_text', ['--out', 'a.txt', '--top-k', 0], 'top_k must be'),
+    ],
+)
 def test_bad_arguments_end_in_one_sentence(sample, untrained, tmp_path, kind, words, message):
     with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
         sample(*untrained[kind], *words)
@@ -146,13 +204,20 @@ def test_bad_arguments_end_in_one_sentence(sample, untrained, tmp_path, kind, wo
     assert not list(tmp_path.glob('a.*'))
 
 
-@pytest.mark.parametrize(('kind', 'words', 'out', 'wrong'), [
-    ('tiny_clouds', ['--num', 2], 'a.ply', 'a-2.ply'), ('tiny_clouds', [], 'a.ply', 'a.ply'),
-    ('tiny_clouds', [], 'a.png', 'a.png'), ('tiny_pixels', [], 'a.png', 'a.png'),
-    ('tiny_text', ['--num', 2], 'a.txt', 'a.txt'), ('tiny_text', [], 'file/b/a.txt', 'file/b/a.txt')
-])
+@pytest.mark.parametrize(
+    ('kind', 'words', 'out', 'wrong'),
+    [
+        ('tiny_clouds', ['--num', 2], 'a.ply', 'a-2.ply'),
+        ('tiny_clouds', [], 'a.ply', 'a.ply'),
+        ('tiny_clouds', [], 'a.png', 'a.png'),
+        ('tiny_pixels', [], 'a.png', 'a.png'),
+        ('tiny_text', ['--num', 2], 'a.txt', 'a.txt'),
+        ('tiny_text', [], 'file/b/a.txt', 'file/b/a.txt'),
+    ],
+)
 def test_an_out_that_cannot_be_written_ends_before_anything_is_drawn(
-        sample, untrained, tmp_path, monkeypatch, kind, words, out, wrong):
+    sample, untrained, tmp_path, monkeypatch, kind, words, out, wrong
+):
     def draw(*args, **kwargs):
         raise AssertionError('something is drawn')
 
@@ -180,19 +245,29 @@ def test_missing_files_end_in_one_sentence(sample, untrained):
 
 
 class TestPlotCurves:
-
     @pytest.fixture
     def plot(self, tool, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        records = [dict(loss=5., epoch=1, iter=1, step=1), dict(bits_per_char=7., step=1)]
+        records = [dict(loss=5.0, epoch=1, iter=1, step=1), dict(bits_per_char=7.0, step=1)]
         for name in ('log', 'copy'):
             (tmp_path / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, records)))
         main = tool('analysis_tools/plot_curves').main
         return lambda *words: main([str(word) for word in words])
 
     def test_a_picture_of_two_runs(self, plot, tmp_path, capsys):
-        plot('log.jsonl', 'again=log.jsonl', '--out', 'new/a.png', '--dpi', 50,
-             '--reference', 'xz -9=2.28', '3', '--metric', 'bits_per_char')
+        plot(
+            'log.jsonl',
+            'again=log.jsonl',
+            '--out',
+            'new/a.png',
+            '--dpi',
+            50,
+            '--reference',
+            'xz -9=2.28',
+            '3',
+            '--metric',
+            'bits_per_char',
+        )
         assert capsys.readouterr().out == '2 runs drawn to new/a.png\n'
         assert picture(tmp_path / 'new/a.png').std() > 1
 
@@ -202,16 +277,22 @@ class TestPlotCurves:
         plot('--group', 'b', 'log.jsonl', 'copy.jsonl', '--out', 'a.png', '--dpi', 50)
         assert capsys.readouterr().out == '2 runs drawn to a.png\n'
 
-    @pytest.mark.parametrize(('words', 'message'), [
-        (['log.jsonl', 'log.jsonl'], "LOG needs labels that differ, got 'log.jsonl' twice"),
-        (['a=log.jsonl', 'a=log.jsonl'], "LOG needs labels that differ, got 'a' twice"),
-        (['log.jsonl', '--reference', 'a=1', 'a=2'], "--reference needs labels .* 'a' twice"),
-        (['log.jsonl', '--metric', 'bits_per_dim'], "metric must be one that a run has"),
-        (['no.jsonl'], "'no.jsonl' is neither a log"),
-        (['log.jsonl', '--reference', 'xz=much'], '--reference needs LABEL=VALUE .* got xz=much'),
-        (['log.jsonl', '--group', 'b', 'a', 'a'], '--group needs LABEL LOG .* got b a a'),
-        ([], r'\[LABEL=\]LOG or --group must name at least one log, got none'),
-    ])
+    @pytest.mark.parametrize(
+        ('words', 'message'),
+        [
+            (['log.jsonl', 'log.jsonl'], "LOG needs labels that differ, got 'log.jsonl' twice"),
+            (['a=log.jsonl', 'a=log.jsonl'], "LOG needs labels that differ, got 'a' twice"),
+            (['log.jsonl', '--reference', 'a=1', 'a=2'], "--reference needs labels .* 'a' twice"),
+            (['log.jsonl', '--metric', 'bits_per_dim'], 'metric must be one that a run has'),
+            (['no.jsonl'], "'no.jsonl' is neither a log"),
+            (
+                ['log.jsonl', '--reference', 'xz=much'],
+                '--reference needs LABEL=VALUE .* got xz=much',
+            ),
+            (['log.jsonl', '--group', 'b', 'a', 'a'], '--group needs LABEL LOG .* got b a a'),
+            ([], r'\[LABEL=\]LOG or --group must name at least one log, got none'),
+        ],
+    )
     def test_bad_arguments_end_in_one_sentence(self, plot, words, message):
         with pytest.raises(SystemExit, match=f'^Error: .*{message}') as error:
             plot(*words, '--out', 'a.png')

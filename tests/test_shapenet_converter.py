@@ -16,7 +16,8 @@ MODEL = 'models/model_normalized.obj'
 def convert(root, monkeypatch, capsys):
     """Run the converter; its report."""
     spec = importlib.util.spec_from_file_location(
-        'shapenet_converter', root / 'tools/dataset_converters/shapenet.py')
+        'shapenet_converter', root / 'tools/dataset_converters/shapenet.py'
+    )
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # where its processes look for it
     spec.loader.exec_module(module)
@@ -45,7 +46,8 @@ def shapenet(tmp_path):
         (tmp_path / 'meshes' / name / 'models/model_normalized.json').touch()
     (tmp_path / 'all.csv').write_text(
         'id,synsetId,subSynsetId,modelId,split\n1,03001627,0,a,test\n2,03001627,0,b,train\n'
-        '3,03001627,0,c,val\n4,02958343,0,a,train\n')
+        '3,03001627,0,c,val\n4,02958343,0,a,train\n'
+    )
     return tmp_path
 
 
@@ -59,23 +61,30 @@ def test_points_lie_on_the_surface_and_are_shared_out_by_area(convert, tmp_path)
     # 4·2·1 box: the pairs of faces have 2·1, 4·1 and 4·2 of area; five standard deviations.
     shares = np.array([2, 4, 8]) / 14
     np.testing.assert_allclose(
-        on_face.mean(0), shares, atol=5 * np.sqrt(shares * (1 - shares) / 15000).max())
+        on_face.mean(0), shares, atol=5 * np.sqrt(shares * (1 - shares) / 15000).max()
+    )
 
 
 def test_the_official_split_and_what_it_does_not_list(convert, shapenet):
     out = shapenet / 'out'
     report = convert(shapenet / 'meshes', out, '--splits', shapenet / 'all.csv')
-    assert written(out) == ['02958343/train/a.npy', '03001627/test/a.npy', '03001627/train/b.npy',
-                            '03001627/val/c.npy']
+    assert written(out) == [
+        '02958343/train/a.npy',
+        '03001627/test/a.npy',
+        '03001627/train/b.npy',
+        '03001627/val/c.npy',
+    ]
     assert report.endswith(f'{out}: 4 written, 1 not in {shapenet}/all.csv\n')
     assert len(PointClouds(str(out), ('chair', 'car'))) == 2
     # Different models get different points of the same box.
-    assert not np.array_equal(np.load(out / '02958343/train/a.npy'),
-                              np.load(out / '03001627/train/b.npy'))
+    assert not np.array_equal(
+        np.load(out / '02958343/train/a.npy'), np.load(out / '03001627/train/b.npy')
+    )
 
 
-@pytest.mark.parametrize(('ratio', 'split'), [
-    ((1, 0, 0), 'train'), ((0, 3, 0), 'val'), ((0, 0, 0.5), 'test')])
+@pytest.mark.parametrize(
+    ('ratio', 'split'), [((1, 0, 0), 'train'), ((0, 3, 0), 'val'), ((0, 0, 0.5), 'test')]
+)
 def test_the_ratio_decides_without_a_list(convert, shapenet, ratio, split):
     convert(shapenet / 'meshes', shapenet / 'out', '--ratio', *ratio, '--classes', 'car')
     assert written(shapenet / 'out') == [f'02958343/{split}/a.npy']
@@ -96,7 +105,12 @@ def test_every_kind_of_mesh_in_any_depth(convert, tmp_path):
         box(tmp_path / 'meshes/crate' / name)
     assert convert(tmp_path / 'meshes', tmp_path / 'out', '--jobs', 2).endswith(': 5 written\n')
     assert written(tmp_path / 'out/crate') == [
-        'test/b.npy', 'test/e.npy', 'train/a.npy', 'train/deep-c.npy', 'val/d.npy']
+        'test/b.npy',
+        'test/e.npy',
+        'train/a.npy',
+        'train/deep-c.npy',
+        'val/d.npy',
+    ]
 
 
 def test_a_second_run_goes_on_where_the_first_ended(convert, tmp_path):
@@ -110,7 +124,7 @@ def test_a_second_run_goes_on_where_the_first_ended(convert, tmp_path):
     np.save(out / 'crate/train/c.npy', np.zeros(3))
     assert convert(tmp_path / 'meshes', out).endswith(': 1 written, 2 there already\n')
     np.testing.assert_array_equal(np.load(out / 'crate/train/b.npy'), first['b'])
-    assert np.load(out / 'crate/train/c.npy').shape == (3, )  # left alone
+    assert np.load(out / 'crate/train/c.npy').shape == (3,)  # left alone
     assert written(out / 'crate/train') == ['a.npy', 'b.npy', 'c.npy']
     assert convert(tmp_path / 'meshes', out) == f'{out}: 0 written, 3 there already\n'
 
@@ -119,42 +133,62 @@ def test_damaged_meshes_are_named_and_counted(convert, tmp_path):
     folder = tmp_path / 'meshes/crate/train'
     box(folder / 'good.off')
     for name, text in dict(
-            half='OFF\n3 1 0\n0 0 0\n1 0', points='OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n',
-            flat='OFF\n3 1 0\n0 0 0\n1 1 1\n2 2 2\n3 0 1 2\n', empty='',
-            far='OFF\n3 1 0\n1e9 0 0\n1000000001 0 0\n1e9 1 0\n3 0 1 2\n',
-            nan='OFF\n3 1 0\n0 0 nan\n1 0 0\n0 1 0\n3 0 1 2\n',
-            index='OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 7\n').items():
+        half='OFF\n3 1 0\n0 0 0\n1 0',
+        points='OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n',
+        flat='OFF\n3 1 0\n0 0 0\n1 1 1\n2 2 2\n3 0 1 2\n',
+        empty='',
+        far='OFF\n3 1 0\n1e9 0 0\n1000000001 0 0\n1e9 1 0\n3 0 1 2\n',
+        nan='OFF\n3 1 0\n0 0 nan\n1 0 0\n0 1 0\n3 0 1 2\n',
+        index='OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 7\n',
+    ).items():
         (folder / f'{name}.off').write_text(text)
     report = convert(tmp_path / 'meshes', tmp_path / 'out').splitlines()[-9:]
     assert report[:2] == [f'{tmp_path}/out: 1 written', '7 damaged:']
-    for name, line in zip(('empty', 'far', 'flat', 'half', 'index', 'nan', 'points'), report[2:],
-                          strict=True):
+    for name, line in zip(
+        ('empty', 'far', 'flat', 'half', 'index', 'nan', 'points'), report[2:], strict=True
+    ):
         assert line.startswith(f"  '{folder}/{name}.off': ")
     assert written(tmp_path / 'out') == ['crate/train/good.npy']
 
 
-@pytest.mark.parametrize(('words', 'message'), [
-    (['no'], "the folder of meshes 'no' does not exist"),
-    (['meshes', 'out', '--classes', 'boat'],
-     "class 'boat' has no folder in 'meshes', which has 02958343, 03001627"),
-    (['meshes/03001627/a', 'out', '--classes', 'images'], "class 'images' has no folder"),
-    (['nothing'], r"'nothing' has no mesh \(.glb, .obj, .off, .ply, .stl\) in the folder of a"),
-    (['meshes', 'out', '--splits', 'no.csv'], "--splits 'no.csv' does not exist"),
-    (['meshes', 'out', '--splits', 'other.csv'],
-     "--splits 'other.csv' must be a table with the columns synsetId, modelId and split"),
-    (['meshes', 'out', '--splits', 'dev.csv'], "--splits 'dev.csv' must be .*train, val, test"),
-    (['meshes', 'out', '--splits', f'meshes/02958343/a/{MODEL}'], '--splits .* must be a table'),
-    (['meshes', 'out', '--ratio', '0', '0', '0'], '--ratio must be three shares, got'),
-    (['meshes', 'out', '--ratio', '1', '1', '-1'], '--ratio must be three shares, got'),
-    (['meshes', 'out', '--jobs', '0'], '--jobs must be at least 1, got 0'),
-    (['bad'], "no mesh below 'bad' became a point cloud, the first one is 'bad/crate/a.off': "),
-    (['twice'], "'twice/crate/a.obj' and 'twice/crate/a.off' are both model 'a' of class 'crate'"),
-    (['mixed', 'out', '--ratio', '1', '0', '0'],
-     "'mixed/crate/a.off' and 'mixed/crate/train/a.off' are both model 'a' of class 'crate' in "
-     'the train split; remove one of them'),
-])
-def test_what_cannot_be_converted_ends_in_one_sentence(convert, shapenet, monkeypatch, words,
-                                                       message):
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['no'], "the folder of meshes 'no' does not exist"),
+        (
+            ['meshes', 'out', '--classes', 'boat'],
+            "class 'boat' has no folder in 'meshes', which has 02958343, 03001627",
+        ),
+        (['meshes/03001627/a', 'out', '--classes', 'images'], "class 'images' has no folder"),
+        (['nothing'], r"'nothing' has no mesh \(.glb, .obj, .off, .ply, .stl\) in the folder of a"),
+        (['meshes', 'out', '--splits', 'no.csv'], "--splits 'no.csv' does not exist"),
+        (
+            ['meshes', 'out', '--splits', 'other.csv'],
+            "--splits 'other.csv' must be a table with the columns synsetId, modelId and split",
+        ),
+        (['meshes', 'out', '--splits', 'dev.csv'], "--splits 'dev.csv' must be .*train, val, test"),
+        (
+            ['meshes', 'out', '--splits', f'meshes/02958343/a/{MODEL}'],
+            '--splits .* must be a table',
+        ),
+        (['meshes', 'out', '--ratio', '0', '0', '0'], '--ratio must be three shares, got'),
+        (['meshes', 'out', '--ratio', '1', '1', '-1'], '--ratio must be three shares, got'),
+        (['meshes', 'out', '--jobs', '0'], '--jobs must be at least 1, got 0'),
+        (['bad'], "no mesh below 'bad' became a point cloud, the first one is 'bad/crate/a.off': "),
+        (
+            ['twice'],
+            "'twice/crate/a.obj' and 'twice/crate/a.off' are both model 'a' of class 'crate'",
+        ),
+        (
+            ['mixed', 'out', '--ratio', '1', '0', '0'],
+            "'mixed/crate/a.off' and 'mixed/crate/train/a.off' are both model 'a' of class 'crate' in "
+            'the train split; remove one of them',
+        ),
+    ],
+)
+def test_what_cannot_be_converted_ends_in_one_sentence(
+    convert, shapenet, monkeypatch, words, message
+):
     monkeypatch.chdir(shapenet)
     (shapenet / 'nothing').mkdir()
     (shapenet / 'other.csv').write_text('a,b\n1,2\n')
@@ -179,15 +213,19 @@ def test_one_model_may_be_in_two_splits(convert, tmp_path):
 
 
 @pytest.mark.parametrize('blocked', ['out', 'out/crate', 'out/crate/train'])
-def test_a_place_that_cannot_be_written_is_named_before_sampling(convert, tmp_path, monkeypatch,
-                                                                 blocked):
+def test_a_place_that_cannot_be_written_is_named_before_sampling(
+    convert, tmp_path, monkeypatch, blocked
+):
     box(tmp_path / 'meshes/crate/train/a.off')
     (tmp_path / blocked).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / blocked).touch()
     sampled = []
     monkeypatch.setattr(sys.modules['shapenet_converter'], 'sample', sampled.append)
-    with pytest.raises(SystemExit, match=f"^Error: OUT '{tmp_path}/out/crate/train/a.part' cannot "
-                       'be written: (Not a directory|File exists)$'):
+    with pytest.raises(
+        SystemExit,
+        match=f"^Error: OUT '{tmp_path}/out/crate/train/a.part' cannot "
+        'be written: (Not a directory|File exists)$',
+    ):
         convert(tmp_path / 'meshes', tmp_path / 'out')
     assert not sampled
 
@@ -207,7 +245,9 @@ def test_modelnet_meshes(convert, shared_data, tmp_path):
         # On some triangle each: the nearest point of every triangle, one cloud point after another.
         for point in points[:20].astype(np.float64):
             nearest = trimesh.triangles.closest_point(
-                mesh.triangles, np.tile(point, (len(mesh.triangles), 1)))
+                mesh.triangles, np.tile(point, (len(mesh.triangles), 1))
+            )
             assert np.linalg.norm(nearest - point, axis=1).min() < 1e-4
         np.testing.assert_allclose(
-            [points.min(0), points.max(0)], mesh.bounds, atol=0.02 * mesh.extents.max())
+            [points.min(0), points.max(0)], mesh.bounds, atol=0.02 * mesh.extents.max()
+        )

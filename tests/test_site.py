@@ -15,10 +15,17 @@ TUTORIAL = 'docs/tutorials/own_mixer.md'
 NOTEBOOK = ROOT / 'docs/tutorials/first_model.ipynb'
 # Text of errors that other libraries raise.
 FOREIGN = (
-    "No module named 'mmengine'", "No module named 'pkg_resources'", "attribute 'find_loader'",
-    'is not in the mmpretrain::model registry', 'mmengine does not support to load',
-    'The number of subfolders', 'Python integer -51 out of bounds', 'SyncBatchNorm expected',
-    'expected scalar type Float', 'Weights only load failed')
+    "No module named 'mmengine'",
+    "No module named 'pkg_resources'",
+    "attribute 'find_loader'",
+    'is not in the mmpretrain::model registry',
+    'mmengine does not support to load',
+    'The number of subfolders',
+    'Python integer -51 out of bounds',
+    'SyncBatchNorm expected',
+    'expected scalar type Float',
+    'Weights only load failed',
+)
 
 
 @pytest.fixture
@@ -44,33 +51,59 @@ SHORT = {'train_cfg.max_epochs': 1, 'param_scheduler': None, 'visualizer.vis_bac
 
 
 def test_a_mixer_outside_of_the_package_trains_and_draws(decay, tool):
-    digits = own_config(decay.parent, 2, **SHORT, **{
-        'train_dataloader.dataset.indices': 128, 'train_cfg.val_interval': 1})
+    digits = own_config(
+        decay.parent,
+        2,
+        **SHORT,
+        **{'train_dataloader.dataset.indices': 128, 'train_cfg.val_interval': 1},
+    )
     tool('train').main([str(digits), '--work-dir', 'digits'])
-    (log, ) = decay.parent.glob('digits/*/*.log')
+    (log,) = decay.parent.glob('digits/*/*.log')
     assert 'Epoch(val) [1][1/1]    accuracy/top1' in log.read_text()
 
     exec('from decay import *\n' + blocks(TUTORIAL, 'python')[1], {})
 
     (decay.parent / 'text').write_bytes(bytes(range(97, 123)) * 400)
     split = {f'{part}_dataloader.dataset.data_file': 'text' for part in ('train', 'val', 'test')}
-    text = own_config(decay.parent, 3, **SHORT, **split, **{
-        'train_dataloader.dataset.samples_per_epoch': 16, 'model.decoder.num_layers': 1,
-        'val_cfg': None, 'val_dataloader': None, 'val_evaluator': None})
+    text = own_config(
+        decay.parent,
+        3,
+        **SHORT,
+        **split,
+        **{
+            'train_dataloader.dataset.samples_per_epoch': 16,
+            'model.decoder.num_layers': 1,
+            'val_cfg': None,
+            'val_dataloader': None,
+            'val_evaluator': None,
+        },
+    )
     tool('train').main([str(text), '--work-dir', 'text-run'])
-    tool('sample').main([str(text), 'text-run/epoch_1.pth', '--out', 'drawn.txt', '--prompt', 'abc',
-                         '--num-chars', '9'])
+    tool('sample').main(
+        [
+            str(text),
+            'text-run/epoch_1.pth',
+            '--out',
+            'drawn.txt',
+            '--prompt',
+            'abc',
+            '--num-chars',
+            '9',
+        ]
+    )
     assert (decay.parent / 'drawn.txt').stat().st_size > 3
 
 
 @pytest.mark.parametrize('draws', [True, False])
 def test_a_mixer_without_steps_is_refused_where_something_draws(
-        draws, tool, config, tmp_path, monkeypatch):
+    draws, tool, config, tmp_path, monkeypatch
+):
     hook = 'aft_mm.SampleHook' if draws else 'aft_mm.FirstSampleHook'
     (tmp_path / 'plain.py').write_text(
         'from mmengine.registry import MODELS\nfrom aft_mm.layers import TokenMixer\n'
         '@MODELS.register_module(force=True)\nclass Plain(TokenMixer):\n'
-        '    def _mix(self, query, key, value, grid, key_mask):\n        return value\n')
+        '    def _mix(self, query, key, value, grid, key_mask):\n        return value\n'
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     # Runs of one name and second share a log in mmengine.
@@ -79,7 +112,8 @@ def test_a_mixer_without_steps_is_refused_where_something_draws(
         f'_base_ = {config("tiny_pixels")!r}\n'
         'custom_imports = dict(imports=["aft_mm.registry", "recording_hooks", "plain"])\n'
         'model = dict(decoder=dict(token_mixer=dict(_delete_=True, type="Plain")))\n'
-        f'default_hooks = dict(samples=dict(_delete_={not draws}, type="{hook}"))\n')
+        f'default_hooks = dict(samples=dict(_delete_={not draws}, type="{hook}"))\n'
+    )
     words = [name, '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=1']
     sentence = 'Plain has no _init_state and _mix_step: nothing can be drawn from the model'
     if draws:
@@ -87,7 +121,7 @@ def test_a_mixer_without_steps_is_refused_where_something_draws(
             tool('train').main(words)
     else:
         tool('train').main(words)
-        (log, ) = tmp_path.glob('work/*/*.log')
+        (log,) = tmp_path.glob('work/*/*.log')
         assert sentence in log.read_text()
     assert (tmp_path / 'work/epoch_1.pth').exists() != draws
 
@@ -98,8 +132,10 @@ def templates():
         for path in (ROOT / folder).rglob('*.py'):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.JoinedStr):
-                    yield ''.join(part.value if isinstance(part, ast.Constant) else '…'
-                                  for part in node.values)
+                    yield ''.join(
+                        part.value if isinstance(part, ast.Constant) else '…'
+                        for part in node.values
+                    )
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield node.value
 
@@ -111,8 +147,9 @@ def test_errors_of_the_faq_are_those_of_the_code():
     for message in messages:
         if not any(foreign in message for foreign in FOREIGN):
             like = [text for text in said if max(text.split('…'), key=len) in message]
-            assert any(re.fullmatch(re.escape(text).replace('…', '.*'), message)
-                       for text in like), f'nobody says {message!r}'
+            assert any(
+                re.fullmatch(re.escape(text).replace('…', '.*'), message) for text in like
+            ), f'nobody says {message!r}'
 
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
@@ -156,8 +193,11 @@ def test_hosted_runs_call_targets_of_make():
 
 def test_every_variable_of_the_environment_is_in_the_documents():
     page = (ROOT / 'docs/environment.md').read_text()
-    code = ''.join(path.read_text() for folder in ('aft_mm', 'tools', 'configs')
-                   for path in (ROOT / folder).rglob('*.py'))
+    code = ''.join(
+        path.read_text()
+        for folder in ('aft_mm', 'tools', 'configs')
+        for path in (ROOT / folder).rglob('*.py')
+    )
     names = set(re.findall(r'\bAFT_MM_[A-Z]+', code))
     assert len(names) > 2 and names <= {*re.findall(r'`(\w+)`', page)}
 

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import DATA_SAMPLERS, DATASETS, MODELS, init_default_scope
 
 from aft_mm.apis import SpeechRecognizer
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 from .speech_data import write_sound
 
@@ -78,7 +78,8 @@ def loss_and_gradients(config, rank, world_size):
     sampler = DATA_SAMPLERS.build(dict(loader.sampler, dataset=dataset, seed=1))
     assert (sampler.rank, sampler.world_size) == (rank, world_size)
     batches = DATA_SAMPLERS.build(
-        dict(loader.batch_sampler, max_length=None, sampler=sampler, batch_size=6 // world_size))
+        dict(loader.batch_sampler, max_length=None, sampler=sampler, batch_size=6 // world_size)
+    )
     samples = [dataset[index] for index in next(iter(batches))]
     batch = {key: [sample[key] for sample in samples] for key in samples[0]}
     loss = model(**model.data_preprocessor(batch, training=True), mode='loss')['loss']
@@ -112,7 +113,6 @@ def test_two_processes_have_loss_and_gradients_of_one(config, tmp_path, monkeypa
 
 
 class TestUse:
-
     @pytest.fixture(scope='class')
     def files(self, runs, config):
         folder = runs[0]
@@ -140,6 +140,7 @@ class TestUse:
 
     def test_what_cannot_be_recognised_is_said(self, recognizer, files, tmp_path):
         import soundfile
+
         with pytest.raises(UserError, match="'no.wav' cannot be read: it does not exist"):
             recognizer('no.wav')
         soundfile.write(tmp_path / 'long.wav', np.ones(8000 * 2), 8000)
@@ -147,10 +148,18 @@ class TestUse:
             recognizer(tmp_path / 'long.wav')
 
     def test_transcribe_keeps_the_order_and_says_what_is_lost(
-            self, tool, recognizer, runs, files, capsys):
+        self, tool, recognizer, runs, files, capsys
+    ):
         folder = runs[0]
-        words = [str(folder / 'plain.py'), str(folder / 'epoch_3.pth'), files[0],
-                 str(folder / 'sound/broken.wav'), *files[1:], '--device', 'cpu']
+        words = [
+            str(folder / 'plain.py'),
+            str(folder / 'epoch_3.pth'),
+            files[0],
+            str(folder / 'sound/broken.wav'),
+            *files[1:],
+            '--device',
+            'cpu',
+        ]
         picture = folder / 'alignment.png'
         with pytest.raises(SystemExit) as end:
             tool('transcribe').main([*words, '--batch-size', '2', '--picture', str(picture)])
@@ -169,8 +178,9 @@ class TestUse:
     def test_arguments_without_use_are_refused(self, tool, runs, config, capsys):
         words = [str(runs[0] / 'plain.py'), str(runs[0] / 'epoch_3.pth'), 'a.wav']
         for more, sentence in (
-                (['--num-best', '9'], '--num-best must be at most the beam size 3, got 9'),
-                (['--transcript', 'a'], '--transcript needs --picture'),
-                (['--batch-size', '0'], '--batch-size must be an int, 1 or larger')):
+            (['--num-best', '9'], '--num-best must be at most the beam size 3, got 9'),
+            (['--transcript', 'a'], '--transcript needs --picture'),
+            (['--batch-size', '0'], '--batch-size must be an int, 1 or larger'),
+        ):
             with pytest.raises(SystemExit, match=sentence):
                 tool('transcribe').main([*words, *more])

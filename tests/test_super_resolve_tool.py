@@ -22,8 +22,12 @@ def module(tool):
 def enlarge(module, tmp_path, monkeypatch, untrained):
     """The tool with the tiny model, in a folder with images of 4 x 4 and 6 x 9 pixels."""
     monkeypatch.chdir(tmp_path)
-    for name, shape in (('small.png', (4, 4, 3)), ('large.png', (6, 9, 3)), ('tiny.png', (3, 9, 3)),
-                        ('grey.png', (4, 4))):
+    for name, shape in (
+        ('small.png', (4, 4, 3)),
+        ('large.png', (6, 9, 3)),
+        ('tiny.png', (3, 9, 3)),
+        ('grey.png', (4, 4)),
+    ):
         Image.fromarray(image_of(shape)).save(name)
     files = untrained['tiny_super_resolution']
     return lambda *words: module.main([*files, *map(str, words), '--device', 'cpu'])
@@ -43,13 +47,16 @@ def picture(path):
         return np.asarray(image)
 
 
-@pytest.mark.parametrize(('words', 'options'), [
-    ([], dict(seed=0)),
-    (['--seed', 3, '--temperature', 0.3], dict(seed=3, temperature=0.3)),
-    (['--top-k', 2], dict(seed=0, top_k=2)),
-    (['--top-p', 0.1], dict(seed=0, top_p=0.1)),
-    (['--greedy'], dict(greedy=True)),
-])
+@pytest.mark.parametrize(
+    ('words', 'options'),
+    [
+        ([], dict(seed=0)),
+        (['--seed', 3, '--temperature', 0.3], dict(seed=3, temperature=0.3)),
+        (['--top-k', 2], dict(seed=0, top_k=2)),
+        (['--top-p', 0.1], dict(seed=0, top_p=0.1)),
+        (['--greedy'], dict(greedy=True)),
+    ],
+)
 def test_the_sample_is_that_of_the_resolver(enlarge, resolver, capsys, words, options):
     enlarge('small.png', 'new/a.png', *words)
     assert capsys.readouterr().out.endswith('written to new/a.png\n')
@@ -83,7 +90,8 @@ def test_the_number_of_tiles_and_their_time_are_told(enlarge, capsys, monkeypatc
 
 @pytest.mark.parametrize('words', [[], ['--picture']])
 def test_an_out_that_cannot_be_written_ends_before_the_model_is_there(
-        enlarge, module, tmp_path, monkeypatch, words):
+    enlarge, module, tmp_path, monkeypatch, words
+):
     monkeypatch.setattr(module, 'SuperResolver', None)
     (tmp_path / 'dir.png').mkdir()
     (tmp_path / 'dir-2.png').mkdir()
@@ -120,9 +128,15 @@ def test_a_grey_image_is_read_and_said_so(enlarge, resolver, capsys):
 
 def test_a_model_of_one_channel_reads_grey(enlarge, module, untrained, tmp_path, capsys):
     config = Config.fromfile(untrained['tiny_super_resolution'][0])
-    config.merge_from_dict({
-        'image_shape': (8, 8, 1), 'source_shape': (4, 4, 1), 'model.head.num_channels': 1,
-        'model.encoder.embedding.num_channels': 1, 'model.decoder.embedding.num_channels': 1})
+    config.merge_from_dict(
+        {
+            'image_shape': (8, 8, 1),
+            'source_shape': (4, 4, 1),
+            'model.head.num_channels': 1,
+            'model.encoder.embedding.num_channels': 1,
+            'model.decoder.embedding.num_channels': 1,
+        }
+    )
     config.dump('grey.py')
     model = MODELS.build(dict(config.model, type='aft_mm.AutoregressiveModel'))
     for parameter in model.parameters():
@@ -144,25 +158,39 @@ def test_a_model_of_one_channel_reads_grey(enlarge, module, untrained, tmp_path,
     np.testing.assert_array_equal(picture('a.png'), found)
 
 
-@pytest.mark.parametrize(('words', 'message'), [
-    (['large.png', 'a.png'], r"'large.png': image must be of 4 x 4 pixels \(height x width\), got "
-     '6 x 9; --fit, .*--tile'),
-    (['tiny.png', 'a.png', '--fit'], "'tiny.png': image must have at least 4 x 4 .* has 3 x 9"),
-    (['tiny.png', 'a.png', '--tile'], "'tiny.png': image must have at least 4 x 4 .* has 3 x 9"),
-    (['large.png', 'a.png', '--fit', 0], r'crop_size \(--fit\) must be 4 to 6 pixels, .* got 0'),
-    (['large.png', 'a.png', '--tile', 4], r'overlap \(--tile\) must be an int, 0 to 3, got 4'),
-    (['small.png', 'a.png', '--temperature', 'inf'], 'temperature must be .* above 0, got'),
-    (['small.png', 'a.png', '--seed', 2**70], r'seed must be an int, 0 to 2\^63 − 1, got 118'),
-    (['large.png', 'a.png', '--tile', '--seed', -1], r'seed must be .* 2\^63 − 1, got -1'),
-    (['small.png', 'a.jpg'], "OUT needs a file name that ends in .png, got 'a.jpg'"),
-    (['small.png', 'a.png', '--num', 0], '--num must be an int, 1 or larger, got 0'),
-    (['small.png', 'a.png', '--temperature', 0], 'temperature must be a finite number above 0'),
-    (['no.png', 'a.png'], "image 'no.png' cannot be read"),
-    (['broken.png', 'a.png'], "image 'broken.png' cannot be read"),
-    (['small.png', 'a.png', '--cfg-options', 'model.decoder.num_layers=3'], 'does not fit'),
-    (['small.png', 'a.png', '--cfg-options', 'source_shape=(2,8,3)'],
-     r'image_shape must be source_shape \(2, 8, 3\)'),
-])
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (
+            ['large.png', 'a.png'],
+            r"'large.png': image must be of 4 x 4 pixels \(height x width\), got "
+            '6 x 9; --fit, .*--tile',
+        ),
+        (['tiny.png', 'a.png', '--fit'], "'tiny.png': image must have at least 4 x 4 .* has 3 x 9"),
+        (
+            ['tiny.png', 'a.png', '--tile'],
+            "'tiny.png': image must have at least 4 x 4 .* has 3 x 9",
+        ),
+        (
+            ['large.png', 'a.png', '--fit', 0],
+            r'crop_size \(--fit\) must be 4 to 6 pixels, .* got 0',
+        ),
+        (['large.png', 'a.png', '--tile', 4], r'overlap \(--tile\) must be an int, 0 to 3, got 4'),
+        (['small.png', 'a.png', '--temperature', 'inf'], 'temperature must be .* above 0, got'),
+        (['small.png', 'a.png', '--seed', 2**70], r'seed must be an int, 0 to 2\^63 − 1, got 118'),
+        (['large.png', 'a.png', '--tile', '--seed', -1], r'seed must be .* 2\^63 − 1, got -1'),
+        (['small.png', 'a.jpg'], "OUT needs a file name that ends in .png, got 'a.jpg'"),
+        (['small.png', 'a.png', '--num', 0], '--num must be an int, 1 or larger, got 0'),
+        (['small.png', 'a.png', '--temperature', 0], 'temperature must be a finite number above 0'),
+        (['no.png', 'a.png'], "image 'no.png' cannot be read"),
+        (['broken.png', 'a.png'], "image 'broken.png' cannot be read"),
+        (['small.png', 'a.png', '--cfg-options', 'model.decoder.num_layers=3'], 'does not fit'),
+        (
+            ['small.png', 'a.png', '--cfg-options', 'source_shape=(2,8,3)'],
+            r'image_shape must be source_shape \(2, 8, 3\)',
+        ),
+    ],
+)
 def test_bad_arguments_end_in_one_sentence(enlarge, tmp_path, words, message):
     (tmp_path / 'broken.png').write_bytes((tmp_path / 'small.png').read_bytes()[:50])
     with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
@@ -179,8 +207,11 @@ def test_fit_and_tile_exclude_each_other(enlarge, capsys):
 
 def test_other_models_are_refused_for_what_they_are(enlarge, module, untrained):
     for name in ('tiny_pixels', 'tiny_clouds', 'tiny_text'):
-        with pytest.raises(SystemExit, match=f'{name}.py is no config of super-resolution, because '
-                           'it has no source_shape; use `aft_mm sample`'):
+        with pytest.raises(
+            SystemExit,
+            match=f'{name}.py is no config of super-resolution, because '
+            'it has no source_shape; use `aft_mm sample`',
+        ):
             module.main([*untrained[name], 'no.png', 'a.jpg', '--device', 'cpu'])
     with pytest.raises(SystemExit, match="Error: config 'no.py' does not exist"):
         module.main(['no.py', 'no.pth', 'small.png', 'a.png'])

@@ -24,10 +24,22 @@ def own_data(monkeypatch):
 def trained(run, root, config, tmp_path_factory):
     """One epoch with nearly every argument of train.py."""
     folder = tmp_path_factory.mktemp('trained')
-    result = run(root / 'tools/train.py', config('tiny_compiled'), '--work-dir', 'here',
-                 '--no-validate', '--auto-scale-lr', '--amp', '--cfg-options',
-                 'train_dataloader.num_workers=0', 'train_dataloader.persistent_workers=True',
-                 'param_scheduler=None', '--local-rank', '0', cwd=folder)
+    result = run(
+        root / 'tools/train.py',
+        config('tiny_compiled'),
+        '--work-dir',
+        'here',
+        '--no-validate',
+        '--auto-scale-lr',
+        '--amp',
+        '--cfg-options',
+        'train_dataloader.num_workers=0',
+        'train_dataloader.persistent_workers=True',
+        'param_scheduler=None',
+        '--local-rank',
+        '0',
+        cwd=folder,
+    )
     assert result.returncode == 0, result.stderr
     return folder, result.stdout + result.stderr
 
@@ -38,9 +50,19 @@ def tested(trained, run, root, config):
     folder, _ = trained
     results = {}
     for name, words in dict(plain=[], tta=['--tta', '--amp']).items():
-        result = run(root / 'tools/test.py', config('tiny_compiled'), 'here/epoch_1.pth', '--out',
-                     f'{name}.json', '--dump', f'out/{name}.pkl', '--work-dir', name, *words,
-                     cwd=folder)
+        result = run(
+            root / 'tools/test.py',
+            config('tiny_compiled'),
+            'here/epoch_1.pth',
+            '--out',
+            f'{name}.json',
+            '--dump',
+            f'out/{name}.pkl',
+            '--work-dir',
+            name,
+            *words,
+            cwd=folder,
+        )
         assert result.returncode == 0, result.stderr
         with open(folder / f'out/{name}.pkl', 'rb') as file:
             results[name] = pickle.load(file)
@@ -51,12 +73,11 @@ def only_error(result):
     """The one line that a failed tool adds to the log."""
     assert result.returncode == 1
     assert 'Traceback' not in result.stderr
-    (line, ) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
     return line
 
 
 class TestTrainArguments:
-
     def test_work_dir(self, trained):
         folder, _ = trained
         assert (folder / 'here/epoch_1.pth').exists()
@@ -70,18 +91,20 @@ class TestTrainArguments:
         assert json.loads(scalars[0])['lr'] == pytest.approx(3e-3 * 16 / 32)
 
     def test_amp_and_cfg_options(self, trained):
-        cfg = Config.fromfile(
-            trained[0] / 'here/tiny_compiled.py', import_custom_modules=False)
+        cfg = Config.fromfile(trained[0] / 'here/tiny_compiled.py', import_custom_modules=False)
         assert cfg.optim_wrapper.type == 'aft_mm.AutocastOptimWrapper'
         assert cfg.train_dataloader.num_workers == 0
         assert cfg.train_dataloader.persistent_workers is False  # torch refuses it without workers
 
-    @pytest.mark.parametrize(('words', 'resume', 'load_from'), [
-        ([], False, None),
-        (['--resume'], True, None),
-        (['--resume', 'auto'], True, None),
-        (['--resume', 'a.pth'], True, 'a.pth'),
-    ])
+    @pytest.mark.parametrize(
+        ('words', 'resume', 'load_from'),
+        [
+            ([], False, None),
+            (['--resume'], True, None),
+            (['--resume', 'auto'], True, None),
+            (['--resume', 'a.pth'], True, 'a.pth'),
+        ],
+    )
     def test_resume(self, tool, config, words, resume, load_from):
         train = tool('train')
         cfg = Config(dict(load_from=None))
@@ -102,7 +125,6 @@ class TestTrainArguments:
 
 
 class TestTestArguments:
-
     def test_out_is_the_accuracy_of_the_dump(self, tested):
         folder, results = tested
         for name, samples in results.items():
@@ -113,8 +135,10 @@ class TestTestArguments:
 
     def test_tta_and_amp_change_the_scores(self, tested):
         plain, tta = tested[1].values()
-        assert any(not torch.equal(a['pred_score'], b['pred_score'])
-                   for a, b in zip(plain, tta, strict=True))
+        assert any(
+            not torch.equal(a['pred_score'], b['pred_score'])
+            for a, b in zip(plain, tta, strict=True)
+        )
 
     def test_work_dir_holds_the_log(self, tested):
         assert list((tested[0] / 'plain').glob('*/*.log'))
@@ -123,12 +147,28 @@ class TestTestArguments:
 def test_likelihood_is_that_of_the_dump(run, root, config, tmp_path):
     """A text model trained and tested by the same tools, every byte of the split counted once."""
     (tmp_path / 'text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
-    for words in (['train.py', config('tiny_text'), '--amp', '--no-validate'],
-                  ['test.py', config('tiny_text'), 'work/epoch_1.pth', '--out', 'metrics.json',
-                   '--dump', 'dump.pkl']):
-        result = run(root / 'tools' / words[0], *words[1:], '--work-dir', 'work', '--cfg-options',
-                     'train_cfg.max_epochs=1', 'default_hooks.checkpoint.save_best=None',
-                     cwd=tmp_path)
+    for words in (
+        ['train.py', config('tiny_text'), '--amp', '--no-validate'],
+        [
+            'test.py',
+            config('tiny_text'),
+            'work/epoch_1.pth',
+            '--out',
+            'metrics.json',
+            '--dump',
+            'dump.pkl',
+        ],
+    ):
+        result = run(
+            root / 'tools' / words[0],
+            *words[1:],
+            '--work-dir',
+            'work',
+            '--cfg-options',
+            'train_cfg.max_epochs=1',
+            'default_hooks.checkpoint.save_best=None',
+            cwd=tmp_path,
+        )
         assert result.returncode == 0, result.stderr
     with open(tmp_path / 'dump.pkl', 'rb') as file:
         samples = pickle.load(file)
@@ -145,11 +185,20 @@ def test_what_changes_on_the_way_on_from_a_checkpoint(run, root, config, tmp_pat
     (tmp_path / 'text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
 
     def train(work_dir, epochs, *words):
-        result = run(root / 'tools/train.py', config('tiny_text'), '--work-dir', work_dir,
-                     '--no-validate', *words, f'train_cfg.max_epochs={epochs}',
-                     'default_hooks.checkpoint.save_best=None', 'custom_hooks=[]', cwd=tmp_path)
+        result = run(
+            root / 'tools/train.py',
+            config('tiny_text'),
+            '--work-dir',
+            work_dir,
+            '--no-validate',
+            *words,
+            f'train_cfg.max_epochs={epochs}',
+            'default_hooks.checkpoint.save_best=None',
+            'custom_hooks=[]',
+            cwd=tmp_path,
+        )
         assert result.returncode == 0, result.stderr
-        (log, ) = tmp_path.glob(f'{work_dir}/*/vis_data/scalars.json')
+        (log,) = tmp_path.glob(f'{work_dir}/*/vis_data/scalars.json')
         register_safe_loading()
         state = load_from_local(str(tmp_path / work_dir / f'epoch_{epochs}.pth'))
         momentum = [moments['exp_avg'] for moments in state['optimizer']['state'].values()]
@@ -159,8 +208,9 @@ def test_what_changes_on_the_way_on_from_a_checkpoint(run, root, config, tmp_pat
     first, _ = train('first', 1, '--cfg-options')
     plain, rates = train('plain', 2, *resume)
     clipped, _ = train('clipped', 2, *resume, 'optim_wrapper.clip_grad.max_norm=1e-9')
-    _, new_rates = train('new', 1, '--cfg-options', 'load_from=first/epoch_1.pth',
-                         'optim_wrapper.optimizer.lr=1e-4')
+    _, new_rates = train(
+        'new', 1, '--cfg-options', 'load_from=first/epoch_1.pth', 'optim_wrapper.optimizer.lr=1e-4'
+    )
     assert 0 < max(rates) < 3e-3
     faded = [moment * 0.9**6 for moment in first]  # six steps without a gradient
     torch.testing.assert_close(clipped, faded, rtol=1e-5, atol=1e-9)
@@ -170,8 +220,9 @@ def test_what_changes_on_the_way_on_from_a_checkpoint(run, root, config, tmp_pat
 
 
 def test_a_backend_that_cannot_serve_ends_in_one_sentence(run, root, config, tmp_path):
-    result = run(root / 'tools/train.py', config('tiny'), cwd=tmp_path,
-                 env=dict(AFT_MM_BACKEND='triton'))
+    result = run(
+        root / 'tools/train.py', config('tiny'), cwd=tmp_path, env=dict(AFT_MM_BACKEND='triton')
+    )
     assert 'no AFT backend serves aft_conv on cpu: triton: serves cuda' in only_error(result)
 
 
@@ -204,8 +255,10 @@ class TestErrorsBeforeARun:
         monkeypatch.setattr('mmengine.config.config.is_installed', lambda name: False)
         scope = library.removesuffix('mentation')
         (tmp_path / 'a.py').write_text(f"_base_ = '{scope}::_base_/default_runtime.py'\n")
-        match = ("Error: config 'a.py' needs mmdet and mmseg with the compiled mmcv "
-                 f'\\({library} is not installed, .*\\), which `make downstream` installs')
+        match = (
+            "Error: config 'a.py' needs mmdet and mmseg with the compiled mmcv "
+            f'\\({library} is not installed, .*\\), which `make downstream` installs'
+        )
         fails('train', 'a.py', match=match)
         fails('test', 'a.py', 'a.pth', match=match)
 
@@ -213,8 +266,12 @@ class TestErrorsBeforeARun:
         monkeypatch.delitem(sys.modules, 'mmdet.models', raising=False)
         monkeypatch.setitem(sys.modules, 'mmdet', None)
         (tmp_path / 'a.py').write_text("default_scope = 'mmdet'\n")
-        fails('train', 'a.py', match='Error: config .* needs mmdet and mmseg with the compiled '
-              'mmcv .*, which `make downstream` installs')
+        fails(
+            'train',
+            'a.py',
+            match='Error: config .* needs mmdet and mmseg with the compiled '
+            'mmcv .*, which `make downstream` installs',
+        )
 
     def test_missing_checkpoint(self, fails, config):
         match = "Error: checkpoint 'no.pth' does not exist"
@@ -223,50 +280,100 @@ class TestErrorsBeforeARun:
 
     def test_missing_data(self, fails, config, monkeypatch):
         monkeypatch.setenv('AFT_MM_DATA', 'elsewhere')
-        fails('train', config('tiny_images'), match='Error: train_dataloader.dataset reads '
-              "'elsewhere/pictures', which does not exist; .* AFT_MM_DATA \\(now 'elsewhere'\\)")
+        fails(
+            'train',
+            config('tiny_images'),
+            match='Error: train_dataloader.dataset reads '
+            "'elsewhere/pictures', which does not exist; .* AFT_MM_DATA \\(now 'elsewhere'\\)",
+        )
 
     def test_empty_folder(self, fails, config, tmp_path):
         (tmp_path / 'data/pictures').mkdir(parents=True)
-        fails('train', config('tiny_images'), match='Error: train_dataloader.dataset reads '
-              "'data/pictures', which is empty; put the data there")
+        fails(
+            'train',
+            config('tiny_images'),
+            match='Error: train_dataloader.dataset reads '
+            "'data/pictures', which is empty; put the data there",
+        )
 
     def test_missing_split_of_imagenet(self, fails, config, tmp_path):
         (tmp_path / 'data/train/a').mkdir(parents=True)
-        fails('train', config('tiny'), '--cfg-options', 'val_dataloader.dataset.type=ImageNet',
-              'val_dataloader.dataset.data_root=data', 'val_dataloader.dataset.split=val',
-              match="Error: val_dataloader.dataset reads 'data/val', which does not exist")
+        fails(
+            'train',
+            config('tiny'),
+            '--cfg-options',
+            'val_dataloader.dataset.type=ImageNet',
+            'val_dataloader.dataset.data_root=data',
+            'val_dataloader.dataset.split=val',
+            match="Error: val_dataloader.dataset reads 'data/val', which does not exist",
+        )
 
     def test_missing_text(self, fails, config):
-        fails('train', config('tiny_text'), match='Error: train_dataloader.dataset reads '
-              "'text.txt', which does not exist; put the data there or set AFT_MM_DATA")
+        fails(
+            'train',
+            config('tiny_text'),
+            match='Error: train_dataloader.dataset reads '
+            "'text.txt', which does not exist; put the data there or set AFT_MM_DATA",
+        )
 
     def test_tta_without_a_pipeline(self, fails, config, tmp_path):
         (tmp_path / 'a.pth').touch()
-        fails('test', config('tiny'), 'a.pth', '--tta', '--cfg-options', 'tta_model=None',
-              match='Error: --tta needs tta_model and tta_pipeline in .*tiny.py')
+        fails(
+            'test',
+            config('tiny'),
+            'a.pth',
+            '--tta',
+            '--cfg-options',
+            'tta_model=None',
+            match='Error: --tta needs tta_model and tta_pipeline in .*tiny.py',
+        )
 
     @pytest.mark.parametrize(('option', 'suffix'), [('--out', '.json'), ('--dump', '.pkl')])
     def test_wrong_suffix(self, fails, config, option, suffix):
-        fails('test', config('tiny'), 'a.pth', option, 'a.txt',
-              match=f"Error: {option} needs a file name that ends in {suffix}, got 'a.txt'")
+        fails(
+            'test',
+            config('tiny'),
+            'a.pth',
+            option,
+            'a.txt',
+            match=f"Error: {option} needs a file name that ends in {suffix}, got 'a.txt'",
+        )
 
     def test_no_test_loop(self, fails, config):
-        fails('test', config('tiny'), 'a.pth', '--amp', '--cfg-options', 'test_cfg=None',
-              match='Error: testing needs test_cfg, which may be empty, in .*tiny.py')
+        fails(
+            'test',
+            config('tiny'),
+            'a.pth',
+            '--amp',
+            '--cfg-options',
+            'test_cfg=None',
+            match='Error: testing needs test_cfg, which may be empty, in .*tiny.py',
+        )
 
     def test_no_batch_size_to_scale_by(self, fails, config):
-        fails('train', config('tiny'), '--auto-scale-lr', '--cfg-options', 'auto_scale_lr=None',
-              match='Error: --auto-scale-lr needs auto_scale_lr.base_batch_size in .*tiny.py')
+        fails(
+            'train',
+            config('tiny'),
+            '--auto-scale-lr',
+            '--cfg-options',
+            'auto_scale_lr=None',
+            match='Error: --auto-scale-lr needs auto_scale_lr.base_batch_size in .*tiny.py',
+        )
 
     def test_torchvision_of_another_torch(self, run, root, config, tmp_path):
         package = tmp_path / 'torchvision'
         package.mkdir()
         (package / '__init__.py').write_text(
-            "raise RuntimeError('operator torchvision::nms does not exist')")
+            "raise RuntimeError('operator torchvision::nms does not exist')"
+        )
         for words in (['train.py', config('tiny')], ['test.py', config('tiny'), 'a.pth']):
-            result = run(root / 'tools' / words[0], *words[1:], cwd=tmp_path,
-                         env={'PYTHONPATH': str(tmp_path)}, fresh=True)
+            result = run(
+                root / 'tools' / words[0],
+                *words[1:],
+                cwd=tmp_path,
+                env={'PYTHONPATH': str(tmp_path)},
+                fresh=True,
+            )
             assert f'torch {torch.__version__} and torchvision' in only_error(result)
 
 
@@ -274,32 +381,62 @@ class TestErrorsOfARun:
     """One sentence, before the first iteration."""
 
     def test_unknown_key_of_a_mixer(self, run, root, config, tmp_path):
-        result = run(root / 'tools/train.py', config('tiny'), '--cfg-options',
-                     'model.backbone.token_mixer.kernel=3', cwd=tmp_path)
+        result = run(
+            root / 'tools/train.py',
+            config('tiny'),
+            '--cfg-options',
+            'model.backbone.token_mixer.kernel=3',
+            cwd=tmp_path,
+        )
         line = only_error(result)
         assert 'AFTConv' in line and "'kernel'" in line
 
-    @pytest.mark.parametrize(('options', 'message'), [
-        (['train_dataloader.dataset.type=CIFAR10', 'train_dataloader.dataset.download=False'],
-         'Cannot find CIFAR10 dataset in data/pictures'),
-        ([], 'Found 0 files in subfolders of: '),
-    ])
+    @pytest.mark.parametrize(
+        ('options', 'message'),
+        [
+            (
+                [
+                    'train_dataloader.dataset.type=CIFAR10',
+                    'train_dataloader.dataset.download=False',
+                ],
+                'Cannot find CIFAR10 dataset in data/pictures',
+            ),
+            ([], 'Found 0 files in subfolders of: '),
+        ],
+    )
     def test_empty_data(self, run, root, config, tmp_path, options, message):
         (tmp_path / 'data/pictures/a').mkdir(parents=True)
-        result = run(root / 'tools/train.py', config('tiny_images'), '--no-validate',
-                     '--cfg-options', 'train_cfg.max_epochs=1', *options, cwd=tmp_path)
+        result = run(
+            root / 'tools/train.py',
+            config('tiny_images'),
+            '--no-validate',
+            '--cfg-options',
+            'train_cfg.max_epochs=1',
+            *options,
+            cwd=tmp_path,
+        )
         assert message in only_error(result)
 
-    @pytest.mark.parametrize(('schedule', 'message'), [
-        (dict(type='aft_mm.InverseSqrtLR', begin=40, by_epoch=False),
-         'InverseSqrtLR of param_scheduler begins at iteration 40 and ends at iteration 18, '),
-        (dict(type='CosineAnnealingLR', T_max=9, begin=3, convert_to_iter_based=True),
-         'CosineAnnealingLR of param_scheduler begins at epoch 3 and ends at epoch 3, '),
-        (dict(type='ConstantLR', begin=2, end=1),
-         'ConstantLR of param_scheduler begins at epoch 2 and ends at epoch 1, '),
-    ])
-    def test_schedule_longer_than_the_run(self, tool, config, tmp_path, monkeypatch, schedule,
-                                          message):
+    @pytest.mark.parametrize(
+        ('schedule', 'message'),
+        [
+            (
+                dict(type='aft_mm.InverseSqrtLR', begin=40, by_epoch=False),
+                'InverseSqrtLR of param_scheduler begins at iteration 40 and ends at iteration 18, ',
+            ),
+            (
+                dict(type='CosineAnnealingLR', T_max=9, begin=3, convert_to_iter_based=True),
+                'CosineAnnealingLR of param_scheduler begins at epoch 3 and ends at epoch 3, ',
+            ),
+            (
+                dict(type='ConstantLR', begin=2, end=1),
+                'ConstantLR of param_scheduler begins at epoch 2 and ends at epoch 1, ',
+            ),
+        ],
+    )
+    def test_schedule_longer_than_the_run(
+        self, tool, config, tmp_path, monkeypatch, schedule, message
+    ):
         monkeypatch.chdir(tmp_path)
         Path('text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
         cfg = Config.fromfile(config('tiny_text'))
@@ -324,22 +461,35 @@ class TestErrorsOfARun:
         cfg = Config.fromfile(config('tiny_text'))
         cfg.train_dataloader.update(batch_size=9999, drop_last=True)
         cfg.dump(f'batch-{tmp_path.name}.py')
-        with pytest.raises(SystemExit, match='^Error: train_dataloader.batch_size must be small '
-                           r'enough for one batch of the \d+ samples .* got 9999$'):
+        with pytest.raises(
+            SystemExit,
+            match='^Error: train_dataloader.batch_size must be small '
+            r'enough for one batch of the \d+ samples .* got 9999$',
+        ):
             tool('train').main([f'batch-{tmp_path.name}.py'])
 
     def test_text_shorter_than_a_context(self, run, root, config, tmp_path):
         (tmp_path / 'text.txt').write_bytes(bytes(range(250)) * 2)
         result = run(root / 'tools/train.py', config('tiny_text'), cwd=tmp_path)
-        assert ("the val split of 'text.txt' has 25 bytes, which is shorter than one context of "
-                '32 bytes') in only_error(result)
+        assert (
+            "the val split of 'text.txt' has 25 bytes, which is shorter than one context of "
+            '32 bytes'
+        ) in only_error(result)
 
     def test_checkpoint_of_another_architecture(self, trained, run, root, config):
         folder, _ = trained
-        command = [config('tiny'), '--work-dir', 'other', '--cfg-options',
-                   'model.backbone.arch.embed_dims=32', 'model.head.in_channels=32']
-        for words in ([root / 'tools/test.py', command[0], 'here/epoch_1.pth', *command[1:]],
-                      [root / 'tools/train.py', *command, '--resume', 'here/epoch_1.pth']):
+        command = [
+            config('tiny'),
+            '--work-dir',
+            'other',
+            '--cfg-options',
+            'model.backbone.arch.embed_dims=32',
+            'model.head.in_channels=32',
+        ]
+        for words in (
+            [root / 'tools/test.py', command[0], 'here/epoch_1.pth', *command[1:]],
+            [root / 'tools/train.py', *command, '--resume', 'here/epoch_1.pth'],
+        ):
             line = only_error(run(*words, cwd=folder))
             assert 'D=32' in line and 'another shape' in line
         assert 'Epoch(' not in ''.join(path.read_text() for path in folder.glob('other/*/*.log'))
@@ -360,13 +510,19 @@ class TestErrorsOfARun:
         (tmp_path / 'buggy.py').write_text(
             'from mmengine.hooks import Hook\nfrom mmengine.registry import HOOKS\n'
             '@HOOKS.register_module()\nclass BuggyHook(Hook):\n'
-            '    def before_train(self, runner):\n        {}[0]\n')
+            '    def before_train(self, runner):\n        {}[0]\n'
+        )
         (tmp_path / 'config.py').write_text(
             f"_base_ = '{config('tiny')}'\n"
             "custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks', 'buggy'])\n"
-            "custom_hooks = [dict(type='BuggyHook')]\n")
-        result = run(root / 'tools/train.py', 'config.py', cwd=tmp_path,
-                     env={'PYTHONPATH': f'{tmp_path}:{root}/tests/configs'})
+            "custom_hooks = [dict(type='BuggyHook')]\n"
+        )
+        result = run(
+            root / 'tools/train.py',
+            'config.py',
+            cwd=tmp_path,
+            env={'PYTHONPATH': f'{tmp_path}:{root}/tests/configs'},
+        )
         assert result.returncode == 1
         assert 'Traceback' in result.stderr and 'KeyError: 0' in result.stderr
 
@@ -374,10 +530,29 @@ class TestErrorsOfARun:
 def test_slurm_train_asks_for_what_the_variables_say(run, root, tmp_path):
     (tmp_path / 'srun').write_text('#!/bin/bash\necho "$@"\n')
     (tmp_path / 'srun').chmod(0o755)
-    result = run('bash', root / 'tools/slurm_train.sh', 'gpu', 'job', 'a.py', '--amp', cwd=tmp_path,
-                 env={'PATH': f'{tmp_path}:/usr/bin:/bin', 'GPUS': '16', 'GPUS_PER_NODE': '4'})
+    result = run(
+        'bash',
+        root / 'tools/slurm_train.sh',
+        'gpu',
+        'job',
+        'a.py',
+        '--amp',
+        cwd=tmp_path,
+        env={'PATH': f'{tmp_path}:/usr/bin:/bin', 'GPUS': '16', 'GPUS_PER_NODE': '4'},
+    )
     assert result.stdout.split() == [
-        '--partition=gpu', '--job-name=job', '--gres=gpu:4', '--ntasks=16', '--ntasks-per-node=4',
-        '--cpus-per-task=5', '--kill-on-bad-exit=1', sys.executable, '-u',
-        str(root / 'tools/train.py'), 'a.py', '--launcher', 'slurm', '--amp'
+        '--partition=gpu',
+        '--job-name=job',
+        '--gres=gpu:4',
+        '--ntasks=16',
+        '--ntasks-per-node=4',
+        '--cpus-per-task=5',
+        '--kill-on-bad-exit=1',
+        sys.executable,
+        '-u',
+        str(root / 'tools/train.py'),
+        'a.py',
+        '--launcher',
+        'slurm',
+        '--amp',
     ]

@@ -10,8 +10,22 @@ sys.path.insert(0, str(Path(__file__).parents[1] / 'tools' / 'analysis_tools'))
 
 import train_grid  # noqa: E402
 
-GRID = ['a.py', 'b.py', '--out', 'out', '--rates', '1e-4', '1e-3', '--seeds', '5', '6', '--short',
-        'data.samples=8', '--cfg-options', 'data.samples=80']
+GRID = [
+    'a.py',
+    'b.py',
+    '--out',
+    'out',
+    '--rates',
+    '1e-4',
+    '1e-3',
+    '--seeds',
+    '5',
+    '6',
+    '--short',
+    'data.samples=8',
+    '--cfg-options',
+    'data.samples=80',
+]
 
 
 @pytest.fixture
@@ -22,7 +36,7 @@ def runs(tmp_path, monkeypatch):
 
     def run_tool(tool, words, log):
         words = [str(word) for word in words]
-        options = words[words.index('--cfg-options') + 1:]
+        options = words[words.index('--cfg-options') + 1 :]
         work_dir = Path(words[words.index('--work-dir') + 1])
         if tool == 'test.py':
             assert words[1] == str(work_dir / 'epoch_1.pth') and options == ['data.samples=80']
@@ -45,13 +59,27 @@ def runs(tmp_path, monkeypatch):
 def test_rates_first_then_seed_after_seed_each_at_its_best_rate(runs, capsys):
     train_grid.main(GRID)
     assert [name for name, _ in runs] == [
-        'a_lr0.0001', 'a_lr0.001', 'b_lr0.0001', 'b_lr0.001',
-        'a_seed5', 'b_seed5', 'a_seed6', 'b_seed6']
+        'a_lr0.0001',
+        'a_lr0.001',
+        'b_lr0.0001',
+        'b_lr0.001',
+        'a_seed5',
+        'b_seed5',
+        'a_seed6',
+        'b_seed6',
+    ]
     options = dict(runs)
-    assert options['b_lr0.0001'] == ['data.samples=80', 'data.samples=8',
-                                     'optim_wrapper.optimizer.lr=0.0001', 'randomness.seed=5']
-    assert options['a_seed6'] == ['data.samples=80', 'randomness.seed=6',
-                                  'optim_wrapper.optimizer.lr=0.0001']
+    assert options['b_lr0.0001'] == [
+        'data.samples=80',
+        'data.samples=8',
+        'optim_wrapper.optimizer.lr=0.0001',
+        'randomness.seed=5',
+    ]
+    assert options['a_seed6'] == [
+        'data.samples=80',
+        'randomness.seed=6',
+        'optim_wrapper.optimizer.lr=0.0001',
+    ]
     assert options['b_seed6'][-1] == 'optim_wrapper.optimizer.lr=0.001'
     assert json.loads(Path('out/b_seed5.json').read_text()) == dict(bits_per_char=2.5, lr=0.001)
     assert json.loads(Path('out/a_seed5.jsonl').read_text())['bits_per_char'] == 2.9
@@ -72,11 +100,16 @@ def test_a_second_call_makes_what_is_missing(runs, capsys):
     assert [name for name, _ in runs] == ['a_seed7']
 
 
-@pytest.mark.parametrize(('words', 'message'), [
-    (['a.py', 'no.py'], "'no.py' is not a config file"),
-    (['a.py', '--rates', '1e-4', '1e-3', '--metric', 'loss_per_pixel'],
-     "--metric must be one that the runs validate, got 'loss_per_pixel'"),
-])
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['a.py', 'no.py'], "'no.py' is not a config file"),
+        (
+            ['a.py', '--rates', '1e-4', '1e-3', '--metric', 'loss_per_pixel'],
+            "--metric must be one that the runs validate, got 'loss_per_pixel'",
+        ),
+    ],
+)
 def test_bad_arguments_end_in_one_sentence(runs, words, message):
     with pytest.raises(SystemExit, match=message):
         train_grid.main([*words, '--out', 'out'])

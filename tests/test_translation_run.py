@@ -17,8 +17,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 
 from aft_mm.apis import TextGenerator, Translator
-from aft_mm.cli.errors import UserError
 from aft_mm.engine import CheckpointFitHook
+from aft_mm.errors import UserError
 from aft_mm.evaluation import BLEU
 
 from .parallel_data import MISSING, REASON, converter, write_pairs
@@ -65,8 +65,11 @@ def train(data, tmp_path_factory):
 
     def call(folder=None, dies=None, **options):
         config = config_of(data, **options)
-        config.update(work_dir=str(folder or tmp_path_factory.mktemp('run')),
-                      resume=folder is not None, experiment_name=f'translation {next(NUMBER)}')
+        config.update(
+            work_dir=str(folder or tmp_path_factory.mktemp('run')),
+            resume=folder is not None,
+            experiment_name=f'translation {next(NUMBER)}',
+        )
         runner = RUNNERS.build(config)
         if dies:
             runner.register_hook(Dies(dies))
@@ -134,14 +137,27 @@ def test_a_killed_run_goes_on_bit_by_bit(train, trained):
 
 @pytest.mark.slow
 def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tmp_path):
-    options = {'model.encoder.drop_rate': 0., 'model.decoder.drop_rate': 0.,
-               'train_cfg.max_epochs': 1}
+    options = {
+        'model.encoder.drop_rate': 0.0,
+        'model.decoder.drop_rate': 0.0,
+        'train_cfg.max_epochs': 1,
+    }
     one = train(**options)
     for path in data.iterdir():
         (tmp_path / path.name).symlink_to(path)
     words = [f'{name}={value}' for name, value in options.items()]
-    result = run('bash', ROOT / 'tools/dist_train.sh', CONFIG, 2, '--work-dir', '.',
-                 '--cfg-options', *words, 'train_dataloader.batch_size=160', cwd=tmp_path)
+    result = run(
+        'bash',
+        ROOT / 'tools/dist_train.sh',
+        CONFIG,
+        2,
+        '--work-dir',
+        '.',
+        '--cfg-options',
+        *words,
+        'train_dataloader.batch_size=160',
+        cwd=tmp_path,
+    )
     assert result.returncode == 0, result.stderr
     ranks = [losses(tmp_path, rank) for rank in (0, 1)]
     alone = losses(one.work_dir)
@@ -186,7 +202,7 @@ def test_what_is_longer_than_the_table_is_cut_and_said(translator, monkeypatch):
     monkeypatch.setattr('aft_mm.apis.translator.print_log', lambda text, *_: said.append(text))
     cut = translator.subwords.decode(translator.subwords.encode(['Hund ' * 60])[0][:47])
     assert translator('Hund ' * 60) == translator(cut)
-    (sentence, ) = said
+    (sentence,) = said
     assert 'is longer than the position table of 48, so that its end is left out' in sentence
 
 
@@ -197,8 +213,9 @@ def test_bad_input_is_named(translator, files, data, tmp_path):
         translator(['a'], batch_size=0)
     with pytest.raises(UserError, match='is a config for Translator and not for TextGenerator, '):
         TextGenerator(*files)
-    converter('subwords').main([str(data / 'train.de'), '--vocab-size', '64', '--out',
-                                str(tmp_path / 'other.model')])
+    converter('subwords').main(
+        [str(data / 'train.de'), '--vocab-size', '64', '--out', str(tmp_path / 'other.model')]
+    )
     config = Config.fromfile(files[0])
     config.subwords = str(tmp_path / 'other.model')
     with pytest.raises(UserError, match='must be those that the model was trained with'):
@@ -222,6 +239,7 @@ def test_the_tool_for_samples_names_the_one_for_translations(tool, files):
 @pytest.fixture
 def translate(tool, monkeypatch):
     """`aft_mm translate` on some bytes: what it writes, in lines."""
+
     def call(content, *words):
         out = io.BytesIO()
         with monkeypatch.context() as patch:
@@ -251,13 +269,16 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
     assert drawn == [*translator.sample(texts, seed=5, top_k=3), '']
 
 
-@pytest.mark.parametrize(('words', 'message'), [
-    (['--beam-size', 0], '--beam-size must be an int, 1 or larger, got 0'),
-    (['--n-best', 5], '--n-best must be an int, 1 to 4, got 5'),
-    (['--n-best', 2, '--sample'], '--n-best and --sample do not go together'),
-    (['--length-penalty', -1], '--length-penalty must be a finite number, 0 or larger, got -1'),
-    (['--batch-size', 0], '--batch-size must be an int, 1 or larger, got 0'),
-])
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['--beam-size', 0], '--beam-size must be an int, 1 or larger, got 0'),
+        (['--n-best', 5], '--n-best must be an int, 1 to 4, got 5'),
+        (['--n-best', 2, '--sample'], '--n-best and --sample do not go together'),
+        (['--length-penalty', -1], '--length-penalty must be a finite number, 0 or larger, got -1'),
+        (['--batch-size', 0], '--batch-size must be an int, 1 or larger, got 0'),
+    ],
+)
 def test_bad_arguments_of_the_tool_end_in_one_sentence(translate, files, words, message):
     with pytest.raises(SystemExit, match=f'^Error: {message}'):
         translate(b'ein\n', *files, *words)

@@ -8,8 +8,10 @@ import pytest
 
 from .parallel_data import converter
 
-SGM = ('<srcset setid="newstest2014">\n<doc>\n<seg id="1"> A &amp; B </seg>\n'
-       '<seg id="2">two\nlines</seg>')
+SGM = (
+    '<srcset setid="newstest2014">\n<doc>\n<seg id="1"> A &amp; B </seg>\n'
+    '<seg id="2">two\nlines</seg>'
+)
 MEMBERS = {
     'europarl.tgz': {
         'training/europarl-v7.de-en.de': b'eins\nzwei',
@@ -17,7 +19,9 @@ MEMBERS = {
         'training/europarl-v7.fr-en.en': b'no\n',
     },
     'crawl.tgz': {
-        'commoncrawl.de-en.de': 'dr\u2028ei\n'.encode(), 'commoncrawl.de-en.en': b'three\n'},
+        'commoncrawl.de-en.de': 'dr\u2028ei\n'.encode(),
+        'commoncrawl.de-en.en': b'three\n',
+    },
     'nc.tgz': {
         'training/news-commentary-v9.de-en.de': b'vier\n',
         'training/news-commentary-v9.de-en.en': b'four\n',
@@ -59,20 +63,27 @@ def test_the_parts_become_three_pairs_of_files(archives, tmp_path, capsys):
     assert '4 pairs written to' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(('changes', 'message'), [
-    (dict(commoncrawl_de_en_de=None), r'no archive holds commoncrawl.de-en.\* in both languages'),
-    (dict(newstest2013_de=b'a\nb\n'), 'has 1 lines in English and 2 in German'),
-    (dict(), 'archive .*none.tgz. does not exist'),
-    (None, 'archive .*europarl.tgz. is damaged'),
-])
-def test_what_is_missing_or_damaged_is_named_and_nothing_written(archives, tmp_path, changes,
-                                                                 message):
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        (
+            dict(commoncrawl_de_en_de=None),
+            r'no archive holds commoncrawl.de-en.\* in both languages',
+        ),
+        (dict(newstest2013_de=b'a\nb\n'), 'has 1 lines in English and 2 in German'),
+        (dict(), 'archive .*none.tgz. does not exist'),
+        (None, 'archive .*europarl.tgz. is damaged'),
+    ],
+)
+def test_what_is_missing_or_damaged_is_named_and_nothing_written(
+    archives, tmp_path, changes, message
+):
     paths = archives(**(changes or {}))
     if changes == {}:
         paths.append(str(tmp_path / 'none.tgz'))
     if changes is None:
         content = open(paths[0], 'rb').read()
-        open(paths[0], 'wb').write(content[:len(content) // 2])
+        open(paths[0], 'wb').write(content[: len(content) // 2])
     with pytest.raises(SystemExit, match=f'^Error: .*{message}') as error:
         converter('wmt14').main([*paths, '--out', str(tmp_path / 'out')])
     assert '\n' not in str(error.value) and not (tmp_path / 'out').exists()

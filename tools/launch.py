@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.cli.errors import PEER_DIED, UserError, one_sentence
+from aft_mm.errors import PEER_DIED, UserError, one_sentence
 
 FILES = dict(train=['config'], test=['config', 'checkpoint'])
 
@@ -64,22 +64,36 @@ def torchrun_words(args: argparse.Namespace) -> list[str]:
     gpus = number('GPUS', args.gpus, 1)
     nodes, rank, port, timeout = (
         number(name, os.environ.get(name) or str(usual), least)
-        for name, (usual, least) in VARIABLES.items())
+        for name, (usual, least) in VARIABLES.items()
+    )
     address = os.environ.get('MASTER_ADDR', '127.0.0.1')
     if rank >= nodes:
-        raise UserError(f'NODE_RANK must be 0 to {nodes - 1} of NNODES={nodes} machines, got '
-                        f'{rank}')
+        raise UserError(
+            f'NODE_RANK must be 0 to {nodes - 1} of NNODES={nodes} machines, got {rank}'
+        )
     if rank == 0:
         check_port(port)
     if nodes > 1:
-        print(f'machine {rank} of {nodes} waits up to {timeout} s for the others, which meet at '
-              f'{address}:{port} (NNODES, NODE_RANK, MASTER_ADDR, PORT, RDZV_TIMEOUT)',
-              file=sys.stderr, flush=True)
+        print(
+            f'machine {rank} of {nodes} waits up to {timeout} s for the others, which meet at '
+            f'{address}:{port} (NNODES, NODE_RANK, MASTER_ADDR, PORT, RDZV_TIMEOUT)',
+            file=sys.stderr,
+            flush=True,
+        )
     script = Path(__file__).with_name(f'{args.task}.py')
-    return [f'--nnodes={nodes}', f'--node_rank={rank}', f'--master_addr={address}',
-            f'--master_port={port}', f'--nproc_per_node={gpus}', f'--rdzv_conf=timeout={timeout}',
-            str(script), *(getattr(args, file) for file in FILES[args.task]),
-            '--launcher', 'pytorch', *args.rest]
+    return [
+        f'--nnodes={nodes}',
+        f'--node_rank={rank}',
+        f'--master_addr={address}',
+        f'--master_port={port}',
+        f'--nproc_per_node={gpus}',
+        f'--rdzv_conf=timeout={timeout}',
+        str(script),
+        *(getattr(args, file) for file in FILES[args.task]),
+        '--launcher',
+        'pytorch',
+        *args.rest,
+    ]
 
 
 def check_port(port: int) -> None:
@@ -93,20 +107,30 @@ def check_port(port: int) -> None:
             taken = getattr(error, 'errno', None) == errno.EADDRINUSE
             raise UserError(
                 f'PORT={port} {"is taken by another run" if taken else "cannot be used"} on this '
-                'machine; set PORT to a free one, the same on every machine') from error
+                'machine; set PORT to a free one, the same on every machine'
+            ) from error
 
 
 def root_cause(failures: dict[int, ProcessFailure]) -> str:
     """Which process ended first and why, in one sentence."""
     # A process that was killed writes nothing, and the others then miss it before anyone sees that.
-    order = sorted(failures, key=lambda rank: (
-        failures[rank].exitcode != -signal.SIGKILL, PEER_DIED in message_of(failures[rank]),
-        failures[rank].exitcode in (-signal.SIGTERM, -signal.SIGINT), failures[rank].timestamp))
+    order = sorted(
+        failures,
+        key=lambda rank: (
+            failures[rank].exitcode != -signal.SIGKILL,
+            PEER_DIED in message_of(failures[rank]),
+            failures[rank].exitcode in (-signal.SIGTERM, -signal.SIGINT),
+            failures[rank].timestamp,
+        ),
+    )
     failure = failures[order[0]]
     message = message_of(failure)
     if not message:
-        message = (f'it was killed by {failure.signal_name()}' if failure.exitcode < 0 else
-                   f'it ended with status {failure.exitcode} and its traceback is above')
+        message = (
+            f'it was killed by {failure.signal_name()}'
+            if failure.exitcode < 0
+            else f'it ended with status {failure.exitcode} and its traceback is above'
+        )
     return f'process {order[0]} (pid {failure.pid}): {message}'
 
 
@@ -129,14 +153,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(error, file=sys.stderr)
         raise SystemExit(f'Error: {root_cause(error.failures)}') from None
     except SignalException as error:
-        print(f'{error.sigval.name} stopped the launcher, which has stopped its processes',
-              file=sys.stderr)
+        print(
+            f'{error.sigval.name} stopped the launcher, which has stopped its processes',
+            file=sys.stderr,
+        )
         raise SystemExit(128 + error.sigval) from None
     except DistError as error:
         reason = ' '.join(str(error).split())
-        raise SystemExit(f'Error: the machines did not meet ({reason:.200}); see that every one '
-                         'has the same NNODES, MASTER_ADDR and PORT, and a NODE_RANK of its own'
-                         ) from None
+        raise SystemExit(
+            f'Error: the machines did not meet ({reason:.200}); see that every one '
+            'has the same NNODES, MASTER_ADDR and PORT, and a NODE_RANK of its own'
+        ) from None
 
 
 if __name__ == '__main__':

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import track
 
 from aft_mm.checks import check_int
-from aft_mm.cli.errors import UserError
 from aft_mm.datasets.image_files import IMAGE_SUFFIXES, read_rgb
+from aft_mm.errors import UserError
 
 from .inputs import takes_bgr
 from .loading import load_model
@@ -69,21 +69,25 @@ class ImageClassifier:
         self.classes = None if classes is None else tuple(classes)
         number = getattr(self.model.head, 'num_classes', None)
         if self.classes is not None and number not in (None, len(self.classes)):
-            raise UserError(f'classes must be {number} names, one for each output of the head, got '
-                            f'{len(self.classes)}')
+            raise UserError(
+                f'classes must be {number} names, one for each output of the head, got '
+                f'{len(self.classes)}'
+            )
         # Of an image, and what follows once it is loaded.
         steps = self.config.test_dataloader.dataset.pipeline
         self._loads = any(step['type'] in LOADERS for step in steps)
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             self._pipeline = Compose([TRANSFORMS.build(step) for step in steps])
             self._of_array = Compose(
-                [TRANSFORMS.build(step) for step in steps if step['type'] not in LOADERS])
+                [TRANSFORMS.build(step) for step in steps if step['type'] not in LOADERS]
+            )
         # mmcv reads BGR; a data set of arrays has the order that the data preprocessor expects.
         self.takes_bgr = self._loads or takes_bgr(self.config)
         self._channels = self.config.model.backbone.get('in_channels', 3)
 
-    def __call__(self, images: Source | Sequence[Source], batch_size: int = 32,
-                 progress: bool = True) -> list[dict[str, Any]]:
+    def __call__(
+        self, images: Source | Sequence[Source], batch_size: int = 32, progress: bool = True
+    ) -> list[dict[str, Any]]:
         """Classify images.
 
         Args:
@@ -108,14 +112,20 @@ class ImageClassifier:
         batches = range(0, len(inputs), batch_size)
         bar = dict(console=Console(stderr=True), disable=not progress)
         for start in track(batches, 'classifying', **bar):
-            part = inputs[start:start + batch_size]
+            part = inputs[start : start + batch_size]
             for image, sample in zip(part, self._predict(part), strict=True):
                 scores = sample.pred_score.float().cpu().numpy()
                 label = int(scores.argmax())
                 source = {} if isinstance(image, np.ndarray) else {'path': str(image)}
-                results.append({
-                    **source, 'label': label, 'score': float(scores[label]), 'scores': scores,
-                    'class_name': None if self.classes is None else self.classes[label]})
+                results.append(
+                    {
+                        **source,
+                        'label': label,
+                        'score': float(scores[label]),
+                        'scores': scores,
+                        'class_name': None if self.classes is None else self.classes[label],
+                    }
+                )
         return results
 
     def preprocess(self, image: Source) -> dict[str, Any]:
@@ -127,18 +137,24 @@ class ImageClassifier:
         try:
             if self._loads and not isinstance(image, np.ndarray):
                 return self._pipeline(dict(img_path=os.fspath(image)))
-            pixels = self._pixels(image)[..., ::-1 if self.takes_bgr else 1]
+            pixels = self._pixels(image)[..., :: -1 if self.takes_bgr else 1]
             size = pixels.shape[:2]
             return self._of_array(dict(img=pixels.copy(), img_shape=size, ori_shape=size))
         except UserError:
             raise
         except Exception as error:  # whatever a step of the pipeline raises on a bad file
             what = 'an array' if isinstance(image, np.ndarray) else repr(os.fspath(image))
-            raise UserError(f'images must hold images, but {what} is none '
-                            f'({" ".join(str(error).split())})') from error
+            raise UserError(
+                f'images must hold images, but {what} is none ({" ".join(str(error).split())})'
+            ) from error
 
-    def visualize(self, images: Source | Sequence[Source], folder: str | os.PathLike | None = None,
-                  batch_size: int = 32, progress: bool = True) -> list[np.ndarray]:
+    def visualize(
+        self,
+        images: Source | Sequence[Source],
+        folder: str | os.PathLike | None = None,
+        batch_size: int = 32,
+        progress: bool = True,
+    ) -> list[np.ndarray]:
         """Draw the prediction onto each image, with the model's class names and scores.
 
         Args:
@@ -155,16 +171,23 @@ class ImageClassifier:
             mkdir_or_exist(folder)
         drawn = []
         for number, (image, result) in enumerate(
-                zip(inputs, self(inputs, batch_size, progress), strict=True)):
+            zip(inputs, self(inputs, batch_size, progress), strict=True)
+        ):
             pixels = self._pixels(image)
             pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
             enlarge = -(-SHORT_EDGE // min(pixels.shape[:2]))
             name = f'{number:04}' + (f'_{Path(result["path"]).stem}' if 'path' in result else '')
             sample = DataSample().set_pred_label(result['label']).set_pred_score(result['scores'])
-            drawn.append(visualizer.visualize_cls(
-                imrescale(pixels, enlarge, interpolation='nearest'), sample, self.classes,
-                draw_gt=False, name=name,
-                out_file=None if folder is None else os.path.join(folder, f'{name}.png')))
+            drawn.append(
+                visualizer.visualize_cls(
+                    imrescale(pixels, enlarge, interpolation='nearest'),
+                    sample,
+                    self.classes,
+                    draw_gt=False,
+                    name=name,
+                    out_file=None if folder is None else os.path.join(folder, f'{name}.png'),
+                )
+            )
         return drawn
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
@@ -175,14 +198,21 @@ class ImageClassifier:
             if isinstance(image, np.ndarray):
                 found.append(self._checked(image))
             elif not isinstance(image, str | os.PathLike):
-                raise UserError('images must be a path, an array or a list of these, got '
-                                f'{type(image).__name__}')
+                raise UserError(
+                    'images must be a path, an array or a list of these, got '
+                    f'{type(image).__name__}'
+                )
             elif Path(image).is_dir():
-                files = sorted(path for path in Path(image).rglob('*')
-                               if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+                files = sorted(
+                    path
+                    for path in Path(image).rglob('*')
+                    if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
+                )
                 if not files:
-                    raise UserError(f'images must hold images, but the folder {str(image)!r} holds '
-                                    f'none ({", ".join(IMAGE_SUFFIXES)})')
+                    raise UserError(
+                        f'images must hold images, but the folder {str(image)!r} holds '
+                        f'none ({", ".join(IMAGE_SUFFIXES)})'
+                    )
                 found += files
             elif not Path(image).is_file():
                 raise UserError(f'images must be files that exist, but {str(image)!r} does not')
@@ -193,9 +223,11 @@ class ImageClassifier:
     def _checked(self, image: np.ndarray) -> np.ndarray:
         """An array as [H, W, C] of the model's channels."""
         pixels = image[..., None] if image.ndim == 2 else image
-        if pixels.dtype != np.uint8 or pixels.shape[2:] != (self._channels, ) or not pixels.size:
-            raise UserError(f'images must be uint8 [H, W, {self._channels}] of this model, got '
-                            f'{image.dtype} {list(image.shape)}')
+        if pixels.dtype != np.uint8 or pixels.shape[2:] != (self._channels,) or not pixels.size:
+            raise UserError(
+                f'images must be uint8 [H, W, {self._channels}] of this model, got '
+                f'{image.dtype} {list(image.shape)}'
+            )
         return pixels
 
     def _pixels(self, image: Source) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.sampling.images import (
     check_image_shape,
     complete_images,
@@ -40,8 +40,12 @@ class ImageGenerator:
             none of images.
     """
 
-    def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
-                 device: str | torch.device | None = None) -> None:
+    def __init__(
+        self,
+        config: str | os.PathLike | Config,
+        checkpoint: str | os.PathLike,
+        device: str | torch.device | None = None,
+    ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'ImageGenerator')
         self.image_shape = tuple(self.config.image_shape)
         check_image_shape(self.model, self.image_shape)
@@ -68,7 +72,9 @@ class ImageGenerator:
         """
         images = np.asarray(images)
         if images.shape[1:] != self.image_shape or images.dtype != np.uint8:
-            raise UserError(f'images must be uint8 [N, {", ".join(map(str, self.image_shape))}], '
-                            f'got {images.dtype} {list(images.shape)}')
+            raise UserError(
+                f'images must be uint8 [N, {", ".join(map(str, self.image_shape))}], '
+                f'got {images.dtype} {list(images.shape)}'
+            )
         rows = given_rows(keep, self.image_shape[0])
         return complete_images(self.model, images, rows, **{'progress': True, **options})

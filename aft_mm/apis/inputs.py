@@ -14,8 +14,8 @@ from torch import Tensor
 
 from aft_mm.checks import check_int
 from aft_mm.cli.command_line import check_data
-from aft_mm.cli.errors import UserError
 from aft_mm.datasets import UnusableFile, read_rgb
+from aft_mm.errors import UserError
 
 SPLITS = ('train', 'val', 'test')
 
@@ -35,17 +35,21 @@ def build_dataset(config: Config, split: str = 'test') -> Any:
         except ValueError as error:
             if 'need at least one array' not in str(error):  # as mmengine joins the samples
                 raise
-            raise UserError(f'{split}_dataloader.dataset of {config.filename} is empty: no file '
-                            'that it reads has what it takes, such as objects of its classes'
-                            ) from error
+            raise UserError(
+                f'{split}_dataloader.dataset of {config.filename} is empty: no file '
+                'that it reads has what it takes, such as objects of its classes'
+            ) from error
 
 
 def class_names(dataset: Any, count: int) -> list[str]:
     """The names of ``count`` classes that a data set tells, or their numbers."""
     names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     names = [names] if isinstance(names, str) else list(names)
-    return [str(name) for name in names] if len(names) == count else [
-        str(index) for index in range(count)]
+    return (
+        [str(name) for name in names]
+        if len(names) == count
+        else [str(index) for index in range(count)]
+    )
 
 
 def spread_samples(dataset: Any, num: int) -> list[dict]:
@@ -56,13 +60,15 @@ def spread_samples(dataset: Any, num: int) -> list[dict]:
     """
     check_int('--num', num, 1)
     if num > len(dataset):
-        raise UserError(f'--num must be at most the {len(dataset)} samples of the data set, got '
-                        f'{num}')
+        raise UserError(
+            f'--num must be at most the {len(dataset)} samples of the data set, got {num}'
+        )
     return [dataset[int(index)] for index in np.linspace(0, len(dataset) - 1, num).round()]
 
 
-def load_images(config: Config, paths: Sequence[str | os.PathLike], split: str = 'test'
-                ) -> list[dict]:
+def load_images(
+    config: Config, paths: Sequence[str | os.PathLike], split: str = 'test'
+) -> list[dict]:
     """Image files of any kind through the pipeline of a classifier's split.
 
     Raises:
@@ -123,8 +129,9 @@ def network_inputs(config: Config, samples: Sequence[dict]) -> Tensor:
     """
     sizes = {tuple(sample['inputs'].shape) for sample in samples}
     if len(sizes) > 1:
-        raise UserError(f'the images of a batch must have one size, got {sorted(sizes)}; give one '
-                        'at a time')
+        raise UserError(
+            f'the images of a batch must have one size, got {sorted(sizes)}; give one at a time'
+        )
     # A classifier's stands outside of its model, where mmengine's Runner looks for it.
     settings = config.model.get('data_preprocessor') or config.get('data_preprocessor') or {}
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):

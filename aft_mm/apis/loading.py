@@ -12,8 +12,8 @@ from torch import nn
 
 import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
 from aft_mm.cli.command_line import check_checkpoint, read_config
-from aft_mm.cli.errors import UserError
 from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
+from aft_mm.errors import UserError
 
 #: Who draws from the model of a config, or reads with it, and the entry of the config that tells;
 #: the first that is there decides.
@@ -37,25 +37,32 @@ def task_of(config: Config) -> str:
 def check_draws(config: Config) -> None:
     """Raise a :class:`UserError` unless the model of a config is an autoregressive one."""
     if 'decoder' not in (config.get('model') or {}):
-        raise UserError(f'{config.filename} has no autoregressive model, with a decoder, to draw '
-                        'from')
+        raise UserError(
+            f'{config.filename} has no autoregressive model, with a decoder, to draw from'
+        )
 
 
 def check_task(config: Config, name: str) -> None:
     """Raise a :class:`UserError` if a class other than ``name`` is for a config's model."""
     if name == 'ImageClassifier':
         if (config.get('model') or {}).get('type') not in CLASSIFIERS:
-            raise UserError(f'{config.filename} is no config of an image classifier: its model is '
-                            f'{(config.get("model") or {}).get("type")!r}')
+            raise UserError(
+                f'{config.filename} is no config of an image classifier: its model is '
+                f'{(config.get("model") or {}).get("type")!r}'
+            )
         return
     found = task_of(config)
     if name != 'SpeechRecognizer':
         check_draws(config)
     if found != name:
-        reason = f'has {ENTRIES[found]}' if found in ENTRIES else (
-            f'has none of {", ".join(ENTRIES.values())}')
-        raise UserError(f'{config.filename} is a config for {found} and not for {name}, because it '
-                        f'{reason}')
+        reason = (
+            f'has {ENTRIES[found]}'
+            if found in ENTRIES
+            else (f'has none of {", ".join(ENTRIES.values())}')
+        )
+        raise UserError(
+            f'{config.filename} is a config for {found} and not for {name}, because it {reason}'
+        )
 
 
 def build_model(config: Config) -> nn.Module:

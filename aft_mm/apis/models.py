@@ -14,7 +14,7 @@ from torch import nn
 
 from aft_mm.cli.command_line import read_config
 from aft_mm.cli.config_files import INDEX, home
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 from .loading import build_model, load_model
 
@@ -41,8 +41,11 @@ def list_models(pattern: str | None = None) -> list[str]:
     Args:
         pattern: As of a shell, such as ``'aft-conv-*_in1k'``; whatever follows it matches, too.
     """
-    return [name for name in sorted(register_models())
-            if pattern is None or fnmatch(name, f'{pattern}*')]
+    return [
+        name
+        for name in sorted(register_models())
+        if pattern is None or fnmatch(name, f'{pattern}*')
+    ]
 
 
 def get_model(
@@ -68,8 +71,10 @@ def get_model(
     models = register_models()
     if name not in models:
         close = get_close_matches(name, models, n=3)
-        raise UserError(f'name must be one of list_models(), got {name!r}'
-                        + (f'; close to it are {", ".join(close)}' if close else ''))
+        raise UserError(
+            f'name must be one of list_models(), got {name!r}'
+            + (f'; close to it are {", ".join(close)}' if close else '')
+        )
     config = read_config(str(home() / models[name].config))
     if pretrained is None:
         model = build_model(config).to(device or get_device()).eval()

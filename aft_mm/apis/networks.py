@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from aft_mm.cli.command_line import check_checkpoint, read_config
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 from .inputs import build_dataset, load_images, network_inputs, read_image, spread_samples
 from .loading import load_model
@@ -56,9 +56,11 @@ def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Netw
     backbone = model.backbone
     run: Callable[[Tensor], Any] = backbone
     if getattr(backbone, 'with_mask_channel', False):
+
         def with_mask(images: Tensor) -> Any:
             missing = backbone.in_channels + 1 - images.shape[1]  # a preprocessor has added it
             return backbone(F.pad(images, (0, 0, 0, 0, 0, missing), value=1.0))
+
         run = with_mask
     size = config.model.backbone.get('img_size', 224)
     return Network(
@@ -68,7 +70,8 @@ def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Netw
         config=config,
         in_channels=config.model.backbone.get('in_channels', 3),
         image_size=(size, size) if isinstance(size, int) else tuple(size),
-        num_prefix_tokens=num_prefix_tokens(backbone))
+        num_prefix_tokens=num_prefix_tokens(backbone),
+    )
 
 
 def num_prefix_tokens(backbone: nn.Module) -> int:
@@ -86,19 +89,25 @@ def layers_of(backbone: nn.Module) -> list[str]:
         UserError: it has neither, so that names must be given.
     """
     stacks = {
-        name: child for name, child in backbone.named_children()
+        name: child
+        for name, child in backbone.named_children()
         if name in STACKS and isinstance(child, nn.ModuleList | nn.Sequential)
     }
     if stacks:
         name = max(stacks, key=lambda name: len(stacks[name]))
         return [f'{name}.{index}' for index in range(len(stacks[name]))]
-    numbered = [name for name, _ in backbone.named_children()
-                if name.startswith('layer') and name[5:].isdecimal()]
+    numbered = [
+        name
+        for name, _ in backbone.named_children()
+        if name.startswith('layer') and name[5:].isdecimal()
+    ]
     if numbered:
         return numbered
     children = ', '.join(name for name, _ in backbone.named_children())
-    raise UserError(f'the layers of {type(backbone).__name__} must be named by --layers; its parts '
-                    f'are {children}')
+    raise UserError(
+        f'the layers of {type(backbone).__name__} must be named by --layers; its parts '
+        f'are {children}'
+    )
 
 
 def modules_named(backbone: nn.Module, names: list[str]) -> dict[str, nn.Module]:
@@ -110,8 +119,10 @@ def modules_named(backbone: nn.Module, names: list[str]) -> dict[str, nn.Module]
     parts = dict(backbone.named_modules())
     for name in names:
         if name not in parts or not name:
-            raise UserError(f'{type(backbone).__name__} has no layer {name!r}; it has '
-                            f'{", ".join(layer for layer in list(parts)[1:12])}, …')
+            raise UserError(
+                f'{type(backbone).__name__} has no layer {name!r}; it has '
+                f'{", ".join(layer for layer in list(parts)[1:12])}, …'
+            )
     return {name: parts[name] for name in names}
 
 
@@ -121,8 +132,9 @@ def noise_images(network: Network, count: int, size: tuple[int, int] | None = No
     return torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32))
 
 
-def batches_for(network: Network, paths: Sequence[str | os.PathLike] | None, num: int,
-                batch_size: int) -> list[Tensor]:
+def batches_for(
+    network: Network, paths: Sequence[str | os.PathLike] | None, num: int, batch_size: int
+) -> list[Tensor]:
     """Normalised images [B, C, H, W]: of files, else of the test split of a network's config.
 
     Images of timm's networks are resized to its size, stretched, and normalised as it says.
@@ -135,10 +147,15 @@ def batches_for(network: Network, paths: Sequence[str | os.PathLike] | None, num
             raise UserError('a network of timm has no data set: give --images')
         batch = torch.stack([_timm_image(network, path) for path in paths])
         return list(batch.split(batch_size))
-    samples = load_images(network.config, paths) if paths else spread_samples(
-        build_dataset(network.config), num)
-    return [network_inputs(network.config, samples[first:first + batch_size])
-            for first in range(0, len(samples), batch_size)]
+    samples = (
+        load_images(network.config, paths)
+        if paths
+        else spread_samples(build_dataset(network.config), num)
+    )
+    return [
+        network_inputs(network.config, samples[first : first + batch_size])
+        for first in range(0, len(samples), batch_size)
+    ]
 
 
 def _timm_image(network: Network, path: str | os.PathLike) -> Tensor:
@@ -147,8 +164,7 @@ def _timm_image(network: Network, path: str | os.PathLike) -> Tensor:
     resized = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
     pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1) / 255
     settings: Any = network.model.pretrained_cfg
-    mean, std = (torch.tensor(settings[key]).view(-1, 1, 1)
-                 for key in ('mean', 'std'))
+    mean, std = (torch.tensor(settings[key]).view(-1, 1, 1) for key in ('mean', 'std'))
     return (pixels - mean) / std
 
 
@@ -158,8 +174,10 @@ def _config_of_mmpretrain(name: str) -> Config:
     try:
         return ModelHub.get(name).config
     except ValueError as error:
-        raise UserError(f'{name!r} is neither the path of a config (.py) nor the name of a model '
-                        f"of mmpretrain, nor timm:NAME") from error
+        raise UserError(
+            f'{name!r} is neither the path of a config (.py) nor the name of a model '
+            f'of mmpretrain, nor timm:NAME'
+        ) from error
 
 
 def _timm_network(name: str, checkpoint: str | os.PathLike | None) -> Network:
@@ -181,6 +199,11 @@ def _timm_network(name: str, checkpoint: str | os.PathLike | None) -> Network:
             raise UserError(f'checkpoint {path!r} does not fit {TIMM}{name}') from error
     channels, *size = model.pretrained_cfg.get('input_size', (3, 224, 224))
     return Network(
-        model=model.eval().requires_grad_(False), backbone=model, run=model.forward_features,
-        config=None, in_channels=channels, image_size=tuple(size),
-        num_prefix_tokens=num_prefix_tokens(model))
+        model=model.eval().requires_grad_(False),
+        backbone=model,
+        run=model.forward_features,
+        config=None,
+        in_channels=channels,
+        image_size=tuple(size),
+        num_prefix_tokens=num_prefix_tokens(model),
+    )

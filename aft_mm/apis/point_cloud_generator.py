@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.sampling.points import check_points, check_settings, sample_points
 
 from .loading import load_model
@@ -33,8 +33,12 @@ class PointCloudGenerator:
             none of point clouds, or of others than its model draws.
     """
 
-    def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
-                 device: str | torch.device | None = None) -> None:
+    def __init__(
+        self,
+        config: str | os.PathLike | Config,
+        checkpoint: str | os.PathLike,
+        device: str | torch.device | None = None,
+    ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'PointCloudGenerator')
         settings = self.config.point_cloud
         check_settings(settings)
@@ -65,9 +69,9 @@ def write_ply(path: str | os.PathLike, points: np.ndarray) -> None:
     """
     shape = np.shape(points)
     if len(shape) != 2 or shape[1] != 3 or not shape[0]:
-        raise UserError('write_ply needs the points of one cloud, [P, 3], got '
-                        f'{list(shape)}')
+        raise UserError(f'write_ply needs the points of one cloud, [P, 3], got {list(shape)}')
     if os.path.splitext(path)[1] != '.ply':
         raise UserError(f'write_ply needs a file name that ends in .ply, got {str(path)!r}')
     import trimesh  # late: nothing else that is drawn needs it
+
     trimesh.PointCloud(points).export(os.fspath(path), file_type='ply')

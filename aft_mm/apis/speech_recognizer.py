@@ -11,9 +11,10 @@ from mmengine.config import Config
 from mmengine.registry import TRANSFORMS, DefaultScope
 
 from aft_mm.checks import check_int, check_path
-from aft_mm.cli.errors import UserError
-from aft_mm.datasets import StackFrames, TextUnits
+from aft_mm.datasets import StackFrames
 from aft_mm.datasets.sound_files import SHIFT
+from aft_mm.errors import UserError
+from aft_mm.tokenizers import TextUnits
 
 from .loading import load_model
 
@@ -51,13 +52,19 @@ class SpeechRecognizer:
             none of speech.
     """
 
-    def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
-                 device: str | torch.device | None = None) -> None:
+    def __init__(
+        self,
+        config: str | os.PathLike | Config,
+        checkpoint: str | os.PathLike,
+        device: str | torch.device | None = None,
+    ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'SpeechRecognizer')
         self.units = TextUnits(**self.config.units)
         if len(self.units.names) != self.model.head.num_classes:
-            raise UserError(f'{self.config.filename} has {len(self.units.names)} units, <blank> '
-                            f'and <unk> included, but its head has {self.model.head.num_classes}')
+            raise UserError(
+                f'{self.config.filename} has {len(self.units.names)} units, <blank> '
+                f'and <unk> included, but its head has {self.model.head.num_classes}'
+            )
         scope = self.config.get('default_scope', 'mmengine')
         with DefaultScope.overwrite_default_scope(scope):
             steps = self.config.test_dataloader.dataset.pipeline
@@ -66,12 +73,15 @@ class SpeechRecognizer:
     @property
     def seconds_per_frame(self) -> float:
         """Of the rows of ``log_probs``."""
-        return SHIFT * prod(step.num_frames for step in self.pipeline
-                            if isinstance(step, StackFrames))
+        return SHIFT * prod(
+            step.num_frames for step in self.pipeline if isinstance(step, StackFrames)
+        )
 
     def __call__(
-        self, paths: str | os.PathLike | Sequence[str | os.PathLike],
-        beam_size: int | None = None, batch_size: int = 8,
+        self,
+        paths: str | os.PathLike | Sequence[str | os.PathLike],
+        beam_size: int | None = None,
+        batch_size: int = 8,
     ) -> Recognition | list[Recognition]:
         """Recognise one file, or a list of them in their order.
 
@@ -100,25 +110,30 @@ class SpeechRecognizer:
         limit = getattr(self.model.encoder, 'max_length', None)
         if limit is not None and len(results['inputs']) > limit:
             seconds = limit * self.seconds_per_frame
-            raise UserError(f'{os.fspath(path)!r} must not be longer than {seconds:.2f} s, the '
-                            f'position table of the model, got '
-                            f'{len(results["inputs"]) * self.seconds_per_frame:.2f} s; cut it')
+            raise UserError(
+                f'{os.fspath(path)!r} must not be longer than {seconds:.2f} s, the '
+                f'position table of the model, got '
+                f'{len(results["inputs"]) * self.seconds_per_frame:.2f} s; cut it'
+            )
         return results
 
     @torch.no_grad()
-    def stream(self, samples: Sequence[dict], beam_size: int | None = None, batch_size: int = 8
-               ) -> Iterator[Recognition]:
+    def stream(
+        self, samples: Sequence[dict], beam_size: int | None = None, batch_size: int = 8
+    ) -> Iterator[Recognition]:
         """Recognise what :meth:`read` gave, batch by batch; raises as calling does."""
         check_int('batch_size', batch_size, 1)
         if beam_size is not None:
             check_int('beam_size', beam_size, 1)
         for start in range(0, len(samples), batch_size):
-            part = samples[start:start + batch_size]
+            part = samples[start : start + batch_size]
             batch = {key: [sample[key] for sample in part] for key in ('inputs', 'data_samples')}
             batch = self.model.data_preprocessor(batch, False)
             log_probs = self.model(**batch, mode='tensor').cpu()
             for rows, sample in zip(log_probs, part, strict=True):
-                rows = rows[:len(sample['inputs'])]
-                found = [(self.units.decode(one.units), one.score)
-                         for one in self.model.decode(rows, beam_size)]
+                rows = rows[: len(sample['inputs'])]
+                found = [
+                    (self.units.decode(one.units), one.score)
+                    for one in self.model.decode(rows, beam_size)
+                ]
                 yield Recognition(*found[0], tuple(found), rows.numpy())

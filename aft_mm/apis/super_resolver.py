@@ -11,10 +11,10 @@ import torch
 from mmengine.config import Config
 
 from aft_mm.checks import check_int
-from aft_mm.cli.errors import UserError
 from aft_mm.datasets.transforms.images import central_square, shrink
 from aft_mm.engine.seeds import derived_seed
-from aft_mm.models.heads import check_sampling
+from aft_mm.errors import UserError
+from aft_mm.models.decoding import check_sampling
 from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
 from aft_mm.sampling.tiling import cut_tiles, join_tiles, tile_starts
 
@@ -48,8 +48,12 @@ class SuperResolver:
             none of super-resolution.
     """
 
-    def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
-                 device: str | torch.device | None = None) -> None:
+    def __init__(
+        self,
+        config: str | os.PathLike | Config,
+        checkpoint: str | os.PathLike,
+        device: str | torch.device | None = None,
+    ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'SuperResolver')
         self.image_shape = tuple(self.config.image_shape)
         self.source_shape = tuple(self.config.source_shape)
@@ -73,7 +77,8 @@ class SuperResolver:
             raise UserError(
                 f'image must be of {height} x {width} pixels (height x width), got '
                 f'{image.shape[0]} x {image.shape[1]}; --fit, in Python fit(image), shrinks its '
-                'middle to that size, and --tile, tile(image), cuts it into such tiles')
+                'middle to that size, and --tile, tile(image), cuts it into such tiles'
+            )
         return self._draw(image[None], num, **options)[0]
 
     def fit(self, image: np.ndarray, crop_size: int | None = None) -> np.ndarray:
@@ -96,18 +101,21 @@ class SuperResolver:
         image = self._checked(image)
         size, width, _ = self.source_shape
         if width != size:
-            raise UserError(f'fit (--fit) gives squares, but the model reads {size} x {width} '
-                            'pixels (height x width)')
+            raise UserError(
+                f'fit (--fit) gives squares, but the model reads {size} x {width} '
+                'pixels (height x width)'
+            )
         edge = min(image.shape[:2])
         chosen = edge if crop_size is None else crop_size
         check_int('crop_size (--fit)', chosen)
         if not size <= chosen <= edge:
-            raise UserError(f'crop_size (--fit) must be {size} to {edge} pixels, the shorter edge '
-                            f'of the image, got {chosen}')
+            raise UserError(
+                f'crop_size (--fit) must be {size} to {edge} pixels, the shorter edge '
+                f'of the image, got {chosen}'
+            )
         return shrink(central_square(image, chosen), size)
 
-    def tile(self, image: np.ndarray, num: int = 1, overlap: int = 2, **options: Any
-             ) -> np.ndarray:
+    def tile(self, image: np.ndarray, num: int = 1, overlap: int = 2, **options: Any) -> np.ndarray:
         """Draw ``num`` samples of a larger image tile by tile: uint8 ``[num, H'·f, W'·f, C]``.
 
         The image is cut into tiles of h x w pixels that overlap, as few as will do, spread evenly.
@@ -136,18 +144,23 @@ class SuperResolver:
         drawn: list[np.ndarray] = []
         start = monotonic()
         for first in range(0, len(tiles), TILES_AT_ONCE):
-            part = tiles[first:first + TILES_AT_ONCE]
+            part = tiles[first : first + TILES_AT_ONCE]
             if options.get('progress', True):
                 left = (monotonic() - start) / max(first, 1) * (len(tiles) - first)
                 time = f', about {timedelta(seconds=round(left))} left' if first else ''
-                print(f'tiles {first + 1} to {first + len(part)} of {len(tiles)}{time}',
-                      file=sys.stderr)
+                print(
+                    f'tiles {first + 1} to {first + len(part)} of {len(tiles)}{time}',
+                    file=sys.stderr,
+                )
             noise = None if seed is None else derived_seed(seed, first)
             drawn.append(self._draw(part, num, seed=noise, **options))
         factor = self.image_shape[0] // height
         return join_tiles(
-            np.concatenate(drawn), [factor * start for start in rows],
-            [factor * start for start in columns], factor * overlap)
+            np.concatenate(drawn),
+            [factor * start for start in rows],
+            [factor * start for start in columns],
+            factor * overlap,
+        )
 
     def tile_starts(self, image: np.ndarray, overlap: int = 2) -> tuple[list[int], list[int]]:
         """The rows and the columns of ``image`` where the tiles of :meth:`tile` begin.
@@ -157,22 +170,27 @@ class SuperResolver:
         """
         image = self._checked(image)
         height, width, _ = self.source_shape
-        return (tile_starts(image.shape[0], height, overlap),
-                tile_starts(image.shape[1], width, overlap))
+        return (
+            tile_starts(image.shape[0], height, overlap),
+            tile_starts(image.shape[1], width, overlap),
+        )
 
     def _draw(self, images: np.ndarray, num: int, **options: Any) -> np.ndarray:
         options = {'temperature': 0.8, 'progress': True, **options}
         return super_resolve(self.model, images, self.image_shape, num, **options)
 
     def _checked(self, image: np.ndarray) -> np.ndarray:
-        """The image as an array, of the type and the channels that the model reads, and no smaller.
-        """
+        """The image as an array, of the type and the channels that the model reads, and no smaller."""
         image = np.asarray(image)
         height, width, channels = self.source_shape
         if image.ndim != 3 or image.shape[2] != channels or image.dtype != np.uint8:
-            raise UserError(f'image must be uint8 [height, width, {channels}], got '
-                            f'{image.dtype} {list(image.shape)}')
+            raise UserError(
+                f'image must be uint8 [height, width, {channels}], got '
+                f'{image.dtype} {list(image.shape)}'
+            )
         if image.shape[0] < height or image.shape[1] < width:
-            raise UserError(f'image must have at least {height} x {width} pixels (height x width), '
-                            f'but has {image.shape[0]} x {image.shape[1]}')
+            raise UserError(
+                f'image must have at least {height} x {width} pixels (height x width), '
+                f'but has {image.shape[0]} x {image.shape[1]}'
+            )
         return image

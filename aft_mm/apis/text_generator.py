@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config
 
 from aft_mm.checks import check_int
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 from .loading import load_model
 
@@ -33,12 +33,20 @@ class TextGenerator:
             none of text.
     """
 
-    def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
-                 device: str | torch.device | None = None) -> None:
+    def __init__(
+        self,
+        config: str | os.PathLike | Config,
+        checkpoint: str | os.PathLike,
+        device: str | torch.device | None = None,
+    ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'TextGenerator')
 
-    def __call__(self, prompt: str | Sequence[str] | None = None,
-                 num_chars: int | None = None, **options: Any) -> str | list[str]:
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        num_chars: int | None = None,
+        **options: Any,
+    ) -> str | list[str]:
         """The prompt and ``num_chars`` bytes after it; of a list of prompts, a list.
 
         Args:
@@ -65,7 +73,7 @@ class TextGenerator:
         length = self._length(longest, num_chars)
         tokens = self.model.generate(length, prompts=prompts, **options)
         results = [
-            decode(row[:len(given) + length - longest])
+            decode(row[: len(given) + length - longest])
             for row, given in zip(tokens, prompts, strict=True)
         ]
         return results[0] if isinstance(prompt, str) else results
@@ -85,8 +93,10 @@ class TextGenerator:
             tokens = torch.tensor([list(given.encode())], device=self._device)
             limit = self.model.decoder.max_length
             if tokens.shape[1] > limit:
-                raise UserError(f"text must be at most {limit} bytes, the model's position table, "
-                                f'got {tokens.shape[1]}')
+                raise UserError(
+                    f"text must be at most {limit} bytes, the model's position table, "
+                    f'got {tokens.shape[1]}'
+                )
             nats = self.model.head.nats(self.model.decoder(tokens), tokens, dtype=torch.float64)
             scores.append(-nats[0].cpu().numpy())
         return scores[0] if isinstance(text, str) else scores
@@ -100,8 +110,10 @@ class TextGenerator:
         """One or several texts as a list."""
         texts = [text] if isinstance(text, str | bytes) else list(text)
         if not texts or not all(isinstance(part, str) and part for part in texts):
-            raise UserError(f'{name} must be a str of at least one character, or a list of such, '
-                            f'got {text!r}{hint}')
+            raise UserError(
+                f'{name} must be a str of at least one character, or a list of such, '
+                f'got {text!r}{hint}'
+            )
         return texts
 
     def _length(self, longest: int, num_chars: int | None) -> int:
@@ -109,8 +121,10 @@ class TextGenerator:
         limit = self.model.decoder.max_length
         if longest + (num_chars or 1) > limit:
             wanted = 'at least 1' if num_chars is None else num_chars
-            raise UserError(f'prompt and num_chars must be at most {limit} bytes together, the '
-                            f"model's position table, got {longest} and {wanted}")
+            raise UserError(
+                f'prompt and num_chars must be at most {limit} bytes together, the '
+                f"model's position table, got {longest} and {wanted}"
+            )
         return longest + num_chars if num_chars else limit
 
 

@@ -10,9 +10,9 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from aft_mm.checks import check_int
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.models import default_length
-from aft_mm.structures import Subwords
+from aft_mm.tokenizers import Subwords
 
 from .loading import load_model
 
@@ -43,8 +43,12 @@ class Translator:
             another vocabulary, or the config is none of translation.
     """
 
-    def __init__(self, config: str | os.PathLike | Config, checkpoint: str | os.PathLike,
-                 device: str | torch.device | None = None) -> None:
+    def __init__(
+        self,
+        config: str | os.PathLike | Config,
+        checkpoint: str | os.PathLike,
+        device: str | torch.device | None = None,
+    ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'Translator')
         self.subwords = Subwords(self.config.subwords)
         values = self.model.head.num_values
@@ -53,10 +57,12 @@ class Translator:
             raise UserError(
                 f'subwords {self.subwords.path!r} must be those that the model was trained with, '
                 f'got {self.subwords.vocab_size} subwords of fingerprint '
-                f'{self.subwords.fingerprint} for a model of {values} and {trained}')
+                f'{self.subwords.fingerprint} for a model of {values} and {trained}'
+            )
 
-    def __call__(self, text: str | Sequence[str], batch_size: int = 32,
-                 **options: Any) -> str | list[str]:
+    def __call__(
+        self, text: str | Sequence[str], batch_size: int = 32, **options: Any
+    ) -> str | list[str]:
         """The translation of a sentence, or the list of those of a list.
 
         Args:
@@ -71,19 +77,25 @@ class Translator:
             ValueError: ``text`` is no text, or an option is out of range.
         """
         best = self.n_best([text] if isinstance(text, str) else text, 1, batch_size, **options)
-        texts = [found.text for found, in best]
+        texts = [found.text for (found,) in best]
         return texts[0] if isinstance(text, str) else texts
 
-    def n_best(self, texts: Sequence[str], num_best: int, batch_size: int = 32,
-               **options: Any) -> list[list[Translation]]:
+    def n_best(
+        self, texts: Sequence[str], num_best: int, batch_size: int = 32, **options: Any
+    ) -> list[list[Translation]]:
         """The ``num_best`` best translations of each sentence, best first, or all that a beam of
         ``beam_size``, at least as large, has found.
         """
+
         def search(sources: list[torch.Tensor]) -> list[list[Translation]]:
-            found = self.model.beam_search(
-                sources, self.subwords.end, num_best=num_best, **options)
-            return [[Translation(self.subwords.decode(one.tokens.tolist()), one.score)
-                     for one in hypotheses] for hypotheses in found]
+            found = self.model.beam_search(sources, self.subwords.end, num_best=num_best, **options)
+            return [
+                [
+                    Translation(self.subwords.decode(one.tokens.tolist()), one.score)
+                    for one in hypotheses
+                ]
+                for hypotheses in found
+            ]
 
         return self._in_batches(texts, batch_size, search)
 
@@ -96,30 +108,36 @@ class Translator:
             **options: Those of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
                 ``top_p``, ``greedy`` and ``seed``.
         """
+
         def draw(sources: list[torch.Tensor]) -> list[list[Translation]]:
             limits = [default_length(self.model, len(source)) for source in sources]
             rows = self.model.generate(
-                max(limits), source=sources, end_token=self.subwords.end, **options)
+                max(limits), source=sources, end_token=self.subwords.end, **options
+            )
             # As of a beam, the last token is the end.
-            return [[Translation(self.subwords.decode(row[:limit - 1].tolist()), 0.)]
-                    for row, limit in zip(rows, limits, strict=True)]
+            return [
+                [Translation(self.subwords.decode(row[: limit - 1].tolist()), 0.0)]
+                for row, limit in zip(rows, limits, strict=True)
+            ]
 
-        return [drawn.text for drawn, in self._in_batches(texts, batch_size, draw)]
+        return [drawn.text for (drawn,) in self._in_batches(texts, batch_size, draw)]
 
     def _in_batches(
-        self, texts: Sequence[str], batch_size: int,
+        self,
+        texts: Sequence[str],
+        batch_size: int,
         translate: Callable[[list[torch.Tensor]], list[list[Translation]]],
     ) -> list[list[Translation]]:
         """What ``translate`` makes of sources of similar length, in the order of ``texts``."""
         check_int('batch_size', batch_size, 1)
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise UserError(f'text must be a str or a list of such, got {texts!r:.80}')
-        results = [[Translation('', 0.)] for _ in texts]
+        results = [[Translation('', 0.0)] for _ in texts]
         given = [i for i, text in enumerate(texts) if text.strip()]
         sources = dict(zip(given, self._sources([texts[i] for i in given]), strict=True))
         order = sorted(given, key=lambda i: len(sources[i]), reverse=True)
         for first in range(0, len(order), batch_size):
-            batch = order[first:first + batch_size]
+            batch = order[first : first + batch_size]
             found = translate([sources[i] for i in batch])
             for i, translations in zip(batch, found, strict=True):
                 results[i] = translations
@@ -130,9 +148,12 @@ class Translator:
         sources = []
         for text, tokens in zip(texts, self.subwords.encode(texts), strict=True):
             if len(tokens) > limit:
-                print_log(f'a sentence of {len(tokens)} subwords is longer than the position table '
-                          f'of {limit}, so that its end is left out: {text[:40]!r}…', 'current',
-                          logging.WARNING)
-                tokens = [*tokens[:limit - 1], self.subwords.end]
+                print_log(
+                    f'a sentence of {len(tokens)} subwords is longer than the position table '
+                    f'of {limit}, so that its end is left out: {text[:40]!r}…',
+                    'current',
+                    logging.WARNING,
+                )
+                tokens = [*tokens[: limit - 1], self.subwords.end]
             sources.append(torch.tensor(tokens))
         return sources

@@ -18,7 +18,7 @@ from torch import Tensor
 from .notes import NoteTaker
 from .values import NAMES, Builder, storage_dtype
 
-_LEGACY_MAGIC = 0x1950a86a20f9469cfc6c
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 # Of the file's size: two sets of weights and the averages of both are stored once each, and tied
 # weights are named a few times.
 _TIMES = 8
@@ -53,8 +53,13 @@ class _Zip:
     def __init__(self, archive: zipfile.ZipFile, size: int, device: torch.device) -> None:
         records = archive.infolist()
         # Torch stores; what is compressed, or lies in the file twice, can be larger than the file.
-        if any(record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1
-               for record in records) or sum(record.file_size for record in records) > size:
+        if (
+            any(
+                record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1
+                for record in records
+            )
+            or sum(record.file_size for record in records) > size
+        ):
             raise UnpicklingError('its records are compressed or overlap')
         self.archive = archive
         self.device = device
@@ -103,7 +108,7 @@ class _Legacy:
         notes = taker.load()
         kinds = {call.args[1]: call.args[0] for call in taker.storages}
         for key in NoteTaker(self.file, NAMES).load():
-            (num_elements, ) = struct.unpack('<q', self.file.read(8))
+            (num_elements,) = struct.unpack('<q', self.file.read(8))
             num_bytes = num_elements * storage_dtype(kinds[key]).itemsize
             if not 0 <= num_bytes <= os.fstat(self.file.fileno()).st_size - self.file.tell():
                 raise EOFError('a storage is longer than the file')
@@ -112,8 +117,9 @@ class _Legacy:
             self.storages[key] = storage.to(self.device)
         return Builder(self.read_storage, limit).build(notes)
 
-    def read_storage(self, kind: Any, key: str, location: str, num_elements: int,
-                     view: Any = None) -> Tensor:
+    def read_storage(
+        self, kind: Any, key: str, location: str, num_elements: int, view: Any = None
+    ) -> Tensor:
         if view is not None:
             raise UnpicklingError('a storage is part of another one')
         return self.storages[key]
@@ -127,7 +133,7 @@ def _fill(storage: Tensor, source: IO[bytes]) -> None:
     """
     rest = memoryview(storage.numpy())
     while len(rest):
-        num_bytes = source.readinto(rest[:2**24])  # type: ignore[attr-defined]
+        num_bytes = source.readinto(rest[: 2**24])  # type: ignore[attr-defined]
         if not num_bytes:
             raise EOFError('a storage ends before its end')
         rest = rest[num_bytes:]

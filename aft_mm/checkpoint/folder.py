@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from pickle import UnpicklingError
 
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 from .loading import load_from_local
 from .writing import write_whole
@@ -28,8 +28,11 @@ def write_pointer(folder: str | Path, checkpoint: str) -> None:
 
 def checkpoints_in(folder: str | Path) -> list[Path]:
     """The checkpoints of a run, by name and then by number, the newest first."""
-    found = [(match.group(1), int(match.group(2)), path) for path in Path(folder).glob('*.pth')
-             if (match := _NAME.fullmatch(path.name))]
+    found = [
+        (match.group(1), int(match.group(2)), path)
+        for path in Path(folder).glob('*.pth')
+        if (match := _NAME.fullmatch(path.name))
+    ]
     return [path for _, _, path in sorted(found, reverse=True)]
 
 
@@ -72,12 +75,14 @@ def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
             best = done, path
     if best:
         return str(best[1]), (
-            f'{why}; the run goes on from {str(best[1])!r}, the newest checkpoint that is whole')
+            f'{why}; the run goes on from {str(best[1])!r}, the newest checkpoint that is whole'
+        )
     if others or pointer.exists():
         raise UserError(
             f'--resume finds no whole checkpoint in {str(folder)!r}: {why}, and '
             f'{len(others)} others there are damaged; name one with --resume CHECKPOINT, or train '
-            'without --resume in another --work-dir')
+            'without --resume in another --work-dir'
+        )
     return None, ''
 
 

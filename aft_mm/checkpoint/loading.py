@@ -17,7 +17,7 @@ from mmengine.dist import barrier, is_distributed
 from mmengine.runner import CheckpointLoader
 from mmengine.runner.checkpoint import get_torchvision_models
 
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 from .archive import read_archive
 from .notes import Refused
@@ -43,21 +43,25 @@ def _load(filename: str, map_location: Any) -> dict:
     except Refused as error:
         raise pickle.UnpicklingError(
             f'checkpoint {filename!r} is refused because it asks for {error}, which is neither a '
-            'weight nor the training state of mmengine') from error
+            'weight nor the training state of mmengine'
+        ) from error
     except OSError:
         raise
     except Exception as error:  # what a parser meets in a damaged file, it has not foreseen
         reason = ' '.join(str(error).split())
         raise pickle.UnpicklingError(
             f'checkpoint {filename!r} is damaged or holds something other than weights and '
-            f'training state ({type(error).__name__}: {reason:.200})') from error
+            f'training state ({type(error).__name__}: {reason:.200})'
+        ) from error
     if not isinstance(checkpoint, dict):
-        raise pickle.UnpicklingError(f'checkpoint {filename!r} holds a '
-                                     f'{type(checkpoint).__name__} instead of a dict')
+        raise pickle.UnpicklingError(
+            f'checkpoint {filename!r} holds a {type(checkpoint).__name__} instead of a dict'
+        )
     meta = checkpoint.get('meta', {})
     if not isinstance(meta, dict):
-        raise pickle.UnpicklingError(f'checkpoint {filename!r} holds a {type(meta).__name__} as '
-                                     'meta instead of a dict')
+        raise pickle.UnpicklingError(
+            f'checkpoint {filename!r} holds a {type(meta).__name__} as meta instead of a dict'
+        )
     # mmengine's Runner.resume executes this entry of old checkpoints as a python file.
     meta.pop('config', None)
     return checkpoint
@@ -140,11 +144,13 @@ def _from_hub(filename: str) -> Path:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise UserError(f'checkpoint {filename!r} needs huggingface_hub: pip install aft_mm[hub]'
-                        ) from error
+        raise UserError(
+            f'checkpoint {filename!r} needs huggingface_hub: pip install aft_mm[hub]'
+        ) from error
     try:
-        file = Path(huggingface_hub.hf_hub_download(
-            f'{org}/{name}', path, revision=revision or None))
+        file = Path(
+            huggingface_hub.hf_hub_download(f'{org}/{name}', path, revision=revision or None)
+        )
     except (OSError, ValueError) as error:  # no network, no such file; no such name
         reason = str(error).strip().partition('\n')[0]
         raise UserError(f'checkpoint {filename!r} cannot be downloaded: {reason}') from error
@@ -162,15 +168,19 @@ def _split_hash(address: str) -> tuple[str, str]:
     plain, mark, fragment = address.partition('#')
     digits = fragment.removeprefix(_FRAGMENT)
     if mark and (digits == fragment or not re.fullmatch('[0-9a-f]{64}', digits)):
-        raise UserError(f'checkpoint {address!r} must end in #{_FRAGMENT} and 64 digits from 0 to '
-                        'f, or have no #')
+        raise UserError(
+            f'checkpoint {address!r} must end in #{_FRAGMENT} and 64 digits from 0 to '
+            'f, or have no #'
+        )
     return plain, digits
 
 
 def _check_hash(digest: str, wanted: str, address: str) -> None:
     if not digest.startswith(wanted):
-        raise UserError(f'checkpoint {address!r} is refused: its sha256 begins with {digest[:8]}, '
-                        f'but the address says {wanted[:8]}')
+        raise UserError(
+            f'checkpoint {address!r} is refused: its sha256 begins with {digest[:8]}, '
+            f'but the address says {wanted[:8]}'
+        )
 
 
 def cached(address: str) -> Path:
@@ -224,8 +234,9 @@ def load_from_torchvision(filename: str, map_location: Any = None) -> dict:
 
 def load_from_openmmlab(filename: str, map_location: Any = None) -> dict:
     """Raise a :class:`UserError`, because the host of these addresses serves no more."""
-    raise UserError(f'checkpoint {filename!r} is on a host that serves no more; give a file or an '
-                    'http address')
+    raise UserError(
+        f'checkpoint {filename!r} is on a host that serves no more; give a file or an http address'
+    )
 
 
 def _without_program(load: Callable[..., dict]) -> Callable[..., dict]:

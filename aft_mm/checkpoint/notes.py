@@ -13,13 +13,35 @@ from typing import Any, ClassVar
 
 # What torch.save (protocol 2) writes; the rest of the language is not understood.
 _OPCODES = (
-    pickle.PROTO, pickle.STOP, pickle.GLOBAL, pickle.BINPERSID, pickle.MARK,
-    pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE,
-    pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.BINFLOAT,
-    pickle.BINUNICODE, pickle.SHORT_BINSTRING,
-    pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3,
-    pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT,
-    pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET)
+    pickle.PROTO,
+    pickle.STOP,
+    pickle.GLOBAL,
+    pickle.BINPERSID,
+    pickle.MARK,
+    pickle.NONE,
+    pickle.NEWTRUE,
+    pickle.NEWFALSE,
+    pickle.BININT,
+    pickle.BININT1,
+    pickle.BININT2,
+    pickle.LONG1,
+    pickle.BINFLOAT,
+    pickle.BINUNICODE,
+    pickle.SHORT_BINSTRING,
+    pickle.EMPTY_TUPLE,
+    pickle.TUPLE,
+    pickle.TUPLE1,
+    pickle.TUPLE2,
+    pickle.TUPLE3,
+    pickle.EMPTY_LIST,
+    pickle.APPEND,
+    pickle.APPENDS,
+    pickle.EMPTY_DICT,
+    pickle.BINPUT,
+    pickle.LONG_BINPUT,
+    pickle.BINGET,
+    pickle.LONG_BINGET,
+)
 _KEYS = (str, int, float, bytes, type(None))
 
 
@@ -30,7 +52,7 @@ class Refused(UnpicklingError):  # noqa: N818 - it is about the file
 class Name:
     """A name that a pickle mentions, such as ``torch._utils._rebuild_tensor_v2``."""
 
-    __slots__ = ('path', )
+    __slots__ = ('path',)
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -120,7 +142,7 @@ class NoteTaker(pickle._Unpickler):
 
     def _set(self, key: Any, value: Any) -> None:
         # The hash of a tuple in a tuple in a tuple ... overflows the stack of C.
-        if not all(isinstance(part, _KEYS) for part in (key if type(key) is tuple else (key, ))):
+        if not all(isinstance(part, _KEYS) for part in (key if type(key) is tuple else (key,))):
             raise UnpicklingError(f'a {type(key).__name__} is the key of an entry')
         if type(self.stack[-1]) not in (dict, Call):
             raise UnpicklingError(f'a {type(self.stack[-1]).__name__} gets an entry')

@@ -36,11 +36,16 @@ def plain_hub(state: dict) -> dict:
         key: dict(
             log_history=torch.from_numpy(np.array(value.data[0])),
             count_history=torch.from_numpy(np.array(value.data[1])),
-            max_length=value.max_length)
-        for key, value in state['log_scalars'].items() if isinstance(value, HistoryBuffer)
+            max_length=value.max_length,
+        )
+        for key, value in state['log_scalars'].items()
+        if isinstance(value, HistoryBuffer)
     }
-    return dict(log_scalars=scalars, runtime_info=plain_value(state['runtime_info']),
-                resumed_keys=plain_value(state['resumed_keys']))
+    return dict(
+        log_scalars=scalars,
+        runtime_info=plain_value(state['runtime_info']),
+        resumed_keys=plain_value(state['resumed_keys']),
+    )
 
 
 def restored_hub(state: Any) -> dict:
@@ -52,8 +57,9 @@ def restored_hub(state: Any) -> dict:
         UnpicklingError: it is none of a MessageHub.
     """
     parts = [state.get(key, {}) for key in HUB_KEYS] if isinstance(state, dict) else [None]
-    if not all(isinstance(part, dict) and all(isinstance(key, str) for key in part)
-               for part in parts):
+    if not all(
+        isinstance(part, dict) and all(isinstance(key, str) for key in part) for part in parts
+    ):
         raise UnpicklingError('its message_hub is none of mmengine')
     restored = {key: dict(state[key]) for key in HUB_KEYS if key in state}
     for key, value in restored.get('log_scalars', {}).items():

@@ -29,10 +29,16 @@ def write_safetensors(file: BinaryIO, checkpoint: Mapping) -> None:
         TypeError, ValueError: ``meta`` is none of JSON, or the state holds no tensors alone.
     """
     state = {name: tensor.contiguous() for name, tensor in checkpoint['state_dict'].items()}
-    versions = {name: entry[_VERSION] for name, entry in getattr(
-        checkpoint['state_dict'], '_metadata', {}).items() if _VERSION in entry}
-    notes = dict(meta=dict(checkpoint.get('meta') or {}), versions=versions,
-                 sha256=_sha256_of_weights(save(state)))
+    versions = {
+        name: entry[_VERSION]
+        for name, entry in getattr(checkpoint['state_dict'], '_metadata', {}).items()
+        if _VERSION in entry
+    }
+    notes = dict(
+        meta=dict(checkpoint.get('meta') or {}),
+        versions=versions,
+        sha256=_sha256_of_weights(save(state)),
+    )
     file.write(save(state, {_ENTRY: json.dumps(notes, sort_keys=True)}))
 
 
@@ -58,11 +64,12 @@ def read_safetensors(path: str, map_location: Any = None) -> dict:
     state = OrderedDict((name, tensor.to(device)) for name, tensor in state.items())
     if versions:
         state._metadata = OrderedDict(  # type: ignore[attr-defined]
-            (name, {_VERSION: version}) for name, version in versions.items())
+            (name, {_VERSION: version}) for name, version in versions.items()
+        )
     return dict(state_dict=state, meta=meta)
 
 
 def _sha256_of_weights(file: bytes) -> str:
     """Of what follows the header, whose length is the first eight bytes."""
     view = memoryview(file)
-    return hashlib.sha256(view[8 + int.from_bytes(view[:8], 'little'):]).hexdigest()
+    return hashlib.sha256(view[8 + int.from_bytes(view[:8], 'little') :]).hexdigest()

@@ -16,26 +16,56 @@ from torch import Tensor
 from .notes import Call, Name, Refused
 
 DTYPES = {
-    f'torch.{name}': getattr(torch, name) for name in (
-        'float16', 'float32', 'float64', 'bfloat16', 'uint8', 'int8', 'int16', 'int32', 'int64',
-        'uint16', 'uint32', 'uint64', 'bool', 'complex64', 'complex128', 'float8_e4m3fn',
-        'float8_e5m2')
+    f'torch.{name}': getattr(torch, name)
+    for name in (
+        'float16',
+        'float32',
+        'float64',
+        'bfloat16',
+        'uint8',
+        'int8',
+        'int16',
+        'int32',
+        'int64',
+        'uint16',
+        'uint32',
+        'uint64',
+        'bool',
+        'complex64',
+        'complex128',
+        'float8_e4m3fn',
+        'float8_e5m2',
+    )
 }
 STORAGES = {
-    f'torch.{name}Storage': dtype for name, dtype in dict(
-        Half=torch.float16, Float=torch.float32, Double=torch.float64, BFloat16=torch.bfloat16,
-        Byte=torch.uint8, Char=torch.int8, Short=torch.int16, Int=torch.int32, Long=torch.int64,
-        Bool=torch.bool, ComplexFloat=torch.complex64, ComplexDouble=torch.complex128).items()
+    f'torch.{name}Storage': dtype
+    for name, dtype in dict(
+        Half=torch.float16,
+        Float=torch.float32,
+        Double=torch.float64,
+        BFloat16=torch.bfloat16,
+        Byte=torch.uint8,
+        Char=torch.int8,
+        Short=torch.int16,
+        Int=torch.int32,
+        Long=torch.int64,
+        Bool=torch.bool,
+        ComplexFloat=torch.complex64,
+        ComplexDouble=torch.complex128,
+    ).items()
 }
 UNTYPED = 'torch.storage.UntypedStorage'
 _HISTORY = 'mmengine.logging.history_buffer.HistoryBuffer'
 _ONE_CYCLE = 'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler'
 # The only attributes that a checkpoint may fetch.
 _ATTRIBUTES = {
-    **{(_HISTORY, name): getattr(HistoryBuffer, name)
-       for name in ('min', 'max', 'mean', 'current')},
-    **{(_ONE_CYCLE, name): getattr(OneCycleParamScheduler, name)
-       for name in ('_annealing_cos', '_annealing_linear')},
+    **{
+        (_HISTORY, name): getattr(HistoryBuffer, name) for name in ('min', 'max', 'mean', 'current')
+    },
+    **{
+        (_ONE_CYCLE, name): getattr(OneCycleParamScheduler, name)
+        for name in ('_annealing_cos', '_annealing_linear')
+    },
 }
 # Numbers and text; no objects, no fields, no dates.
 _NUMPY_CODE = re.compile(r'b1|[iu][1248]|f[248]|c8|c16|U\d{1,6}')
@@ -121,22 +151,46 @@ class Builder:
             raise Refused(f'getattr({owner!r:.100}, {name!r:.100})')
         return _ATTRIBUTES[owner.path, name]
 
-    def tensor(self, storage: Any, offset: int, size: tuple, stride: tuple,
-               requires_grad: bool = False, hooks: Any = None, metadata: Any = None) -> Tensor:
+    def tensor(
+        self,
+        storage: Any,
+        offset: int,
+        size: tuple,
+        stride: tuple,
+        requires_grad: bool = False,
+        hooks: Any = None,
+        metadata: Any = None,
+    ) -> Tensor:
         if type(storage) is not Call or storage.name != 'storage' or metadata:
             raise UnpicklingError('a tensor has no storage of numbers')
-        return self._tensor(storage, storage_dtype(storage.args[0]), offset, size, stride,
-                            requires_grad)
+        return self._tensor(
+            storage, storage_dtype(storage.args[0]), offset, size, stride, requires_grad
+        )
 
-    def tensor_of_type(self, storage: Any, offset: int, size: tuple, stride: tuple,
-                       requires_grad: bool, hooks: Any, dtype: Any, metadata: Any = None
-                       ) -> Tensor:
+    def tensor_of_type(
+        self,
+        storage: Any,
+        offset: int,
+        size: tuple,
+        stride: tuple,
+        requires_grad: bool,
+        hooks: Any,
+        dtype: Any,
+        metadata: Any = None,
+    ) -> Tensor:
         if type(storage) is not Call or storage.name != 'storage' or metadata:
             raise UnpicklingError('a tensor has no storage of numbers')
         return self._tensor(storage, self.build(dtype), offset, size, stride, requires_grad)
 
-    def _tensor(self, storage: Call, dtype: torch.dtype, offset: int, size: Any, stride: Any,
-                requires_grad: bool) -> Tensor:
+    def _tensor(
+        self,
+        storage: Call,
+        dtype: torch.dtype,
+        offset: int,
+        size: Any,
+        stride: Any,
+        requires_grad: bool,
+    ) -> Tensor:
         size, stride = self.build(size), self.build(stride)
         self.spend(math.prod(size) * dtype.itemsize)
         source = self.read_storage(*storage.args).untyped_storage()
@@ -152,9 +206,15 @@ class Builder:
         if type(note) is not Call or note.name != 'numpy.dtype':
             raise UnpicklingError('an array has no type')
         code, state = note.args[0], note.state
-        plain = (isinstance(code, str) and _NUMPY_CODE.fullmatch(code) and
-                 isinstance(state, tuple) and len(state) == 8 and state[0] == 3 and
-                 state[1] in ('<', '>', '|', '=') and state[2:5] == (None, None, None))
+        plain = (
+            isinstance(code, str)
+            and _NUMPY_CODE.fullmatch(code)
+            and isinstance(state, tuple)
+            and len(state) == 8
+            and state[0] == 3
+            and state[1] in ('<', '>', '|', '=')
+            and state[2:5] == (None, None, None)
+        )
         dtype = np.dtype(code) if plain else None
         if dtype is None or state[5] not in (-1, dtype.itemsize) or state[7] not in (0, 8):
             raise Refused(f'numpy.dtype({code!r:.40})')
@@ -166,9 +226,11 @@ class Builder:
             raise Refused('numpy.ndarray without plain data')
         _, shape, dtype, columns_first, data = note.state
         dtype, data = self.dtype(dtype), self.build(data)
-        if not isinstance(data, bytes) or not (
-                isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)) or (
-                math.prod(shape) * dtype.itemsize != len(data)):
+        if (
+            not isinstance(data, bytes)
+            or not (isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape))
+            or (math.prod(shape) * dtype.itemsize != len(data))
+        ):
             raise Refused(f'numpy.ndarray of {shape!r:.60} without its data')
         self.spend(len(data))
         values = np.frombuffer(data, dtype) if dtype.itemsize else np.empty(0, dtype)
@@ -183,8 +245,11 @@ class Builder:
     def history(self, note: Call) -> HistoryBuffer:
         state = note.state if isinstance(note.state, dict) else {}
         self.build(state.get('statistics_methods'))  # mmengine's own, or refused
-        return history(self.build(state.get('_log_history')),
-                       self.build(state.get('_count_history')), state.get('max_length'))
+        return history(
+            self.build(state.get('_log_history')),
+            self.build(state.get('_count_history')),
+            state.get('max_length'),
+        )
 
 
 def history(log_history: Any, count_history: Any, max_length: Any) -> HistoryBuffer:
@@ -194,9 +259,12 @@ def history(log_history: Any, count_history: Any, max_length: Any) -> HistoryBuf
         UnpicklingError: these are none.
     """
     rows = [np.asarray(row) for row in (log_history, count_history)]
-    if (any(row.ndim != 1 or row.dtype.kind not in 'fiu' for row in rows) or
-            len(rows[0]) != len(rows[1]) or type(max_length) is not int or
-            not len(rows[0]) <= max_length):
+    if (
+        any(row.ndim != 1 or row.dtype.kind not in 'fiu' for row in rows)
+        or len(rows[0]) != len(rows[1])
+        or type(max_length) is not int
+        or not len(rows[0]) <= max_length
+    ):
         raise UnpicklingError('a log history is none of numbers')
     return HistoryBuffer(*rows, max_length=max_length)
 
@@ -223,5 +291,13 @@ _CALLS: dict[str, Callable[..., Any]] = {
     **{f'{module}.scalar': Builder.scalar for module in _MULTIARRAY},
 }
 #: All that a pickle may mention.
-NAMES = {*_OBJECTS, *_CALLS, *DTYPES, *STORAGES, UNTYPED, 'numpy.dtype', 'numpy.ndarray',
-         _ONE_CYCLE}
+NAMES = {
+    *_OBJECTS,
+    *_CALLS,
+    *DTYPES,
+    *STORAGES,
+    UNTYPED,
+    'numpy.dtype',
+    'numpy.ndarray',
+    _ONE_CYCLE,
+}

@@ -12,7 +12,7 @@ import ctypes
 import os
 import sys
 
-from .errors import UserError
+from aft_mm.errors import UserError
 
 ENVIRONMENT_VARIABLE = 'AFT_MM_MALLOC'
 MODES = ('keep', 'system')

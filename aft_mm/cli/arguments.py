@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
+from aft_mm.errors import UserError
 
 #: The files that matplotlib draws to, and how fine at most.
 PICTURES = ('.png', '.pdf', '.svg', '.jpg')
@@ -21,13 +21,19 @@ LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 class Options(argparse.Action):
     """mmengine's KEY=VALUE arguments, with a word on one that is none."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace,
-                 values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         """Take the pairs; ends the program as argparse does for what is none."""
         for value in values:
             if not value.partition('=')[0] or '=' not in value:
                 parser.error(f'{option_string} needs KEY=VALUE, got {value!r}')
         from mmengine.config import DictAction
+
         take = DictAction(self.option_strings, self.dest, nargs='+')
         take(parser, namespace, values, option_string)
 
@@ -35,8 +41,13 @@ class Options(argparse.Action):
 def add_config_options(parser: argparse.ArgumentParser, example: str) -> None:
     """``--cfg-options``, which :func:`configured` merges."""
     parser.add_argument(
-        '--cfg-options', nargs='+', action=Options, default={}, metavar='KEY=VALUE',
-        help=f'override entries of the config, such as {example}')
+        '--cfg-options',
+        nargs='+',
+        action=Options,
+        default={},
+        metavar='KEY=VALUE',
+        help=f'override entries of the config, such as {example}',
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,28 +55,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--work-dir', help='folder of logs and checkpoints')
     add_config_options(parser, 'train_cfg.max_epochs=10')
     parser.add_argument(
-        '--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
-        help='what started the processes of a distributed run')
+        '--launcher',
+        choices=('none', 'pytorch', 'slurm', 'mpi'),
+        default='none',
+        help='what started the processes of a distributed run',
+    )
     # torch.distributed.launch passes it; torchrun sets the variable.
-    parser.add_argument(
-        '--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float = 1.0) -> None:
     """How to draw, where, and from what config: the arguments of tools that draw from a model."""
     parser.add_argument(
-        '--temperature', type=float, default=temperature,
-        help=f'divides the logits; {temperature} unless given')
+        '--temperature',
+        type=float,
+        default=temperature,
+        help=f'divides the logits; {temperature} unless given',
+    )
     parser.add_argument('--top-k', type=int, help='draw among the k likeliest values only')
     parser.add_argument(
-        '--top-p', type=float, help='draw among the likeliest values of this probability only')
+        '--top-p', type=float, help='draw among the likeliest values of this probability only'
+    )
     parser.add_argument('--greedy', action='store_true', help='take the likeliest value always')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', help='by default an accelerator if there is one')
     parser.add_argument(
-        '--compile', action='store_true',
+        '--compile',
+        action='store_true',
         help='compile the step of a token on a CPU: seconds to minutes first, then faster steps; '
-        'for many or long samples')
+        'for many or long samples',
+    )
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
 
 
@@ -84,8 +103,9 @@ def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool =
     parser.add_argument('--num', type=int, default=num, help='images; %(default)s')
 
 
-def add_choice_arguments(parser: argparse.ArgumentParser, heads: bool = True,
-                         layers: str = LAYERS) -> None:
+def add_choice_arguments(
+    parser: argparse.ArgumentParser, heads: bool = True, layers: str = LAYERS
+) -> None:
     """``--layers`` and ``--heads``, which :func:`aft_mm.visualization.choose` reads."""
     parser.add_argument('--layers', default='all', help=layers)
     if heads:
@@ -101,8 +121,10 @@ def add_network_arguments(parser: argparse.ArgumentParser, num: int, random: boo
         random: whether the network may have random weights, and noise for images.
     """
     parser.add_argument(
-        'config', metavar='NETWORK',
-        help="a config of ours or of mmpretrain, mmpretrain's name of a model, or timm:NAME")
+        'config',
+        metavar='NETWORK',
+        help="a config of ours or of mmpretrain, mmpretrain's name of a model, or timm:NAME",
+    )
     parser.add_argument('checkpoint', nargs='?' if random else None, help='path of the checkpoint')
     add_image_arguments(parser, num, noise=random)
     parser.add_argument('--csv', metavar='CSV', help='write the numbers to this file, too')
@@ -113,8 +135,13 @@ def add_runs(parser: argparse.ArgumentParser, kind: str) -> None:
     """The arguments ``logs`` and ``--group``, which plot_curves.py takes apart."""
     parser.add_argument('logs', nargs='*', metavar='[LABEL=]LOG', help=f'{kind} of a run')
     parser.add_argument(
-        '--group', nargs='+', action='append', default=[], metavar=('LABEL', 'LOG'),
-        help='runs that differ by their seed, of which mean and standard error are shown')
+        '--group',
+        nargs='+',
+        action='append',
+        default=[],
+        metavar=('LABEL', 'LOG'),
+        help='runs that differ by their seed, of which mean and standard error are shown',
+    )
 
 
 def check_writable(name: str, paths: Sequence[str]) -> None:
@@ -135,8 +162,7 @@ def check_writable(name: str, paths: Sequence[str]) -> None:
             if not existed:
                 path.unlink(missing_ok=True)  # another process of the run may have been first
         except OSError as error:
-            raise UserError(
-                f'{name} {str(path)!r} cannot be written: {error.strerror}') from error
+            raise UserError(f'{name} {str(path)!r} cannot be written: {error.strerror}') from error
 
 
 def check_output(name: str, path: str | os.PathLike, suffixes: Sequence[str]) -> None:
@@ -146,6 +172,8 @@ def check_output(name: str, path: str | os.PathLike, suffixes: Sequence[str]) ->
         UserError: it has another ending than ``suffixes``, or cannot be written.
     """
     if Path(path).suffix not in suffixes:
-        raise UserError(f'{name} needs a file name that ends in {" or ".join(suffixes)}, got '
-                        f'{os.fspath(path)!r}')
+        raise UserError(
+            f'{name} needs a file name that ends in {" or ".join(suffixes)}, got '
+            f'{os.fspath(path)!r}'
+        )
     check_writable(name, [os.fspath(path)])

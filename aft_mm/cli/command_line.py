@@ -20,10 +20,10 @@ from aft_mm.checkpoint import latest_checkpoint
 from aft_mm.checks import check_int
 from aft_mm.engine.distributed import start_distributed
 from aft_mm.engine.hooks import RegularizationHook
+from aft_mm.errors import UserError
 
 from .config_checks import check_boxes, check_images, check_keys, check_settings
 from .config_files import find_config
-from .errors import UserError
 from .library_warnings import pass_over
 
 #: What goes wrong when a config with a mistake is turned into objects.
@@ -51,8 +51,9 @@ def configured(args: argparse.Namespace) -> Config:
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of ``AutoregressiveModel.generate`` among the arguments."""
-    options = {name: getattr(args, name) for name in
-               ('temperature', 'top_k', 'top_p', 'greedy', 'seed')}
+    options = {
+        name: getattr(args, name) for name in ('temperature', 'top_k', 'top_p', 'greedy', 'seed')
+    }
     return {**options, 'compiled': args.compile}
 
 
@@ -85,7 +86,8 @@ def check_torchvision() -> None:
         version = next((found.version for found in distributions(name='torchvision')), '(none)')
         raise UserError(
             f'torch {torch.__version__} and torchvision {version} do not work together ({error}); '
-            'install a matching pair, such as torch 2.11.0 with torchvision 0.26.0') from error
+            'install a matching pair, such as torch 2.11.0 with torchvision 0.26.0'
+        ) from error
 
 
 def load_config(args: argparse.Namespace) -> Config:
@@ -99,7 +101,8 @@ def load_config(args: argparse.Namespace) -> Config:
     check_settings(cfg)
     cfg.launcher = args.launcher
     cfg.work_dir = (
-        args.work_dir or cfg.get('work_dir') or os.path.join('work_dirs', Path(cfg.filename).stem))
+        args.work_dir or cfg.get('work_dir') or os.path.join('work_dirs', Path(cfg.filename).stem)
+    )
     for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         if cfg.get(name) and cfg[name].get('num_workers') == 0:
             cfg[name].persistent_workers = False  # torch refuses the pair
@@ -121,8 +124,10 @@ def protect(cfg: Config) -> None:
     if hooks.checkpoint and hooks.checkpoint.type in ('CheckpointHook', 'mmengine.CheckpointHook'):
         hooks.checkpoint.type = 'aft_mm.SafeCheckpointHook'
     finite = 'aft_mm.FiniteLossHook'
-    if not any(hook and hook.get('type') == finite
-               for hook in (*hooks.values(), *cfg.get('custom_hooks', []))):
+    if not any(
+        hook and hook.get('type') == finite
+        for hook in (*hooks.values(), *cfg.get('custom_hooks', []))
+    ):
         hooks.finite_loss = dict(type=finite)
 
 
@@ -140,8 +145,10 @@ def choose_checkpoint(cfg: Config) -> str:
         return ''
     cfg.load_from, remark = latest_checkpoint(cfg.work_dir)
     if cfg.load_from is None:
-        raise UserError(f'--resume finds no checkpoint in {str(cfg.work_dir)!r}; name the '
-                        '--work-dir of the run, or train without --resume to begin')
+        raise UserError(
+            f'--resume finds no checkpoint in {str(cfg.work_dir)!r}; name the '
+            '--work-dir of the run, or train without --resume to begin'
+        )
     return remark
 
 
@@ -161,17 +168,20 @@ def read_config(path: str) -> Config:
             importlib.import_module(f'{cfg.default_scope}.models')
     except ImportError as error:
         if not any(name in str(error) for name in (*DOWNSTREAM, 'mmcv')):
-            raise UserError(f'config {path!r} imports what is missing: '
-                            f'{error.__cause__ or error}') from error
+            raise UserError(
+                f'config {path!r} imports what is missing: {error.__cause__ or error}'
+            ) from error
         raise UserError(
             f'config {path!r} needs mmdet and mmseg with the compiled mmcv ({error}), which '
-            '`make downstream` installs') from error
+            '`make downstream` installs'
+        ) from error
     except RecursionError as error:
         raise UserError(f'config {path!r} has itself among its _base_') from error
     except Exception as error:  # a config is a program, and may raise anything
         reason = ' '.join(str(error).split())
         raise UserError(
-            f'config {path!r} cannot be read ({type(error).__name__}: {reason})') from error
+            f'config {path!r} cannot be read ({type(error).__name__}: {reason})'
+        ) from error
     return cfg
 
 
@@ -193,7 +203,6 @@ def _quotable_data_folder() -> Iterator[None]:
         os.environ['AFT_MM_DATA'] = folder
 
 
-
 def check_widths(model: nn.Module) -> None:
     """Refuse a neck of another width than AFTViT, or heads of such where there is no neck.
 
@@ -206,14 +215,18 @@ def check_widths(model: nn.Module) -> None:
         return
     neck = getattr(model, 'neck', None)
     if backbone.out_type == 'featmap' and neck is None and hasattr(model, 'head'):
-        raise UserError("model.backbone.out_type must be 'avg_featmap' or 'cls_token' for a "
-                        "classifier without a neck, got 'featmap'")
+        raise UserError(
+            "model.backbone.out_type must be 'avg_featmap' or 'cls_token' for a "
+            "classifier without a neck, got 'featmap'"
+        )
     heads = [name for name, _ in model.named_children() if name.endswith('head')]
     for name in ['neck'] if neck else heads:
         given = getattr(getattr(model, name), 'in_channels', backbone.embed_dims)
         if set(given if isinstance(given, Sequence) else [given]) != {backbone.embed_dims}:
-            raise UserError(f'{name}.in_channels must be {backbone.embed_dims}, the width of the '
-                            f'backbone, got {given}')
+            raise UserError(
+                f'{name}.in_channels must be {backbone.embed_dims}, the width of the '
+                f'backbone, got {given}'
+            )
 
 
 def check_checkpoint(path: str | None) -> None:
@@ -254,10 +267,16 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
     prefixes = prefix.values() if isinstance(prefix, dict) else [prefix]
     files = [dataset.get(name) or '' for name in ('data_file', 'source_file', 'target_file')]
     # A text that is compressed is read in place of the file.
-    files = [f'{path}.gz' if path and not os.path.exists(path) and os.path.exists(f'{path}.gz')
-             else path for path in files]
-    for place in [root, *(os.path.join(root, path) for path in prefixes),
-                  os.path.join(root, dataset.get('ann_file') or ''), *files]:
+    files = [
+        f'{path}.gz' if path and not os.path.exists(path) and os.path.exists(f'{path}.gz') else path
+        for path in files
+    ]
+    for place in [
+        root,
+        *(os.path.join(root, path) for path in prefixes),
+        os.path.join(root, dataset.get('ann_file') or ''),
+        *files,
+    ]:
         if not place or '://' in place:
             continue
         missing = not os.path.exists(place)
@@ -266,7 +285,8 @@ def _check_dataset(dataset: ConfigDict, key: str) -> None:
                 f'{key} reads {place!r}, which {"does not exist" if missing else "is empty"}; put '
                 'the data there or set AFT_MM_DATA '
                 f'(now {os.environ.get("AFT_MM_DATA", "data")!r}) to the folder that holds the '
-                'data sets')
+                'data sets'
+            )
     if isinstance(prefix, str):
         check_images(key, os.path.join(root, prefix), dataset)
     check_boxes(key, root, dataset)
@@ -292,7 +312,8 @@ def check_batch(runner: Runner) -> None:
         raise UserError(
             f'train_dataloader.batch_size must be small enough for one batch of the {samples} '
             f'samples of the training set on every process, as drop_last leaves out the rest, but '
-            f'got {size}')
+            f'got {size}'
+        )
 
 
 def check_schedule(runner: Runner) -> None:
@@ -311,7 +332,8 @@ def check_schedule(runner: Runner) -> None:
             raise UserError(
                 f'{schedule.get("type")} of param_scheduler begins at {unit} {begin} and ends at '
                 f'{unit} {end}, which is where the run ends unless it is given; train longer, or '
-                'at a constant rate with --cfg-options param_scheduler=None')
+                'at a constant rate with --cfg-options param_scheduler=None'
+            )
 
 
 def check_regularization(runner: Runner) -> None:
@@ -325,4 +347,5 @@ def check_regularization(runner: Runner) -> None:
         raise UserError(
             "the model has a regularization_loss, as AFTConv(sparsity='entropy') does, but "
             "custom_hooks has no dict(type='aft_mm.RegularizationHook', weight=...) that adds it "
-            'to the losses')
+            'to the losses'
+        )

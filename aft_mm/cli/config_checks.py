@@ -16,19 +16,40 @@ from torch import nn
 
 from aft_mm.checks import check_flag, check_int, check_number
 from aft_mm.engine.hooks import PictureHook
-
-from .errors import UserError
+from aft_mm.errors import UserError
 
 #: Entries of a config that a Runner, the tools and the inferencers read.
-READ = frozenset({
-    *inspect.signature(Runner.__init__).parameters, 'custom_imports', 'runner_type',
-    'model_wrapper_cfg', 'find_unused_parameters', 'compile', 'sync_bn', 'tta_model',
-    'tta_pipeline', 'image_shape', 'source_shape', 'point_cloud', 'subwords',
-    'units'} - {'self', 'cfg'})
+READ = frozenset(
+    {
+        *inspect.signature(Runner.__init__).parameters,
+        'custom_imports',
+        'runner_type',
+        'model_wrapper_cfg',
+        'find_unused_parameters',
+        'compile',
+        'sync_bn',
+        'tta_model',
+        'tta_pipeline',
+        'image_shape',
+        'source_shape',
+        'point_cloud',
+        'subwords',
+        'units',
+    }
+    - {'self', 'cfg'}
+)
 #: Names that configs give to what they use further down, some of them much like those above.
-SHARED = frozenset({
-    'vis_backends', 'pipeline', 'train_pipeline', 'val_pipeline', 'test_pipeline', 'dataset',
-    'model_cfg'})
+SHARED = frozenset(
+    {
+        'vis_backends',
+        'pipeline',
+        'train_pipeline',
+        'val_pipeline',
+        'test_pipeline',
+        'dataset',
+        'model_cfg',
+    }
+)
 #: Tests that draw from the model on their way.
 DRAWING_LOOPS = ('GenerationTestLoop', 'TranslationTestLoop')
 LIKE = 0.8  # of get_close_matches: two letters of ten
@@ -58,18 +79,26 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
             read = {name: cfg[name] for name in READ & cfg.keys()}
             places = sorted(_places(key, cfg.get(key), read))[:3]
             there = ' and '.join(f'{place}.{rest}'.rstrip('.') for place in places)
-            raise UserError(f'--cfg-options {option} changes nothing, as the config has used '
-                            f'{key!r} before; change {there or "the config"} instead')
+            raise UserError(
+                f'--cfg-options {option} changes nothing, as the config has used '
+                f'{key!r} before; change {there or "the config"} instead'
+            )
 
 
 def _places(key: str, value: Any, tree: Any, at: str = '') -> Iterator[str]:
     """Where in a tree a value is used: whole lists and dicts anywhere, others under their name."""
-    items = tree.items() if isinstance(tree, dict) else (
-        enumerate(tree) if isinstance(tree, list) else ())
+    items = (
+        tree.items()
+        if isinstance(tree, dict)
+        else (enumerate(tree) if isinstance(tree, list) else ())
+    )
     for name, part in items:
         place = f'{at}.{name}'.lstrip('.')
-        if part == value and value not in ({}, []) and (
-                name == key or isinstance(value, dict | list)):
+        if (
+            part == value
+            and value not in ({}, [])
+            and (name == key or isinstance(value, dict | list))
+        ):
             yield place
         else:
             yield from _places(key, value, part, place)
@@ -90,8 +119,9 @@ def check_settings(cfg: Config) -> None:
     for name, hook in (cfg.get('default_hooks') or {}).items():
         # mmengine counts below 0 as never, and divides by 0.
         if hook and hook.get('interval', 1) != -1:
-            check_int(f'default_hooks.{name}.interval, which -1 turns off,',
-                      hook.get('interval', 1), 1)
+            check_int(
+                f'default_hooks.{name}.interval, which -1 turns off,', hook.get('interval', 1), 1
+            )
     for key in ('data_preprocessor', 'model.data_preprocessor'):
         _check_normalization(key, _entry(cfg, key) or {})
     optimizer = _entry(cfg, 'optim_wrapper.optimizer')
@@ -152,8 +182,10 @@ def check_images(key: str, folder: str, dataset: ConfigDict) -> None:
         return
     names = (name for _, _, files in os.walk(folder, followlinks=True) for name in files)
     if not any(name.lower().endswith(endings) for name in names):
-        raise UserError(f'{key} reads {folder!r}, which holds no image in a folder of its class; '
-                        f'images are files that end in {", ".join(endings)}')
+        raise UserError(
+            f'{key} reads {folder!r}, which holds no image in a folder of its class; '
+            f'images are files that end in {", ".join(endings)}'
+        )
 
 
 def check_boxes(key: str, root: str, dataset: ConfigDict) -> None:
@@ -180,7 +212,8 @@ def check_boxes(key: str, root: str, dataset: ConfigDict) -> None:
         if [name for name in names if name in classes] != list(classes):
             raise UserError(
                 f'{listed}, which must be categories of {path!r} in its order, as mmdet numbers '
-                f'them by that: {", ".join(names) or "it has none"}')
+                f'them by that: {", ".join(names) or "it has none"}'
+            )
     if dataset.type.endswith(('VOCDataset', 'XMLDataset')):
         prefix = (dataset.get('data_prefix') or {}).get('sub_data_root', '')
         folder = Path(root, prefix, dataset.get('ann_subdir', 'Annotations'))
@@ -191,8 +224,10 @@ def check_boxes(key: str, root: str, dataset: ConfigDict) -> None:
             if found.intersection(classes):
                 return
             others |= found
-        raise UserError(f'{listed}, but the boxes of {path!r} are of other classes: '
-                        f'{", ".join(sorted(others)) or "there are none"}')
+        raise UserError(
+            f'{listed}, but the boxes of {path!r} are of other classes: '
+            f'{", ".join(sorted(others)) or "there are none"}'
+        )
 
 
 def check_classes(model: nn.Module, dataset: Any, split: str) -> None:
@@ -210,8 +245,10 @@ def check_classes(model: nn.Module, dataset: Any, split: str) -> None:
             head = getattr(head, part, None)
         number = getattr(head, 'num_classes', None)
         if classes is not None and isinstance(number, int) and number < len(classes):
-            raise UserError(f'model.{name}.num_classes must be at least {len(classes)}, the number '
-                            f'of classes of the {split} set, got {number}')
+            raise UserError(
+                f'model.{name}.num_classes must be at least {len(classes)}, the number '
+                f'of classes of the {split} set, got {number}'
+            )
 
 
 def check_same_classes(trained: Any, validated: Any) -> None:
@@ -220,14 +257,21 @@ def check_same_classes(trained: Any, validated: Any) -> None:
     Raises:
         UserError: a class has another number in the validation set, or none.
     """
-    ours, theirs = (tuple((getattr(dataset, 'metainfo', None) or {}).get('classes') or ())
-                    for dataset in (trained, validated))
+    ours, theirs = (
+        tuple((getattr(dataset, 'metainfo', None) or {}).get('classes') or ())
+        for dataset in (trained, validated)
+    )
     if ours and theirs and ours != theirs:
         differing = sorted({*map(str, ours)} ^ {*map(str, theirs)})
-        what = (f'{", ".join(differing[:3])} {"is" if len(differing) == 1 else "are"} in one only'
-                if differing else 'they stand in another order')
-        raise UserError(f'the training set has {len(ours)} classes and the validation set '
-                        f'{len(theirs)}, which must be the same in the same order: {what}')
+        what = (
+            f'{", ".join(differing[:3])} {"is" if len(differing) == 1 else "are"} in one only'
+            if differing
+            else 'they stand in another order'
+        )
+        raise UserError(
+            f'the training set has {len(ours)} classes and the validation set '
+            f'{len(theirs)}, which must be the same in the same order: {what}'
+        )
 
 
 def check_steps(runner: Runner) -> None:
@@ -238,9 +282,14 @@ def check_steps(runner: Runner) -> None:
     Raises:
         UserError: a hook or the test would draw.
     """
-    without = next((type(layer).__name__ for layer in runner.model.modules()
-                    if getattr(layer, 'causal', False) and not getattr(layer, 'has_steps', True)),
-                   None)
+    without = next(
+        (
+            type(layer).__name__
+            for layer in runner.model.modules()
+            if getattr(layer, 'causal', False) and not getattr(layer, 'has_steps', True)
+        ),
+        None,
+    )
     if without is None:
         return
     loop = (runner.cfg.get('test_cfg') or {}).get('type') or ''

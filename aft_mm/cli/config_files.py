@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from .errors import UserError
+from aft_mm.errors import UserError
 
 PACKAGE = Path(__file__).parents[1]
 INDEX = 'model-index.yml'
@@ -24,16 +24,21 @@ def home() -> Path:
     for folder in (PACKAGE.parent, PACKAGE / '.mim'):
         if (folder / INDEX).is_file() and (folder / 'configs').is_dir():
             return folder
-    raise UserError(f'the configs of aft_mm are in neither {str(PACKAGE.parent)!r} nor '
-                    f'{str(PACKAGE / ".mim")!r}; install aft_mm from a wheel that holds them')
+    raise UserError(
+        f'the configs of aft_mm are in neither {str(PACKAGE.parent)!r} nor '
+        f'{str(PACKAGE / ".mim")!r}; install aft_mm from a wheel that holds them'
+    )
 
 
 @cache
 def configs_by_name() -> dict[str, Path]:
     """Every config of ours that is no base, by its name without .py."""
     folder = home() / 'configs'
-    return {path.stem: path for path in sorted(folder.rglob('*.py'))
-            if '_base_' not in path.relative_to(folder).parts}
+    return {
+        path.stem: path
+        for path in sorted(folder.rglob('*.py'))
+        if '_base_' not in path.relative_to(folder).parts
+    }
 
 
 def find_config(name: str) -> str:
@@ -49,14 +54,18 @@ def find_config(name: str) -> str:
         ours = configs_by_name().get(bare)
         # A path has to be that of ours as far as it is given.
         if ours is None or not ours.with_suffix('').as_posix().endswith(
-                '/' + Path(name).as_posix().removesuffix('.py')):
+            '/' + Path(name).as_posix().removesuffix('.py')
+        ):
             close = get_close_matches(bare, configs_by_name(), n=3)
-            raise UserError(f'config {name!r} does not exist'
-                            + (f'; did you mean {" or ".join(close)}?' if close else ''))
+            raise UserError(
+                f'config {name!r} does not exist'
+                + (f'; did you mean {" or ".join(close)}?' if close else '')
+            )
         return str(ours)
     # Configs of YAML and JSON are not read: mmengine's way runs what the tags of YAML name, and a
     # file that looks like data should be data.
     if os.path.splitext(name)[1] != '.py':
-        raise UserError(f'config {name!r} must be a Python file, whose name ends in .py; others '
-                        'are not read')
+        raise UserError(
+            f'config {name!r} must be a Python file, whose name ends in .py; others are not read'
+        )
     return name

@@ -6,24 +6,33 @@ import inspect
 import sys
 from collections.abc import Sequence
 
+from aft_mm.errors import one_sentence
+
 from .. import __version__
 from .config_files import find_config
-from .errors import one_sentence
 from .parsers import COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command that ``argv`` begins with."""
     parser = argparse.ArgumentParser(
-        prog='aft_mm', description='Attention Free Transformer for mmengine and mmpretrain.',
-        epilog='aft_mm COMMAND --help says more.')
+        prog='aft_mm',
+        description='Attention Free Transformer for mmengine and mmpretrain.',
+        epilog='aft_mm COMMAND --help says more.',
+    )
     parser.add_argument('--version', action='version', version=f'aft_mm {__version__}')
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
     for name in COMMANDS:
         about = description(name)
-        declare(name, commands.add_parser(
-            name, help=about.partition('\n')[0], description=about,
-            formatter_class=argparse.RawDescriptionHelpFormatter))
+        declare(
+            name,
+            commands.add_parser(
+                name,
+                help=about.partition('\n')[0],
+                description=about,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            ),
+        )
     words = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(words)
     args.words = words[1:]
@@ -38,7 +47,8 @@ def script(command: str, argv: Sequence[str] | None = None) -> None:
 def parse_args(command: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments of a command alone; ``words`` among them is what they were read from."""
     parser = argparse.ArgumentParser(
-        description=description(command), formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=description(command), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     declare(command, parser)
     words = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(words)
@@ -55,8 +65,10 @@ def run(command: str, args: argparse.Namespace) -> None:
     try:
         code = importlib.import_module(f'aft_mm.cli.commands.{module}')
     except ModuleNotFoundError as error:
-        raise SystemExit(f'Error: `aft_mm {command}` needs {error.name}, which is not installed; '
-                         '`pip install aft_mm` brings all that it needs') from error
+        raise SystemExit(
+            f'Error: `aft_mm {command}` needs {error.name}, which is not installed; '
+            '`pip install aft_mm` brings all that it needs'
+        ) from error
     code.main(args)
 
 

@@ -52,5 +52,9 @@ def write_csv(path: str, rows: Sequence[Mapping[str, object]]) -> None:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         for row in rows:
-            writer.writerow({key: f'{value:.6g}' if isinstance(value, float) else value
-                             for key, value in row.items()})
+            writer.writerow(
+                {
+                    key: f'{value:.6g}' if isinstance(value, float) else value
+                    for key, value in row.items()
+                }
+            )

@@ -16,16 +16,25 @@ from mmengine.runner import Runner
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from aft_mm.engine import Stopped, StopSignalHook, StopSignals
-
-from .errors import PEER_DIED, UserError
+from aft_mm.errors import PEER_DIED, UserError
 
 # What the operating system says of a disk or a folder that can no longer be written.
-_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
-               errno.EIO, errno.ENOENT, errno.ENOTDIR}
+_UNWRITABLE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ENOENT,
+    errno.ENOTDIR,
+}
 # What gloo and NCCL say when a process that they talk to is gone.
 _PEER_GONE = re.compile(
     'Connection (closed|reset)|Broken pipe|Socket closed|ncclRemoteError|ncclSystemError',
-    re.IGNORECASE)
+    re.IGNORECASE,
+)
 
 
 class Run:
@@ -150,8 +159,10 @@ def reason(error: Exception) -> str | None:
         return f'{error.filename or "a file"!r} cannot be written or read: {error.strerror}'
     killed = re.search(r'DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (.+?)(?: It is|$)', message)
     if killed:
-        return (f'worker {killed.group(1)} of a data loader {killed.group(2).rstrip(". ")}; the '
-                'system does that where memory runs out')
+        return (
+            f'worker {killed.group(1)} of a data loader {killed.group(2).rstrip(". ")}; the '
+            'system does that where memory runs out'
+        )
     if torch.distributed.is_initialized() and _PEER_GONE.search(message):
         return f'{PEER_DIED} ({message:.150})'
     return None

@@ -16,7 +16,6 @@ from .point_clouds import PointClouds
 from .point_files import read_points
 from .sound_files import filter_banks, read_sound
 from .text_file import TextFile
-from .text_units import TextUnits, read_lexicon
 from .token_batches import TokenBatchSampler
 from .transcripts import read_transcripts
 from .transforms import (
@@ -62,12 +61,10 @@ __all__ = [
     'StackFrames',
     'SuperResolutionPair',
     'TextFile',
-    'TextUnits',
     'TokenBatchSampler',
     'UnusableFile',
     'Utterances',
     'filter_banks',
-    'read_lexicon',
     'read_lines',
     'read_points',
     'read_rgb',

@@ -16,9 +16,18 @@ from .image_files import IMAGE_SUFFIXES
 
 # In the order of the labels, with the colours of CamVid; 11 is unlabelled.
 COLOURS = dict(
-    sky=(128, 128, 128), building=(128, 0, 0), pole=(192, 192, 128), road=(128, 64, 128),
-    pavement=(60, 40, 222), tree=(128, 128, 0), sign=(192, 128, 128), fence=(64, 64, 128),
-    car=(64, 0, 128), pedestrian=(64, 64, 0), bicyclist=(0, 128, 192))
+    sky=(128, 128, 128),
+    building=(128, 0, 0),
+    pole=(192, 192, 128),
+    road=(128, 64, 128),
+    pavement=(60, 40, 222),
+    tree=(128, 128, 0),
+    sign=(192, 128, 128),
+    fence=(64, 64, 128),
+    car=(64, 0, 128),
+    pedestrian=(64, 64, 0),
+    bicyclist=(0, 128, 192),
+)
 LABELS = tuple(COLOURS)
 UNLABELLED = len(LABELS)
 
@@ -49,8 +58,14 @@ class CamVidObjects(BaseDataset):
             are not 0 to 11 or are of another size than their frame.
     """
 
-    def __init__(self, data_root: str, split: str = 'train', min_area: int = 150,
-                 metainfo: Mapping | None = None, **kwargs) -> None:
+    def __init__(
+        self,
+        data_root: str,
+        split: str = 'train',
+        min_area: int = 150,
+        metainfo: Mapping | None = None,
+        **kwargs,
+    ) -> None:
         check_path('data_root', data_root)
         check_text('split', split)
         check_int('min_area', min_area, 0)
@@ -59,8 +74,9 @@ class CamVidObjects(BaseDataset):
         metainfo = {'classes': ('car', 'pedestrian', 'bicyclist'), **(metainfo or {})}
         unknown = sorted(set(metainfo['classes']) - set(LABELS))
         if unknown:
-            raise ValueError(f'classes of metainfo must be of {", ".join(LABELS)}, '
-                             f'got {", ".join(unknown)}.')
+            raise ValueError(
+                f'classes of metainfo must be of {", ".join(LABELS)}, got {", ".join(unknown)}.'
+            )
         metainfo.setdefault('palette', [COLOURS[name] for name in metainfo['classes']])
         super().__init__(data_root=data_root, metainfo=metainfo, **kwargs)
 
@@ -70,20 +86,30 @@ class CamVidObjects(BaseDataset):
         folder = Path(self.data_root) / f'{self.split}annot'
         for path in (frames, folder):
             if not path.is_dir():
-                raise FileNotFoundError(f'{path} of CamVid does not exist: point data_root (or '
-                                        'AFT_MM_DATA) at the folder that holds it, and name one of '
-                                        'its splits.')
+                raise FileNotFoundError(
+                    f'{path} of CamVid does not exist: point data_root (or '
+                    'AFT_MM_DATA) at the folder that holds it, and name one of '
+                    'its splits.'
+                )
         samples: list[dict] = []
         for frame in sorted(frames.iterdir()):
             if frame.suffix.lower() not in IMAGE_SUFFIXES:
                 continue
             labels = _read_labels(folder / f'{frame.stem}.png', frame)
             height, width = labels.shape
-            samples.append(dict(img_path=str(frame), img_id=len(samples), height=height,
-                                width=width, instances=list(self._objects(labels))))
+            samples.append(
+                dict(
+                    img_path=str(frame),
+                    img_id=len(samples),
+                    height=height,
+                    width=width,
+                    instances=list(self._objects(labels)),
+                )
+            )
         if not samples:
-            raise ValueError(f'{frames} of CamVid holds no image file '
-                             f'({", ".join(IMAGE_SUFFIXES)}).')
+            raise ValueError(
+                f'{frames} of CamVid holds no image file ({", ".join(IMAGE_SUFFIXES)}).'
+            )
         return samples
 
     def _objects(self, labels: np.ndarray) -> Iterator[dict]:
@@ -97,8 +123,12 @@ class CamVidObjects(BaseDataset):
                 x, y, width, height, area = stats[region].tolist()
                 mask = run_lengths.encode(np.asfortranarray(regions == region, dtype=np.uint8))
                 mask['counts'] = mask['counts'].decode()
-                yield dict(bbox=[x, y, x + width, y + height], bbox_label=index,
-                           ignore_flag=int(area < self.min_area), mask=mask)
+                yield dict(
+                    bbox=[x, y, x + width, y + height],
+                    bbox_label=index,
+                    ignore_flag=int(area < self.min_area),
+                    mask=mask,
+                )
 
 
 def _read_labels(path: Path, frame: Path) -> np.ndarray:
@@ -109,12 +139,17 @@ def _read_labels(path: Path, frame: Path) -> np.ndarray:
         with Image.open(path) as file, Image.open(frame) as image:
             labels, size = np.array(file), image.size
     except (OSError, SyntaxError) as error:
-        raise ValueError(f'{path} or {frame} of CamVid cannot be read: '
-                         f'{reason_of(error)}.') from error
+        raise ValueError(
+            f'{path} or {frame} of CamVid cannot be read: {reason_of(error)}.'
+        ) from error
     if labels.ndim != 2 or labels.max() > UNLABELLED:
-        raise ValueError(f'{path} must hold one label per pixel, 0 to {UNLABELLED}, got '
-                         f'shape {labels.shape} and values up to {labels.max()}.')
+        raise ValueError(
+            f'{path} must hold one label per pixel, 0 to {UNLABELLED}, got '
+            f'shape {labels.shape} and values up to {labels.max()}.'
+        )
     if labels.shape != size[::-1]:
-        raise ValueError(f'{path} must be of the size of {frame}, {size[0]} x {size[1]}, got '
-                         f'{labels.shape[1]} x {labels.shape[0]}.')
+        raise ValueError(
+            f'{path} must be of the size of {frame}, {size[0]} x {size[1]}, got '
+            f'{labels.shape[1]} x {labels.shape[0]}.'
+        )
     return labels

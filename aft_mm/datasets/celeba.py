@@ -43,8 +43,10 @@ class CelebA(FileDataset):
         partition, folder = root / 'list_eval_partition.txt', root / 'img_align_celeba'
         for path in (partition, folder):
             if not path.exists():
-                raise FileNotFoundError(f'{path} of CelebA does not exist: point data_root (or '
-                                        'AFT_MM_DATA) at the folder that holds it.')
+                raise FileNotFoundError(
+                    f'{path} of CelebA does not exist: point data_root (or '
+                    'AFT_MM_DATA) at the folder that holds it.'
+                )
         names = read_partition(partition)[self.split]
         if not names:
             raise ValueError(f'{partition} has no image of the {self.split} split of CelebA.')
@@ -54,7 +56,8 @@ class CelebA(FileDataset):
             raise FileNotFoundError(
                 f'{folder} lacks {len(missing)} of the {len(names)} images that {partition.name} '
                 f'names in the {self.split} split, the first is {missing[0]}; for a part of CelebA '
-                'keep only its lines in the list.')
+                'keep only its lines in the list.'
+            )
         return [dict(img_path=str(folder / name)) for name in names]
 
 
@@ -68,7 +71,9 @@ def read_partition(path: Path) -> dict[str, list[str]]:
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         words = line.split()
         if len(words) != 2 or words[1] not in ('0', '1', '2'):
-            raise ValueError(f'line {number} of {path} must be the name of an image and 0, 1 or 2 '
-                             f'for train, val or test, got {line!r}.')
+            raise ValueError(
+                f'line {number} of {path} must be the name of an image and 0, 1 or 2 '
+                f'for train, val or test, got {line!r}.'
+            )
         names[SPLITS[int(words[1])]].append(words[0])
     return names

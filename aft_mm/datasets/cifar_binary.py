@@ -31,10 +31,20 @@ class CIFAR10Binary(BaseDataset):
     """
 
     METAINFO = dict(
-        classes=('airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship',
-                 'truck'))
-    FILES = dict(
-        train=tuple(f'data_batch_{i}.bin' for i in range(1, 6)), test=('test_batch.bin', ))
+        classes=(
+            'airplane',
+            'automobile',
+            'bird',
+            'cat',
+            'deer',
+            'dog',
+            'frog',
+            'horse',
+            'ship',
+            'truck',
+        )
+    )
+    FILES = dict(train=tuple(f'data_batch_{i}.bin' for i in range(1, 6)), test=('test_batch.bin',))
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:
         check_path('data_root', data_root)
@@ -57,13 +67,18 @@ class CIFAR10Binary(BaseDataset):
         if not path.is_file():
             raise FileNotFoundError(
                 f'{path} of the CIFAR-10 {self.split} split does not exist: point data_root '
-                '(or AFT_MM_DATA) at the folder that holds cifar-10-batches-bin.')
+                '(or AFT_MM_DATA) at the folder that holds cifar-10-batches-bin.'
+            )
         data = np.fromfile(path, dtype=np.uint8)
         if data.size == 0 or data.size % RECORD_BYTES:
-            raise ValueError(f'{path} has {data.size} bytes, but a CIFAR-10 file is a whole number '
-                             f'of records of {RECORD_BYTES} bytes, so it is truncated.')
+            raise ValueError(
+                f'{path} has {data.size} bytes, but a CIFAR-10 file is a whole number '
+                f'of records of {RECORD_BYTES} bytes, so it is truncated.'
+            )
         records = data.reshape(-1, RECORD_BYTES)
         if records[:, 0].max() > 9:
-            raise ValueError(f'{path} has the label {records[:, 0].max()}, but the labels of '
-                             'CIFAR-10 are 0 to 9, so it is not a CIFAR-10 file.')
+            raise ValueError(
+                f'{path} has the label {records[:, 0].max()}, but the labels of '
+                'CIFAR-10 are 0 to 9, so it is not a CIFAR-10 file.'
+            )
         return records

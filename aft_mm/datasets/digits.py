@@ -36,15 +36,15 @@ class Digits(BaseDataset):
             from sklearn.datasets import load_digits
             from sklearn.model_selection import train_test_split
         except ImportError as error:
-            raise ImportError('Digits reads the images that scikit-learn ships, but scikit-learn '
-                              'cannot be imported: pip install scikit-learn.') from error
+            raise ImportError(
+                'Digits reads the images that scikit-learn ships, but scikit-learn '
+                'cannot be imported: pip install scikit-learn.'
+            ) from error
 
         digits = load_digits()
         chosen = train_test_split(
-            np.arange(len(digits.target)),
-            test_size=0.2,
-            stratify=digits.target,
-            random_state=0)[self.split == 'test']
+            np.arange(len(digits.target)), test_size=0.2, stratify=digits.target, random_state=0
+        )[self.split == 'test']
         # The data set counts ink in 0..16.
         images = np.rint(digits.images[..., None] * (255 / 16)).astype(np.uint8)
         return [dict(img=images[i], gt_label=int(digits.target[i])) for i in chosen]

@@ -51,5 +51,6 @@ class FileDataset(BaseDataset):
             if skipped:
                 data['data_samples'].set_metainfo(dict(skipped=tuple(skipped)))
             return data
-        raise ValueError(f'{MAX_UNUSABLE} files in a row cannot be used, the last one: '
-                         f'{skipped[-1]}')
+        raise ValueError(
+            f'{MAX_UNUSABLE} files in a row cannot be used, the last one: {skipped[-1]}'
+        )

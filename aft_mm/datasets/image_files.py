@@ -36,8 +36,10 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
         with Image.open(path) as file:
             num_pixels = file.width * file.height
             if num_pixels > max(_SMALL, _PIXELS_PER_BYTE * Path(path).stat().st_size):
-                raise UnusableFile(f'image {str(path)!r} has {file.width} x {file.height} pixels '
-                                   'in a file that is too small for them.')
+                raise UnusableFile(
+                    f'image {str(path)!r} has {file.width} x {file.height} pixels '
+                    'in a file that is too small for them.'
+                )
             image = ImageOps.exif_transpose(file)
             image.load()
     except UnusableFile:
@@ -47,8 +49,10 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
     except Image.DecompressionBombError as error:
         raise UnusableFile(f'image {str(path)!r} has more pixels than Pillow reads.') from error
     if image.mode in ('I', 'F'):
-        raise UnusableFile(f'image {str(path)!r} has values of an unknown range (mode '
-                           f'{image.mode!r} of Pillow); save it with 8 or 16 bits a value.')
+        raise UnusableFile(
+            f'image {str(path)!r} has values of an unknown range (mode '
+            f'{image.mode!r} of Pillow); save it with 8 or 16 bits a value.'
+        )
     remarks = []
     if image.mode.startswith('I;16'):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

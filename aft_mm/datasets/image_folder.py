@@ -34,9 +34,13 @@ class ImageFolder(FileDataset):
         root = Path(self.data_root)
         if not root.is_dir():
             raise FileNotFoundError(f'data_root {str(root)!r} is no folder.')
-        paths = sorted(path for path in root.rglob('*')
-                       if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+        paths = sorted(
+            path
+            for path in root.rglob('*')
+            if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
+        )
         if not paths:
-            raise ValueError(f'data_root {str(root)!r} holds no image file '
-                             f'({", ".join(IMAGE_SUFFIXES)}).')
+            raise ValueError(
+                f'data_root {str(root)!r} holds no image file ({", ".join(IMAGE_SUFFIXES)}).'
+            )
         return [dict(img_path=str(path)) for path in paths]

@@ -49,13 +49,17 @@ class LengthBatchSampler(Sampler):
         self.sampler = sampler
         lengths = getattr(sampler.dataset, 'lengths', None)
         if lengths is None:
-            raise ValueError('LengthBatchSampler needs a data set with lengths, got '
-                             f'{type(sampler.dataset).__name__}')
+            raise ValueError(
+                'LengthBatchSampler needs a data set with lengths, got '
+                f'{type(sampler.dataset).__name__}'
+            )
         lengths = np.asarray(lengths)
         processes = sampler.world_size
         if len(lengths) < processes:
-            raise ValueError(f'the data set must have a sequence for each of {processes} '
-                             f'processes, got {len(lengths)}')
+            raise ValueError(
+                f'the data set must have a sequence for each of {processes} '
+                f'processes, got {len(lengths)}'
+            )
         if max_length is not None:
             check_int('max_length of LengthBatchSampler', max_length, int(lengths.max()))
         order = np.argsort(lengths, kind='stable')
@@ -78,7 +82,7 @@ class LengthBatchSampler(Sampler):
             batches += np.array_split(members, number)
         order = rng.permutation(len(batches)) if sampler.shuffle else range(len(batches))
         for i in order:
-            yield batches[i][sampler.rank::sampler.world_size].tolist()
+            yield batches[i][sampler.rank :: sampler.world_size].tolist()
 
     def __len__(self) -> int:
         """The batches of an epoch."""

@@ -44,8 +44,10 @@ class MNISTIdx(BaseDataset):
         images = read_idx(folder / f'{prefix}-images-idx3-ubyte', num_axes=3)
         labels = read_idx(folder / f'{prefix}-labels-idx1-ubyte', num_axes=1)
         if len(images) != len(labels):
-            raise ValueError(f'{folder} has {len(images)} images but {len(labels)} labels in its '
-                             f'{self.split} split.')
+            raise ValueError(
+                f'{folder} has {len(images)} images but {len(labels)} labels in its '
+                f'{self.split} split.'
+            )
         if not len(images):
             raise ValueError(f'{folder} has no image in its {self.split} split.')
         return [
@@ -66,8 +68,10 @@ def read_idx(path: Path, num_axes: int) -> np.ndarray:
     """
     packed = path.with_name(f'{path.name}.gz')
     if not path.is_file() and not packed.is_file():
-        raise FileNotFoundError(f'{packed} of MNIST does not exist: point data_root (or '
-                                'AFT_MM_DATA) at the folder that holds it.')
+        raise FileNotFoundError(
+            f'{packed} of MNIST does not exist: point data_root (or '
+            'AFT_MM_DATA) at the folder that holds it.'
+        )
     try:
         data = path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -79,5 +83,6 @@ def read_idx(path: Path, num_axes: int) -> np.ndarray:
     size = header + math.prod(shape)
     if len(data) != size:
         raise ValueError(
-            f'{path} should have {size} bytes, as its header says, but has {len(data)}.')
+            f'{path} should have {size} bytes, as its header says, but has {len(data)}.'
+        )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)

@@ -10,7 +10,8 @@ from torch.utils.data import Dataset
 
 from aft_mm.checks import check_flag, check_int
 from aft_mm.registry import DATASETS
-from aft_mm.structures import SequenceSample, Subwords, split_lines
+from aft_mm.structures import SequenceSample
+from aft_mm.tokenizers import Subwords, split_lines
 
 from .text_file import read_bytes
 
@@ -64,9 +65,11 @@ class ParallelText(Dataset):
         self.files = source_file, target_file
         texts = [read_lines(path) for path in self.files]
         if len(texts[0]) != len(texts[1]):
-            raise ValueError(f'source_file and target_file must have as many lines as each other, '
-                             f'got {len(texts[0]):,} of {source_file!r} and {len(texts[1]):,} of '
-                             f'{target_file!r}.')
+            raise ValueError(
+                f'source_file and target_file must have as many lines as each other, '
+                f'got {len(texts[0]):,} of {source_file!r} and {len(texts[1]):,} of '
+                f'{target_file!r}.'
+            )
         self.tokens, lengths = zip(*(encode(text, self.subwords) for text in texts), strict=True)
         self.starts = [np.cumsum(length) - length for length in lengths]
         lengths = np.stack(lengths, axis=1)
@@ -88,9 +91,11 @@ class ParallelText(Dataset):
             raise IndexError(f'index must be 0 to {len(self) - 1}, got {index}.')
         row = self.rows[index]
         source, target = (
-            torch.from_numpy(tokens[start[row]:start[row] + length].astype(np.int32))
+            torch.from_numpy(tokens[start[row] : start[row] + length].astype(np.int32))
             for tokens, start, length in zip(
-                self.tokens, self.starts, self.lengths[index], strict=True))
+                self.tokens, self.starts, self.lengths[index], strict=True
+            )
+        )
         sample = SequenceSample(metainfo=dict(length=len(target), num_context=0), source=source)
         if self.references is not None:
             sample.set_metainfo(dict(reference=self.references[row]))
@@ -104,17 +109,26 @@ class ParallelText(Dataset):
         too_long = f'longer than {self.max_length} subwords ({named(long)})'
         if self.test_mode:
             if long.any():
-                raise ValueError(f'a pair of a test set must not be too long, because none may be '
-                                 f'left out, but {" and ".join(self.files)} have {long.sum()} '
-                                 f'{too_long}; raise max_length and the grids of the model.')
+                raise ValueError(
+                    f'a pair of a test set must not be too long, because none may be '
+                    f'left out, but {" and ".join(self.files)} have {long.sum()} '
+                    f'{too_long}; raise max_length and the grids of the model.'
+                )
             return np.arange(len(lengths))
         long &= ~empty
-        left_out = [f'{mask.sum():,} {reason}' for mask, reason in (
-            (empty, f'with an empty side ({named(empty)})'), (long, too_long)) if mask.any()]
+        left_out = [
+            f'{mask.sum():,} {reason}'
+            for mask, reason in ((empty, f'with an empty side ({named(empty)})'), (long, too_long))
+            if mask.any()
+        ]
         rows = np.flatnonzero(~(empty | long))
         if left_out:
-            print_log(f'of the {len(lengths):,} pairs of {" and ".join(self.files)} '
-                      f'{" and ".join(left_out)} are left out', 'current', logging.WARNING)
+            print_log(
+                f'of the {len(lengths):,} pairs of {" and ".join(self.files)} '
+                f'{" and ".join(left_out)} are left out',
+                'current',
+                logging.WARNING,
+            )
         if not len(rows):
             raise ValueError(f'{" and ".join(self.files)} have no pair that can be used.')
         return rows
@@ -135,8 +149,12 @@ def read_lines(path: str) -> list[str]:
     """The lines of a plain or gzip file; a warning names those that are not valid UTF-8."""
     lines, invalid = split_lines(read_bytes(path).tobytes())
     if invalid:
-        print_log(f'{path!r} is not valid UTF-8 in {named_lines(invalid)}, {len(invalid):,} in '
-                  'all; what is no text became U+FFFD', 'current', logging.WARNING)
+        print_log(
+            f'{path!r} is not valid UTF-8 in {named_lines(invalid)}, {len(invalid):,} in '
+            'all; what is no text became U+FFFD',
+            'current',
+            logging.WARNING,
+        )
     return lines
 
 
@@ -148,7 +166,7 @@ def encode(lines: list[str], subwords: Subwords) -> tuple[np.ndarray, np.ndarray
     tokens: list[np.ndarray] = [np.zeros(0, dtype)]
     lengths: list[int] = []
     for first in range(0, len(lines), CHUNK):
-        rows = subwords.encode(lines[first:first + CHUNK])
+        rows = subwords.encode(lines[first : first + CHUNK])
         lengths += map(len, rows)
         tokens.append(np.concatenate([np.array(row, dtype) for row in rows]))
     return np.concatenate(tokens), np.array(lengths, np.int64)

@@ -60,7 +60,8 @@ class PointClouds(FileDataset):
         if not classes:
             raise ValueError(f'data_root {str(root)!r} has no folder <class>/{self.split}.')
         return [
-            dict(points_path=str(path), class_name=CLASS_NAMES.get(name, name)) for name in classes
+            dict(points_path=str(path), class_name=CLASS_NAMES.get(name, name))
+            for name in classes
             for path in self._files(root, name, there)
         ]
 
@@ -68,15 +69,23 @@ class PointClouds(FileDataset):
         """The clouds of a class in the split."""
         folder = class_folder(name, there)
         if folder is None:
-            raise FileNotFoundError(f'class {name!r} has no folder in data_root {str(root)!r}, '
-                                    f'which has {", ".join(there) or "none"}.')
+            raise FileNotFoundError(
+                f'class {name!r} has no folder in data_root {str(root)!r}, '
+                f'which has {", ".join(there) or "none"}.'
+            )
         place = root / folder / self.split
         files = sorted(place.glob('*'))
         clouds = [path for path in files if path.suffix.lower() in POINT_SUFFIXES]
         if not clouds:
             meshes = any(path.suffix.lower() in MESH_SUFFIXES for path in files)
-            hint = ('; it has meshes, which tools/dataset_converters/shapenet.py turns into point '
-                    'clouds' if meshes else '')
-            raise ValueError(f'class {name!r} has no point cloud ({", ".join(POINT_SUFFIXES)}) in '
-                             f'{str(place)!r}{hint}.')
+            hint = (
+                '; it has meshes, which tools/dataset_converters/shapenet.py turns into point '
+                'clouds'
+                if meshes
+                else ''
+            )
+            raise ValueError(
+                f'class {name!r} has no point cloud ({", ".join(POINT_SUFFIXES)}) in '
+                f'{str(place)!r}{hint}.'
+            )
         return clouds

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aft_mm.structures import bounding_cube
+from aft_mm.tokenizers import bounding_cube
 
 from .file_dataset import UnusableFile, reason_of
 
@@ -25,8 +25,9 @@ def read_points(path: str | Path) -> np.ndarray:
     """
     path = Path(path)
     if path.suffix.lower() not in _READERS:
-        raise UnusableFile(f'point cloud {str(path)!r} must end in one of '
-                           f'{", ".join(POINT_SUFFIXES)}.')
+        raise UnusableFile(
+            f'point cloud {str(path)!r} must end in one of {", ".join(POINT_SUFFIXES)}.'
+        )
     try:
         points = np.asarray(_READERS[path.suffix.lower()](path))
     except UnusableFile:
@@ -34,8 +35,10 @@ def read_points(path: str | Path) -> np.ndarray:
     except Exception as error:  # what a parser meets in a damaged file, it has not foreseen
         raise _unreadable(path, reason_of(error)) from error
     if points.ndim != 2 or points.shape[1] != 3 or points.dtype.kind not in 'fiu':
-        raise UnusableFile(f'point cloud {str(path)!r} must hold numbers [N, 3], but holds '
-                           f'{points.dtype} {list(points.shape)}.')
+        raise UnusableFile(
+            f'point cloud {str(path)!r} must hold numbers [N, 3], but holds '
+            f'{points.dtype} {list(points.shape)}.'
+        )
     points = points.astype(np.float64)
     try:
         bounding_cube(points)
@@ -55,13 +58,15 @@ def _read_npy(path: Path) -> np.ndarray:
 def _read_pcd(path: Path) -> np.ndarray:
     """pypcd4 knows the three encodings of PCD: text, binary and compressed."""
     from pypcd4 import PointCloud  # late: it takes long, and every training imports the data sets
+
     _check_pcd_header(path)
     cloud = PointCloud.from_path(path)
     if not {*'xyz'} <= {*cloud.fields}:
         raise _unreadable(path, f'it has no x, y and z, but {", ".join(cloud.fields)}')
     if len(cloud.pc_data) != cloud.metadata.points:
         raise _unreadable(
-            path, f'{cloud.metadata.points} points announced, {len(cloud.pc_data)} found')
+            path, f'{cloud.metadata.points} points announced, {len(cloud.pc_data)} found'
+        )
     return cloud.numpy(('x', 'y', 'z'))
 
 
@@ -84,17 +89,22 @@ def _check_pcd_header(path: Path) -> None:
     counts = [int(word) for word in header.get('COUNT', ['1'] * len(sizes))]
     points = max(int(header.get(key, ['0'])[0]) for key in ('POINTS', 'WIDTH', 'HEIGHT'))
     num_bytes = points * sum(size * count for size, count in zip(sizes, counts, strict=True))
-    if min(sizes + counts, default=1) < 1 or sum(counts) > _PCD_VALUES or (
-            num_bytes > _PCD_RATIO * path.stat().st_size):
+    if (
+        min(sizes + counts, default=1) < 1
+        or sum(counts) > _PCD_VALUES
+        or (num_bytes > _PCD_RATIO * path.stat().st_size)
+    ):
         raise _unreadable(path, f'{points} points of {sum(counts)} values do not fit into it')
 
 
 def _read_ply(path: Path) -> np.ndarray:
     import trimesh  # late, as above
+
     cloud = trimesh.load(path)
     if not isinstance(cloud, trimesh.PointCloud):
         raise _unreadable(
-            path, 'it is a mesh, whose surface tools/dataset_converters/shapenet.py samples')
+            path, 'it is a mesh, whose surface tools/dataset_converters/shapenet.py samples'
+        )
     announced = _announced(path)
     if announced not in (None, len(cloud.vertices)):
         raise _unreadable(path, f'{announced} points announced, {len(cloud.vertices)} found')
@@ -126,7 +136,7 @@ _READERS = {
     '.pcd': _read_pcd,
     '.ply': _read_ply,
     '.pts': _read_text,
-    '.xyz': _read_text
+    '.xyz': _read_text,
 }
 POINT_SUFFIXES = tuple(_READERS)
 #: Surfaces, which tools/dataset_converters/shapenet.py samples; a .ply file may be either.

@@ -58,7 +58,8 @@ SYNSETS = dict(
     train='04468005',
     trash_bin='02747177',
     vessel='04530566',
-    washer='04554684')
+    washer='04554684',
+)
 #: And the other way round.
 CLASS_NAMES = {synset: name for name, synset in SYNSETS.items()}
 

@@ -35,6 +35,7 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
         UnusableFile: It is missing, damaged or holds no sound.
     """
     import soundfile
+
     remarks = []
     try:
         samples, rate = soundfile.read(path, dtype='float32', always_2d=True)
@@ -50,6 +51,7 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
     mono = samples.mean(1)
     if rate != sample_rate:
         from torchaudio.functional import resample
+
         remarks.append(f'{rate} Hz are resampled to {sample_rate} Hz')
         mono = resample(torch.from_numpy(mono), rate, sample_rate).numpy()
     if not mono.any():
@@ -64,12 +66,18 @@ def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) 
     is shorter than a window is filled up with zeros to one frame.
     """
     from torchaudio.compliance import kaldi
+
     window = round(WINDOW * sample_rate)
     samples = np.pad(samples, (0, max(0, window - len(samples))))
     wave = torch.from_numpy(samples)[None] * FULL_SCALE
     return kaldi.fbank(
-        wave, num_mel_bins=num_mel_bins, sample_frequency=sample_rate, dither=0.0,
-        frame_length=1000 * WINDOW, frame_shift=1000 * SHIFT).numpy()
+        wave,
+        num_mel_bins=num_mel_bins,
+        sample_frequency=sample_rate,
+        dither=0.0,
+        frame_length=1000 * WINDOW,
+        frame_shift=1000 * SHIFT,
+    ).numpy()
 
 
 def num_sound_frames(path: str, sample_rate: int) -> int:
@@ -79,6 +87,7 @@ def num_sound_frames(path: str, sample_rate: int) -> int:
         UnusableFile: It is missing, damaged or holds no sound.
     """
     import soundfile
+
     try:
         info = soundfile.info(path)
     except (OSError, RuntimeError) as error:
@@ -118,8 +127,10 @@ def num_mfc_frames(path: str, num_cepstra: int = CEPSTRA) -> int:
         raise UnusableFile(f'feature file {path!r} cannot be read: {reason_of(error)}.') from error
     counts = [struct.unpack(f'{order}i', head)[0] for order in '><'] if len(head) == 4 else []
     if size - 4 not in [4 * count for count in counts] or size <= 4:
-        raise UnusableFile(f'feature file {path!r} is damaged: its {size} bytes are not what its '
-                           'first number says.')
+        raise UnusableFile(
+            f'feature file {path!r} is damaged: its {size} bytes are not what its '
+            'first number says.'
+        )
     if (size - 4) % (4 * num_cepstra):
         raise UnusableFile(f'feature file {path!r} does not hold {num_cepstra} values per frame.')
     return (size - 4) // (4 * num_cepstra)
@@ -134,6 +145,7 @@ def read_kaldi(address: str) -> np.ndarray:
     """
     # Of the readers of archives, the one with a free licence that is kept up.
     from kaldi_native_io import FloatMatrix
+
     num_kaldi_frames(address)
     try:
         features = np.array(FloatMatrix.read(address))
@@ -155,12 +167,15 @@ def num_kaldi_frames(address: str) -> int:
             head = file.read(24)
             left = os.fstat(file.fileno()).st_size - int(match[2])
     except (OSError, OverflowError) as error:
-        raise UnusableFile(f'{address!r} of a Kaldi archive cannot be read: '
-                           f'{reason_of(error)}.') from error
+        raise UnusableFile(
+            f'{address!r} of a Kaldi archive cannot be read: {reason_of(error)}.'
+        ) from error
     for kind, (place_of_rows, place_of_columns, size) in _MATRICES.items():
         if head.startswith(kind) and len(head) >= place_of_columns + 4:
-            rows, columns = (struct.unpack_from('<i', head, place)[0]
-                             for place in (place_of_rows, place_of_columns))
+            rows, columns = (
+                struct.unpack_from('<i', head, place)[0]
+                for place in (place_of_rows, place_of_columns)
+            )
             # More than the file holds is not tried: the reader would ask for the memory first.
             if rows > 0 and columns > 0 and rows * columns * size < left:
                 return rows

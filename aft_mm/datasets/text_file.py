@@ -69,22 +69,27 @@ class TextFile(Dataset):
         for share in split_ratio if isinstance(split_ratio, Sequence) else [split_ratio]:
             check_number('split_ratio', share, 0, 1)
         if (evaluation == 'strided') != (stride is not None) or (
-                stride is not None and not 1 <= stride <= context_length):
+            stride is not None and not 1 <= stride <= context_length
+        ):
             raise ValueError(
                 "stride must be 1 to context_length with evaluation='strided' and None with "
                 f"'blocks', got {stride!r} with {evaluation!r} and a context_length of "
-                f'{context_length}.')
+                f'{context_length}.'
+            )
         three = isinstance(split_ratio, Sequence) and len(split_ratio) == 3
         if not three or abs(sum(split_ratio) - 1) > 1e-6:
-            refuse('split_ratio', 'three shares that sum to 1, for train, val and test',
-                   split_ratio)
+            refuse(
+                'split_ratio', 'three shares that sum to 1, for train, val and test', split_ratio
+            )
         self.split = split
         self.context_length = context_length
         self.stride = stride or context_length
         self.data = take_split(read_bytes(data_file), split, split_ratio)
         if len(self.data) < context_length:
-            raise ValueError(f'the {split} split of {data_file!r} has {len(self.data)} bytes, '
-                             f'which is shorter than one context of {context_length} bytes.')
+            raise ValueError(
+                f'the {split} split of {data_file!r} has {len(self.data)} bytes, '
+                f'which is shorter than one context of {context_length} bytes.'
+            )
         # A window beyond the first is needed for every further stride that has begun.
         windows = 1 + -(-(len(self.data) - context_length) // self.stride)
         crops = samples_per_epoch or len(self.data) // context_length
@@ -108,7 +113,7 @@ class TextFile(Dataset):
         else:
             start = index * self.stride
             num_context = self.context_length - self.stride if index else 0
-        tokens = torch.from_numpy(np.array(self.data[start:start + self.context_length]))
+        tokens = torch.from_numpy(np.array(self.data[start : start + self.context_length]))
         sample = SequenceSample(metainfo=dict(length=len(tokens), num_context=num_context))
         return dict(inputs=tokens, data_samples=sample)
 
@@ -131,8 +136,9 @@ def read_bytes(data_file: str) -> np.ndarray:
     if not path.is_file():
         path = path.with_name(f'{path.name}.gz')
     if not path.is_file():
-        raise FileNotFoundError(f'data_file {data_file!r} does not exist, neither as it is nor '
-                                'with the ending .gz.')
+        raise FileNotFoundError(
+            f'data_file {data_file!r} does not exist, neither as it is nor with the ending .gz.'
+        )
     if path.suffix != '.gz':
         if path.stat().st_size == 0:
             raise ValueError(f'data_file {data_file!r} is empty.')
@@ -144,6 +150,8 @@ def read_bytes(data_file: str) -> np.ndarray:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f'data_file {str(path)!r} is not a whole gzip file: {error}') from error
     if len(data) > limit:
-        raise ValueError(f'data_file {str(path)!r} holds more than {MAX_RATIO} times its own size, '
-                         'which is no text.')
+        raise ValueError(
+            f'data_file {str(path)!r} holds more than {MAX_RATIO} times its own size, '
+            'which is no text.'
+        )
     return np.frombuffer(data, dtype=np.uint8)

@@ -38,15 +38,19 @@ class TokenBatchSampler(Sampler):
         check_int('batch_size in tokens', batch_size, 1)
         lengths = getattr(getattr(sampler, 'dataset', None), 'lengths', None)
         if not isinstance(sampler, DefaultSampler) or lengths is None:
-            raise ValueError('TokenBatchSampler needs a DefaultSampler over a data set that has '
-                             f'lengths, such as ParallelText, got {type(sampler).__name__} over '
-                             f'{type(getattr(sampler, "dataset", None)).__name__}')
+            raise ValueError(
+                'TokenBatchSampler needs a DefaultSampler over a data set that has '
+                f'lengths, such as ParallelText, got {type(sampler).__name__} over '
+                f'{type(getattr(sampler, "dataset", None)).__name__}'
+            )
         self.sampler = sampler
         self.lengths = np.asarray(lengths).reshape(len(lengths), -1).max(axis=1, initial=0)
         longest = self.lengths.max(initial=0)
         if longest > batch_size:
-            raise ValueError(f'batch_size must be at least {longest} tokens, the longest sample, '
-                             f'got {batch_size}')
+            raise ValueError(
+                f'batch_size must be at least {longest} tokens, the longest sample, '
+                f'got {batch_size}'
+            )
         self.bounds = self._cut(np.sort(self.lengths), batch_size * sampler.world_size)
 
     def __len__(self) -> int:
@@ -61,13 +65,13 @@ class TokenBatchSampler(Sampler):
             rng.shuffle(batches)
         order = order[np.argsort(self.lengths[order], kind='stable')]
         for start, end in self.bounds[batches]:
-            yield order[start + self.sampler.rank:end:self.sampler.world_size].tolist()
+            yield order[start + self.sampler.rank : end : self.sampler.world_size].tolist()
 
     def _cut(self, lengths: np.ndarray, budget: int) -> np.ndarray:
         """Beginnings and ends [N, 2] of batches of ascending lengths."""
         start, bounds = 0, []
         while start < len(lengths):
-            window = lengths[start:start + budget // max(1, lengths[start])]
+            window = lengths[start : start + budget // max(1, lengths[start])]
             # Padded tokens of a batch grow with every sample: those that fit come first.
             count = int(np.count_nonzero(np.arange(1, len(window) + 1) * window <= budget))
             if count >= self.sampler.world_size:

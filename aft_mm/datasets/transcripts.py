@@ -43,14 +43,18 @@ def read_transcripts(path: str) -> Transcripts:
         match = _SPHINX.fullmatch(line)
         sphinx = bool(match) if sphinx is None else sphinx
         if sphinx and not match:
-            raise ValueError(f'line {number} of transcripts {path!r} has no id in brackets at its '
-                             'end, as the first line has.')
+            raise ValueError(
+                f'line {number} of transcripts {path!r} has no id in brackets at its '
+                'end, as the first line has.'
+            )
         name, text = (match[2], match[1]) if match and sphinx else line.partition(' ')[::2]
         if '\t' in name:
             name, _, text = line.partition('\t')
         if name in texts:
-            raise ValueError(f'line {number} of transcripts {path!r} has the utterance {name!r} '
-                             'for a second time.')
+            raise ValueError(
+                f'line {number} of transcripts {path!r} has the utterance {name!r} '
+                'for a second time.'
+            )
         texts[name] = _without_markers(text) if sphinx else ' '.join(text.split())
         if not texts[name]:
             silent.append(name)
@@ -59,7 +63,8 @@ def read_transcripts(path: str) -> Transcripts:
     sentences = [
         ('line(s) are empty and passed over', empty),
         ('line(s) are no UTF-8, what cannot be read of them is unknown', damaged),
-        ('utterance(s) have a transcript without a word', silent)]
+        ('utterance(s) have a transcript without a word', silent),
+    ]
     remarks = [said(path, what, items) for what, items in sentences if items]
     return Transcripts(texts, remarks)
 

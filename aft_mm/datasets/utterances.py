@@ -13,9 +13,9 @@ from mmengine.logging import print_log
 
 from aft_mm.checks import check_int, check_path, refuse
 from aft_mm.registry import DATASETS
+from aft_mm.tokenizers import TextUnits
 
 from .file_dataset import FileDataset, UnusableFile
-from .text_units import TextUnits
 from .transcripts import Transcripts, read_transcripts, said
 from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 
@@ -82,20 +82,29 @@ class Utterances(FileDataset):
                 unknown[part].append(name)
             length = self._usable_length(name, path, units, notes)
             if length is not None:
-                found.append(dict(name=name, path=path, text=text, units=units, num_frames=length,
-                                  speaker=self._speaker_of(name)))
+                found.append(
+                    dict(
+                        name=name,
+                        path=path,
+                        text=text,
+                        units=units,
+                        num_frames=length,
+                        speaker=self._speaker_of(name),
+                    )
+                )
         if unknown:
             notes['word(s) or character(s) have no symbol and become <unk>'] = [
-                f'{part!r} ({len(names)} x, first in {names[0]})'
-                for part, names in unknown.items()]
+                f'{part!r} ({len(names)} x, first in {names[0]})' for part, names in unknown.items()
+            ]
         for what, items in notes.items():
             warn(said(self.place, what, items))
         if not found:
             raise ValueError(f'{self.place!r} has no utterance that can be used.')
         return found
 
-    def _usable_length(self, name: str, path: str, units: tuple[int, ...], notes: dict[str, list]
-                       ) -> int | None:
+    def _usable_length(
+        self, name: str, path: str, units: tuple[int, ...], notes: dict[str, list]
+    ) -> int | None:
         """Frames as the model sees them; None, with a note, where it cannot be trained on."""
         try:
             frames = self._load_step().num_frames(path)
@@ -106,17 +115,21 @@ class Utterances(FileDataset):
             return None
         if self.max_frames is not None and frames > self.max_frames:
             if self.test_mode:
-                raise ValueError(f'utterance {name!r} has {frames} frames, more than '
-                                 f'max_frames={self.max_frames}: cut it into shorter ones.')
+                raise ValueError(
+                    f'utterance {name!r} has {frames} frames, more than '
+                    f'max_frames={self.max_frames}: cut it into shorter ones.'
+                )
             notes[f'utterance(s) are longer than max_frames={self.max_frames} and left out'].append(
-                name)
+                name
+            )
             return None
         length = -(-frames // prod(step.num_frames for step in self._steps(StackFrames)))
         if length >= frames_needed(units):
             return length
         kept = 'kept, with errors' if self.test_mode else 'left out'
         notes[f'utterance(s) have fewer frames than their transcript needs and are {kept}'].append(
-            name)
+            name
+        )
         return length if self.test_mode else None
 
     def full_init(self) -> None:
@@ -131,8 +144,10 @@ class Utterances(FileDataset):
         for index in range(len(self)):
             info = super().get_data_info(index)
             if info['speaker'] is None:
-                raise ValueError('speaker must be known of every utterance for NormalizeFeatures('
-                                 f'per=\'speaker\'), but is not of {info["name"]!r}.')
+                raise ValueError(
+                    'speaker must be known of every utterance for NormalizeFeatures('
+                    f"per='speaker'), but is not of {info['name']!r}."
+                )
             try:
                 sums[info['speaker']].add(load.transform(info)['features'])
             except UnusableFile:  # which is said when it is drawn
@@ -165,8 +180,9 @@ class Utterances(FileDataset):
             return None
         match = self.speaker.search(name)
         if match is None:
-            raise ValueError(f'speaker {self.speaker.pattern!r} is not found in the utterance '
-                             f'{name!r}.')
+            raise ValueError(
+                f'speaker {self.speaker.pattern!r} is not found in the utterance {name!r}.'
+            )
         return match[1]
 
     def _texts(self, path: Path) -> dict[str, str]:
@@ -192,8 +208,10 @@ def _check_both(place: str, what: str, files: set[str], texts: set[str]) -> None
     if silent:
         warn(said(place, f'{what} have no transcript and are left out', silent))
     if not files & texts:
-        raise ValueError(f'{place!r} has no utterance with a transcript: ids of files begin with '
-                         f'{sorted(files)[:1]}, of transcripts with {sorted(texts)[:1]}.')
+        raise ValueError(
+            f'{place!r} has no utterance with a transcript: ids of files begin with '
+            f'{sorted(files)[:1]}, of transcripts with {sorted(texts)[:1]}.'
+        )
 
 
 @DATASETS.register_module()
@@ -223,8 +241,10 @@ class SpeechFolder(Utterances):
                 whole = path.relative_to(self.data_root).with_suffix('').as_posix()
                 name = whole if whole in texts else path.stem
                 if name in paths and name in texts:
-                    raise ValueError(f'utterance {name!r} must be one file, got {paths[name]!r} '
-                                     f'and {str(path)!r}: name their folders in the transcripts.')
+                    raise ValueError(
+                        f'utterance {name!r} must be one file, got {paths[name]!r} '
+                        f'and {str(path)!r}: name their folders in the transcripts.'
+                    )
                 paths[name] = str(path)
         _check_both(self.place, 'sound file(s)', set(paths), set(texts))
         for name, text in texts.items():
@@ -288,13 +308,17 @@ class SphinxFeatures(Utterances):
         features: str = 'feat',
         **kwargs: Any,
     ) -> None:
-        for name, path in dict(data_root=data_root, fileids=fileids, transcription=transcription,
-                               features=features).items():
+        for name, path in dict(
+            data_root=data_root, fileids=fileids, transcription=transcription, features=features
+        ).items():
             check_path(name, path)
         self.fileids = fileids
         super().__init__(
-            data_root=data_root, ann_file=transcription, data_prefix=dict(features=features),
-            **kwargs)
+            data_root=data_root,
+            ann_file=transcription,
+            data_prefix=dict(features=features),
+            **kwargs,
+        )
 
     def find(self) -> Iterator[tuple[str, str, str]]:
         """See :class:`Utterances`."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from mmengine.config import Config
 from mmengine.device import get_device
 
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 _LOOK_AFTER = 1  # seconds between two looks at the launcher
 _GRACE = 30  # seconds, as torchrun leaves its processes
@@ -42,7 +42,7 @@ def start_distributed(cfg: Config) -> None:
     if cfg.launcher == 'none':
         return
     _export_environment(cfg.launcher)
-    threading.Thread(target=_end_with_launcher, args=(os.getppid(), ), daemon=True).start()
+    threading.Thread(target=_end_with_launcher, args=(os.getppid(),), daemon=True).start()
     if get_device() != 'cpu':
         return
     dist.init_process_group('gloo')
@@ -52,19 +52,27 @@ def start_distributed(cfg: Config) -> None:
         dict(
             type='MMDistributedDataParallel',
             broadcast_buffers=False,
-            find_unused_parameters=cfg.get('find_unused_parameters', False)))
+            find_unused_parameters=cfg.get('find_unused_parameters', False),
+        ),
+    )
     cfg.model_wrapper_cfg.setdefault('device_ids', None)
 
 
 def _export_environment(launcher: str) -> None:
     for target, source in zip(_RANK_VARIABLES['pytorch'], _RANK_VARIABLES[launcher], strict=True):
         if source not in os.environ:
-            raise UserError(f'launcher={launcher!r} needs the environment variable {source}, which '
-                            'is not set; start through tools/dist_train.sh, srun or mpirun')
+            raise UserError(
+                f'launcher={launcher!r} needs the environment variable {source}, which '
+                'is not set; start through tools/dist_train.sh, srun or mpirun'
+            )
         os.environ[target] = os.environ[source]
     if launcher == 'slurm' and 'MASTER_ADDR' not in os.environ:
-        hosts = subprocess.run(['scontrol', 'show', 'hostnames', os.environ['SLURM_NODELIST']],
-                               capture_output=True, text=True, check=True).stdout
+        hosts = subprocess.run(
+            ['scontrol', 'show', 'hostnames', os.environ['SLURM_NODELIST']],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         os.environ['MASTER_ADDR'] = hosts.split()[0]
     os.environ.setdefault('MASTER_ADDR', '127.0.0.1')
     os.environ.setdefault('MASTER_PORT', '29500')
@@ -77,8 +85,11 @@ def _end_with_launcher(launcher: int) -> None:
     """
     while os.getppid() == launcher:
         time.sleep(_LOOK_AFTER)
-    print('the process that launched this one is gone, so that it ends, too', file=sys.stderr,
-          flush=True)
+    print(
+        'the process that launched this one is gone, so that it ends, too',
+        file=sys.stderr,
+        flush=True,
+    )
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE)
     os._exit(1)  # it waits for a process that has ended

@@ -48,4 +48,5 @@ def rest(loader: DataLoader, num_done: int) -> DataLoader:
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
         generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor)
+        prefetch_factor=loader.prefetch_factor,
+    )

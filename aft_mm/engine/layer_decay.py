@@ -5,7 +5,7 @@ from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
 from aft_mm.checks import check_number
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 

@@ -7,7 +7,7 @@ import torch
 from mmengine.runner import Runner, TestLoop, autocast
 
 from aft_mm.checks import check_int, check_number
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.registry import LOOPS
 from aft_mm.structures import SequenceSample
 
@@ -56,8 +56,11 @@ class GenerationTestLoop(TestLoop):
         seed: int = 0,
         num_inputs: int | None = None,
     ) -> None:
-        for name, value, least in (('num_samples', num_samples, 1), ('seed', seed, 0),
-                                   ('num_inputs', 1 if num_inputs is None else num_inputs, 1)):
+        for name, value, least in (
+            ('num_samples', num_samples, 1),
+            ('seed', seed, 0),
+            ('num_inputs', 1 if num_inputs is None else num_inputs, 1),
+        ):
             check_int(f'{name} of test_cfg', value, least)
         check_number('temperature of test_cfg', temperature, above=0)
         if top_k is not None:
@@ -91,8 +94,9 @@ class GenerationTestLoop(TestLoop):
             self._draw(idx, inputs[:num], samples[:num])
         super().run_iter(idx, data_batch)
 
-    def _draw(self, idx: int, inputs: Sequence[torch.Tensor],
-              samples: Sequence[SequenceSample]) -> None:
+    def _draw(
+        self, idx: int, inputs: Sequence[torch.Tensor], samples: Sequence[SequenceSample]
+    ) -> None:
         """Give every sample as many tokens as its input has, ``num_samples`` times."""
         sources = [sample.get('source') for sample in samples for _ in range(self.num_samples)]
         with autocast(enabled=self.fp16):
@@ -102,10 +106,11 @@ class GenerationTestLoop(TestLoop):
                 source=None if sources[0] is None else sources,
                 seed=derived_seed(self.seed, self.runner.rank, idx),
                 progress=self.runner.rank == 0,
-                **self.options)
+                **self.options,
+            )
         drawn = tokens.unflatten(0, (len(samples), self.num_samples))
         for sample, own, rows in zip(samples, inputs, drawn, strict=True):
-            sample.drawn = rows[:, :len(own)]
+            sample.drawn = rows[:, : len(own)]
 
 
 @LOOPS.register_module()
@@ -128,16 +133,25 @@ class TranslationTestLoop(TestLoop):
         UserError: the data set has no ``subwords``.
     """
 
-    def __init__(self, runner: Runner, dataloader: Any, evaluator: Any, fp16: bool = False,
-                 beam_size: int = 4, length_penalty: float = 0.6) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        dataloader: Any,
+        evaluator: Any,
+        fp16: bool = False,
+        beam_size: int = 4,
+        length_penalty: float = 0.6,
+    ) -> None:
         check_int('beam_size of test_cfg', beam_size, 1)
         check_number('length_penalty of test_cfg', length_penalty, 0)
         super().__init__(runner, dataloader, evaluator, fp16)
         self.options = dict(beam_size=beam_size, length_penalty=length_penalty)
         self.subwords = getattr(self.dataloader.dataset, 'subwords', None)
         if self.subwords is None:
-            raise UserError('TranslationTestLoop needs a data set with subwords, such as '
-                            f'ParallelText, got {type(self.dataloader.dataset).__name__}')
+            raise UserError(
+                'TranslationTestLoop needs a data set with subwords, such as '
+                f'ParallelText, got {type(self.dataloader.dataset).__name__}'
+            )
 
     @torch.no_grad()
     def run_iter(self, idx: int, data_batch: dict) -> None:
@@ -145,7 +159,8 @@ class TranslationTestLoop(TestLoop):
         samples = data_batch['data_samples']
         with autocast(enabled=self.fp16):
             found = task_model(self.runner).beam_search(
-                [sample.source for sample in samples], self.subwords.end, **self.options)
+                [sample.source for sample in samples], self.subwords.end, **self.options
+            )
         for sample, (best, *_) in zip(samples, found, strict=True):
             sample.set_metainfo(dict(translation=self.subwords.decode(best.tokens.tolist())))
         super().run_iter(idx, data_batch)

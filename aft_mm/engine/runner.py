@@ -13,7 +13,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 from .hooks.task_model import task_model
 
@@ -43,8 +43,9 @@ class ConsoleRunner(Runner):
     the device and the log file, and another one the position biases that decay, if there are any.
     """
 
-    def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None,
-                     **kwargs: Any) -> MMLogger:
+    def build_logger(
+        self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any
+    ) -> MMLogger:
         """mmengine's logger, with the details kept from the console."""
         logger = super().build_logger(log_level=log_level, log_file=log_file, **kwargs)
         for handler in logger.handlers:
@@ -81,7 +82,8 @@ class ConsoleRunner(Runner):
         self.logger.info(
             f'{type(model).__name__} with {number:,} parameters on {device}, torch '
             f'{torch.__version__}; environment, config and hooks are in '
-            f'{self.logger.log_file}')
+            f'{self.logger.log_file}'
+        )
 
 
 def build_runner(cfg: Config) -> Runner:
@@ -96,20 +98,29 @@ def build_runner(cfg: Config) -> Runner:
             pass
     except OSError as error:
         raise UserError(
-            f'work_dir {str(cfg.work_dir)!r} cannot be written: {error.strerror}') from error
+            f'work_dir {str(cfg.work_dir)!r} cannot be written: {error.strerror}'
+        ) from error
     return RUNNERS.build(cfg) if cfg.get('runner_type') else ConsoleRunner.from_cfg(cfg)
 
 
 def decayed_biases(model: torch.nn.Module, optim_wrapper: OptimWrapper) -> str:
     """A sentence on the position biases that weight decay pulls to 0; '' if there are none."""
-    decays = {id(parameter): group['weight_decay']
-              for group in optim_wrapper.optimizer.param_groups if group.get('weight_decay')
-              for parameter in group['params']}
-    names = {name: decays[id(parameter)] for name, parameter in model.named_parameters()
-             if 'pos_bias' in name and id(parameter) in decays}
+    decays = {
+        id(parameter): group['weight_decay']
+        for group in optim_wrapper.optimizer.param_groups
+        if group.get('weight_decay')
+        for parameter in group['params']
+    }
+    names = {
+        name: decays[id(parameter)]
+        for name, parameter in model.named_parameters()
+        if 'pos_bias' in name and id(parameter) in decays
+    }
     if not names:
         return ''
     first, decay = next(iter(names.items()))
-    return (f'weight decay of {decay:g} pulls {len(names)} position biases to 0, such as {first}; '
-            'paramwise_cfg.custom_keys=dict(pos_bias=dict(decay_mult=0.)) of optim_wrapper leaves '
-            'them alone')
+    return (
+        f'weight decay of {decay:g} pulls {len(names)} position biases to 0, such as {first}; '
+        'paramwise_cfg.custom_keys=dict(pos_bias=dict(decay_mult=0.)) of optim_wrapper leaves '
+        'them alone'
+    )

@@ -30,8 +30,9 @@ def _end_at_sigterm() -> None:
 # never see it: it is forgotten when a fork begins, and not looked at by one that just then goes to
 # sleep until a lock is free. So the system holds signals back during a fork, and ends a child.
 if hasattr(os, 'register_at_fork'):  # not on Windows
-    os.register_at_fork(before=_hold_signals, after_in_parent=_deliver_signals,
-                        after_in_child=_end_at_sigterm)
+    os.register_at_fork(
+        before=_hold_signals, after_in_parent=_deliver_signals, after_in_child=_end_at_sigterm
+    )
 
 
 class Stopped(BaseException):

@@ -34,8 +34,9 @@ class BLEU(BaseMetric):
         try:
             import sacrebleu
         except ImportError as error:
-            raise ValueError('BLEU needs sacrebleu, which pip install aft_mm[text] '
-                             'installs') from error
+            raise ValueError(
+                'BLEU needs sacrebleu, which pip install aft_mm[text] installs'
+            ) from error
         self.score = sacrebleu.BLEU()
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
@@ -45,7 +46,8 @@ class BLEU(BaseMetric):
                 raise ValueError(
                     "BLEU needs samples with a translation, which test_cfg=dict(type='aft_mm."
                     "TranslationTestLoop') makes, and a reference, which ParallelText(test_mode="
-                    f'True) gives, got {sorted(sample)}')
+                    f'True) gives, got {sorted(sample)}'
+                )
             self.results.append((sample['translation'], sample['reference']))
 
     def compute_metrics(self, results: list) -> dict:

@@ -42,23 +42,32 @@ class ErrorRate(BaseMetric):
         """Keep the transcript and what was recognised, as texts of words that jiwer compares."""
         names = (self.dataset_meta or {}).get('units')
         if names is None:
-            raise ValueError('ErrorRate needs a data set whose metainfo tells its units, such as '
-                             'aft_mm.SpeechFolder.')
+            raise ValueError(
+                'ErrorRate needs a data set whose metainfo tells its units, such as '
+                'aft_mm.SpeechFolder.'
+            )
         self.results += [
             tuple(self._text(names, units) for units in (sample['units'], sample['recognized']))
-            for sample in data_samples]
+            for sample in data_samples
+        ]
 
     def compute_metrics(self, results: list) -> dict:
         """``{'phoneme_error_rate': ..., 'percent_deletions': ..., ...}`` of all samples."""
         import jiwer
+
         references, hypotheses = (list(column) for column in zip(*results, strict=True))
         total = sum(len(reference.split()) for reference in references)
         if not total:
-            raise ValueError(f'ErrorRate needs a {self.per} at least, but all {len(references)} '
-                             'transcripts are empty.')
+            raise ValueError(
+                f'ErrorRate needs a {self.per} at least, but all {len(references)} '
+                'transcripts are empty.'
+            )
         counts = jiwer.process_words(references, hypotheses)
-        errors = dict(substitutions=counts.substitutions, deletions=counts.deletions,
-                      insertions=counts.insertions)
+        errors = dict(
+            substitutions=counts.substitutions,
+            deletions=counts.deletions,
+            insertions=counts.insertions,
+        )
         kinds = {f'{self.per}_{kind}': 100 * number / total for kind, number in errors.items()}
         return {f'{self.per}_error_rate': 100 * sum(errors.values()) / total, **kinds}
 

@@ -54,19 +54,28 @@ class ImageQuality(BaseMetric):
 
     default_prefix = ''  # without one mmengine warns in every run
 
-    def __init__(self, image_shape: Sequence[int], source_shape: Sequence[int],
-                 collect_device: str = 'gpu', **kwargs) -> None:
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        source_shape: Sequence[int],
+        collect_device: str = 'gpu',
+        **kwargs,
+    ) -> None:
         check_sizes('image_shape (H, W, C)', image_shape, (3,))
         check_sizes('source_shape (h, w, C)', source_shape, (3,))
         self.image_shape, self.source_shape = tuple(image_shape), tuple(source_shape)
         if min(self.image_shape[:2]) < SMALLEST:
-            raise ValueError(f'image_shape must be (H, W, C) with H and W at least {SMALLEST}, for '
-                             f'the window of the similarity, got {self.image_shape}.')
+            raise ValueError(
+                f'image_shape must be (H, W, C) with H and W at least {SMALLEST}, for '
+                f'the window of the similarity, got {self.image_shape}.'
+            )
         source = self.source_shape
         fits = source[2] == self.image_shape[2]
         if not fits or any(np.mod(self.image_shape[:2], source[:2])):
-            raise ValueError(f'source_shape must be (h, w, C) that divides H and W of image_shape '
-                             f'{self.image_shape} and has its C, got {source}.')
+            raise ValueError(
+                f'source_shape must be (h, w, C) that divides H and W of image_shape '
+                f'{self.image_shape} and has its C, got {source}.'
+            )
         super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
@@ -77,27 +86,35 @@ class ImageQuality(BaseMetric):
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
             drawn = sample.get('drawn')
             self.results.append(
-                None if drawn is None else self._measure(tokens, sample['source'], drawn))
+                None if drawn is None else self._measure(tokens, sample['source'], drawn)
+            )
 
     def compute_metrics(self, results: list) -> dict:
         """``{'sample_psnr_db': ..., 'sample_ssim': ..., 'mean_psnr_db': ..., ...}``."""
         measured = [result for result in results if result is not None]
         if not measured:
-            raise ValueError('ImageQuality needs images that were drawn, but there is none in '
-                             f'{len(results)} samples: test_cfg must be a GenerationTestLoop.')
-        return {name: float(np.mean([result[name] for result in measured]))
-                for name in measured[0]}
+            raise ValueError(
+                'ImageQuality needs images that were drawn, but there is none in '
+                f'{len(results)} samples: test_cfg must be a GenerationTestLoop.'
+            )
+        return {name: float(np.mean([result[name] for result in measured])) for name in measured[0]}
 
     def _measure(self, target: Tensor, source: Tensor, drawn: Tensor) -> dict[str, float]:
         images = _pictures(drawn, self.image_shape)
         small = _pictures(source[None], self.source_shape)
         pixels = source.cpu().numpy().astype(np.uint8).reshape(self.source_shape)
         enlarged = torch.from_numpy(enlarge_bicubic(pixels, self.image_shape[:2]))
-        kinds = dict(sample=images, mean=images.mean(0, keepdim=True),
-                     bicubic=_pictures(enlarged[None], self.image_shape))
+        kinds = dict(
+            sample=images,
+            mean=images.mean(0, keepdim=True),
+            bicubic=_pictures(enlarged[None], self.image_shape),
+        )
         truth = _pictures(target[None], self.image_shape)
-        return {f'{kind}_{name}': value for kind, pictures in kinds.items()
-                for name, value in image_quality(pictures, truth, small).items()}
+        return {
+            f'{kind}_{name}': value
+            for kind, pictures in kinds.items()
+            for name, value in image_quality(pictures, truth, small).items()
+        }
 
 
 def image_quality(images: Tensor, truth: Tensor, source: Tensor) -> dict[str, float]:
@@ -113,7 +130,8 @@ def image_quality(images: Tensor, truth: Tensor, source: Tensor) -> dict[str, fl
     return dict(
         psnr_db=peak_signal_noise_ratio(images, truth, data_range=255.0, dim=(1, 2, 3)).item(),
         ssim=structural_similarity_index_measure(images, truth, data_range=255.0).item(),
-        consistency_mse=F.mse_loss(shrunk / 255, source.expand_as(shrunk) / 255).item())
+        consistency_mse=F.mse_loss(shrunk / 255, source.expand_as(shrunk) / 255).item(),
+    )
 
 
 def _pictures(tokens: Tensor, shape: Sequence[int]) -> Tensor:

@@ -43,15 +43,18 @@ class Likelihood(BaseMetric):
         One result per sample, no sum over the batch: mmengine drops the samples that were repeated
         to give every rank equally many, and finds them by their number.
         """
-        self.results += [(float(sample['nats']), int(sample['num_dims']))
-                         for sample in data_samples]
+        self.results += [
+            (float(sample['nats']), int(sample['num_dims'])) for sample in data_samples
+        ]
 
     def compute_metrics(self, results: list) -> dict:
         """``{'bits_per_dim': ..., 'perplexity_per_dim': ...}`` of all samples."""
         nats, predictions = (math.fsum(column) for column in zip(*results, strict=True))
         if not predictions:
-            raise ValueError('Likelihood needs at least one prediction, but every token of the '
-                             f'{len(results)} samples is given context.')
+            raise ValueError(
+                'Likelihood needs at least one prediction, but every token of the '
+                f'{len(results)} samples is given context.'
+            )
         mean = np.float64(nats / predictions)
         with np.errstate(over='ignore'):  # an untrained model's may be infinite
             perplexity = float(np.exp(mean))

@@ -29,8 +29,13 @@ class _DrawnImages(BaseMetric):
 
     default_prefix = ''  # without one mmengine warns in every run
 
-    def __init__(self, image_shape: Sequence[int], batch_size: int = 32,
-                 collect_device: str = 'gpu', **kwargs) -> None:
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        batch_size: int = 32,
+        collect_device: str = 'gpu',
+        **kwargs,
+    ) -> None:
         check_sizes('image_shape (H, W, C)', image_shape, (3,))
         check_int('batch_size', batch_size, 1)
         self.image_shape, self.batch_size = tuple(image_shape), batch_size
@@ -43,8 +48,9 @@ class _DrawnImages(BaseMetric):
         """
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
             drawn = sample.get('drawn')
-            self.results.append(None if drawn is None else (
-                self._pictures(tokens[None]), self._pictures(drawn)))
+            self.results.append(
+                None if drawn is None else (self._pictures(tokens[None]), self._pictures(drawn))
+            )
 
     def _pictures(self, tokens: Tensor) -> np.ndarray:
         pictures = tokens.cpu().numpy().astype(np.uint8).reshape(len(tokens), *self.image_shape)
@@ -54,9 +60,11 @@ class _DrawnImages(BaseMetric):
         """The pairs (truth [1, C, H, W], drawn [N, C, H, W]) that there are."""
         pairs = [pair for pair in results if pair is not None]
         if not pairs:
-            raise ValueError(f'{type(self).__name__} needs images that were drawn, but there is '
-                             f'none in {len(results)} samples: test_cfg must be a '
-                             'GenerationTestLoop.')
+            raise ValueError(
+                f'{type(self).__name__} needs images that were drawn, but there is '
+                f'none in {len(results)} samples: test_cfg must be a '
+                'GenerationTestLoop.'
+            )
         return pairs
 
     def _batches(self, pictures: Sequence[np.ndarray]) -> Iterator[Tensor]:
@@ -86,15 +94,19 @@ class FID(_DrawnImages):
             there are fewer than two images.
     """
 
-    def __init__(self, image_shape: Sequence[int], feature: int | nn.Module = 2048,
-                 **kwargs) -> None:
+    def __init__(
+        self, image_shape: Sequence[int], feature: int | nn.Module = 2048, **kwargs
+    ) -> None:
         super().__init__(image_shape, **kwargs)
         try:
             self.distance = FrechetInceptionDistance(
-                feature, input_img_size=(3, *self.image_shape[:2]))
+                feature, input_img_size=(3, *self.image_shape[:2])
+            )
         except ModuleNotFoundError as error:
-            raise ValueError('FID needs torch-fidelity, which pip install aft_mm[fid] installs, or '
-                             'a module of its own as feature') from error
+            raise ValueError(
+                'FID needs torch-fidelity, which pip install aft_mm[fid] installs, or '
+                'a module of its own as feature'
+            ) from error
         except OSError as error:
             raise ValueError(f'the weights of FID cannot be downloaded: {error}') from error
 
@@ -142,7 +154,7 @@ class LPIPS(_DrawnImages):
         means = []
         for truth, drawn in self._measured(results):
             distances = []
-            (reference, ) = self._batches([truth])
+            (reference,) = self._batches([truth])
             for batch in self._batches([drawn]):
                 pair = (_unit(batch), _unit(reference).expand_as(batch))
                 distances.append(self.distance(*pair).reshape(-1))

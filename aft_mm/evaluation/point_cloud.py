@@ -7,8 +7,12 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 __all__ = [
-    'chamfer_distances', 'coverage', 'earth_mover_distances', 'minimum_matching_distance',
-    'nearest_neighbor_accuracy', 'normalized'
+    'chamfer_distances',
+    'coverage',
+    'earth_mover_distances',
+    'minimum_matching_distance',
+    'nearest_neighbor_accuracy',
+    'normalized',
 ]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aft_mm.checks import check_choice, check_flag
 from aft_mm.registry import METRICS
-from aft_mm.structures import check_num_bits, decode_points
+from aft_mm.tokenizers import check_num_bits, decode_points
 
 from .point_cloud import (
     chamfer_distances,
@@ -71,8 +71,14 @@ class PointCloudDistance(BaseMetric):
 
     default_prefix = ''  # without one mmengine warns in every run
 
-    def __init__(self, num_bits: int = 8, emd: bool = False, normalization: str = 'box',
-                 collect_device: str = 'gpu', **kwargs) -> None:
+    def __init__(
+        self,
+        num_bits: int = 8,
+        emd: bool = False,
+        normalization: str = 'box',
+        collect_device: str = 'gpu',
+        **kwargs,
+    ) -> None:
         check_num_bits(num_bits)
         check_flag('emd', emd)
         check_choice('normalization', normalization, tuple(UNITS))
@@ -90,8 +96,10 @@ class PointCloudDistance(BaseMetric):
                 self.results.append(None)
                 continue
             if len(drawn) != 1:
-                raise ValueError('PointCloudDistance compares two sets of one size: num_samples of '
-                                 f'test_cfg must be 1, got {len(drawn)}.')
+                raise ValueError(
+                    'PointCloudDistance compares two sets of one size: num_samples of '
+                    f'test_cfg must be 1, got {len(drawn)}.'
+                )
             # A byte each: all of them travel to the first rank.
             both = np.stack([drawn[0].cpu().numpy(), tokens.cpu().numpy()])
             self.results.append(both.astype(np.uint8))
@@ -100,18 +108,23 @@ class PointCloudDistance(BaseMetric):
         """``{'mmd_squared_edges': ..., 'coverage_percent': ..., '1nna_percent': ..., ...}``."""
         pairs = [result for result in results if result is not None]
         if not pairs:
-            raise ValueError('PointCloudDistance needs clouds that were drawn, but there is none '
-                             f'in {len(results)} samples: test_cfg must be a GenerationTestLoop.')
+            raise ValueError(
+                'PointCloudDistance needs clouds that were drawn, but there is none '
+                f'in {len(results)} samples: test_cfg must be a GenerationTestLoop.'
+            )
         if len(pairs) < FEW_CLOUDS:
             print_log(
                 f'PointCloudDistance compares {len(pairs)} drawn cloud(s) with as many of the test '
-                f'set: its numbers mean little below {FEW_CLOUDS}', 'current', logging.WARNING)
+                f'set: its numbers mean little below {FEW_CLOUDS}',
+                'current',
+                logging.WARNING,
+            )
         drawn, truth = zip(*pairs, strict=True)
         clouds = torch.from_numpy(decode_points(np.stack(drawn + truth), self.num_bits)).float()
         if self.normalization == 'set':
-            clouds = normalized(clouds, clouds[len(drawn):])
+            clouds = normalized(clouds, clouds[len(drawn) :])
         unit = UNITS[self.normalization]
-        block = max(1, MOST_GAPS // clouds.shape[1]**2)
+        block = max(1, MOST_GAPS // clouds.shape[1] ** 2)
         distances = chamfer_distances(clouds.to(get_device()), block, progress=True)
         metrics = _compared(distances, len(drawn), f'squared_{unit}', '')
         if self.emd:

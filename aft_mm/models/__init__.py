@@ -4,8 +4,8 @@ from .algorithms import AutoregressiveModel, CTCModel
 from .backbones import AFTViT
 from .data_preprocessor import SequencePreprocessor
 from .decoders import SequenceDecoder
+from .decoding import Hypothesis, beam_search, default_length, generate
 from .encoders import BiLSTMEncoder, SequenceEncoder
-from .generation import Hypothesis, beam_search, default_length, generate
 from .heads import CategoricalHead, CTCHead, LogisticMixtureHead
 from .masked_data_preprocessor import MaskedDataPreprocessor
 from .necks import SimpleFeaturePyramid

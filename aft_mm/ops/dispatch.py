@@ -29,8 +29,8 @@ OPS = (
     'aft_full',
     'aft_local',
     'aft_conv',
-    'aft_window',
-    'aft_local_normalized',
+    'aft_local_hard',
+    'aft_local_learned',
     'linear_attention',
 )
 STEPS = tuple(f'{op}_step' for op in OPS)

@@ -161,7 +161,7 @@ def aft_conv(
     return _run('aft_conv', query, key, value, weight, **places, **shared)
 
 
-def aft_window(
+def aft_local_hard(
     query: Tensor | None,
     key: Tensor,
     value: Tensor,
@@ -188,10 +188,10 @@ def aft_window(
     checks.check_hard_window(window, grid)
     if grid is not None:
         grid = _one_graph(grid)
-    return _run('aft_window', query, key, value, window=window, grid=grid, **shared)
+    return _run('aft_local_hard', query, key, value, window=window, grid=grid, **shared)
 
 
-def aft_local_normalized(
+def aft_local_learned(
     query: Tensor | None,
     key: Tensor,
     value: Tensor,
@@ -216,7 +216,7 @@ def aft_local_normalized(
     checks.check_tokens(query, key, value, same_length=True, **shared)
     _check_local(pos_u, pos_v, value, window, grid, causal)
     factors = dict(window=window, grid=grid)
-    return _run('aft_local_normalized', query, key, value, pos_u, pos_v, **factors, **shared)
+    return _run('aft_local_learned', query, key, value, pos_u, pos_v, **factors, **shared)
 
 
 def _check_local(

@@ -39,7 +39,7 @@ def near_radius(window: Window, grid: Sequence[int] | None) -> int:
 def hard_mask(
     target: Tensor, source: Tensor, window: Window, grid: Sequence[int] | None, causal: bool
 ) -> Tensor:
-    """True inside the hard window of AFTWindow (ICLR submission, algorithms 1 and 2).
+    """True inside the hard window of AFTLocalHard (ICLR submission, algorithms 1 and 2).
 
     1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``). 2-d with ``(s_h, s_w)``, both even:
     columns ``c − s_w/2 < c' ≤ c + s_w/2`` and rows ``r − s_h/2 < r' ≤ r``, right of c instead

@@ -110,7 +110,7 @@ def aft_conv(
     return _mix(query, key, value, bias, causal, key_mask, gate)
 
 
-def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
+def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
     """``W = 1`` inside the hard window, 0 outside (ICLR submission, algorithms 1 and 2)."""
     tokens = key.shape[1]
     inside = hard_mask(*_indices(tokens, tokens, key.device), window, grid, causal)
@@ -119,7 +119,7 @@ def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Te
     return _mix(query, key, value, bias, False, key_mask, gate)
 
 
-def aft_local_normalized(
+def aft_local_learned(
     query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
 ) -> Tensor:
     """``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] v_t'`` (ICLR submission eq. 8).

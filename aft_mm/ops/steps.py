@@ -11,8 +11,8 @@ op                     state per sequence                                       
 aft_simple             running sums, O(D), two of them for relu2                   O(D)
 aft_local              the last r + 1 tokens and sums of those before, O(r·D)      O(r·D)
 aft_conv               the same with the reach r of the kernel in raster order     O(r·D)
-aft_window             the last r + 1 tokens, O(r·D)                               O(r·D)
-aft_local_normalized   as aft_local                                                O(r·D)
+aft_local_hard             the last r + 1 tokens, O(r·D)                               O(r·D)
+aft_local_learned   as aft_local                                                O(r·D)
 aft_full               every token, O(T·D): each row weighs all of them anew       O(T·D)
 =====================  ==========================================================  ================
 
@@ -222,7 +222,7 @@ def aft_conv_step(
     return _run('aft_conv_step', state, query, key, value, weight, **options)
 
 
-def aft_window_init_state(
+def aft_local_hard_init_state(
     batch_size: int,
     embed_dims: int,
     *,
@@ -247,7 +247,7 @@ def _window_size(window: Window, grid: Sequence[int] | None) -> int:
 
 
 @torch.no_grad()
-def aft_window_step(
+def aft_local_hard_step(
     state: StepState,
     query: Tensor | None,
     key: Tensor,
@@ -257,19 +257,19 @@ def aft_window_step(
     grid: Sequence[int] | None = None,
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
-    """One token of causal :func:`aft_window`."""
+    """One token of causal :func:`aft_local_hard`."""
     size = _window_size(window, grid)
     check_state(state, None if grid is None else math.prod(grid))
     checks.check_buffer(state.keys.shape[1], size)
     options = dict(window=window, grid=grid, gate=gate)
-    return _run('aft_window_step', state, query, key, value, **options)
+    return _run('aft_local_hard_step', state, query, key, value, **options)
 
 
-aft_local_normalized_init_state = aft_local_init_state
+aft_local_learned_init_state = aft_local_init_state
 
 
 @torch.no_grad()
-def aft_local_normalized_step(
+def aft_local_learned_step(
     state: StepState,
     query: Tensor | None,
     key: Tensor,
@@ -281,10 +281,10 @@ def aft_local_normalized_step(
     grid: Sequence[int] | None = None,
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
-    """One token of causal :func:`aft_local_normalized`; pos_u and pos_v as there."""
+    """One token of causal :func:`aft_local_learned`; pos_u and pos_v as there."""
     _check_local(state, pos_u, pos_v, window, grid)
     options = dict(window=window, grid=grid, gate=gate)
-    return _run('aft_local_normalized_step', state, query, key, value, pos_u, pos_v, **options)
+    return _run('aft_local_learned_step', state, query, key, value, pos_u, pos_v, **options)
 
 
 def _check_grid(grid: Sequence[int] | None, dims: Sequence[int]) -> None:

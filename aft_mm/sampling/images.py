@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from aft_mm.checks import check_int, check_number, check_sizes
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 
 def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:
@@ -20,12 +20,15 @@ def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:
     values = model.decoder.max_length * model.head.dims_per_token
     check_sizes('image_shape (H, W, C)', image_shape, (3,))
     if np.prod(image_shape) != values:
-        raise UserError(f'image_shape must be (H, W, C) with H·W·C = {values}, the size of the '
-                        f"model's position table, got {tuple(image_shape)}")
+        raise UserError(
+            f'image_shape must be (H, W, C) with H·W·C = {values}, the size of the '
+            f"model's position table, got {tuple(image_shape)}"
+        )
 
 
-def sample_images(model: nn.Module, image_shape: Sequence[int], num: int, **options: Any
-                  ) -> np.ndarray:
+def sample_images(
+    model: nn.Module, image_shape: Sequence[int], num: int, **options: Any
+) -> np.ndarray:
     """Draw ``num`` images of shape (H, W, C): uint8 ``[num, H, W, C]``.
 
     ``options`` are those of ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
@@ -40,8 +43,9 @@ def sample_images(model: nn.Module, image_shape: Sequence[int], num: int, **opti
     return to_images(tokens, image_shape)
 
 
-def complete_images(model: nn.Module, images: np.ndarray, num_given_rows: int, **options: Any
-                    ) -> np.ndarray:
+def complete_images(
+    model: nn.Module, images: np.ndarray, num_given_rows: int, **options: Any
+) -> np.ndarray:
     """Draw what is below the first ``num_given_rows`` rows of images, uint8 ``[N, H, W, C]``.
 
     ``options`` as in :func:`sample_images`.
@@ -58,12 +62,14 @@ def complete_images(model: nn.Module, images: np.ndarray, num_given_rows: int, *
     height = image_shape[0]
     check_int('num_given_rows', num_given_rows)
     if not 1 <= num_given_rows < height:
-        raise UserError(f'a completion needs 1 to {height - 1} given rows of an image of '
-                        f'{height}, got {num_given_rows}')
+        raise UserError(
+            f'a completion needs 1 to {height - 1} given rows of an image of '
+            f'{height}, got {num_given_rows}'
+        )
     token_shape: tuple[int, ...] = model.head.token_shape
     tokens = torch.from_numpy(images.astype(np.int64)).reshape(len(images), -1, *token_shape)
     length = tokens.shape[1]
-    prompts = tokens[:, :length * num_given_rows // height]
+    prompts = tokens[:, : length * num_given_rows // height]
     return to_images(model.generate(length, prompts=prompts, **options), image_shape)
 
 
@@ -76,8 +82,10 @@ def given_rows(keep: float, height: int) -> int:
     check_number('keep (--complete)', keep)
     rows = round(keep * height)
     if not 1 <= rows < height:
-        raise UserError(f'keep (--complete) must be the share of 1 to {height - 1} of {height} '
-                        f'rows, between 0 and 1, got {keep}')
+        raise UserError(
+            f'keep (--complete) must be the share of 1 to {height - 1} of {height} '
+            f'rows, between 0 and 1, got {keep}'
+        )
     return rows
 
 

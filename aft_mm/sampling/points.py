@@ -6,8 +6,8 @@ import numpy as np
 from torch import nn
 
 from aft_mm.checks import check_choice, check_int
-from aft_mm.cli.errors import UserError
-from aft_mm.structures import decode_points
+from aft_mm.errors import UserError
+from aft_mm.tokenizers import decode_points
 from aft_mm.visualization.point_cloud import AXES
 
 
@@ -17,11 +17,16 @@ def check_settings(settings: Any) -> None:
     Raises:
         UserError: it is no dict of num_points, num_bits and up, or one is out of range.
     """
-    missing = [name for name in ('num_points', 'num_bits', 'up')
-               if not isinstance(settings, dict) or name not in settings]
+    missing = [
+        name
+        for name in ('num_points', 'num_bits', 'up')
+        if not isinstance(settings, dict) or name not in settings
+    ]
     if missing:
-        raise UserError('point_cloud of the config must be dict(num_points=..., num_bits=..., '
-                        f'up=...), but lacks {", ".join(missing)}')
+        raise UserError(
+            'point_cloud of the config must be dict(num_points=..., num_bits=..., '
+            f'up=...), but lacks {", ".join(missing)}'
+        )
     check_int('num_points of point_cloud', settings['num_points'], 1)
     check_int('num_bits of point_cloud', settings['num_bits'], 1, 8)
     check_up(settings['up'])
@@ -45,10 +50,13 @@ def check_points(model: nn.Module, num_bits: int, num_points: int | None = None)
         raise UserError(
             f'a model of point clouds with num_bits={num_bits} needs {2**num_bits} values per '
             f'token, a length of 3 tokens per point and no encoder, but has {head.num_values} '
-            f'values, {length} tokens and {"no" if model.encoder is None else "an"} encoder')
+            f'values, {length} tokens and {"no" if model.encoder is None else "an"} encoder'
+        )
     if num_points not in (None, length // 3):
-        raise UserError(f"the model's position table holds {length // 3} points of 3 tokens each, "
-                        f'but num_points is {num_points!r}')
+        raise UserError(
+            f"the model's position table holds {length // 3} points of 3 tokens each, "
+            f'but num_points is {num_points!r}'
+        )
 
 
 def sample_points(model: nn.Module, num: int, num_bits: int = 8, **options: Any) -> np.ndarray:

@@ -33,19 +33,21 @@ def cross_fade_weights(starts: Sequence[int], size: int, overlap: int) -> np.nda
     window = np.minimum(1, np.minimum(place, size - place) / max(overlap, 0.5))
     weights = np.zeros((len(starts), starts[-1] + size))
     for row, start in zip(weights, starts, strict=True):
-        row[start:start + size] = window
+        row[start : start + size] = window
     return weights / weights.sum(0)
 
 
-def cut_tiles(image: np.ndarray, rows: Sequence[int], columns: Sequence[int],
-              size: tuple[int, int]) -> np.ndarray:
+def cut_tiles(
+    image: np.ndarray, rows: Sequence[int], columns: Sequence[int], size: tuple[int, int]
+) -> np.ndarray:
     """The tiles ``[rows · columns, h, w, C]`` of an image ``[H, W, C]``, row by row."""
     height, width = size
-    return np.stack([image[y:y + height, x:x + width] for y in rows for x in columns])
+    return np.stack([image[y : y + height, x : x + width] for y in rows for x in columns])
 
 
-def join_tiles(tiles: np.ndarray, rows: Sequence[int], columns: Sequence[int],
-               overlap: int) -> np.ndarray:
+def join_tiles(
+    tiles: np.ndarray, rows: Sequence[int], columns: Sequence[int], overlap: int
+) -> np.ndarray:
     """Cross-fade tiles: uint8 ``[rows · columns, N, h, w, C]`` to ``[N, H, W, C]``.
 
     Args:
@@ -60,8 +62,9 @@ def join_tiles(tiles: np.ndarray, rows: Sequence[int], columns: Sequence[int],
     image = np.zeros((tiles.shape[1], vertical.shape[1], horizontal.shape[1], tiles.shape[4]))
     places = ((i, j) for i in range(len(rows)) for j in range(len(columns)))
     for tile, (i, j) in zip(tiles, places, strict=True):
-        y, x = (slice(start, start + size) for start, size in ((rows[i], height),
-                                                               (columns[j], width)))
+        y, x = (
+            slice(start, start + size) for start, size in ((rows[i], height), (columns[j], width))
+        )
         weight = vertical[i, y, None] * horizontal[j, None, x]
         image[:, y, x] += weight[..., None] * tile
     return image.round().astype(np.uint8)

@@ -17,6 +17,8 @@ def enlarge_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         uint8 [H, W, C].
     """
     height, width = size
-    planes = [Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC)
-              for plane in np.moveaxis(image, -1, 0)]
+    planes = [
+        Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC)
+        for plane in np.moveaxis(image, -1, 0)
+    ]
     return np.stack(planes, axis=-1)

@@ -35,31 +35,48 @@ def draw_alignment(
         ValueError: ``log_probs`` is not [T, V] with the V of ``names``.
     """
     if np.ndim(log_probs) != 2 or not len(log_probs) or log_probs.shape[1] != len(names):
-        raise ValueError(f'log_probs must be [T, {len(names)}] for as many names, got '
-                         f'{list(np.shape(log_probs))}.')
+        raise ValueError(
+            f'log_probs must be [T, {len(names)}] for as many names, got '
+            f'{list(np.shape(log_probs))}.'
+        )
     probs = np.exp(log_probs)
     path, start, peaks = probs.argmax(1), 0, []
     for unit, run in groupby(path):
         length = len(list(run))
         if unit:
-            peaks.append((start + int(probs[start:start + length, unit].argmax()), int(unit)))
+            peaks.append((start + int(probs[start : start + length, unit].argmax()), int(unit)))
         start += length
     likely = [unit for unit in range(1, len(names)) if probs[:, unit].max() > FAINT]
     likely.sort(key=lambda unit: int((probs[:, unit] > FAINT).argmax()))
     rows = [*likely, 0]
     duration = len(probs) * seconds_per_frame
-    figure = Figure(figsize=(min(16.0, 3.0 + 3.0 * duration), 1.7 + 0.2 * len(rows)),
-                    layout='constrained')
+    figure = Figure(
+        figsize=(min(16.0, 3.0 + 3.0 * duration), 1.7 + 0.2 * len(rows)), layout='constrained'
+    )
     FigureCanvasAgg(figure)
     axis = figure.subplots()
-    picture = axis.imshow(probs.T[rows], aspect='auto', cmap='Blues', vmin=0, vmax=1,
-                          interpolation='nearest', extent=(0, duration, len(rows) - 0.5, -0.5))
+    picture = axis.imshow(
+        probs.T[rows],
+        aspect='auto',
+        cmap='Blues',
+        vmin=0,
+        vmax=1,
+        interpolation='nearest',
+        extent=(0, duration, len(rows) - 0.5, -0.5),
+    )
     axis.set_yticks(range(len(rows)), [names[unit].replace(' ', '␣') for unit in rows], fontsize=8)
     axis.set_xlabel('seconds')
     for number, (frame, unit) in enumerate(peaks):
         # By turns higher and lower, as units may follow each other within a frame's width.
-        axis.text((frame + 0.5) * seconds_per_frame, -0.7 - 0.9 * (number % 2),
-                  names[unit].replace(' ', '␣'), ha='center', va='bottom', fontsize=8, color='C3')
+        axis.text(
+            (frame + 0.5) * seconds_per_frame,
+            -0.7 - 0.9 * (number % 2),
+            names[unit].replace(' ', '␣'),
+            ha='center',
+            va='bottom',
+            fontsize=8,
+            color='C3',
+        )
         axis.axvline((frame + 0.5) * seconds_per_frame, color='C3', linewidth=0.4, alpha=0.5)
     if transcript is not None:
         axis.set_title(transcript, fontsize=9, pad=34)

@@ -14,8 +14,9 @@ from .figures import MOST_PANELS, Choice, choose, new_figure
 from .recording import grid_of
 
 
-def mean_relative_attention(attention: Tensor, grid: Sequence[int], num_prefix_tokens: int = 0
-                            ) -> Tensor:
+def mean_relative_attention(
+    attention: Tensor, grid: Sequence[int], num_prefix_tokens: int = 0
+) -> Tensor:
     """Attention by offset to the source, ``[B, h, T, T]`` to ``[h, 2H − 1, 2W − 1]``.
 
     The mean over images and over those queries of the grid that have a token at this offset. As in
@@ -28,8 +29,12 @@ def mean_relative_attention(attention: Tensor, grid: Sequence[int], num_prefix_t
     height, width = grid
     tokens = num_prefix_tokens + height * width
     if attention.dim() != 4 or attention.shape[-2:] != (tokens, tokens):
-        refuse('attention', f'[B, h, {tokens}, {tokens}] for the grid {tuple(grid)} and '
-               f'{num_prefix_tokens} prefix tokens', attention)
+        refuse(
+            'attention',
+            f'[B, h, {tokens}, {tokens}] for the grid {tuple(grid)} and '
+            f'{num_prefix_tokens} prefix tokens',
+            attention,
+        )
     inner = attention[..., num_prefix_tokens:, num_prefix_tokens:].double().mean(0)
     inner = inner.reshape(-1, height, width, height, width)
     shape = (2 * height - 1, 2 * width - 1)
@@ -73,8 +78,13 @@ def draw_relative_attention(
             values = maps[head].numpy()
             reach_y, reach_x = values.shape[0] / 2, values.shape[1] / 2
             most = float(values.max())
-            axis.imshow(values, cmap='cividis', norm=Normalize(0, most),
-                        extent=(-reach_x, reach_x, reach_y, -reach_y), interpolation='nearest')
+            axis.imshow(
+                values,
+                cmap='cividis',
+                norm=Normalize(0, most),
+                extent=(-reach_x, reach_x, reach_y, -reach_y),
+                interpolation='nearest',
+            )
             axis.set_title(f'head {head}, max {100 * most:.2g} %', fontsize=6)
             axis.set_xlabel('column offset', fontsize=6)
             axis.tick_params(labelsize=5)
@@ -108,9 +118,11 @@ class MeanAttention:
         tokens = attention.shape[-1] - self.num_prefix_tokens
         grid = grid_of(tokens, self.image_size)
         if grid is None or len(attention) != self.batch:
-            raise ValueError(f'attention must be over whole images, but that of {len(attention)} x '
-                             f'{tokens} tokens is not over {self.batch} images of '
-                             f'{self.image_size} pixels')
+            raise ValueError(
+                f'attention must be over whole images, but that of {len(attention)} x '
+                f'{tokens} tokens is not over {self.batch} images of '
+                f'{self.image_size} pixels'
+            )
         mean = mean_relative_attention(attention, grid, self.num_prefix_tokens)
         if self.layer == len(self.sums):
             self.sums.append(torch.zeros_like(mean))

@@ -10,8 +10,16 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 # Okabe and Ito's colours, as in the pictures of classes.
-COLOURS = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (204, 121, 167), (0, 114, 178),
-           (213, 94, 0), (240, 228, 66), (153, 153, 153))
+COLOURS = (
+    (230, 159, 0),
+    (86, 180, 233),
+    (0, 158, 115),
+    (204, 121, 167),
+    (0, 114, 178),
+    (213, 94, 0),
+    (240, 228, 66),
+    (153, 153, 153),
+)
 # The fonts of boxes and text are in pixels.
 FONT, FONT_SIZE, LINE = 'DejaVu Sans Mono', 11, 14
 LEAST_EDGE = 160  # pixels, to which small images are enlarged
@@ -47,12 +55,15 @@ def draw_instances(
     Raises:
         ValueError: boxes, names and masks are not as many, or masks have another size.
     """
-    if len(boxes) != len(names) or (masks is not None and masks.shape != (
-            len(boxes), *image.shape[:2])):
+    if len(boxes) != len(names) or (
+        masks is not None and masks.shape != (len(boxes), *image.shape[:2])
+    ):
         found = None if masks is None else list(masks.shape)
-        raise ValueError(f'boxes, names and masks must be as many and masks of the size of the '
-                         f'image {list(image.shape[:2])}, got {len(boxes)}, {len(names)} and '
-                         f'{found}')
+        raise ValueError(
+            f'boxes, names and masks must be as many and masks of the size of the '
+            f'image {list(image.shape[:2])}, got {len(boxes)}, {len(names)} and '
+            f'{found}'
+        )
     kinds = list(dict.fromkeys([*classes, *sorted(set(names))]))
     colours = [COLOURS[kinds.index(name) % len(COLOURS)] for name in names]
     laid = image.copy()
@@ -67,13 +78,15 @@ def draw_instances(
         # A crop may leave boxes without area.
         draw.rectangle((x1, y1, max(x1, x2), max(y1, y2)), outline=colour, width=round(2 * scale))
     for (x1, y1, *_), name, colour in zip(boxes.tolist(), names, colours, strict=True):
-        draw.text((x1 + 2, y1 + 1), name, colour, font, stroke_width=round(2 * scale),
-                  stroke_fill='black')
+        draw.text(
+            (x1 + 2, y1 + 1), name, colour, font, stroke_width=round(2 * scale), stroke_fill='black'
+        )
     return np.asarray(picture)
 
 
-def draw_segments(image: np.ndarray, labels: np.ndarray, names: Sequence[str] = (),
-                  ignore: int = 255) -> np.ndarray:
+def draw_segments(
+    image: np.ndarray, labels: np.ndarray, names: Sequence[str] = (), ignore: int = 255
+) -> np.ndarray:
     """Lay a colour per class over an image, and name below it the classes that are there.
 
     Args:
@@ -86,8 +99,10 @@ def draw_segments(image: np.ndarray, labels: np.ndarray, names: Sequence[str] = 
         ValueError: the sizes differ.
     """
     if labels.shape != image.shape[:2]:
-        raise ValueError(f'labels must have the size of the image {list(image.shape[:2])}, got '
-                         f'{list(labels.shape)}')
+        raise ValueError(
+            f'labels must have the size of the image {list(image.shape[:2])}, got '
+            f'{list(labels.shape)}'
+        )
     colours = _class_colours(labels)
     laid = (0.4 * image + 0.6 * colours).astype(np.uint8)
     laid = np.where((labels == ignore)[..., None], image, laid)
@@ -136,10 +151,14 @@ def draw_matrix(values: Tensor) -> np.ndarray:
 
 def draw_text(text: str, columns: int = 64, rows: int = 12) -> np.ndarray:
     """Text in black on white, wrapped, at most so many lines: uint8 [H, W, 3]."""
-    lines = [part for line in text.splitlines() for part in textwrap.wrap(
-        line, columns, drop_whitespace=False, replace_whitespace=False) or ['']]
+    lines = [
+        part
+        for line in text.splitlines()
+        for part in textwrap.wrap(line, columns, drop_whitespace=False, replace_whitespace=False)
+        or ['']
+    ]
     if len(lines) > rows:
-        lines = [*lines[:rows - 1], '…']
+        lines = [*lines[: rows - 1], '…']
     font = ImageFont.truetype(findfont(FONT), FONT_SIZE)
     size = int(columns * font.getlength('0')) + 8, LINE * max(4, len(lines)) + 8
     picture = Image.new('RGB', size, 'white')

@@ -36,8 +36,10 @@ def draw_cams(
         ValueError: there is no image, or their numbers or sizes differ.
     """
     if not len(images) or not len(images) == len(cams) == len(titles):
-        raise ValueError('images, cams and titles must be as many, and at least one, got '
-                         f'{len(images)}, {len(cams)} and {len(titles)}')
+        raise ValueError(
+            'images, cams and titles must be as many, and at least one, got '
+            f'{len(images)}, {len(cams)} and {len(titles)}'
+        )
     pairs = min(3, len(images))
     rows = -(-len(images) // pairs)
     figure = new_figure(3.4 * pairs + 0.8, 2.1 * rows + 0.7, 'Class activation maps', footer)
@@ -46,8 +48,10 @@ def draw_cams(
         axis.set_axis_off()
     for pair, image, cam, title in zip(axes.reshape(-1, 2), images, cams, titles, strict=False):
         if image.shape[:2] != cam.shape:
-            raise ValueError(f'cams must have the sizes of their images {list(image.shape[:2])}, '
-                             f'got {list(cam.shape)}')
+            raise ValueError(
+                f'cams must have the sizes of their images {list(image.shape[:2])}, '
+                f'got {list(cam.shape)}'
+            )
         pair[0].imshow(image)
         pair[0].set_title(title, fontsize=7)
         pair[1].imshow(image.mean(-1), cmap='gray', vmin=0, vmax=255)
@@ -83,8 +87,15 @@ def draw_features(
     axis.set_aspect('equal', adjustable='datalim')
     for index, name in enumerate(names):
         x, y = points[labels == index].T
-        axis.scatter(x, y, s=14, color=COLOURS[index % len(COLOURS)],
-                     marker=MARKERS[index % len(MARKERS)], linewidths=0, label=name)
+        axis.scatter(
+            x,
+            y,
+            s=14,
+            color=COLOURS[index % len(COLOURS)],
+            marker=MARKERS[index % len(MARKERS)],
+            linewidths=0,
+            label=name,
+        )
     axis.set_xticks([])
     axis.set_yticks([])
     axis.set_xlabel('t-SNE, without a unit', fontsize=7)
@@ -109,13 +120,15 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -
     """
     counts = np.asarray(counts)
     if counts.shape != (len(names), len(names)) or not len(names):
-        raise ValueError(f'counts must be [K, K] of the {len(names)} names, got '
-                         f'{list(counts.shape)}')
+        raise ValueError(
+            f'counts must be [K, K] of the {len(names)} names, got {list(counts.shape)}'
+        )
     share = counts / np.maximum(1, counts.sum(1, keepdims=True))
-    edge = min(10., max(3.5, 0.42 * len(names)))
+    edge = min(10.0, max(3.5, 0.42 * len(names)))
     accuracy = counts.trace() / max(1, counts.sum())
-    figure = new_figure(edge + 2.2, edge + 1.6,
-                        f'{counts.sum()} images, accuracy {100 * accuracy:.1f} %', footer)
+    figure = new_figure(
+        edge + 2.2, edge + 1.6, f'{counts.sum()} images, accuracy {100 * accuracy:.1f} %', footer
+    )
     axis = figure.subplots()
     picture = axis.imshow(share, cmap='cividis', vmin=0, vmax=1, interpolation='nearest')
     if len(names) <= MOST_NAMES:
@@ -126,8 +139,15 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -
     if len(names) <= MOST_COUNTS:
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                axis.text(column, row, str(count), ha='center', va='center', fontsize=6,
-                          color='white' if share[row, column] < 0.5 else 'black')
+                axis.text(
+                    column,
+                    row,
+                    str(count),
+                    ha='center',
+                    va='center',
+                    fontsize=6,
+                    color='white' if share[row, column] < 0.5 else 'black',
+                )
     axis.set_xlabel('predicted class', fontsize=8)
     axis.set_ylabel('true class', fontsize=8)
     bar = figure.colorbar(picture, ax=axis, fraction=0.04, pad=0.01)
@@ -137,7 +157,9 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -
 
 
 def most_confident_mistakes(
-    probabilities: np.ndarray, labels: np.ndarray, limit: int,
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    limit: int,
 ) -> np.ndarray:
     """Indices of the wrongly classified images, the most probable prediction first.
 
@@ -172,14 +194,15 @@ def draw_titled_images(
         ValueError: there is no image, or not as many titles.
     """
     if not len(images) or len(images) != len(titles):
-        raise ValueError('images and titles must be as many, and at least one, got '
-                         f'{len(images)} and {len(titles)}')
+        raise ValueError(
+            'images and titles must be as many, and at least one, got '
+            f'{len(images)} and {len(titles)}'
+        )
     columns = columns or int(np.ceil(np.sqrt(len(images))))
     rows = -(-len(images) // columns)
     # A wide picture, such as lines of text, gets a wide place.
     aspect = max(image.shape[1] / image.shape[0] for image in images)
-    figure = new_figure(
-        1.8 * min(3.0, max(1.0, aspect)) * columns, 2.1 * rows + 0.6, title, footer)
+    figure = new_figure(1.8 * min(3.0, max(1.0, aspect)) * columns, 2.1 * rows + 0.6, title, footer)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes:
         axis.set_axis_off()
@@ -191,8 +214,11 @@ def draw_titled_images(
 
 def _check_labels(labels: np.ndarray, names: Sequence[str], count: int, what: str) -> None:
     if len(labels) != count or not count:
-        raise ValueError(f'labels must be as many as {what}, and at least one, got {len(labels)} '
-                         f'and {count}')
+        raise ValueError(
+            f'labels must be as many as {what}, and at least one, got {len(labels)} and {count}'
+        )
     if labels.min() < 0 or labels.max() >= len(names):
-        raise ValueError(f'labels must be 0 to {len(names) - 1}, the classes with names, got '
-                         f'{labels.min()} to {labels.max()}')
+        raise ValueError(
+            f'labels must be 0 to {len(names) - 1}, the classes with names, got '
+            f'{labels.min()} to {labels.max()}'
+        )

@@ -22,7 +22,10 @@ BITS = 'bits_per_'
 # The units of the hosts' metrics; ours have them in their names.
 UNITS = {
     **dict.fromkeys(('accuracy/top1', 'accuracy/top5', 'aAcc', 'mAcc', 'mIoU', 'mDice'), '%'),
-    'time': 's/iteration', 'data_time': 's/iteration', 'memory': 'MB'}
+    'time': 's/iteration',
+    'data_time': 's/iteration',
+    'memory': 'MB',
+}
 
 Records = Sequence[dict]
 Points = Sequence[tuple[int, float]]
@@ -83,12 +86,20 @@ def draw_curves(
             axis.legend(fontsize=8)
     for label, value in (references or {}).items():
         axes[-1].axhline(value, color='grey', linestyle='--', linewidth=1)
-        axes[-1].annotate(f'{label}: {value:g}', (1, value), xycoords=('axes fraction', 'data'),
-                          ha='right', va='bottom', fontsize=8, color='dimgrey')
+        axes[-1].annotate(
+            f'{label}: {value:g}',
+            (1, value),
+            xycoords=('axes fraction', 'data'),
+            ha='right',
+            va='bottom',
+            fontsize=8,
+            color='dimgrey',
+        )
     axes[-1].set_xlabel(unit)
     several = any(len(seeds) > 1 for seeds in groups.values())
-    axes[0].set_title('thin: training, dots: validation' + several * ', band: ± standard error',
-                      fontsize=8)
+    axes[0].set_title(
+        'thin: training, dots: validation' + several * ', band: ± standard error', fontsize=8
+    )
     if len(groups) > LEGEND_INSIDE:
         figure.legend(*axes[-1].get_legend_handles_labels(), fontsize=8, loc='outside right upper')
     return figure
@@ -104,9 +115,14 @@ def _seeds(label: str, records: Records | Sequence[Records]) -> list[Records]:
 
 
 def _default_metrics(groups: Mapping[str, Sequence[Records]]) -> list[str]:
-    names = list(dict.fromkeys(
-        name for seeds in groups.values() for records in seeds
-        for name in validated_metrics(records)))
+    names = list(
+        dict.fromkeys(
+            name
+            for seeds in groups.values()
+            for records in seeds
+            for name in validated_metrics(records)
+        )
+    )
     bits = [name for name in names if name.startswith(BITS)]
     if bits:
         return bits[:1]
@@ -118,27 +134,39 @@ def _check_metrics(groups: Mapping[str, Sequence[Records]], metrics: Sequence[st
     """Refuse a metric that a run lacks, unless its loss stands on the same axis."""
     everything = [records for seeds in groups.values() for records in seeds]
     for metric in metrics:
-        if metric != 'loss' and not any(_lines(records, metric)[1] or trained(records, metric)
-                                        for records in everything):
-            found = ', '.join(dict.fromkeys(
-                name for records in everything for name in _names(records)))
-            raise ValueError(f'metric must be one that a run has ({found or "there is none"}), got '
-                             f'{metric!r}.')
+        if metric != 'loss' and not any(
+            _lines(records, metric)[1] or trained(records, metric) for records in everything
+        ):
+            found = ', '.join(
+                dict.fromkeys(name for records in everything for name in _names(records))
+            )
+            raise ValueError(
+                f'metric must be one that a run has ({found or "there is none"}), got {metric!r}.'
+            )
         for label, seeds in groups.items():
             for records in seeds:
                 units = [n for n in validated_metrics(records) if n.startswith(BITS)]
                 if metric.startswith(BITS) and units and metric not in units:
-                    raise ValueError('runs on one axis must have the same unit, but '
-                                     f'{label!r} has {", ".join(units)} and no {metric}.')
+                    raise ValueError(
+                        'runs on one axis must have the same unit, but '
+                        f'{label!r} has {", ".join(units)} and no {metric}.'
+                    )
                 if not any(_lines(records, metric)):
-                    raise ValueError(f'the log {label!r} has no {metric}; it has '
-                                     f'{", ".join(_names(records)) or "no metric"}.')
+                    raise ValueError(
+                        f'the log {label!r} has no {metric}; it has '
+                        f'{", ".join(_names(records)) or "no metric"}.'
+                    )
 
 
 def _names(records: Records) -> list[str]:
     """The numbers of a log that can be drawn."""
-    training = (name for record in records if 'iter' in record for name, value in record.items()
-                if isinstance(value, int | float) and name not in ('iter', 'step', 'epoch'))
+    training = (
+        name
+        for record in records
+        if 'iter' in record
+        for name, value in record.items()
+        if isinstance(value, int | float) and name not in ('iter', 'step', 'epoch')
+    )
     return list(dict.fromkeys([*validated_metrics(records), *training]))
 
 
@@ -154,23 +182,29 @@ def _unit(groups: Mapping[str, Sequence[Records]], over: str) -> tuple[str, floa
     """The title of the axis below, and the seconds of its unit."""
     if over != 'time':
         return over, 1
-    ends = [max((r['iter'] for r in records if 'iter' in r), default=0)
-            for seeds in groups.values() for records in seeds]
+    ends = [
+        max((r['iter'] for r in records if 'iter' in r), default=0)
+        for seeds in groups.values()
+        for records in seeds
+    ]
     clocks = [_places(label, records, over) for label, seeds in groups.items() for records in seeds]
     longest = max(float(clock([end])[0]) for clock, end in zip(clocks, ends, strict=True))
     unit, seconds = next(
-        (pair for pair in (('h', 3600), ('min', 60)) if longest >= 2 * pair[1]), ('s', 1))
+        (pair for pair in (('h', 3600), ('min', 60)) if longest >= 2 * pair[1]), ('s', 1)
+    )
     return f'time of training [{unit}], without validation', seconds
 
 
 def _places(label: str, records: Records, over: str) -> Callable[[Sequence[int]], np.ndarray]:
     """The function from iterations of a run to places on the axis below."""
     if over == 'time':
+
         def clock(steps: Sequence[int]) -> np.ndarray:
             try:
                 return seconds_at(records, steps)
             except ValueError as error:
                 raise ValueError(f'{label!r} cannot be drawn over time: {error}') from None
+
         return clock
     length = epoch_length(records) if over == 'epoch' else 1
     if length is None:
@@ -178,8 +212,15 @@ def _places(label: str, records: Records, over: str) -> Callable[[Sequence[int]]
     return lambda steps: np.asarray(steps, dtype=float) / length
 
 
-def _draw_group(axis: Axes, colour: str, label: str, seeds: Sequence[Records], metric: str,
-                over: str, divisor: float) -> None:
+def _draw_group(
+    axis: Axes,
+    colour: str,
+    label: str,
+    seeds: Sequence[Records],
+    metric: str,
+    over: str,
+    divisor: float,
+) -> None:
     """Both lines of the runs behind a label; only one of them stands in the legend."""
     lines = [_lines(records, metric) for records in seeds]
     clocks = [_places(label, records, over) for records in seeds]
@@ -190,19 +231,41 @@ def _draw_group(axis: Axes, colour: str, label: str, seeds: Sequence[Records], m
             continue
         steps = sorted(set.intersection(*map(set, runs)))
         if not steps:
-            raise ValueError(f'the runs of {label!r} have no iteration in common at which they all '
-                             f'have {metric} in {kind}.')
+            raise ValueError(
+                f'the runs of {label!r} have no iteration in common at which they all '
+                f'have {metric} in {kind}.'
+            )
         x = np.mean([clock(steps) for clock in clocks], axis=0) / divisor
         mean, error = zip(
-            *(mean_and_error([run[step] for run in runs]) for step in steps), strict=True)
+            *(mean_and_error([run[step] for run in runs]) for step in steps), strict=True
+        )
         if part:
             last = f'{mean[-1]:.3f}' + ('' if error[-1] is None else f' ± {error[-1]:.3f}')
-            axis.plot(x, mean, 'o-', color=colour, markersize=3, label=f'{label}: {last} at the end'
-                      + (f', {len(runs)} runs' if len(runs) > 1 else ''))
+            axis.plot(
+                x,
+                mean,
+                'o-',
+                color=colour,
+                markersize=3,
+                label=f'{label}: {last} at the end'
+                + (f', {len(runs)} runs' if len(runs) > 1 else ''),
+            )
         else:
             # A leading underscore keeps a line out of the legend, where its validation stands.
-            axis.plot(x, mean, color=colour, alpha=0.5 if validated else 1, linewidth=1,
-                      label='_' * validated + f'{label}, training')
+            axis.plot(
+                x,
+                mean,
+                color=colour,
+                alpha=0.5 if validated else 1,
+                linewidth=1,
+                label='_' * validated + f'{label}, training',
+            )
         if len(runs) > 1:
-            axis.fill_between(x, np.subtract(mean, error), np.add(mean, error), color=colour,
-                              alpha=0.2, linewidth=0)
+            axis.fill_between(
+                x,
+                np.subtract(mean, error),
+                np.add(mean, error),
+                color=colour,
+                alpha=0.2,
+                linewidth=0,
+            )

@@ -73,8 +73,14 @@ def explorer_page(
     num_tokens = num_prefix_tokens + grid[0] * grid[1]
     entries, biases = _layers(layers, images, num_tokens, grid)
     pictures, keys = _images(images, num_tokens)
-    meta = dict(title=title, about=about, grid=list(grid), prefix=num_prefix_tokens,
-                layers=entries, images=pictures)
+    meta = dict(
+        title=title,
+        about=about,
+        grid=list(grid),
+        prefix=num_prefix_tokens,
+        layers=entries,
+        images=pictures,
+    )
     page = (_FOLDER / 'explorer.html').read_text(encoding='utf-8')
     for name, text in (
         ('SCRIPT', (_FOLDER / 'explorer.js').read_text(encoding='utf-8')),
@@ -101,18 +107,31 @@ def _layers(
         w = layer.bias.detach().cpu().float().numpy()
         dense = w.ndim == 3 and w.shape[1:] == (num_tokens, num_tokens)
         if w.ndim != 3 or not (dense or (w.shape[1] % 2 and w.shape[2] % 2)):
-            raise ValueError(f'the bias of {layer.name} must be [h, kernel_h, kernel_w] with odd '
-                             f'sizes or [h, {num_tokens}, {num_tokens}] of the grid {tuple(grid)}, '
-                             f'got {list(w.shape)}.')
+            raise ValueError(
+                f'the bias of {layer.name} must be [h, kernel_h, kernel_w] with odd '
+                f'sizes or [h, {num_tokens}, {num_tokens}] of the grid {tuple(grid)}, '
+                f'got {list(w.shape)}.'
+            )
         channels = [image.keys[i].shape[1] for image in images if image.keys[i] is not None]
-        entries.append(dict(
-            name=layer.name, heads=len(w), start=start, kernel=None if dense else w.shape[1:],
-            causal=layer.causal, connected=layer.connected, low=float(w.min()),
-            high=float(w.max()), keyChannels=channels[0] if channels else len(w)))
+        entries.append(
+            dict(
+                name=layer.name,
+                heads=len(w),
+                start=start,
+                kernel=None if dense else w.shape[1:],
+                causal=layer.causal,
+                connected=layer.connected,
+                low=float(w.min()),
+                high=float(w.max()),
+                keyChannels=channels[0] if channels else len(w),
+            )
+        )
         start += w.size
         if start > MOST_NUMBERS:
-            raise ValueError(f'layers must hold at most {MOST_NUMBERS:,} numbers, but the first '
-                             f'{i + 1} hold {start:,}.')
+            raise ValueError(
+                f'layers must hold at most {MOST_NUMBERS:,} numbers, but the first '
+                f'{i + 1} hold {start:,}.'
+            )
         biases.append(w.ravel())
     return entries, np.concatenate(biases).astype('<f4')
 
@@ -129,8 +148,10 @@ def _images(images: Sequence[ExplorerImage], num_tokens: int) -> tuple[list[dict
                 places.append(None)
                 continue
             if key.dim() != 2 or len(key) != num_tokens:
-                raise ValueError(f'the keys of {image.name} must be [{num_tokens}, channels], got '
-                                 f'{list(key.shape)}.')
+                raise ValueError(
+                    f'the keys of {image.name} must be [{num_tokens}, channels], got '
+                    f'{list(key.shape)}.'
+                )
             values = key.detach().cpu().double().numpy().T
             low = float(values.min())
             step = (float(values.max()) - low) / 65535 or 1.0

@@ -49,11 +49,14 @@ def choose(name: str, choice: Choice, count: int, most: int | None = None) -> li
     """
     chosen = _parse(choice, count) if isinstance(choice, str) else list(choice)
     if not chosen or not all(is_int(index) and 0 <= index < count for index in chosen):
-        refuse(name, f"'all', 'first:N', 'even:N' or some of 0 to {count - 1} as in '0,3,7'",
-               choice)
+        refuse(
+            name, f"'all', 'first:N', 'even:N' or some of 0 to {count - 1} as in '0,3,7'", choice
+        )
     if most is not None and len(chosen) > most:
-        raise ValueError(f'{name} must choose at most {most} to be drawn in a row, such as '
-                         f"'even:12', got {choice!r}, which are {len(chosen)}")
+        raise ValueError(
+            f'{name} must choose at most {most} to be drawn in a row, such as '
+            f"'even:12', got {choice!r}, which are {len(chosen)}"
+        )
     return chosen
 
 
@@ -96,7 +99,9 @@ def tile(pictures: np.ndarray, columns: int) -> np.ndarray:
 def label_tiles(axis: Axes, count: int, columns: int, height: int, numbers: Sequence[int]) -> None:
     """Number the rows of :func:`tile` by their first picture."""
     rows = range(-(-count // columns))
-    axis.set_yticks([row * (height + 1) + (height - 1) / 2 for row in rows],
-                    [str(numbers[row * columns]) for row in rows])
+    axis.set_yticks(
+        [row * (height + 1) + (height - 1) / 2 for row in rows],
+        [str(numbers[row * columns]) for row in rows],
+    )
     axis.set_xticks([])
     axis.tick_params(labelsize=6, length=0)

@@ -21,9 +21,11 @@ def key_maps(key: Tensor, grid: tuple[int, int], num_prefix_tokens: int = 0) -> 
     """
     inner = key[num_prefix_tokens:]
     if key.dim() != 2 or len(inner) != grid[0] * grid[1]:
-        raise ValueError(f'key must be [{num_prefix_tokens + grid[0] * grid[1]}, h] for the grid '
-                         f'{tuple(grid)} and {num_prefix_tokens} prefix tokens, got '
-                         f'{list(key.shape)}')
+        raise ValueError(
+            f'key must be [{num_prefix_tokens + grid[0] * grid[1]}, h] for the grid '
+            f'{tuple(grid)} and {num_prefix_tokens} prefix tokens, got '
+            f'{list(key.shape)}'
+        )
     return (inner.double().softmax(0) * len(inner)).T.unflatten(1, grid)
 
 
@@ -50,8 +52,12 @@ def draw_key_maps(
     if not keys:
         raise ValueError('keys must hold at least one layer, but it is empty.')
     chosen = choose('heads', heads, min(map(len, keys.values())), MOST_PANELS)
-    figure = new_figure(1.15 * (len(chosen) + 1) + 1.2, 1.4 * len(keys) + 0.7,
-                        'Keys: exp(k) over its mean on the image; a colour scale per layer', footer)
+    figure = new_figure(
+        1.15 * (len(chosen) + 1) + 1.2,
+        1.4 * len(keys) + 0.7,
+        'Keys: exp(k) over its mean on the image; a colour scale per layer',
+        footer,
+    )
     axes = figure.subplots(len(keys), len(chosen) + 1, squeeze=False)
     for row, (name, maps) in zip(axes, keys.items(), strict=True):
         drawn = maps[chosen].detach().cpu().numpy()

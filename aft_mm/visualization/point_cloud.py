@@ -14,8 +14,9 @@ DPI = 100
 AXES = dict(x=(1, 2, 0), y=(2, 0, 1), z=(0, 1, 2))
 
 
-def draw_point_clouds(clouds: Sequence[np.ndarray], up: str = 'z', columns: int | None = None
-                      ) -> np.ndarray:
+def draw_point_clouds(
+    clouds: Sequence[np.ndarray], up: str = 'z', columns: int | None = None
+) -> np.ndarray:
     """Draw every cloud in a panel of its own, seen from above and the side.
 
     The axes of a panel are equally long, the longest edge of the cloud's bounding box fills them,
@@ -43,16 +44,26 @@ def draw_point_clouds(clouds: Sequence[np.ndarray], up: str = 'z', columns: int 
     figure = Figure(figsize=(PANEL * columns, PANEL * rows), dpi=DPI)
     canvas = FigureCanvasAgg(figure)
     axes = figure.subplots(
-        rows, columns, squeeze=False, subplot_kw=dict(projection='3d'),
-        gridspec_kw=dict(left=0, right=1, bottom=0, top=1, wspace=0, hspace=0)).ravel()
+        rows,
+        columns,
+        squeeze=False,
+        subplot_kw=dict(projection='3d'),
+        gridspec_kw=dict(left=0, right=1, bottom=0, top=1, wspace=0, hspace=0),
+    ).ravel()
     for axis in axes:
         axis.set_axis_off()
     for index, (axis, cloud) in enumerate(zip(axes, clouds, strict=False)):
         points = np.asarray(cloud, dtype=np.float64)
-        if points.ndim != 2 or points.shape[1] != 3 or not np.isfinite(points).all() \
-                or not len(points):
-            raise ValueError(f'clouds[{index}] must be [P, 3] of finite numbers, got '
-                             f'{list(points.shape)} or holds others.')
+        if (
+            points.ndim != 2
+            or points.shape[1] != 3
+            or not np.isfinite(points).all()
+            or not len(points)
+        ):
+            raise ValueError(
+                f'clouds[{index}] must be [P, 3] of finite numbers, got '
+                f'{list(points.shape)} or holds others.'
+            )
         _draw_cloud(axis, points[:, AXES[up]])
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -83,7 +83,7 @@ def draw_position_bias(
     for name, w in biases.items():
         w = w.detach().float().cpu()
         values = (torch.expm1(w) if quantity == 'exp-1' else w.exp()).numpy()
-        if grid is not None and values.shape == (1, *2 * (num_prefix_tokens + _size(grid), )):
+        if grid is not None and values.shape == (1, *2 * (num_prefix_tokens + _size(grid),)):
             if view == 'matrix' or len(grid) != 2:
                 rows[name] = [_band(w[0].numpy(), values[0], num_prefix_tokens)]
             else:
@@ -98,8 +98,9 @@ def _size(grid: tuple[int, ...]) -> int:
     return int(np.prod(grid))
 
 
-def _draw_rows(rows: Mapping[str, list[dict[str, Any]]], quantity: str, shared: bool, title: str,
-               footer: str) -> Figure:
+def _draw_rows(
+    rows: Mapping[str, list[dict[str, Any]]], quantity: str, shared: bool, title: str, footer: str
+) -> Figure:
     """A row of panels per layer; layers of one panel each stand side by side."""
     single = all(len(panels) == 1 for panels in rows.values())
     columns = min(MOST_IN_A_ROW, len(rows)) if single else max(map(len, rows.values()))
@@ -107,9 +108,10 @@ def _draw_rows(rows: Mapping[str, list[dict[str, Any]]], quantity: str, shared: 
     if tiled:
         columns = 1
     num_rows = -(-len(rows) // columns) if single else len(rows)
-    width, height = (9., _tiles_height(rows)) if tiled else (2.6, 2.6) if single else (1.15, 1.45)
+    width, height = (9.0, _tiles_height(rows)) if tiled else (2.6, 2.6) if single else (1.15, 1.45)
     figure = new_figure(
-        (width + single * 0.6) * columns + 1.2, height * num_rows + 0.7, title, footer)
+        (width + single * 0.6) * columns + 1.2, height * num_rows + 0.7, title, footer
+    )
     axes = figure.subplots(num_rows, columns, squeeze=False)
     places = axes.reshape(-1, 1) if single else axes
     everything = [panel for panels in rows.values() for panel in panels]
@@ -117,14 +119,14 @@ def _draw_rows(rows: Mapping[str, list[dict[str, Any]]], quantity: str, shared: 
         norm = _norm([p['values'] for p in (everything if shared else panels)], quantity)
         for axis, panel in zip(row, panels, strict=False):
             image = _draw_panel(axis, panel, norm, quantity)
-        for axis in row[len(panels):]:
+        for axis in row[len(panels) :]:
             axis.set_axis_off()
-        row[0].set_ylabel(f"{name}\n{panels[0]['ylabel']}", fontsize=7)
+        row[0].set_ylabel(f'{name}\n{panels[0]["ylabel"]}', fontsize=7)
         if not shared:
             _draw_scale(figure, image, list(row), QUANTITIES[quantity])
     if shared:
         _draw_scale(figure, image, list(axes.flat), QUANTITIES[quantity])
-    for row in places[len(rows):]:
+    for row in places[len(rows) :]:
         row[0].set_axis_off()
     return figure
 
@@ -135,9 +137,14 @@ def _draw_scale(figure: Figure, image: Any, axes: list[Axes], label: str) -> Non
     if isinstance(image.norm, SymLogNorm):
         most = int(np.log10(image.norm.vmax))
         powers = [10.0**power for power in range(0, most + 1, max(1, most // 2))]
-        bar.set_ticks([*(-power for power in reversed(powers)), 0, *powers],
-                      labels=[*(f'−{power:g}' for power in reversed(powers)), '0',
-                              *(f'{power:g}' for power in powers)])
+        bar.set_ticks(
+            [*(-power for power in reversed(powers)), 0, *powers],
+            labels=[
+                *(f'−{power:g}' for power in reversed(powers)),
+                '0',
+                *(f'{power:g}' for power in powers),
+            ],
+        )
         bar.ax.minorticks_off()
     bar.ax.tick_params(labelsize=6)
     bar.ax.yaxis.get_offset_text().set_fontsize(6)
@@ -155,8 +162,11 @@ def _norm(pictures: list[np.ndarray], quantity: str) -> Normalize:
     known = np.concatenate([picture[np.isfinite(picture)] for picture in pictures])
     if quantity == 'exp-1':
         limit = max(1e-3, float(np.abs(known).max()))
-        return (Normalize(-limit, limit) if limit <= 1 else
-                SymLogNorm(linthresh=1, vmin=-limit, vmax=limit))
+        return (
+            Normalize(-limit, limit)
+            if limit <= 1
+            else SymLogNorm(linthresh=1, vmin=-limit, vmax=limit)
+        )
     low, high = float(known.min()), float(known.max())
     high = max(high, low * (1 + 1e-6), 1e-12)
     if low > 0 and high / low <= LINEAR_RANGE:
@@ -164,13 +174,16 @@ def _norm(pictures: list[np.ndarray], quantity: str) -> Normalize:
     return LogNorm(max(low, high * 1e-8), high)
 
 
-def _kernel_panels(name: str, values: np.ndarray, grid: tuple[int, ...] | None,
-                   heads: Choice) -> list[dict[str, Any]]:
+def _kernel_panels(
+    name: str, values: np.ndarray, grid: tuple[int, ...] | None, heads: Choice
+) -> list[dict[str, Any]]:
     """Panels of ``[h, *kernel]``: values, title, labels and extent of each."""
     if values.ndim not in (2, 3, 4):
-        raise ValueError(f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '
-                         f'dimensions or [1, T, T] of the grid {grid}, got '
-                         f'{list(values.shape)}.')
+        raise ValueError(
+            f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '
+            f'dimensions or [1, T, T] of the grid {grid}, got '
+            f'{list(values.shape)}.'
+        )
     chosen = choose('heads', heads, len(values))
     values = values[chosen]
     if values.ndim == 2:
@@ -187,7 +200,8 @@ def _kernel_panels(name: str, values: np.ndarray, grid: tuple[int, ...] | None,
                 tiles=(len(chosen), columns, values.shape[1], chosen),
                 title=f'{len(chosen)} heads in reading order, {columns} in a row',
                 xlabel=f'{size} offsets to the source token of each head [tokens]',
-                ylabel='first head of the row')
+                ylabel='first head of the row',
+            )
         ]
     return [
         dict(
@@ -195,7 +209,8 @@ def _kernel_panels(name: str, values: np.ndarray, grid: tuple[int, ...] | None,
             title=f'head {head}',
             xlabel='column offset',
             ylabel='row offset',
-            extent=(-reach_x, reach_x, reach_y, -reach_y))
+            extent=(-reach_x, reach_x, reach_y, -reach_y),
+        )
         for head, kernel in zip(chosen, values, strict=True)
     ]
 
@@ -211,26 +226,37 @@ def _lines(values: np.ndarray, heads: list[int]) -> dict[str, Any]:
         xlabel='offset, source − target [tokens]',
         ylabel='head',
         yticks=(shown, [str(heads[index]) for index in shown]),
-        extent=(-reach, reach, len(values) - 0.5, -0.5))
+        extent=(-reach, reach, len(values) - 0.5, -0.5),
+    )
 
 
-def _query_panels(values: np.ndarray, grid: tuple[int, ...], num_prefix_tokens: int,
-                  queries: Choice) -> list[dict[str, Any]]:
+def _query_panels(
+    values: np.ndarray, grid: tuple[int, ...], num_prefix_tokens: int, queries: Choice
+) -> list[dict[str, Any]]:
     """Panels of a dense bias ``[T, T]``: what some queries see of the grid."""
     sources = values[:, num_prefix_tokens:].reshape(-1, *grid)
     labels = dict(xlabel='column', ylabel='row')
     if isinstance(queries, str) and queries == PREFIX:
         if not num_prefix_tokens:
-            raise ValueError("queries must name tokens of the grid, as there is no prefix token, "
-                             f'got {queries!r}')
-        return [dict(labels, values=sources[i], title='class token' if num_prefix_tokens == 1 else
-                     f'prefix token {i}') for i in range(num_prefix_tokens)]
+            raise ValueError(
+                'queries must name tokens of the grid, as there is no prefix token, '
+                f'got {queries!r}'
+            )
+        return [
+            dict(
+                labels,
+                values=sources[i],
+                title='class token' if num_prefix_tokens == 1 else f'prefix token {i}',
+            )
+            for i in range(num_prefix_tokens)
+        ]
     return [
         dict(
             labels,
             values=sources[num_prefix_tokens + query],
             title='query ({}, {})'.format(*divmod(query, grid[1])),
-            mark=divmod(query, grid[1]))
+            mark=divmod(query, grid[1]),
+        )
         for query in choose('queries', queries, _size(grid))
     ]
 
@@ -241,8 +267,12 @@ def _band(w: np.ndarray, values: np.ndarray, num_prefix_tokens: int) -> dict[str
     offset = source - target
     if not len(offset) or 4 * (np.ptp(offset) + 1) >= len(values):
         first = {0: '', 1: ', 0 the class token'}.get(num_prefix_tokens, ', prefix tokens first')
-        return dict(values=values, title='all tokens', xlabel=f'source token{first}',
-                    ylabel=f'target token{first}')
+        return dict(
+            values=values,
+            title='all tokens',
+            xlabel=f'source token{first}',
+            ylabel=f'target token{first}',
+        )
     first, last = offset.min(), offset.max()
     band = np.full((len(values), last - first + 1), np.nan)  # no source before the first token
     for column, diagonal in enumerate(range(first, last + 1)):
@@ -254,7 +284,8 @@ def _band(w: np.ndarray, values: np.ndarray, num_prefix_tokens: int) -> dict[str
         xlabel='offset, source − target [tokens]',
         ylabel='target token',
         stretch=True,
-        extent=(first - 0.5, last + 0.5, len(values) - 0.5, -0.5))
+        extent=(first - 0.5, last + 0.5, len(values) - 0.5, -0.5),
+    )
 
 
 def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: str) -> Any:
@@ -265,7 +296,8 @@ def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: st
         norm=norm,
         extent=panel.get('extent'),
         aspect='auto' if panel.get('stretch') else 'equal',
-        interpolation='nearest')
+        interpolation='nearest',
+    )
     if 'mark' in panel:
         axis.plot(panel['mark'][1], panel['mark'][0], 'x', color='black', markersize=4)
     axis.set_title(panel['title'], fontsize=7)

@@ -62,7 +62,8 @@ def receptive_field(
         for probe in range(probes):
             projection = torch.randn(vector.shape, generator=generator).to(vector)
             (gradient,) = torch.autograd.grad(
-                (vector * projection).sum(), images, retain_graph=probe + 1 < probes)
+                (vector * projection).sum(), images, retain_graph=probe + 1 < probes
+            )
             energy += gradient.double().square().sum((0, 1))
     total = energy.sum()
     if not total > 0 or not total.isfinite():
@@ -77,8 +78,7 @@ def energy_within(energy: Tensor, radii: Sequence[float]) -> Tensor:
 
 
 def radius_of_share(energy: Tensor, share: float) -> float:
-    """The smallest radius [px] around the centre of mass that holds a share of the energy [H, W].
-    """
+    """The smallest radius [px] around the centre of mass that holds a share of the energy [H, W]."""
     distance, order = _distance(energy).flatten().sort()
     held = energy.flatten()[order].cumsum(0) / energy.sum()
     # Rounding may leave the sum of all a little below one.
@@ -90,14 +90,18 @@ def centre_of_mass(energy: Tensor) -> tuple[float, float]:
 
     Where a place of a map lies over the image depends on all paddings on the way; its field tells.
     """
-    row, column = (float((energy.sum(1 - axis) * torch.arange(energy.shape[axis])).sum()
-                         / energy.sum()) for axis in (0, 1))
+    row, column = (
+        float((energy.sum(1 - axis) * torch.arange(energy.shape[axis])).sum() / energy.sum())
+        for axis in (0, 1)
+    )
     return row, column
 
 
 def _distance(energy: Tensor) -> Tensor:
-    rows, columns = (torch.arange(size, dtype=torch.float64) - middle
-                     for size, middle in zip(energy.shape, centre_of_mass(energy), strict=True))
+    rows, columns = (
+        torch.arange(size, dtype=torch.float64) - middle
+        for size, middle in zip(energy.shape, centre_of_mass(energy), strict=True)
+    )
     # Rounding of the centre must not part what is equally far from it.
     return torch.hypot(rows[:, None], columns[None]).mul(1e6).round().div(1e6)
 
@@ -133,8 +137,14 @@ def draw_receptive_field(
         axes.append(axis)
         image = _draw_energy(axis, name, energy)
         radii = np.linspace(0, float(_distance(energy).max()), 200)
-        curve.plot(radii, 100 * energy_within(energy, radii), label=name, linewidth=1,
-                   color=f'C{index % 10}', linestyle=('-', '--', ':')[index // 10 % 3])
+        curve.plot(
+            radii,
+            100 * energy_within(energy, radii),
+            label=name,
+            linewidth=1,
+            color=f'C{index % 10}',
+            linestyle=('-', '--', ':')[index // 10 % 3],
+        )
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.01)
     bar.set_label('energy / largest', fontsize=6)
     bar.ax.tick_params(labelsize=6)
@@ -150,14 +160,20 @@ def draw_receptive_field(
 def _draw_energy(axis: Axes, name: str, energy: Tensor) -> AxesImage:
     """The map of a layer and its two circles."""
     relative = (energy / energy.max()).clamp(min=FAINTEST).numpy()
-    image = axis.imshow(relative, cmap='cividis', norm=LogNorm(FAINTEST, 1),
-                        interpolation='nearest')
+    image = axis.imshow(
+        relative, cmap='cividis', norm=LogNorm(FAINTEST, 1), interpolation='nearest'
+    )
     half, most = (radius_of_share(energy, share) for share in (0.5, 0.9))
     centre = centre_of_mass(energy)
     angle = np.linspace(0, 2 * np.pi, 200)
     for radius, style in ((half, '-'), (most, '--')):
-        axis.plot(centre[1] + radius * np.cos(angle), centre[0] + radius * np.sin(angle),
-                  style, color='white', linewidth=0.8)
+        axis.plot(
+            centre[1] + radius * np.cos(angle),
+            centre[0] + radius * np.sin(angle),
+            style,
+            color='white',
+            linewidth=0.8,
+        )
     axis.set_xlim(-0.5, energy.shape[1] - 0.5)
     axis.set_ylim(energy.shape[0] - 0.5, -0.5)
     axis.set_title(f'{name}\nhalf within {half:.3g} px, 90 % within {most:.3g} px', fontsize=6)

@@ -22,14 +22,16 @@ def mixers_with_bias(model: nn.Module) -> dict[str, nn.Module]:
         name: module
         for name, module in getattr(model, 'decoder', model).named_modules()
         if callable(getattr(module, 'position_bias', None))
-        and module.position_bias() is not None and not module.biased_memory
+        and module.position_bias() is not None
+        and not module.biased_memory
     }
 
 
 def mixers_with_keys(model: nn.Module) -> dict[str, nn.Module]:
     """The token mixers of a model that project keys, by layer name."""
     return {
-        name: module for name, module in model.named_modules()
+        name: module
+        for name, module in model.named_modules()
         if hasattr(module, 'position_bias') and isinstance(getattr(module, 'key', None), nn.Linear)
     }
 
@@ -91,8 +93,11 @@ def attention_probabilities(
     if is_causal:
         attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
     if attn_mask is not None:
-        logits = (logits.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool
-                  else logits + attn_mask)
+        logits = (
+            logits.masked_fill(~attn_mask, -torch.inf)
+            if attn_mask.dtype == torch.bool
+            else logits + attn_mask
+        )
     return logits.softmax(-1)
 
 
@@ -101,8 +106,9 @@ def grid_of(num_tokens: int, image_size: Sequence[int]) -> tuple[int, int] | Non
 
     The last patches of a row or column may reach beyond the image.
     """
-    grids = ((rows, num_tokens // rows) for rows in range(1, num_tokens + 1)
-             if num_tokens % rows == 0)
+    grids = (
+        (rows, num_tokens // rows) for rows in range(1, num_tokens + 1) if num_tokens % rows == 0
+    )
     return next((grid for grid in grids if _fits(grid, image_size)), None)
 
 
@@ -124,8 +130,12 @@ def as_map(output: Any, image_size: Sequence[int], num_prefix_tokens: int = 0) -
         grid = grid_of(output.shape[1] - num_prefix_tokens, image_size)
         if grid is not None:
             return output[:, num_prefix_tokens:].unflatten(1, grid).permute(0, 3, 1, 2)
-    refuse('the output of the layer', 'a map [B, D, H, W] or tokens [B, T, D] that cover images of '
-           f'{tuple(image_size)} pixels after {num_prefix_tokens} prefix tokens', output)
+    refuse(
+        'the output of the layer',
+        'a map [B, D, H, W] or tokens [B, T, D] that cover images of '
+        f'{tuple(image_size)} pixels after {num_prefix_tokens} prefix tokens',
+        output,
+    )
 
 
 def _fits(grid: Sequence[int], image_size: Sequence[int]) -> bool:
@@ -133,4 +143,5 @@ def _fits(grid: Sequence[int], image_size: Sequence[int]) -> bool:
     cells = {-(-pixels // count) for pixels, count in zip(image_size, grid, strict=True)}
     return any(
         all(-(-pixels // cell) == count for pixels, count in zip(image_size, grid, strict=True))
-        for cell in cells)
+        for cell in cells
+    )

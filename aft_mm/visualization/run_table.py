@@ -10,8 +10,12 @@ from .seeds import decimals_of, mean_and_error
 #: What a table can be written as, by the ending of its file.
 TABLES = ('.md', '.csv', '.tex')
 MISSING = '–'
-_LATEX = {'\\': r'\textbackslash{}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}',
-          **{character: f'\\{character}' for character in '&%$#_{}'}}
+_LATEX = {
+    '\\': r'\textbackslash{}',
+    '~': r'\textasciitilde{}',
+    '^': r'\textasciicircum{}',
+    **{character: f'\\{character}' for character in '&%$#_{}'},
+}
 
 Runs = Mapping[str, Mapping[str, Sequence[float]]]
 
@@ -35,15 +39,30 @@ def run_table(runs: Runs, kind: str = '.md') -> str:
     if kind not in TABLES:
         raise ValueError(f'kind must be one of {", ".join(TABLES)}, got {kind!r}.')
     columns = list(dict.fromkeys(column for values in runs.values() for column in values))
-    numbers = {name: [mean_and_error(values[column]) if values.get(column) else (None, None)
-                      for column in columns] for name, values in runs.items()}
+    numbers = {
+        name: [
+            mean_and_error(values[column]) if values.get(column) else (None, None)
+            for column in columns
+        ]
+        for name, values in runs.items()
+    }
     if kind == '.csv':
         return _csv(columns, numbers)
-    digits = [decimals_of([error for _, error in column], [mean for mean, _ in column if mean])
-              for column in zip(*numbers.values(), strict=True)]
+    digits = [
+        decimals_of([error for _, error in column], [mean for mean, _ in column if mean])
+        for column in zip(*numbers.values(), strict=True)
+    ]
     between = ' ± ' if kind == '.md' else r' \pm '
-    rows = [[name, *(_cell(mean, error, places, between) for (mean, error), places in
-                     zip(row, digits, strict=True))] for name, row in numbers.items()]
+    rows = [
+        [
+            name,
+            *(
+                _cell(mean, error, places, between)
+                for (mean, error), places in zip(row, digits, strict=True)
+            ),
+        ]
+        for name, row in numbers.items()
+    ]
     return (_markdown if kind == '.md' else _latex)(['run', *columns], rows)
 
 
@@ -58,27 +77,58 @@ def _csv(columns: Sequence[str], numbers: Mapping[str, Sequence[tuple]]) -> str:
     writer = csv.writer(text, lineterminator='\n')
     # A standard error has a column where there is any.
     known = [any(row[i][1] is not None for row in numbers.values()) for i in range(len(columns))]
-    writer.writerow(['run', *(
-        name for column, has_error in zip(columns, known, strict=True)
-        for name in [column, f'{column} standard error'][:1 + has_error])])
+    writer.writerow(
+        [
+            'run',
+            *(
+                name
+                for column, has_error in zip(columns, known, strict=True)
+                for name in [column, f'{column} standard error'][: 1 + has_error]
+            ),
+        ]
+    )
     for name, row in numbers.items():
-        writer.writerow([name, *(value for pair, has_error in zip(row, known, strict=True)
-                                 for value in pair[:1 + has_error])])
+        writer.writerow(
+            [
+                name,
+                *(
+                    value
+                    for pair, has_error in zip(row, known, strict=True)
+                    for value in pair[: 1 + has_error]
+                ),
+            ]
+        )
     return text.getvalue()
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ['---', *['---:'] * (len(header) - 1)], *rows]
     return ''.join(
-        f'| {" | ".join(cell.replace("|", chr(92) + "|") for cell in line)} |\n' for line in lines)
+        f'| {" | ".join(cell.replace("|", chr(92) + "|") for cell in line)} |\n' for line in lines
+    )
 
 
 def _latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [rf'\begin{{tabular}}{{l{"r" * (len(header) - 1)}}}', r'\toprule',
-             _latex_line(map(_escaped, header)), r'\midrule',
-             *(_latex_line([_escaped(name), *(cell.replace(MISSING, '--') if cell == MISSING
-                                              else f'${cell}$' for cell in cells)])
-               for name, *cells in rows), r'\bottomrule', r'\end{tabular}']
+    lines = [
+        rf'\begin{{tabular}}{{l{"r" * (len(header) - 1)}}}',
+        r'\toprule',
+        _latex_line(map(_escaped, header)),
+        r'\midrule',
+        *(
+            _latex_line(
+                [
+                    _escaped(name),
+                    *(
+                        cell.replace(MISSING, '--') if cell == MISSING else f'${cell}$'
+                        for cell in cells
+                    ),
+                ]
+            )
+            for name, *cells in rows
+        ),
+        r'\bottomrule',
+        r'\end{tabular}',
+    ]
     return '\n'.join(lines) + '\n'
 
 

@@ -16,8 +16,9 @@ def enlarging(width: int) -> int:
     return -(-CELL // width)
 
 
-def draw_samples(images: np.ndarray, columns: int | None = None,
-                 scale: int | None = None) -> np.ndarray:
+def draw_samples(
+    images: np.ndarray, columns: int | None = None, scale: int | None = None
+) -> np.ndarray:
     """Lay images out in a grid.
 
     Args:
@@ -37,8 +38,10 @@ def draw_samples(images: np.ndarray, columns: int | None = None,
 
     images = np.asarray(images)
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or images.dtype != np.uint8:
-        raise ValueError('images must be uint8 [N, H, W, C] with 1 or 3 channels, got '
-                         f'{images.dtype} {list(images.shape)}.')
+        raise ValueError(
+            'images must be uint8 [N, H, W, C] with 1 or 3 channels, got '
+            f'{images.dtype} {list(images.shape)}.'
+        )
     if not len(images):
         raise ValueError('images must hold at least one image, but it is empty.')
     columns = columns or int(np.ceil(np.sqrt(len(images))))
@@ -48,8 +51,9 @@ def draw_samples(images: np.ndarray, columns: int | None = None,
     return grid.permute(1, 2, 0).numpy()
 
 
-def draw_completions(images: np.ndarray, completions: np.ndarray, num_given_rows: int,
-                     scale: int | None = None) -> np.ndarray:
+def draw_completions(
+    images: np.ndarray, completions: np.ndarray, num_given_rows: int, scale: int | None = None
+) -> np.ndarray:
     """One row per image: what was given, its completions, the image itself.
 
     Args:
@@ -68,8 +72,10 @@ def draw_completions(images: np.ndarray, completions: np.ndarray, num_given_rows
     images, completions = np.asarray(images), np.asarray(completions)
     expected = (*images.shape[:1], *completions.shape[1:2], *images.shape[1:])
     if completions.shape != expected:
-        raise ValueError(f'completions must be [N, K, H, W, C] of images {list(images.shape)}, but '
-                         f'is {list(completions.shape)}.')
+        raise ValueError(
+            f'completions must be [N, K, H, W, C] of images {list(images.shape)}, but '
+            f'is {list(completions.shape)}.'
+        )
     given = images.copy()
     given[:, num_given_rows:] = GREY
     rows = np.concatenate([given[:, None], completions, images[:, None]], axis=1)

@@ -30,14 +30,15 @@ def read_scalars(path: str | Path) -> list[dict]:
     path = Path(path)
     files = sorted(path.glob('*/vis_data/scalars.json')) if path.is_dir() else [path]
     if not files or not files[0].is_file():
-        raise FileNotFoundError(f'{str(path)!r} is neither a log of scalars (JSON lines) nor a '
-                                'work dir that holds one.')
+        raise FileNotFoundError(
+            f'{str(path)!r} is neither a log of scalars (JSON lines) nor a work dir that holds one.'
+        )
     records: list[dict] = []
     for file in files:
         later = _read(file)
         first = next((record['iter'] for record in later if 'iter' in record), math.inf)
         again = [i for i, record in enumerate(records) if record.get('iter', 0) >= first]
-        records = records[:again[0]] if again else records
+        records = records[: again[0]] if again else records
         records += later
     return records
 
@@ -65,9 +66,15 @@ def is_training(record: dict) -> bool:
 
 def validated_metrics(records: Sequence[dict]) -> list[str]:
     """The names of the numbers that validations gave, in the order of the log."""
-    return list(dict.fromkeys(
-        name for record in records if not is_training(record) for name, value in record.items()
-        if name not in _CLOCKS and isinstance(value, int | float)))
+    return list(
+        dict.fromkeys(
+            name
+            for record in records
+            if not is_training(record)
+            for name, value in record.items()
+            if name not in _CLOCKS and isinstance(value, int | float)
+        )
+    )
 
 
 def epoch_length(records: Sequence[dict]) -> int | None:

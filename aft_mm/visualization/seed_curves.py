@@ -15,7 +15,9 @@ LINES = ('-', '--', '-.')  # with the colours 30 styles; neighbours differ in bo
 
 
 def mean_curve(
-    runs: Sequence[Sequence[dict]], scale: float = 1.0, smooth: int = 1,
+    runs: Sequence[Sequence[dict]],
+    scale: float = 1.0,
+    smooth: int = 1,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Iterations, mean loss and its standard error over runs, where all of them have logged one.
 
@@ -30,18 +32,21 @@ def mean_curve(
         ValueError: There is no iteration with a loss in all runs, or fewer than are averaged.
     """
     check_int('smooth', smooth, 1)
-    losses = [{r['iter']: r['loss'] for r in records if 'iter' in r and 'loss' in r}
-              for records in runs]
+    losses = [
+        {r['iter']: r['loss'] for r in records if 'iter' in r and 'loss' in r} for records in runs
+    ]
     common = sorted(set.intersection(*map(set, losses))) if losses else []
     if not common:
         raise ValueError('runs of a group must have logged a loss at the same iterations.')
     if smooth > len(common):
-        raise ValueError(f'smooth must be at most the {len(common)} losses that all runs of a '
-                         f'group have logged, got {smooth}')
+        raise ValueError(
+            f'smooth must be at most the {len(common)} losses that all runs of a '
+            f'group have logged, got {smooth}'
+        )
     values = scale * np.array([[loss[i] for i in common] for loss in losses])
     values = np.lib.stride_tricks.sliding_window_view(values, smooth, axis=1).mean(-1)
     error = values.std(0, ddof=1) / len(losses) ** 0.5 if len(losses) > 1 else 0 * values[0]
-    return np.array(common[smooth - 1:]), values.mean(0), error
+    return np.array(common[smooth - 1 :]), values.mean(0), error
 
 
 def draw_seed_curves(
@@ -79,8 +84,10 @@ def draw_seed_curves(
     lowest = {name: mean.min() for name, (_, mean, _) in curves.items()}
     above = [name for name in groups if top is not None and not lowest[name] < top]
     if above:
-        raise ValueError(f'top must be above the lowest loss of every group, but {above[0]!r} has '
-                         f'{lowest[above[0]]:.4g}, got {top}')
+        raise ValueError(
+            f'top must be above the lowest loss of every group, but {above[0]!r} has '
+            f'{lowest[above[0]]:.4g}, got {top}'
+        )
     panels = 1 if milliseconds is None else 2
     figure = Figure(figsize=(2.2 + 4.6 * panels, 5), layout='constrained')
     FigureCanvasAgg(figure)
@@ -106,9 +113,11 @@ def draw_seed_curves(
     return figure
 
 
-def _draw(axis: Axes, x: np.ndarray, mean: np.ndarray, error: np.ndarray, style: Mapping,
-          name: str) -> None:
+def _draw(
+    axis: Axes, x: np.ndarray, mean: np.ndarray, error: np.ndarray, style: Mapping, name: str
+) -> None:
     axis.plot(x, mean, linewidth=1.2, label=name, **style)
     if error.any():
-        axis.fill_between(x, mean - error, mean + error, color=style['color'], alpha=0.2,
-                          linewidth=0)
+        axis.fill_between(
+            x, mean - error, mean + error, color=style['color'], alpha=0.2, linewidth=0
+        )

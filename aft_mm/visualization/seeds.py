@@ -20,7 +20,8 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def difference_and_error(
-    values: Sequence[float], reference: Sequence[float],
+    values: Sequence[float],
+    reference: Sequence[float],
 ) -> tuple[float, float | None]:
     """Difference of two means and its standard error after Welch, √(se₁² + se₂²).
 
@@ -46,16 +47,35 @@ def seed_table(groups: Mapping[str, Sequence[float]], label: str) -> str:
     """
     _check_groups(groups)
     first, *_ = groups
-    rows = [(name.replace('|', r'\|'), len(values), *mean_and_error(values),
-             *((None, None) if name == first else difference_and_error(values, groups[first])))
-            for name, values in groups.items()]
+    rows = [
+        (
+            name.replace('|', r'\|'),
+            len(values),
+            *mean_and_error(values),
+            *((None, None) if name == first else difference_and_error(values, groups[first])),
+        )
+        for name, values in groups.items()
+    ]
     decimals = decimals_of([row[3] for row in rows], [row[2] for row in rows])
-    lines = [f'| group | n | {label}, mean | standard error | difference to {rows[0][0]} | its '
-             'standard error |', '| --- | ---: | ---: | ---: | ---: | ---: |']
+    lines = [
+        f'| group | n | {label}, mean | standard error | difference to {rows[0][0]} | its '
+        'standard error |',
+        '| --- | ---: | ---: | ---: | ---: | ---: |',
+    ]
     for name, count, mean, error, difference, difference_error in rows:
-        cells = [name, str(count), *(
-            '–' if number is None else f'{number:{sign}.{decimals}f}' for number, sign in
-            ((mean, ''), (error, ''), (difference, '+'), (difference_error, '')))]
+        cells = [
+            name,
+            str(count),
+            *(
+                '–' if number is None else f'{number:{sign}.{decimals}f}'
+                for number, sign in (
+                    (mean, ''),
+                    (error, ''),
+                    (difference, '+'),
+                    (difference_error, ''),
+                )
+            ),
+        ]
         lines.append(f'| {" | ".join(cells)} |')
     return '\n'.join(lines) + '\n'
 
@@ -93,8 +113,14 @@ def draw_seeds(
         mean, error = mean_and_error(values)
         x, y = (mean, place) if numbers is None else (place, mean)
         runs, along = list(values), [place] * len(values)
-        axis.plot(*((runs, along) if numbers is None else (along, runs)), 'o', color='grey',
-                  alpha=0.5, markersize=3, zorder=1)
+        axis.plot(
+            *((runs, along) if numbers is None else (along, runs)),
+            'o',
+            color='grey',
+            alpha=0.5,
+            markersize=3,
+            zorder=1,
+        )
         bar = {'xerr' if numbers is None else 'yerr': error}
         axis.errorbar(x, y, **bar, fmt='o', color='C0', markersize=4, capsize=4, zorder=2)
     if numbers is None:
@@ -122,7 +148,7 @@ def _check_groups(groups: Mapping[str, Sequence[float]]) -> None:
 def decimals_of(errors: Sequence[float | None], means: Sequence[float]) -> int:
     """Digits after the point: two of the smallest error, or four of the smallest mean."""
     known = [error for error in errors if error]
-    sizes = known or [abs(mean) for mean in means if mean] or [1.]
+    sizes = known or [abs(mean) for mean in means if mean] or [1.0]
     digits = 2 if known else 4
     return min(MOST_DECIMALS, max(0, digits - 1 - math.floor(math.log10(min(sizes)))))
 
@@ -136,29 +162,50 @@ def _numbers(names: Mapping[str, Sequence[float]]) -> list[float]:
         except ValueError:
             places.append(math.nan)
         if not 0 <= places[-1] < math.inf:
-            raise ValueError('groups on an axis of numbers must be named by numbers, 0 or larger, '
-                             f'but one is {name!r}.')
+            raise ValueError(
+                'groups on an axis of numbers must be named by numbers, 0 or larger, '
+                f'but one is {name!r}.'
+            )
     if len(set(places)) < len(places):
-        raise ValueError('groups on an axis of numbers must be named by numbers that differ, but '
-                         f'they are {", ".join(names)}.')
+        raise ValueError(
+            'groups on an axis of numbers must be named by numbers that differ, but '
+            f'they are {", ".join(names)}.'
+        )
     return places
 
 
 def _name_groups(axis: Axes, groups: Mapping[str, Sequence[float]], label: str) -> None:
     """Values to the right, groups downwards: names of any length stand beside one another."""
-    axis.axvline(mean_and_error(next(iter(groups.values())))[0], color='C0', linestyle='--',
-                 linewidth=1, alpha=0.5, zorder=0)
+    axis.axvline(
+        mean_and_error(next(iter(groups.values())))[0],
+        color='C0',
+        linestyle='--',
+        linewidth=1,
+        alpha=0.5,
+        zorder=0,
+    )
     axis.set_yticks(range(len(groups)), list(groups))
     axis.set_ylim(len(groups) - 0.5, -0.5)
     axis.set_xlabel(label)
 
 
-def _number_groups(axis: Axes, groups: Mapping[str, Sequence[float]], names: Mapping[float, str],
-                   label: str, title: str) -> None:
+def _number_groups(
+    axis: Axes,
+    groups: Mapping[str, Sequence[float]],
+    names: Mapping[float, str],
+    label: str,
+    title: str,
+) -> None:
     """Numbers to the right, values upwards, a line through the means."""
     places = sorted(names)
-    axis.plot(places, [mean_and_error(groups[names[place]])[0] for place in places], color='C0',
-              linewidth=1, alpha=0.4, zorder=0)
+    axis.plot(
+        places,
+        [mean_and_error(groups[names[place]])[0] for place in places],
+        color='C0',
+        linewidth=1,
+        alpha=0.4,
+        zorder=0,
+    )
     positive = [place for place in places if place]
     if len(positive) == len(places):
         axis.set_xscale('log')

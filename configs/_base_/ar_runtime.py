@@ -20,12 +20,14 @@ default_hooks = dict(
     # A non-finite loss or gradient stops the run before it reaches the weights.
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
     # The log shows the loss in bits beside nats.
-    loss_unit=dict(type='aft_mm.LossUnitHook'))
+    loss_unit=dict(type='aft_mm.LossUnitHook'),
+)
 
 env_cfg = dict(
     cudnn_benchmark=False,
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
-    dist_cfg=dict(backend='nccl'))
+    dist_cfg=dict(backend='nccl'),
+)
 
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
 visualizer = dict(type='Visualizer', vis_backends=vis_backends)

@@ -18,12 +18,14 @@ default_hooks = dict(
     check_images=dict(type='aft_mm.CheckImagesHook'),
     # A non-finite loss or gradient stops the run before it reaches the weights.
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
-    visualization=dict(type='VisualizationHook', enable=False))
+    visualization=dict(type='VisualizationHook', enable=False),
+)
 
 env_cfg = dict(
     cudnn_benchmark=False,
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
-    dist_cfg=dict(backend='nccl'))
+    dist_cfg=dict(backend='nccl'),
+)
 
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
 visualizer = dict(type='UniversalVisualizer', vis_backends=vis_backends)

@@ -10,7 +10,8 @@ default_hooks = dict(
     # A run that is killed loses five minutes, however long an epoch is.
     minutes=dict(type='aft_mm.MinutesHook', minutes=5),
     # A non-finite loss or gradient stops the run before it reaches the weights.
-    finite_loss=dict(type='aft_mm.FiniteLossHook'))
+    finite_loss=dict(type='aft_mm.FiniteLossHook'),
+)
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
 visualizer = dict(vis_backends=vis_backends)
 randomness = dict(seed=0, deterministic=False)

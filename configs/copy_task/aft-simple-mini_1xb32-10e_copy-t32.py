@@ -1,6 +1,3 @@
 _base_ = './transformer-mini_1xb32-10e_copy-t32.py'
 
-model = dict(
-    decoder=dict(
-        token_mixer=dict(
-            _delete_=True, type='aft_mm.AFTSimple')))
+model = dict(decoder=dict(token_mixer=dict(_delete_=True, type='aft_mm.AFTSimple')))

@@ -3,5 +3,12 @@ _base_ = './transformer-mini_1xb32-10e_copy-t32.py'
 model = dict(
     decoder=dict(
         token_mixer=dict(
-            _delete_=True, type='aft_mm.LSHAttention', num_heads=8, num_rounds=4, num_buckets=8,
-            chunk_size=8)))
+            _delete_=True,
+            type='aft_mm.LSHAttention',
+            num_heads=8,
+            num_rounds=4,
+            num_buckets=8,
+            chunk_size=8,
+        )
+    )
+)

@@ -1,10 +1,12 @@
 _base_ = [
-    '../_base_/models/mask_rcnn_aft_conv_mini.py', '../_base_/datasets/coco_mini.py',
-    '../_base_/schedules/det_mini.py', '../_base_/det_runtime.py'
+    '../_base_/models/mask_rcnn_aft_conv_mini.py',
+    '../_base_/datasets/coco_mini.py',
+    '../_base_/schedules/det_mini.py',
+    '../_base_/det_runtime.py',
 ]
 
 # One class of the 80: the others have a few objects each in so few images.
-metainfo = dict(classes=('person', ), palette=[(220, 20, 60)])
+metainfo = dict(classes=('person',), palette=[(220, 20, 60)])
 
 train_dataloader = dict(batch_size=4, dataset=dict(metainfo=metainfo))
 val_dataloader = dict(dataset=dict(metainfo=metainfo))

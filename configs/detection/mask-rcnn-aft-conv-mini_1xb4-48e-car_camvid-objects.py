@@ -1,10 +1,12 @@
 _base_ = [
-    '../_base_/models/mask_rcnn_aft_conv_mini.py', '../_base_/datasets/camvid_objects.py',
-    '../_base_/schedules/det_mini.py', '../_base_/det_runtime.py'
+    '../_base_/models/mask_rcnn_aft_conv_mini.py',
+    '../_base_/datasets/camvid_objects.py',
+    '../_base_/schedules/det_mini.py',
+    '../_base_/det_runtime.py',
 ]
 
 # The other classes with objects, pedestrians and bicyclists, are a few places of the map each.
-metainfo = dict(classes=('car', ))
+metainfo = dict(classes=('car',))
 
 train_dataloader = dict(batch_size=4, dataset=dict(metainfo=metainfo))
 val_dataloader = dict(dataset=dict(metainfo=metainfo))

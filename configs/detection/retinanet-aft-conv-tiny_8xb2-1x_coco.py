@@ -1,4 +1,6 @@
 _base_ = [
-    '../_base_/models/retinanet_aft_conv.py', '../_base_/datasets/coco_detection.py',
-    '../_base_/schedules/det_1x.py', '../_base_/det_runtime.py'
+    '../_base_/models/retinanet_aft_conv.py',
+    '../_base_/datasets/coco_detection.py',
+    '../_base_/schedules/det_1x.py',
+    '../_base_/det_runtime.py',
 ]

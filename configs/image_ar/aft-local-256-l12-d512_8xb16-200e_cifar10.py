@@ -2,14 +2,16 @@ _base_ = [
     '../_base_/models/ar_subpixels.py',
     '../_base_/datasets/cifar10_ar.py',
     '../_base_/schedules/ar_200e.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
 model = dict(
     decoder=dict(
         embed_dims=512,
         num_layers=12,
-        token_mixer=dict(type='aft_mm.AFTLocal', window=256, rank=128)),
-    head=dict(embed_dims=512))
+        token_mixer=dict(type='aft_mm.AFTLocal', window=256, rank=128),
+    ),
+    head=dict(embed_dims=512),
+)
 
 train_dataloader = dict(batch_size=16)

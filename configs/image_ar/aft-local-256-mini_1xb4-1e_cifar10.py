@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/ar_subpixels.py',
     '../_base_/datasets/cifar10_ar.py',
     '../_base_/schedules/ar_mini.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
 model = dict(
@@ -10,8 +10,10 @@ model = dict(
         embed_dims=128,
         num_layers=4,
         drop_rate=0.0,
-        token_mixer=dict(type='aft_mm.AFTLocal', window=256, rank=32)),
-    head=dict(embed_dims=128))
+        token_mixer=dict(type='aft_mm.AFTLocal', window=256, rank=32),
+    ),
+    head=dict(embed_dims=128),
+)
 
 # 750 batches and a fifth of the test set: minutes on a CPU.
 train_dataloader = dict(batch_size=4, dataset=dict(indices=3000))

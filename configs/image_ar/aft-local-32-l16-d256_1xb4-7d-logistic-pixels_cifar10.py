@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/ar_logistic.py',
     '../_base_/datasets/cifar10_ar.py',
     '../_base_/schedules/ar_radam_7d.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
 # Whole pixels, T = 1024: the mixture of PixelCNN++, whose green depends on red, and blue on both.
@@ -10,16 +10,17 @@ model = dict(
     decoder=dict(
         num_layers=16,
         embedding=dict(_delete_=True, type='aft_mm.PixelEmbedding', num_channels=3),
-        grid=(32 * 32, ),
-        token_mixer=dict(type='aft_mm.AFTLocal', window=32, rank=64)),
-    head=dict(num_channels=3))
+        grid=(32 * 32,),
+        token_mixer=dict(type='aft_mm.AFTLocal', window=32, rank=64),
+    ),
+    head=dict(num_channels=3),
+)
 
-pipeline = [
-    dict(type='aft_mm.PackSequence', image_shape={{_base_.image_shape}}, tokens='pixels')
-]
+pipeline = [dict(type='aft_mm.PackSequence', image_shape={{_base_.image_shape}}, tokens='pixels')]
 train_dataloader = dict(batch_size=4, dataset=dict(pipeline=pipeline))
 val_dataloader = dict(dataset=dict(pipeline=pipeline))
 test_dataloader = dict(dataset=dict(pipeline=pipeline))
 default_hooks = dict(
     checkpoint=dict(by_epoch=False, interval=2000),
-    time_budget=dict(type='aft_mm.TimeBudgetHook', days=7))
+    time_budget=dict(type='aft_mm.TimeBudgetHook', days=7),
+)

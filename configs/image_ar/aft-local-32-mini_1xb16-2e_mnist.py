@@ -2,17 +2,19 @@ _base_ = [
     '../_base_/models/ar_subpixels.py',
     '../_base_/datasets/mnist_ar.py',
     '../_base_/schedules/ar_mini.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
 model = dict(
     decoder=dict(
         embed_dims=128,
         num_layers=4,
-        grid=(28 * 28, ),
+        grid=(28 * 28,),
         drop_rate=0.0,
-        token_mixer=dict(type='aft_mm.AFTLocal', window=32, rank=32)),
-    head=dict(embed_dims=128))
+        token_mixer=dict(type='aft_mm.AFTLocal', window=32, rank=32),
+    ),
+    head=dict(embed_dims=128),
+)
 
 # 500 batches an epoch and a fifth of the test set: minutes on a CPU.
 train_dataloader = dict(batch_size=16, dataset=dict(indices=8000))

@@ -1,3 +1,3 @@
 _base_ = './aft-local-32-mini_1xb16-2e_mnist.py'
 
-model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTLocalNormalized')))
+model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTLocalLearned')))

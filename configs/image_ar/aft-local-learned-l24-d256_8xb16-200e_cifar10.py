@@ -2,10 +2,10 @@ _base_ = [
     '../_base_/models/ar_subpixels.py',
     '../_base_/datasets/cifar10_ar.py',
     '../_base_/schedules/ar_200e.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
-model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTLocalNormalized', window=256, rank=64)))
+model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTLocalLearned', window=256, rank=64)))
 
 train_dataloader = dict(batch_size=16)
 # The ICLR submission has Adam where arXiv 2105.14103 has AdamW.

@@ -4,4 +4,6 @@ _base_ = './aft-local-32-mini_1xb16-2e_mnist.py'
 # outside.
 model = dict(
     decoder=dict(
-        grid=(28, 28), token_mixer=dict(_delete_=True, type='aft_mm.AFTWindow', window=(8, 8))))
+        grid=(28, 28), token_mixer=dict(_delete_=True, type='aft_mm.AFTLocalHard', window=(8, 8))
+    )
+)

@@ -2,15 +2,15 @@ _base_ = [
     '../_base_/models/ar_subpixels.py',
     '../_base_/datasets/cifar10_ar.py',
     '../_base_/schedules/ar_200e.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
 model = dict(
     decoder=dict(
-        embed_dims=512,
-        num_layers=12,
-        token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=4)),
-    head=dict(embed_dims=512))
+        embed_dims=512, num_layers=12, token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=4)
+    ),
+    head=dict(embed_dims=512),
+)
 
 # Table 2: batch 32.
 train_dataloader = dict(batch_size=4)

@@ -1,7 +1,7 @@
 _base_ = [
     '../_base_/datasets/digits.py',
     '../_base_/schedules/mini.py',
-    '../_base_/default_runtime.py'
+    '../_base_/default_runtime.py',
 ]
 
 # 4 x 4 tokens of 2 x 2 pixels, and a kernel with a bias for every offset between two of them.
@@ -17,13 +17,16 @@ model = dict(
         position_embedding=False,
         out_type='avg_featmap',
         # About 1 / sqrt(64); with the usual 0.02 of wide models training takes twice as long.
-        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.1)),
+        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.1),
+    ),
     head=dict(
         type='LinearClsHead',
         num_classes=10,
         in_channels=64,
-        loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original')),
-    train_cfg=dict(augments=dict(type='Mixup', alpha=0.2)))
+        loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
+    ),
+    train_cfg=dict(augments=dict(type='Mixup', alpha=0.2)),
+)
 
 train_dataloader = dict(batch_size=64)
 optim_wrapper = dict(optimizer=dict(lr=3e-3))

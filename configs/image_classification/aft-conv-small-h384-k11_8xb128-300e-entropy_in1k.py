@@ -11,6 +11,7 @@ custom_hooks = [
         momentum=4e-5,
         evaluate_on_ema=False,
         evaluate_on_origin=True,
-        priority='ABOVE_NORMAL'),
-    dict(type='aft_mm.RegularizationHook', weight=0.001)
+        priority='ABOVE_NORMAL',
+    ),
+    dict(type='aft_mm.RegularizationHook', weight=0.001),
 ]

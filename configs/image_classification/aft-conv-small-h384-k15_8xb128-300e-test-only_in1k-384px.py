@@ -8,10 +8,9 @@ model = dict(backbone=dict(img_size=384))
 # The short edge is int(384 * 256 / 224), so the crop covers 0.875 of it as at 224 px.
 test_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(
-        type='ResizeEdge', scale=438, edge='short', backend='pillow', interpolation='bicubic'),
+    dict(type='ResizeEdge', scale=438, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=384),
-    dict(type='PackInputs')
+    dict(type='PackInputs'),
 ]
 
 val_dataloader = dict(batch_size=32, dataset=dict(pipeline=test_pipeline))
@@ -20,6 +19,9 @@ test_dataloader = dict(batch_size=32, dataset=dict(pipeline=test_pipeline))
 tta_pipeline = test_pipeline[:-1] + [
     dict(
         type='TestTimeAug',
-        transforms=[[dict(type='RandomFlip', prob=0.0),
-                     dict(type='RandomFlip', prob=1.0)], [dict(type='PackInputs')]])
+        transforms=[
+            [dict(type='RandomFlip', prob=0.0), dict(type='RandomFlip', prob=1.0)],
+            [dict(type='PackInputs')],
+        ],
+    )
 ]

@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/aft_conv.py',
     '../_base_/datasets/imagenet_deit_224.py',
     '../_base_/schedules/deit_300e.py',
-    '../_base_/default_runtime.py'
+    '../_base_/default_runtime.py',
 ]
 
 model = dict(backbone=dict(token_mixer=dict(num_heads=192, kernel_size=11)))

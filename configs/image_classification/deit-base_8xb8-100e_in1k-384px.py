@@ -2,13 +2,14 @@ _base_ = [
     '../_base_/models/deit.py',
     '../_base_/datasets/imagenet_deit_384.py',
     '../_base_/schedules/deit_300e.py',
-    '../_base_/default_runtime.py'
+    '../_base_/default_runtime.py',
 ]
 
 # Table 8: 100 epochs at batch 64; the rest is not said there and stays as DeiT has it.
 model = dict(
     backbone=dict(arch='base', img_size=384, token_mixer=dict(num_heads=12)),
-    head=dict(in_channels=768))
+    head=dict(in_channels=768),
+)
 
 train_dataloader = dict(batch_size=8)
 

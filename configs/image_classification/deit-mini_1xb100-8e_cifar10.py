@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/aft_vit_mini.py',
     '../_base_/datasets/cifar10.py',
     '../_base_/schedules/mini.py',
-    '../_base_/default_runtime.py'
+    '../_base_/default_runtime.py',
 ]
 
 model = dict(
@@ -10,7 +10,9 @@ model = dict(
         img_size=32,
         patch_size=4,
         token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=4),
-        position_embedding=True))
+        position_embedding=True,
+    )
+)
 
 train_dataloader = dict(batch_size=100)
 train_cfg = dict(max_epochs=8)

@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/aft_vit_mini.py',
     '../_base_/datasets/imagenette.py',
     '../_base_/schedules/mini.py',
-    '../_base_/default_runtime.py'
+    '../_base_/default_runtime.py',
 ]
 
 model = dict(
@@ -10,7 +10,9 @@ model = dict(
         img_size=64,
         patch_size=8,
         token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=4),
-        position_embedding=True))
+        position_embedding=True,
+    )
+)
 
 train_dataloader = dict(batch_size=50)
 train_cfg = dict(max_epochs=40)

@@ -2,12 +2,11 @@ _base_ = [
     '../_base_/models/ar_bytes.py',
     '../_base_/datasets/enwik8.py',
     '../_base_/schedules/ar_100e.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
 # ICLR submission, table 3: d_u = 256 and, where arXiv 2105.14103 has AdamW, Adam.
-model = dict(
-    decoder=dict(token_mixer=dict(type='aft_mm.AFTLocalNormalized', window=32, rank=256)))
+model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTLocalLearned', window=32, rank=256)))
 
 train_dataloader = dict(batch_size=16)
 optim_wrapper = dict(optimizer=dict(type='Adam'))

@@ -2,5 +2,6 @@ _base_ = './aft-local-32-mini_1xb16-6e_enwik8-t256.py'
 
 model = dict(
     decoder=dict(
-        token_mixer=dict(
-            _delete_=True, type='aft_mm.AFTSimple', key_function='relu2', gate='relu')))
+        token_mixer=dict(_delete_=True, type='aft_mm.AFTSimple', key_function='relu2', gate='relu')
+    )
+)

@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/ar_bytes.py',
     '../_base_/datasets/enwik8.py',
     '../_base_/schedules/ar_100e.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
 model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTSimple')))

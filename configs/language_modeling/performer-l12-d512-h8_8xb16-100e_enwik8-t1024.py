@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/ar_bytes.py',
     '../_base_/datasets/enwik8.py',
     '../_base_/schedules/ar_100e.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
 # The papers do not say how many features: d/h ln(d/h) = 267, drawn anew as in Performer's own code.
@@ -10,7 +10,9 @@ model = dict(
     decoder=dict(
         embed_dims=512,
         num_layers=12,
-        token_mixer=dict(type='aft_mm.PerformerAttention', num_heads=8, redraw=1000)),
-    head=dict(embed_dims=512))
+        token_mixer=dict(type='aft_mm.PerformerAttention', num_heads=8, redraw=1000),
+    ),
+    head=dict(embed_dims=512),
+)
 
 train_dataloader = dict(batch_size=16)

@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/ar_bytes.py',
     '../_base_/datasets/enwik8.py',
     '../_base_/schedules/ar_100e.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
 # The papers do not say how many rounds; buckets and chunks are those of arXiv 2006.16236, §4.
@@ -11,7 +11,10 @@ model = dict(
         embed_dims=512,
         num_layers=12,
         token_mixer=dict(
-            type='aft_mm.LSHAttention', num_heads=8, num_rounds=4, num_buckets=64, chunk_size=32)),
-    head=dict(embed_dims=512))
+            type='aft_mm.LSHAttention', num_heads=8, num_rounds=4, num_buckets=64, chunk_size=32
+        ),
+    ),
+    head=dict(embed_dims=512),
+)
 
 train_dataloader = dict(batch_size=16)

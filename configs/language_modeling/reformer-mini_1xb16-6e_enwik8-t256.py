@@ -5,5 +5,12 @@ model = dict(
     decoder=dict(
         mlp_ratio=4.5,
         token_mixer=dict(
-            _delete_=True, type='aft_mm.LSHAttention', num_heads=4, num_rounds=4, num_buckets=16,
-            chunk_size=16)))
+            _delete_=True,
+            type='aft_mm.LSHAttention',
+            num_heads=4,
+            num_rounds=4,
+            num_buckets=16,
+            chunk_size=16,
+        ),
+    )
+)

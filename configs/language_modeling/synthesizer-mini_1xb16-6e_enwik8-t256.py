@@ -4,5 +4,6 @@ _base_ = './aft-local-32-mini_1xb16-6e_enwik8-t256.py'
 model = dict(
     decoder=dict(
         mlp_ratio=445 / 128,
-        token_mixer=dict(
-            _delete_=True, type='aft_mm.DenseSynthesizer', num_heads=4)))
+        token_mixer=dict(_delete_=True, type='aft_mm.DenseSynthesizer', num_heads=4),
+    )
+)

@@ -1,7 +1,9 @@
 # Images with boxes in COCO's json: my_boxes/images/1.jpg, my_boxes/train.json, my_boxes/val.json.
 _base_ = [
-    '../_base_/models/retinanet_aft_conv.py', '../_base_/datasets/bccd.py',
-    '../_base_/schedules/det_mini.py', '../_base_/det_runtime.py'
+    '../_base_/models/retinanet_aft_conv.py',
+    '../_base_/datasets/bccd.py',
+    '../_base_/schedules/det_mini.py',
+    '../_base_/det_runtime.py',
 ]
 
 data_root = '{{$AFT_MM_DATA:data}}/my_boxes/'
@@ -12,14 +14,17 @@ model = dict(
         arch=dict(_delete_=True, embed_dims=96, num_layers=5),
         patch_size=8,
         token_mixer=dict(num_heads=96, kernel_size=7),
-        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.1)),
+        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.1),
+    ),
     neck=dict(in_channels=96, out_channels=96, in_stride=8, strides=(8, 16, 32), num_outs=4),
     bbox_head=dict(
         num_classes=len(metainfo['classes']),
         in_channels=96,
         feat_channels=96,
         stacked_convs=2,
-        anchor_generator=dict(strides=[8, 16, 32, 64])))
+        anchor_generator=dict(strides=[8, 16, 32, 64]),
+    ),
+)
 
 train_dataloader = dict(
     batch_size=4,
@@ -27,13 +32,17 @@ train_dataloader = dict(
         data_root=data_root,
         ann_file='train.json',
         data_prefix=dict(img='images/'),
-        metainfo=dict(_delete_=True, **metainfo)))
+        metainfo=dict(_delete_=True, **metainfo),
+    ),
+)
 val_dataloader = dict(
     dataset=dict(
         data_root=data_root,
         ann_file='val.json',
         data_prefix=dict(img='images/'),
-        metainfo=dict(_delete_=True, **metainfo)))
+        metainfo=dict(_delete_=True, **metainfo),
+    )
+)
 test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + 'val.json')
 test_evaluator = val_evaluator

@@ -1,8 +1,8 @@
 _base_ = './aft-local-256-l24-d256_8xb16-200e_shapenet-all.py'
 
-train_dataloader = dict(dataset=dict(classes=('chair', )))
-val_dataloader = dict(dataset=dict(classes=('chair', )))
-test_dataloader = dict(dataset=dict(classes=('chair', )))
+train_dataloader = dict(dataset=dict(classes=('chair',)))
+val_dataloader = dict(dataset=dict(classes=('chair',)))
+test_dataloader = dict(dataset=dict(classes=('chair',)))
 
 # Ours, as all of the schedule: an epoch of one class is much shorter than one of all classes.
 train_cfg = dict(max_epochs=1000, val_interval=50)

@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/ar_points.py',
     '../_base_/datasets/modelnet10_chair.py',
     '../_base_/schedules/ar_mini.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
 # 1,024 points, and a window of 32 of them.
@@ -10,9 +10,11 @@ model = dict(
     decoder=dict(
         embed_dims=128,
         num_layers=4,
-        grid=(1024 * 3, ),
-        token_mixer=dict(type='aft_mm.AFTLocal', window=96, rank=32)),
-    head=dict(embed_dims=128))
+        grid=(1024 * 3,),
+        token_mixer=dict(type='aft_mm.AFTLocal', window=96, rank=32),
+    ),
+    head=dict(embed_dims=128),
+)
 
 train_dataloader = dict(batch_size=4)
 train_cfg = dict(max_epochs=40)
@@ -23,5 +25,6 @@ custom_hooks = [
         type='aft_mm.PointCloudHook',
         num_bits={{_base_.point_cloud.num_bits}},
         up={{_base_.point_cloud.up}},
-        interval=10)
+        interval=10,
+    )
 ]

@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/ar_points.py',
     '../_base_/datasets/shapenet.py',
     '../_base_/schedules/ar_200e.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
 # The paper names no model for point clouds: the recipe is that of its CIFAR-10 models, a choice of
@@ -12,6 +12,5 @@ model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTSimple')))
 train_dataloader = dict(batch_size=16)
 # The ICLR submission has Adam where arXiv 2105.14103 has AdamW.
 optim_wrapper = dict(optimizer=dict(type='Adam'))
-test_cfg = dict(
-    type='aft_mm.GenerationTestLoop', num_samples=1, temperature=1.0, num_inputs=1024)
+test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=1, temperature=1.0, num_inputs=1024)
 default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))

@@ -2,4 +2,6 @@ _base_ = './transformer-mini_1xb8-25e_an4-phonemes.py'
 
 model = dict(
     encoder=dict(
-        token_mixer=dict(_delete_=True, type='aft_mm.AFTConv', num_heads=8, kernel_size=15)))
+        token_mixer=dict(_delete_=True, type='aft_mm.AFTConv', num_heads=8, kernel_size=15)
+    )
+)

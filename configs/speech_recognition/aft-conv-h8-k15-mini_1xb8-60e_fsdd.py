@@ -2,7 +2,7 @@ _base_ = [
     '../_base_/models/ctc_encoder.py',
     '../_base_/datasets/fsdd.py',
     '../_base_/schedules/ctc_mini.py',
-    '../_base_/ar_runtime.py'
+    '../_base_/ar_runtime.py',
 ]
 
 # Four layers for a CPU; the longest recording has 113 frames.
@@ -10,10 +10,12 @@ model = dict(
     encoder=dict(
         embed_dims=96,
         num_layers=4,
-        grid=(256, ),
+        grid=(256,),
         drop_rate=0.1,
-        token_mixer=dict(type='aft_mm.AFTConv', num_heads=8, kernel_size=15)),
-    head=dict(embed_dims=96, num_classes=17))
+        token_mixer=dict(type='aft_mm.AFTConv', num_heads=8, kernel_size=15),
+    ),
+    head=dict(embed_dims=96, num_classes=17),
+)
 
 train_dataloader = dict(batch_size=8)
 train_cfg = dict(max_epochs=60, val_interval=5)

@@ -6,4 +6,7 @@ model = dict(
     encoder=dict(token_mixer=dict(_delete_=True, type='aft_mm.AFTFull', rank=None)),
     decoder=dict(
         cross_mixer=dict(
-            _delete_=True, type='aft_mm.AFTFull', rank=None, grid=(32, 32), source_grid=(8, 8))))
+            _delete_=True, type='aft_mm.AFTFull', rank=None, grid=(32, 32), source_grid=(8, 8)
+        )
+    ),
+)

@@ -6,7 +6,7 @@ source_shape = (16, 16, 3)
 pipeline = [
     dict(type='aft_mm.LoadRGBImage'),
     dict(type='aft_mm.SuperResolutionPair', size=64, scale_factor=4, crop_size=138),
-    dict(type='aft_mm.PackSequence', image_shape=image_shape, tokens='pixels')
+    dict(type='aft_mm.PackSequence', image_shape=image_shape, tokens='pixels'),
 ]
 
 model = dict(encoder=dict(grid=(16, 16)), decoder=dict(grid=(64, 64)))
@@ -16,12 +16,13 @@ val_dataloader = dict(dataset=dict(pipeline=pipeline))
 test_dataloader = dict(dataset=dict(pipeline=pipeline))
 test_evaluator = [
     dict(type='aft_mm.Likelihood', per='dim'),
-    dict(type='aft_mm.ImageQuality', image_shape=image_shape, source_shape=source_shape)
+    dict(type='aft_mm.ImageQuality', image_shape=image_shape, source_shape=source_shape),
 ]
 custom_hooks = [
     dict(
         type='aft_mm.SuperResolutionHook',
         image_shape=image_shape,
         source_shape=source_shape,
-        interval=10)
+        interval=10,
+    )
 ]

@@ -2,7 +2,7 @@
 _base_ = './tiny.py'
 
 model = dict(backbone=dict(in_channels=3))
-data_preprocessor = dict(mean=[0., 0., 0.], std=[255., 255., 255.])
+data_preprocessor = dict(mean=[0.0, 0.0, 0.0], std=[255.0, 255.0, 255.0])
 train_dataloader = dict(
     dataset=dict(
         _delete_=True,
@@ -11,5 +11,7 @@ train_dataloader = dict(
         pipeline=[
             dict(type='LoadImageFromFile'),
             dict(type='Resize', scale=8),
-            dict(type='PackInputs')
-        ]))
+            dict(type='PackInputs'),
+        ],
+    )
+)

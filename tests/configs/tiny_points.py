@@ -1,17 +1,16 @@
 # The same decoder on point clouds below clouds/ in the working directory, of 8 points each.
 _base_ = './tiny_text.py'
 
-model = dict(decoder=dict(grid=(24, )))
+model = dict(decoder=dict(grid=(24,)))
 train_dataloader = dict(
     batch_size=4,
     dataset=dict(
         _delete_=True,
         type='aft_mm.PointClouds',
         data_root='clouds',
-        pipeline=[
-            dict(type='aft_mm.LoadPoints'),
-            dict(type='aft_mm.PackPointCloud', num_points=8)
-        ]))
+        pipeline=[dict(type='aft_mm.LoadPoints'), dict(type='aft_mm.PackPointCloud', num_points=8)],
+    ),
+)
 val_dataloader = dict(
     dataset=dict(
         _delete_=True,
@@ -20,10 +19,13 @@ val_dataloader = dict(
         split='val',
         pipeline=[
             dict(type='aft_mm.LoadPoints'),
-            dict(type='aft_mm.PackPointCloud', num_points=8, seed=0)
-        ]))
+            dict(type='aft_mm.PackPointCloud', num_points=8, seed=0),
+        ],
+    )
+)
 val_evaluator = dict(per='dim')
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 default_hooks = dict(
-    checkpoint=dict(save_best='bits_per_dim'), data_report=dict(type='aft_mm.DataReportHook'))
+    checkpoint=dict(save_best='bits_per_dim'), data_report=dict(type='aft_mm.DataReportHook')
+)

@@ -18,10 +18,12 @@ model = dict(
         num_layers=2,
         embedding=dict(type='FrameEmbedding', num_features=40),
         token_mixer=dict(type='AFTConv', num_heads=4, kernel_size=5),
-        grid=(64, ),
-        drop_rate=0.1),
+        grid=(64,),
+        drop_rate=0.1,
+    ),
     head=dict(type='CTCHead', embed_dims=16, num_classes=6),
-    beam_size=3)
+    beam_size=3,
+)
 
 train_dataloader = dict(
     batch_size=4,
@@ -29,15 +31,28 @@ train_dataloader = dict(
     sampler=dict(type='DefaultSampler', shuffle=True),
     batch_sampler=dict(type='LengthBatchSampler', num_buckets=3, max_length=150),
     dataset=dict(
-        type='SpeechFolder', data_root='sound', transcripts='train.txt', units=units,
-        speaker='-(.)', pipeline=[load, normalize, augment, stack, pack]))
+        type='SpeechFolder',
+        data_root='sound',
+        transcripts='train.txt',
+        units=units,
+        speaker='-(.)',
+        pipeline=[load, normalize, augment, stack, pack],
+    ),
+)
 val_dataloader = dict(
     batch_size=3,
     num_workers=0,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
-        type='SpeechFolder', data_root='sound', transcripts='test.txt', units=units,
-        speaker='-(.)', pipeline=[load, normalize, stack, pack], test_mode=True))
+        type='SpeechFolder',
+        data_root='sound',
+        transcripts='test.txt',
+        units=units,
+        speaker='-(.)',
+        pipeline=[load, normalize, stack, pack],
+        test_mode=True,
+    ),
+)
 val_evaluator = [dict(type='ErrorRate', per='character'), dict(type='ErrorRate', per='word')]
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
@@ -47,8 +62,16 @@ val_cfg = dict()
 test_cfg = dict()
 optim_wrapper = dict(optimizer=dict(type='RAdam', lr=1e-3), clip_grad=dict(max_norm=1.0))
 param_scheduler = [
-    dict(type='ReduceOnPlateauLR', monitor='character_error_rate', rule='less', factor=0.5,
-         patience=0, threshold=100.0, threshold_rule='abs')]
+    dict(
+        type='ReduceOnPlateauLR',
+        monitor='character_error_rate',
+        rule='less',
+        factor=0.5,
+        patience=0,
+        threshold=100.0,
+        threshold_rule='abs',
+    )
+]
 
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=2),
@@ -59,7 +82,8 @@ default_hooks = dict(
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
     first_sample=dict(type='aft_mm.FirstSampleHook'),
     losses=dict(type='RecordLossHook'),
-    kill=dict(type='KillHook'))
+    kill=dict(type='KillHook'),
+)
 custom_hooks = [dict(type='DataReportHook'), dict(type='EpochTimeHook')]
 vis_backends = [dict(type='LocalVisBackend')]
 visualizer = dict(type='Visualizer', vis_backends=vis_backends)

@@ -11,9 +11,11 @@ model = dict(
         num_layers=2,
         embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=256),
         token_mixer=dict(type='aft_mm.AFTLocal', window=5, rank=4),
-        grid=(32, ),
-        drop_rate=0.1),
-    head=dict(type='aft_mm.CategoricalHead', embed_dims=16, num_classes=256))
+        grid=(32,),
+        drop_rate=0.1,
+    ),
+    head=dict(type='aft_mm.CategoricalHead', embed_dims=16, num_classes=256),
+)
 
 train_dataloader = dict(
     batch_size=16,
@@ -24,7 +26,9 @@ train_dataloader = dict(
         data_file='text.txt',
         split='train',
         context_length=32,
-        samples_per_epoch=96))
+        samples_per_epoch=96,
+    ),
+)
 val_dataloader = dict(
     batch_size=8,
     num_workers=0,
@@ -35,7 +39,9 @@ val_dataloader = dict(
         split='val',
         context_length=32,
         evaluation='strided',
-        stride=15))  # 13 contexts, which two processes cannot share evenly
+        stride=15,
+    ),
+)  # 13 contexts, which two processes cannot share evenly
 val_evaluator = dict(type='aft_mm.Likelihood', per='char')
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
@@ -50,14 +56,16 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=2),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
-        type='aft_mm.SafeCheckpointHook', interval=1, save_best='bits_per_char', rule='less'),
+        type='aft_mm.SafeCheckpointHook', interval=1, save_best='bits_per_char', rule='less'
+    ),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),
     check_images=dict(type='aft_mm.CheckImagesHook'),
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
     first_sample=dict(type='aft_mm.FirstSampleHook'),
     losses=dict(type='RecordLossHook'),
-    kill=dict(type='KillHook'))
+    kill=dict(type='KillHook'),
+)
 custom_hooks = [dict(type='EMAHook', momentum=0.1)]
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
 visualizer = dict(type='Visualizer', vis_backends=vis_backends)

@@ -13,8 +13,9 @@ model = dict(
         embedding=None,
         positions='sinusoidal',
         token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=2),
-        grid=(48, ),
-        drop_rate=0.1),
+        grid=(48,),
+        drop_rate=0.1,
+    ),
     decoder=dict(
         type='aft_mm.SequenceDecoder',
         embed_dims=16,
@@ -23,14 +24,13 @@ model = dict(
         positions='sinusoidal',
         token_mixer=dict(type='aft_mm.AFTLocal', window=4, rank=4),
         cross_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=2),
-        grid=(48, ),
-        drop_rate=0.1),
+        grid=(48,),
+        drop_rate=0.1,
+    ),
     head=dict(
-        type='aft_mm.CategoricalHead',
-        embed_dims=16,
-        num_classes=64,
-        tied=True,
-        label_smoothing=0.1))
+        type='aft_mm.CategoricalHead', embed_dims=16, num_classes=64, tied=True, label_smoothing=0.1
+    ),
+)
 
 train_dataloader = dict(
     batch_size=320,
@@ -42,7 +42,9 @@ train_dataloader = dict(
         source_file='train.de',
         target_file='train.en',
         subwords=subwords,
-        max_length=48))
+        max_length=48,
+    ),
+)
 val_dataloader = dict(
     batch_size=5,
     num_workers=0,
@@ -53,7 +55,9 @@ val_dataloader = dict(
         target_file='val.en',
         subwords=subwords,
         max_length=48,
-        test_mode=True))
+        test_mode=True,
+    ),
+)
 val_evaluator = dict(type='aft_mm.Likelihood', per='subword')
 test_dataloader = val_dataloader
 test_evaluator = [dict(type='aft_mm.Likelihood', per='subword'), dict(type='aft_mm.BLEU')]
@@ -72,6 +76,7 @@ default_hooks = dict(
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),
     first_sample=dict(type='aft_mm.FirstSampleHook'),
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
-    losses=dict(type='RecordLossHook'))
+    losses=dict(type='RecordLossHook'),
+)
 visualizer = dict(type='Visualizer')
 randomness = dict(seed=0)

@@ -70,8 +70,9 @@ def test_objects_are_the_connected_regions_of_scipy(root, classes):
                 box = [columns.start, rows.start, columns.stop, rows.stop]
                 expected.append((index, box, regions == region))
         assert len(found) == len(expected) > 20
-        decoded = [(it['bbox_label'], it['bbox'], run_lengths.decode(it['mask']) > 0)
-                   for it in found]
+        decoded = [
+            (it['bbox_label'], it['bbox'], run_lengths.decode(it['mask']) > 0) for it in found
+        ]
         for got, wanted in zip(in_order(decoded), in_order(expected), strict=True):
             assert got[:2] == wanted[:2]
             np.testing.assert_array_equal(got[2], wanted[2])

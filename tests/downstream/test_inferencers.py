@@ -25,8 +25,9 @@ def checkpoint(tmp_path, monkeypatch):
         config.dump(tmp_path / 'leaf.py')
         torch.manual_seed(0)
         model = build_model(config)
-        meta = dict(dataset_meta=dict(classes=classes, palette=[[i, i, i] for i in range(
-            len(classes))]))
+        meta = dict(
+            dataset_meta=dict(classes=classes, palette=[[i, i, i] for i in range(len(classes))])
+        )
         torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'leaf.pth')
         return str(tmp_path / 'leaf.py'), str(tmp_path / 'leaf.pth')
 
@@ -38,14 +39,15 @@ def test_boxes_by_mmdet(checkpoint):
     files = checkpoint('retinanet-aft-conv-mini_1xb4-24e_bccd', classes)
     infer = DetInferencer(*files, device='cpu', show_progress=False)
     image = np.random.default_rng(0).integers(0, 256, (60, 84, 3), dtype=np.uint8)
-    ((found, ), ) = [infer(image, pred_score_thr=0)['predictions']]
+    ((found,),) = [infer(image, pred_score_thr=0)['predictions']]
     _, model = load_model(*files, 'cpu')
     assert infer.visualizer.dataset_meta['classes'] == classes
     assert type(model.backbone).__name__ == 'AFTViT'
     data = infer.pipeline(image)
     with torch.no_grad():
-        (expected, ) = model.test_step(
-            dict(inputs=[data['inputs']], data_samples=[data['data_samples']]))
+        (expected,) = model.test_step(
+            dict(inputs=[data['inputs']], data_samples=[data['data_samples']])
+        )
     expected = expected.pred_instances
     assert len(found['bboxes']) == len(expected) > 0
     np.testing.assert_allclose(found['bboxes'], expected.bboxes, rtol=1e-4, atol=1e-3)

@@ -8,15 +8,15 @@ from mmengine.config import Config
 from PIL import Image
 
 from aft_mm.cli.command_line import check_data
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 from ..leaves import ROOT
 
 FOLDER = ROOT / 'configs/own_data'
 RNG = np.random.default_rng(0)
-XML = '''<annotation><size><width>96</width><height>64</height><depth>3</depth></size>
+XML = """<annotation><size><width>96</width><height>64</height><depth>3</depth></size>
 <object><name>dog</name><difficult>0</difficult>
-<bndbox><xmin>9</xmin><ymin>5</ymin><xmax>50</xmax><ymax>44</ymax></bndbox></object></annotation>'''
+<bndbox><xmin>9</xmin><ymin>5</ymin><xmax>50</xmax><ymax>44</ymax></bndbox></object></annotation>"""
 
 
 def save(path, array):
@@ -25,16 +25,22 @@ def save(path, array):
 
 
 def boxes_as_json(data):
-    images = [dict(id=number, file_name=f'{number}.jpg', width=96, height=64)
-              for number in range(4)]
-    boxes = [dict(id=number, image_id=number, category_id=7, bbox=[8, 4, 41, 39], area=41 * 39,
-                  iscrowd=0) for number in range(4)]
+    images = [
+        dict(id=number, file_name=f'{number}.jpg', width=96, height=64) for number in range(4)
+    ]
+    boxes = [
+        dict(
+            id=number, image_id=number, category_id=7, bbox=[8, 4, 41, 39], area=41 * 39, iscrowd=0
+        )
+        for number in range(4)
+    ]
     names = [dict(id=3, name='cat'), dict(id=7, name='dog')]
     for number in range(4):
         save(data / f'my_boxes/images/{number}.jpg', RNG.integers(0, 256, (64, 96, 3)))
     for part in ('train', 'val'):
         (data / f'my_boxes/{part}.json').write_text(
-            json.dumps(dict(images=images, annotations=boxes, categories=names)))
+            json.dumps(dict(images=images, annotations=boxes, categories=names))
+        )
 
 
 def boxes_as_xml(data):
@@ -52,48 +58,72 @@ def masks(data):
     for part in ('train', 'val'):
         for number in range(4):
             save(data / f'my_masks/{part}/{number}.jpg', RNG.integers(0, 256, (64, 96, 3)))
-            save(data / f'my_masks/{part}_masks/{number}.png',
-                 RNG.choice([0, 1, 2, 255], (64, 96)))
+            save(data / f'my_masks/{part}_masks/{number}.png', RNG.choice([0, 1, 2, 255], (64, 96)))
 
 
 EPOCH = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler=None']
 
 
-@pytest.mark.parametrize(('leaf', 'write', 'length', 'metric'), [
-    # Nothing is found as sure as that after an epoch, and mmdet then logs no metric.
-    ('coco-json', boxes_as_json, [*EPOCH, 'model.test_cfg.score_thr=0.0'], 'coco/bbox_mAP'),
-    ('voc-xml', boxes_as_xml, EPOCH, 'pascal_voc/mAP'),
-    ('mask-png', masks, ['train_cfg.max_iters=2', 'train_cfg.val_interval=2'], 'mIoU'),
-])
+@pytest.mark.parametrize(
+    ('leaf', 'write', 'length', 'metric'),
+    [
+        # Nothing is found as sure as that after an epoch, and mmdet then logs no metric.
+        ('coco-json', boxes_as_json, [*EPOCH, 'model.test_cfg.score_thr=0.0'], 'coco/bbox_mAP'),
+        ('voc-xml', boxes_as_xml, EPOCH, 'pascal_voc/mAP'),
+        ('mask-png', masks, ['train_cfg.max_iters=2', 'train_cfg.val_interval=2'], 'mIoU'),
+    ],
+)
 def test_trains(leaf, write, length, metric, tool, tmp_path, monkeypatch):
     write(tmp_path / 'data')
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
-    (path, ) = FOLDER.glob(f'*{leaf}.py')
-    loaders = [f'{part}_dataloader.{key}' for part in ('train', 'val')
-               for key in ('num_workers=0', 'persistent_workers=False')]
-    tool('train').main([str(path), '--work-dir', 'work', '--cfg-options', *length, *loaders,
-                        'default_hooks.logger.interval=1', f'visualizer.name={leaf}'])
-    (log, ) = (tmp_path / 'work').glob('*/vis_data/scalars.json')
+    (path,) = FOLDER.glob(f'*{leaf}.py')
+    loaders = [
+        f'{part}_dataloader.{key}'
+        for part in ('train', 'val')
+        for key in ('num_workers=0', 'persistent_workers=False')
+    ]
+    tool('train').main(
+        [
+            str(path),
+            '--work-dir',
+            'work',
+            '--cfg-options',
+            *length,
+            *loaders,
+            'default_hooks.logger.interval=1',
+            f'visualizer.name={leaf}',
+        ]
+    )
+    (log,) = (tmp_path / 'work').glob('*/vis_data/scalars.json')
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert any(metric in record for record in records)
     assert any(record.get('loss', 0) > 0 for record in records)
 
 
-@pytest.mark.parametrize(('leaf', 'write', 'classes', 'sentence'), [
-    # mmdet would call dogs birds; call cats dogs; find no box.
-    ('coco-json', boxes_as_json, ('bird', 'dog'), 'must be categories of .*order.*: cat, dog'),
-    ('coco-json', boxes_as_json, ('dog', 'cat'), 'must be categories of .*order.*: cat, dog'),
-    ('voc-xml', boxes_as_xml, ('cat', 'Dog'), 'boxes of .*train.txt. are of other classes: dog'),
-    ('coco-json', boxes_as_json, ('dog', ), None),
-    ('voc-xml', boxes_as_xml, ('dog', 'bird'), None),
-])
-def test_classes_that_are_not_those_of_the_boxes(leaf, write, classes, sentence, tmp_path,
-                                                 monkeypatch):
+@pytest.mark.parametrize(
+    ('leaf', 'write', 'classes', 'sentence'),
+    [
+        # mmdet would call dogs birds; call cats dogs; find no box.
+        ('coco-json', boxes_as_json, ('bird', 'dog'), 'must be categories of .*order.*: cat, dog'),
+        ('coco-json', boxes_as_json, ('dog', 'cat'), 'must be categories of .*order.*: cat, dog'),
+        (
+            'voc-xml',
+            boxes_as_xml,
+            ('cat', 'Dog'),
+            'boxes of .*train.txt. are of other classes: dog',
+        ),
+        ('coco-json', boxes_as_json, ('dog',), None),
+        ('voc-xml', boxes_as_xml, ('dog', 'bird'), None),
+    ],
+)
+def test_classes_that_are_not_those_of_the_boxes(
+    leaf, write, classes, sentence, tmp_path, monkeypatch
+):
     write(tmp_path / 'data')
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
-    (path, ) = FOLDER.glob(f'*{leaf}.py')
+    (path,) = FOLDER.glob(f'*{leaf}.py')
     config = Config.fromfile(path)
     config.train_dataloader.dataset.metainfo.classes = classes
     if sentence is None:

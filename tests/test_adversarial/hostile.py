@@ -26,8 +26,9 @@ class Dtype:
     """Pickles as ``np.dtype(code)`` with any state."""
 
     def __init__(self, code, **changes):
-        state = dict(version=3, order='<', subtype=None, names=None, fields=None, size=-1,
-                     align=-1, flags=0)
+        state = dict(
+            version=3, order='<', subtype=None, names=None, fields=None, size=-1, align=-1, flags=0
+        )
         self.call = np.dtype, (code, False, True), tuple({**state, **changes}.values())
 
     def __reduce__(self):
@@ -36,7 +37,7 @@ class Dtype:
 
 def array(state):
     """An array of a file's own making: ``_reconstruct`` and a state."""
-    return Call(np.empty(0).__reduce__()[0], np.ndarray, (0, ), b'b', state=state)
+    return Call(np.empty(0).__reduce__()[0], np.ndarray, (0,), b'b', state=state)
 
 
 def history(**state):
@@ -48,33 +49,50 @@ POINTER = struct.pack('<Q', ADDRESS)
 SCALAR = np.float64(0).__reduce__()[0]
 #: Objects of numpy that the file builds itself, and calls that only look harmless.
 OBJECTS = {
-    'object array at an address': lambda: Call(
-        np.ndarray, (1, ), Call(np.dtype, 'O'), POINTER),
-    'object array by its state': lambda: array((1, (1, ), Dtype('O'), False, [1])),
+    'object array at an address': lambda: Call(np.ndarray, (1,), Call(np.dtype, 'O'), POINTER),
+    'object array by its state': lambda: array((1, (1,), Dtype('O'), False, [1])),
     'object scalar': lambda: Call(SCALAR, Dtype('O'), POINTER),
-    'object flags on numbers': lambda: array((1, (1, ), Dtype('f8', flags=63), False, POINTER)),
-    'fields of objects': lambda: array((1, (1, ), Dtype(
-        'V8', names=('a', ), fields={'a': (np.dtype('O'), 0)}, size=8), False, POINTER)),
-    'subtype of objects': lambda: array((1, (1, ), Dtype(
-        'V8', subtype=(np.dtype('O'), (1, )), size=8), False, POINTER)),
-    'elements of another size': lambda: array((1, (2**20, ), Dtype('f8', size=1), False, b'1')),
-    'more elements than bytes': lambda: array((1, (2**40, ), Dtype('f8'), False, b'12345678')),
+    'object flags on numbers': lambda: array((1, (1,), Dtype('f8', flags=63), False, POINTER)),
+    'fields of objects': lambda: array(
+        (
+            1,
+            (1,),
+            Dtype('V8', names=('a',), fields={'a': (np.dtype('O'), 0)}, size=8),
+            False,
+            POINTER,
+        )
+    ),
+    'subtype of objects': lambda: array(
+        (1, (1,), Dtype('V8', subtype=(np.dtype('O'), (1,)), size=8), False, POINTER)
+    ),
+    'elements of another size': lambda: array((1, (2**20,), Dtype('f8', size=1), False, b'1')),
+    'more elements than bytes': lambda: array((1, (2**40,), Dtype('f8'), False, b'12345678')),
     'a negative shape': lambda: array((1, (-1, -1), Dtype('f8'), False, b'12345678')),
-    'an array of a buffer': lambda: Call(np.ndarray, (10**9, ), Call(np.dtype, 'f8')),
+    'an array of a buffer': lambda: Call(np.ndarray, (10**9,), Call(np.dtype, 'f8')),
     'a scalar of too few bytes': lambda: Call(SCALAR, Dtype('f8'), b'1'),
     'a string of no bytes': lambda: Call(SCALAR, Dtype('U0'), b''),
     'a statistics method': lambda: history(
-        _log_history=np.zeros(1), _count_history=np.zeros(1), max_length=9,
-        statistics_methods={'mean': Call(getattr, HistoryBuffer, 'register_statistics')}),
+        _log_history=np.zeros(1),
+        _count_history=np.zeros(1),
+        max_length=9,
+        statistics_methods={'mean': Call(getattr, HistoryBuffer, 'register_statistics')},
+    ),
     'a history of text': lambda: history(
-        _log_history=np.array(['a']), _count_history=np.zeros(1), max_length=9),
+        _log_history=np.array(['a']), _count_history=np.zeros(1), max_length=9
+    ),
     'a bytearray': lambda: Call(bytearray, 10**10),
     'memory of nobody': lambda: Call(torch.Tensor, 10**10),
     'a codec': lambda: Call(pickle.codecs.encode, 'a' * 100, 'punycode'),
     'a sparse tensor': lambda: torch.eye(3).to_sparse(),
     'a tensor outside of its storage': lambda: Call(
-        torch._utils._rebuild_tensor_v2, torch.zeros(2)._typed_storage(), 10**6, (10**6, ), (1, ),
-        False, OrderedDict()),
+        torch._utils._rebuild_tensor_v2,
+        torch.zeros(2)._typed_storage(),
+        10**6,
+        (10**6,),
+        (1,),
+        False,
+        OrderedDict(),
+    ),
 }
 
 
@@ -97,8 +115,12 @@ def nested_list(depth):
 def copies(num):
     """One text of 1 MB encoded again and again, 10 bytes of file each."""
     text = 10**6 * b'a'
-    start = (b'\x80\x02}X\x01\x00\x00\x00a]c_codecs\nencode\nq\x01X' +
-             struct.pack('<I', len(text)) + text + b'q\x00X\x06\x00\x00\x00latin1q\x02\x86Ra')
+    start = (
+        b'\x80\x02}X\x01\x00\x00\x00a]c_codecs\nencode\nq\x01X'
+        + struct.pack('<I', len(text))
+        + text
+        + b'q\x00X\x06\x00\x00\x00latin1q\x02\x86Ra'
+    )
     return start + num * b'h\x01h\x00h\x02\x86Ra' + b's.'
 
 
@@ -115,7 +137,6 @@ def save_expanded(path):
 
 def recompressed(source, target):
     """The same archive with compressed records, of which 1 MB may be 1 GB."""
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(
-            target, 'w', zipfile.ZIP_DEFLATED) as new:
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, 'w', zipfile.ZIP_DEFLATED) as new:
         for name in old.namelist():
             new.writestr(name, old.read(name))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from aft_mm.checkpoint import load_from_http, load_from_local
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 from . import hostile
 
@@ -38,17 +38,21 @@ def test_no_object_is_built_by_the_state_of_a_file(name, zipped, tmp_path):
     refused(tmp_path / 'a.pth')
 
 
-@pytest.mark.parametrize(('name', 'words'), [
-    ('train', ['--resume', 'a.pth']),
-    ('test', ['a.pth']),
-    ('sample', ['a.pth', '--out', 'a.txt']),
-    ('model_converters/publish_model', ['a.pth', 'out.pth']),
-])
+@pytest.mark.parametrize(
+    ('name', 'words'),
+    [
+        ('train', ['--resume', 'a.pth']),
+        ('test', ['a.pth']),
+        ('sample', ['a.pth', '--out', 'a.txt']),
+        ('model_converters/publish_model', ['a.pth', 'out.pth']),
+    ],
+)
 def test_tools_refuse_an_object_array_and_live(name, words, tool, config, tmp_path, monkeypatch):
     """Stock numpy writes to an address of the file's choice and dies."""
     monkeypatch.chdir(tmp_path)
-    state = dict(state_dict={}, meta=dict(
-        experiment_name=hostile.OBJECTS['object array at an address']()))
+    state = dict(
+        state_dict={}, meta=dict(experiment_name=hostile.OBJECTS['object array at an address']())
+    )
     torch.save(state, 'a.pth')
     Path('text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
     if 'publish' not in name:
@@ -92,8 +96,9 @@ def test_a_pickle_takes_no_more_than_its_file_allows(tmp_path):
     paths = [tmp_path / f'{i}.pth' for i in range(len(PICKLES))]
     for path, data in zip(paths, PICKLES.values(), strict=True):
         hostile.save_pickle(path, data)
-    result = subprocess.run([sys.executable, '-c', READ_ALL, *map(str, paths)],
-                            capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, '-c', READ_ALL, *map(str, paths)], capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr[-500:]
     sentences, kilobytes = map(json.loads, result.stdout.splitlines())
     for name, sentence in zip(PICKLES, sentences, strict=True):
@@ -115,8 +120,11 @@ def test_weights_that_claim_more_than_the_file_holds_are_refused(tmp_path):
 @pytest.mark.parametrize('zipped', [True, False])
 def test_every_flipped_bit_of_a_weight_is_found(zipped, tmp_path):
     weight = torch.randn(50)
-    torch.save(dict(state_dict=dict(weight=weight)), tmp_path / 'a.pth',
-               _use_new_zipfile_serialization=zipped)
+    torch.save(
+        dict(state_dict=dict(weight=weight)),
+        tmp_path / 'a.pth',
+        _use_new_zipfile_serialization=zipped,
+    )
     data = bytearray((tmp_path / 'a.pth').read_bytes())
     start = data.find(weight.numpy().tobytes())
     data[start + 101] ^= 1
@@ -142,7 +150,7 @@ def test_a_file_that_is_cut_or_overwritten_anywhere_is_refused_or_whole(tmp_path
         elif trial % 3 == 1:
             damaged[at] ^= 1 << int(rng.integers(8))
         else:
-            damaged[at:at + 16] = rng.bytes(16)
+            damaged[at : at + 16] = rng.bytes(16)
         (tmp_path / 'b.pth').write_bytes(damaged)
         try:
             loaded = load_from_local(str(tmp_path / 'b.pth'))
@@ -180,7 +188,7 @@ def server(tmp_path, monkeypatch):
 
 
 def weights(value, path):
-    torch.save(dict(state_dict=dict(weight=torch.full((3, ), value))), path)
+    torch.save(dict(state_dict=dict(weight=torch.full((3,), value))), path)
     data = path.read_bytes()
     return data, len(data)
 
@@ -198,11 +206,13 @@ def test_a_download_is_that_of_its_address_and_is_kept(server, tmp_path):
 
 def test_a_download_that_is_cut_or_of_another_hash_leaves_nothing(server, tmp_path):
     answers, asked, host = server
-    data, length = weights(1., tmp_path / 'w.pth')
-    answers['/a.pth'] = data[:length // 2], length
+    data, length = weights(1.0, tmp_path / 'w.pth')
+    answers['/a.pth'] = data[: length // 2], length
     answers['/a-0123abcd.pth'] = data, length
-    for path, why in (('/a.pth', f'{length // 2} of {length} bytes came'),
-                      ('/a-0123abcd.pth', 'but the address says 0123abcd')):
+    for path, why in (
+        ('/a.pth', f'{length // 2} of {length} bytes came'),
+        ('/a-0123abcd.pth', 'but the address says 0123abcd'),
+    ):
         with pytest.raises(UserError, match=f'{path}. (cannot be downloaded|is refused): .*{why}'):
             load_from_http(host + path)
         assert not list((tmp_path / 'hub').rglob('*.p*'))
@@ -212,7 +222,7 @@ def test_a_download_that_is_cut_or_of_another_hash_leaves_nothing(server, tmp_pa
 
 def test_a_damaged_download_is_not_met_again(server, tmp_path):
     answers, asked, host = server
-    data, length = weights(1., tmp_path / 'w.pth')
+    data, length = weights(1.0, tmp_path / 'w.pth')
     answers['/a.pth'] = data[:100] + bytes(length - 100), length
     with pytest.raises(pickle.UnpicklingError, match='is damaged'):
         load_from_http(f'{host}/a.pth')

@@ -19,16 +19,16 @@ def parameters(op, grid):
     tokens = torch.Size(grid).numel()
     if op == 'aft_full':
         return [torch.randn(tokens, tokens)], {}
-    if op in ('aft_local', 'aft_local_normalized'):
+    if op in ('aft_local', 'aft_local_learned'):
         return [torch.randn(tokens, 2), torch.randn(tokens, 2)], dict(window=3, grid=grid)
     if op == 'aft_conv':
         return [torch.randn(2, *[3] * len(grid))], dict(grid=grid)
-    return [], dict(window=2, grid=grid) if op == 'aft_window' else {}
+    return [], dict(window=2, grid=grid) if op == 'aft_local_hard' else {}
 
 
-OPS = ['aft_simple', 'aft_full', 'aft_local', 'aft_conv', 'aft_window', 'aft_local_normalized']
+OPS = ['aft_simple', 'aft_full', 'aft_local', 'aft_conv', 'aft_local_hard', 'aft_local_learned']
 SIZES = [(op, True, dynamic) for op in OPS for dynamic in (False, None)]
-SIZES += [('aft_conv', False, None), ('aft_window', False, None)]
+SIZES += [('aft_conv', False, None), ('aft_local_hard', False, None)]
 
 
 @pytest.mark.parametrize('op, causal, dynamic', SIZES)

@@ -13,7 +13,7 @@ from mmengine.config import Config
 
 from aft_mm.cli.command_line import read_config
 from aft_mm.cli.config_checks import check_keys, check_settings
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 from ..leaves import leaves
 
@@ -69,11 +69,16 @@ def test_an_option_that_the_config_has_read_before_is_refused_and_named(tool, tm
     (tmp_path / 'helped.py').write_text(
         f'_base_ = {str(TINY)!r}\nfolder = "here"\n'
         'vis_backends = [dict(type="LocalVisBackend"), dict(type="TensorboardVisBackend")]\n'
-        'visualizer = dict(vis_backends=vis_backends)\n')
-    for option, places in [('vis_backends.0.type', 'visualizer.vis_backends.0.type'),
-                           ('folder', 'the config')]:
-        fails(lambda option=option: tool('train', 'helped.py', '--cfg-options', f'{option}=x'),
-              f'--cfg-options {option} changes nothing, .* change {places} instead')
+        'visualizer = dict(vis_backends=vis_backends)\n'
+    )
+    for option, places in [
+        ('vis_backends.0.type', 'visualizer.vis_backends.0.type'),
+        ('folder', 'the config'),
+    ]:
+        fails(
+            lambda option=option: tool('train', 'helped.py', '--cfg-options', f'{option}=x'),
+            f'--cfg-options {option} changes nothing, .* change {places} instead',
+        )
 
 
 MODELS = [
@@ -124,8 +129,15 @@ def test_a_config_that_is_its_own_base(tmp_path):
 
 
 def test_no_config_of_ours_is_called_misspelt():
-    tasks = ('image_classification', 'image_ar', 'language_modeling', 'detection', 'segmentation',
-             'super_resolution', 'point_cloud')
+    tasks = (
+        'image_classification',
+        'image_ar',
+        'language_modeling',
+        'detection',
+        'segmentation',
+        'super_resolution',
+        'point_cloud',
+    )
     paths = [path for task in tasks for path in list(leaves(task).values())[::20]]
     assert len(paths) > 5
     for path in paths:
@@ -180,23 +192,29 @@ def test_outputs_of_a_picture(tool, tmp_path, bias_checkpoint, words, message):
         fails(lambda: tool('analysis_tools/compare_seeds', *group, *words), message)
 
 
-@pytest.mark.parametrize('words, message', [
-    ('--out /proc/x.json', "--out '/proc/x.json' cannot be written"),
-    ('--out a.txt', r'--out needs a file name that ends in \.json'),
-    ('--dump /proc/x.pkl', "--dump '/proc/x.pkl' cannot be written"),
-    ('--out .', r'--out needs a file name that ends in \.json'),
-])
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        ('--out /proc/x.json', "--out '/proc/x.json' cannot be written"),
+        ('--out a.txt', r'--out needs a file name that ends in \.json'),
+        ('--dump /proc/x.pkl', "--dump '/proc/x.pkl' cannot be written"),
+        ('--out .', r'--out needs a file name that ends in \.json'),
+    ],
+)
 def test_outputs_of_a_test(tool, bias_checkpoint, words, message):
     fails(lambda: tool('test', *bias_checkpoint, *words.split()), message)
 
 
-@pytest.mark.parametrize('words, message', [
-    ('--shape 0 0', 'HEIGHT of --shape must be an int, 1 or larger, got 0'),
-    ('--shape -1 5', 'HEIGHT of --shape must be an int, 1 or larger, got -1'),
-    ('--shape 5 -1', 'WIDTH of --shape must be an int, 1 or larger, got -1'),
-    ('--json a.txt', r'--json needs a file name that ends in \.json'),
-    ('--json /proc/a.json', "--json '/proc/a.json' cannot be written"),
-])
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        ('--shape 0 0', 'HEIGHT of --shape must be an int, 1 or larger, got 0'),
+        ('--shape -1 5', 'HEIGHT of --shape must be an int, 1 or larger, got -1'),
+        ('--shape 5 -1', 'WIDTH of --shape must be an int, 1 or larger, got -1'),
+        ('--json a.txt', r'--json needs a file name that ends in \.json'),
+        ('--json /proc/a.json', "--json '/proc/a.json' cannot be written"),
+    ],
+)
 def test_arguments_of_the_complexity(tool, bias_checkpoint, words, message):
     words = words.split()
     fails(lambda: tool('analysis_tools/model_complexity', bias_checkpoint[0], *words), message)

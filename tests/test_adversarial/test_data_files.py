@@ -30,13 +30,17 @@ def png(width, height):
     """A black image of one bit a pixel, whose rows are compressed a thousand times."""
 
     def chunk(name, data):
-        return struct.pack('>I', len(data)) + name + data + struct.pack(
-            '>I', zlib.crc32(name + data))
+        return (
+            struct.pack('>I', len(data)) + name + data + struct.pack('>I', zlib.crc32(name + data))
+        )
 
     rows = height * (b'\0' + (width // 8) * b'\0')
-    return (b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', struct.pack('>IIBBBBB', width, height, 1, 0, 0,
-                                                              0, 0)) +
-            chunk(b'IDAT', zlib.compress(rows, 9)) + chunk(b'IEND', b''))
+    return (
+        b'\x89PNG\r\n\x1a\n'
+        + chunk(b'IHDR', struct.pack('>IIBBBBB', width, height, 1, 0, 0, 0, 0))
+        + chunk(b'IDAT', zlib.compress(rows, 9))
+        + chunk(b'IEND', b'')
+    )
 
 
 def test_an_image_of_nothing_is_refused_and_a_large_one_is_read(tmp_path):
@@ -65,8 +69,11 @@ def test_the_archive_of_enwik8_is_unpacked_to_its_length_at_most(tool, tmp_path,
         file.write(bytes(MEGABYTES * 2**20))
     written = []
     converter = tool('dataset_converters/enwik8')
-    monkeypatch.setattr(converter, 'copy', lambda *args, copy=converter.copy: (
-        written.append(copy(*args)) or written[-1]))
+    monkeypatch.setattr(
+        converter,
+        'copy',
+        lambda *args, copy=converter.copy: written.append(copy(*args)) or written[-1],
+    )
     for name in ('a.zip', 'a.gz'):
         with pytest.raises(SystemExit, match='must have 1,000 bytes, but .* holds more'):
             converter.main([name, 'out', '--size', '1000'])
@@ -74,13 +81,17 @@ def test_the_archive_of_enwik8_is_unpacked_to_its_length_at_most(tool, tmp_path,
     assert written == [1001, 1001]
 
 
-PCD = ('VERSION .7\nFIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nCOUNT {count}\nWIDTH {points}\n'
-       'HEIGHT 1\nPOINTS {points}\nDATA {kind}\n')
+PCD = (
+    'VERSION .7\nFIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nCOUNT {count}\nWIDTH {points}\n'
+    'HEIGHT 1\nPOINTS {points}\nDATA {kind}\n'
+)
 
 
 @pytest.mark.parametrize('kind', ['ascii', 'binary', 'binary_compressed'])
-@pytest.mark.parametrize(('count', 'points'), [
-    ('1000000000 1 1', 1), ('1 1 1', 10**9), ('-1 1 1', 1), ('1', 1), ('a b c', 1)])
+@pytest.mark.parametrize(
+    ('count', 'points'),
+    [('1000000000 1 1', 1), ('1 1 1', 10**9), ('-1 1 1', 1), ('1', 1), ('a b c', 1)],
+)
 def test_a_point_cloud_has_no_more_values_than_its_file(kind, count, points, tmp_path):
     path = tmp_path / 'a.pcd'
     path.write_bytes(PCD.format(count=count, points=points, kind=kind).encode() + 99 * b'1')
@@ -91,16 +102,20 @@ def test_a_point_cloud_has_no_more_values_than_its_file(kind, count, points, tmp
 def test_arrays_are_as_large_as_their_file(tmp_path):
     with open(tmp_path / 'a.npy', 'wb') as file:
         np.lib.format.write_array_header_1_0(
-            file, dict(descr='<f8', fortran_order=False, shape=(10**12, 3)))
+            file, dict(descr='<f8', fortran_order=False, shape=(10**12, 3))
+        )
     with pytest.raises(ValueError, match=r"a\.npy' cannot be read: "):
         read_points(tmp_path / 'a.npy')
 
 
-@pytest.mark.parametrize(('name', 'text'), [
-    ('evil.yaml', '!!python/object/apply:os.mkdir [ran]'),
-    ('evil.yml', 'model: !!python/object/apply:os.mkdir [ran]'),
-    ('evil.json', '{}'),
-])
+@pytest.mark.parametrize(
+    ('name', 'text'),
+    [
+        ('evil.yaml', '!!python/object/apply:os.mkdir [ran]'),
+        ('evil.yml', 'model: !!python/object/apply:os.mkdir [ran]'),
+        ('evil.json', '{}'),
+    ],
+)
 def test_configs_that_look_like_data_are_not_read(name, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
@@ -109,8 +124,10 @@ def test_configs_that_look_like_data_are_not_read(name, text, tmp_path, monkeypa
     assert os.listdir() == [name]
 
 
-@pytest.mark.parametrize('folder', [
-    "it's", '"quoted"', 'back\\slash\\', 'a\\nb', "'''", "'+__import__('os').mkdir('ran')+'"])
+@pytest.mark.parametrize(
+    'folder',
+    ["it's", '"quoted"', 'back\\slash\\', 'a\\nb', "'''", "'+__import__('os').mkdir('ran')+'"],
+)
 @pytest.mark.parametrize('quote', ["'", '"'])
 def test_a_data_folder_of_any_name(folder, quote, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

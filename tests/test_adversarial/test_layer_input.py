@@ -40,7 +40,7 @@ MIXERS = [
     *[(dict(type='AFTFull', init_std=std), 'init_std')
       for std in ('a', -1, float('nan'), float('inf'))],
     *[(dict(type=kind, window=window), 'window')
-      for kind in ('AFTLocal', 'AFTWindow') for window in (2.5, '2', None, -1, (2, 2), [], {})],
+      for kind in ('AFTLocal', 'AFTLocalHard') for window in (2.5, '2', None, -1, (2, 2), [], {})],
     *[(dict(type='AFTSimple', embed_dims=dims), 'embed_dims')
       for dims in (8.0, '8', None, 0, -8, True)],
     *[(dict(type='AFTSimple', grid=grid), 'grid')
@@ -75,7 +75,7 @@ def test_tokens_of_a_mixer(mixer, tokens):
 
 @pytest.mark.parametrize('mixer', [
     dict(type='aft_mm.AFTSimple'), dict(type='aft_mm.AFTFull'),
-    dict(type='aft_mm.AFTWindow', window=2), dict(type='aft_mm.SoftmaxAttention', num_heads=2),
+    dict(type='aft_mm.AFTLocalHard', window=2), dict(type='aft_mm.SoftmaxAttention', num_heads=2),
     dict(type='aft_mm.LocalSoftmaxAttention', num_heads=2, window=2),
 ], ids=lambda config: config['type'])  # fmt: skip
 def test_states_of_a_mixer(mixer):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.adversarial
-SCRIPT = '''
+SCRIPT = """
 import importlib, json, pkgutil, runpy, sys
 
 met = []
@@ -27,15 +27,24 @@ try:
     urllib.request.urlopen('http://127.0.0.1:9', timeout=1)
 except OSError:
     print(json.dumps(met))
-'''
+"""
 
 
 def test_imports_and_a_training_speak_to_nobody(run, root, config, tmp_path):
     (tmp_path / 'script.py').write_text(SCRIPT)
-    result = run(sys.executable, 'script.py', root / 'tools/train.py',
-                 config('tiny_without_chance'), '--work-dir', 'work', '--cfg-options',
-                 'train_cfg.max_epochs=1', 'train_dataloader.num_workers=0',
-                 'param_scheduler=None', cwd=tmp_path)
+    result = run(
+        sys.executable,
+        'script.py',
+        root / 'tools/train.py',
+        config('tiny_without_chance'),
+        '--work-dir',
+        'work',
+        '--cfg-options',
+        'train_cfg.max_epochs=1',
+        'train_dataloader.num_workers=0',
+        'param_scheduler=None',
+        cwd=tmp_path,
+    )
     assert result.returncode == 0, result.stderr
     assert (tmp_path / 'work/epoch_1.pth').exists()
     before, after = map(json.loads, result.stdout.splitlines()[-2:])

@@ -46,7 +46,7 @@ def test_tensors_of_every_op(op, value):
     case = OPS[op]
     names = ('query', 'key', 'value', *dict(
         aft_full=('position_bias',), aft_local=('pos_u', 'pos_v'), aft_conv=('weight',),
-        aft_local_normalized=('pos_u', 'pos_v')).get(op, ()))  # fmt: skip
+        aft_local_learned=('pos_u', 'pos_v')).get(op, ()))  # fmt: skip
     for index, name in enumerate(names):
         if value is None and name in ('query', 'pos_v'):
             continue
@@ -90,8 +90,8 @@ PLACES = [
       for window in (2.5, '2', None, -1, (2, 2), [], True)],
     *[(ops.aft_local, dict(FACTORS, window=2, grid=grid), 'grid')
       for grid in (6, '6', ('6',), (6.0,), (), (0, 6), (1, 1, 6), (5,))],
-    *[(ops.aft_window, dict(window=window), 'window') for window in (0, 2.5, 'a', None)],
-    (ops.aft_window, dict(window=3, grid=(2, 3)), 'window'),
+    *[(ops.aft_local_hard, dict(window=window), 'window') for window in (0, 2.5, 'a', None)],
+    (ops.aft_local_hard, dict(window=3, grid=(2, 3)), 'window'),
     *[(ops.aft_conv, dict(weight=torch.randn(4, 3), grid=grid), 'grid')
       for grid in (None, 6, (7,), ('6',))],
     (ops.aft_conv, dict(weight=torch.randn(0, 3), grid=(6,)), 'the 0 heads of weight'),
@@ -118,7 +118,7 @@ STATES = [
     (lambda **options: ops.aft_conv_init_state(
         B, D, **{'num_heads': 2, 'kernel_size': (3,), 'grid': (6,), **options}), (
             ('num_heads', 3), ('num_heads', '2'), ('kernel_size', (3, 3)), ('grid', '6'))),
-    (lambda **options: ops.aft_window_init_state(B, D, **{'window': 2, **options}), (
+    (lambda **options: ops.aft_local_hard_init_state(B, D, **{'window': 2, **options}), (
         ('window', 0), ('window', 'a'), ('grid', 6))),
 ]  # fmt: skip
 
@@ -145,11 +145,11 @@ def test_what_a_step_takes():
 @pytest.mark.parametrize('grid', [(2, 2), (4,)])
 def test_no_step_goes_past_the_grid(grid):
     options = dict(window=2, grid=grid)
-    state = ops.aft_window_init_state(B, D, **options)
+    state = ops.aft_local_hard_init_state(B, D, **options)
     for t in range(4):
-        _, state = ops.aft_window_step(state, X[:, t], X[:, t], X[:, t], **options)
+        _, state = ops.aft_local_hard_step(state, X[:, t], X[:, t], X[:, t], **options)
     with pytest.raises(ValueError, match='hold 4 tokens, got one more'):
-        ops.aft_window_step(state, X[:, 4], X[:, 4], X[:, 4], **options)
+        ops.aft_local_hard_step(state, X[:, 4], X[:, 4], X[:, 4], **options)
 
 
 @pytest.mark.parametrize('lengths', [

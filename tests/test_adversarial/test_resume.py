@@ -27,9 +27,19 @@ def train(tool, config, monkeypatch):
     def call(folder, *words, resume=None, name='tiny_without_chance'):
         monkeypatch.chdir(folder)
         flag = [] if resume is None else ['--resume', *filter(None, [resume])]
-        tool('train').main([config(name), '--work-dir', '.', '--no-validate', *flag,
-                            '--cfg-options', 'train_dataloader.num_workers=0',
-                            f'experiment_name=run-{folder.name}', *words])
+        tool('train').main(
+            [
+                config(name),
+                '--work-dir',
+                '.',
+                '--no-validate',
+                *flag,
+                '--cfg-options',
+                'train_dataloader.num_workers=0',
+                f'experiment_name=run-{folder.name}',
+                *words,
+            ]
+        )
         (log, *_) = sorted(folder.glob('*/*.log'), reverse=True)
         return log.read_text()
 
@@ -83,8 +93,18 @@ def kinds(value):
 
 def test_what_is_saved_are_plain_types(whole_run):
     checkpoint = torch.load(whole_run / 'epoch_3.pth', weights_only=True)
-    plain = {'dict', 'OrderedDict', 'list', 'tuple', 'str', 'int', 'float', 'bool', 'NoneType',
-             'Tensor'}
+    plain = {
+        'dict',
+        'OrderedDict',
+        'list',
+        'tuple',
+        'str',
+        'int',
+        'float',
+        'bool',
+        'NoneType',
+        'Tensor',
+    }
     assert {kind.__name__ for kind in kinds(checkpoint)} <= plain
     scalars = load_from_local(str(whole_run / 'epoch_3.pth'))['message_hub']['log_scalars']
     assert all(isinstance(history, HistoryBuffer) for history in scalars.values())
@@ -123,14 +143,17 @@ DAMAGES = {
     'nowhere': lambda pointer: pointer.write_text('elsewhere/epoch_7.pth'),
     'half a name': lambda pointer: pointer.write_text('epoch_2'),
     'a damaged file': lambda pointer: (
-        shutil.copy('epoch_2.pth', 'epoch_10.pth'), pointer.write_text('epoch_10.pth'),
-        Path('epoch_10.pth').write_bytes(Path('epoch_10.pth').read_bytes()[:9000])),
+        shutil.copy('epoch_2.pth', 'epoch_10.pth'),
+        pointer.write_text('epoch_10.pth'),
+        Path('epoch_10.pth').write_bytes(Path('epoch_10.pth').read_bytes()[:9000]),
+    ),
 }
 
 
 @pytest.mark.parametrize('name', DAMAGES)
 def test_the_newest_whole_checkpoint_serves_and_is_named(
-        name, train, stopped, whole_run, monkeypatch):
+    name, train, stopped, whole_run, monkeypatch
+):
     monkeypatch.chdir(stopped)
     DAMAGES[name](stopped / 'last_checkpoint')
     log = train(stopped, resume='')
@@ -144,8 +167,11 @@ def test_checkpoints_of_which_none_is_whole_are_not_trained_over(train, stopped)
     for path in stopped.glob('*.pth'):
         path.write_bytes(path.read_bytes()[:5000])
         before[path] = path.read_bytes()
-    with pytest.raises(SystemExit, match='--resume finds no whole checkpoint in .*: what '
-                                         '.*last_checkpoint. names cannot be used .* damaged'):
+    with pytest.raises(
+        SystemExit,
+        match='--resume finds no whole checkpoint in .*: what '
+        '.*last_checkpoint. names cannot be used .* damaged',
+    ):
         train(stopped, resume='')
     assert before == {path: path.read_bytes() for path in stopped.glob('*.pth')}
 
@@ -174,41 +200,70 @@ def other_moments(checkpoint):
 
 
 REFUSALS = {
-    'another batch size': (['train_dataloader.batch_size=8'], None,
-                           'of iteration 12 in 2 epochs, but an epoch of this run has 12'),
+    'another batch size': (
+        ['train_dataloader.batch_size=8'],
+        None,
+        'of iteration 12 in 2 epochs, but an epoch of this run has 12',
+    ),
     'another number of processes': (
         ['train_dataloader.batch_size=32'],
         lambda checkpoint: checkpoint['meta']['run'].update(num_processes=2),
-        r'with 1 processes; resume with .* of before \(2 processes\)'),
-    'the middle of an epoch': ([], lambda checkpoint: checkpoint['meta'].update(iter=14),
-                               'of iteration 14 in 2 epochs'),
+        r'with 1 processes; resume with .* of before \(2 processes\)',
+    ),
+    'the middle of an epoch': (
+        [],
+        lambda checkpoint: checkpoint['meta'].update(iter=14),
+        'of iteration 14 in 2 epochs',
+    ),
     'without the average': (['custom_hooks=[]'], None, 'a run without EMAHook would go on from'),
-    'another optimizer': (['optim_wrapper.optimizer.type=SGD'], None,
-                          'holds the state of AdamW, but the run has SGD'),
+    'another optimizer': (
+        ['optim_wrapper.optimizer.type=SGD'],
+        None,
+        'holds the state of AdamW, but the run has SGD',
+    ),
     'another optimizer of stock mmengine': (
-        ['optim_wrapper.optimizer.type=SGD'], lambda checkpoint: checkpoint['meta'].pop('run'),
-        'holds the state of another optimizer, but the run has SGD'),
-    'other groups of parameters': (['optim_wrapper.paramwise_cfg.norm_decay_mult=0.'], None,
-                                   'the optimizer of the checkpoint has groups of'),
+        ['optim_wrapper.optimizer.type=SGD'],
+        lambda checkpoint: checkpoint['meta'].pop('run'),
+        'holds the state of another optimizer, but the run has SGD',
+    ),
+    'other groups of parameters': (
+        ['optim_wrapper.paramwise_cfg.norm_decay_mult=0.'],
+        None,
+        'the optimizer of the checkpoint has groups of',
+    ),
     'moments of another shape': ([], other_moments, 'exp_avg of the optimizer .* shape'),
     'no schedule': (['param_scheduler=None'], None, 'holds the state of 2 schedules'),
     'the best weights': ([], remove_best, 'resumed from a checkpoint without optimizer'),
-    'an epoch that is text': ([], lambda checkpoint: checkpoint['meta'].update(epoch='2'),
-                              'meta of the checkpoint must count'),
+    'an epoch that is text': (
+        [],
+        lambda checkpoint: checkpoint['meta'].update(epoch='2'),
+        'meta of the checkpoint must count',
+    ),
     'a rate that is text': (
-        [], lambda checkpoint: checkpoint['optimizer']['param_groups'][0].update(lr='1'),
-        "lr of the optimizer in the checkpoint must be a number, but is '1'"),
+        [],
+        lambda checkpoint: checkpoint['optimizer']['param_groups'][0].update(lr='1'),
+        "lr of the optimizer in the checkpoint must be a number, but is '1'",
+    ),
     'a schedule of text': (
-        [], lambda checkpoint: checkpoint['param_schedulers'][0].update(last_step='1'),
-        "last_step of a schedule in the checkpoint must be a number, but is '1'"),
+        [],
+        lambda checkpoint: checkpoint['param_schedulers'][0].update(last_step='1'),
+        "last_step of a schedule in the checkpoint must be a number, but is '1'",
+    ),
     'groups that are numbers': (
-        [], lambda checkpoint: checkpoint['optimizer'].update(param_groups=[1]),
-        'the training state of the checkpoint is not as mmengine writes it'),
-    'a run that is a list': ([], lambda checkpoint: checkpoint['meta'].update(run=[]),
-                             'the training state of the checkpoint is not as mmengine writes it'),
+        [],
+        lambda checkpoint: checkpoint['optimizer'].update(param_groups=[1]),
+        'the training state of the checkpoint is not as mmengine writes it',
+    ),
+    'a run that is a list': (
+        [],
+        lambda checkpoint: checkpoint['meta'].update(run=[]),
+        'the training state of the checkpoint is not as mmengine writes it',
+    ),
     'weights that are none': (
-        [], lambda checkpoint: checkpoint['state_dict'].update({'head.fc.bias': 'text'}),
-        '1 cannot be copied'),
+        [],
+        lambda checkpoint: checkpoint['state_dict'].update({'head.fc.bias': 'text'}),
+        '1 cannot be copied',
+    ),
 }
 
 
@@ -246,8 +301,14 @@ def test_a_resume_removes_nothing_but_its_own(train, stopped, tmp_path_factory, 
 
     def steer(checkpoint):
         info = checkpoint['message_hub']['runtime_info']
-        info.update(best_ckpt=str(victim), best_score=-1., best_ckpt_a=str(victim / 'best_a.pth'),
-                    keep_ckpt_ids=[7, 1, 2], last_ckpt='/etc/passwd', cfg='raise SystemExit')
+        info.update(
+            best_ckpt=str(victim),
+            best_score=-1.0,
+            best_ckpt_a=str(victim / 'best_a.pth'),
+            keep_ckpt_ids=[7, 1, 2],
+            last_ckpt='/etc/passwd',
+            cfg='raise SystemExit',
+        )
         checkpoint['message_hub']['resumed_keys'].update(dict.fromkeys(info, True))
 
     change(stopped / 'epoch_2.pth', steer)
@@ -261,18 +322,26 @@ def test_a_resume_removes_nothing_but_its_own(train, stopped, tmp_path_factory, 
 
 @pytest.mark.parametrize('ids', [['../../victim'], [-1], 'abc', [True], [{}]])
 def test_old_checkpoints_are_numbers(ids, train, stopped):
-    change(stopped / 'epoch_2.pth', lambda checkpoint: checkpoint['message_hub'][
-        'runtime_info'].update(keep_ckpt_ids=ids))
+    change(
+        stopped / 'epoch_2.pth',
+        lambda checkpoint: checkpoint['message_hub']['runtime_info'].update(keep_ckpt_ids=ids),
+    )
     log = train(stopped, 'default_hooks.checkpoint.max_keep_ckpts=1', resume='')
     assert 'is no list of epochs or iterations and is left alone' in log
 
 
-def test_checkpoints_of_stock_mmengine_resume_bit_by_bit(train, whole_run, tmp_path, root, config,
-                                                         monkeypatch):
+def test_checkpoints_of_stock_mmengine_resume_bit_by_bit(
+    train, whole_run, tmp_path, root, config, monkeypatch
+):
     monkeypatch.syspath_prepend(str(root / 'tests/configs'))
     cfg = Config.fromfile(config('tiny_without_chance'))
-    cfg.update(work_dir=str(tmp_path), val_cfg=None, val_dataloader=None, val_evaluator=None,
-               experiment_name='stock')
+    cfg.update(
+        work_dir=str(tmp_path),
+        val_cfg=None,
+        val_dataloader=None,
+        val_evaluator=None,
+        experiment_name='stock',
+    )
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1)
     cfg.train_dataloader.update(num_workers=0, persistent_workers=False)
     RUNNERS.build(cfg).train()

@@ -49,9 +49,11 @@ def train(tool, config, tmp_path, monkeypatch):
             f'_base_ = {config("tiny_without_chance")!r}\n'
             f'custom_hooks = [dict(type="FailHook", place={place!r})]\n'
             f'train_dataloader = dict(num_workers={workers})\n'
-            f'experiment_name = "run-{time.monotonic_ns()}"\n')
-        tool('train').main(['config.py', '--work-dir', 'work', *(['--resume'] if resume else []),
-                            *words])
+            f'experiment_name = "run-{time.monotonic_ns()}"\n'
+        )
+        tool('train').main(
+            ['config.py', '--work-dir', 'work', *(['--resume'] if resume else []), *words]
+        )
 
     return call
 
@@ -78,7 +80,8 @@ def stop(train, signum, capfd):
     assert capfd.readouterr().err.splitlines()[-1] == (
         f'{signum.name} stopped the run after iteration 8; the checkpoint is '
         f'{Path("work/iter_8.pth").resolve()}; to go on, run: python tools/train.py config.py '
-        '--work-dir work --resume')
+        '--work-dir work --resume'
+    )
     assert handlers == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
 
 
@@ -98,20 +101,37 @@ def test_a_signal_ends_with_a_checkpoint_from_which_the_run_goes_on(train, capfd
 
 def test_a_signal_during_validation_names_the_checkpoint_of_the_epoch(train, capfd):
     assert ends(train, send(signal.SIGTERM), place='before_val_epoch') == 128 + signal.SIGTERM
-    assert capfd.readouterr().err.splitlines()[-1].endswith(
-        'SIGTERM stopped the run; the last checkpoint is '
-        f'{Path("work/epoch_1.pth").resolve()}; to go on, run: python tools/train.py config.py '
-        '--work-dir work --resume')
+    assert (
+        capfd.readouterr()
+        .err.splitlines()[-1]
+        .endswith(
+            'SIGTERM stopped the run; the last checkpoint is '
+            f'{Path("work/epoch_1.pth").resolve()}; to go on, run: python tools/train.py config.py '
+            '--work-dir work --resume'
+        )
+    )
 
 
-@pytest.mark.parametrize('program, words, command', [
-    ('tools/train.py', ['c.py', '--resume', 'a.pth', '--amp'],
-     'python tools/train.py c.py --amp --resume'),
-    ('/venv/bin/aft_mm', ['c.py', '--cfg-options', 'a=b c', '--resume'],
-     "aft_mm train c.py --cfg-options 'a=b c' --resume"),
-    ('/site-packages/aft_mm/__main__.py', ['--resume=a.pth', 'c.py'],
-     'python -m aft_mm train c.py --resume'),
-])
+@pytest.mark.parametrize(
+    'program, words, command',
+    [
+        (
+            'tools/train.py',
+            ['c.py', '--resume', 'a.pth', '--amp'],
+            'python tools/train.py c.py --amp --resume',
+        ),
+        (
+            '/venv/bin/aft_mm',
+            ['c.py', '--cfg-options', 'a=b c', '--resume'],
+            "aft_mm train c.py --cfg-options 'a=b c' --resume",
+        ),
+        (
+            '/site-packages/aft_mm/__main__.py',
+            ['--resume=a.pth', 'c.py'],
+            'python -m aft_mm train c.py --resume',
+        ),
+    ],
+)
 def test_the_command_that_goes_on_is_the_one_that_began(program, words, command, monkeypatch):
     monkeypatch.setattr('sys.argv', [program])
     with whole_run(words) as run:
@@ -135,7 +155,8 @@ def test_a_process_that_is_forked_inside_ends_as_any_other():
                 ended.append(process.exitcode)
                 process.kill()
             asked = context.Process(
-                target=lambda: os._exit(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL))
+                target=lambda: os._exit(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+            )
             asked.start()
             asked.join()
     finally:
@@ -151,6 +172,7 @@ def kill_worker(runner):
 
 def lose_connection(runner):
     """What a worker leaves that dies while it sends: torch says why when SIGCHLD has come."""
+
     def die(signum, frame):
         signal.signal(signal.SIGALRM, before)
         raise RuntimeError('DataLoader worker (pid 7) is killed by signal: Killed. ')
@@ -200,7 +222,7 @@ def alive(pid):
         return False
 
 
-WORKER = '''
+WORKER = """
 import os, sys, time
 from mmengine.config import Config
 from aft_mm.engine.distributed import start_distributed
@@ -208,16 +230,20 @@ os.environ.update(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_PORT=sys.argv
 start_distributed(Config(dict(launcher='pytorch')))
 print('ready', os.getpid(), flush=True)
 time.sleep(300)
-'''
+"""
 
 
 def test_processes_whose_launcher_was_killed_end(tmp_path):
     (tmp_path / 'worker.py').write_text(WORKER)
     (tmp_path / 'launcher.py').write_text(
-        'import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])')
+        'import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])'
+    )
     launcher = subprocess.Popen(
         [sys.executable, tmp_path / 'launcher.py', tmp_path / 'worker.py', str(free_port())],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     pid = int(launcher.stdout.readline().split()[1])
     launcher.kill()
     launcher.wait()
@@ -234,7 +260,6 @@ def free_port():
 
 
 class TestLauncher:
-
     def ends(self, tool, monkeypatch, words, **variables):
         for name in ('NNODES', 'NODE_RANK', 'MASTER_ADDR', 'RDZV_TIMEOUT'):
             monkeypatch.delenv(name, raising=False)
@@ -242,12 +267,15 @@ class TestLauncher:
             monkeypatch.setenv(name, str(value))
         return ends(tool('launch').main, words)
 
-    @pytest.mark.parametrize(('variables', 'sentence'), [
-        (dict(NNODES='two'), "NNODES must be a number of at least 1, got 'two'"),
-        (dict(NODE_RANK=2, NNODES=2), 'NODE_RANK must be 0 to 1 of NNODES=2 machines, got 2'),
-        (dict(PORT=0), "PORT must be a number of at least 1, got '0'"),
-        (dict(PORT=99999), 'PORT=99999 cannot be used on this machine'),
-    ])
+    @pytest.mark.parametrize(
+        ('variables', 'sentence'),
+        [
+            (dict(NNODES='two'), "NNODES must be a number of at least 1, got 'two'"),
+            (dict(NODE_RANK=2, NNODES=2), 'NODE_RANK must be 0 to 1 of NNODES=2 machines, got 2'),
+            (dict(PORT=0), "PORT must be a number of at least 1, got '0'"),
+            (dict(PORT=99999), 'PORT=99999 cannot be used on this machine'),
+        ],
+    )
     def test_what_no_number_can_be(self, tool, monkeypatch, variables, sentence):
         assert sentence in self.ends(tool, monkeypatch, ['train', 'a.py', '1'], **variables)
 
@@ -257,12 +285,14 @@ class TestLauncher:
             taken.listen(1)
             port = taken.getsockname()[1]
             assert f'PORT={port} is taken by another run on this machine; set PORT' in self.ends(
-                tool, monkeypatch, ['train', 'a.py', '1'], PORT=port)
+                tool, monkeypatch, ['train', 'a.py', '1'], PORT=port
+            )
 
     @pytest.mark.parametrize('rank', [0, 1])
     def test_machines_that_do_not_come(self, tool, monkeypatch, capfd, rank):
-        sentence = self.ends(tool, monkeypatch, ['train', 'a.py', '1'], NNODES=2, NODE_RANK=rank,
-                             RDZV_TIMEOUT=1)
+        sentence = self.ends(
+            tool, monkeypatch, ['train', 'a.py', '1'], NNODES=2, NODE_RANK=rank, RDZV_TIMEOUT=1
+        )
         assert sentence.startswith('Error: the machines did not meet (')
         assert f'machine {rank} of 2 waits up to 1 s for the others' in capfd.readouterr().err
 

@@ -15,14 +15,15 @@ from aft_mm.apis import (
     TextGenerator,
     load_model,
 )
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.structures import SequenceSample
 
 # Who draws from the model of a config, and why no other.
 OWNERS = dict(
     tiny_text=(
         TextGenerator,
-        'has none of subwords, units, source_shape, point_cloud, image_shape'),
+        'has none of subwords, units, source_shape, point_cloud, image_shape',
+    ),
     tiny_pixels=(ImageGenerator, 'has image_shape'),
     tiny_super_resolution=(SuperResolver, 'has source_shape'),
     tiny_clouds=(PointCloudGenerator, 'has point_cloud'),
@@ -40,7 +41,6 @@ def text(untrained):
 
 
 class TestLoadModel:
-
     def test_weights_are_those_of_the_file_and_the_model_is_frozen(self, untrained):
         config, model = load_model(*untrained['tiny_text'], device='cpu')
         weights = torch.load(untrained['tiny_text'][1], weights_only=True)['state_dict']
@@ -69,7 +69,7 @@ class TestLoadModel:
     def test_a_file_that_runs_code_is_refused(self, untrained, tmp_path):
         class Bomb:
             def __reduce__(self):
-                return pytest.fail, ('the file was executed', )
+                return pytest.fail, ('the file was executed',)
 
         torch.save(dict(state_dict=Bomb()), tmp_path / 'a.pth')
         with pytest.raises(pickle.UnpicklingError, match='refused'):
@@ -89,7 +89,6 @@ def test_a_config_is_for_one_class(untrained, kind, generator):
 
 
 class TestImageGenerator:
-
     def test_samples(self, images, capsys):
         samples = images.sample(3, seed=0)
         assert samples.shape == (3, 8, 8, 1) and samples.dtype == np.uint8
@@ -107,11 +106,14 @@ class TestImageGenerator:
         assert (completed[:, rows] != given[:, rows]).any()
 
     def test_bad_input_is_named(self, images, untrained):
-        for wrong in (np.zeros((2, 8, 9, 1), np.uint8), np.zeros((8, 8, 1), np.uint8),
-                      np.zeros((2, 8, 8, 1))):
+        for wrong in (
+            np.zeros((2, 8, 9, 1), np.uint8),
+            np.zeros((8, 8, 1), np.uint8),
+            np.zeros((2, 8, 8, 1)),
+        ):
             with pytest.raises(UserError, match=r'images must be uint8 \[N, 8, 8, 1\], got'):
                 images.complete(wrong)
-        for keep in (0, 1., -3, math.nan, math.inf, 0.05):
+        for keep in (0, 1.0, -3, math.nan, math.inf, 0.05):
             with pytest.raises(ValueError, match=f'keep .*(1 to 7 of 8 rows|finite).* got {keep}'):
                 images.complete(np.zeros((2, 8, 8, 1), np.uint8), keep)
         with pytest.raises(UserError, match='images must hold at least one image'):
@@ -119,7 +121,7 @@ class TestImageGenerator:
         for num in (0, -1, 2.5):
             with pytest.raises(ValueError, match=f'num must be an int, 1 or larger, got {num}'):
                 images.sample(num)
-        for options in (dict(temperature=0.), dict(top_p=0.), dict(top_k=0)):
+        for options in (dict(temperature=0.0), dict(top_p=0.0), dict(top_k=0)):
             with pytest.raises(ValueError, match=next(iter(options))):
                 images.sample(1, **options)
         config = Config.fromfile(untrained['tiny_pixels'][0])
@@ -129,7 +131,6 @@ class TestImageGenerator:
 
 
 class TestTextGenerator:
-
     def test_a_prompt_is_continued_by_as_many_bytes(self, text):
         result = text('abc', num_chars=9, seed=0, top_k=1)
         tokens = text.model.generate(12, prompts=[torch.tensor(list(b'abc'))], greedy=True)
@@ -148,23 +149,28 @@ class TestTextGenerator:
         And those of a whole text are what a test of the model counts.
         """
         scores = text.score('Ägypt')
-        assert scores.shape == (6, ) and scores.dtype == np.float64
+        assert scores.shape == (6,) and scores.dtype == np.float64
         alternatives = [text.score(f'ab{chr(last)}')[2] for last in range(128)]
         tokens = torch.tensor([[*b'ab', last] for last in range(256)])
         nats = text.model.head.nats(text.model.decoder(tokens), tokens)
         np.testing.assert_allclose(alternatives, -nats[:128, 2], rtol=1e-4)
         assert (-nats[:, 2]).exp().sum().item() == pytest.approx(1, rel=1e-4)
-        (sample, ) = text.model(tokens[7:8], [SequenceSample()], mode='predict')
+        (sample,) = text.model(tokens[7:8], [SequenceSample()], mode='predict')
         assert text.score('ab\x07').sum() == pytest.approx(-sample.nats, rel=1e-6)
         several = text.score(['Ägypt', 'b'])
         np.testing.assert_allclose(several[0], scores, rtol=1e-6)
-        assert several[1].shape == (1, )
+        assert several[1].shape == (1,)
 
-    @pytest.mark.parametrize(('given', 'message'), [
-        ('', "text must be a str of at least one character, or a list of such, got ''$"),
-        (b'ab', 'text must be a str'), ([], 'text must be a str'), (['a', None], 'text must be'),
-        ('a' * 33, "text must be at most 32 bytes, the model's position table, got 33"),
-    ])
+    @pytest.mark.parametrize(
+        ('given', 'message'),
+        [
+            ('', "text must be a str of at least one character, or a list of such, got ''$"),
+            (b'ab', 'text must be a str'),
+            ([], 'text must be a str'),
+            (['a', None], 'text must be'),
+            ('a' * 33, "text must be at most 32 bytes, the model's position table, got 33"),
+        ],
+    )
     def test_texts_that_cannot_be_scored_are_named(self, text, given, message):
         with pytest.raises(UserError, match=message):
             text.score(given)
@@ -190,11 +196,11 @@ class TestTextGenerator:
 
     def test_bytes_that_are_no_text_are_replaced(self, text):
         with torch.no_grad():
-            text.model.head.bias[0xff] = 1e6
+            text.model.head.bias[0xFF] = 1e6
             try:
                 assert text('ä', num_chars=3) == 'ä\ufffd\ufffd\ufffd'
             finally:
-                text.model.head.bias[0xff] = 0
+                text.model.head.bias[0xFF] = 0
 
     @pytest.mark.parametrize('prompt', ['', [], ['a', ''], b'a', [b'a'], [1, 2], ['a', None]])
     def test_a_prompt_that_is_empty_or_no_text_is_named(self, text, prompt):
@@ -203,13 +209,18 @@ class TestTextGenerator:
 
     def test_other_bad_input_is_named(self, text):
         for num_chars in (0, 2.5, '7'):
-            with pytest.raises(ValueError, match='num_chars must be an int, 1 or larger, got '
-                               f'{num_chars!r}'):
+            with pytest.raises(
+                ValueError, match=f'num_chars must be an int, 1 or larger, got {num_chars!r}'
+            ):
                 text('a', num_chars=num_chars)
         together = 'prompt and num_chars must be at most 32 bytes together, .* got'
-        for arguments, numbers in [(('a', 32), '1 and 32'), ((['a', 'Ä'], 31), '2 and 31'),
-                                   (('a' * 32, None), '32 and at least 1'),
-                                   (('a' * 40, 1), '40 and 1'), ((None, 33), '0 and 33')]:
+        for arguments, numbers in [
+            (('a', 32), '1 and 32'),
+            ((['a', 'Ä'], 31), '2 and 31'),
+            (('a' * 32, None), '32 and at least 1'),
+            (('a' * 40, 1), '40 and 1'),
+            ((None, 33), '0 and 33'),
+        ]:
             with pytest.raises(UserError, match=f'{together} {numbers}'):
                 text(*arguments)
         assert len(text('a' * 31)) == 32

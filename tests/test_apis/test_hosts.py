@@ -14,7 +14,7 @@ from mmpretrain.apis import ModelHub
 
 from aft_mm.apis import get_model, list_models, load_model, register_models
 from aft_mm.cli.config_files import home
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.models import AFTViT
 
 NAME = 'aft-conv-mini-h96-k7_1xb100-8e_cifar10'
@@ -31,25 +31,26 @@ def scope_of_mmpretrain():
 def test_features_by_mmpretrain(tiny_classifier):
     extract = FeatureExtractor(tiny_classifier[0], pretrained=tiny_classifier[1], device='cpu')
     image = np.random.default_rng(0).integers(0, 256, (8, 12, 3), dtype=np.uint8)
-    ((feature, ), (again, )) = extract([image, image], batch_size=2, stage='backbone')
+    ((feature,), (again,)) = extract([image, image], batch_size=2, stage='backbone')
     _, model = load_model(*tiny_classifier, 'cpu')
     pixels = torch.tensor(image).permute(2, 0, 1)[None]
-    (expected, ) = model.extract_feat(model.data_preprocessor(dict(inputs=pixels))['inputs'])
-    assert feature.shape == (16, ) and torch.equal(feature, again)
+    (expected,) = model.extract_feat(model.data_preprocessor(dict(inputs=pixels))['inputs'])
+    assert feature.shape == (16,) and torch.equal(feature, again)
     torch.testing.assert_close(feature, expected[0])
 
 
 class TestNames:
-
     def test_ours_are_known_to_mmpretrain_once_they_are_asked_for(self, root, monkeypatch):
         assert NAME in list_models() and list_models('*_cifar10') == [
-            name for name in list_models() if '_cifar10' in name]
+            name for name in list_models() if '_cifar10' in name
+        ]
         assert type(mmpretrain_get_model(NAME).backbone).__name__ == 'AFTViT'
 
         calls = []
         monkeypatch.setattr(ModelHub, 'register_model_index', lambda *a, **b: calls.append(a))
         spec = importlib.util.spec_from_file_location(
-            'aft_mm.apis.models_again', root / 'aft_mm/apis/models.py')
+            'aft_mm.apis.models_again', root / 'aft_mm/apis/models.py'
+        )
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         assert not calls  # by the import alone
@@ -67,8 +68,8 @@ class TestNames:
         for name, value in loaded.state_dict().items():
             assert torch.equal(value, model.state_dict()[name]), name
         assert loaded.dataset_meta == meta['dataset_meta'] and not loaded.training
-        (feature, ) = FeatureExtractor(loaded)(np.zeros((32, 32, 3), np.uint8))[0]
-        assert feature.shape == (96, )
+        (feature,) = FeatureExtractor(loaded)(np.zeros((32, 32, 3), np.uint8))[0]
+        assert feature.shape == (96,)
 
     def test_a_model_of_another_task(self):
         name = 'aft-local-32-mini_1xb16-2e_mnist'
@@ -80,18 +81,20 @@ class TestNames:
         with pytest.raises(UserError, match='install aft_mm from a wheel that holds them'):
             register_models.__wrapped__()
 
-    @pytest.mark.parametrize(('name', 'checkpoint', 'message'), [
-        ('aft-conv', None, "name must be one of list_models.., got 'aft-conv'"),
-        (NAME.replace('h96', 'h9'), None, f'close to it are .*{NAME}'),
-        (NAME, 'no.pth', "checkpoint 'no.pth' does not exist"),
-    ])
+    @pytest.mark.parametrize(
+        ('name', 'checkpoint', 'message'),
+        [
+            ('aft-conv', None, "name must be one of list_models.., got 'aft-conv'"),
+            (NAME.replace('h96', 'h9'), None, f'close to it are .*{NAME}'),
+            (NAME, 'no.pth', "checkpoint 'no.pth' does not exist"),
+        ],
+    )
     def test_what_is_not_there_is_named(self, name, checkpoint, message):
         with pytest.raises(UserError, match=message):
             get_model(name, checkpoint)
 
 
 class TestTimm:
-
     @pytest.fixture
     def backbone(self):
         torch.manual_seed(0)
@@ -107,8 +110,14 @@ class TestTimm:
         for name in wrapped.feature_info.module_name():
             assert backbone.get_submodule(name) is not None
         outputs = wrapped(image)
-        full = AFTViT(dict(embed_dims=8, num_layers=3), img_size=(8, 12), patch_size=4,
-                      token_mixer=SIMPLE, out_type='featmap', out_indices=(0, 2)).eval()
+        full = AFTViT(
+            dict(embed_dims=8, num_layers=3),
+            img_size=(8, 12),
+            patch_size=4,
+            token_mixer=SIMPLE,
+            out_type='featmap',
+            out_indices=(0, 2),
+        ).eval()
         full.load_state_dict(backbone.state_dict())
         first, last = full(image)
         assert outputs[0].shape == first.shape == (2, 8, 2, 3)
@@ -118,12 +127,18 @@ class TestTimm:
 
     def test_its_arguments(self):
         torch.manual_seed(0)
-        model = AFTViT(dict(embed_dims=8, num_layers=3), img_size=8, patch_size=4,
-                       token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=2),
-                       with_cls_token=True, out_type='cls_token').eval()
+        model = AFTViT(
+            dict(embed_dims=8, num_layers=3),
+            img_size=8,
+            patch_size=4,
+            token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=2),
+            with_cls_token=True,
+            out_type='cls_token',
+        ).eval()
         image = torch.randn(2, 3, 8, 8)
         final, pairs = model.forward_intermediates(
-            image, indices=2, return_prefix_tokens=True, output_fmt='NLC')
+            image, indices=2, return_prefix_tokens=True, output_fmt='NLC'
+        )
         torch.testing.assert_close(final[:, 0], model(image)[0])
         assert [feature.shape for feature, _ in pairs] == [(2, 4, 8)] * 2
         tokens = torch.cat([pairs[1][1], pairs[1][0]], dim=1)

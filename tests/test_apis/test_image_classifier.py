@@ -9,7 +9,7 @@ from mmpretrain.structures import DataSample
 from PIL import Image
 
 from aft_mm.apis import ImageClassifier
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 CLASSES = ('ant', 'bee', 'cat', 'dog', 'elk')
 
@@ -23,8 +23,13 @@ def classify(tiny_classifier):
 def folder(tmp_path):
     """Five images of several sizes, in two folders of classes as ImageNet's."""
     rng = np.random.default_rng(0)
-    for name, size in (('b/2.png', (8, 12)), ('a/1.jpg', (20, 31)), ('a/0.png', (8, 12)),
-                       ('b/4.png', (8, 12)), ('a/3.JPEG', (9, 9))):
+    for name, size in (
+        ('b/2.png', (8, 12)),
+        ('a/1.jpg', (20, 31)),
+        ('a/0.png', (8, 12)),
+        ('b/4.png', (8, 12)),
+        ('a/3.JPEG', (9, 9)),
+    ):
         path = tmp_path / 'images' / name
         path.parent.mkdir(parents=True, exist_ok=True)
         image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
@@ -38,14 +43,20 @@ def test_a_folder_is_classified_as_a_test_does(classify, folder, capsys):
     captured = capsys.readouterr()
     assert '100%' in captured.err and captured.out == ''
     assert [result['path'] for result in results] == sorted(
-        str(path) for path in folder.rglob('?.*'))
-    settings = dict(type='CustomDataset', data_root=str(folder), test_mode=True,
-                    pipeline=classify.config.test_dataloader.dataset.pipeline)
+        str(path) for path in folder.rglob('?.*')
+    )
+    settings = dict(
+        type='CustomDataset',
+        data_root=str(folder),
+        test_mode=True,
+        pipeline=classify.config.test_dataloader.dataset.pipeline,
+    )
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         dataset = DATASETS.build(settings)
     for result, sample in zip(results, dataset, strict=True):
-        (expected, ) = classify.model.test_step(
-            dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']]))
+        (expected,) = classify.model.test_step(
+            dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']])
+        )
         np.testing.assert_allclose(result['scores'], expected.pred_score, rtol=1e-4)
         assert result['label'] == int(expected.pred_label)
         assert result['score'] == result['scores'].max()
@@ -58,11 +69,11 @@ def test_paths_arrays_and_lists_of_both_are_the_same(classify, folder, capsys):
     array = np.array(Image.open(path))  # RGB, where OpenCV would read BGR
     together = classify([path, array, str(path)], progress=False)
     assert capsys.readouterr().err == ''
-    (alone, ) = classify(array, progress=False)
+    (alone,) = classify(array, progress=False)
     assert 'path' not in alone and together[2]['path'] == str(path)
     for result in together:
         np.testing.assert_allclose(result['scores'], alone['scores'], rtol=1e-5)
-    (other, ) = classify(array[..., ::-1].copy(), progress=False)
+    (other,) = classify(array[..., ::-1].copy(), progress=False)
     assert np.abs(other['scores'] - alone['scores']).max() > 1e-3
 
 
@@ -74,11 +85,11 @@ def test_images_of_several_sizes_are_classified_each_as_alone(tiny_classifier, f
     paths = sorted(folder.rglob('?.*'))
     for path, result in zip(paths, classify(paths, 8, progress=False), strict=True):
         image = np.array(Image.open(path))
-        (alone, ) = classify(image, progress=False)
+        (alone,) = classify(image, progress=False)
         np.testing.assert_allclose(result['scores'], alone['scores'], rtol=1e-4)
         # A data set of arrays whose preprocessor turns nothing around, such as CIFAR-10, has RGB.
         inputs = torch.tensor(image).permute(2, 0, 1)
-        (expected, ) = classify.model.test_step(dict(inputs=[inputs], data_samples=[DataSample()]))
+        (expected,) = classify.model.test_step(dict(inputs=[inputs], data_samples=[DataSample()]))
         np.testing.assert_allclose(alone['scores'], expected.pred_score, rtol=1e-4)
 
 
@@ -101,10 +112,13 @@ def test_names_are_never_those_of_another_data_set(tiny_classifier, tmp_path):
 
 
 def test_pictures_show_the_prediction_large_enough(classify, folder, tmp_path):
-    drawn = classify.visualize([folder / 'a/0.png', folder / 'b/2.png'], tmp_path / 'drawn',
-                               progress=False)
+    drawn = classify.visualize(
+        [folder / 'a/0.png', folder / 'b/2.png'], tmp_path / 'drawn', progress=False
+    )
     assert sorted(path.name for path in (tmp_path / 'drawn').iterdir()) == [
-        '0000_0.png', '0001_2.png']
+        '0000_0.png',
+        '0001_2.png',
+    ]
     for picture, name in zip(drawn, ('a/0.png', 'b/2.png'), strict=True):
         assert picture.shape == (224, 336, 3)
         image = np.array(Image.open(folder / name))
@@ -114,14 +128,17 @@ def test_pictures_show_the_prediction_large_enough(classify, folder, tmp_path):
     np.testing.assert_array_equal(read, drawn[1])
 
 
-@pytest.mark.parametrize(('images', 'message'), [
-    ('no.jpg', "images must be files that exist, but 'no.jpg' does not"),
-    ('.', 'images must hold images, but the folder .* holds none'),
-    (__file__, "images must hold images, but '.*py' is none"),
-    (3, 'images must be a path, an array or a list of these, got int'),
-    (np.zeros((8, 8, 4), np.uint8), r'must be uint8 \[H, W, 3\] .* got uint8 \[8, 8, 4\]'),
-    (np.zeros((8, 8, 3)), r'got float64 \[8, 8, 3\]'),
-])
+@pytest.mark.parametrize(
+    ('images', 'message'),
+    [
+        ('no.jpg', "images must be files that exist, but 'no.jpg' does not"),
+        ('.', 'images must hold images, but the folder .* holds none'),
+        (__file__, "images must hold images, but '.*py' is none"),
+        (3, 'images must be a path, an array or a list of these, got int'),
+        (np.zeros((8, 8, 4), np.uint8), r'must be uint8 \[H, W, 3\] .* got uint8 \[8, 8, 4\]'),
+        (np.zeros((8, 8, 3)), r'got float64 \[8, 8, 3\]'),
+    ],
+)
 def test_what_is_no_image_is_one_sentence(classify, tmp_path, monkeypatch, images, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message) as error:

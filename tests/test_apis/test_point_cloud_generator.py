@@ -9,7 +9,7 @@ import trimesh
 from mmengine.config import Config
 
 from aft_mm.apis import PointCloudGenerator, write_ply
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.sampling.points import sample_points
 
 
@@ -35,9 +35,11 @@ def test_bad_input_is_named(generator, untrained):
         generator.sample(1, top_p=2)
     config = Config.fromfile(untrained['tiny_clouds'][0])
     for name, value, message in (
-            ('num_bits', 7, 'num_bits=7 needs 128 values per token'),
-            ('num_points', 9, 'position table holds 8 points .* but num_points is 9'),
-            ('up', 'w', "must be one of x, y, z, got 'w'"), ('up', None, 'but lacks up')):
+        ('num_bits', 7, 'num_bits=7 needs 128 values per token'),
+        ('num_points', 9, 'position table holds 8 points .* but num_points is 9'),
+        ('up', 'w', "must be one of x, y, z, got 'w'"),
+        ('up', None, 'but lacks up'),
+    ):
         other = copy.deepcopy(config)
         other.point_cloud[name] = value
         if value is None:
@@ -54,7 +56,7 @@ def test_a_ply_file_holds_the_points(tmp_path):
 
 
 def test_a_ply_file_of_something_else_is_named(tmp_path):
-    for shape in ((2, 7, 3), (7, 2), (0, 3), (3, )):
+    for shape in ((2, 7, 3), (7, 2), (0, 3), (3,)):
         with pytest.raises(UserError, match=re.escape(f'one cloud, [P, 3], got {list(shape)}')):
             write_ply(tmp_path / 'a.ply', np.zeros(shape))
     for name in ('a.pcd', 'a'):

@@ -6,9 +6,9 @@ import pytest
 from mmengine.config import Config
 
 from aft_mm.apis import SuperResolver
-from aft_mm.cli.errors import UserError
 from aft_mm.datasets import SuperResolutionPair
 from aft_mm.engine.seeds import derived_seed
+from aft_mm.errors import UserError
 from aft_mm.sampling.super_resolution import super_resolve
 
 
@@ -22,12 +22,12 @@ def random_image(height=4, width=4, seed=0):
 
 
 class TestExactSize:
-
     def test_samples_are_those_of_the_model(self, resolver):
         image = random_image()
         samples = resolver(image, num=3, seed=0)
         expected = super_resolve(
-            resolver.model, image[None], (8, 8, 3), 3, seed=0, temperature=0.8)[0]
+            resolver.model, image[None], (8, 8, 3), 3, seed=0, temperature=0.8
+        )[0]
         assert samples.shape == (3, 8, 8, 3) and samples.dtype == np.uint8
         np.testing.assert_array_equal(samples, expected)
 
@@ -43,13 +43,12 @@ class TestExactSize:
 
 
 class TestFit:
-
     @pytest.mark.parametrize(('height', 'width'), [(4, 4), (8, 9), (13, 30), (218, 178)])
     def test_the_middle_is_shrunk_by_area(self, resolver, height, width):
         image = random_image(height, width)
         edge = min(height, width)
         top, left = (height - edge) // 2, (width - edge) // 2
-        square = image[top:top + edge, left:left + edge]
+        square = image[top : top + edge, left : left + edge]
         expected = cv2.resize(square, (4, 4), interpolation=cv2.INTER_AREA)
         np.testing.assert_array_equal(resolver.fit(image), expected)
 
@@ -79,7 +78,6 @@ class TestFit:
 
 
 class TestTile:
-
     def test_one_tile_is_one_sample(self, resolver):
         image = random_image()
         expected = resolver(image, num=2, seed=derived_seed(7, 0))
@@ -89,10 +87,10 @@ class TestTile:
         """5 x 6 pixels are four tiles of 4 x 4: rows 0 and 1, columns 0 and 2."""
         image = random_image(5, 6)
         found = resolver.tile(image, num=2, overlap=2, seed=7)
-        tiles = [image[y:y + 4, x:x + 4] for y in (0, 1) for x in (0, 2)]
+        tiles = [image[y : y + 4, x : x + 4] for y in (0, 1) for x in (0, 2)]
         drawn = super_resolve(
-            resolver.model, np.stack(tiles), (8, 8, 3), 2, seed=derived_seed(7, 0),
-            temperature=0.8)
+            resolver.model, np.stack(tiles), (8, 8, 3), 2, seed=derived_seed(7, 0), temperature=0.8
+        )
         assert found.shape == (2, 10, 12, 3) and found.dtype == np.uint8
         np.testing.assert_array_equal(found[:, :2, :4], drawn[0, :, :2, :4])
         np.testing.assert_array_equal(found[:, -2:, -4:], drawn[3, :, -2:, -4:])
@@ -127,8 +125,9 @@ class TestTile:
 
 
 def test_larger_images_are_refused_with_the_ways_out(resolver):
-    with pytest.raises(UserError, match='must be of 4 x 4 pixels .* got 5 x 6; --fit, .*'
-                       'and --tile, tile'):
+    with pytest.raises(
+        UserError, match='must be of 4 x 4 pixels .* got 5 x 6; --fit, .*and --tile, tile'
+    ):
         resolver(random_image(5, 6))
 
 

@@ -48,10 +48,14 @@ DRAWS = [
 ]
 
 
-@pytest.mark.parametrize(('words', 'variable'), [
-    *((words, 'AFT_MM_VERIFY') for words in RUNS),
-    # Every tool that computes sets the allocator.
-    *((words, 'AFT_MM_MALLOC') for words in [*RUNS, *DRAWS])])
+@pytest.mark.parametrize(
+    ('words', 'variable'),
+    [
+        *((words, 'AFT_MM_VERIFY') for words in RUNS),
+        # Every tool that computes sets the allocator.
+        *((words, 'AFT_MM_MALLOC') for words in [*RUNS, *DRAWS]),
+    ],
+)
 def test_a_wrong_setting_is_one_sentence(words, variable, tool, monkeypatch):
     monkeypatch.setenv(variable, 'always')
     with pytest.raises(SystemExit, match=f"^Error: {variable} must be one of .*, got 'always'$"):

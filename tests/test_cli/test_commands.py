@@ -11,28 +11,43 @@ from aft_mm.cli.commands import copy_config
 from aft_mm.cli.commands.doctor import broken_imports
 from aft_mm.cli.config_files import configs_by_name, find_config, home
 from aft_mm.cli.environment import problems
-from aft_mm.cli.errors import UserError
 from aft_mm.cli.main import main, parse_args
 from aft_mm.cli.parsers import COMMANDS
+from aft_mm.errors import UserError
 
 HEAVY = {'torch', 'mmengine', 'numpy', 'matplotlib'}
 QUICKSTART = 'aft-conv-quickstart_1xb64-50e_digits'
 FITTING = {
-    'torch': '2.11.0', 'torchvision': '0.26.0', 'torchaudio': '2.11.0', 'mmengine': '0.10.7',
-    'mmcv-lite': '2.1.0', 'mmcv': '2.1.0', 'mmpretrain': '1.2.0', 'mmdet': '3.3.0',
-    'setuptools': '81.0.0', 'opencv-python': '5.0.0'}
-NEEDED = list(map(Requirement, [
-    'torch>=2.4', 'mmengine>=0.10.7,<1', 'mmcv-lite>=2.1,<2.2', 'mmpretrain', 'setuptools<82']))
+    'torch': '2.11.0',
+    'torchvision': '0.26.0',
+    'torchaudio': '2.11.0',
+    'mmengine': '0.10.7',
+    'mmcv-lite': '2.1.0',
+    'mmcv': '2.1.0',
+    'mmpretrain': '1.2.0',
+    'mmdet': '3.3.0',
+    'setuptools': '81.0.0',
+    'opencv-python': '5.0.0',
+}
+NEEDED = list(
+    map(
+        Requirement,
+        ['torch>=2.4', 'mmengine>=0.10.7,<1', 'mmcv-lite>=2.1,<2.2', 'mmpretrain', 'setuptools<82'],
+    )
+)
 
 
 def imports_of_help(call, words):
     """What `call` prints when it ends, and the packages that it has imported by then."""
-    script = (f'import os, runpy, sys\nfrom aft_mm.cli.main import main\nfor sys.argv in {words}:\n'
-              f'    sys.path[0] = os.path.dirname(sys.argv[0])\n'
-              f'    try: {call}\n    except SystemExit as end: assert not end.code\n'
-              'print(sorted({name.partition(".")[0] for name in sys.modules}))')
-    done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True,
-                          check=True)
+    script = (
+        f'import os, runpy, sys\nfrom aft_mm.cli.main import main\nfor sys.argv in {words}:\n'
+        f'    sys.path[0] = os.path.dirname(sys.argv[0])\n'
+        f'    try: {call}\n    except SystemExit as end: assert not end.code\n'
+        'print(sorted({name.partition(".")[0] for name in sys.modules}))'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', script], capture_output=True, text=True, check=True
+    )
     *shown, imported = done.stdout.splitlines()
     assert 'aft_mm' in imported
     return shown, set(eval(imported))
@@ -49,10 +64,14 @@ def test_help_imports_nothing_heavy(command):
 
 def test_help_of_the_tools_imports_nothing_heavy():
     """Of every file in tools that is a program."""
-    tools = [str(path) for path in (home() / 'tools').rglob('*.py')
-             if "if __name__ == '__main__':" in path.read_text()]
-    shown, imported = imports_of_help('runpy.run_path(sys.argv[0], run_name="__main__")',
-                                      [[path, '--help'] for path in tools])
+    tools = [
+        str(path)
+        for path in (home() / 'tools').rglob('*.py')
+        if "if __name__ == '__main__':" in path.read_text()
+    ]
+    shown, imported = imports_of_help(
+        'runpy.run_path(sys.argv[0], run_name="__main__")', [[path, '--help'] for path in tools]
+    )
     assert sum(line.startswith('usage: ') for line in shown) == len(tools) > 45
     assert not HEAVY & imported
 
@@ -65,14 +84,19 @@ def test_a_missing_library_is_one_sentence(monkeypatch):
 
 
 class TestNames:
-
     def test_every_config_of_ours_has_a_name_of_its_own(self):
         files = [path for path in (home() / 'configs').rglob('*.py') if '_base_' not in path.parts]
         assert len(files) == len(configs_by_name()) > 150
 
-    @pytest.mark.parametrize('name', [
-        QUICKSTART, f'{QUICKSTART}.py', f'configs/image_classification/{QUICKSTART}.py',
-        f'image_classification/{QUICKSTART}'])
+    @pytest.mark.parametrize(
+        'name',
+        [
+            QUICKSTART,
+            f'{QUICKSTART}.py',
+            f'configs/image_classification/{QUICKSTART}.py',
+            f'image_classification/{QUICKSTART}',
+        ],
+    )
     def test_ours_from_any_folder(self, name, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         assert find_config(name) == str(configs_by_name()[QUICKSTART])
@@ -82,11 +106,15 @@ class TestNames:
         (tmp_path / f'{QUICKSTART}.py').write_text('')
         assert find_config(f'{QUICKSTART}.py') == f'{QUICKSTART}.py'
 
-    @pytest.mark.parametrize(('name', 'hint'), [
-        ('aft-conv-quickstart', ''),
-        (f'configs/detection/{QUICKSTART}.py', f'; did you mean {QUICKSTART}'),
-        (QUICKSTART.replace('50e', '5e'), f'; did you mean {QUICKSTART}'),
-        ('xyz.py', '')])
+    @pytest.mark.parametrize(
+        ('name', 'hint'),
+        [
+            ('aft-conv-quickstart', ''),
+            (f'configs/detection/{QUICKSTART}.py', f'; did you mean {QUICKSTART}'),
+            (QUICKSTART.replace('50e', '5e'), f'; did you mean {QUICKSTART}'),
+            ('xyz.py', ''),
+        ],
+    )
     def test_close_names_are_told(self, name, hint, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         with pytest.raises(UserError) as error:
@@ -97,7 +125,6 @@ class TestNames:
 
 
 class TestCopies:
-
     def copy(self, *words):
         copy_config.main(parse_args('config', [QUICKSTART, *words]))
 
@@ -122,24 +149,44 @@ class TestCopies:
 
 
 class TestDoctor:
-
-    @pytest.mark.parametrize(('changes', 'python', 'sentence', 'mend'), [
-        ({}, '3.14.1', 'Python 3.14.1 is not supported', 'python3.13 -m venv'),
-        (dict(mmengine=None), '3.11.2', 'mmengine is missing', "'mmengine<1,>=0.10.7'"),
-        (dict(setuptools='82.0'), '3.12.0', 'setuptools is 82.0, and aft_mm needs <82', '<82'),
-        (dict(torchvision='0.25.1'), '3.11.2', 'whose torchvision is 0.26',
-         "'torchvision==0.26.*'"),
-        (dict(torchaudio='2.10.0'), '3.11.2', 'whose torchaudio is 2.11', "'torchaudio==2.11.*'"),
-        (dict(torch='2.11.0+cpu', torchaudio=None), '3.11.2', 'one is built for the CPU alone',
-         'same index'),
-        ({'onedl-mmengine': '0.10.12'}, '3.11.2', 'mmengine and onedl-mmengine are all installed',
-         'pip uninstall -y mmengine onedl-mmengine'),
-        ({'opencv-python-headless': '5.0.0'}, '3.11.2', 'are the module cv2', 'pip uninstall'),
-        ({'mmcv': '2.2.0'}, '3.13.0', 'mmcv 2.2.0 is refused by mmdet', 'make downstream')])
+    @pytest.mark.parametrize(
+        ('changes', 'python', 'sentence', 'mend'),
+        [
+            ({}, '3.14.1', 'Python 3.14.1 is not supported', 'python3.13 -m venv'),
+            (dict(mmengine=None), '3.11.2', 'mmengine is missing', "'mmengine<1,>=0.10.7'"),
+            (dict(setuptools='82.0'), '3.12.0', 'setuptools is 82.0, and aft_mm needs <82', '<82'),
+            (
+                dict(torchvision='0.25.1'),
+                '3.11.2',
+                'whose torchvision is 0.26',
+                "'torchvision==0.26.*'",
+            ),
+            (
+                dict(torchaudio='2.10.0'),
+                '3.11.2',
+                'whose torchaudio is 2.11',
+                "'torchaudio==2.11.*'",
+            ),
+            (
+                dict(torch='2.11.0+cpu', torchaudio=None),
+                '3.11.2',
+                'one is built for the CPU alone',
+                'same index',
+            ),
+            (
+                {'onedl-mmengine': '0.10.12'},
+                '3.11.2',
+                'mmengine and onedl-mmengine are all installed',
+                'pip uninstall -y mmengine onedl-mmengine',
+            ),
+            ({'opencv-python-headless': '5.0.0'}, '3.11.2', 'are the module cv2', 'pip uninstall'),
+            ({'mmcv': '2.2.0'}, '3.13.0', 'mmcv 2.2.0 is refused by mmdet', 'make downstream'),
+        ],
+    )
     def test_what_does_not_fit_is_named_with_what_mends_it(self, changes, python, sentence, mend):
         assert not list(problems(FITTING, '3.11.7', NEEDED))
         versions = {name: version for name, version in {**FITTING, **changes}.items() if version}
-        (found, ) = problems(versions, python, NEEDED)
+        (found,) = problems(versions, python, NEEDED)
         assert sentence in found[0] and mend in found[1]
 
     def test_a_fork_stands_in_for_openmmlab(self):
@@ -191,9 +238,14 @@ def test_list_filters(tool, capsys, monkeypatch):
     ready, every = names('--ready'), names()
     assert set(every) == set(configs_by_name()) and set(ready) < set(every)
     assert {configs_by_name()[name].parent.name for name in set(every) - set(ready)} == {
-        'detection', 'segmentation', 'machine_translation', 'speech_recognition'}
+        'detection',
+        'segmentation',
+        'machine_translation',
+        'speech_recognition',
+    }
     assert set(names('--task', 'image_ar')) == {
-        name for name, path in configs_by_name().items() if path.parent.name == 'image_ar'}
+        name for name, path in configs_by_name().items() if path.parent.name == 'image_ar'
+    }
     measured = names('--measured')
     assert QUICKSTART in measured and 'retinanet-aft-conv-tiny_8xb2-1x_voc0712' not in measured
     with pytest.raises(SystemExit, match='--task must be one of copy_task, .*, got .detecton'):

@@ -10,9 +10,9 @@ from mmengine.registry import MODELS
 from torch.utils.data import DataLoader
 
 from aft_mm import ops
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.datasets import PackSequence
 from aft_mm.datasets.text_file import take_split
+from aft_mm.errors import UserError, one_sentence
 from aft_mm.layers import TokenEmbedding
 
 
@@ -36,20 +36,22 @@ class Images(BaseDataset):
     """The third image is smaller than the others."""
 
     def load_data_list(self):
-        return [dict(img=np.zeros((6, 4 - (i == 2), 1), np.uint8), **self.metainfo)
-                for i in range(4)]
+        return [
+            dict(img=np.zeros((6, 4 - (i == 2), 1), np.uint8), **self.metainfo) for i in range(4)
+        ]
 
 
 @pytest.mark.parametrize('num_workers', [0, 1])
-@pytest.mark.parametrize(('names', 'name'), [
-    ({}, 'image 2 must'), (dict(img_path='a/b.png'), "image 'a/b.png' must")])
+@pytest.mark.parametrize(
+    ('names', 'name'), [({}, 'image 2 must'), (dict(img_path='a/b.png'), "image 'a/b.png' must")]
+)
 def test_a_bad_image_is_named_also_by_a_worker(num_workers, names, name):
     dataset = Images(metainfo=names, pipeline=[PackSequence((6, 4, 1))])
-    loader = DataLoader(dataset, batch_size=2, num_workers=num_workers,
-                        collate_fn=lambda samples: samples)
+    loader = DataLoader(
+        dataset, batch_size=2, num_workers=num_workers, collate_fn=lambda samples: samples
+    )
     message = sentence(lambda: list(loader))
-    assert message == (f'{name} be uint8 of image_shape (6, 4, 1), got uint8 of shape '
-                       '(6, 3, 1).')
+    assert message == (f'{name} be uint8 of image_shape (6, 4, 1), got uint8 of shape (6, 3, 1).')
 
 
 class Bugs(list):
@@ -59,13 +61,17 @@ class Bugs(list):
         raise ValueError('a bug')
 
 
-@pytest.mark.parametrize('bug', [
-    lambda: int('x'),  # not ours
-    lambda: next(iter(DataLoader(Bugs([1]), num_workers=1))),
-    lambda: take_split(np.zeros(9), 'no split', (1, 0, 0)),  # ours, but not on purpose
-    lambda: ops.aft_simple(*[torch.zeros(1, 2, 3)] * 2, torch.zeros(1, 2, 4)),  # not from input
-    lambda: {}[0],
-], ids=['int', 'worker', 'accident', 'op', 'key'])
+@pytest.mark.parametrize(
+    'bug',
+    [
+        lambda: int('x'),  # not ours
+        lambda: next(iter(DataLoader(Bugs([1]), num_workers=1))),
+        lambda: take_split(np.zeros(9), 'no split', (1, 0, 0)),  # ours, but not on purpose
+        lambda: ops.aft_simple(*[torch.zeros(1, 2, 3)] * 2, torch.zeros(1, 2, 4)),  # not from input
+        lambda: {}[0],
+    ],
+    ids=['int', 'worker', 'accident', 'op', 'key'],
+)
 def test_a_bug_keeps_its_traceback(bug):
     with pytest.raises((ValueError, KeyError)), one_sentence():
         bug()
@@ -74,16 +80,18 @@ def test_a_bug_keeps_its_traceback(bug):
 def test_listed_errors_tell_their_place_unless_aft_mm_raised_them():
     def build(**options):
         return lambda: MODELS.build(
-            dict(type='aft_mm.AFTConv', embed_dims=8, num_heads=2, grid=(5, ), **options))
+            dict(type='aft_mm.AFTConv', embed_dims=8, num_heads=2, grid=(5,), **options)
+        )
 
-    assert sentence(build(kernel_size=4), ValueError) == (
-        'kernel_size must be odd, got (4,)')
-    assert "AFTConv has no argument 'kernel'" in sentence(
-        build(kernel_size=3, kernel=3), TypeError)
-    assert re.fullmatch(r'invalid literal .* \(ValueError at .*test_errors.py:\d+\)',
-                        sentence(lambda: int('x'), ValueError))
-    assert re.fullmatch(r'0 \(KeyError at .*test_errors.py:\d+\)',
-                        sentence(lambda: {}[0], KeyError))
+    assert sentence(build(kernel_size=4), ValueError) == ('kernel_size must be odd, got (4,)')
+    assert "AFTConv has no argument 'kernel'" in sentence(build(kernel_size=3, kernel=3), TypeError)
+    assert re.fullmatch(
+        r'invalid literal .* \(ValueError at .*test_errors.py:\d+\)',
+        sentence(lambda: int('x'), ValueError),
+    )
+    assert re.fullmatch(
+        r'0 \(KeyError at .*test_errors.py:\d+\)', sentence(lambda: {}[0], KeyError)
+    )
 
 
 def test_a_user_error_is_its_message():

@@ -18,8 +18,10 @@ def batches():
     """Random labels [7] and pixels [7, 3072] (planes R, G, B) for each of the six files."""
     rng = np.random.default_rng(0)
     return {
-        name: (rng.integers(0, 10, RECORDS, dtype=np.uint8),
-               rng.integers(0, 256, (RECORDS, 3072), dtype=np.uint8))
+        name: (
+            rng.integers(0, 10, RECORDS, dtype=np.uint8),
+            rng.integers(0, 256, (RECORDS, 3072), dtype=np.uint8),
+        )
         for name in NAMES
     }
 
@@ -122,7 +124,7 @@ def test_missing_pickles_are_not_downloaded(tmp_path):
 def test_tampered_pickle_is_refused_before_it_is_unpickled(pickle_root):
     class Bomb:
         def __reduce__(self):
-            return (pytest.fail, ('the file was unpickled', ))
+            return (pytest.fail, ('the file was unpickled',))
 
     (pickle_root / 'cifar-10-batches-py' / 'data_batch_1').write_bytes(pickle.dumps(Bomb()))
 

@@ -16,8 +16,10 @@ def as_bytes(dataset):
 def test_splits_are_disjoint_and_complete():
     digits = load_digits()
     train, test = as_bytes(Digits('train')), as_bytes(Digits('test'))
-    everything = [(np.rint(image * 255 / 16).astype(np.uint8).tobytes(), int(label))
-                  for image, label in zip(digits.images, digits.target, strict=True)]
+    everything = [
+        (np.rint(image * 255 / 16).astype(np.uint8).tobytes(), int(label))
+        for image, label in zip(digits.images, digits.target, strict=True)
+    ]
 
     assert (len(train), len(test)) == (1437, 360)
     # As multisets, so that no image is in both splits or left out.
@@ -25,8 +27,9 @@ def test_splits_are_disjoint_and_complete():
 
 
 def test_test_split_is_a_fifth_of_every_class():
-    train, test = (np.bincount([sample['gt_label'] for sample in Digits(split)])
-                   for split in ('train', 'test'))
+    train, test = (
+        np.bincount([sample['gt_label'] for sample in Digits(split)]) for split in ('train', 'test')
+    )
 
     np.testing.assert_allclose(test / (train + test), 0.2, atol=0.005)
 

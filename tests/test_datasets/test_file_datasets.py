@@ -28,29 +28,36 @@ def names(dataset, key='img_path'):
 
 
 class TestCelebA:
-
-    @pytest.mark.parametrize(('split', 'expected'), [
-        ('train', ['a.jpg', 'c.jpg', 'e.jpg']), ('val', ['d.jpg']), ('test', ['b.jpg'])])
+    @pytest.mark.parametrize(
+        ('split', 'expected'),
+        [('train', ['a.jpg', 'c.jpg', 'e.jpg']), ('val', ['d.jpg']), ('test', ['b.jpg'])],
+    )
     def test_the_list_says_which_images_belong_to_a_split(self, celeba, split, expected):
-        dataset = DATASETS.build(
-            dict(type='aft_mm.CelebA', data_root=str(celeba), split=split))
+        dataset = DATASETS.build(dict(type='aft_mm.CelebA', data_root=str(celeba), split=split))
         assert names(dataset) == expected
         assert dataset.test_mode == (split != 'train')
         assert CelebA(str(celeba), split, test_mode=split == 'train').test_mode == (
-            split == 'train')
+            split == 'train'
+        )
 
     @pytest.mark.parametrize('name', ['list_eval_partition.txt', 'img_align_celeba'])
     def test_a_missing_part_is_named(self, celeba, name):
         (celeba / name).rename(celeba / 'elsewhere')
-        with pytest.raises(FileNotFoundError, match=f'{celeba}/{name} of CelebA does not exist: '
-                           r'point data_root \(or AFT_MM_DATA\)'):
+        with pytest.raises(
+            FileNotFoundError,
+            match=f'{celeba}/{name} of CelebA does not exist: '
+            r'point data_root \(or AFT_MM_DATA\)',
+        ):
             CelebA(str(celeba))
 
     def test_missing_images_are_counted(self, celeba):
         for name in 'ce':
             (celeba / f'img_align_celeba/{name}.jpg').unlink()
-        with pytest.raises(FileNotFoundError, match='lacks 2 of the 3 images that list_eval_partiti'
-                           'on.txt names in the train split, the first is c.jpg'):
+        with pytest.raises(
+            FileNotFoundError,
+            match='lacks 2 of the 3 images that list_eval_partiti'
+            'on.txt names in the train split, the first is c.jpg',
+        ):
             CelebA(str(celeba))
         assert len(CelebA(str(celeba), 'val')) == 1
 
@@ -58,8 +65,11 @@ class TestCelebA:
     def test_a_line_that_says_something_else_is_named(self, celeba, line):
         lines = [*LINES[:2], line, *LINES[2:]]
         (celeba / 'list_eval_partition.txt').write_text('\n'.join(lines))
-        with pytest.raises(ValueError, match=r'line 3 of .*list_eval_partition.txt must be the name'
-                           f'.*, got {line!r}'):
+        with pytest.raises(
+            ValueError,
+            match=r'line 3 of .*list_eval_partition.txt must be the name'
+            f'.*, got {line!r}',
+        ):
             CelebA(str(celeba))
 
     def test_an_empty_and_an_unknown_split_are_refused(self, celeba):
@@ -76,7 +86,7 @@ class TestCelebA:
         pipeline = [
             dict(type='aft_mm.LoadRGBImage'),
             dict(type='aft_mm.SuperResolutionPair', crop_size=138),
-            dict(type='aft_mm.PackSequence', image_shape=(32, 32, 3), tokens='pixels')
+            dict(type='aft_mm.PackSequence', image_shape=(32, 32, 3), tokens='pixels'),
         ]
         sizes = {split: len(CelebA(str(root), split)) for split in ('train', 'val', 'test')}
         assert sizes == dict(train=800, val=120, test=120)
@@ -89,7 +99,6 @@ class TestCelebA:
 
 
 class TestImageFolder:
-
     def test_every_image_below_the_folder_in_order(self, tmp_path):
         for name in ('b/2.PNG', 'b/10.jpeg', 'a.webp', 'c/d/e.jpg', 'b/notes.txt'):
             path = tmp_path / name
@@ -107,39 +116,64 @@ class TestImageFolder:
 
 
 class TestPointClouds:
-
     @pytest.fixture
     def root(self, tmp_path):
         """Chairs by synset, cars and a class of our own by name."""
-        for name in ('03001627/train/b.npy', '03001627/train/a.npy', '03001627/val/c.npy',
-                     'car/train/d.pcd', 'car/train/notes.txt', 'teapot/train/e.ply',
-                     'splits/list.txt'):
+        for name in (
+            '03001627/train/b.npy',
+            '03001627/train/a.npy',
+            '03001627/val/c.npy',
+            'car/train/d.pcd',
+            'car/train/notes.txt',
+            'teapot/train/e.ply',
+            'splits/list.txt',
+        ):
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         return tmp_path
 
-    @pytest.mark.parametrize(('classes', 'split', 'files', 'labels'), [
-        (('chair', ), 'train', ['a.npy', 'b.npy'], ['chair'] * 2),
-        ('03001627', 'val', ['c.npy'], ['chair']),
-        (['teapot', 'car'], 'train', ['e.ply', 'd.pcd'], ['teapot', 'car']),
-        ('all', 'train', ['a.npy', 'b.npy', 'd.pcd', 'e.ply'], ['chair', 'chair', 'car', 'teapot']),
-        ('all', 'val', ['c.npy'], ['chair']),
-    ])
+    @pytest.mark.parametrize(
+        ('classes', 'split', 'files', 'labels'),
+        [
+            (('chair',), 'train', ['a.npy', 'b.npy'], ['chair'] * 2),
+            ('03001627', 'val', ['c.npy'], ['chair']),
+            (['teapot', 'car'], 'train', ['e.ply', 'd.pcd'], ['teapot', 'car']),
+            (
+                'all',
+                'train',
+                ['a.npy', 'b.npy', 'd.pcd', 'e.ply'],
+                ['chair', 'chair', 'car', 'teapot'],
+            ),
+            ('all', 'val', ['c.npy'], ['chair']),
+        ],
+    )
     def test_classes_are_folders_or_classes_of_shapenet(self, root, classes, split, files, labels):
-        dataset = DATASETS.build(dict(
-            type='aft_mm.PointClouds', data_root=str(root), classes=classes, split=split))
+        dataset = DATASETS.build(
+            dict(type='aft_mm.PointClouds', data_root=str(root), classes=classes, split=split)
+        )
         assert names(dataset, 'points_path') == files
         assert names(dataset, 'class_name') == labels
         assert dataset.test_mode == (split != 'train')
 
-    @pytest.mark.parametrize(('classes', 'split', 'message'), [
-        ('boat', 'train', r"class 'boat' has no folder in data_root '.*', which has 03001627, car"),
-        ('airplane', 'train', "class 'airplane' has no folder in data_root"),
-        ('all', 'test', r"data_root '.*' has no folder <class>/test"),
-        ('car', 'val', r"class 'car' has no point cloud \(.npy, .pcd, .ply, .pts, .xyz\) in "
-         "'.*/car/val'"),
-    ])
+    @pytest.mark.parametrize(
+        ('classes', 'split', 'message'),
+        [
+            (
+                'boat',
+                'train',
+                r"class 'boat' has no folder in data_root '.*', which has 03001627, car",
+            ),
+            ('airplane', 'train', "class 'airplane' has no folder in data_root"),
+            ('all', 'test', r"data_root '.*' has no folder <class>/test"),
+            (
+                'car',
+                'val',
+                r"class 'car' has no point cloud \(.npy, .pcd, .ply, .pts, .xyz\) in "
+                "'.*/car/val'",
+            ),
+        ],
+    )
     def test_a_class_that_is_empty_or_missing_is_named(self, root, classes, split, message):
         with pytest.raises((FileNotFoundError, ValueError), match=message) as error:
             PointClouds(str(root), classes, split)
@@ -148,8 +182,11 @@ class TestPointClouds:
     def test_meshes_are_for_the_converter(self, tmp_path):
         (tmp_path / 'desk/train').mkdir(parents=True)
         (tmp_path / 'desk/train/a.off').touch()
-        with pytest.raises(ValueError, match='it has meshes, which tools/dataset_converters/shapene'
-                           't.py turns into point clouds'):
+        with pytest.raises(
+            ValueError,
+            match='it has meshes, which tools/dataset_converters/shapene'
+            't.py turns into point clouds',
+        ):
             PointClouds(str(tmp_path))
         with pytest.raises(FileNotFoundError, match='is no folder'):
             PointClouds(str(tmp_path / 'no'))
@@ -184,7 +221,6 @@ class Numbers(FileDataset):
 
 
 class TestFileDataset:
-
     def test_an_unusable_file_is_replaced_by_a_random_one_and_named(self):
         dataset, found = Numbers({3, 4}), set()
         for _ in range(100):
@@ -203,8 +239,11 @@ class TestFileDataset:
             dataset[3]
 
     def test_nothing_but_unusable_files_end_the_run(self):
-        with pytest.raises(ValueError, match=r'^20 files in a row cannot be used, the last one: '
-                           r'file \d is damaged\.$'):
+        with pytest.raises(
+            ValueError,
+            match=r'^20 files in a row cannot be used, the last one: '
+            r'file \d is damaged\.$',
+        ):
             Numbers(set(range(10)))[0]
 
     def test_other_errors_are_not_swallowed(self):

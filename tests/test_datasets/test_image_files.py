@@ -81,7 +81,8 @@ def test_grey_with_transparency_gets_both_remarks(tmp_path, noise):
     path = save(tmp_path, noise[..., 2:])
     results = load(path)
     np.testing.assert_allclose(
-        results['img'], on_white(noise[..., [2, 2, 2]], noise[..., 3]), atol=1)
+        results['img'], on_white(noise[..., [2, 2, 2]], noise[..., 3]), atol=1
+    )
     assert results['remarks'] == {GREY: path, ALPHA: path}
 
 
@@ -92,7 +93,8 @@ def test_a_palette_with_a_transparent_colour(tmp_path, noise):
     transparent = np.asarray(image) == 3
     assert transparent.any() and (found[transparent] == 255).all() and remarks == [ALPHA]
     np.testing.assert_array_equal(
-        found[~transparent], np.asarray(image.convert('RGB'))[~transparent])
+        found[~transparent], np.asarray(image.convert('RGB'))[~transparent]
+    )
 
 
 def test_orientation_is_applied(tmp_path, noise):
@@ -103,10 +105,16 @@ def test_orientation_is_applied(tmp_path, noise):
 
 
 @pytest.mark.parametrize('name', ['a.jpg', 'a.png', 'a.webp', 'a.tiff', 'a.bmp'])
-@pytest.mark.parametrize('damage', [
-    lambda data: b'', lambda data: data[:9], lambda data: data[:len(data) // 2],
-    lambda data: b'\0' * 20 + data[20:]
-], ids=['empty', 'beginning', 'half', 'header'])
+@pytest.mark.parametrize(
+    'damage',
+    [
+        lambda data: b'',
+        lambda data: data[:9],
+        lambda data: data[: len(data) // 2],
+        lambda data: b'\0' * 20 + data[20:],
+    ],
+    ids=['empty', 'beginning', 'half', 'header'],
+)
 def test_a_damaged_image_is_named_in_one_sentence(tmp_path, noise, name, damage):
     path = tmp_path / name
     save(tmp_path, noise[..., :3], name)
@@ -132,8 +140,7 @@ def test_more_pixels_than_pillow_reads_are_named(tmp_path, noise, monkeypatch):
 
 
 def area_mean(image, size):
-    """What each target pixel covers, in exact fractions of source pixels: float64 [size, size, C].
-    """
+    """What each target pixel covers, in exact fractions of source pixels: float64 [size, size, C]."""
     edges = np.linspace(0, len(image), size + 1)
     pixel = np.arange(len(image))
     cover = (np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)).clip(0)
@@ -141,50 +148,61 @@ def area_mean(image, size):
     return np.einsum('ij,jkc,lk->ilc', cover, image.astype(float), cover)
 
 
-@pytest.mark.parametrize(('size', 'scale_factor', 'crop_size', 'edge'), [
-    (8, 4, None, 31), (8, 2, 24, 24), (6, 3, 29, 29), (12, 1, 12, 12)])
+@pytest.mark.parametrize(
+    ('size', 'scale_factor', 'crop_size', 'edge'),
+    [(8, 4, None, 31), (8, 2, 24, 24), (6, 3, 29, 29), (12, 1, 12, 12)],
+)
 def test_the_pair_is_the_mean_over_areas_of_the_centre(noise, size, scale_factor, crop_size, edge):
     image = noise[..., :3]
     results = SuperResolutionPair(size, scale_factor, crop_size)(dict(img=image))
     top, left = (41 - edge) // 2, (31 - edge) // 2
-    expected = area_mean(image[top:top + edge, left:left + edge], size)
+    expected = area_mean(image[top : top + edge, left : left + edge], size)
     assert results['img'].dtype == results['source'].dtype == np.uint8
     np.testing.assert_allclose(results['img'], expected, atol=0.51)
     small = area_mean(results['img'], size // scale_factor)
     np.testing.assert_allclose(results['source'], small, atol=0.51)
 
 
-@pytest.mark.parametrize(('crop_size', 'message'), [
-    (32, 'of 41 x 31 px is smaller than the crop of 32 px'),
-    (None, 'of 41 x 31 px is smaller than the crop of 32 px'),
-])
+@pytest.mark.parametrize(
+    ('crop_size', 'message'),
+    [
+        (32, 'of 41 x 31 px is smaller than the crop of 32 px'),
+        (None, 'of 41 x 31 px is smaller than the crop of 32 px'),
+    ],
+)
 def test_an_image_smaller_than_the_crop_is_named(noise, crop_size, message):
     with pytest.raises(UnusableFile, match=f"^image 'a/b.png' {message}"):
         SuperResolutionPair(32, 4, crop_size)(dict(img=noise[..., :3], img_path='a/b.png'))
 
 
-@pytest.mark.parametrize(('options', 'message'), [
-    (dict(size=30), 'size must be a multiple of scale_factor=4, got 30'),
-    (dict(size=0), 'size must be an int, 1 or larger, got 0'),
-    (dict(scale_factor=0), 'scale_factor must be an int, 1 or larger, got 0'),
-    (dict(crop_size=31), 'crop_size must be an int, 32 or larger, got 31'),
-])
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(size=30), 'size must be a multiple of scale_factor=4, got 30'),
+        (dict(size=0), 'size must be an int, 1 or larger, got 0'),
+        (dict(scale_factor=0), 'scale_factor must be an int, 1 or larger, got 0'),
+        (dict(crop_size=31), 'crop_size must be an int, 32 or larger, got 31'),
+    ],
+)
 def test_sizes_that_do_not_fit_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         SuperResolutionPair(**options)
 
 
-@pytest.mark.parametrize(('tokens', 'shapes'), [
-    ('pixels', [(64, 3), (16, 3)]), ('subpixels', [(192, ), (48, )])])
+@pytest.mark.parametrize(
+    ('tokens', 'shapes'), [('pixels', [(64, 3), (16, 3)]), ('subpixels', [(192,), (48,)])]
+)
 def test_source_and_remarks_are_packed(tmp_path, noise, tokens, shapes):
     init_default_scope('aft_mm')
     path = save(tmp_path, noise[..., 0])
-    pipeline = Compose([
-        dict(type='LoadRGBImage'),
-        dict(type='mmpretrain.RandomFlip', prob=1., direction='horizontal'),
-        dict(type='SuperResolutionPair', size=8, scale_factor=2),
-        dict(type='PackSequence', image_shape=(8, 8, 3), tokens=tokens)
-    ])
+    pipeline = Compose(
+        [
+            dict(type='LoadRGBImage'),
+            dict(type='mmpretrain.RandomFlip', prob=1.0, direction='horizontal'),
+            dict(type='SuperResolutionPair', size=8, scale_factor=2),
+            dict(type='PackSequence', image_shape=(8, 8, 3), tokens=tokens),
+        ]
+    )
     packed = pipeline(dict(img_path=path))
     sample = packed['data_samples']
     assert [tuple(packed['inputs'].shape), tuple(sample.source.shape)] == shapes

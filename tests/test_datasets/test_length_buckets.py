@@ -13,8 +13,14 @@ LENGTHS = np.random.default_rng(0).gamma(3, 100, 203).astype(int) + 1
 
 
 def sampler(lengths=LENGTHS, rank=0, world_size=1, epoch=0, shuffle=True, seed=5):
-    return SimpleNamespace(dataset=SimpleNamespace(lengths=lengths), rank=rank, epoch=epoch,
-                           world_size=world_size, shuffle=shuffle, seed=seed)
+    return SimpleNamespace(
+        dataset=SimpleNamespace(lengths=lengths),
+        rank=rank,
+        epoch=epoch,
+        world_size=world_size,
+        shuffle=shuffle,
+        seed=seed,
+    )
 
 
 def batches(*, size=16, most=3000, buckets=6, **kwargs):
@@ -28,8 +34,9 @@ def batches(*, size=16, most=3000, buckets=6, **kwargs):
 @pytest.mark.parametrize('number', [203, 7, 3])
 def test_every_sequence_is_drawn_once_by_one_process(world_size, number):
     lengths = LENGTHS[:number]
-    parts = [batches(lengths=lengths, rank=rank, world_size=world_size)
-             for rank in range(world_size)]
+    parts = [
+        batches(lengths=lengths, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
     assert len({len(part) for part in parts}) == 1
     drawn = [index for part in parts for batch in part for index in batch]
     assert sorted(drawn) == list(range(number))
@@ -60,8 +67,9 @@ def test_seed_and_epoch_decide():
 
 
 def test_a_run_that_stopped_inside_an_epoch_goes_on_with_what_is_left():
-    loader = DataLoader(range(203), collate_fn=list,
-                        batch_sampler=LengthBatchSampler(sampler(epoch=2), 16))
+    loader = DataLoader(
+        range(203), collate_fn=list, batch_sampler=LengthBatchSampler(sampler(epoch=2), 16)
+    )
     assert list(rest(loader, 5)) == list(loader)[5:] and len(rest(loader, 5)) == len(loader) - 5
 
 

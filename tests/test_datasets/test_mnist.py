@@ -30,7 +30,8 @@ def digits(tmp_path):
                 (tmp_path / folder).mkdir(exist_ok=True)
             (tmp_path / 'plain' / f'{prefix}-{name}-ubyte').write_bytes(idx(array))
             (tmp_path / 'packed' / f'{prefix}-{name}-ubyte.gz').write_bytes(
-                gzip.compress(idx(array)))
+                gzip.compress(idx(array))
+            )
     return digits
 
 
@@ -46,8 +47,15 @@ def test_images_and_labels_are_those_of_the_files(tmp_path, digits, folder, spli
 @pytest.mark.parametrize('split', ['train', 'test'])
 def test_samples_are_those_of_mmpretrain(tmp_path, digits, split):
     init_default_scope('mmpretrain')
-    other = DATASETS.build(dict(type='MNIST', data_root=str(tmp_path / 'plain'), split=split,
-                                test_mode=split == 'test', download=False))
+    other = DATASETS.build(
+        dict(
+            type='MNIST',
+            data_root=str(tmp_path / 'plain'),
+            split=split,
+            test_mode=split == 'test',
+            download=False,
+        )
+    )
     own = MNISTIdx(str(tmp_path / 'packed'), split)
     assert len(own) == len(other)
     for one, two in zip(own, other, strict=True):
@@ -55,13 +63,19 @@ def test_samples_are_those_of_mmpretrain(tmp_path, digits, split):
         assert one['gt_label'] == two['gt_label']
 
 
-@pytest.mark.parametrize(('name', 'change', 'message'), [
-    ('images-idx3', lambda data: data[:-1], 'should have 5504 bytes, .* but has 5503'),
-    ('images-idx3', lambda data: data[:9], 'not an idx file of bytes with 3 axes'),
-    ('labels-idx1', lambda data: bytes([0, 0, 13, 1]) + data[4:],
-     'not an idx file of bytes with 1 axes'),
-    ('labels-idx1', lambda data: idx(np.zeros(6, np.uint8)), '7 images but 6 labels'),
-])
+@pytest.mark.parametrize(
+    ('name', 'change', 'message'),
+    [
+        ('images-idx3', lambda data: data[:-1], 'should have 5504 bytes, .* but has 5503'),
+        ('images-idx3', lambda data: data[:9], 'not an idx file of bytes with 3 axes'),
+        (
+            'labels-idx1',
+            lambda data: bytes([0, 0, 13, 1]) + data[4:],
+            'not an idx file of bytes with 1 axes',
+        ),
+        ('labels-idx1', lambda data: idx(np.zeros(6, np.uint8)), '7 images but 6 labels'),
+    ],
+)
 @pytest.mark.parametrize('folder', ['plain', 'packed'])
 def test_damaged_files_are_named(tmp_path, digits, folder, name, change, message):
     path = tmp_path / folder / f'train-{name}-ubyte{".gz" * (folder == "packed")}'

@@ -10,7 +10,7 @@ from mmengine.logging import MMLogger
 from mmengine.registry import DATASETS
 
 from aft_mm.datasets import ParallelText
-from aft_mm.structures import Subwords, split_lines
+from aft_mm.tokenizers import Subwords, split_lines
 
 from ..parallel_data import MISSING, REASON, VOCAB_SIZE, converter, sentences, write_pairs
 
@@ -31,9 +31,15 @@ def build(folder, tmp_path):
     def call(source: bytes, target: bytes, **options):
         (tmp_path / 'a').write_bytes(source)
         (tmp_path / 'b').write_bytes(target)
-        return DATASETS.build(dict(
-            type='aft_mm.ParallelText', source_file=str(tmp_path / 'a'),
-            target_file=str(tmp_path / 'b'), subwords=str(folder / 'subwords.model'), **options))
+        return DATASETS.build(
+            dict(
+                type='aft_mm.ParallelText',
+                source_file=str(tmp_path / 'a'),
+                target_file=str(tmp_path / 'b'),
+                subwords=str(folder / 'subwords.model'),
+                **options,
+            )
+        )
 
     return call
 
@@ -53,8 +59,12 @@ def warnings(monkeypatch):
 @pytest.mark.parametrize('test_mode', [False, True])
 def test_samples_are_the_subwords_of_the_pairs(folder, test_mode):
     source, target = sentences(120)
-    data = ParallelText(str(folder / 'train.de'), str(folder / 'train.en'),
-                        str(folder / 'subwords.model'), test_mode=test_mode)
+    data = ParallelText(
+        str(folder / 'train.de'),
+        str(folder / 'train.en'),
+        str(folder / 'subwords.model'),
+        test_mode=test_mode,
+    )
     assert len(data) == 120 and data.metainfo['vocab_size'] == VOCAB_SIZE
     for index in (0, 7, 119):
         sample = data[index]
@@ -73,8 +83,10 @@ def test_gzip_files_are_the_same_data(folder, tmp_path):
     for language in ('de', 'en'):
         content = (folder / f'train.{language}').read_bytes()
         (tmp_path / f'train.{language}.gz').write_bytes(gzip.compress(content))
-    plain, packed = (ParallelText(f'{where}/train.de', f'{where}/train.en',
-                                  str(folder / 'subwords.model')) for where in (folder, tmp_path))
+    plain, packed = (
+        ParallelText(f'{where}/train.de', f'{where}/train.en', str(folder / 'subwords.model'))
+        for where in (folder, tmp_path)
+    )
     for one, other in zip(plain, packed, strict=True):
         assert torch.equal(one['inputs'], other['inputs'])
         assert torch.equal(one['data_samples'].source, other['data_samples'].source)
@@ -82,11 +94,12 @@ def test_gzip_files_are_the_same_data(folder, tmp_path):
 
 def test_pairs_that_cannot_be_used_are_left_out_counted_and_named(build, warnings):
     long = b'Hund ' * 9
-    data = build(b'ein\n\nzwei\n \nrot\n' + long + b'\nMann', b'one\nx\n\ny\nred\ndogs\nman\n',
-                 max_length=8)
+    data = build(
+        b'ein\n\nzwei\n \nrot\n' + long + b'\nMann', b'one\nx\n\ny\nred\ndogs\nman\n', max_length=8
+    )
     assert [data.subwords.decode(one['inputs']) for one in data] == ['one', 'red', 'man']
     assert len(data) == len(data.lengths) == 3
-    (sentence, ) = warnings
+    (sentence,) = warnings
     assert 'of the 7 pairs' in sentence and '3 with an empty side (lines 2, 3, 4)' in sentence
     assert '1 longer than 8 subwords (line 6) are left out' in sentence
 
@@ -95,8 +108,11 @@ def test_a_test_keeps_every_pair_or_refuses(build, warnings):
     data = build(b'ein\n\n', b'one\ntwo\n', test_mode=True)
     assert len(data) == 2 and data[1]['data_samples'].source.tolist() == [data.subwords.end]
     assert not warnings
-    with pytest.raises(ValueError, match='a pair of a test set must not be too long.* 1 longer than'
-                       r' 4 subwords \(line 2\); raise max_length'):
+    with pytest.raises(
+        ValueError,
+        match='a pair of a test set must not be too long.* 1 longer than'
+        r' 4 subwords \(line 2\); raise max_length',
+    ):
         build(b'ein\nHund Hund Hund Hund\n', b'one\nx\n', max_length=4, test_mode=True)
 
 
@@ -121,8 +137,9 @@ def test_only_newlines_end_a_line():
 
 def test_subwords_of_the_same_text_are_the_same_and_lose_nothing(folder, tmp_path):
     words = [str(folder / f'train.{language}') for language in ('de', 'en')]
-    converter('subwords').main([*words, '--vocab-size', str(VOCAB_SIZE), '--out',
-                                str(tmp_path / 'again.model')])
+    converter('subwords').main(
+        [*words, '--vocab-size', str(VOCAB_SIZE), '--out', str(tmp_path / 'again.model')]
+    )
     one, other = Subwords(folder / 'subwords.model'), Subwords(tmp_path / 'again.model')
     assert one.fingerprint == other.fingerprint
     lines = [line for side in sentences(50, seed=3) for line in side]
@@ -130,13 +147,20 @@ def test_subwords_of_the_same_text_are_the_same_and_lose_nothing(folder, tmp_pat
     assert one.encode(['']) == [[one.end]] and one.decode([one.end, 5, 6]) == ''
 
 
-@pytest.mark.parametrize(('words', 'message'), [
-    (['--vocab-size', '64', '--out', 'a.txt'], '--out needs a file name that ends in .model'),
-    (['--vocab-size', '0', '--out', 'a.model'], '--vocab-size must be an int, 1 or larger, got 0'),
-    (['--vocab-size', '9999', '--out', 'a.model'], '--vocab-size 9999 does not suit the text'),
-])
-def test_bad_arguments_of_the_converter_end_in_one_sentence(folder, tmp_path, monkeypatch, words,
-                                                            message):
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['--vocab-size', '64', '--out', 'a.txt'], '--out needs a file name that ends in .model'),
+        (
+            ['--vocab-size', '0', '--out', 'a.model'],
+            '--vocab-size must be an int, 1 or larger, got 0',
+        ),
+        (['--vocab-size', '9999', '--out', 'a.model'], '--vocab-size 9999 does not suit the text'),
+    ],
+)
+def test_bad_arguments_of_the_converter_end_in_one_sentence(
+    folder, tmp_path, monkeypatch, words, message
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=f'Error: {message}') as error:
         converter('subwords').main([str(folder / 'train.de'), *words])
@@ -148,8 +172,9 @@ def test_a_missing_library_is_named(folder, monkeypatch):
     with pytest.raises(ValueError, match=r'subwords need sentencepiece, which pip install aft_mm'):
         Subwords(folder / 'subwords.model')
     with pytest.raises(SystemExit, match='^Error: subwords need sentencepiece'):
-        converter('subwords').main([str(folder / 'train.de'), '--vocab-size', '64', '--out',
-                                    str(folder / 'b.model')])
+        converter('subwords').main(
+            [str(folder / 'train.de'), '--vocab-size', '64', '--out', str(folder / 'b.model')]
+        )
 
 
 def test_a_file_that_is_no_vocabulary_is_named(tmp_path):

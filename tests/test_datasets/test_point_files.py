@@ -7,7 +7,7 @@ from pypcd4 import Encoding, PointCloud
 from scipy.spatial import cKDTree
 
 from aft_mm.datasets import UnusableFile, read_points
-from aft_mm.structures import bounding_cube, decode_points, encode_points
+from aft_mm.tokenizers import bounding_cube, decode_points, encode_points
 
 
 def write(path, points):
@@ -24,8 +24,16 @@ def write(path, points):
         np.savetxt(path, points)
 
 
-NAMES = ['a.npy', 'ascii.pcd', 'binary.pcd', 'binary_compressed.pcd', 'a.ply', 'a.PLY', 'a.pts',
-         'a.xyz']
+NAMES = [
+    'a.npy',
+    'ascii.pcd',
+    'binary.pcd',
+    'binary_compressed.pcd',
+    'a.ply',
+    'a.PLY',
+    'a.pts',
+    'a.xyz',
+]
 
 
 @pytest.fixture
@@ -48,10 +56,17 @@ def test_integers_and_doubles_are_points_too(tmp_path, points):
 
 
 @pytest.mark.parametrize('name', NAMES)
-@pytest.mark.parametrize('damage', [
-    lambda data: b'', lambda data: data[:5], lambda data: data[:len(data) // 2 + 1],
-    lambda data: bytes(len(data)), lambda data: np.random.default_rng(1).bytes(len(data))
-], ids=['empty', 'beginning', 'half', 'zeros', 'noise'])
+@pytest.mark.parametrize(
+    'damage',
+    [
+        lambda data: b'',
+        lambda data: data[:5],
+        lambda data: data[: len(data) // 2 + 1],
+        lambda data: bytes(len(data)),
+        lambda data: np.random.default_rng(1).bytes(len(data)),
+    ],
+    ids=['empty', 'beginning', 'half', 'zeros', 'noise'],
+)
 @pytest.mark.filterwarnings('ignore:loadtxt')
 def test_a_damaged_file_is_named_in_one_sentence(tmp_path, points, name, damage):
     path = tmp_path / name
@@ -67,12 +82,14 @@ def test_a_text_under_the_name_of_another_format_gets_a_short_reason(tmp_path, n
     (tmp_path / name).write_text('hello\nworld\n')
     with pytest.raises(UnusableFile) as error:
         read_points(tmp_path / name)
-    assert str(error.value) == (f"point cloud '{tmp_path / name}' cannot be read: it is damaged or "
-                                'of another kind than its name says.')
+    assert str(error.value) == (
+        f"point cloud '{tmp_path / name}' cannot be read: it is damaged or "
+        'of another kind than its name says.'
+    )
 
 
 def test_a_pcd_file_of_other_fields_is_refused(tmp_path, points):
-    cloud = PointCloud.from_points(points, ('x', 'y', 'intensity'), (np.float32, ) * 3)
+    cloud = PointCloud.from_points(points, ('x', 'y', 'intensity'), (np.float32,) * 3)
     cloud.save(tmp_path / 'a.pcd')
     with pytest.raises(UnusableFile, match='it has no x, y and z, but x, y, intensity.$'):
         read_points(tmp_path / 'a.pcd')
@@ -84,12 +101,16 @@ def test_a_cloud_far_from_the_origin_keeps_its_shape(tmp_path, points, name, off
     points = points.astype(np.float64)
     far = points + offset
     if name == 'a.pcd':
-        PointCloud.from_points(far, (*'xyz', ), (np.float64, ) * 3).save(tmp_path / name)
+        PointCloud.from_points(far, (*'xyz',), (np.float64,) * 3).save(tmp_path / name)
     elif name == 'a.ply':
-        header = 'ply\nformat ascii 1.0\nelement vertex 63\n' + ''.join(
-            f'property double {axis}\n' for axis in 'xyz') + 'end_header\n'
-        (tmp_path / name).write_text(header + '\n'.join(
-            ' '.join(map(repr, row)) for row in far.tolist()))
+        header = (
+            'ply\nformat ascii 1.0\nelement vertex 63\n'
+            + ''.join(f'property double {axis}\n' for axis in 'xyz')
+            + 'end_header\n'
+        )
+        (tmp_path / name).write_text(
+            header + '\n'.join(' '.join(map(repr, row)) for row in far.tolist())
+        )
     else:
         write(tmp_path / name, far)
     back = read_points(tmp_path / name)
@@ -105,17 +126,26 @@ def test_a_pcd_file_that_ends_between_two_points_is_refused(tmp_path, points):
         read_points(path)
 
 
-@pytest.mark.parametrize(('array', 'message'), [
-    (np.zeros((5, 2)), r'must hold numbers \[N, 3\], but holds float64 \[5, 2\]'),
-    (np.zeros((2, 5, 3)), r'but holds float64 \[2, 5, 3\]'),
-    (np.array([['a', 'b', 'c']]), r'must hold numbers \[N, 3\], but holds <U1 \[1, 3\]'),
-    (np.zeros((0, 3)), 'P at least 1'),
-    (np.ones((5, 3)), 'cannot be used: points must differ, but all 5 are'),
-    (np.array([[0, 0, 0], [1, 2, np.nan], [3, 4, 5]]), 'must be finite, but 1 of 3 are not'),
-    (np.array([[dict()]], dtype=object), 'cannot be read: it is damaged or of another kind than'),
-    (np.eye(5, 3) + 1e200, 'cannot be used: points must differ'),
-    (np.eye(5, 3) * 1.7e308 - np.eye(5, 3)[::-1] * 1.7e308, 'cannot be used: .* an extent that'),
-])
+@pytest.mark.parametrize(
+    ('array', 'message'),
+    [
+        (np.zeros((5, 2)), r'must hold numbers \[N, 3\], but holds float64 \[5, 2\]'),
+        (np.zeros((2, 5, 3)), r'but holds float64 \[2, 5, 3\]'),
+        (np.array([['a', 'b', 'c']]), r'must hold numbers \[N, 3\], but holds <U1 \[1, 3\]'),
+        (np.zeros((0, 3)), 'P at least 1'),
+        (np.ones((5, 3)), 'cannot be used: points must differ, but all 5 are'),
+        (np.array([[0, 0, 0], [1, 2, np.nan], [3, 4, 5]]), 'must be finite, but 1 of 3 are not'),
+        (
+            np.array([[dict()]], dtype=object),
+            'cannot be read: it is damaged or of another kind than',
+        ),
+        (np.eye(5, 3) + 1e200, 'cannot be used: points must differ'),
+        (
+            np.eye(5, 3) * 1.7e308 - np.eye(5, 3)[::-1] * 1.7e308,
+            'cannot be used: .* an extent that',
+        ),
+    ],
+)
 def test_a_cloud_that_is_none_is_refused(tmp_path, array, message):
     np.save(tmp_path / 'a.npy', array)
     with pytest.raises(UnusableFile, match=message):
@@ -143,7 +173,7 @@ def test_modelnet_chairs(shared_data):
         points = read_points(path)
         assert points.shape == (1024, 3)
         # Binary PCD is a header and float32.
-        values = np.frombuffer(path.read_bytes()[-1024 * 12:], '<f4')
+        values = np.frombuffer(path.read_bytes()[-1024 * 12 :], '<f4')
         np.testing.assert_array_equal(points.ravel(), values)
 
 
@@ -159,8 +189,7 @@ def test_real_shapes_look_the_same_after_a_round_trip_through_tokens(shared_data
         back = decode_points(encode_points(points, box=box), box=box)
         assert len(back) == len(points)
         step = box[1] / 256
-        there, again = (
-            cKDTree(one).query(two)[0] for one, two in ((points, back), (back, points)))
+        there, again = (cKDTree(one).query(two)[0] for one, two in ((points, back), (back, points)))
         assert 0 < np.sqrt(np.mean(there**2) + np.mean(again**2)) < step
         # Half a step along each axis.
         assert max(there.max(), again.max()) <= np.sqrt(3) / 2 * step * 1.001

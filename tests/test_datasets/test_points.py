@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from aft_mm.datasets import LoadPoints, PackPointCloud, PointClouds
-from aft_mm.structures import bounding_cube, encode_points
+from aft_mm.tokenizers import bounding_cube, encode_points
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def test_all_points_of_a_cloud(points):
 def test_the_order_is_that_of_the_points_or_of_their_tokens(points):
     packed = {
         order: PackPointCloud(num_points=63, num_bits=3, order=order)(dict(points=points))['inputs']
-        for order in ('raw', 'quantized')}
+        for order in ('raw', 'quantized')
+    }
     for order, tokens in packed.items():
         np.testing.assert_array_equal(tokens, encode_points(points, num_bits=3, order=order))
     assert rows(packed['raw']) != rows(packed['quantized']) == sorted(rows(packed['raw']))
@@ -54,7 +55,8 @@ def test_more_points_than_there_are_come_with_replacement_and_a_remark(points):
     packed = PackPointCloud(num_points=200)(results)
     assert set(rows(packed['inputs'])) <= set(rows(encode_points(points)))
     assert packed['data_samples'].remarks == {
-        'a cloud of fewer than 200 points is drawn from with replacement': 'a/b.npy'}
+        'a cloud of fewer than 200 points is drawn from with replacement': 'a/b.npy'
+    }
 
 
 def test_bits_change_the_tokens(points):
@@ -75,10 +77,14 @@ def test_a_seed_gives_a_sample_its_points_and_no_seed_new_ones(points):
     assert draw(None) == first
 
 
-@pytest.mark.parametrize(('options', 'message'), [
-    (dict(num_points=0), 'num_points must be an int, 1 or larger, got 0'),
-    (dict(num_bits=9), 'num_bits must be an int, 1 to 8, got 9'),
-    (dict(order='z'), "order must be one of raw, quantized, got 'z'")])
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(num_points=0), 'num_points must be an int, 1 or larger, got 0'),
+        (dict(num_bits=9), 'num_bits must be an int, 1 to 8, got 9'),
+        (dict(order='z'), "order must be one of raw, quantized, got 'z'"),
+    ],
+)
 def test_arguments_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         PackPointCloud(**options)
@@ -96,11 +102,11 @@ def test_modelnet_chairs(shared_data):
         pytest.skip(f'the modelnet10_pcd pack is not at {shared_data}')
     pipeline = [
         dict(type='aft_mm.LoadPoints'),
-        dict(type='aft_mm.PackPointCloud', num_points=1024, seed=0)
+        dict(type='aft_mm.PackPointCloud', num_points=1024, seed=0),
     ]
-    chairs = PointClouds(str(root), ('chair', ), 'test', pipeline=pipeline)
+    chairs = PointClouds(str(root), ('chair',), 'test', pipeline=pipeline)
     assert len(PointClouds(str(root), 'chair')) == 200 and len(chairs) == 40
     for sample in (chairs[0], chairs[-1]):
-        assert sample['inputs'].shape == (3072, ) and 'remarks' not in sample['data_samples']
+        assert sample['inputs'].shape == (3072,) and 'remarks' not in sample['data_samples']
         # The longest edge fills its axis.
         assert (sample['inputs'].view(-1, 3).amin(0) == 0).any() and sample['inputs'].max() == 255

@@ -17,7 +17,7 @@ def image():
 def test_subpixels_run_along_the_rows_red_green_blue(image):
     packed = PackSequence(image_shape=(5, 7, 3))(dict(img=image))
     tokens = packed['inputs']
-    assert tokens.dtype == torch.uint8 and tokens.shape == (105, )
+    assert tokens.dtype == torch.uint8 and tokens.shape == (105,)
     assert tokens[(2 * 7 + 4) * 3 + 1] == image[2, 4, 1]
     np.testing.assert_array_equal(tokens.view(5, 7, 3), image)
     sample = packed['data_samples']
@@ -31,15 +31,17 @@ def test_pixels_are_vectors(image):
 
 
 @pytest.mark.parametrize('grey', [np.s_[..., 0], np.s_[..., :1]])
-@pytest.mark.parametrize(('tokens', 'shape'), [('subpixels', (35, )), ('pixels', (35, 1))])
+@pytest.mark.parametrize(('tokens', 'shape'), [('subpixels', (35,)), ('pixels', (35, 1))])
 def test_grey_images(image, grey, tokens, shape):
     packed = PackSequence(image_shape=(5, 7, 1), tokens=tokens)(dict(img=image[grey]))
     assert packed['inputs'].shape == shape
     np.testing.assert_array_equal(packed['inputs'].flatten(), image[..., 0].ravel())
 
 
-@pytest.mark.parametrize('wrong', [
-    np.zeros((7, 5, 3), np.uint8), np.zeros((5, 7), np.uint8), np.zeros((5, 7, 3), np.float32)])
+@pytest.mark.parametrize(
+    'wrong',
+    [np.zeros((7, 5, 3), np.uint8), np.zeros((5, 7), np.uint8), np.zeros((5, 7, 3), np.float32)],
+)
 def test_another_image_is_refused(wrong):
     with pytest.raises(ValueError, match=r'image must be uint8 of image_shape \(5, 7, 3\), got'):
         PackSequence(image_shape=[5, 7, 3])(dict(img=wrong))
@@ -72,11 +74,13 @@ def test_shift_out_of_range_is_named(max_shift):
 @pytest.mark.parametrize('scope', ['aft_mm', 'mmpretrain'])
 def test_pipeline_of_a_config_with_the_flip_of_mmcv(image, scope):
     init_default_scope(scope)
-    pipeline = Compose([
-        dict(type='RandomFlip', prob=1.0, direction='horizontal'),
-        dict(type='aft_mm.RandomValueShift', max_shift=0),
-        dict(type='aft_mm.PackSequence', image_shape=(5, 7, 3))
-    ])
+    pipeline = Compose(
+        [
+            dict(type='RandomFlip', prob=1.0, direction='horizontal'),
+            dict(type='aft_mm.RandomValueShift', max_shift=0),
+            dict(type='aft_mm.PackSequence', image_shape=(5, 7, 3)),
+        ]
+    )
     tokens = pipeline(dict(img=image))['inputs']
     np.testing.assert_array_equal(tokens.view(5, 7, 3), image[:, ::-1])
     assert DefaultScope.get_current_instance().scope_name == scope
@@ -84,7 +88,11 @@ def test_pipeline_of_a_config_with_the_flip_of_mmcv(image, scope):
 
 
 def test_data_set_with_a_pipeline():
-    dataset = DATASETS.build(dict(
-        type='aft_mm.Digits', split='test',
-        pipeline=[dict(type='aft_mm.PackSequence', image_shape=(8, 8, 1), tokens='subpixels')]))
+    dataset = DATASETS.build(
+        dict(
+            type='aft_mm.Digits',
+            split='test',
+            pipeline=[dict(type='aft_mm.PackSequence', image_shape=(8, 8, 1), tokens='subpixels')],
+        )
+    )
     np.testing.assert_array_equal(dataset[3]['inputs'], Digits('test')[3]['img'].ravel())

@@ -29,12 +29,13 @@ def counted(dataset):
     """The bytes that a model is asked to predict, in order."""
     samples = [dataset[i] for i in range(len(dataset))]
     assert all(len(s['inputs']) == s['data_samples'].length for s in samples)
-    return np.concatenate([s['inputs'][s['data_samples'].num_context:] for s in samples])
+    return np.concatenate([s['inputs'][s['data_samples'].num_context :] for s in samples])
 
 
 def test_splits_follow_each_other_without_gap(path, content):
-    parts = [counted(TextFile(path, split, 7, split_ratio=(0.5, 0.3, 0.2)))
-             for split in ('val', 'test')]
+    parts = [
+        counted(TextFile(path, split, 7, split_ratio=(0.5, 0.3, 0.2))) for split in ('val', 'test')
+    ]
     train = TextFile(path, 'train', 7, split_ratio=(0.5, 0.3, 0.2)).data
     np.testing.assert_array_equal(np.concatenate([train, *parts]), content)
     assert [len(train), *map(len, parts)] == pytest.approx([504.5, 302.7, 201.8], abs=1)
@@ -46,9 +47,15 @@ def test_enwik8_is_split_90_5_5_million():
     assert sizes == [90_000_000, 5_000_000, 5_000_000]
 
 
-@pytest.mark.parametrize(('context', 'stride'), [
-    (context, stride) for context in (1, 7, 63, 101) for stride in (None, 1, 5, 63, 101)
-    if stride is None or stride <= context])
+@pytest.mark.parametrize(
+    ('context', 'stride'),
+    [
+        (context, stride)
+        for context in (1, 7, 63, 101)
+        for stride in (None, 1, 5, 63, 101)
+        if stride is None or stride <= context
+    ],
+)
 def test_every_byte_is_predicted_once_and_in_order(path, content, context, stride):
     evaluation = 'blocks' if stride is None else 'strided'
     dataset = TextFile(path, 'test', context, evaluation, stride, split_ratio=(0.5, 0.4, 0.1))
@@ -64,7 +71,7 @@ def test_strided_contexts_give_what_lies_before(path):
         sample = dataset[index]
         assert sample['data_samples'].num_context == 58
         start = 5 * index
-        np.testing.assert_array_equal(sample['inputs'], dataset.data[start:start + 63])
+        np.testing.assert_array_equal(sample['inputs'], dataset.data[start : start + 63])
 
 
 def test_training_crops_are_random_reach_both_ends_and_follow_the_seed(path):
@@ -107,22 +114,30 @@ def test_iteration_ends(path):
     assert len(list(dataset)) == len(dataset)
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-    (dict(split='dev'), "split must be one of .* got 'dev'"),
-    (dict(evaluation='all'), "evaluation must be one of blocks, strided, got 'all'"),
-    (dict(evaluation='strided'), 'stride must be 1 to context_length .* got None'),
-    (dict(evaluation='strided', stride=10), 'stride must be 1 to context_length .* got 10'),
-    (dict(evaluation='strided', stride=0), 'stride must be an int, 1 or larger, got 0'),
-    (dict(stride=5), "stride must be .* None with 'blocks', got 5"),
-    (dict(split_ratio=(0.9, 0.1)), 'split_ratio must be '),
-    (dict(split_ratio=(0.9, 0.1, 0.1)), 'split_ratio must be '),
-    (dict(split_ratio=(1.2, -0.1, -0.1)), 'split_ratio must be '),
-    (dict(context_length=0), 'context_length must be an int, 1 or larger, got 0'),
-    (dict(samples_per_epoch=0), 'samples_per_epoch must be an int, 1 or larger, got 0'),
-    (dict(context_length=909), 'the train split of .* has 908 bytes, which is shorter than one '
-     'context of 909 bytes'),
-    (dict(split='val', context_length=52), 'the val split of .* has 51 bytes, which is shorter'),
-])
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (dict(split='dev'), "split must be one of .* got 'dev'"),
+        (dict(evaluation='all'), "evaluation must be one of blocks, strided, got 'all'"),
+        (dict(evaluation='strided'), 'stride must be 1 to context_length .* got None'),
+        (dict(evaluation='strided', stride=10), 'stride must be 1 to context_length .* got 10'),
+        (dict(evaluation='strided', stride=0), 'stride must be an int, 1 or larger, got 0'),
+        (dict(stride=5), "stride must be .* None with 'blocks', got 5"),
+        (dict(split_ratio=(0.9, 0.1)), 'split_ratio must be '),
+        (dict(split_ratio=(0.9, 0.1, 0.1)), 'split_ratio must be '),
+        (dict(split_ratio=(1.2, -0.1, -0.1)), 'split_ratio must be '),
+        (dict(context_length=0), 'context_length must be an int, 1 or larger, got 0'),
+        (dict(samples_per_epoch=0), 'samples_per_epoch must be an int, 1 or larger, got 0'),
+        (
+            dict(context_length=909),
+            'the train split of .* has 908 bytes, which is shorter than one context of 909 bytes',
+        ),
+        (
+            dict(split='val', context_length=52),
+            'the val split of .* has 51 bytes, which is shorter',
+        ),
+    ],
+)
 def test_bad_arguments_are_named(path, arguments, message):
     with pytest.raises(ValueError, match=message):
         TextFile(path, **{'context_length': 9, **arguments})
@@ -146,13 +161,15 @@ def test_data_pack(shared_data):
     if not path.with_name('enwik8.gz').is_file() and not path.is_file():
         pytest.skip(f'the enwik8 pack is not at {path.parent}')
     splits = {
-        split: DATASETS.build(dict(type='aft_mm.TextFile', data_file=str(path), split=split,
-                                   context_length=1024))
+        split: DATASETS.build(
+            dict(type='aft_mm.TextFile', data_file=str(path), split=split, context_length=1024)
+        )
         for split in ('train', 'val', 'test')
     }
     total = sum(len(split.data) for split in splits.values())
     assert [len(split.data) / total for split in splits.values()] == pytest.approx(
-        [0.9, 0.05, 0.05], abs=1e-6)
+        [0.9, 0.05, 0.05], abs=1e-6
+    )
     assert splits['train'].data[:10].tobytes() == b'<mediawiki'
     text = counted(splits['test']).tobytes()
     assert len(text) == len(splits['test'].data) and b'the' in text

@@ -84,7 +84,10 @@ def test_bad_arguments_end_in_one_sentence(data):
         with pytest.raises(ValueError, match='needs a DefaultSampler over a data set that has len'):
             TokenBatchSampler(DefaultSampler(wrong, seed=0) if wrong else None, 9)
     with pytest.raises(ValueError, match='must be at least 39 tokens, the longest sample, got 38'):
-        DATA_SAMPLERS.build(dict(type='aft_mm.TokenBatchSampler', batch_size=38,
-                                 sampler=DefaultSampler(data, seed=0)))
+        DATA_SAMPLERS.build(
+            dict(
+                type='aft_mm.TokenBatchSampler', batch_size=38, sampler=DefaultSampler(data, seed=0)
+            )
+        )
     with pytest.raises(ValueError, match='batch_size in tokens must be an int, 1 or larger'):
         TokenBatchSampler(DefaultSampler(data, seed=0), 0)

@@ -2,16 +2,17 @@
 
 import pytest
 
-from aft_mm.datasets import TextUnits, read_lexicon, read_transcripts
+from aft_mm.datasets import read_transcripts
+from aft_mm.tokenizers import TextUnits, read_lexicon
 
 
 def test_words_are_looked_up_and_unknown_ones_are_one_unit(tmp_path):
     path = tmp_path / 'words.dic'
     path.write_bytes(
-        b';;; comment\n# another\nA  AH0\nA(2)  EY1\n\xc9T\xc9  EH1 T EY2 # French\nTWO T UW1\n')
+        b';;; comment\n# another\nA  AH0\nA(2)  EY1\n\xc9T\xc9  EH1 T EY2 # French\nTWO T UW1\n'
+    )
     lexicon = str(path)
-    assert read_lexicon(lexicon) == {
-        'A': ('AH0',), 'ÉTÉ': ('EH1', 'T', 'EY2'), 'TWO': ('T', 'UW1')}
+    assert read_lexicon(lexicon) == {'A': ('AH0',), 'ÉTÉ': ('EH1', 'T', 'EY2'), 'TWO': ('T', 'UW1')}
     units = TextUnits(['AH', 'EH', 'EY', 'T', 'UW'], lexicon, case='upper')
     found, unknown = units.encode('  a été   three ')
     assert found == (2, 3, 5, 4, 1) and unknown == ['THREE']
@@ -37,24 +38,30 @@ def test_characters():
             TextUnits(symbols, lexicon)
 
 
-@pytest.mark.parametrize(('content', 'texts'), [
-    (b'a1 yes  no\nb\tother\nc\n', {'a1': 'yes no', 'b': 'other', 'c': ''}),
-    (b'<s> YES NO </s> (a-1)\n(b)\n', {'a-1': 'YES NO', 'b': ''}),
-    (b'\xef\xbb\xbfa yes\r\nb no\r\n', {'a': 'yes', 'b': 'no'}),
-    (b'a \xff yes\n', {'a': '\ufffd yes'}),
-])
+@pytest.mark.parametrize(
+    ('content', 'texts'),
+    [
+        (b'a1 yes  no\nb\tother\nc\n', {'a1': 'yes no', 'b': 'other', 'c': ''}),
+        (b'<s> YES NO </s> (a-1)\n(b)\n', {'a-1': 'YES NO', 'b': ''}),
+        (b'\xef\xbb\xbfa yes\r\nb no\r\n', {'a': 'yes', 'b': 'no'}),
+        (b'a \xff yes\n', {'a': '\ufffd yes'}),
+    ],
+)
 def test_formats(tmp_path, content, texts):
     path = tmp_path / 'text'
     path.write_bytes(content)
     assert read_transcripts(str(path)).texts == texts
 
 
-@pytest.mark.parametrize(('content', 'sentence'), [
-    (b'', 'has no utterance'),
-    (b'\n\n', 'has no utterance'),
-    (b'a yes\nb no\na no\n', "line 3 of .* has the utterance 'a' for a second time"),
-    (b'YES (a)\nNO\n', 'line 2 of .* has no id in brackets'),
-])
+@pytest.mark.parametrize(
+    ('content', 'sentence'),
+    [
+        (b'', 'has no utterance'),
+        (b'\n\n', 'has no utterance'),
+        (b'a yes\nb no\na no\n', "line 3 of .* has the utterance 'a' for a second time"),
+        (b'YES (a)\nNO\n', 'line 2 of .* has no id in brackets'),
+    ],
+)
 def test_files_without_use_are_refused(tmp_path, content, sentence):
     path = tmp_path / 'text'
     path.write_bytes(content)

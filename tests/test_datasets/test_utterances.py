@@ -41,7 +41,8 @@ def folder(tmp_path):
     (tmp_path / 'broken.wav').write_bytes(b'RIFF' + bytes(60))
     (tmp_path / 'text').write_bytes(
         b'one a word\n\ntwo caf\xe9\nrate Zero 9\nsilent\nshort too long a text\n'
-        b'long yes\nbroken no\nmissing no\n')
+        b'long yes\nbroken no\nmissing no\n'
+    )
     return tmp_path
 
 
@@ -61,16 +62,23 @@ def build(folder, *steps, **kwargs):
 def test_what_cannot_be_trained_on_is_left_out_and_said(folder, log):
     data = build(folder, max_frames=200)
     assert [data.get_data_info(i)['name'] for i in range(len(data))] == [
-        'one', 'two', 'rate', 'silent']
+        'one',
+        'two',
+        'rate',
+        'silent',
+    ]
     said = '\n'.join(log)
     for sentence in (
-            'no UTF-8, what cannot be read of them is unknown: 3',
-            'line(s) are empty and passed over: 2',
-            'utterance(s) have a transcript without a word: silent',
-            'sound file(s) have no transcript and are left out: nobody',
-            "utterance(s) are longer than max_frames=200 and left out: long",
-            'utterance(s) have fewer frames than their transcript needs and are left out: short',
-            "'\ufffd' (1 x, first in two)", "'Z' (1 x, first in rate)", "'9' (1 x"):
+        'no UTF-8, what cannot be read of them is unknown: 3',
+        'line(s) are empty and passed over: 2',
+        'utterance(s) have a transcript without a word: silent',
+        'sound file(s) have no transcript and are left out: nobody',
+        'utterance(s) are longer than max_frames=200 and left out: long',
+        'utterance(s) have fewer frames than their transcript needs and are left out: short',
+        "'\ufffd' (1 x, first in two)",
+        "'Z' (1 x, first in rate)",
+        "'9' (1 x",
+    ):
         assert sentence in said, sentence
     assert '2 utterance(s) cannot be read and are left out' in said
     assert "broken.wav' cannot be read: it is damaged" in said
@@ -127,8 +135,10 @@ def test_the_header_tells_the_number_of_frames(tmp_path, rate, samples):
 
 def test_filter_banks_are_log_energies_at_the_pitch():
     time = np.arange(RATE) / RATE
-    found = [filter_banks((0.1 * np.sin(2 * np.pi * pitch * time)).astype('f4'), RATE)
-             for pitch in (200, 500, 1200, 3000)]
+    found = [
+        filter_banks((0.1 * np.sin(2 * np.pi * pitch * time)).astype('f4'), RATE)
+        for pitch in (200, 500, 1200, 3000)
+    ]
     assert [f.shape for f in found] == [(98, 40)] * 4
     mel = [1127 * np.log(1 + f / 700) for f in (20, RATE / 2)]
     for features, pitch in zip(found, (200, 500, 1200, 3000), strict=True):
@@ -169,10 +179,16 @@ def test_features_are_normalised_per_speaker_or_utterance(tmp_path):
     (tmp_path / 'text').write_text(text)
     by_speaker, by_utterance = (
         build(tmp_path, dict(type='aft_mm.NormalizeFeatures', per=per), speaker='-(.)-')
-        for per in ('speaker', 'utterance'))
+        for per in ('speaker', 'utterance')
+    )
     for speaker in 'ab':
-        rows = torch.cat([sample['inputs'] for sample in (by_speaker[i] for i in range(6))
-                          if f'-{speaker}-' in sample['data_samples'].name])
+        rows = torch.cat(
+            [
+                sample['inputs']
+                for sample in (by_speaker[i] for i in range(6))
+                if f'-{speaker}-' in sample['data_samples'].name
+            ]
+        )
         torch.testing.assert_close(rows.mean(0), torch.zeros(40), rtol=0, atol=1e-5)
         torch.testing.assert_close(rows.std(0, correction=0), torch.ones(40), rtol=1e-4, atol=0)
     assert by_speaker[0]['inputs'].mean() < -0.5
@@ -203,8 +219,9 @@ def test_frames_are_stacked_and_masked():
 def test_archives_of_kaldi(tmp_path, monkeypatch):
     kaldi = pytest.importorskip('kaldi_native_io', reason='it writes and reads the archives')
     rng = np.random.default_rng(0)
-    matrices = {f'{s}-{i}': rng.standard_normal((9 + i, 40)).astype('f4')
-                for i, s in enumerate('aab')}
+    matrices = {
+        f'{s}-{i}': rng.standard_normal((9 + i, 40)).astype('f4') for i, s in enumerate('aab')
+    }
     monkeypatch.chdir(tmp_path)
     with kaldi.FloatMatrixWriter('ark,scp:raw.ark,feats.scp') as raw:
         with kaldi.CompressedMatrixWriter('ark,scp:small.ark,small.scp') as small:
@@ -252,30 +269,41 @@ def test_cepstra_of_sphinx(tmp_path, shared_data):
     root = str(shared_data / 'an4_mfcc')
     symbols = 'AA AE AH AO AW AY B CH D EH ER EY F G HH IH IY JH K L M N OW P R S T TH UW V W Y Z'
     train, test = (
-        SphinxFeatures(root, f'etc/an4_{split}.fileids', f'etc/an4_{split}.transcription',
-                       units=dict(symbols=symbols.split(), lexicon=f'{root}/etc/an4.dic'),
-                       speaker='-(.+)-', test_mode=True, pipeline=[
-                           LOAD, dict(type='aft_mm.StackFrames', num_frames=3), PACK])
-        for split in ('train', 'test'))
+        SphinxFeatures(
+            root,
+            f'etc/an4_{split}.fileids',
+            f'etc/an4_{split}.transcription',
+            units=dict(symbols=symbols.split(), lexicon=f'{root}/etc/an4.dic'),
+            speaker='-(.+)-',
+            test_mode=True,
+            pipeline=[LOAD, dict(type='aft_mm.StackFrames', num_frames=3), PACK],
+        )
+        for split in ('train', 'test')
+    )
     assert (len(train), len(test)) == (518, 78)
-    speakers = [{data.get_data_info(i)['speaker'] for i in range(len(data))}
-                for data in (train, test)]
+    speakers = [
+        {data.get_data_info(i)['speaker'] for i in range(len(data))} for data in (train, test)
+    ]
     assert [len(found) for found in speakers] == [40, 6] and not speakers[0] & speakers[1]
     sample = test[0]['data_samples']
     assert (sample.text, test.units.decode(sample.units)) == ('NO', 'N OW')
-    assert all(1 not in data.get_data_info(i)['units'] for data in (train, test)
-               for i in range(len(data)))
+    assert all(
+        1 not in data.get_data_info(i)['units'] for data in (train, test) for i in range(len(data))
+    )
 
 
 def test_digits(shared_data):
     if not (shared_data / 'fsdd').is_dir():
         pytest.skip(f'the pack fsdd is not at {shared_data}')
-    train, test = (FSDD(str(shared_data / 'fsdd'), split, units=UNITS, pipeline=[LOAD, PACK])
-                   for split in ('train', 'test'))
+    train, test = (
+        FSDD(str(shared_data / 'fsdd'), split, units=UNITS, pipeline=[LOAD, PACK])
+        for split in ('train', 'test')
+    )
     assert (len(train), len(test)) == (200, 250)
     infos = [test.get_data_info(i) for i in range(250)]
     assert {info['text'] for info in infos} == set(
-        'zero one two three four five six seven eight nine'.split())
+        'zero one two three four five six seven eight nine'.split()
+    )
     assert all(int(info['name'][-1]) < 5 for info in infos)
     assert test[249]['inputs'].shape == (test.lengths[249], 40)
 
@@ -283,7 +311,8 @@ def test_digits(shared_data):
 def test_a_folder_in_the_format_of_kaldi_text(shared_data):
     if not (shared_data / 'yesno').is_dir():
         pytest.skip(f'the pack yesno is not at {shared_data}')
-    data = SpeechFolder(str(shared_data / 'yesno'), units=dict(UNITS, case='lower'),
-                        pipeline=[LOAD, PACK])
+    data = SpeechFolder(
+        str(shared_data / 'yesno'), units=dict(UNITS, case='lower'), pipeline=[LOAD, PACK]
+    )
     assert len(data) == 16 and data[0]['data_samples'].text == 'NO NO YES NO NO NO YES NO'
     assert data.units.decode(data[0]['data_samples'].units) == 'no no yes no no no yes no'

@@ -12,9 +12,9 @@ from mmengine.evaluator import Evaluator
 from mmengine.logging import MessageHub
 from torch import nn
 
-from aft_mm.cli.errors import UserError
 from aft_mm.engine import ConsoleRunner, LossUnitHook, build_runner
 from aft_mm.engine.runner import DETAILS, decayed_biases
+from aft_mm.errors import UserError
 from aft_mm.evaluation import Likelihood
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
@@ -27,9 +27,15 @@ def runner(tmp_path, monkeypatch):
 
     def build(name, **changes):
         cfg = Config.fromfile(CONFIGS / 'tiny_without_chance.py')
-        cfg.merge_from_dict({
-            'work_dir': str(tmp_path), 'experiment_name': name, 'custom_hooks': [],
-            'visualizer': dict(type='Visualizer'), **changes})
+        cfg.merge_from_dict(
+            {
+                'work_dir': str(tmp_path),
+                'experiment_name': name,
+                'custom_hooks': [],
+                'visualizer': dict(type='Visualizer'),
+                **changes,
+            }
+        )
         runner = build_runner(cfg)
         runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
         return runner
@@ -39,8 +45,11 @@ def runner(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('level', ['INFO', 'DEBUG'])
 def test_the_details_are_in_the_file_and_at_debug_on_the_console(runner, capfd, level):
-    built = runner(f'details-{level}', log_level=level,
-                   **{'optim_wrapper.paramwise_cfg': dict(norm_decay_mult=0.)})
+    built = runner(
+        f'details-{level}',
+        log_level=level,
+        **{'optim_wrapper.paramwise_cfg': dict(norm_decay_mult=0.0)},
+    )
     assert isinstance(built, ConsoleRunner)
     console, file = capfd.readouterr().out, Path(built.logger.log_file).read_text()
     seen = [detail for detail in DETAILS[:4] if detail.strip() in console]
@@ -53,7 +62,7 @@ def test_a_position_bias_that_decays_is_warned_of_in_one_line(runner, capfd):
     sentence = r'WARNING - weight decay of 0.05 pulls \d+ position biases to 0, such as backbone\.'
     runner('decayed')
     assert len(re.findall(sentence, capfd.readouterr().out)) == 1
-    left_alone = dict(custom_keys=dict(pos_bias=dict(decay_mult=0.)))
+    left_alone = dict(custom_keys=dict(pos_bias=dict(decay_mult=0.0)))
     built = runner('left-alone', **{'optim_wrapper.paramwise_cfg': left_alone})
     assert 'position biases' not in capfd.readouterr().out
     assert decayed_biases(built.model, built.optim_wrapper) == ''
@@ -69,16 +78,20 @@ def test_a_folder_that_cannot_be_written_is_refused(runner, tmp_path):
         runner('nowhere', work_dir=str(tmp_path / 'file/work'))
 
 
-@pytest.mark.parametrize(('smoothing', 'scalars'), [
-    (0., {'train/loss_bits_per_char': 3.}), (0.1, {})])
+@pytest.mark.parametrize(
+    ('smoothing', 'scalars'), [(0.0, {'train/loss_bits_per_char': 3.0}), (0.1, {})]
+)
 def test_bits_stand_beside_the_loss_in_nats(smoothing, scalars):
     model = nn.Module()
     model.head = SimpleNamespace(label_smoothing=smoothing)
     said = []
     hub = MessageHub.get_instance(f'bits {smoothing}')
     run = SimpleNamespace(
-        model=model, message_hub=hub, logger=SimpleNamespace(info=said.append),
-        val_loop=SimpleNamespace(evaluator=Evaluator([Likelihood(per='char')])))
+        model=model,
+        message_hub=hub,
+        logger=SimpleNamespace(info=said.append),
+        val_loop=SimpleNamespace(evaluator=Evaluator([Likelihood(per='char')])),
+    )
     hook = LossUnitHook()
     hook.before_train(run)
     hook.after_train_iter(run, 0, outputs=dict(loss=torch.tensor(3 * math.log(2))))

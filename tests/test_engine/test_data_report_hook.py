@@ -16,9 +16,9 @@ from mmengine.runner import Runner
 from torch.utils.data import Dataset
 
 from aft_mm.cli.command_line import DATA_ERRORS, check_data
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.engine import DataReportHook
 from aft_mm.engine.hooks.data_report_hook import Notes
+from aft_mm.errors import UserError, one_sentence
 from aft_mm.structures import SequenceSample
 
 REMARK = 'a cloud of fewer than 8 points is drawn from with replacement'
@@ -35,8 +35,9 @@ def clouds(tmp_path):
         folder.mkdir(parents=True)
         for index, size in enumerate(sizes):
             points = rng.standard_normal((size, 3))
-            np.save(folder / f'{index}.npy', {9: points + 1e9, 10: points * 1e200}.get(
-                index, points))
+            np.save(
+                folder / f'{index}.npy', {9: points + 1e9, 10: points * 1e200}.get(index, points)
+            )
     folder = tmp_path / 'clouds/chair/train'
     (folder / '3.npy').write_bytes((folder / '3.npy').read_bytes()[:200])
     np.save(folder / '7.npy', np.full((9, 3), np.nan))
@@ -64,7 +65,9 @@ def check_log(text):
             r"place:\n  point cloud 'clouds/chair/train/3.npy' cannot be read: it is damaged or of "
             r'another kind than its name says \((\d+) x\)\n'
             r"  point cloud 'clouds/chair/train/7.npy' "
-            r'cannot be used: points must be finite, but 9 of 9 are not \((\d+) x\)', text)
+            r'cannot be used: points must be finite, but 9 of 9 are not \((\d+) x\)',
+            text,
+        )
         total, *each = map(int, found.groups())
         assert min(each) >= 1 and total == sum(each)
     assert len(re.findall(f'{REMARK}, the first one is .clouds/chair/train/1[12].npy', text)) == 1
@@ -89,9 +92,19 @@ def test_a_validation_over_a_corrupt_file_ends_in_one_sentence(runner, clouds):
 
 @pytest.mark.slow
 def test_two_processes_name_the_files_of_both(clouds, run, root, config):
-    result = run('bash', root / 'tools/dist_train.sh', config('tiny_points'), 2, '--no-validate',
-                 '--work-dir', 'work', '--cfg-options', 'default_hooks.checkpoint.save_best=None',
-                 cwd=clouds, env={'CUDA_VISIBLE_DEVICES': ''})
+    result = run(
+        'bash',
+        root / 'tools/dist_train.sh',
+        config('tiny_points'),
+        2,
+        '--no-validate',
+        '--work-dir',
+        'work',
+        '--cfg-options',
+        'default_hooks.checkpoint.save_best=None',
+        cwd=clouds,
+        env={'CUDA_VISIBLE_DEVICES': ''},
+    )
     assert result.returncode == 0, result.stderr
     check_log(next(clouds.glob('work/*/*.log')).read_text())
 
@@ -121,18 +134,20 @@ def test_each_rank_adds_its_files_and_each_remark_is_made_once(monkeypatch, capl
     run = SimpleNamespace(epoch=4, logger=logging.getLogger('report'))
     hook = DataReportHook()
     other = Notes(Counter({'b.png is damaged.': 2}), {'grey': 'z.png', 'tiny': 'y.png'})
-    monkeypatch.setattr('aft_mm.engine.hooks.data_report_hook.all_gather_object',
-                        lambda notes: [notes, other])
+    monkeypatch.setattr(
+        'aft_mm.engine.hooks.data_report_hook.all_gather_object', lambda notes: [notes, other]
+    )
     note(hook, run, skipped=('a.png is damaged.', 'b.png is damaged.'))
     note(hook, run, remarks={'grey': 'c.png'})
-    note(hook, run, remarks={'grey': 'd.png'}, skipped=('b.png is damaged.', ))
+    note(hook, run, remarks={'grey': 'd.png'}, skipped=('b.png is damaged.',))
     note(hook, run)
     with caplog.at_level(logging.WARNING):
         hook.after_train_epoch(run)
         assert caplog.messages == [
             'train epoch 5: 2 file(s) cannot be used, drawn 5 x, others took their place:\n'
-            '  a.png is damaged (1 x)\n  b.png is damaged (4 x)', "grey, the first one is 'c.png'",
-            "tiny, the first one is 'y.png'"
+            '  a.png is damaged (1 x)\n  b.png is damaged (4 x)',
+            "grey, the first one is 'c.png'",
+            "tiny, the first one is 'y.png'",
         ]
         caplog.clear()
         hook.after_train_epoch(run)
@@ -154,7 +169,7 @@ class Notebook(Dataset):
         return 4
 
     def __getitem__(self, index):
-        metainfo = dict(skipped=(self.sentence, ), remarks={f'{self.sentence} too': 'file'})
+        metainfo = dict(skipped=(self.sentence,), remarks={f'{self.sentence} too': 'file'})
         return dict(inputs=torch.zeros(1), data_samples=SequenceSample(metainfo=metainfo))
 
 
@@ -170,7 +185,6 @@ class Silent(BaseModel):
 
 
 class Nothing(BaseMetric):
-
     def process(self, data_batch, data_samples):
         self.results += data_samples
 
@@ -178,26 +192,46 @@ class Nothing(BaseMetric):
         return {}
 
 
-@pytest.mark.parametrize(('train_cfg', 'titles'), [
-    # Validation follows its epoch, which is done then.
-    (dict(by_epoch=True, max_epochs=2), [
-        'train epoch 1: 4', 'val epoch 1: 4', 'train epoch 2: 4', 'val epoch 2: 4', 'test: 4']),
-    # It takes place inside of the one epoch of such a loop, whose notes go on.
-    (dict(by_epoch=False, max_iters=4, val_interval=2), [
-        'val iteration 2: 4', 'val iteration 4: 4', 'train epoch 1: 4', 'test: 4']),
-])
+@pytest.mark.parametrize(
+    ('train_cfg', 'titles'),
+    [
+        # Validation follows its epoch, which is done then.
+        (
+            dict(by_epoch=True, max_epochs=2),
+            ['train epoch 1: 4', 'val epoch 1: 4', 'train epoch 2: 4', 'val epoch 2: 4', 'test: 4'],
+        ),
+        # It takes place inside of the one epoch of such a loop, whose notes go on.
+        (
+            dict(by_epoch=False, max_iters=4, val_interval=2),
+            ['val iteration 2: 4', 'val iteration 4: 4', 'train epoch 1: 4', 'test: 4'],
+        ),
+    ],
+)
 def test_every_loop_of_mmengine_reports_its_own_notes(tmp_path, train_cfg, titles):
     def loader(mode):
-        return dict(dataset=Notebook(mode), sampler=dict(type='DefaultSampler', shuffle=False),
-                    batch_size=1, collate_fn=dict(type='pseudo_collate'))
+        return dict(
+            dataset=Notebook(mode),
+            sampler=dict(type='DefaultSampler', shuffle=False),
+            batch_size=1,
+            collate_fn=dict(type='pseudo_collate'),
+        )
 
     runner = Runner(
-        model=Silent(), work_dir=str(tmp_path), train_cfg=train_cfg, val_cfg={}, test_cfg={},
-        train_dataloader=loader('train'), val_dataloader=loader('val'),
-        test_dataloader=loader('test'), val_evaluator=Evaluator([Nothing()]),
-        test_evaluator=Evaluator([Nothing()]), default_scope='mmengine',
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.)), custom_hooks=[DataReportHook()],
-        experiment_name=f'report-{len(titles)}')
+        model=Silent(),
+        work_dir=str(tmp_path),
+        train_cfg=train_cfg,
+        val_cfg={},
+        test_cfg={},
+        train_dataloader=loader('train'),
+        val_dataloader=loader('val'),
+        test_dataloader=loader('test'),
+        val_evaluator=Evaluator([Nothing()]),
+        test_evaluator=Evaluator([Nothing()]),
+        default_scope='mmengine',
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.0)),
+        custom_hooks=[DataReportHook()],
+        experiment_name=f'report-{len(titles)}',
+    )
     runner.train()
     runner.test()
     log = next(tmp_path.glob('*/*.log')).read_text()

@@ -9,7 +9,7 @@ from mmengine.config import Config
 
 from aft_mm.engine.distributed import start_distributed
 
-SCRIPT = '''
+SCRIPT = """
 import json, os, sys
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ if rank == 0:
     print(json.dumps(dict(everyone=everyone, backend=dist.get_backend(),
                           local_rank=os.environ['LOCAL_RANK'],
                           wrapper=cfg.model_wrapper_cfg.to_dict())))
-'''
+"""
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason='mmengine starts NCCL itself')
 
@@ -42,8 +42,9 @@ def script(tmp_path):
 
 
 def launch(run, script, launcher, env):
-    result = run(script, launcher, cwd=script.parent, env={'CUDA_VISIBLE_DEVICES': '', **env},
-                 fresh=True)
+    result = run(
+        script, launcher, cwd=script.parent, env={'CUDA_VISIBLE_DEVICES': '', **env}, fresh=True
+    )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -52,15 +53,27 @@ def launch(run, script, launcher, env):
 def test_two_processes_meet_and_never_abort_at_exit(run, script):
     # Without the rest before the exit about half of the runs abort.
     for _ in range(3):
-        result = run(sys.executable, '-m', 'torch.distributed.run', '--standalone',
-                     '--nproc_per_node=2', script, 'pytorch', cwd=script.parent)
+        result = run(
+            sys.executable,
+            '-m',
+            'torch.distributed.run',
+            '--standalone',
+            '--nproc_per_node=2',
+            script,
+            'pytorch',
+            cwd=script.parent,
+        )
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout)['everyone'] == [0, 1]
 
 
 def test_slurm(run, script):
-    said = launch(run, script, 'slurm', dict(
-        SLURM_PROCID='0', SLURM_NTASKS='1', SLURM_LOCALID='0', MASTER_ADDR='127.0.0.1'))
+    said = launch(
+        run,
+        script,
+        'slurm',
+        dict(SLURM_PROCID='0', SLURM_NTASKS='1', SLURM_LOCALID='0', MASTER_ADDR='127.0.0.1'),
+    )
     assert said['everyone'] == [0] and said['backend'] == 'gloo'
 
 
@@ -68,17 +81,34 @@ def test_slurm_asks_scontrol_for_the_first_host(run, script):
     scontrol = script.parent / 'scontrol'
     scontrol.write_text('#!/bin/sh\necho localhost\necho elsewhere\n')
     scontrol.chmod(0o755)
-    said = launch(run, script, 'slurm', dict(
-        SLURM_PROCID='0', SLURM_NTASKS='1', SLURM_LOCALID='0', SLURM_NODELIST='localhost,elsewhere',
-        PATH=f'{script.parent}:/usr/bin:/bin'))
+    said = launch(
+        run,
+        script,
+        'slurm',
+        dict(
+            SLURM_PROCID='0',
+            SLURM_NTASKS='1',
+            SLURM_LOCALID='0',
+            SLURM_NODELIST='localhost,elsewhere',
+            PATH=f'{script.parent}:/usr/bin:/bin',
+        ),
+    )
     assert said['everyone'] == [0]
 
 
 def test_mpi(run, script):
-    said = launch(run, script, 'mpi', dict(
-        OMPI_COMM_WORLD_RANK='0', OMPI_COMM_WORLD_SIZE='1', OMPI_COMM_WORLD_LOCAL_RANK='0'))
-    assert said['wrapper'] == dict(type='MMDistributedDataParallel', broadcast_buffers=False,
-                                   find_unused_parameters=False, device_ids=None)
+    said = launch(
+        run,
+        script,
+        'mpi',
+        dict(OMPI_COMM_WORLD_RANK='0', OMPI_COMM_WORLD_SIZE='1', OMPI_COMM_WORLD_LOCAL_RANK='0'),
+    )
+    assert said['wrapper'] == dict(
+        type='MMDistributedDataParallel',
+        broadcast_buffers=False,
+        find_unused_parameters=False,
+        device_ids=None,
+    )
 
 
 def test_one_process_starts_nothing():

@@ -11,8 +11,8 @@ from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from torch import nn
 
-from aft_mm.cli.errors import UserError
 from aft_mm.engine import AutocastOptimWrapper, FiniteLossHook
+from aft_mm.errors import UserError
 
 
 class Model(BaseModel):
@@ -23,7 +23,7 @@ class Model(BaseModel):
         self.layer = nn.Linear(5, 3)
         self.unused = nn.Linear(2, 2)
 
-    def forward(self, x, factor=1., mode='tensor'):
+    def forward(self, x, factor=1.0, mode='tensor'):
         y = self.layer(x).float()
         # The square root's gradient at 0 is infinite while the loss is finite.
         loss = y.square().mean() * factor if factor else y.sub(y.detach()).square().sum().sqrt()
@@ -38,17 +38,24 @@ class Run:
         self.model = Model()
         self.optim_wrapper = wrapper(
             optimizer=torch.optim.SGD(
-                [dict(params=self.model.layer.parameters()),
-                 dict(params=self.model.unused.parameters(), lr=0.025)], lr=0.05), **kwargs)
+                [
+                    dict(params=self.model.layer.parameters()),
+                    dict(params=self.model.unused.parameters(), lr=0.025),
+                ],
+                lr=0.05,
+            ),
+            **kwargs,
+        )
         hub = MessageHub('test')
         hub.update_info('last_ckpt', 'work_dirs/epoch_3.pth')
         self.runner = SimpleNamespace(
-            model=self.model, optim_wrapper=self.optim_wrapper, message_hub=hub, iter=0)
+            model=self.model, optim_wrapper=self.optim_wrapper, message_hub=hub, iter=0
+        )
         self.hook = FiniteLossHook()
         if watch:
             self.hook.before_train(self.runner)
 
-    def step(self, factor=1., seed=0):
+    def step(self, factor=1.0, seed=0):
         x = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed))
         self.model.train_step(dict(x=x, factor=factor), self.optim_wrapper)
         self.hook.after_train_iter(self.runner, self.runner.iter)
@@ -61,7 +68,8 @@ class Run:
 RUNS = dict(
     plain=Run,
     clipped=partial(Run, clip_grad=dict(max_norm=0.1)),
-    bfloat16=partial(Run, AutocastOptimWrapper))
+    bfloat16=partial(Run, AutocastOptimWrapper),
+)
 
 
 @pytest.fixture(params=RUNS)
@@ -97,14 +105,15 @@ def test_a_loss_that_is_no_number_stops_before_the_step(training, factor, loss):
 
 def test_the_gradients_are_those_before_clipping():
     run = Run(clip_grad=dict(max_norm=1e-3))
-    run.step(1000.)
+    run.step(1000.0)
     with pytest.raises(UserError) as error:
         run.step(float('nan'))
     x = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
     model = Run().model
     (1000 * model(x).square().mean()).backward()
-    largest = max((value.grad.abs().max().item(), name)
-                  for name, value in model.layer.named_parameters())
+    largest = max(
+        (value.grad.abs().max().item(), name) for name, value in model.layer.named_parameters()
+    )
     expected = 'that of the step before was {:.6g} of layer.{};'.format(*largest)
     assert expected in str(error.value)
 
@@ -113,7 +122,7 @@ def test_an_infinite_gradient_of_a_finite_loss_stops_too(training):
     training.step()
     before = training.weights()
     with pytest.raises(UserError, match=r'the loss of iteration 2 is 0 at .* gradient is nan of'):
-        training.step(0.)
+        training.step(0.0)
     assert torch.equal(training.weights()['layer.weight'], before['layer.weight'])
 
 

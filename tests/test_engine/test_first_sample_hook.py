@@ -11,20 +11,28 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import MODELS
 from torch.utils.data import DataLoader
 
-from aft_mm.cli.errors import UserError
 from aft_mm.datasets import PackSequence, TextFile
 from aft_mm.engine import FirstSampleHook
+from aft_mm.errors import UserError
 
 
 @pytest.fixture
 def model():
-    return MODELS.build(dict(
-        type='aft_mm.AutoregressiveModel',
-        decoder=dict(
-            type='aft_mm.SequenceDecoder', embed_dims=8, num_layers=1, grid=(24, ), drop_rate=0.5,
-            embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=200),
-            token_mixer=dict(type='aft_mm.AFTSimple')),
-        head=dict(type='aft_mm.CategoricalHead', embed_dims=8, num_classes=200)))
+    return MODELS.build(
+        dict(
+            type='aft_mm.AutoregressiveModel',
+            decoder=dict(
+                type='aft_mm.SequenceDecoder',
+                embed_dims=8,
+                num_layers=1,
+                grid=(24,),
+                drop_rate=0.5,
+                embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=200),
+                token_mixer=dict(type='aft_mm.AFTSimple'),
+            ),
+            head=dict(type='aft_mm.CategoricalHead', embed_dims=8, num_classes=200),
+        )
+    )
 
 
 class Samples(list):
@@ -32,17 +40,23 @@ class Samples(list):
 
     def __init__(self, *shapes, value=199):
         pack = PackSequence(image_shape=(6, 4, 1))
-        super().__init__(lambda shape=shape: pack(dict(img=np.full(shape, value, np.uint8)))
-                         for shape in shapes)
+        super().__init__(
+            lambda shape=shape: pack(dict(img=np.full(shape, value, np.uint8))) for shape in shapes
+        )
 
     def __getitem__(self, index):
         return super().__getitem__(index)()
 
 
 def runner(model, train=None, val=None, test=None):
-    loops = [None if dataset is None else SimpleNamespace(
-        dataloader=DataLoader(dataset, batch_size=2, collate_fn=pseudo_collate))
-             for dataset in (train, val, test)]
+    loops = [
+        None
+        if dataset is None
+        else SimpleNamespace(
+            dataloader=DataLoader(dataset, batch_size=2, collate_fn=pseudo_collate)
+        )
+        for dataset in (train, val, test)
+    ]
     return SimpleNamespace(model=model, train_loop=loops[0], val_loop=loops[1], test_loop=loops[2])
 
 
@@ -59,11 +73,18 @@ def test_good_data_passes_and_leaves_the_model_as_it_was(model):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(('train', 'val', 'message'), [
-    (Samples((5, 4, 1)), None, r'training set .*: image must be uint8 of image_shape \(6, 4, 1\)'),
-    (Samples((6, 4, 1)), Samples((6, 4, 3)), r'validation set .*shape \(6, 4, 3\)'),
-    (Samples((6, 4, 1), value=200), None, 'training set .*: a token must be .* 200'),
-])
+@pytest.mark.parametrize(
+    ('train', 'val', 'message'),
+    [
+        (
+            Samples((5, 4, 1)),
+            None,
+            r'training set .*: image must be uint8 of image_shape \(6, 4, 1\)',
+        ),
+        (Samples((6, 4, 1)), Samples((6, 4, 3)), r'validation set .*shape \(6, 4, 3\)'),
+        (Samples((6, 4, 1), value=200), None, 'training set .*: a token must be .* 200'),
+    ],
+)
 def test_a_bad_first_sample_is_named(model, train, val, message):
     with pytest.raises(UserError, match=f'the first sample of the {message}') as error:
         check(model, train, val)
@@ -82,7 +103,8 @@ def test_a_test_and_a_validation_of_their_own_are_checked_too(model):
 def test_validation_is_checked_once_in_a_run(model, monkeypatch):
     calls, forward = [], model.forward
     monkeypatch.setattr(
-        model, 'forward', lambda mode, **batch: calls.append(mode) or forward(mode=mode, **batch))
+        model, 'forward', lambda mode, **batch: calls.append(mode) or forward(mode=mode, **batch)
+    )
     run, hook = runner(model, Samples((6, 4, 1)), Samples((6, 4, 1))), FirstSampleHook()
     hook.before_train(run)
     for _ in range(3):
@@ -115,73 +137,121 @@ def test_a_context_beyond_the_position_table_is_named(model, tmp_path):
 def only_error(result):
     """The one line that a failed tool adds to the log."""
     assert result.returncode == 1 and 'Traceback' not in result.stderr
-    (line, ) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
     return line
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('name', 'size', 'options', 'message'), [
-    ('tiny_text', None, [], "train_dataloader.dataset reads 'text.txt', which does not exist"),
-    ('tiny_text', 30, [], "the train split of 'text.txt' has 27 bytes, which is shorter than one "
-     'context of 32 bytes'),
-    ('tiny_text', 4000, ['model.decoder.grid=(31,)'],
-     'the first sample of the training set cannot be used: a sequence must not be longer than'),
-    ('tiny_pixels', None, ['train_dataloader.dataset.pipeline.0.image_shape=(8,9,1)'],
-     'the first sample of the training set cannot be used: image 0 must be uint8 of image_shape'),
-    ('tiny_pixels', None, ['default_hooks.samples.image_shape=(8,9,1)'],
-     'image_shape must be (H, W, C) with H·W·C = 64'),
-])
+@pytest.mark.parametrize(
+    ('name', 'size', 'options', 'message'),
+    [
+        ('tiny_text', None, [], "train_dataloader.dataset reads 'text.txt', which does not exist"),
+        (
+            'tiny_text',
+            30,
+            [],
+            "the train split of 'text.txt' has 27 bytes, which is shorter than one "
+            'context of 32 bytes',
+        ),
+        (
+            'tiny_text',
+            4000,
+            ['model.decoder.grid=(31,)'],
+            'the first sample of the training set cannot be used: a sequence must not be longer than',
+        ),
+        (
+            'tiny_pixels',
+            None,
+            ['train_dataloader.dataset.pipeline.0.image_shape=(8,9,1)'],
+            'the first sample of the training set cannot be used: image 0 must be uint8 of image_shape',
+        ),
+        (
+            'tiny_pixels',
+            None,
+            ['default_hooks.samples.image_shape=(8,9,1)'],
+            'image_shape must be (H, W, C) with H·W·C = 64',
+        ),
+    ],
+)
 def test_training_ends_before_it_begins(run, root, config, tmp_path, name, size, options, message):
     if size is not None:
         (tmp_path / 'text.txt').write_bytes(b'a' * size)
-    result = run(root / 'tools/train.py', config(name), '--work-dir', 'here', '--cfg-options',
-                 *options, 'randomness.seed=0', cwd=tmp_path)
+    result = run(
+        root / 'tools/train.py',
+        config(name),
+        '--work-dir',
+        'here',
+        '--cfg-options',
+        *options,
+        'randomness.seed=0',
+        cwd=tmp_path,
+    )
     assert message in only_error(result)
     assert 'Epoch(train)' not in result.stdout + result.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('tool', 'num_workers', 'image', 'message'), [
-    ('train', 0, 'np.zeros((8, 7), np.uint8)',
-     'image 5 must be uint8 of image_shape (8, 8, 1), got uint8 of shape (8, 7, 1).'),
-    ('test', 1, 'np.zeros((8, 7), np.uint8)', 'image 5 must be uint8 of image_shape (8, 8, 1)'),
-    ('train', 1, 'np.full((8, 8), 255, np.uint8)', 'a token must be 0 to 99, got 255'),
-])
-def test_a_later_sample_ends_in_one_sentence_too(run, root, config, tmp_path, tool, num_workers,
-                                                 image, message):
+@pytest.mark.parametrize(
+    ('tool', 'num_workers', 'image', 'message'),
+    [
+        (
+            'train',
+            0,
+            'np.zeros((8, 7), np.uint8)',
+            'image 5 must be uint8 of image_shape (8, 8, 1), got uint8 of shape (8, 7, 1).',
+        ),
+        ('test', 1, 'np.zeros((8, 7), np.uint8)', 'image 5 must be uint8 of image_shape (8, 8, 1)'),
+        ('train', 1, 'np.full((8, 8), 255, np.uint8)', 'a token must be 0 to 99, got 255'),
+    ],
+)
+def test_a_later_sample_ends_in_one_sentence_too(
+    run, root, config, tmp_path, tool, num_workers, image, message
+):
     (tmp_path / 'own.py').write_text(
         'import numpy as np\nfrom mmengine.dataset import BaseDataset\n'
         'from mmengine.registry import DATASETS\n'
         '@DATASETS.register_module()\nclass Own(BaseDataset):\n'
         '    def load_data_list(self):\n'
         f'        return [dict(img={image} if i == 5 else np.zeros((8, 8), np.uint8))\n'
-        '                for i in range(32)]\n')
-    loader = f"dict(num_workers={num_workers}, dataset=dict(_delete_=True, type='Own', " \
+        '                for i in range(32)]\n'
+    )
+    loader = (
+        f"dict(num_workers={num_workers}, dataset=dict(_delete_=True, type='Own', "
         "pipeline=[dict(type='aft_mm.PackSequence', image_shape=(8, 8, 1))]))"
+    )
     (tmp_path / 'config.py').write_text(
         f"_base_ = '{config('tiny_pixels')}'\n"
         "custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks', 'own'])\n"
         f'{tool}_dataloader = {loader}\n'
         'model = dict(decoder=dict(embedding=dict(vocab_size=100)), head=dict(num_classes=100))\n'
-        'default_hooks = dict(checkpoint=dict(save_best=None))\n')
+        'default_hooks = dict(checkpoint=dict(save_best=None))\n'
+    )
     words = ['--no-validate']
     if tool == 'test':
         built = Config.fromfile(tmp_path / 'config.py', import_custom_modules=False).model
         model = MODELS.build(dict(built, type='aft_mm.AutoregressiveModel'))
         torch.save(dict(state_dict=model.state_dict()), tmp_path / 'a.pth')
         words = ['a.pth']
-    result = run(root / f'tools/{tool}.py', 'config.py', *words, cwd=tmp_path,
-                 env={'PYTHONPATH': f'{tmp_path}:{root}/tests/configs'})
+    result = run(
+        root / f'tools/{tool}.py',
+        'config.py',
+        *words,
+        cwd=tmp_path,
+        env={'PYTHONPATH': f'{tmp_path}:{root}/tests/configs'},
+    )
     assert message in only_error(result)
 
 
 @pytest.mark.slow
 def test_a_run_that_diverges_keeps_its_last_checkpoint(run, root, config, tmp_path):
     (tmp_path / 'text.txt').write_bytes(b'a nice text ' * 400)
-    result = run(root / 'tools/train.py', config('tiny_diverging'), '--work-dir', 'here',
-                 cwd=tmp_path)
-    pattern = (r'the loss of iteration (\d+) is (nan|inf) at a learning rate of 3e\+27; its '
-               r'largest gradient is (nan|inf) of \w+\.\S+, .* last checkpoint is .*/epoch_1.pth')
+    result = run(
+        root / 'tools/train.py', config('tiny_diverging'), '--work-dir', 'here', cwd=tmp_path
+    )
+    pattern = (
+        r'the loss of iteration (\d+) is (nan|inf) at a learning rate of 3e\+27; its '
+        r'largest gradient is (nan|inf) of \w+\.\S+, .* last checkpoint is .*/epoch_1.pth'
+    )
     assert int(re.search(pattern, only_error(result)).group(1)) > 6
     checkpoint = torch.load(tmp_path / 'here/epoch_1.pth', weights_only=True)
     assert all(value.isfinite().all() for value in checkpoint['state_dict'].values())

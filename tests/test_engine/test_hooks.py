@@ -17,7 +17,6 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from aft_mm.cli.command_line import check_regularization
-from aft_mm.cli.errors import UserError
 from aft_mm.datasets import Digits
 from aft_mm.engine import (
     AutocastOptimWrapper,
@@ -27,6 +26,7 @@ from aft_mm.engine import (
     EpochSeedHook,
     RegularizationHook,
 )
+from aft_mm.errors import UserError
 from aft_mm.layers import PositionEmbedding
 from aft_mm.registry import DATASETS, MODELS
 
@@ -66,7 +66,6 @@ def runner(model=None, **kwargs):
 
 
 class TestCompileHook:
-
     @pytest.fixture
     def model(self):
         torch._dynamo.reset()
@@ -77,7 +76,9 @@ class TestCompileHook:
                 arch=dict(embed_dims=16, num_layers=2),
                 img_size=8,
                 patch_size=2,
-                token_mixer=dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3)))
+                token_mixer=dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3),
+            )
+        )
         return model
 
     def test_one_graph_same_result_same_keys(self, model):
@@ -110,11 +111,11 @@ class TestCompileHook:
 
 
 class TestEpochSeedHook:
-
     def draw(self, iteration, rank=0):
         loader = SimpleNamespace(num_workers=2)
         EpochSeedHook().before_train_epoch(
-            SimpleNamespace(seed=3, iter=iteration, rank=rank, train_dataloader=loader))
+            SimpleNamespace(seed=3, iter=iteration, rank=rank, train_dataloader=loader)
+        )
         here = torch.rand(1).item(), np.random.rand(), random.random()
         workers = []
         for worker in range(2):
@@ -128,13 +129,13 @@ class TestEpochSeedHook:
         assert self.draw(12) == first
 
     def test_epochs_ranks_and_workers_differ(self):
-        draws = [value for iteration in (0, 6) for rank in (0, 1)
-                 for value in self.draw(iteration, rank)]
+        draws = [
+            value for iteration in (0, 6) for rank in (0, 1) for value in self.draw(iteration, rank)
+        ]
         assert len(set(draws)) == len(draws)
 
 
 class TestRegularizationHook:
-
     def test_adds_the_weighted_sum_of_the_layers_to_the_losses_only(self):
         model, x = Model(), torch.randn(3, 5)
         RegularizationHook(weight=0.5).before_train(runner(model))
@@ -148,8 +149,14 @@ class TestRegularizationHook:
 
     def test_entropy_is_that_of_equation_9_over_all_heads_of_all_layers(self):
         model, x = Model(), torch.randn(2, 35, 12)
-        mixer = dict(type='aft_mm.AFTConv', embed_dims=12, grid=(5, 7), num_heads=4, kernel_size=3,
-                     sparsity='entropy')
+        mixer = dict(
+            type='aft_mm.AFTConv',
+            embed_dims=12,
+            grid=(5, 7),
+            num_heads=4,
+            kernel_size=3,
+            sparsity='entropy',
+        )
         model.backbone = nn.Sequential(*(MODELS.build(mixer) for _ in range(3)))
         kernels = []
         for layer in model.backbone:
@@ -163,7 +170,7 @@ class TestRegularizationHook:
 
     def test_reaches_the_gradient_under_a_training_step(self):
         model = Model()
-        RegularizationHook(weight=2.).before_train(runner(model))
+        RegularizationHook(weight=2.0).before_train(runner(model))
         model(torch.zeros(3, 5), mode='loss')['loss_regularization'].backward()
         weight = model.backbone[0].weight
         torch.testing.assert_close(weight.grad, 4 * weight.detach() / weight.numel())
@@ -174,8 +181,16 @@ class TestRegularizationHook:
 
     @pytest.mark.parametrize('sparsity', ['none', 'entropy'])
     def test_a_penalty_that_nobody_adds_is_an_error(self, sparsity):
-        model = MODELS.build(dict(type='aft_mm.AFTConv', embed_dims=12, grid=(5, 7), num_heads=4,
-                                  kernel_size=3, sparsity=sparsity))
+        model = MODELS.build(
+            dict(
+                type='aft_mm.AFTConv',
+                embed_dims=12,
+                grid=(5, 7),
+                num_heads=4,
+                kernel_size=3,
+                sparsity=sparsity,
+            )
+        )
         check_regularization(runner(model, hooks=[RegularizationHook(weight=0.1)]))
         if sparsity == 'none':
             check_regularization(runner(model, hooks=[EpochSeedHook()]))
@@ -185,7 +200,6 @@ class TestRegularizationHook:
 
 
 class TestCheckpointFitHook:
-
     def check(self, state, strict=True, model=None):
         checkpoint = dict(state_dict=state, meta=dict(experiment_name='that_run'))
         CheckpointFitHook(strict).after_load_checkpoint(runner(model), checkpoint)
@@ -196,8 +210,11 @@ class TestCheckpointFitHook:
         self.check({f'module.{name}': value for name, value in state.items()})
 
     def test_another_width_is_counted(self):
-        with pytest.raises(UserError, match=r'that_run.*this_config.*0 .*missing, 0 unexpected '
-                           'and 3 of another shape'):
+        with pytest.raises(
+            UserError,
+            match=r'that_run.*this_config.*0 .*missing, 0 unexpected '
+            'and 3 of another shape',
+        ):
             self.check(Model(width=9).state_dict())
 
     def test_other_names_are_counted(self):
@@ -212,20 +229,29 @@ class TestCheckpointFitHook:
     @pytest.mark.parametrize('strict', [True, False])
     def test_what_is_interpolated_is_logged(self, strict, monkeypatch):
         lines = []
-        monkeypatch.setattr('aft_mm.engine.hooks.checkpoint_fit_hook.print_log',
-                            lambda text, **options: lines.append((text, options['level'])))
+        monkeypatch.setattr(
+            'aft_mm.engine.hooks.checkpoint_fit_hook.print_log',
+            lambda text, **options: lines.append((text, options['level'])),
+        )
         short, long = (Model() for _ in range(2))
-        short.positions, long.positions = PositionEmbedding((8, ), 3), PositionEmbedding((13, ), 3)
+        short.positions, long.positions = PositionEmbedding((8,), 3), PositionEmbedding((13,), 3)
         self.check(long.state_dict(), strict, long)
         assert not lines
         self.check(short.state_dict(), strict, long)
-        assert lines == [('the checkpoint is interpolated to the sizes of this model: '
-                          'positions.weight from [8, 3] to [13, 3], 1 in all', logging.WARNING)]
+        assert lines == [
+            (
+                'the checkpoint is interpolated to the sizes of this model: '
+                'positions.weight from [8, 3] to [13, 3], 1 in all',
+                logging.WARNING,
+            )
+        ]
         with pytest.raises(UserError, match='resumed with positions.weight of another size'):
             CheckpointFitHook(strict, resume=True).after_load_checkpoint(
-                runner(long), dict(state_dict=short.state_dict()))
+                runner(long), dict(state_dict=short.state_dict())
+            )
         CheckpointFitHook(strict, resume=True).after_load_checkpoint(
-            runner(long), dict(state_dict=long.state_dict()))
+            runner(long), dict(state_dict=long.state_dict())
+        )
 
     @pytest.mark.parametrize('strict', [True, False])
     def test_what_the_model_itself_refuses_is_passed_on(self, strict):
@@ -240,7 +266,6 @@ class TestCheckpointFitHook:
 
 
 class TestCheckImagesHook:
-
     @pytest.fixture
     def image(self, tmp_path):
         noise = np.random.default_rng(0).integers(0, 256, (40, 31, 3), dtype=np.uint8)
@@ -254,9 +279,14 @@ class TestCheckImagesHook:
     def check_dataset(self, dataset, rank=0, world_size=1):
         loader = torch.utils.data.DataLoader(dataset)
         CheckImagesHook().before_train(
-            SimpleNamespace(rank=rank, world_size=world_size, train_dataloader=loader,
-                            val_loop=None,
-                            logger=logging.getLogger('check_images')))
+            SimpleNamespace(
+                rank=rank,
+                world_size=world_size,
+                train_dataloader=loader,
+                val_loop=None,
+                logger=logging.getLogger('check_images'),
+            )
+        )
 
     def test_a_whole_image_passes_also_with_bytes_after_its_end(self, image):
         self.check(image)
@@ -266,7 +296,7 @@ class TestCheckImagesHook:
     @pytest.mark.parametrize('share', [0.3, 0.9, 0.999])
     def test_a_truncated_jpeg_is_named(self, image, share):
         data = image.read_bytes()
-        image.write_bytes(data[:int(share * len(data))])
+        image.write_bytes(data[: int(share * len(data))])
         with pytest.raises(UserError, match=rf"'{image}' of the training set is truncated"):
             self.check(image)
 
@@ -276,7 +306,7 @@ class TestCheckImagesHook:
         data = data[:2] + comment + data[2:]
         image.write_bytes(data)
         self.check(image)
-        image.write_bytes(data[:len(data) // 2])
+        image.write_bytes(data[: len(data) // 2])
         with pytest.raises(UserError, match=rf"'{image}' of the training set is truncated"):
             self.check(image)
 

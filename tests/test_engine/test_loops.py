@@ -7,9 +7,9 @@ import torch
 from mmengine.dataset import pseudo_collate
 from torch.utils.data import DataLoader
 
-from aft_mm.cli.errors import UserError
 from aft_mm.engine import GenerationTestLoop
 from aft_mm.engine.seeds import derived_seed
+from aft_mm.errors import UserError
 from aft_mm.structures import SequenceSample
 
 from ..generation_models import points_model, super_resolution_model
@@ -34,7 +34,7 @@ class Sequences(torch.utils.data.Dataset):
 
     metainfo = {}
 
-    def __init__(self, lengths=(15, ) * 7):
+    def __init__(self, lengths=(15,) * 7):
         self.lengths = lengths
 
     def __len__(self):
@@ -42,7 +42,7 @@ class Sequences(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
-        tokens = torch.randint(32, (self.lengths[index], ), generator=generator)
+        tokens = torch.randint(32, (self.lengths[index],), generator=generator)
         return dict(inputs=tokens, data_samples=SequenceSample(metainfo=dict(number=index)))
 
 
@@ -56,18 +56,28 @@ class Pairs(Sequences):
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(min(index + self.shift, 5))
         source = torch.randint(256, (6, 3), generator=generator)
-        return dict(inputs=source.repeat(4, 1),
-                    data_samples=SequenceSample(metainfo=dict(number=index), source=source))
+        return dict(
+            inputs=source.repeat(4, 1),
+            data_samples=SequenceSample(metainfo=dict(number=index), source=source),
+        )
 
 
 def run(model, dataset=None, rank=0, world_size=1, batch_size=3, **options):
     """The samples of a test, in the order in which the metric got them."""
     dataset = dataset or Sequences()
     runner = SimpleNamespace(
-        model=model, rank=rank, world_size=world_size, call_hook=lambda *args, **kwargs: None,
-        visualizer=SimpleNamespace(dataset_meta=None))
-    loader = DataLoader(dataset, batch_size, sampler=range(rank, len(dataset), world_size),
-                        collate_fn=pseudo_collate)
+        model=model,
+        rank=rank,
+        world_size=world_size,
+        call_hook=lambda *args, **kwargs: None,
+        visualizer=SimpleNamespace(dataset_meta=None),
+    )
+    loader = DataLoader(
+        dataset,
+        batch_size,
+        sampler=range(rank, len(dataset), world_size),
+        collate_fn=pseudo_collate,
+    )
     metric = Metric()
     loop = GenerationTestLoop(runner, loader, metric, **options)
     assert loop.run() == dict(size=len(dataset))
@@ -93,8 +103,10 @@ def test_every_sample_has_likelihood_and_draws_of_its_length(points):
     samples = run(points, Sequences(lengths), num_samples=2)
     assert [sample['number'] for sample in samples] == list(range(7))
     assert [tuple(tokens.shape) for tokens in drawn(samples)] == [(2, n) for n in lengths]
-    assert all(sample['nats'] > 0 and sample['num_dims'] == n
-               for sample, n in zip(samples, lengths, strict=True))
+    assert all(
+        sample['nats'] > 0 and sample['num_dims'] == n
+        for sample, n in zip(samples, lengths, strict=True)
+    )
 
 
 def test_draws_are_those_of_the_model(points, pairs):
@@ -104,12 +116,17 @@ def test_draws_are_those_of_the_model(points, pairs):
         for batch, numbers in enumerate(([0, 1, 2], [3, 4, 5], [6])):
             data = [dataset[i] for i in numbers]
             length = len(data[0]['inputs'])
-            given = dict(batch_size=2 * len(data)) if dataset is not None and model is points else (
-                dict(source=[d['data_samples'].source for d in data for _ in range(2)]))
+            given = (
+                dict(batch_size=2 * len(data))
+                if dataset is not None and model is points
+                else (dict(source=[d['data_samples'].source for d in data for _ in range(2)]))
+            )
             expected = model.generate(
-                length, temperature=0.7, seed=derived_seed(5, 0, batch), **given)
+                length, temperature=0.7, seed=derived_seed(5, 0, batch), **given
+            )
             torch.testing.assert_close(
-                torch.cat([found[i] for i in numbers]), expected, rtol=0, atol=0)
+                torch.cat([found[i] for i in numbers]), expected, rtol=0, atol=0
+            )
 
 
 def test_no_two_batches_or_ranks_share_noise_and_runs_repeat(points):
@@ -130,8 +147,9 @@ def test_samples_of_one_source_differ_and_depend_on_it(pairs):
     assert (found[0] != others[0]).any() and (found[6] == others[6]).all()
 
 
-@pytest.mark.parametrize('options', [
-    dict(seed=1), dict(temperature=0.1), dict(top_k=1), dict(top_p=0.05)])
+@pytest.mark.parametrize(
+    'options', [dict(seed=1), dict(temperature=0.1), dict(top_k=1), dict(top_p=0.05)]
+)
 def test_options_change_what_is_drawn(points, options):
     first, other = drawn(run(points)), drawn(run(points, **options))
     assert any((a != b).any() for a, b in zip(first, other, strict=True))
@@ -161,8 +179,13 @@ def test_autocast_reaches_the_draws(points, monkeypatch):
 @pytest.mark.parametrize(('world_size', 'batch_size'), [(1, 3), (1, 7), (2, 1), (2, 3), (3, 2)])
 @pytest.mark.parametrize('num_inputs', [1, 4, 7, 100])
 def test_the_first_inputs_are_drawn_for(points, world_size, batch_size, num_inputs):
-    samples = [sample for rank in range(world_size) for sample in run(
-        points, rank=rank, world_size=world_size, batch_size=batch_size, num_inputs=num_inputs)]
+    samples = [
+        sample
+        for rank in range(world_size)
+        for sample in run(
+            points, rank=rank, world_size=world_size, batch_size=batch_size, num_inputs=num_inputs
+        )
+    ]
     with_draws = sorted(sample['number'] for sample in samples if 'drawn' in sample)
     assert with_draws == list(range(min(7, num_inputs))) and len(samples) == 7
     assert all('nats' in sample for sample in samples)
@@ -184,13 +207,16 @@ def test_random_numbers_and_mode_of_the_model_are_left_alone(points):
     assert torch.equal(torch.get_rng_state(), state) and not points.training
 
 
-@pytest.mark.parametrize(('options', 'message'), [
-    (dict(num_samples=0), 'num_samples of test_cfg must be an int, 1 or larger, got 0'),
-    (dict(num_samples=1.5), 'num_samples of test_cfg .* got 1.5'),
-    (dict(num_inputs=0), 'num_inputs of test_cfg must be an int, 1 or larger, got 0'),
-    (dict(seed=-1), 'seed of test_cfg must be an int, 0 or larger, got -1'),
-    (dict(temperature=0), 'temperature of test_cfg must be a finite number above 0, got 0'),
-])
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(num_samples=0), 'num_samples of test_cfg must be an int, 1 or larger, got 0'),
+        (dict(num_samples=1.5), 'num_samples of test_cfg .* got 1.5'),
+        (dict(num_inputs=0), 'num_inputs of test_cfg must be an int, 1 or larger, got 0'),
+        (dict(seed=-1), 'seed of test_cfg must be an int, 0 or larger, got -1'),
+        (dict(temperature=0), 'temperature of test_cfg must be a finite number above 0, got 0'),
+    ],
+)
 def test_bad_options_are_named(points, options, message):
     with pytest.raises((UserError, ValueError), match=message):
         run(points, **options)

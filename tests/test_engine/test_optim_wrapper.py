@@ -64,14 +64,15 @@ def test_state_goes_to_and_comes_from_a_plain_wrapper():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='float16 is allowed on CUDA')
 def test_float16_on_a_cpu_is_named():
-    with pytest.raises(ValueError, match="must be one of bfloat16, got .float16"):
+    with pytest.raises(ValueError, match='must be one of bfloat16, got .float16'):
         wrapper(nn.Linear(7, 3), dtype='float16')
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
-@pytest.mark.parametrize(('loss_scale', 'scale'), [('dynamic', 2.0**16), (512., 512.),
-                                                   (dict(init_scale=8.), 8.)])
+@pytest.mark.parametrize(
+    ('loss_scale', 'scale'), [('dynamic', 2.0**16), (512.0, 512.0), (dict(init_scale=8.0), 8.0)]
+)
 def test_float16_scales_the_loss_and_saves_the_scale(loss_scale, scale):
     model, x = nn.Linear(7, 3).cuda(), torch.randn(5, 7, device='cuda')
     wrap = wrapper(model, dtype='float16', loss_scale=loss_scale)

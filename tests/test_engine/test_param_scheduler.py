@@ -17,7 +17,7 @@ from aft_mm.registry import PARAM_SCHEDULERS
 def schedule(optimizer):
     return [
         LinearLR(optimizer, start_factor=0.01, begin=0, end=7, by_epoch=False),
-        InverseSqrtLR(optimizer, begin=7)
+        InverseSqrtLR(optimizer, begin=7),
     ]
 
 
@@ -62,7 +62,7 @@ def test_a_config_finds_it_and_it_needs_a_warm_up():
     build = PARAM_SCHEDULERS.build
     settings = dict(type='aft_mm.InverseSqrtLR', optimizer=make_optimizer())
     assert isinstance(build(dict(settings, begin=1)), InverseSqrtLR)
-    with pytest.raises(ValueError, match="begin of InverseSqrtLR must be .* got 0"):
+    with pytest.raises(ValueError, match='begin of InverseSqrtLR must be .* got 0'):
         build(dict(settings, begin=0))
 
 
@@ -71,8 +71,12 @@ def test_learning_rate_warms_up_and_falls_with_the_inverse_square_root(tmp_path)
     config = Config.fromfile(path)
     optimizer = make_optimizer()
     runner = Runner(
-        torch.nn.Linear(1, 1), str(tmp_path), train_dataloader=DataLoader(range(100)),
-        train_cfg=config.train_cfg, optim_wrapper=OptimWrapper(optimizer))
+        torch.nn.Linear(1, 1),
+        str(tmp_path),
+        train_dataloader=DataLoader(range(100)),
+        train_cfg=config.train_cfg,
+        optim_wrapper=OptimWrapper(optimizer),
+    )
     # The runner gives a schedule the end of the run: 200 epochs of 100 iterations.
     assert runner.train_loop.max_iters == 20000
     schedulers = runner.build_param_scheduler(config.param_scheduler)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from aft_mm.cli.errors import UserError
 from aft_mm.datasets import PackSequence
 from aft_mm.engine import PointCloudHook, SuperResolutionHook
+from aft_mm.errors import UserError
 from aft_mm.sampling.points import sample_points
 from aft_mm.sampling.super_resolution import super_resolve
 from aft_mm.structures import SequenceSample
@@ -29,20 +29,29 @@ class Album:
 
 def make_runner(model, dataset=None, epoch=1, length=15):
     """The validation set is ``dataset``, the training set of clouds with ``length`` tokens."""
+
     def loop(dataset):
         return SimpleNamespace(dataloader=SimpleNamespace(dataset=dataset))
 
     return SimpleNamespace(
-        model=model, train_loop=loop([dict(inputs=torch.zeros(length))]),
-        val_loop=None if dataset is None else loop(dataset), visualizer=Album(), epoch=epoch,
-        max_epochs=7)
+        model=model,
+        train_loop=loop([dict(inputs=torch.zeros(length))]),
+        val_loop=None if dataset is None else loop(dataset),
+        visualizer=Album(),
+        epoch=epoch,
+        max_epochs=7,
+    )
 
 
 def pairs(images, sources):
     pack = PackSequence(image_shape=IMAGE, tokens='pixels')
-    return [dict(inputs=pack(dict(img=image))['inputs'], data_samples=SequenceSample(
-        source=torch.from_numpy(source).reshape(-1, 3)))
-            for image, source in zip(images, sources, strict=True)]
+    return [
+        dict(
+            inputs=pack(dict(img=image))['inputs'],
+            data_samples=SequenceSample(source=torch.from_numpy(source).reshape(-1, 3)),
+        )
+        for image, source in zip(images, sources, strict=True)
+    ]
 
 
 @pytest.fixture
@@ -61,31 +70,52 @@ def draw(hook, runner):
     return runner.visualizer.pictures
 
 
-@pytest.mark.parametrize(('options', 'shown'), [
-    ({}, 3), (dict(num_images=2), 2), (dict(num_samples=1), 3), (dict(temperature=0.1), 3),
-    (dict(seed=3), 3)])
+@pytest.mark.parametrize(
+    ('options', 'shown'),
+    [
+        ({}, 3),
+        (dict(num_images=2), 2),
+        (dict(num_samples=1), 3),
+        (dict(temperature=0.1), 3),
+        (dict(seed=3), 3),
+    ],
+)
 def test_super_resolution_of_validation_images(images, sources, options, shown):
     model = super_resolution_model()
-    found = draw(SuperResolutionHook(IMAGE, SOURCE, interval=1, **options),
-                 make_runner(model, pairs(images, sources)))
+    found = draw(
+        SuperResolutionHook(IMAGE, SOURCE, interval=1, **options),
+        make_runner(model, pairs(images, sources)),
+    )
     samples = super_resolve(
-        model, sources[:shown], IMAGE, options.get('num_samples', 3),
-        seed=options.get('seed', 0), temperature=options.get('temperature', 0.8))
+        model,
+        sources[:shown],
+        IMAGE,
+        options.get('num_samples', 3),
+        seed=options.get('seed', 0),
+        temperature=options.get('temperature', 0.8),
+    )
     expected = draw_super_resolution(sources[:shown], samples, images[:shown])
     assert list(found) == [('super_resolution', 2)]
     np.testing.assert_array_equal(found['super_resolution', 2], expected)
 
 
-@pytest.mark.parametrize('options', [
-    {}, dict(num_samples=5), dict(up='y'), dict(temperature=0.1), dict(seed=3)])
+@pytest.mark.parametrize(
+    'options', [{}, dict(num_samples=5), dict(up='y'), dict(temperature=0.1), dict(seed=3)]
+)
 def test_clouds_from_nothing(options):
     model = points_model()
     found = draw(PointCloudHook(num_bits=5, interval=1, **options), make_runner(model))
-    clouds = sample_points(model, options.get('num_samples', 8), 5, seed=options.get('seed', 0),
-                           temperature=options.get('temperature', 1.0))
+    clouds = sample_points(
+        model,
+        options.get('num_samples', 8),
+        5,
+        seed=options.get('seed', 0),
+        temperature=options.get('temperature', 1.0),
+    )
     assert list(found) == [('point_clouds', 2)]
     np.testing.assert_array_equal(
-        found['point_clouds', 2], draw_point_clouds(clouds, options.get('up', 'z'), columns=4))
+        found['point_clouds', 2], draw_point_clouds(clouds, options.get('up', 'z'), columns=4)
+    )
 
 
 def test_drawn_every_interval_and_at_the_end():

@@ -9,36 +9,62 @@ from mmengine.registry import MODELS
 from mmengine.visualization import Visualizer
 from PIL import Image
 
-from aft_mm.cli.errors import UserError
 from aft_mm.datasets import PackSequence
 from aft_mm.engine import SampleHook
+from aft_mm.errors import UserError
 from aft_mm.sampling.images import complete_images, sample_images
 from aft_mm.visualization import draw_completions, draw_samples
 
 # Image shape, tokens of PackSequence, grid, embedding, head: every way to lay out an image.
 LAYOUTS = dict(
-    grey=((6, 4, 1), 'subpixels', (24, ), dict(type='TokenEmbedding', vocab_size=256),
-          dict(type='CategoricalHead', num_classes=256)),
-    grey_pixels=((6, 4, 1), 'pixels', (6, 4), dict(type='PixelEmbedding', num_channels=1),
-                 dict(type='LogisticMixtureHead', num_channels=1)),
-    subpixels=((6, 4, 3), 'subpixels', (6, 12),
-               dict(type='TokenEmbedding', vocab_size=256, num_kinds=3),
-               dict(type='CategoricalHead', num_classes=256)),
-    pixels=((6, 4, 3), 'pixels', (24, ), dict(type='PixelEmbedding', num_channels=3),
-            dict(type='LogisticMixtureHead', num_channels=3)),
+    grey=(
+        (6, 4, 1),
+        'subpixels',
+        (24,),
+        dict(type='TokenEmbedding', vocab_size=256),
+        dict(type='CategoricalHead', num_classes=256),
+    ),
+    grey_pixels=(
+        (6, 4, 1),
+        'pixels',
+        (6, 4),
+        dict(type='PixelEmbedding', num_channels=1),
+        dict(type='LogisticMixtureHead', num_channels=1),
+    ),
+    subpixels=(
+        (6, 4, 3),
+        'subpixels',
+        (6, 12),
+        dict(type='TokenEmbedding', vocab_size=256, num_kinds=3),
+        dict(type='CategoricalHead', num_classes=256),
+    ),
+    pixels=(
+        (6, 4, 3),
+        'pixels',
+        (24,),
+        dict(type='PixelEmbedding', num_channels=3),
+        dict(type='LogisticMixtureHead', num_channels=3),
+    ),
 )
 
 
 def build(layout):
     shape, tokens, grid, embedding, head = LAYOUTS[layout]
     torch.manual_seed(0)
-    model = MODELS.build(dict(
-        type='aft_mm.AutoregressiveModel',
-        decoder=dict(
-            type='aft_mm.SequenceDecoder', embed_dims=8, num_layers=1, grid=grid,
-            embedding={**embedding, 'type': f"aft_mm.{embedding['type']}"},
-            token_mixer=dict(type='aft_mm.AFTSimple')),
-        head={**head, 'type': f"aft_mm.{head['type']}", 'embed_dims': 8}))
+    model = MODELS.build(
+        dict(
+            type='aft_mm.AutoregressiveModel',
+            decoder=dict(
+                type='aft_mm.SequenceDecoder',
+                embed_dims=8,
+                num_layers=1,
+                grid=grid,
+                embedding={**embedding, 'type': f'aft_mm.{embedding["type"]}'},
+                token_mixer=dict(type='aft_mm.AFTSimple'),
+            ),
+            head={**head, 'type': f'aft_mm.{head["type"]}', 'embed_dims': 8},
+        )
+    )
     for parameter in model.parameters():  # else what is given hardly changes what is drawn
         torch.nn.init.normal_(parameter)
     return model, shape, PackSequence(image_shape=shape, tokens=tokens)
@@ -50,8 +76,9 @@ def images_of(shape, count=3):
 
 def make_runner(model, dataset=None, visualizer=None, epoch=1, max_epochs=7):
     loop = None if dataset is None else SimpleNamespace(dataloader=SimpleNamespace(dataset=dataset))
-    return SimpleNamespace(model=model, val_loop=loop, visualizer=visualizer, epoch=epoch,
-                           max_epochs=max_epochs)
+    return SimpleNamespace(
+        model=model, val_loop=loop, visualizer=visualizer, epoch=epoch, max_epochs=max_epochs
+    )
 
 
 class Album:
@@ -66,7 +93,6 @@ class Album:
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 class TestImageSampling:
-
     def test_samples_follow_the_seed_and_the_options(self, layout):
         model, shape, _ = build(layout)
         samples = sample_images(model, shape, 5, seed=1)
@@ -119,7 +145,8 @@ def test_pictures_are_those_of_the_model(layout, capfd):
     completed = complete_images(model, images[:2].repeat(3, 0), 3, seed=4).reshape(2, 3, *shape)
     assert (completed[:, 0] != completed[:, 1]).any()
     np.testing.assert_array_equal(
-        album.pictures['completions', 2], draw_completions(images[:2], completed, 3))
+        album.pictures['completions', 2], draw_completions(images[:2], completed, 3)
+    )
     assert capfd.readouterr().err.count('tokens') == 2  # a bar for each picture
 
 
@@ -128,7 +155,8 @@ def test_the_run_goes_on_as_if_nothing_had_been_drawn():
     model.train()
     state = torch.get_rng_state(), np.random.get_state()[1].copy()
     SampleHook(shape, interval=1).after_train_epoch(
-        make_runner(model, [pack(dict(img=images_of(shape)[0]))], Album()))
+        make_runner(model, [pack(dict(img=images_of(shape)[0]))], Album())
+    )
     assert model.training and torch.equal(torch.get_rng_state(), state[0])
     assert (np.random.get_state()[1] == state[1]).all()
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -146,11 +174,14 @@ def test_drawn_every_interval_and_at_the_end():
 def test_pictures_can_be_left_out():
     model, shape, pack = build('grey')
     dataset = [pack(dict(img=image)) for image in images_of(shape)]
-    for options, names in [(dict(num_samples=0), ['completions']), (dict(num_images=0), ['samples'])
-                           ]:
+    for options, names in [
+        (dict(num_samples=0), ['completions']),
+        (dict(num_images=0), ['samples']),
+    ]:
         album = Album()
         SampleHook(shape, interval=1, **options).after_train_epoch(
-            make_runner(model, dataset, album))
+            make_runner(model, dataset, album)
+        )
         assert [name for name, _ in album.pictures] == names
 
 
@@ -160,7 +191,8 @@ def test_temperature_reaches_the_model():
     for temperature in (1.0, 0.01):
         album = Album()
         SampleHook(shape, interval=1, temperature=temperature).after_train_epoch(
-            make_runner(model, visualizer=album))
+            make_runner(model, visualizer=album)
+        )
         pictures.append(album.pictures['samples', 2])
     assert (pictures[0] != pictures[1]).any()
 
@@ -178,13 +210,15 @@ def test_backends_write_a_png_and_tensorboard(tmp_path):
     model, shape, _ = build('subpixels')
     visualizer = Visualizer(
         vis_backends=[dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')],
-        save_dir=str(tmp_path))
+        save_dir=str(tmp_path),
+    )
     SampleHook(shape, interval=1, num_samples=4).after_train_epoch(
-        make_runner(model, visualizer=visualizer))
+        make_runner(model, visualizer=visualizer)
+    )
     visualizer.close()
     expected = draw_samples(sample_images(model, shape, 4, seed=0))
     with Image.open(tmp_path / 'vis_data/vis_image/samples_2.png') as picture:
         np.testing.assert_array_equal(picture, expected)
     events = EventAccumulator(str(tmp_path / 'vis_data')).Reload()
-    (event, ) = events.Images('samples')
+    (event,) = events.Images('samples')
     assert (event.step, event.height, event.width) == (2, *expected.shape[:2])

@@ -15,20 +15,23 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 
-from aft_mm.cli.errors import UserError
 from aft_mm.engine import CheckpointFitHook, TimeBudgetHook
 from aft_mm.engine.hooks import minutes_hook, time_budget_hook
+from aft_mm.errors import UserError
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 SECOND = 1 / 60  # in minutes
 # The order of the samples is all that is drawn: a run that is not stopped is repeated exactly.
 INFINITE = dict(type='InfiniteSampler', shuffle=True)
-CHANGES = {None: {}, 'by iterations': {
-    'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=18, val_interval=9),
-    'train_dataloader.sampler': INFINITE,
-    'default_hooks.checkpoint': dict(by_epoch=False, interval=6),
-    'param_scheduler': [dict(type='CosineAnnealingLR', T_max=18, by_epoch=False)],
-}}
+CHANGES = {
+    None: {},
+    'by iterations': {
+        'train_cfg': dict(_delete_=True, by_epoch=False, max_iters=18, val_interval=9),
+        'train_dataloader.sampler': INFINITE,
+        'default_hooks.checkpoint': dict(by_epoch=False, interval=6),
+        'param_scheduler': [dict(type='CosineAnnealingLR', T_max=18, by_epoch=False)],
+    },
+}
 NUMBER = itertools.count()  # runs of one name would share their messages
 
 
@@ -36,7 +39,7 @@ class Clock(Hook):
     """A second per iteration; the machine fails where it is told to."""
 
     def __init__(self):
-        self.now, self.iterations, self.validated, self.fail_after = 100., [], [], None
+        self.now, self.iterations, self.validated, self.fail_after = 100.0, [], [], None
 
     def __call__(self):
         return self.now
@@ -66,11 +69,16 @@ def build(work_dir, seconds=None, resume=False, interval=1, **changes):
     config = Config.fromfile(CONFIGS / 'tiny_without_chance.py')
     config.merge_from_dict(copy.deepcopy(changes))
     config.train_dataloader.update(num_workers=0, persistent_workers=False)
-    config.update(work_dir=str(work_dir), resume=resume, experiment_name=f'run {next(NUMBER)}',
-                  visualizer=dict(type='Visualizer'))
+    config.update(
+        work_dir=str(work_dir),
+        resume=resume,
+        experiment_name=f'run {next(NUMBER)}',
+        visualizer=dict(type='Visualizer'),
+    )
     if seconds:
         config.default_hooks.time_budget = dict(
-            type='aft_mm.TimeBudgetHook', minutes=seconds * SECOND, interval=interval)
+            type='aft_mm.TimeBudgetHook', minutes=seconds * SECOND, interval=interval
+        )
     return RUNNERS.build(config)
 
 
@@ -121,16 +129,17 @@ def assert_same_state(one, other):
 
 
 @pytest.mark.parametrize('name', CHANGES)
-def test_a_run_stops_at_its_time_and_goes_on_as_if_it_had_not(
-        train, clock, whole, name):
+def test_a_run_stops_at_its_time_and_goes_on_as_if_it_had_not(train, clock, whole, name):
     stopped = train(8, **CHANGES[name])
     assert clock.iterations == list(range(1, 9))
     assert stopped.iter == 8
     meta = load(stopped)['meta']
     assert meta['iter'] == 8 and meta['time_budget']['seconds'] == 8
-    (log, ) = Path(stopped.work_dir).glob('*/*.log')
-    assert ('The time budget of 0:00:08 is used up: 0:00:08 at iteration 8; the checkpoint is '
-            f'{stopped.work_dir}/iter_8.pth; to go on, give') in log.read_text()
+    (log,) = Path(stopped.work_dir).glob('*/*.log')
+    assert (
+        'The time budget of 0:00:08 is used up: 0:00:08 at iteration 8; the checkpoint is '
+        f'{stopped.work_dir}/iter_8.pth; to go on, give'
+    ) in log.read_text()
 
     resumed = train(100, resume=True, **CHANGES[name])
     assert clock.iterations == list(range(9, 19))
@@ -178,7 +187,8 @@ def test_several_stops_in_one_epoch(train, clock, whole):
 
 @pytest.mark.parametrize('interval', [1, 2])
 def test_at_the_end_of_an_epoch_its_checkpoint_and_validation_are_the_last(
-        train, clock, whole, interval):
+    train, clock, whole, interval
+):
     """With CheckpointHook's interval 2 the epoch would have no checkpoint."""
     changes = {'default_hooks.checkpoint.interval': interval}
     stopped = train(6, **changes)
@@ -214,8 +224,12 @@ def test_a_kill_loses_the_time_since_the_last_checkpoint_only(train, clock):
 
 def test_without_time_left_nothing_is_trained(train, clock):
     train(8)
-    with pytest.raises(UserError, match=re.escape(
-            'the time budget of 0:00:08 is used up, as the run took 0:00:08 before; to go on')):
+    with pytest.raises(
+        UserError,
+        match=re.escape(
+            'the time budget of 0:00:08 is used up, as the run took 0:00:08 before; to go on'
+        ),
+    ):
         train(8, resume=True)
     assert clock.iterations == []
 
@@ -236,15 +250,17 @@ def test_an_order_of_samples_that_was_drawn_is_kept(train, whole):
 def test_best_weights_are_no_checkpoint_to_go_on_from(clock):
     hook = TimeBudgetHook(minutes=1)
     loop = SimpleNamespace(dataloader=torch.utils.data.DataLoader([0]))
-    hook.before_save_checkpoint(
-        SimpleNamespace(train_loop=loop), dict(meta=dict(epoch=0, iter=3)))
+    hook.before_save_checkpoint(SimpleNamespace(train_loop=loop), dict(meta=dict(epoch=0, iter=3)))
     assert hook.saved == -1
 
 
 def test_an_epoch_of_another_length_is_refused(train):
     train(8)
-    with pytest.raises(UserError, match='after 2 of the 6 iterations of an epoch, but an epoch of '
-                                        'this run has 12; resume with the batch size'):
+    with pytest.raises(
+        UserError,
+        match='after 2 of the 6 iterations of an epoch, but an epoch of '
+        'this run has 12; resume with the batch size',
+    ):
         train(100, resume=True, **{'train_dataloader.batch_size': 8})
 
 
@@ -254,10 +270,20 @@ def test_a_stop_inside_an_epoch_is_refused_where_nobody_knows_of_it(train):
         train(resume=True)
 
 
-@pytest.mark.parametrize('parts', [
-    {}, dict(days=-1), dict(days=1, minutes=-1), dict(hours=float('nan')),
-    dict(minutes=float('inf')), dict(days='7'), dict(days=None), dict(hours=True),
-    dict(days=1e308)])
+@pytest.mark.parametrize(
+    'parts',
+    [
+        {},
+        dict(days=-1),
+        dict(days=1, minutes=-1),
+        dict(hours=float('nan')),
+        dict(minutes=float('inf')),
+        dict(days='7'),
+        dict(days=None),
+        dict(hours=True),
+        dict(days=1e308),
+    ],
+)
 def test_what_is_no_time(parts):
     with pytest.raises(ValueError, match='of TimeBudgetHook .*must be a finite number'):
         TimeBudgetHook(**parts)
@@ -273,7 +299,7 @@ def test_the_parts_add_up():
     assert TimeBudgetHook(days=7, hours=1.5, minutes=2).budget == 7 * 86400 + 5400 + 120
 
 
-SCRIPT = '''
+SCRIPT = """
 import os, runpy, sys
 from itertools import count
 from aft_mm.engine.hooks import time_budget_hook
@@ -282,23 +308,35 @@ from aft_mm.engine.hooks import time_budget_hook
 ticks = count()
 time_budget_hook.monotonic = lambda: next(ticks) if os.environ['RANK'] == '0' else 0
 runpy.run_path(sys.argv.pop(1), run_name='__main__')
-'''
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason='mmengine starts NCCL itself')
 def test_two_processes_stop_together(run, root, config, tmp_path):
     (tmp_path / 'script.py').write_text(SCRIPT)
-    (tmp_path / 'config.py').write_text(f'''
+    (tmp_path / 'config.py').write_text(f"""
 _base_ = {config('tiny_without_chance')!r}
 train_dataloader = dict(batch_size=8)
 default_hooks = dict(
     time_budget=dict(type='aft_mm.TimeBudgetHook', minutes={8 * SECOND}, interval=1))
-''')
-    result = run(sys.executable, '-m', 'torch.distributed.run', '--standalone',
-                 '--nproc_per_node=2', 'script.py', root / 'tools/train.py', 'config.py',
-                 '--work-dir', 'work', '--launcher', 'pytorch', cwd=tmp_path,
-                 env={'CUDA_VISIBLE_DEVICES': ''})
+""")
+    result = run(
+        sys.executable,
+        '-m',
+        'torch.distributed.run',
+        '--standalone',
+        '--nproc_per_node=2',
+        'script.py',
+        root / 'tools/train.py',
+        'config.py',
+        '--work-dir',
+        'work',
+        '--launcher',
+        'pytorch',
+        cwd=tmp_path,
+        env={'CUDA_VISIBLE_DEVICES': ''},
+    )
     assert result.returncode == 0, result.stderr
     assert result.stderr.count('is used up') + result.stdout.count('is used up') == 1
     logs = [(tmp_path / f'work/loss_{rank}.jsonl').read_text().splitlines() for rank in (0, 1)]

@@ -15,16 +15,19 @@ from aft_mm.structures import SequenceSample
 from ..parallel_data import MISSING, REASON
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=REASON)
-PAIRS = [('The cat sat on the mat.', 'The cat sat on the mat.'),
-         ('A dog runs quickly in the park', 'A dog is running quickly in the park.'),
-         ('', 'Two men sleep.')]
+PAIRS = [
+    ('The cat sat on the mat.', 'The cat sat on the mat.'),
+    ('A dog runs quickly in the park', 'A dog is running quickly in the park.'),
+    ('', 'Two men sleep.'),
+]
 
 
 def evaluate(pairs):
     evaluator = Evaluator(METRICS.build(dict(type='aft_mm.BLEU')))
     for translation, reference in pairs:
-        evaluator.process([SequenceSample(metainfo=dict(
-            translation=translation, reference=reference))])
+        evaluator.process(
+            [SequenceSample(metainfo=dict(translation=translation, reference=reference))]
+        )
     return evaluator.evaluate(len(pairs))
 
 
@@ -40,7 +43,7 @@ def test_it_is_the_bleu_of_the_corpus_and_the_log_has_the_signature():
     expected = sacrebleu.corpus_bleu(*[[pair[0] for pair in PAIRS], [[pair[1] for pair in PAIRS]]])
     assert 20 < metrics['bleu'] == expected.score < 60
     assert metrics['bleu_length_ratio'] == expected.sys_len / expected.ref_len < 1
-    (line, ) = [line for line in said if line.startswith('BLEU|nrefs:1|case:mixed')]
+    (line,) = [line for line in said if line.startswith('BLEU|nrefs:1|case:mixed')]
     assert 'tok:13a' in line and f'= {expected.score:.2f} ' in line
     json.dumps(metrics)
 
@@ -59,4 +62,4 @@ def test_a_missing_library_is_named(monkeypatch):
 def test_samples_without_a_translation_are_named():
     metric = METRICS.build(dict(type='aft_mm.BLEU'))
     with pytest.raises(ValueError, match='BLEU needs samples with a translation.*TestLoop'):
-        metric.process(None, [dict(reference='a', nats=1.)])
+        metric.process(None, [dict(reference='a', nats=1.0)])

@@ -16,7 +16,8 @@ def distance(one, other):
     for i, a in enumerate(one):
         for j, b in enumerate(other):
             table[i + 1, j + 1] = min(
-                table[i, j] + (a != b), table[i, j + 1] + 1, table[i + 1, j] + 1)
+                table[i, j] + (a != b), table[i, j + 1] + 1, table[i + 1, j] + 1
+            )
     return table[-1, -1]
 
 
@@ -30,10 +31,14 @@ def measure(per, pairs):
 @pytest.mark.parametrize('per', ['phoneme', 'character', 'word'])
 def test_rates_are_edit_distances_over_what_was_said(per):
     rng = np.random.default_rng(0)
-    pairs = [[tuple(rng.integers(1, 7, rng.integers(0, 20)).tolist()) for _ in range(2)]
-             for _ in range(40)]
-    sides = [[(''.join(NAMES[u] for u in units).split() if per == 'word' else units)
-              for units in pair] for pair in pairs]
+    pairs = [
+        [tuple(rng.integers(1, 7, rng.integers(0, 20)).tolist()) for _ in range(2)]
+        for _ in range(40)
+    ]
+    sides = [
+        [(''.join(NAMES[u] for u in units).split() if per == 'word' else units) for units in pair]
+        for pair in pairs
+    ]
     total = sum(len(said) for said, _ in sides)
     errors = sum(distance(*pair) for pair in sides)
     found = measure(per, pairs)
@@ -43,8 +48,12 @@ def test_rates_are_edit_distances_over_what_was_said(per):
 
 def test_kinds_of_errors():
     found = measure('phoneme', [((3, 4, 5), (3, 5)), ((3,), (4, 3, 5)), ((), (3,)), ((4,), (5,))])
-    assert found == dict(phoneme_error_rate=100, phoneme_substitutions=20, phoneme_deletions=20,
-                         phoneme_insertions=60)
+    assert found == dict(
+        phoneme_error_rate=100,
+        phoneme_substitutions=20,
+        phoneme_deletions=20,
+        phoneme_insertions=60,
+    )
 
 
 def test_what_cannot_be_measured_is_said():

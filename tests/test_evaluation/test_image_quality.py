@@ -30,8 +30,11 @@ def example(seed, num=3):
     noise = gaussian_filter(rng.normal(size=SHAPE), (3, 3, 0))
     truth = np.clip(128 + 400 * noise, 0, 255).astype(np.uint8)
     drawn = truth + rng.normal(0, 9, (num, *SHAPE))
-    return truth, area(truth, SMALL)[0].round().astype(np.uint8), \
-        drawn.clip(0, 255).astype(np.uint8)
+    return (
+        truth,
+        area(truth, SMALL)[0].round().astype(np.uint8),
+        drawn.clip(0, 255).astype(np.uint8),
+    )
 
 
 def tokens(image):
@@ -43,7 +46,7 @@ def evaluate(examples, batch_size=2, **options):
     evaluator = Evaluator(ImageQuality(SHAPE, SMALL, **options))
     for i in range(0, len(examples), batch_size):
         batch, samples = dict(inputs=[]), []
-        for truth, source, drawn in examples[i:i + batch_size]:
+        for truth, source, drawn in examples[i : i + batch_size]:
             batch['inputs'].append(tokens(truth))
             samples.append(SequenceSample(source=tokens(source)))
             if drawn is not None:
@@ -54,18 +57,19 @@ def evaluate(examples, batch_size=2, **options):
 
 def ssim(image, truth):
     """Wang et al. 2004, equation 13."""
+
     def mean(x):
         return gaussian_filter(x, (1.5, 1.5, 0), mode='mirror', truncate=3.5)
 
     x, y = image.astype(np.float64), truth.astype(np.float64)
-    c1, c2 = (0.01 * 255)**2, (0.03 * 255)**2
+    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
     mx, my = mean(x), mean(y)
     vx, vy, cov = mean(x * x) - mx**2, mean(y * y) - my**2, mean(x * y) - mx * my
     return ((2 * mx * my + c1) * (2 * cov + c2) / ((mx**2 + my**2 + c1) * (vx + vy + c2))).mean()
 
 
 def psnr(image, truth):
-    return 10 * math.log10(255**2 / np.mean((image.astype(np.float64) - truth)**2))
+    return 10 * math.log10(255**2 / np.mean((image.astype(np.float64) - truth) ** 2))
 
 
 def test_numbers_are_those_of_the_formulas():
@@ -74,13 +78,15 @@ def test_numbers_are_those_of_the_formulas():
     expected = {}
     for truth, source, drawn in examples:
         bicubic = np.asarray(Image.fromarray(source).resize((20, 24), Image.Resampling.BICUBIC))
-        for kind, images in dict(sample=drawn, mean=drawn.mean(0)[None],
-                                 bicubic=bicubic[None]).items():
+        for kind, images in dict(
+            sample=drawn, mean=drawn.mean(0)[None], bicubic=bicubic[None]
+        ).items():
             gaps = area(images, SMALL) / 255 - source / 255
             for name, value in dict(
-                    psnr_db=np.mean([psnr(image, truth) for image in images]),
-                    ssim=np.mean([ssim(image, truth) for image in images]),
-                    consistency_mse=np.mean(gaps**2)).items():
+                psnr_db=np.mean([psnr(image, truth) for image in images]),
+                ssim=np.mean([ssim(image, truth) for image in images]),
+                consistency_mse=np.mean(gaps**2),
+            ).items():
                 expected.setdefault(f'{kind}_{name}', []).append(value)
 
     assert metrics == pytest.approx({name: np.mean(v) for name, v in expected.items()}, rel=1e-5)
@@ -92,8 +98,10 @@ def test_numbers_are_those_of_torchmetrics():
     metrics = evaluate([(truth, source, drawn)])
     images = torch.from_numpy(drawn).double().permute(0, 3, 1, 2)
     target = torch.from_numpy(truth).double().permute(2, 0, 1).expand_as(images)
-    for name, metric in [('psnr_db', PeakSignalNoiseRatio(data_range=255., dim=(1, 2, 3))),
-                         ('ssim', StructuralSimilarityIndexMeasure(data_range=255.))]:
+    for name, metric in [
+        ('psnr_db', PeakSignalNoiseRatio(data_range=255.0, dim=(1, 2, 3))),
+        ('ssim', StructuralSimilarityIndexMeasure(data_range=255.0)),
+    ]:
         assert metrics[f'sample_{name}'] == pytest.approx(metric(images, target).item(), rel=1e-6)
 
 
@@ -102,7 +110,7 @@ def test_the_truth_itself_is_perfect():
     metrics = evaluate([(truth, source, truth[None])])
     assert metrics['sample_psnr_db'] == math.inf
     assert metrics['sample_ssim'] == pytest.approx(1)
-    assert 0 < metrics['sample_consistency_mse'] <= (1 / 510)**2  # the source is rounded
+    assert 0 < metrics['sample_consistency_mse'] <= (1 / 510) ** 2  # the source is rounded
 
 
 def test_batches_change_nothing_and_what_was_not_drawn_is_left_out():
@@ -116,8 +124,14 @@ def test_batches_change_nothing_and_what_was_not_drawn_is_left_out():
 
 def test_grey_images_count_too():
     truth, source, drawn = (x[..., :1] for x in example(0))
-    metric = METRICS.build(dict(type='aft_mm.ImageQuality', image_shape=(24, 20, 1),
-                                source_shape=(6, 10, 1), prefix='grey'))
+    metric = METRICS.build(
+        dict(
+            type='aft_mm.ImageQuality',
+            image_shape=(24, 20, 1),
+            source_shape=(6, 10, 1),
+            prefix='grey',
+        )
+    )
     evaluator = Evaluator(metric)
     sample = SequenceSample(source=tokens(source)[:, 0], drawn=tokens(drawn)[:, :, 0])
     evaluator.process(data_samples=[sample], data_batch=dict(inputs=[tokens(truth)[:, 0]]))
@@ -125,14 +139,17 @@ def test_grey_images_count_too():
     assert evaluator.evaluate(1)['grey/sample_psnr_db'] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize('image, source, message', [
-    ((5, 12, 3), (5, 6, 3), 'H and W at least 6'),
-    ((32, 32), (8, 8), r'image_shape \(H, W, C\) must be 3 ints'),
-    ((32, 32, 3), (8, 8), r'source_shape \(h, w, C\) must be 3 ints'),
-    ((32, 32, 3), (8, 0, 3), '3 ints, 1 or larger'),
-    ((32, 32, 3), (8, 5, 3), r'divides H and W of image_shape \(32, 32, 3\)'),
-    ((32, 32, 3), (8, 8, 1), 'has its C'),
-])
+@pytest.mark.parametrize(
+    'image, source, message',
+    [
+        ((5, 12, 3), (5, 6, 3), 'H and W at least 6'),
+        ((32, 32), (8, 8), r'image_shape \(H, W, C\) must be 3 ints'),
+        ((32, 32, 3), (8, 8), r'source_shape \(h, w, C\) must be 3 ints'),
+        ((32, 32, 3), (8, 0, 3), '3 ints, 1 or larger'),
+        ((32, 32, 3), (8, 5, 3), r'divides H and W of image_shape \(32, 32, 3\)'),
+        ((32, 32, 3), (8, 8, 1), 'has its C'),
+    ],
+)
 def test_shapes_that_do_not_fit_are_named(image, source, message):
     with pytest.raises(ValueError, match=message):
         ImageQuality(image, source)

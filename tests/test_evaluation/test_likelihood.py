@@ -12,7 +12,7 @@ from mmengine.registry import METRICS
 from aft_mm.evaluation import Likelihood
 from aft_mm.structures import SequenceSample
 
-SCRIPT = '''
+SCRIPT = """
 import json
 import torch
 from mmengine.config import Config
@@ -33,21 +33,27 @@ for device in ('cpu', 'gpu'):
         evaluator.process(batch)
     metrics = evaluator.evaluate(len(samples))
     json.dump(metrics, open(f'{device}_{torch.distributed.get_rank()}.json', 'w'))
-'''
+"""
 
 
 def samples_of(count):
     generator = torch.Generator().manual_seed(0)
-    return [(nats.item() * 100, dims.item()) for nats, dims in zip(
-        torch.rand(count, generator=generator, dtype=torch.float64),
-        torch.randint(1, 50, (count, ), generator=generator), strict=True)]
+    return [
+        (nats.item() * 100, dims.item())
+        for nats, dims in zip(
+            torch.rand(count, generator=generator, dtype=torch.float64),
+            torch.randint(1, 50, (count,), generator=generator),
+            strict=True,
+        )
+    ]
 
 
 def evaluate(metric, samples, batch_size=4):
     evaluator = Evaluator(metric)
     for i in range(0, len(samples), batch_size):
-        evaluator.process([SequenceSample(nats=nats, num_dims=dims)
-                           for nats, dims in samples[i:i + batch_size]])
+        evaluator.process(
+            [SequenceSample(nats=nats, num_dims=dims) for nats, dims in samples[i : i + batch_size]]
+        )
     return evaluator.evaluate(len(samples))
 
 
@@ -69,10 +75,10 @@ def test_samples_weigh_what_they_hold_whatever_the_batches():
 
 
 def test_given_context_counts_nothing():
-    one = evaluate(Likelihood(), [(5., 3)])
-    assert evaluate(Likelihood(), [(5., 3), (0., 0)]) == one
+    one = evaluate(Likelihood(), [(5.0, 3)])
+    assert evaluate(Likelihood(), [(5.0, 3), (0.0, 0)]) == one
     with pytest.raises(ValueError, match='every token of the 2 samples is given context'):
-        evaluate(Likelihood(), [(0., 0), (0., 0)])
+        evaluate(Likelihood(), [(0.0, 0), (0.0, 0)])
 
 
 def test_a_hopeless_model_is_infinitely_perplexed():
@@ -80,7 +86,7 @@ def test_a_hopeless_model_is_infinitely_perplexed():
 
 
 def test_unknown_unit_is_named():
-    with pytest.raises(ValueError, match="per must be one of dim, char, token, subword, got"):
+    with pytest.raises(ValueError, match='per must be one of dim, char, token, subword, got'):
         Likelihood(per='word')
 
 
@@ -90,8 +96,15 @@ def test_two_processes_count_every_sample_once(run, tmp_path):
     samples = samples_of(17)  # the second rank repeats the first sample, its last batch is short
     (tmp_path / 'script.py').write_text(SCRIPT)
     (tmp_path / 'in.json').write_text(json.dumps(samples))
-    result = run(sys.executable, '-m', 'torch.distributed.run', '--standalone',
-                 '--nproc_per_node=2', tmp_path / 'script.py', cwd=tmp_path)
+    result = run(
+        sys.executable,
+        '-m',
+        'torch.distributed.run',
+        '--standalone',
+        '--nproc_per_node=2',
+        tmp_path / 'script.py',
+        cwd=tmp_path,
+    )
     assert result.returncode == 0, result.stderr
     expected = evaluate(Likelihood(), samples)
     for out in ('cpu_0', 'cpu_1', 'gpu_0', 'gpu_1'):

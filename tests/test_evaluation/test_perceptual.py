@@ -55,12 +55,16 @@ def test_fid_is_the_formula_over_the_features(left_out):
     truths, drawn = examples(20, 2)
     found = evaluate(FID(SHAPE, feature=Means(), batch_size=7), truths, drawn, left_out)
     count = len(truths) - left_out
-    features = [Means()(torch.from_numpy(images.reshape(-1, *SHAPE)).permute(0, 3, 1, 2)).double()
-                for images in (truths[:count], drawn[:count])]
+    features = [
+        Means()(torch.from_numpy(images.reshape(-1, *SHAPE)).permute(0, 3, 1, 2)).double()
+        for images in (truths[:count], drawn[:count])
+    ]
     (mean, cov), (other_mean, other_cov) = (
-        (f.mean(0).numpy(), np.cov(f.numpy(), rowvar=False)) for f in features)
-    expected = ((mean - other_mean)**2).sum() + np.trace(
-        cov + other_cov - 2 * sqrtm(cov @ other_cov).real)
+        (f.mean(0).numpy(), np.cov(f.numpy(), rowvar=False)) for f in features
+    )
+    expected = ((mean - other_mean) ** 2).sum() + np.trace(
+        cov + other_cov - 2 * sqrtm(cov @ other_cov).real
+    )
     assert found == {'fid': pytest.approx(expected, rel=1e-4)} and expected > 1e-3
 
 
@@ -91,8 +95,11 @@ def squeeze(monkeypatch):
     """Let torchvision have SqueezeNet's weights without a download: random ones, the same twice."""
     torch.manual_seed(0)
     weights = torchvision.models.squeezenet1_1(weights=None).state_dict()
-    monkeypatch.setattr(torchvision.models.squeezenet, '_squeezenet', lambda version, weights_enum,
-                        progress, **kwargs: filled(version, weights, **kwargs))
+    monkeypatch.setattr(
+        torchvision.models.squeezenet,
+        '_squeezenet',
+        lambda version, weights_enum, progress, **kwargs: filled(version, weights, **kwargs),
+    )
 
 
 def filled(version, weights, **kwargs):
@@ -108,10 +115,15 @@ def test_lpips_is_the_mean_over_draws_and_then_over_images(squeeze):
     def distance(a, b):
         pair = (torch.from_numpy(x).permute(2, 0, 1)[None] / 255 for x in (a, b))
         return learned_perceptual_image_patch_similarity(
-            *pair, net_type='squeeze', normalize=True).item()
+            *pair, net_type='squeeze', normalize=True
+        ).item()
 
-    expected = np.mean([[distance(draw, truth) for draw in draws]
-                        for truth, draws in zip(truths, drawn, strict=True)])
+    expected = np.mean(
+        [
+            [distance(draw, truth) for draw in draws]
+            for truth, draws in zip(truths, drawn, strict=True)
+        ]
+    )
     assert found == pytest.approx(expected, rel=1e-4) and found > 1e-5
     same = evaluate(LPIPS(SHAPE, 'squeeze'), truths, truths[:, None])
     assert same == {'lpips': pytest.approx(0, abs=1e-7)}

@@ -20,11 +20,12 @@ from aft_mm.evaluation.point_cloud import (
     nearest_neighbor_accuracy,
     normalized,
 )
-from aft_mm.structures import SequenceSample, encode_points
+from aft_mm.structures import SequenceSample
+from aft_mm.tokenizers import encode_points
 
 
 def chamfer(a, b):
-    return (cKDTree(b).query(a)[0]**2).mean() + (cKDTree(a).query(b)[0]**2).mean()
+    return (cKDTree(b).query(a)[0] ** 2).mean() + (cKDTree(a).query(b)[0] ** 2).mean()
 
 
 def clouds(num, points, seed=0, scale=1.0):
@@ -37,11 +38,11 @@ def evaluate(pairs, batch_size=3, **options):
     """Of pairs of tokens (drawn [N, T], truth [T]); nothing was drawn where that is None."""
     evaluator = Evaluator(METRICS.build(dict(type='aft_mm.PointCloudDistance', **options)))
     for i in range(0, len(pairs), batch_size):
-        samples = [SequenceSample() for _ in pairs[i:i + batch_size]]
-        for sample, (drawn, _) in zip(samples, pairs[i:i + batch_size], strict=True):
+        samples = [SequenceSample() for _ in pairs[i : i + batch_size]]
+        for sample, (drawn, _) in zip(samples, pairs[i : i + batch_size], strict=True):
             if drawn is not None:
                 sample.drawn = torch.from_numpy(drawn).long()
-        inputs = [torch.from_numpy(truth) for _, truth in pairs[i:i + batch_size]]
+        inputs = [torch.from_numpy(truth) for _, truth in pairs[i : i + batch_size]]
         evaluator.process(data_samples=samples, data_batch=dict(inputs=inputs))
     return evaluator.evaluate(len(pairs))
 
@@ -58,8 +59,9 @@ def test_chamfer_distances_are_those_of_a_tree(num, points, block):
 def test_chamfer_distances_of_quantised_points_are_exact_in_float32():
     tokens = np.random.default_rng(0).integers(0, 256, (4, 50, 3))
     points = torch.from_numpy((tokens + 0.5) / 256 - 0.5)
-    single, double = (chamfer_distances(points.to(dtype), 2)
-                      for dtype in (torch.float32, torch.float64))
+    single, double = (
+        chamfer_distances(points.to(dtype), 2) for dtype in (torch.float32, torch.float64)
+    )
     torch.testing.assert_close(single.double(), double, rtol=1e-6, atol=0)
 
 
@@ -68,8 +70,10 @@ def test_earth_mover_distances_are_the_best_of_all_permutations(points):
     given = clouds(4, points)
     found = earth_mover_distances(torch.from_numpy(given))
     orders = list(permutations(range(points)))
-    expected = [[min(np.linalg.norm(a - b[list(order)], axis=1).mean() for order in orders)
-                 for b in given] for a in given]
+    expected = [
+        [min(np.linalg.norm(a - b[list(order)], axis=1).mean() for order in orders) for b in given]
+        for a in given
+    ]
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
 
 
@@ -89,7 +93,7 @@ def test_earth_mover_distances_of_large_clouds_where_they_are_known():
 
 
 def test_clouds_are_normalised_by_all_points_of_the_references():
-    references = torch.from_numpy(clouds(5, 30, scale=3.0)) + torch.tensor([4., 0, -1])
+    references = torch.from_numpy(clouds(5, 30, scale=3.0)) + torch.tensor([4.0, 0, -1])
     found = normalized(references, references)
     assert found.mean((0, 1)).abs().max() < 1e-12 and found.square().mean() == pytest.approx(1)
     # One factor for all axes and clouds.
@@ -119,7 +123,7 @@ def test_1nna_is_the_accuracy_of_a_leave_one_out_classifier():
 
 
 def test_matching_and_coverage_of_known_distances():
-    distances = torch.tensor([[1., 5., 9.], [2., 3., 7.]])  # two generated, three references
+    distances = torch.tensor([[1.0, 5.0, 9.0], [2.0, 3.0, 7.0]])  # two generated, three references
     assert minimum_matching_distance(distances) == pytest.approx((1 + 3 + 7) / 3)
     assert coverage(distances) == pytest.approx(1 / 3)  # both are nearest to the first
 
@@ -134,28 +138,37 @@ def test_sets_of_the_metric_are_compared_as_by_hand():
     points = [((tokens.reshape(-1, 3) + 0.5) / 256) for part in encoded for tokens in part]
     distances = torch.tensor([[chamfer(a, b) for b in points] for a in points])
     across = distances[:7, 7:]
-    assert metrics == pytest.approx({
-        'mmd_squared_edges': across.amin(0).mean().item(),
-        'coverage_percent': 100 * len(set(across.argmin(1).tolist())) / 7,
-        '1nna_percent': 100 * nearest_neighbor_accuracy(distances, 7)
-    }, rel=1e-6)
+    assert metrics == pytest.approx(
+        {
+            'mmd_squared_edges': across.amin(0).mean().item(),
+            'coverage_percent': 100 * len(set(across.argmin(1).tolist())) / 7,
+            '1nna_percent': 100 * nearest_neighbor_accuracy(distances, 7),
+        },
+        rel=1e-6,
+    )
     given = torch.tensor(np.stack(points))
     moved = earth_mover_distances(given)
     both = evaluate(pairs, emd=True)
-    assert both == pytest.approx({
-        **metrics,
-        'mmd_emd_edges': moved[:7, 7:].amin(0).mean().item(),
-        'coverage_emd_percent': 100 * coverage(moved[:7, 7:]),
-        '1nna_emd_percent': 100 * nearest_neighbor_accuracy(moved, 7)
-    }, rel=1e-6)
+    assert both == pytest.approx(
+        {
+            **metrics,
+            'mmd_emd_edges': moved[:7, 7:].amin(0).mean().item(),
+            'coverage_emd_percent': 100 * coverage(moved[:7, 7:]),
+            '1nna_emd_percent': 100 * nearest_neighbor_accuracy(moved, 7),
+        },
+        rel=1e-6,
+    )
     # What one factor scales keeps its order.
     deviation = float((given[7:] - given[7:].mean((0, 1))).square().mean().sqrt())
     scaled = evaluate(pairs, emd=True, normalization='set')
-    assert scaled == pytest.approx({
-        **{name: value for name, value in both.items() if name.endswith('percent')},
-        'mmd_squared_deviations': both['mmd_squared_edges'] / deviation**2,
-        'mmd_emd_deviations': both['mmd_emd_edges'] / deviation
-    }, rel=1e-4)
+    assert scaled == pytest.approx(
+        {
+            **{name: value for name, value in both.items() if name.endswith('percent')},
+            'mmd_squared_deviations': both['mmd_squared_edges'] / deviation**2,
+            'mmd_emd_deviations': both['mmd_emd_edges'] / deviation,
+        },
+        rel=1e-4,
+    )
     with pytest.raises(ValueError, match='normalization must be'):
         PointCloudDistance(normalization='shape')
     rest = [(None, truth) for _, truth in pairs[:3]]
@@ -176,13 +189,21 @@ def test_a_copy_of_the_test_set_covers_it_and_noise_does_not():
 @pytest.mark.parametrize(('num', 'warned'), [(1, True), (19, True), (20, False)])
 def test_numbers_of_a_few_clouds_come_with_a_warning(monkeypatch, num, warned):
     said = []
-    monkeypatch.setattr('aft_mm.evaluation.point_cloud_distance.print_log',
-                        lambda message, *args: said.append(message))
+    monkeypatch.setattr(
+        'aft_mm.evaluation.point_cloud_distance.print_log',
+        lambda message, *args: said.append(message),
+    )
     tokens = [encode_points(cloud) for cloud in clouds(num, 5)]
     # Clouds that nothing was drawn for do not count.
     evaluate([(one[None], one) for one in tokens] + [(None, tokens[0])] * 3)
-    assert said == [f'PointCloudDistance compares {num} drawn cloud(s) with as many of the test '
-                    'set: its numbers mean little below 20'] * warned
+    assert (
+        said
+        == [
+            f'PointCloudDistance compares {num} drawn cloud(s) with as many of the test '
+            'set: its numbers mean little below 20'
+        ]
+        * warned
+    )
 
 
 def test_fewer_bits_are_coarser_bins():

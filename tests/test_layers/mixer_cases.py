@@ -12,8 +12,8 @@ MIXERS = {
     'AFTFull-free': dict(rank=None),
     'AFTLocal': dict(window=2, rank=5),
     'AFTLocal-free': dict(window=2, rank=None),
-    'AFTLocalNormalized': dict(window=2, rank=5),
-    'AFTLocalNormalized-free': dict(window=2, rank=None),
+    'AFTLocalLearned': dict(window=2, rank=5),
+    'AFTLocalLearned-free': dict(window=2, rank=None),
     'AFTSimple': dict(),
     'AFTSimple-relu': dict(key_function='relu'),
     'AFTSimple-relu2': dict(key_function='relu2'),
@@ -21,7 +21,7 @@ MIXERS = {
     'AFTConv-no-query': dict(num_heads=12, kernel_size=3, query=False),
     'AFTConv-degenerate': dict(num_heads=1, kernel_size=5, global_connectivity=False),
     'AFTConv-naive': dict(num_heads=6, kernel_size=3, reparameterize=False),
-    'AFTWindow': dict(window=4),
+    'AFTLocalHard': dict(window=4),
     'SoftmaxAttention': dict(num_heads=3),
     'SoftmaxAttention-stateless': dict(num_heads=3, stateful=False),
     'LocalSoftmaxAttention': dict(num_heads=3, window=2),
@@ -42,11 +42,11 @@ GRIDS = [(1,), (7,), (3, 5), (6, 1)]
 UNNORMALISED = (
     'AFTSimple-relu',
     'AFTSimple-relu2',
-    'AFTLocalNormalized',
-    'AFTLocalNormalized-free',
+    'AFTLocalLearned',
+    'AFTLocalLearned-free',
     'LambdaLayer',
 )
-ONE_DIMENSIONAL = ('AFTLocal-free', 'AFTLocalNormalized-free')
+ONE_DIMENSIONAL = ('AFTLocal-free', 'AFTLocalLearned-free')
 
 CAUSAL = [name for name in MIXERS if name not in NEVER_CAUSAL]
 

@@ -45,8 +45,12 @@ def fla(monkeypatch):
 
 def build(**kwargs):
     torch.manual_seed(0)
-    config = dict(type='aft_mm.FlaMixer', layer='CausalMean', embed_dims=D,
-                  options=dict(head_dim=5, num_heads=2))
+    config = dict(
+        type='aft_mm.FlaMixer',
+        layer='CausalMean',
+        embed_dims=D,
+        options=dict(head_dim=5, num_heads=2),
+    )
     return MODELS.build({**config, **kwargs})
 
 
@@ -59,8 +63,8 @@ def test_shapes_gradients_and_causality(fla, grid):
     assert y.shape == x.shape
     middle = x.shape[1] // 2
     y[:, middle].sum().backward()
-    assert not x.grad[:, middle + 1:].any()
-    assert x.grad[:, :middle + 1].abs().amin((1, 2)).min() > 0
+    assert not x.grad[:, middle + 1 :].any()
+    assert x.grad[:, : middle + 1].abs().amin((1, 2)).min() > 0
     # No parameter is there for nothing.
     assert all(parameter.grad is not None for parameter in mixer.parameters())
     assert {name.partition('.')[0] for name in mixer.state_dict()} == {'layer'}
@@ -78,23 +82,30 @@ def test_hidden_tokens_reach_nothing(fla):
 
 
 def test_it_is_a_mixer_of_a_block(fla):
-    block = Block(D, token_mixer=dict(
-        type='aft_mm.FlaMixer', layer='CausalMean', causal=True, proj_drop=0.5))
+    block = Block(
+        D, token_mixer=dict(type='aft_mm.FlaMixer', layer='CausalMean', causal=True, proj_drop=0.5)
+    )
     x = torch.randn(2, 5, D)
     assert not torch.equal(block(x), block(x))
     block.eval()
     assert torch.equal(block(x), block(x))
 
 
-@pytest.mark.parametrize(('change', 'message'), [
-    (dict(layer='GatedDeltaNets'), "layer must be the name of a class of fla.layers, got 'GatedDe"),
-    (dict(layer='number'), 'layer must be the name of a class'),
-    (dict(layer=3), 'layer must be the name of a class'),
-    (dict(causal=False), 'causal must be True for FlaMixer'),
-    (dict(num_prefix_tokens=1), 'num_prefix_tokens must be 0 for FlaMixer'),
-    (dict(qkv_bias=False), "FlaMixer has no argument 'qkv_bias'"),
-    (dict(heads=3), "FlaMixer has no argument 'heads'"),
-])
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (
+            dict(layer='GatedDeltaNets'),
+            "layer must be the name of a class of fla.layers, got 'GatedDe",
+        ),
+        (dict(layer='number'), 'layer must be the name of a class'),
+        (dict(layer=3), 'layer must be the name of a class'),
+        (dict(causal=False), 'causal must be True for FlaMixer'),
+        (dict(num_prefix_tokens=1), 'num_prefix_tokens must be 0 for FlaMixer'),
+        (dict(qkv_bias=False), "FlaMixer has no argument 'qkv_bias'"),
+        (dict(heads=3), "FlaMixer has no argument 'heads'"),
+    ],
+)
 def test_what_it_does_not_take(fla, change, message):
     with pytest.raises((TypeError, ValueError), match=message):
         build(**change)

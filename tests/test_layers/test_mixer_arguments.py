@@ -37,11 +37,14 @@ def seed():
         (dict(type='AFTLocal', window=1, rank=0), 'rank must be .*, got 0'),
         (dict(type='AFTLocal', window=1, grid=None), 'grid must have 1 or 2 dimensions .* None'),
         (dict(type='AFTLocal', window=1, num_prefix_tokens=1), 'must be 0 for AFTLocal, got 1'),
-        (dict(type='AFTLocalNormalized', window=-1), 'window must be .* ints, 0 or larger, got -1'),
-        (dict(type='AFTWindow', window=3), 'window must be even .* got 3'),
-        (dict(type='AFTWindow', window=2.5), r'window must be an int or .* got 2.5'),
+        (dict(type='AFTLocalLearned', window=-1), 'window must be .* ints, 0 or larger, got -1'),
+        (dict(type='AFTLocalHard', window=3), 'window must be even .* got 3'),
+        (dict(type='AFTLocalHard', window=2.5), r'window must be an int or .* got 2.5'),
         (dict(type='AFTLocal', window=True), r'window must be an int or .* got True'),
-        (dict(type='AFTWindow', window=0, grid=(4,)), 'window must be an int, 1 or larger, got 0'),
+        (
+            dict(type='AFTLocalHard', window=0, grid=(4,)),
+            'window must be an int, 1 or larger, got 0',
+        ),
         (dict(type='LocalSoftmaxAttention', num_heads=5, window=2), 'divides embed_dims=12, got 5'),
         (dict(type='LocalSoftmaxAttention', num_heads=3, window=0), 'window must be .* 1 or .* 0'),
         (
@@ -156,7 +159,7 @@ def test_an_unknown_argument_is_named(name):
         build(name, widnow=3)
 
 
-@pytest.mark.parametrize('name', ['AFTLocal', 'AFTLocalNormalized', 'AFTConv', 'AFTWindow'])
+@pytest.mark.parametrize('name', ['AFTLocal', 'AFTLocalLearned', 'AFTConv', 'AFTLocalHard'])
 def test_bad_inputs_end_in_one_sentence(name):
     mixer, x = build(name, (3, 5), causal=False), tokens((3, 5))
     with pytest.raises(ValueError, match=r'grid \(3, 5\) .* does not hold 14 tokens'):
@@ -221,7 +224,5 @@ def test_a_state_of_another_mixer_or_batch_is_refused():
         mixer = build(name, causal=True)
         with pytest.raises(ValueError, match=r'x_t must be \[3, 12\] as the state'):
             mixer.step(x, mixer.init_state(3))
-        with pytest.raises(
-            ValueError, match=r'of this \w+ gave, got LinearState'
-        ):
+        with pytest.raises(ValueError, match=r'of this \w+ gave, got LinearState'):
             mixer.step(x, build('LinearAttention', causal=True).init_state(2))

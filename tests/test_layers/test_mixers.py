@@ -192,9 +192,9 @@ def test_bfloat16_and_autocast(name, causal):
         ('AFTSimple', dict(key_function='relu2')),
         ('AFTLocal', dict(window=0)),
         ('AFTLocal', dict(window=(2, 1))),
-        ('AFTLocalNormalized', dict(window=1)),
-        ('AFTWindow', dict(window=2)),
-        ('AFTWindow', dict(causal=False)),
+        ('AFTLocalLearned', dict(window=1)),
+        ('AFTLocalHard', dict(window=2)),
+        ('AFTLocalHard', dict(causal=False)),
         ('AFTConv', dict(reparameterize=False)),
         ('AFTConv', dict(query=False)),
         ('AFTConv', dict(global_connectivity=False)),
@@ -252,7 +252,7 @@ def test_prefix_tokens_stand_in_front_of_the_grid(name):
         mixer(x[:, 1:])
 
 
-@pytest.mark.parametrize('name', ['AFTFull', 'AFTFull-free', 'AFTLocal', 'AFTLocalNormalized'])
+@pytest.mark.parametrize('name', ['AFTFull', 'AFTFull-free', 'AFTLocal', 'AFTLocalLearned'])
 def test_another_grid_interpolates_the_bias(name):
     mixer, x = build(name, (3, 5)), tokens((6, 10))
     other = build(name, (6, 10))

@@ -8,15 +8,15 @@ from mmengine.runner.checkpoint import load_state_dict
 from torch import nn
 
 from aft_mm.checkpoint import load_from_local
-from aft_mm.cli.errors import UserError
 from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
+from aft_mm.errors import UserError
 from aft_mm.layers import TokenMixer
 from aft_mm.layers.mixers import base
 from aft_mm.registry import MODELS
 
 CHANGED = [
-    ('AFTLocalNormalized', dict(window=2)),
-    ('AFTWindow', dict(window=(2, 4))),
+    ('AFTLocalLearned', dict(window=2)),
+    ('AFTLocalHard', dict(window=(2, 4))),
 ]
 
 
@@ -56,7 +56,7 @@ def test_a_checkpoint_that_does_not_tell_its_version_is_loaded_with_a_warning(
 
 @pytest.mark.parametrize(
     'name, options',
-    [('AFTWindow', dict(window=5, grid=(15,))), ('AFTWindow', dict(window=2, causal=False))],
+    [('AFTLocalHard', dict(window=5, grid=(15,))), ('AFTLocalHard', dict(window=2, causal=False))],
     ids=str,
 )
 def test_a_window_that_has_not_changed_takes_its_old_checkpoint(name, options):
@@ -66,7 +66,7 @@ def test_a_window_that_has_not_changed_takes_its_old_checkpoint(name, options):
 
 @pytest.mark.parametrize('wrapped', [False, True], ids=['plain', 'in a wrapper'])
 def test_a_file_is_refused_by_what_the_tools_load_with(wrapped, tmp_path, monkeypatch):
-    mixer = build('AFTLocalNormalized', window=2)
+    mixer = build('AFTLocalLearned', window=2)
     model = nn.Sequential(mixer)
 
     def load(version):
@@ -85,5 +85,5 @@ def test_a_file_is_refused_by_what_the_tools_load_with(wrapped, tmp_path, monkey
 
 
 def test_a_raster_that_the_steps_would_not_know_is_refused():
-    with pytest.raises(ValueError, match=r'grid must be given to AFTWindow.* got \(3, 5\)'):
-        build('AFTWindow', window=2, grid=None)(torch.randn(1, 15, 8), grid=(3, 5))
+    with pytest.raises(ValueError, match=r'grid must be given to AFTLocalHard.* got \(3, 5\)'):
+        build('AFTLocalHard', window=2, grid=None)(torch.randn(1, 15, 8), grid=(3, 5))

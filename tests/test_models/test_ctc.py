@@ -8,17 +8,17 @@ import pytest
 import torch
 from mmengine.registry import MODELS, init_default_scope
 
-from aft_mm.models.ctc_decoding import decode_by_beam, decode_greedily
+from aft_mm.models.decoding.ctc import decode_by_beam, decode_greedily
 from aft_mm.structures import UtteranceSample
 
 MIXERS = {
     'AFTFull': dict(rank=8),
     'AFTFull-free': dict(rank=None),
     'AFTLocal': dict(window=7, rank=8),
-    'AFTLocalNormalized': dict(window=7, rank=8),
+    'AFTLocalLearned': dict(window=7, rank=8),
     'AFTSimple': dict(),
     'AFTConv': dict(num_heads=4, kernel_size=9),
-    'AFTWindow': dict(window=8),
+    'AFTLocalHard': dict(window=8),
     'SoftmaxAttention': dict(num_heads=4),
     'LinearAttention': dict(num_heads=4),
     'LSHAttention': dict(num_heads=4, num_rounds=2, num_buckets=8, chunk_size=16),
@@ -37,11 +37,17 @@ def build(mixer='AFTSimple', beam_size=1, num_classes=7):
     else:
         config = dict(type=mixer.partition('-')[0], **MIXERS[mixer])
         encoder = dict(
-            type='SequenceEncoder', embed_dims=32, num_layers=3, grid=(64,), token_mixer=config,
-            embedding=dict(type='FrameEmbedding', num_features=13))
+            type='SequenceEncoder',
+            embed_dims=32,
+            num_layers=3,
+            grid=(64,),
+            token_mixer=config,
+            embedding=dict(type='FrameEmbedding', num_features=13),
+        )
     head = dict(type='CTCHead', embed_dims=32, num_classes=num_classes)
     model = MODELS.build(
-        dict(type='CTCModel', encoder=encoder, head=head, beam_size=beam_size)).eval()
+        dict(type='CTCModel', encoder=encoder, head=head, beam_size=beam_size)
+    ).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.2)

@@ -32,7 +32,7 @@ ANY_GRID = [
     mixer('AFTConv', num_heads=4, kernel_size=(3, 7), query=False),
     SIMPLE,
     mixer('AFTSimple', key_function='relu'),
-    mixer('AFTWindow', window=4),
+    mixer('AFTLocalHard', window=4),
     mixer('SoftmaxAttention', num_heads=3),
 ]
 

@@ -6,7 +6,7 @@ from scipy.stats import logistic
 from torch import nn
 
 from aft_mm.models import CategoricalHead, LogisticMixtureHead
-from aft_mm.models.heads import draw
+from aft_mm.models.decoding import draw
 from aft_mm.registry import MODELS
 
 from .sequence_models import D, randomize

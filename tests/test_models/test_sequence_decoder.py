@@ -90,7 +90,9 @@ def test_a_shared_position_has_the_same_gradient_in_every_run():
         seen = {
             torch.autograd.grad(
                 body.position_of(torch.arange(3069)), body.position_embedding.weight, gradient
-            )[0].numpy().tobytes()
+            )[0]
+            .numpy()
+            .tobytes()
             for _ in range(60)
         }
     finally:

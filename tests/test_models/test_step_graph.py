@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from aft_mm.layers.block import BlockState
 from aft_mm.models import step_graph
 from aft_mm.models.decoders import DecoderState
-from aft_mm.models.step_graph import (
+from aft_mm.models.decoding.step_graph import (
     CapturedSteps,
     CompiledSteps,
     PlainSteps,
@@ -32,11 +32,17 @@ CROSS = {
 }
 # One for each kind of step, as tracing takes a second.
 KINDS = (
-    'AFTFull', 'AFTLocal', 'AFTSimple', 'AFTConv', 'AFTWindow', 'LinearAttention', 'LSHAttention'
+    'AFTFull',
+    'AFTLocal',
+    'AFTSimple',
+    'AFTConv',
+    'AFTLocalHard',
+    'LinearAttention',
+    'LSHAttention',
 )
 COMPILED = {name: FIXED[name] for name in KINDS}
 # The op of their steps looks at rows and columns.
-ON_GRIDS = ('aft_mm.AFTConv', 'aft_mm.AFTWindow')
+ON_GRIDS = ('aft_mm.AFTConv', 'aft_mm.AFTLocalHard')
 every_fixed = pytest.mark.parametrize('mixing', FIXED.values(), ids=FIXED)
 every_grid = pytest.mark.parametrize('grid', [(12,), (2, 6)], ids=str)
 
@@ -54,7 +60,7 @@ def steps_of(monkeypatch, kind) -> list:
         made.append(kind(step, token, hidden, state))
         return made[-1]
 
-    monkeypatch.setattr('aft_mm.models.generation.make_steps', make)
+    monkeypatch.setattr('aft_mm.models.decoding.generation.make_steps', make)
     return made
 
 

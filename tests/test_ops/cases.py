@@ -111,7 +111,7 @@ def _conv(grid, kernel, heads=2, causal=False, **options):
 def _window(tokens, window, grid=None, causal=True):
     return Case(
         f'window-{grid or tokens}-s={window}-causal={causal}',
-        'aft_window',
+        'aft_local_hard',
         tokens,
         dict(window=window, grid=grid, causal=causal),
     )
@@ -168,19 +168,19 @@ CASES = [
     _window(35, (2, 6), grid=(7, 5)),
     _window(12, (4, 12), grid=(3, 4)),
     _window(35, 4, grid=(5, 7), causal=False),
-    _factors('aft_local_normalized', 7, 3),
-    _factors('aft_local_normalized', 63, 0),
-    _factors('aft_local_normalized', 7, 0, causal=True),
-    _factors('aft_local_normalized', 130, 4),
-    _factors('aft_local_normalized', 130, 40, causal=True),
-    _free('aft_local_normalized', 63, 4, causal=True),
-    _free('aft_local_normalized', 130, 40),
-    _factors('aft_local_normalized', 110, (2, 3), grid=(11, 10), causal=True),
-    _factors('aft_local_normalized', 12, (9, 9), grid=(3, 4)),
+    _factors('aft_local_learned', 7, 3),
+    _factors('aft_local_learned', 63, 0),
+    _factors('aft_local_learned', 7, 0, causal=True),
+    _factors('aft_local_learned', 130, 4),
+    _factors('aft_local_learned', 130, 40, causal=True),
+    _free('aft_local_learned', 63, 4, causal=True),
+    _free('aft_local_learned', 130, 40),
+    _factors('aft_local_learned', 110, (2, 3), grid=(11, 10), causal=True),
+    _factors('aft_local_learned', 12, (9, 9), grid=(3, 4)),
 ]
 IDS = [case.name for case in CASES]
 CAUSAL_CASES = [
-    case for case in CASES if case.options.get('causal', False) or case.op == 'aft_window'
+    case for case in CASES if case.options.get('causal', False) or case.op == 'aft_local_hard'
 ]
 CAUSAL_CASES = [case for case in CAUSAL_CASES if case.options.get('causal', True)]
 

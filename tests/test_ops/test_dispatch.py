@@ -66,7 +66,7 @@ def test_triton_asked_for_where_it_cannot_serve_is_an_error(monkeypatch):
 
 
 REFUSED = {
-    'has no kernel': dict(op='aft_local_normalized_step'),
+    'has no kernel': dict(op='aft_local_learned_step'),
     'has a kernel for aft_simple with causal=True only, got False': dict(causal=False),
     'has a kernel for aft_conv with causal=False only, got True': dict(
         op='aft_conv', global_connectivity=True, grid=(1, 1)
@@ -154,7 +154,7 @@ def test_table_of_backends(asked, monkeypatch):
         assert f'{op} ' in output
     assert ('reference does not serve any op or step on cpu' in output) == (asked != 'reference')
     assert 'triton does not serve any op or step on cpu: serves cuda tensors' in output
-    without = 'linear_attention, aft_local_normalized_step, linear_attention_step'
+    without = 'linear_attention, aft_local_learned_step, linear_attention_step'
     assert f'{without} on cpu: has no kernel' in output
     assert 'aft_local (any options)' in output and 'a grid of 1 or 2 sizes)' in output
     rows = [line.split()[2:] for line in output.splitlines()[1:3]]  # aft_simple, aft_full
@@ -221,11 +221,11 @@ BAD = {
     'window must be an int, 0 or larger, got (2, 2)': lambda: ops.aft_local(
         Q, Q, Q, U, U, window=(2, 2)
     ),
-    'window must be an int, 1 or larger, got 0': lambda: ops.aft_window(Q, Q, Q, window=0),
-    'window must be even in both dimensions of a grid (H, W), got (3, 2)': lambda: ops.aft_window(
-        Q, Q, Q, window=(3, 2), grid=(2, 3)
+    'window must be an int, 1 or larger, got 0': lambda: ops.aft_local_hard(Q, Q, Q, window=0),
+    'window must be even in both dimensions of a grid (H, W), got (3, 2)': lambda: (
+        ops.aft_local_hard(Q, Q, Q, window=(3, 2), grid=(2, 3))
     ),
-    'window must be an int or 2 ints, 0 or larger, got (-1, 2)': lambda: ops.aft_local_normalized(
+    'window must be an int or 2 ints, 0 or larger, got (-1, 2)': lambda: ops.aft_local_learned(
         Q, Q, Q, U, U, window=(-1, 2), grid=(2, 3)
     ),
     "pos_u and pos_v must be [6, d'] and [6, d'], got [5, 3] and [6, 3]": lambda: ops.aft_local(
@@ -238,7 +238,7 @@ BAD = {
     'pos_u without pos_v must be [6, 5], a column per offset of the window 3 with causal=False, '
     'got [6, 3]': lambda: ops.aft_local(Q, Q, Q, U, window=3),
     'must be [6, 2], a column per offset of the window 2 with causal=True, got [6, 3]': lambda: (
-        ops.aft_local_normalized(Q, Q, Q, U, window=2, causal=True)
+        ops.aft_local_learned(Q, Q, Q, U, window=2, causal=True)
     ),
     'position_bias must be [T, S] = [6, 6], got [6, 5]': lambda: ops.aft_full(
         Q, Q, Q, torch.randn(6, 5)
@@ -333,7 +333,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize('key_scale', [1, 100], ids=['fast', 'safe'])
-@pytest.mark.parametrize('op', ['aft_simple', 'aft_local', 'free', 'aft_conv', 'aft_window'])
+@pytest.mark.parametrize('op', ['aft_simple', 'aft_local', 'free', 'aft_conv', 'aft_local_hard'])
 def test_memory_grows_with_tokens_not_their_square(op, key_scale, causal):
     tokens, dims, window, rank = 4096, 4, 8, 2
     query, value, key = torch.randn(3, 1, tokens, dims).unbind()

@@ -56,7 +56,7 @@ def test_the_causal_window_of_a_grid_is_two_blocks(grid, window, monkeypatch):
     weights = expected / expected.sum(1, keepdim=True, dtype=torch.float64)
     for backend in ('reference', 'eager'):
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, backend)
-        got = ops.aft_window(
+        got = ops.aft_local_hard(
             None, torch.zeros_like(cells), cells, window=window, grid=grid, gate='none'
         )
         torch.testing.assert_close(got[0], weights)
@@ -76,5 +76,5 @@ def test_a_window_of_16_by_16_sees_128_tokens():
 def test_a_state_holds_what_the_window_reaches_back(grid, window):
     target, source = indices(grid[0] * grid[1])
     reach = (target - source).masked_fill(~two_blocks(grid, window), 0).max()
-    state = ops.aft_window_init_state(1, 3, window=window, grid=grid)
+    state = ops.aft_local_hard_init_state(1, 3, window=window, grid=grid)
     assert state.keys.shape[1] == reach + 1

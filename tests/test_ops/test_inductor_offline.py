@@ -24,8 +24,8 @@ CASES = {
     'full': ('aft_full', dict(causal=True), (8, 197, 192), ((197, 197),)),
     'local': ('aft_local', dict(causal=True, window=256), T3072, FACTORS),
     'local-2d': ('aft_local', dict(causal=True, **RASTER), T3072, FACTORS),
-    'normalized': ('aft_local_normalized', dict(causal=True, window=256), T3072, FACTORS),
-    'window': ('aft_window', RASTER, T3072, ()),
+    'normalized': ('aft_local_learned', dict(causal=True, window=256), T3072, FACTORS),
+    'window': ('aft_local_hard', RASTER, T3072, ()),
     'conv': ('aft_conv', dict(grid=(14, 14)), (8, 196, 384), ((384, 11, 11),)),
     'conv-causal': ('aft_conv', dict(grid=(1024,), causal=True), (2, 1024, 256), ((256, 31),)),
 }
@@ -61,7 +61,7 @@ def test_inductor_writes_forward_and_backward_for_cuda(case, path, monkeypatch):
 
 # How many products of bfloat16 operands tensor cores take on a device, without and with a gradient:
 # W with the terms, in two parts if there is a gradient, its transpose with two parts, and three for
-# the gradient of W. aft_local_normalized has one more with the gradient of W alone.
+# the gradient of W. aft_local_learned has one more with the gradient of W alone.
 PRODUCTS = {'full': (1, 7), 'local': (1, 7), 'normalized': (2, 12), 'conv': (1, 7)}
 
 

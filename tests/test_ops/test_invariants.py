@@ -84,7 +84,7 @@ def test_zero_bias_collapses_to_simple(causal):
     ):
         torch.testing.assert_close(got, expected)
     if causal:
-        torch.testing.assert_close(ops.aft_window(query, key, value, window=24), expected)
+        torch.testing.assert_close(ops.aft_local_hard(query, key, value, window=24), expected)
 
 
 @pytest.mark.parametrize('causal', [False, True])
@@ -122,7 +122,7 @@ def test_conv_is_full_with_the_toeplitz_bias_per_head(grid, kernel, causal):
 
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize('tokens, window', [(7, 1), (63, 5), (131, 40), (9, 30)])
-@pytest.mark.parametrize('op', [ops.aft_local, ops.aft_local_normalized])
+@pytest.mark.parametrize('op', [ops.aft_local, ops.aft_local_learned])
 def test_a_free_bias_holds_any_factorised_one(op, tokens, window, causal):
     query, key, value = randn(2, tokens, 4), randn(2, tokens, 4), randn(2, tokens, 4)
     pos_u, pos_v = randn(tokens, 3), randn(tokens, 3)
@@ -154,8 +154,8 @@ def test_one_row_grid_is_one_dimensional(causal):
     )
     if causal:
         torch.testing.assert_close(
-            ops.aft_window(query, key, value, window=(2, 14), grid=(1, 40)),
-            ops.aft_window(query, key, value, window=7),
+            ops.aft_local_hard(query, key, value, window=(2, 14), grid=(1, 40)),
+            ops.aft_local_hard(query, key, value, window=7),
         )
 
 
@@ -174,18 +174,18 @@ def test_far_tokens_count_in_local_and_conv_but_not_in_window():
     assert moved(ops.aft_local, *pos, window=3, **options)
     assert moved(ops.aft_conv, weight, grid=(30,), **options)
     assert not moved(ops.aft_conv, weight, grid=(30,), global_connectivity=False, **options)
-    assert not moved(ops.aft_window, window=3, **options)
-    assert moved(ops.aft_local_normalized, *pos, window=3, **options)
+    assert not moved(ops.aft_local_hard, window=3, **options)
+    assert moved(ops.aft_local_learned, *pos, window=3, **options)
 
 
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize('window', [0, 1, 4, 30])
-def test_local_normalized_is_the_product_of_two_softmax(window, causal):
+def test_local_learned_is_the_product_of_two_softmax(window, causal):
     """Eq. 8 of the ICLR submission: a softmax of the bias, 0 outside the window, and one of k."""
     tokens = 13
     query, key, value = randn(2, tokens, 4), randn(2, tokens, 4), randn(2, tokens, 4)
     pos_u, pos_v = randn(tokens, 3), randn(tokens, 3)
-    got = ops.aft_local_normalized(
+    got = ops.aft_local_learned(
         query, key, value, pos_u, pos_v, window=window, causal=causal, gate='relu'
     )
     target, source = indices(tokens)
@@ -197,9 +197,9 @@ def test_local_normalized_is_the_product_of_two_softmax(window, causal):
         torch.testing.assert_close(got[:, t], query[:, t].relu() * expected)
 
 
-def test_local_normalized_without_a_window_is_simple_over_the_number_of_tokens():
+def test_local_learned_without_a_window_is_simple_over_the_number_of_tokens():
     query, key, value, pos = randn(2, 9, 4), randn(2, 9, 4), randn(2, 9, 4), randn(9, 3)
-    got = ops.aft_local_normalized(query, key, value, pos, pos, window=0, causal=True)
+    got = ops.aft_local_learned(query, key, value, pos, pos, window=0, causal=True)
     simple = ops.aft_simple(query, key, value, causal=True)
     torch.testing.assert_close(got, simple / torch.arange(1, 10)[:, None])
 

@@ -36,13 +36,27 @@ def loops(request, monkeypatch):
 def conv(grid, kernel, channels, heads, **options):
     name = f'conv-{grid}-{kernel}-{channels}-{heads}-{"-".join(options)}'
     tokens = torch.Size(grid).numel()
-    return Case(name, 'aft_conv', tokens, dict(grid=grid, **options), None, heads,
-                ((heads, *kernel),), channels=channels)
+    return Case(
+        name,
+        'aft_conv',
+        tokens,
+        dict(grid=grid, **options),
+        None,
+        heads,
+        ((heads, *kernel),),
+        channels=channels,
+    )
 
 
 def simple(tokens, channels):
-    return Case(f'simple-{tokens}-{channels}', 'aft_simple', tokens, dict(causal=True),
-                heads=channels, channels=channels)
+    return Case(
+        f'simple-{tokens}-{channels}',
+        'aft_simple',
+        tokens,
+        dict(causal=True),
+        heads=channels,
+        channels=channels,
+    )
 
 
 # Whole and broken vectors of 4, 8 and 16 channels, next to each other and alone; heads that are

@@ -13,7 +13,7 @@ from aft_mm.ops.eager import mixing, products
 from .cases import CASES, run_with_gradients
 from .test_backends import TOLERANCE, assert_close, oracle
 
-BANDED = [c for c in CASES if c.op in ('aft_full', 'aft_local', 'aft_local_normalized')]
+BANDED = [c for c in CASES if c.op in ('aft_full', 'aft_local', 'aft_local_learned')]
 CONV = [c for c in CASES if c.op == 'aft_conv']
 
 
@@ -51,7 +51,7 @@ SIZES = {
     'aft_local': (ops.aft_local, dict(window=32, causal=True), 300, ((300, 16), (300, 16))),
     'aft_conv': (ops.aft_conv, dict(grid=(14, 14)), 196, ((32, 11, 11),)),
     'normalized': (
-        ops.aft_local_normalized,
+        ops.aft_local_learned,
         dict(window=32, causal=True),
         300,
         ((300, 16), (300, 16)),

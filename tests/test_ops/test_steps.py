@@ -62,7 +62,7 @@ def test_float32_steps_are_as_exact_whatever_is_added_to_the_keys(case, offset):
         assert error < 2e-5, token
 
 
-@pytest.mark.parametrize('op', ['aft_local', 'aft_local_normalized'])
+@pytest.mark.parametrize('op', ['aft_local', 'aft_local_learned'])
 def test_steps_keep_the_bias_in_float32(op):
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, 9, CHANNELS).bfloat16().unbind()
@@ -175,9 +175,9 @@ def test_a_key_function_of_another_state_is_refused():
 
 
 def test_steps_keep_no_graph():
-    state = ops.aft_window_init_state(1, CHANNELS, window=2)
+    state = ops.aft_local_hard_init_state(1, CHANNELS, window=2)
     token = torch.randn(3, 1, CHANNELS, requires_grad=True).unbind()
-    row, state = ops.aft_window_step(state, *token, window=2)
+    row, state = ops.aft_local_hard_step(state, *token, window=2)
     assert not row.requires_grad and not state.keys.requires_grad
 
 

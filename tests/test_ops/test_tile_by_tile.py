@@ -13,7 +13,7 @@ from .test_backends import TOLERANCE, assert_close, oracle
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason='this build of torch has no oneDNN'
 )
-BANDED = [c for c in CASES if c.op in ('aft_full', 'aft_local', 'aft_local_normalized')]
+BANDED = [c for c in CASES if c.op in ('aft_full', 'aft_local', 'aft_local_learned')]
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +45,8 @@ def test_matches_the_oracle(case, monkeypatch, multiplied):
     with torch.no_grad():
         assert_close([case(*tensors)], expected[:1], TOLERANCE[torch.float32])
     assert trained < len(multiplied)
-    # The product of aft_local_normalized is left to autograd.
-    assert trained or case.op == 'aft_local_normalized'
+    # The product of aft_local_learned is left to autograd.
+    assert trained or case.op == 'aft_local_learned'
 
 
 def test_only_tokens_that_are_there_are_multiplied(multiplied):

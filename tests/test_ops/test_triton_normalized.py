@@ -1,4 +1,4 @@
-"""The kernels of AFT-local-normalized against the float64 oracle; how: `triton_parity.py`."""
+"""The kernels of AFT-local-learned against the float64 oracle; how: `triton_parity.py`."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def case(tokens, window, grid=None, rank=3, causal=False, channels=6):
     shapes = ((tokens, rank),) * 2 if rank else ((tokens, window if causal else 2 * window - 1),)
     options = dict(window=window, grid=grid, causal=causal)
     name = f'{grid or tokens}-s={window}-causal={causal}'
-    return Case(name, 'aft_local_normalized', tokens, options, None, channels, shapes, False)
+    return Case(name, 'aft_local_learned', tokens, options, None, channels, shapes, False)
 
 
 ONE_TILE = [case(9, 3), case(9, (2, 2), (3, 3), causal=True), case(9, 3, rank=0, causal=True)]

@@ -39,8 +39,8 @@ KINDS = {
         '', 'aft_conv', 12, dict(grid=(3, 4), global_connectivity=False), heads=6,
         parameters=((6, 3, 3),),
     ),
-    'window': Case('', 'aft_window', 9, dict(window=4)),
-    'window 2-d': Case('', 'aft_window', 12, dict(window=(4, 4), grid=(3, 4))),
+    'window': Case('', 'aft_local_hard', 9, dict(window=4)),
+    'window 2-d': Case('', 'aft_local_hard', 12, dict(window=(4, 4), grid=(3, 4))),
 }  # fmt: skip
 every_kind = pytest.mark.parametrize('case', KINDS.values(), ids=KINDS)
 

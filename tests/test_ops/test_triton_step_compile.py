@@ -19,8 +19,8 @@ CALLS = {
     'local': (ops.aft_local_init_state, ((TOKENS, 24), (TOKENS, 24)), dict(window=9, grid=None)),
     'local 2-d': (ops.aft_local_init_state, ((TOKENS, 24),) * 2, dict(window=(2, 3), grid=GRID)),
     'local free': (ops.aft_local_init_state, ((TOKENS, 9),), dict(window=9, grid=None)),
-    'window': (ops.aft_window_init_state, (), dict(window=9, grid=None)),
-    'window 2-d': (ops.aft_window_init_state, (), dict(window=(4, 4), grid=GRID)),
+    'window': (ops.aft_local_hard_init_state, (), dict(window=9, grid=None)),
+    'window 2-d': (ops.aft_local_hard_init_state, (), dict(window=(4, 4), grid=GRID)),
     'conv': (ops.aft_conv_init_state, ((4, 5),), dict(grid=(TOKENS,), global_connectivity=True)),
     'conv 2-d': (
         ops.aft_conv_init_state,

@@ -1,4 +1,4 @@
-"""The kernels of AFTWindow against the float64 oracle; how: `triton_parity.py`."""
+"""The kernels of AFTLocalHard against the float64 oracle; how: `triton_parity.py`."""
 
 import pytest
 import torch
@@ -38,21 +38,21 @@ def _many_lanes(monkeypatch):
 def line(tokens, size, causal=True, channels=3, **options):
     options = dict(window=size, causal=causal, **options)
     name = f'{tokens}-s={size}-causal={causal}'
-    return Case(name, 'aft_window', tokens, options, heads=channels, channels=channels)
+    return Case(name, 'aft_local_hard', tokens, options, heads=channels, channels=channels)
 
 
 def plane(size, grid=PLANE, causal=True, channels=3):
     options = dict(window=size, grid=grid, causal=causal)
     name = f'{grid}-s={size}-causal={causal}'
     tokens = grid[0] * grid[1]
-    return Case(name, 'aft_window', tokens, options, heads=channels, channels=channels)
+    return Case(name, 'aft_local_hard', tokens, options, heads=channels, channels=channels)
 
 
 def inputs(case, batch=1, dtype=torch.float32):
     return on_device(case.inputs(batch, dtype=dtype))
 
 
-SERVED = [case for case in CASES if case.op == 'aft_window']
+SERVED = [case for case in CASES if case.op == 'aft_local_hard']
 LINES = [line(7, 7), line(40, 13), line(25, 11, causal=False), line(9, 5, channels=40)]
 PLANES = [
     plane((2, 2)),
@@ -223,7 +223,7 @@ def test_an_empty_batch():
     assert output.shape == (0, 9, 3) and saved.shape == (3, 0, 9, 3)
     (gradient,) = torch.autograd.grad(output.sum(), empty)
     assert gradient.shape == empty.shape
-    assert ops.aft_window(empty, empty, empty, window=3).shape == (0, 9, 3)
+    assert ops.aft_local_hard(empty, empty, empty, window=3).shape == (0, 9, 3)
 
 
 @pytest.mark.parametrize('gate, masked', [('sigmoid', True), ('none', False)])
@@ -245,7 +245,7 @@ def test_the_ops_are_sound(gate, masked):
 def test_compiles_without_graph_break():
     """With the shape of the first call, and any length after that."""
     torch._dynamo.reset()
-    compiled = torch.compile(ops.aft_window, fullgraph=True, backend='aot_eager')
+    compiled = torch.compile(ops.aft_local_hard, fullgraph=True, backend='aot_eager')
 
     def call(*parts):
         return compiled(*parts, window=4)
@@ -265,7 +265,7 @@ def test_compiles_a_grid_without_a_query():
     _, key, value = inputs(plane(4))
 
     def call(key, value):
-        return ops.aft_window(None, key, value, **options)
+        return ops.aft_local_hard(None, key, value, **options)
 
     compiled = torch.compile(call, fullgraph=True, backend='aot_eager')
     expected = run_with_gradients(call, [key, value])
@@ -305,7 +305,9 @@ def test_gradients_that_cannot_be_had_say_why():
     output = window.window_op(x, x, x, None, *OPTIONS, False)[0]
     with pytest.raises(RuntimeError, match='must be called with save=True'):
         output.sum().backward()
-    (gradient,) = torch.autograd.grad(ops.aft_window(x, x, x, window=3).sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        ops.aft_local_hard(x, x, x, window=3).sum(), x, create_graph=True
+    )
     with pytest.raises(RuntimeError, match='once; AFT_MM_BACKEND=eager serves second derivatives'):
         gradient.sum().backward()
 
@@ -317,7 +319,7 @@ def test_a_failing_kernel_is_not_passed_over(monkeypatch):
     monkeypatch.setattr(window.kernels.sum_windows, 'run', fail)
     x = torch.randn(1, 9, 3, device=DEVICE)
     with pytest.raises(RuntimeError, match='out of registers'):
-        ops.aft_window(x, x, x, window=3)
+        ops.aft_local_hard(x, x, x, window=3)
 
 
 def test_nothing_waits_for_the_device(monkeypatch):
@@ -326,7 +328,7 @@ def test_nothing_waits_for_the_device(monkeypatch):
     with FakeTensorMode():
         x = torch.empty(2, 12, 3, requires_grad=True)
         for size, grid in (4, None), ((2, 2), (3, 4)):
-            output = ops.aft_window(x, x, x, window=size, grid=grid)
+            output = ops.aft_local_hard(x, x, x, window=size, grid=grid)
             (gradient,) = torch.autograd.grad(output.sum(), x)
             assert gradient.shape == x.shape
 
@@ -339,5 +341,5 @@ def test_more_numbers_than_an_int_counts():
     x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)
     many = x.new_zeros(1100, 2000, 1024)
     many[-1] = x[0]
-    got = ops.aft_window(many, many, many, window=100)[-1:]
-    torch.testing.assert_close(got, ops.aft_window(x, x, x, window=100))
+    got = ops.aft_local_hard(many, many, many, window=100)[-1:]
+    torch.testing.assert_close(got, ops.aft_local_hard(x, x, x, window=100))

@@ -1,4 +1,4 @@
-"""The kernels of AFTWindow, compiled without a device."""
+"""The kernels of AFTLocalHard, compiled without a device."""
 
 import pytest
 import torch

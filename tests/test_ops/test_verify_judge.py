@@ -30,7 +30,7 @@ BROKEN = {
     'raises': ('raise ArithmeticError("no such unit")', 'raised ArithmeticError: no such unit (pl'),
     'kills its process': ('os.kill(os.getpid(), 9)', 'ended by signal 9 (Killed) (plain: T=18'),
 }
-# What takes the place of aft_window in this process.
+# What takes the place of aft_local_hard in this process.
 WRONG = {
     'is not the same each time': lambda y: y + 1e-6 * torch.rand(()),
     'is off by nan': lambda y: y + 0 * torch.empty(1),  # reads what nobody wrote
@@ -200,12 +200,12 @@ def test_what_is_timed_runs(op, over_eager, monkeypatch):
 @pytest.mark.parametrize('said', WRONG)
 def test_what_is_wrong_is_seen(said, over_eager):
     def kernel(*parts, **options):
-        return WRONG[said](eager.aft_window(*parts, **options))
+        return WRONG[said](eager.aft_local_hard(*parts, **options))
 
-    over_eager.library.aft_window = kernel
+    over_eager.library.aft_local_hard = kernel
     with pytest.raises(over_eager.WrongResultError, match=said):
-        for case in cases.cases('aft_window', CPU, torch.float32, 1, interpreted=True):
-            over_eager.judge('aft_window', case, CPU, torch.float32)
+        for case in cases.cases('aft_local_hard', CPU, torch.float32, 1, interpreted=True):
+            over_eager.judge('aft_local_hard', case, CPU, torch.float32)
 
 
 @pytest.mark.cuda

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.sampling.points import check_points, check_settings, sample_points
-from aft_mm.structures import encode_points
+from aft_mm.tokenizers import encode_points
 
 from ..generation_models import points_model, super_resolution_model
 
@@ -20,7 +20,7 @@ def test_clouds_are_those_of_the_tokens(model):
     assert clouds.shape == (3, 5, 3) and clouds.dtype == np.float32
     assert np.abs(clouds).max() < 0.5
     tokens = model.generate(15, batch_size=3, seed=1).numpy()
-    unit = ((0., 0., 0.), 1.)
+    unit = ((0.0, 0.0, 0.0), 1.0)
     for cloud, drawn in zip(clouds, tokens, strict=True):
         # Sorted, because the model has not learned to.
         points = drawn.reshape(5, 3)
@@ -41,8 +41,12 @@ def test_points_may_share_positions():
 
 
 def test_other_models_are_named(model):
-    for other, bits in ((model, 8), (points_model(16), 5), (points_model(num_values=33), 5),
-                        (super_resolution_model(), 8)):
+    for other, bits in (
+        (model, 8),
+        (points_model(16), 5),
+        (points_model(num_values=33), 5),
+        (super_resolution_model(), 8),
+    ):
         with pytest.raises(UserError, match=f'point clouds with num_bits={bits} needs {2**bits} '):
             check_points(other, bits)
     check_points(model, 5, num_points=5)
@@ -53,13 +57,16 @@ def test_other_models_are_named(model):
             sample_points(model, num, 5)
 
 
-@pytest.mark.parametrize(('settings', 'message'), [
-    (dict(num_points=8, up='y'), 'but lacks num_bits$'),
-    (dict(num_bits=8), 'but lacks num_points, up$'),
-    (8, 'but lacks num_points, num_bits, up$'),
-    (dict(num_points=8, num_bits='8', up='y'), "num_bits of point_cloud must be .*, got '8'"),
-    (dict(num_points=8, num_bits=8, up=2), 'must be one of x, y, z, got 2'),
-])
+@pytest.mark.parametrize(
+    ('settings', 'message'),
+    [
+        (dict(num_points=8, up='y'), 'but lacks num_bits$'),
+        (dict(num_bits=8), 'but lacks num_points, up$'),
+        (8, 'but lacks num_points, num_bits, up$'),
+        (dict(num_points=8, num_bits='8', up='y'), "num_bits of point_cloud must be .*, got '8'"),
+        (dict(num_points=8, num_bits=8, up=2), 'must be one of x, y, z, got 2'),
+    ],
+)
 def test_settings_of_a_config_that_cannot_be_used_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         check_settings(settings)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from aft_mm.cli.errors import UserError
 from aft_mm.datasets import PackSequence
+from aft_mm.errors import UserError
 from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
 
 from ..generation_models import IMAGE, SOURCE, points_model, super_resolution_model
@@ -26,7 +26,8 @@ def test_samples_are_the_tokens_of_each_source(model, images):
     assert samples.shape == (3, 2, *IMAGE) and samples.dtype == np.uint8
     sources = [torch.from_numpy(image.astype(np.int64)).reshape(-1, 3) for image in images]
     tokens = model.generate(
-        24, source=[source for source in sources for _ in range(2)], seed=1, temperature=0.8)
+        24, source=[source for source in sources for _ in range(2)], seed=1, temperature=0.8
+    )
     pack = PackSequence(image_shape=IMAGE, tokens='pixels')
     for sample, expected in zip(samples.reshape(-1, *IMAGE), tokens, strict=True):
         torch.testing.assert_close(pack(dict(img=sample))['inputs'].long(), expected)
@@ -53,14 +54,21 @@ def test_one_channel(images):
     assert (samples != super_resolve(grey, 255 - images[..., :1], (6, 4, 1), 1, seed=0)).any()
 
 
-@pytest.mark.parametrize(('image_shape', 'source_shape', 'message'), [
-    ((6, 5, 3), SOURCE, r'image_shape must be \(H, W, C\) with H·W·C = 72, .* \(6, 5, 3\)'),
-    ((4, 6, 3), SOURCE, r'image_shape must be source_shape \(3, 2, 3\) with height and width times '
-     r'a whole number, got \(4, 6, 3\)'),
-    (IMAGE, (3, 3, 3), r'source_shape must be \(h, w, C\) with h·w·C = 18, .* \(3, 3, 3\)'),
-    (IMAGE, (3, 6), r'source_shape \(h, w, C\) must be 3 ints.* \(3, 6\)'),
-    (IMAGE, (9, 2, 1), r'image_shape must be source_shape \(9, 2, 1\) with'),
-])
+@pytest.mark.parametrize(
+    ('image_shape', 'source_shape', 'message'),
+    [
+        ((6, 5, 3), SOURCE, r'image_shape must be \(H, W, C\) with H·W·C = 72, .* \(6, 5, 3\)'),
+        (
+            (4, 6, 3),
+            SOURCE,
+            r'image_shape must be source_shape \(3, 2, 3\) with height and width times '
+            r'a whole number, got \(4, 6, 3\)',
+        ),
+        (IMAGE, (3, 3, 3), r'source_shape must be \(h, w, C\) with h·w·C = 18, .* \(3, 3, 3\)'),
+        (IMAGE, (3, 6), r'source_shape \(h, w, C\) must be 3 ints.* \(3, 6\)'),
+        (IMAGE, (9, 2, 1), r'image_shape must be source_shape \(9, 2, 1\) with'),
+    ],
+)
 def test_other_shapes_are_named(model, image_shape, source_shape, message):
     with pytest.raises(ValueError, match=message):
         check_super_resolution(model, image_shape, source_shape)

@@ -5,9 +5,20 @@ import pytest
 
 from aft_mm.sampling.tiling import cross_fade_weights, cut_tiles, join_tiles, tile_starts
 
-every_length = pytest.mark.parametrize(('length', 'size', 'overlap'), [
-    (8, 8, 2), (9, 8, 2), (14, 8, 2), (15, 8, 2), (63, 8, 2), (20, 8, 7), (17, 8, 0), (7, 1, 0),
-    (20, 4, 1)])
+every_length = pytest.mark.parametrize(
+    ('length', 'size', 'overlap'),
+    [
+        (8, 8, 2),
+        (9, 8, 2),
+        (14, 8, 2),
+        (15, 8, 2),
+        (63, 8, 2),
+        (20, 8, 7),
+        (17, 8, 0),
+        (7, 1, 0),
+        (20, 4, 1),
+    ],
+)
 
 
 @every_length
@@ -27,8 +38,8 @@ def test_weights_sum_to_one_and_belong_to_their_tile(length, size, overlap):
     assert weights.shape == (len(starts), length) and (weights >= 0).all()
     np.testing.assert_allclose(weights.sum(0), 1, rtol=1e-12)
     for row, start in zip(weights, starts, strict=True):
-        assert (row[start:start + size] > 0).all()
-        assert not row[:start].any() and not row[start + size:].any()
+        assert (row[start : start + size] > 0).all()
+        assert not row[:start].any() and not row[start + size :].any()
 
 
 def test_two_tiles_fade_linearly_into_each_other():

@@ -11,8 +11,16 @@ NAMES = ('<blank>', '<unk>', ' ', 'b', 'a')
 def test_units_stand_at_their_peaks_and_rows_in_the_order_of_time(tmp_path):
     probs = np.full((9, 5), 0.01)
     for frame, unit, height in (
-            (0, 0, 0.9), (1, 4, 0.5), (2, 4, 0.9), (3, 4, 0.6), (4, 0, 0.9), (5, 3, 0.8),
-            (6, 2, 0.7), (7, 3, 0.9), (8, 0, 0.9)):
+        (0, 0, 0.9),
+        (1, 4, 0.5),
+        (2, 4, 0.9),
+        (3, 4, 0.6),
+        (4, 0, 0.9),
+        (5, 3, 0.8),
+        (6, 2, 0.7),
+        (7, 3, 0.9),
+        (8, 0, 0.9),
+    ):
         probs[frame, unit] = height
     figure = draw_alignment(np.log(probs), NAMES, 0.02, 'ab b')
     axis = figure.axes[0]

@@ -28,7 +28,9 @@ def test_mean_over_the_queries_that_have_a_token_at_an_offset():
             for column in range(-2, 3):
                 seen = [
                     float(attention[image, head, prefix + t, prefix + s])
-                    for image in range(4) for t in range(6) for s in range(6)
+                    for image in range(4)
+                    for t in range(6)
+                    for s in range(6)
                     if divmod(s, width)[0] - divmod(t, width)[0] == row
                     and s % width - t % width == column
                 ]
@@ -41,14 +43,19 @@ def test_probabilities_are_those_of_torch():
     """Times the identity as values, for a mask of each kind, a scale and shared keys."""
     torch.manual_seed(0)
     query, key, eye = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.eye(5)
-    for options in (dict(), dict(is_causal=True), dict(attn_mask=torch.randn(5, 5)),
-                    dict(attn_mask=torch.eye(5) > 0), dict(scale=0.7)):
+    for options in (
+        dict(),
+        dict(is_causal=True),
+        dict(attn_mask=torch.randn(5, 5)),
+        dict(attn_mask=torch.eye(5) > 0),
+        dict(scale=0.7),
+    ):
         expected = torch.nn.functional.scaled_dot_product_attention(
-            query, key, eye.expand(2, 4, 5, 5), **options)
+            query, key, eye.expand(2, 4, 5, 5), **options
+        )
         torch.testing.assert_close(attention_probabilities(query, key, key, **options), expected)
     shared = attention_probabilities(query, key[:, ::2], key[:, ::2], enable_gqa=True)
-    torch.testing.assert_close(
-        shared, attention_probabilities(query, key[:, [0, 0, 2, 2]], key))
+    torch.testing.assert_close(shared, attention_probabilities(query, key[:, [0, 0, 2, 2]], key))
 
 
 def first_attention_of_timm(model, image):
@@ -56,21 +63,21 @@ def first_attention_of_timm(model, image):
     block = model.blocks[0]
     qkv = block.attn.qkv(block.norm1(x))
     q, k, _ = qkv.unflatten(-1, (3, block.attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    return (q @ k.mT / q.shape[-1]**0.5).softmax(-1)
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
 
 
 def first_attention_of_ours(model, image):
     x, _ = model._embed(image)
     mixer, x = model.layers[0].token_mixer, model.layers[0].norm1(x)
     q, k = (layer(x).unflatten(-1, (4, -1)).transpose(1, 2) for layer in (mixer.query, mixer.key))
-    return (q @ k.mT / q.shape[-1]**0.5).softmax(-1)
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
 
 
 def first_attention_of_mmpretrain(model, image):
     x = torch.cat([model.cls_token, model.patch_embed(image)[0]], 1) + model.pos_embed
     layer = model.layers[0]
     qkv = layer.attn.qkv(layer.ln1(x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
-    return (qkv[0] @ qkv[1].mT / qkv.shape[-1]**0.5).softmax(-1)
+    return (qkv[0] @ qkv[1].mT / qkv.shape[-1] ** 0.5).softmax(-1)
 
 
 @torch.no_grad()
@@ -78,18 +85,37 @@ def test_attention_of_three_libraries_is_recorded():
     init_default_scope('mmpretrain')
     torch.manual_seed(0)
     models = {
-        'ours': (MODELS.build(dict(
-            type='aft_mm.AFTViT', arch=dict(embed_dims=16, num_layers=2), img_size=16,
-            patch_size=4, with_cls_token=True, out_type='cls_token',
-            token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=4))),
-            first_attention_of_ours),
-        'mmpretrain': (MODELS.build(dict(
-            type='VisionTransformer', img_size=16, patch_size=4, arch=dict(
-                embed_dims=16, num_layers=2, num_heads=4, feedforward_channels=32))),
-            first_attention_of_mmpretrain),
-        'timm': (timm.models.VisionTransformer(
-            img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=4, num_classes=2),
-            first_attention_of_timm),
+        'ours': (
+            MODELS.build(
+                dict(
+                    type='aft_mm.AFTViT',
+                    arch=dict(embed_dims=16, num_layers=2),
+                    img_size=16,
+                    patch_size=4,
+                    with_cls_token=True,
+                    out_type='cls_token',
+                    token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=4),
+                )
+            ),
+            first_attention_of_ours,
+        ),
+        'mmpretrain': (
+            MODELS.build(
+                dict(
+                    type='VisionTransformer',
+                    img_size=16,
+                    patch_size=4,
+                    arch=dict(embed_dims=16, num_layers=2, num_heads=4, feedforward_channels=32),
+                )
+            ),
+            first_attention_of_mmpretrain,
+        ),
+        'timm': (
+            timm.models.VisionTransformer(
+                img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=4, num_classes=2
+            ),
+            first_attention_of_timm,
+        ),
     }
     image = torch.randn(1, 3, 16, 16)
     for name, (model, first) in models.items():

@@ -29,7 +29,7 @@ def test_a_dense_bias_is_the_mean_over_queries_of_what_they_see(causal):
     """Against loops over numpy arrays, with a class token that is left out."""
     torch.manual_seed(0)
     grid, w = (3, 4), torch.randn(1, 13, 13)
-    (row, ) = position_bias_table({'layer 0': w}, grid, 1, causal=causal, top=2)
+    (row,) = position_bias_table({'layer 0': w}, grid, 1, causal=causal, top=2)
 
     tops, entropies, centres, widths = [], [], [], []
     for t in range(12):
@@ -41,7 +41,7 @@ def test_a_dense_bias_is_the_mean_over_queries_of_what_they_see(causal):
         tops.append(np.sort(p)[-2:].sum())
         entropies.append(-(p * np.log2(p)).sum())
         centres.append(centre)
-        widths.append(np.sqrt(p @ ((offsets - centre)**2).sum(1)))
+        widths.append(np.sqrt(p @ ((offsets - centre) ** 2).sum(1)))
     assert row['top_2'] == pytest.approx(np.mean(tops))
     assert row['entropy_bits'] == pytest.approx(np.mean(entropies))
     assert (row['centre_row'], row['centre_column']) == pytest.approx(tuple(np.mean(centres, 0)))
@@ -51,7 +51,7 @@ def test_a_dense_bias_is_the_mean_over_queries_of_what_they_see(causal):
 def test_sequences_have_an_offset():
     w = torch.full((1, 5), -60.0)
     w[0, 4] = 0
-    (row, ) = position_bias_table({'layer 0': w})
+    (row,) = position_bias_table({'layer 0': w})
     assert row['centre_offset'] == pytest.approx(2)
     with pytest.raises(ValueError, match=r'of layer 0 .* got \[5\]'):
         position_bias_table({'layer 0': torch.zeros(5)})

@@ -9,13 +9,18 @@ import pytest
 from aft_mm.visualization import draw_curves, read_scalars
 
 
-def log(epochs, length=6, interval=4, first=1, offset=0.):
+def log(epochs, length=6, interval=4, first=1, offset=0.0):
     """Records as mmengine writes them: the losses by iteration, the validations by epoch."""
     records = []
     for epoch in range(first, epochs + 1):
         records += [
-            dict(loss=math.log(2) * (8 - iteration / 10 + offset), lr=1e-3, epoch=epoch,
-                 iter=iteration, step=iteration)
+            dict(
+                loss=math.log(2) * (8 - iteration / 10 + offset),
+                lr=1e-3,
+                epoch=epoch,
+                iter=iteration,
+                step=iteration,
+            )
             for iteration in range((epoch - 1) * length + interval, epoch * length + 1, interval)
         ]
         records.append(dict(bits_per_char=8 - epoch + offset, time=0.1, step=epoch))
@@ -23,8 +28,11 @@ def log(epochs, length=6, interval=4, first=1, offset=0.):
 
 
 def lines(figure):
-    return {line.get_label().partition(':')[0].lstrip('_'): line.get_xydata()
-            for line in figure.axes[0].get_lines() if not line.get_label().startswith('_child')}
+    return {
+        line.get_label().partition(':')[0].lstrip('_'): line.get_xydata()
+        for line in figure.axes[0].get_lines()
+        if not line.get_label().startswith('_child')
+    }
 
 
 def test_losses_in_bits_by_iteration_and_validations_at_the_end_of_their_epochs():
@@ -32,17 +40,17 @@ def test_losses_in_bits_by_iteration_and_validations_at_the_end_of_their_epochs(
     x, y = drawn['a, training'].T
     assert x.tolist() == [6 * epoch + 4 for epoch in range(8)]
     np.testing.assert_allclose(y, 8 - x / 10)
-    assert drawn['a'].tolist() == [[6. * epoch, 8. - epoch] for epoch in range(1, 9)]
+    assert drawn['a'].tolist() == [[6.0 * epoch, 8.0 - epoch] for epoch in range(1, 9)]
 
 
 def test_validations_that_are_numbered_by_iteration():
     records = [record for record in log(3) if 'loss' in record]
-    records += [dict(bits_per_char=3., step=16), dict(bits_per_char=2., step=18)]
+    records += [dict(bits_per_char=3.0, step=16), dict(bits_per_char=2.0, step=18)]
     assert lines(draw_curves({'a': records}))['a'].tolist() == [[16, 3], [18, 2]]
 
 
 def test_several_runs_and_references():
-    figure = draw_curves({'a': log(2), 'b': log(3, offset=1.)}, references={'xz -9': 2.28})
+    figure = draw_curves({'a': log(2), 'b': log(3, offset=1.0)}, references={'xz -9': 2.28})
     drawn = lines(figure)
     assert list(drawn) == ['a, training', 'a', 'b, training', 'b']
     assert drawn['b'][-1].tolist() == [18, 6]
@@ -54,24 +62,31 @@ def test_several_runs_and_references():
 
 def test_the_metric_may_be_chosen():
     records = log(2)
-    records[-1]['bits_per_word'] = 11.
+    records[-1]['bits_per_word'] = 11.0
     figure = draw_curves({'a': records}, metric='bits_per_word')
     assert lines(figure)['a'][:, 1].tolist() == [11]
     assert figure.axes[0].get_ylabel() == 'bits/word'
 
 
 def test_runs_on_one_axis_have_one_unit():
-    pixels = [{**record, 'bits_per_dim': 3.} if 'loss' not in record else record
-              for record in log(2)]
+    pixels = [
+        {**record, 'bits_per_dim': 3.0} if 'loss' not in record else record for record in log(2)
+    ]
     for record in pixels:
         record.pop('bits_per_char', None)
-    for runs, metric in [({'a': log(2), 'b': pixels}, None),
-                         ({'a': log(2), 'b': pixels}, 'bits_per_char')]:
-        with pytest.raises(ValueError, match="same unit, but 'b' has bits_per_dim and no bits_per_"
-                           'char'):
+    for runs, metric in [
+        ({'a': log(2), 'b': pixels}, None),
+        ({'a': log(2), 'b': pixels}, 'bits_per_char'),
+    ]:
+        with pytest.raises(
+            ValueError, match="same unit, but 'b' has bits_per_dim and no bits_per_char"
+        ):
             draw_curves(runs, metric)
-    with pytest.raises(ValueError, match=r"one that a run has \(bits_per_char, loss, lr\), got "
-                       "'bits_per_cha'"):
+    with pytest.raises(
+        ValueError,
+        match=r'one that a run has \(bits_per_char, loss, lr\), got '
+        "'bits_per_cha'",
+    ):
         draw_curves({'a': log(2)}, 'bits_per_cha')
     training = [record for record in log(2) if 'loss' in record]
     assert len(lines(draw_curves({'a': training, 'b': pixels}))) == 3
@@ -94,10 +109,16 @@ def classifier(seed=0, length=120, interval=50, epochs=3, time=0.5):
     records = []
     for epoch in range(1, epochs + 1):
         records += [
-            dict(loss=2 - iteration / 1000 + seed, time=time, epoch=epoch, iter=iteration,
-                 step=iteration) for iteration in
-            range((epoch - 1) * length + interval, epoch * length + 1, interval)]
-        records.append({'accuracy/top1': 10. * epoch + seed, 'time': 0.1, 'step': epoch})
+            dict(
+                loss=2 - iteration / 1000 + seed,
+                time=time,
+                epoch=epoch,
+                iter=iteration,
+                step=iteration,
+            )
+            for iteration in range((epoch - 1) * length + interval, epoch * length + 1, interval)
+        ]
+        records.append({'accuracy/top1': 10.0 * epoch + seed, 'time': 0.1, 'step': epoch})
     return records
 
 
@@ -106,7 +127,7 @@ def test_a_classifier_has_its_own_loss_and_its_accuracy_beside():
     figure = draw_curves({'a': classifier()}, references={'chance': 10})
     loss, accuracy = figure.axes
     assert (loss.get_ylabel(), accuracy.get_ylabel()) == ('loss', 'accuracy/top1 [%]')
-    (line, ) = loss.get_lines()
+    (line,) = loss.get_lines()
     np.testing.assert_allclose(line.get_ydata(), 2 - line.get_xdata() / 1000)
     dots, chance = accuracy.get_lines()
     assert dots.get_xydata().tolist() == [[120, 10], [240, 20], [360, 30]]
@@ -129,10 +150,10 @@ def test_any_metric_over_epochs_or_time():
 def test_seeds_are_their_mean_and_its_standard_error():
     seeds = [classifier(seed) for seed in range(3)]
     del seeds[1][-1]  # one was not validated in the end
-    (axis, ) = draw_curves({'a': seeds, 'b': classifier()}, 'accuracy/top1').axes
+    (axis,) = draw_curves({'a': seeds, 'b': classifier()}, 'accuracy/top1').axes
     mean, _ = axis.get_lines()
     assert mean.get_xydata().tolist() == [[120, 11], [240, 21]]
-    (band, ) = axis.collections
+    (band,) = axis.collections
     low, high = band.get_paths()[0].get_extents().intervaly
     np.testing.assert_allclose([low, high], [11 - 3**-0.5, 21 + 3**-0.5])
     assert mean.get_label() == 'a: 21.000 ± 0.577 at the end, 3 runs'
@@ -140,15 +161,18 @@ def test_seeds_are_their_mean_and_its_standard_error():
         draw_curves({'a': [classifier(), classifier(length=130)]}, 'accuracy/top1')
 
 
-@pytest.mark.parametrize(('metric', 'over', 'message'), [
-    ('accuracy/top1', 'iteration', "the log 'b' has no accuracy/top1; it has loss"),
-    ('loss', 'epoch', "'b' cannot be drawn over epochs: its log does not count them"),
-    ('loss', 'time', "'b' cannot be drawn over time: the log has no time of an iteration"),
-    ('loss', 'hours', "over must be one of iteration, epoch, time, got 'hours'"),
-])
+@pytest.mark.parametrize(
+    ('metric', 'over', 'message'),
+    [
+        ('accuracy/top1', 'iteration', "the log 'b' has no accuracy/top1; it has loss"),
+        ('loss', 'epoch', "'b' cannot be drawn over epochs: its log does not count them"),
+        ('loss', 'time', "'b' cannot be drawn over time: the log has no time of an iteration"),
+        ('loss', 'hours', "over must be one of iteration, epoch, time, got 'hours'"),
+    ],
+)
 def test_what_a_log_does_not_tell_is_named(metric, over, message):
     with pytest.raises(ValueError, match=message):
-        draw_curves({'a': classifier(), 'b': [dict(loss=1., iter=4, step=4)]}, metric, over=over)
+        draw_curves({'a': classifier(), 'b': [dict(loss=1.0, iter=4, step=4)]}, metric, over=over)
 
 
 def write(path, records):
@@ -167,11 +191,12 @@ def test_a_resumed_run_counts_as_it_ran_last(tmp_path):
 
 def test_the_length_of_a_single_epoch_is_in_the_text_log(tmp_path):
     write(tmp_path / '20260101_000000/vis_data/scalars.json', classifier(epochs=1))
-    (axis, ) = draw_curves({'a': read_scalars(tmp_path)}, 'accuracy/top1').axes
+    (axis,) = draw_curves({'a': read_scalars(tmp_path)}, 'accuracy/top1').axes
     assert axis.get_lines()[0].get_xdata().tolist() == [100]  # all that the scalars tell
     (tmp_path / '20260101_000000/20260101_000000.log').write_text(
-        '2026/01/01 00:00:01 - mmengine - INFO - Epoch(train)  [1][ 50/120]  lr: 1.0e-03\n')
-    (axis, ) = draw_curves({'a': read_scalars(tmp_path)}, 'accuracy/top1').axes
+        '2026/01/01 00:00:01 - mmengine - INFO - Epoch(train)  [1][ 50/120]  lr: 1.0e-03\n'
+    )
+    (axis,) = draw_curves({'a': read_scalars(tmp_path)}, 'accuracy/top1').axes
     assert axis.get_lines()[0].get_xdata().tolist() == [120]
 
 

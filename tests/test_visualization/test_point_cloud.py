@@ -7,7 +7,7 @@ import pytest
 
 from aft_mm.visualization import draw_point_clouds
 
-CORNERS = np.array(list(itertools.product((0., 1.), repeat=3)))
+CORNERS = np.array(list(itertools.product((0.0, 1.0), repeat=3)))
 
 
 def inked(picture):
@@ -23,8 +23,10 @@ def line(axis, num=400):
     return points
 
 
-@pytest.mark.parametrize(('num', 'columns', 'rows_columns'), [
-    (1, None, (1, 1)), (5, None, (2, 3)), (3, 3, (1, 3)), (3, 2, (2, 2))])
+@pytest.mark.parametrize(
+    ('num', 'columns', 'rows_columns'),
+    [(1, None, (1, 1)), (5, None, (2, 3)), (3, 3, (1, 3)), (3, 2, (2, 2))],
+)
 def test_every_cloud_has_its_panel(num, columns, rows_columns):
     clouds = list(np.random.default_rng(0).normal(size=(num, 50, 3)))
     picture = draw_point_clouds(clouds, columns=columns)
@@ -35,7 +37,7 @@ def test_every_cloud_has_its_panel(num, columns, rows_columns):
     assert drawn == [i < num for i in range(len(panels))]
 
 
-@pytest.mark.parametrize('scale', [1e-4, 1., 300.])
+@pytest.mark.parametrize('scale', [1e-4, 1.0, 300.0])
 def test_a_cloud_fills_its_panel_whatever_its_size_and_place(scale):
     top, bottom, left, right = inked(draw_point_clouds([scale * (CORNERS + 7)]))
     assert min(top, left, 239 - bottom, 239 - right) > 1
@@ -77,7 +79,7 @@ def test_nothing_is_mirrored(up):
 def test_colour_is_the_height():
     picture = draw_point_clouds([line(2)]).astype(int)
     top, bottom, *_ = inked(picture)
-    low, high = picture[bottom - 4:bottom], picture[top:top + 4]
+    low, high = picture[bottom - 4 : bottom], picture[top : top + 4]
     violet, green = (part[(part < 255).any(-1)].mean(0) for part in (low, high))
     assert violet[2] > violet[1] and green[1] > green[2] + 50
 

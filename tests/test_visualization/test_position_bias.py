@@ -53,7 +53,7 @@ def test_dense_bias_is_folded_onto_the_grid():
 
 def test_sequences_show_targets_by_sources():
     w = torch.randn(1, 6, 6)
-    (panel, ) = images(draw_position_bias({'layer 0': w}, grid=(6, )))
+    (panel,) = images(draw_position_bias({'layer 0': w}, grid=(6,)))
     np.testing.assert_allclose(panel.get_array(), w[0].exp() - 1, rtol=1e-5, atol=1e-6)
 
 
@@ -62,7 +62,7 @@ def test_a_narrow_window_is_shown_by_offset(first, last):
     target, source = np.indices((20, 20))
     w = torch.randn(1, 20, 20)
     w[0, (source - target < first) | (source - target > last)] = 0
-    (panel, ) = images(draw_position_bias({'layer 0': w}, grid=(20, )))
+    (panel,) = images(draw_position_bias({'layer 0': w}, grid=(20,)))
     shown = np.ma.filled(panel.get_array().astype(float), np.nan)
     assert shown.shape == (20, 4) and panel.get_extent() == [first - 0.5, last + 0.5, 19.5, -0.5]
     for t in range(20):
@@ -77,7 +77,7 @@ def test_a_narrow_window_is_shown_by_offset(first, last):
 
 
 def test_kernels_of_one_and_three_dimensions():
-    (panel, ) = images(draw_position_bias({'layer 0': torch.randn(4, 9)}))
+    (panel,) = images(draw_position_bias({'layer 0': torch.randn(4, 9)}))
     assert panel.get_array().shape == (4, 9)
 
     w = torch.randn(2, 3, 5, 7)
@@ -85,9 +85,15 @@ def test_kernels_of_one_and_three_dimensions():
     np.testing.assert_allclose(panels[1].get_array(), w[1, 1].exp() - 1, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize('heads, expected', [
-    ('even:3', [0, 96, 191]), ('first:2', [0, 1]), ('0,7,3', [0, 7, 3]), ([5], [5]),
-])
+@pytest.mark.parametrize(
+    'heads, expected',
+    [
+        ('even:3', [0, 96, 191]),
+        ('first:2', [0, 1]),
+        ('0,7,3', [0, 7, 3]),
+        ([5], [5]),
+    ],
+)
 def test_heads_are_those_that_were_asked_for(heads, expected):
     w = torch.randn(192, 3, 3)
     panels = images(draw_position_bias({'layer 0': w}, heads=heads))
@@ -98,12 +104,12 @@ def test_heads_are_those_that_were_asked_for(heads, expected):
 
 def test_many_heads_are_tiles_of_one_picture():
     w = torch.randn(30, 3, 5)
-    (panel, ) = images(draw_position_bias({'layer 0': w}, heads='all'))
+    (panel,) = images(draw_position_bias({'layer 0': w}, heads='all'))
     sheet, columns = np.ma.filled(panel.get_array().astype(float), np.nan), 14  # √(6 · 30) rounded
     assert sheet.shape == (3 * 4 - 1, columns * 6 - 1)
     for head in range(30):
         row, column = divmod(head, columns)
-        found = sheet[4 * row:4 * row + 3, 6 * column:6 * column + 5]
+        found = sheet[4 * row : 4 * row + 3, 6 * column : 6 * column + 5]
         np.testing.assert_allclose(found, w[head].expm1(), rtol=1e-5, atol=1e-6)
     assert np.isnan(sheet[3]).all() and np.isnan(sheet[:, 5]).all()
     assert [text.get_text() for text in panel.axes.get_yticklabels()] == ['0', '14', '28']
@@ -112,14 +118,20 @@ def test_many_heads_are_tiles_of_one_picture():
 def test_a_matrix_has_the_class_token_and_exp_of_w():
     w = torch.randn(1, 13, 13)
     figure = draw_position_bias(
-        {'layer 0': w, 'layer 1': w / 9}, (3, 4), 1, view='matrix', quantity='exp')
+        {'layer 0': w, 'layer 1': w / 9}, (3, 4), 1, view='matrix', quantity='exp'
+    )
     first, second = images(figure)
     np.testing.assert_allclose(first.get_array(), w[0].exp(), rtol=1e-5)
     assert 'class token' in first.axes.get_xlabel()
     assert first.get_clim() != second.get_clim()  # a scale per layer
-    (panel, *_), (again, *_) = (images(draw_position_bias(
-        {'layer 0': w, 'layer 1': w / 9}, (3, 4), 1, scale=scale, queries='prefix'))
-        for scale in ('all', 'layer'))
+    (panel, *_), (again, *_) = (
+        images(
+            draw_position_bias(
+                {'layer 0': w, 'layer 1': w / 9}, (3, 4), 1, scale=scale, queries='prefix'
+            )
+        )
+        for scale in ('all', 'layer')
+    )
     np.testing.assert_allclose(panel.get_array(), w[0, 0, 1:].expm1().view(3, 4), rtol=1e-5)
     assert panel.axes.get_title() == 'class token'
     assert panel.get_clim() == again.get_clim()  # the first layer has the larger values
@@ -133,14 +145,17 @@ def test_one_scale_serves_all_layers_and_the_title_says_so():
     assert figure.get_supxlabel() == 'a.py · b.pth'
 
 
-@pytest.mark.parametrize('options, message', [
-    (dict(heads='0,4'), "heads must be 'all', .* 0 to 3 .* got '0,4'"),
-    (dict(heads='some'), "got 'some'"),
-    (dict(heads='even:0'), "got 'even:0'"),
-    (dict(quantity='log'), 'quantity must be one of'),
-    (dict(view='all'), 'view must be one of'),
-    (dict(scale='head'), 'scale must be one of'),
-])
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        (dict(heads='0,4'), "heads must be 'all', .* 0 to 3 .* got '0,4'"),
+        (dict(heads='some'), "got 'some'"),
+        (dict(heads='even:0'), "got 'even:0'"),
+        (dict(quantity='log'), 'quantity must be one of'),
+        (dict(view='all'), 'view must be one of'),
+        (dict(scale='head'), 'scale must be one of'),
+    ],
+)
 def test_what_is_not_there_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         draw_position_bias({'layer 0': torch.zeros(4, 3, 3)}, **options)

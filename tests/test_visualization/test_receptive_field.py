@@ -24,8 +24,9 @@ def test_linear_convolutions_have_the_square_of_their_joint_kernel():
     energy = receptive_field(lambda x: second(first(x)), torch.randn(3, 1, 21, 17), place=(9, 10))
 
     # Full convolution of the two flipped kernels is what a place reads.
-    joint = F.conv2d(
-        second.weight, first.weight.flip(2, 3), padding=2).detach().double().square()[0, 0]
+    joint = (
+        F.conv2d(second.weight, first.weight.flip(2, 3), padding=2).detach().double().square()[0, 0]
+    )
     assert joint.shape == (7, 7)
     expected = torch.zeros(21, 17, dtype=torch.float64)
     expected[6:13, 7:14] = joint / joint.sum()
@@ -36,10 +37,15 @@ def test_several_channels_are_the_squared_jacobian():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 5, 3, 2, 1))
     images = torch.randn(1, 2, 8, 8)
-    jacobian = torch.autograd.functional.jacobian(
-        lambda x: network(x)[0, :, 2, 2], images).double().square().sum((0, 1, 2))
-    energy = receptive_field(network, images, place=(2, 2), probes=4000,
-                             generator=torch.Generator().manual_seed(1))
+    jacobian = (
+        torch.autograd.functional.jacobian(lambda x: network(x)[0, :, 2, 2], images)
+        .double()
+        .square()
+        .sum((0, 1, 2))
+    )
+    energy = receptive_field(
+        network, images, place=(2, 2), probes=4000, generator=torch.Generator().manual_seed(1)
+    )
     torch.testing.assert_close(energy, jacobian / jacobian.sum(), atol=2e-3, rtol=0.1)
 
 
@@ -47,16 +53,32 @@ def test_patches_and_windows_of_a_transformer_are_its_field():
     """A layer without global connectivity reads the patches under its kernel, two read one more."""
     init_default_scope('mmpretrain')
     torch.manual_seed(0)
-    network = MODELS.build(dict(
-        type='aft_mm.AFTViT', arch=dict(embed_dims=16, num_layers=2), img_size=28, patch_size=4,
-        token_mixer=dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3, init_std=0.5,
-                         reparameterize=False, global_connectivity=False),
-        out_type='featmap', out_indices=(0, 1))).eval()
+    network = MODELS.build(
+        dict(
+            type='aft_mm.AFTViT',
+            arch=dict(embed_dims=16, num_layers=2),
+            img_size=28,
+            patch_size=4,
+            token_mixer=dict(
+                type='aft_mm.AFTConv',
+                num_heads=4,
+                kernel_size=3,
+                init_std=0.5,
+                reparameterize=False,
+                global_connectivity=False,
+            ),
+            out_type='featmap',
+            out_indices=(0, 1),
+        )
+    ).eval()
     for layer, reach in ((0, 1), (1, 2)):
         energy = receptive_field(lambda x, i=layer: network(x)[i], torch.randn(2, 3, 28, 28))
         seen = (energy.view(7, 4, 7, 4).sum((1, 3)) > 0).nonzero()
-        expected = [[row, column] for row in range(3 - reach, 4 + reach)
-                    for column in range(3 - reach, 4 + reach)]
+        expected = [
+            [row, column]
+            for row in range(3 - reach, 4 + reach)
+            for column in range(3 - reach, 4 + reach)
+        ]
         assert seen.tolist() == expected
 
 
@@ -65,7 +87,8 @@ def test_the_mean_of_a_layer_norm_is_constant_but_its_field_is_not_empty():
     torch.manual_seed(0)
     conv, norm = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8)
     energy = receptive_field(
-        lambda x: norm(conv(x).movedim(1, -1)).movedim(-1, 1), torch.randn(1, 3, 12, 12))
+        lambda x: norm(conv(x).movedim(1, -1)).movedim(-1, 1), torch.randn(1, 3, 12, 12)
+    )
     assert energy[4:8, 4:8].sum() == pytest.approx(1)
 
 
@@ -90,12 +113,15 @@ def test_a_place_that_is_not_there_and_a_network_without_gradient():
         receptive_field(lambda x: x[0, 0], images)
 
 
-@pytest.mark.parametrize('count, image, grid', [
-    (196, (224, 224), (14, 14)),
-    (32, (64, 32), (8, 4)),
-    (15 * 20, (120, 158), (15, 20)),  # the last patch of a row is cut off
-    (3, (8, 8), None),
-])
+@pytest.mark.parametrize(
+    'count, image, grid',
+    [
+        (196, (224, 224), (14, 14)),
+        (32, (64, 32), (8, 4)),
+        (15 * 20, (120, 158), (15, 20)),  # the last patch of a row is cut off
+        (3, (8, 8), None),
+    ],
+)
 def test_the_grid_of_tokens(count, image, grid):
     assert grid_of(count, image) == grid
 
@@ -104,8 +130,13 @@ def test_outputs_of_all_kinds_are_maps():
     torch.manual_seed(0)
     expected = torch.randn(2, 5, 4, 2)
     tokens = expected.flatten(2).transpose(1, 2)
-    for output, prefix in ((expected, 0), (expected.movedim(1, -1), 0), (tokens, 0),
-                           ((tokens, (4, 2)), 0), (torch.cat([tokens[:, :1], tokens], 1), 1)):
+    for output, prefix in (
+        (expected, 0),
+        (expected.movedim(1, -1), 0),
+        (tokens, 0),
+        ((tokens, (4, 2)), 0),
+        (torch.cat([tokens[:, :1], tokens], 1), 1),
+    ):
         torch.testing.assert_close(as_map(output, (32, 16), prefix), expected)
     with pytest.raises(ValueError, match='the output of the layer must be a map'):
         as_map(tokens, (32, 16), 1)

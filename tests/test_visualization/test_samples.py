@@ -15,8 +15,11 @@ def cells(grid, height, width, scale):
     """The pictures of a grid two pixels apart, {(row, column): picture}, at their own size."""
     step_y, step_x = height * scale + 2, width * scale + 2
     return {
-        (y // step_y, x // step_x): grid[y:y + height * scale:scale, x:x + width * scale:scale]
-        for y in range(2, grid.shape[0], step_y) for x in range(2, grid.shape[1], step_x)
+        (y // step_y, x // step_x): grid[
+            y : y + height * scale : scale, x : x + width * scale : scale
+        ]
+        for y in range(2, grid.shape[0], step_y)
+        for x in range(2, grid.shape[1], step_x)
     }
 
 

@@ -49,19 +49,23 @@ def test_smoothed_losses_are_those_of_the_last_ones_and_the_axis_ends_at_the_top
 
 def test_a_group_that_is_slower_is_stretched_in_time():
     _, axis = draw_seed_curves(
-        {'a': RUNS[:1], 'b': RUNS[1:2]}, 'bits', milliseconds=dict(a=100, b=2000)).axes
+        {'a': RUNS[:1], 'b': RUNS[1:2]}, 'bits', milliseconds=dict(a=100, b=2000)
+    ).axes
     a, b = (line.get_xdata().tolist() for line in axis.get_lines())
     assert a == [0.5, 1.0, 1.5] and b == [10, 20, 30]
 
 
-@pytest.mark.parametrize(('groups', 'options', 'message'), [
-    ({}, {}, 'at least one group'),
-    ({'a': [run([1.0]), run([1.0], step=7)]}, {}, 'at the same iterations'),
-    ({'a': RUNS}, dict(milliseconds=dict(b=1.0)), "every group, but 'a' is missing"),
-    ({'b': RUNS[:1], 'a': RUNS[2:]}, dict(top=2.6), "top must .* but 'a' has 2.6, got 2.6"),
-    ({'a': RUNS}, dict(smooth=3), 'smooth must be at most the 2 losses .* got 3'),
-    ({'a': RUNS}, dict(smooth=0), 'smooth must be an int'),
-])
+@pytest.mark.parametrize(
+    ('groups', 'options', 'message'),
+    [
+        ({}, {}, 'at least one group'),
+        ({'a': [run([1.0]), run([1.0], step=7)]}, {}, 'at the same iterations'),
+        ({'a': RUNS}, dict(milliseconds=dict(b=1.0)), "every group, but 'a' is missing"),
+        ({'b': RUNS[:1], 'a': RUNS[2:]}, dict(top=2.6), "top must .* but 'a' has 2.6, got 2.6"),
+        ({'a': RUNS}, dict(smooth=3), 'smooth must be at most the 2 losses .* got 3'),
+        ({'a': RUNS}, dict(smooth=0), 'smooth must be an int'),
+    ],
+)
 def test_what_cannot_be_drawn_is_refused(groups, options, message):
     with pytest.raises(ValueError, match=message):
         draw_seed_curves(groups, 'bits', **options)
@@ -77,8 +81,11 @@ def test_the_tool_finds_the_time_by_the_name_of_the_config(tmp_path, monkeypatch
     logs = [f'x-mini_seed{seed}.jsonl' for seed in range(3)]
     words = ['--label', 'nats', '--out', 'a.png', '--group', 'x', *logs, '--times']
     drawn = {}
-    monkeypatch.setattr(plot_seed_curves, 'draw_seed_curves', lambda *args: drawn.update(
-        args=args) or draw_seed_curves(*args))
+    monkeypatch.setattr(
+        plot_seed_curves,
+        'draw_seed_curves',
+        lambda *args: drawn.update(args=args) or draw_seed_curves(*args),
+    )
     plot_seed_curves.main([*words, 'times.json', '--top', '2.9', '--smooth', '2'])
     assert drawn['args'][2:] == (1.0, {'x': 250.0}, 2.9, 2)
     assert matplotlib.image.imread('a.png').std() > 0.05

@@ -15,15 +15,17 @@ HEADER = 20
 def pictures(request):
     """Inputs of 4 x 3 pixels, samples and originals of 12 x 9."""
     random, channels = np.random.default_rng(0), request.param
-    return (random.integers(0, 256, (2, 4, 3, channels), dtype=np.uint8),
-            random.integers(0, 256, (2, 3, 12, 9, channels), dtype=np.uint8),
-            random.integers(0, 256, (2, 12, 9, channels), dtype=np.uint8))
+    return (
+        random.integers(0, 256, (2, 4, 3, channels), dtype=np.uint8),
+        random.integers(0, 256, (2, 3, 12, 9, channels), dtype=np.uint8),
+        random.integers(0, 256, (2, 12, 9, channels), dtype=np.uint8),
+    )
 
 
 def cells(picture, num_columns):
     """The pictures of the grid at 12 x 9, [rows, columns, 12, 9, 3]."""
     scale = 11  # of 9 pixels to at least 96
-    grid = picture[HEADER + 2:, 2:].reshape(2, 12 * scale + 2, num_columns, 9 * scale + 2, 3)
+    grid = picture[HEADER + 2 :, 2:].reshape(2, 12 * scale + 2, num_columns, 9 * scale + 2, 3)
     return grid.swapaxes(1, 2)[:, :, :-2:scale, :-2:scale]
 
 
@@ -41,15 +43,19 @@ def test_bicubic_is_that_of_another_library():
     image = np.random.default_rng(1).integers(60, 190, (1, 9, 9, 1), dtype=np.uint8)
     picture = draw_super_resolution(image, np.zeros((1, 1, 18, 18, 1), np.uint8))
     scale = -(-96 // 18)
-    found = picture[HEADER + 2:-2:scale, 2 + 18 * scale + 2:][:, :18 * scale:scale, 0]
-    expected = F.interpolate(torch.from_numpy(image).permute(0, 3, 1, 2).double(), scale_factor=2,
-                             mode='bicubic', antialias=True)[0, 0].numpy()
+    found = picture[HEADER + 2 : -2 : scale, 2 + 18 * scale + 2 :][:, : 18 * scale : scale, 0]
+    expected = F.interpolate(
+        torch.from_numpy(image).permute(0, 3, 1, 2).double(),
+        scale_factor=2,
+        mode='bicubic',
+        antialias=True,
+    )[0, 0].numpy()
     np.testing.assert_allclose(found, expected, atol=1.01)
 
 
 def test_every_column_has_a_name_of_its_own(pictures):
     picture = draw_super_resolution(*pictures)
-    header = picture[:HEADER, :picture.shape[1] // 6 * 6]
+    header = picture[:HEADER, : picture.shape[1] // 6 * 6]
     names = header.reshape(HEADER, 6, -1, 3).swapaxes(0, 1)
     assert all((name < 128).any() for name in names)
     assert not any((names[i] == names[j]).all() for i in range(6) for j in range(i))
@@ -60,7 +66,7 @@ def test_the_size_of_the_input_is_height_by_width(pictures):
     width = header.shape[1]
     expected, font = Image.new('RGB', (width, HEADER), 'white'), ImageFont.load_default(size=13)
     ImageDraw.Draw(expected).text((width / 12, HEADER / 2), 'input 4x3', 'black', font, anchor='mm')
-    np.testing.assert_array_equal(header[:, :width // 6], np.asarray(expected)[:, :width // 6])
+    np.testing.assert_array_equal(header[:, : width // 6], np.asarray(expected)[:, : width // 6])
 
 
 def test_originals_may_be_missing_and_one_sample_has_no_number(pictures):
@@ -69,14 +75,14 @@ def test_originals_may_be_missing_and_one_sample_has_no_number(pictures):
     every = cells(draw_super_resolution(*pictures), 6)
     np.testing.assert_array_equal(cells(without, 5), every[:, :5])
     assert one.shape[1] == 3 * 101 + 2 and without.shape[1] == 5 * 101 + 2
-    name = one[:HEADER, 2 * 101 + 2:]
-    assert (name < 128).sum() < (without[:HEADER, 2 * 101 + 2:3 * 101] < 128).sum()
+    name = one[:HEADER, 2 * 101 + 2 :]
+    assert (name < 128).sum() < (without[:HEADER, 2 * 101 + 2 : 3 * 101] < 128).sum()
 
 
 def test_large_pictures_stay_as_they_are():
     samples = np.random.default_rng(0).integers(0, 256, (1, 1, 100, 100, 3), dtype=np.uint8)
     picture = draw_super_resolution(np.zeros((1, 50, 50, 3), np.uint8), samples)
-    np.testing.assert_array_equal(picture[HEADER + 2:-2, -102:-2], samples[0, 0])
+    np.testing.assert_array_equal(picture[HEADER + 2 : -2, -102:-2], samples[0, 0])
 
 
 def test_other_shapes_are_named(pictures):

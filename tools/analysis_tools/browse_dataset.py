@@ -10,12 +10,13 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import add_picture_arguments
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('config', help='path of any config')
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
     parser.add_argument('--num', type=int, default=9, help='samples; %(default)s')
@@ -36,7 +37,7 @@ from aft_mm.apis import build_dataset, shown_image, spread_samples
 from aft_mm.checks import check_int
 from aft_mm.cli.command_line import DATA_ERRORS, read_config
 from aft_mm.cli.pictures import check_picture, save
-from aft_mm.structures import decode_points
+from aft_mm.tokenizers import decode_points
 from aft_mm.visualization import (
     draw_header,
     draw_instances,
@@ -78,13 +79,16 @@ def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
     if 'point_cloud' in config:
         points = decode_points(tokens.numpy(), config.point_cloud.get('num_bits', 8))
         return draw_point_clouds([points], config.point_cloud.get('up', 'z')), (
-            f'{len(points)} points')
+            f'{len(points)} points'
+        )
     if tokens.dim() == 2 and tokens.is_floating_point():
         return draw_matrix(tokens), shortened(known.get('text') or f'{len(tokens)} frames')
     if tokens.dim() == 1:
         return as_text(dataset, tokens, known), title
-    raise UserError(f'{config.filename} feeds its model a {tokens.dtype} {list(tokens.shape)} per '
-                    'sample, of which there is no picture')
+    raise UserError(
+        f'{config.filename} feeds its model a {tokens.dtype} {list(tokens.shape)} per '
+        'sample, of which there is no picture'
+    )
 
 
 def name_of(names: Sequence[str], index: int) -> str:
@@ -94,7 +98,7 @@ def name_of(names: Sequence[str], index: int) -> str:
 
 def shortened(words: str, most: int = 40) -> str:
     """Words that fit over a picture."""
-    return words if len(words) <= most else words[:most - 1] + '…'
+    return words if len(words) <= most else words[: most - 1] + '…'
 
 
 def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.ndarray, str]:
@@ -105,11 +109,13 @@ def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.n
     masks = instances.masks.to_tensor(torch.bool, 'cpu') if 'masks' in instances else None
     ignored = len(known.get('ignored_instances') or ())
     return draw_instances(image, boxes, labels, masks, names), (
-        f'objects: {len(labels)}' + (f', {ignored} ignored' if ignored else ''))
+        f'objects: {len(labels)}' + (f', {ignored} ignored' if ignored else '')
+    )
 
 
 def as_image(config: Config, tokens: torch.Tensor, known) -> np.ndarray:
     """The image that a sequence is, and beside it the one it is to be drawn from."""
+
     def picture(values: torch.Tensor, shape: Sequence[int]) -> np.ndarray:
         image = values.numpy().astype(np.uint8).reshape(shape)
         return enlarge(np.broadcast_to(image, (*image.shape[:2], 3)))
@@ -127,8 +133,9 @@ def as_text(dataset, tokens: torch.Tensor, known) -> np.ndarray:
     given = known.get('num_context', 0)
     parts = [words_of(dataset, part) for part in (tokens[:given], tokens[given:]) if len(part)]
     words = ' | '.join(parts)
-    return draw_text(f'{words_of(dataset, known.source)}\n→ {words}' if 'source' in known
-                     else words)
+    return draw_text(
+        f'{words_of(dataset, known.source)}\n→ {words}' if 'source' in known else words
+    )
 
 
 def words_of(dataset, tokens: torch.Tensor) -> str:
@@ -148,11 +155,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = read_config(args.config)
         dataset = build_dataset(config, args.split)
         set_random_seed(args.seed)
-        pictures = [picture_of(config, dataset, sample)
-                    for sample in spread_samples(dataset, args.num)]
+        pictures = [
+            picture_of(config, dataset, sample) for sample in spread_samples(dataset, args.num)
+        ]
         images, titles = zip(*pictures, strict=True)
-        save(draw_titled_images(images, titles, f'{args.split} split, {len(dataset)} samples',
-                                config.filename.rpartition('/')[2]), args)
+        save(
+            draw_titled_images(
+                images,
+                titles,
+                f'{args.split} split, {len(dataset)} samples',
+                config.filename.rpartition('/')[2],
+            ),
+            args,
+        )
     print(f'{len(images)} of {len(dataset)} samples drawn to {args.out}')
 
 

@@ -12,14 +12,21 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--model', nargs=3, action='append', required=True,
-                        metavar=('NAME', 'CONFIG', 'CHECKPOINT'), help='once per model')
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        '--model',
+        nargs=3,
+        action='append',
+        required=True,
+        metavar=('NAME', 'CONFIG', 'CHECKPOINT'),
+        help='once per model',
+    )
     parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
     parser.add_argument('--num', type=int, default=4, help='images; %(default)s')
     parser.add_argument('--temperature', type=float, help='0.8 for super-resolution, else 1')
@@ -65,23 +72,34 @@ def load_models(args: argparse.Namespace) -> dict:
     for config in others:
         for entry in ('image_shape', 'source_shape'):
             if config.get(entry) != first.get(entry):
-                raise UserError(f'models that are compared must have the same {entry}, but '
-                                f'{first.filename} has {first.get(entry)} and {config.filename} '
-                                f'{config.get(entry)}')
-    return {name: KINDS[kind](configs[name], checkpoint, args.device)
-            for name, _, checkpoint in args.model}
+                raise UserError(
+                    f'models that are compared must have the same {entry}, but '
+                    f'{first.filename} has {first.get(entry)} and {config.filename} '
+                    f'{config.get(entry)}'
+                )
+    return {
+        name: KINDS[kind](configs[name], checkpoint, args.device)
+        for name, _, checkpoint in args.model
+    }
 
 
 def images_of(config, num: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Test images uint8 [N, H, W, C], and their inputs [N, h, w, C] if there are such."""
     samples = spread_samples(build_dataset(config), num)
-    images = np.stack([sample['inputs'].numpy().astype(np.uint8).reshape(config.image_shape)
-                       for sample in samples])
+    images = np.stack(
+        [
+            sample['inputs'].numpy().astype(np.uint8).reshape(config.image_shape)
+            for sample in samples
+        ]
+    )
     if 'source_shape' not in config:
         return images, None
-    return images, np.stack([
-        sample['data_samples'].source.numpy().astype(np.uint8).reshape(config.source_shape)
-        for sample in samples])
+    return images, np.stack(
+        [
+            sample['data_samples'].source.numpy().astype(np.uint8).reshape(config.source_shape)
+            for sample in samples
+        ]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,16 +113,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         options = dict(seed=args.seed, progress=True)
         if inputs is not None:
             options['temperature'] = 0.8 if args.temperature is None else args.temperature
-            picture = draw_super_resolution(inputs, {
-                name: super_resolve(model.model, inputs, model.image_shape, **options)
-                for name, model in models.items()}, images)
+            picture = draw_super_resolution(
+                inputs,
+                {
+                    name: super_resolve(model.model, inputs, model.image_shape, **options)
+                    for name, model in models.items()
+                },
+                images,
+            )
         else:
             options['temperature'] = 1.0 if args.temperature is None else args.temperature
-            drawn = np.stack([model.complete(images, args.keep, **options)
-                              for model in models.values()], axis=1)
+            drawn = np.stack(
+                [model.complete(images, args.keep, **options) for model in models.values()], axis=1
+            )
             grid = draw_completions(images, drawn, given_rows(args.keep, images.shape[1]))
             picture = np.concatenate(
-                [draw_header(['given', *models, 'original'], grid.shape[1]), grid])
+                [draw_header(['given', *models, 'original'], grid.shape[1]), grid]
+            )
     Image.fromarray(picture).save(args.out)
     print(f'\n{len(models)} models on {len(images)} images written to {args.out}')
 

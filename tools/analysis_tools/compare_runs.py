@@ -16,18 +16,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import add_runs, check_output
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_runs(parser, 'work dir')
     parser.add_argument(
-        '--metric', action='append', metavar='NAME',
-        help='a validated metric, given once for each; by default all there are')
+        '--metric',
+        action='append',
+        metavar='NAME',
+        help='a validated metric, given once for each; by default all there are',
+    )
     parser.add_argument(
-        '--out', nargs='+', default=[], metavar='FILE', help='.md, .csv or .tex, also several')
+        '--out', nargs='+', default=[], metavar='FILE', help='.md, .csv or .tex, also several'
+    )
     return parser.parse_intermixed_args(argv)
 
 
@@ -63,8 +68,10 @@ def config_of(work_dir: str) -> str:
     found = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
     path = found[-1].with_name('config.py') if found else None
     if path is None or not path.is_file():
-        raise UserError(f'{work_dir!r} is no work dir of a training: it has no '
-                        '*/vis_data/scalars.json with a config.py beside')
+        raise UserError(
+            f'{work_dir!r} is no work dir of a training: it has no '
+            '*/vis_data/scalars.json with a config.py beside'
+        )
     return str(path)
 
 
@@ -76,11 +83,16 @@ def same_but_for_the_seed(label: str, paths: Sequence[str]) -> Config:
     """
     configs = [read_config(path) for path in paths]
     for config in configs[1:]:
-        different = [key for key in dict.fromkeys([*configs[0], *config])
-                     if key not in RUN_ONLY and configs[0].get(key) != config.get(key)]
+        different = [
+            key
+            for key in dict.fromkeys([*configs[0], *config])
+            if key not in RUN_ONLY and configs[0].get(key) != config.get(key)
+        ]
         if different:
-            raise UserError(f'--group {label} needs runs that differ by their seed only, but they '
-                            f'differ in {", ".join(different)}')
+            raise UserError(
+                f'--group {label} needs runs that differ by their seed only, but they '
+                f'differ in {", ".join(different)}'
+            )
     return configs[0]
 
 
@@ -98,8 +110,11 @@ def costs(label: str, path: str, config: Config) -> dict[str, list[float]]:
     return {'parameters [M]': [counted['parameters'] / 1e6], 'FLOPs [G]': [counted['flops'] / 1e9]}
 
 
-def row(label: str, work_dirs: Sequence[str], metrics: Sequence[str] | None,
-        ) -> dict[str, list[float]]:
+def row(
+    label: str,
+    work_dirs: Sequence[str],
+    metrics: Sequence[str] | None,
+) -> dict[str, list[float]]:
     """The columns of the runs behind a label.
 
     Raises:
@@ -113,12 +128,17 @@ def row(label: str, work_dirs: Sequence[str], metrics: Sequence[str] | None,
         for name in metrics or validated_metrics(log):
             points = validations(log, name)
             if not points and metrics:
-                raise UserError(f'{folder!r} was never validated in {name}, but in '
-                                f'{", ".join(validated_metrics(log)) or "nothing"}')
+                raise UserError(
+                    f'{folder!r} was never validated in {name}, but in '
+                    f'{", ".join(validated_metrics(log)) or "nothing"}'
+                )
             columns.setdefault(metric_label(name), []).append(points[-1][1])
     columns |= costs(label, paths[0], config)
-    times = [statistics.median(time for _, time in trained(log, 'time'))
-             for log in logs if trained(log, 'time')]
+    times = [
+        statistics.median(time for _, time in trained(log, 'time'))
+        for log in logs
+        if trained(log, 'time')
+    ]
     batch = (config.get('train_dataloader') or {}).get('batch_size')
     if times:
         columns['s/iteration'] = times
@@ -134,14 +154,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     with one_sentence(*CONFIG_ERRORS), contextlib.redirect_stdout(sys.stderr):
         for path in args.out:
             check_output('--out', path, TABLES)
-        rows = {label: row(label, work_dirs, args.metric)
-                for label, work_dirs in runs_of(args).items()}
+        rows = {
+            label: row(label, work_dirs, args.metric) for label, work_dirs in runs_of(args).items()
+        }
         # What every run has comes last, also where the first run has fewer metrics.
         last = ('parameters [M]', 'FLOPs [G]', 's/iteration', 'samples/s')
         names = dict.fromkeys(name for columns in rows.values() for name in columns)
         order = [*(n for n in names if n not in last), *(n for n in last if n in names)]
-        rows = {label: {name: columns.get(name, []) for name in order}
-                for label, columns in rows.items()}
+        rows = {
+            label: {name: columns.get(name, []) for name in order}
+            for label, columns in rows.items()
+        }
         for path in args.out:
             Path(path).write_text(run_table(rows, Path(path).suffix), encoding='utf-8')
     print(run_table(rows), end='')

@@ -1,7 +1,7 @@
 """Compare groups of runs that differ by their seed only: mean and standard error of a metric.
 
-    python tools/analysis_tools/compare_seeds.py --metric bits_per_char --out seeds.png
-        --group AFT-local local_seed*.json --group transformer transformer_seed*.json
+python tools/analysis_tools/compare_seeds.py --metric bits_per_char --out seeds.png
+    --group AFT-local local_seed*.json --group transformer transformer_seed*.json
 """
 
 import argparse
@@ -11,23 +11,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output, check_writable
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        '--group', nargs='+', action='append', required=True, metavar=('LABEL', 'FILE'),
+        '--group',
+        nargs='+',
+        action='append',
+        required=True,
+        metavar=('LABEL', 'FILE'),
         help='runs of one kind, a file of tools/test.py --out for each seed; the first group is '
-        'what the others are compared with')
+        'what the others are compared with',
+    )
     parser.add_argument('--metric', required=True, help='which number of the files')
     parser.add_argument('--label', help='what it is called, with its unit, such as bits/char')
     parser.add_argument('--out', metavar='PNG', help='where the picture goes')
     parser.add_argument('--table', metavar='MD', help='where the table goes too')
     parser.add_argument(
-        '--numbers', metavar='TITLE',
-        help='the labels are numbers: draw them on a logarithmic axis of this title')
+        '--numbers',
+        metavar='TITLE',
+        help='the labels are numbers: draw them on a logarithmic axis of this title',
+    )
     parser.add_argument('--dpi', type=int, default=150)
     return parser.parse_args(argv)
 
@@ -52,11 +60,15 @@ def read_metric(path: Path, metric: str) -> float:
     except ValueError as error:  # neither text nor JSON
         raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
     if not isinstance(metrics, dict):
-        raise UserError(f'{str(path)!r} needs metrics as written by tools/test.py --out, but holds '
-                        f'a {type(metrics).__name__}')
+        raise UserError(
+            f'{str(path)!r} needs metrics as written by tools/test.py --out, but holds '
+            f'a {type(metrics).__name__}'
+        )
     if metric not in metrics:
-        raise UserError(f'{str(path)!r} has no metric {metric!r}; it holds '
-                        f'{", ".join(metrics) or "none at all"}')
+        raise UserError(
+            f'{str(path)!r} has no metric {metric!r}; it holds '
+            f'{", ".join(metrics) or "none at all"}'
+        )
     value = metrics[metric]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UserError(f'{metric} of {str(path)!r} must be a finite number, got {value!r}')
@@ -74,8 +86,7 @@ def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, li
     for label, *files in arguments:
         # Without its label a group would lose a run to it.
         if Path(label).is_file() or not files:
-            raise UserError('--group needs LABEL FILE [FILE ...], got '
-                            f'{" ".join([label, *files])}')
+            raise UserError(f'--group needs LABEL FILE [FILE ...], got {" ".join([label, *files])}')
         if label in groups:
             raise UserError(f'--group needs labels that differ, got {label!r} twice')
         for file in files:

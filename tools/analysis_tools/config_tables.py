@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 ROOT = Path(__file__).parents[2]
 REGION = re.compile(r'(<!-- table: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of table -->)', re.S)
@@ -62,12 +62,14 @@ def render(metafile: dict[str, Any], table: str) -> str:
     """A table in Markdown, with a newline at its end."""
     found = list(rows(metafile, table))
     columns = {
-        header: name for header, name in metafile['Tables'][table].items()
+        header: name
+        for header, name in metafile['Tables'][table].items()
         if any(name in entries for _, entries in found)
     }
     lines = [['config', *columns], ['---'] * (1 + len(columns))]
-    lines += [[first, *(cell(entries, name) for name in columns.values())]
-              for first, entries in found]
+    lines += [
+        [first, *(cell(entries, name) for name in columns.values())] for first, entries in found
+    ]
     return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
@@ -75,15 +77,22 @@ def check_names(task: Path, metafile: dict[str, Any], readme: str) -> None:
     """Raise a UserError unless README, Tables and Results name the same tables, each once."""
     regions = [name for _, name, _, _ in REGION.findall(readme)]
     listed = [
-        name for model in metafile['Others'] + metafile['Models']
-        for result in model['Results'] for name in result.get('Tables', [])
+        name
+        for model in metafile['Others'] + metafile['Models']
+        for result in model['Results']
+        for name in result.get('Tables', [])
     ]
     for name in sorted({*metafile['Tables'], *listed, *regions}):
-        for place, there in [('Tables', name in metafile['Tables']), ('a Result', name in listed),
-                             ('README.md, once', regions.count(name) == 1)]:
+        for place, there in [
+            ('Tables', name in metafile['Tables']),
+            ('a Result', name in listed),
+            ('README.md, once', regions.count(name) == 1),
+        ]:
             if not there:
-                raise UserError(f"the table '{name}' of {task} must stand in Tables, in a Result "
-                                f'and in README.md, but it is not in {place}')
+                raise UserError(
+                    f"the table '{name}' of {task} must stand in Tables, in a Result "
+                    f'and in README.md, but it is not in {place}'
+                )
 
 
 def updated(task: Path) -> str:
@@ -96,14 +105,20 @@ def updated(task: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        'tasks', nargs='*', type=Path, metavar='configs/TASK',
-        help='folders with README.md and metafile.yml, by default all whose metafile has Tables')
+        'tasks',
+        nargs='*',
+        type=Path,
+        metavar='configs/TASK',
+        help='folders with README.md and metafile.yml, by default all whose metafile has Tables',
+    )
     parser.add_argument('--check', action='store_true', help='end with 1 where a README is stale')
     args = parser.parse_args()
     tasks = args.tasks or [
-        path.parent for path in sorted(ROOT.glob('configs/*/metafile.yml'))
+        path.parent
+        for path in sorted(ROOT.glob('configs/*/metafile.yml'))
         if read_metafile(path.parent)['Tables']
     ]
     for task in tasks:
@@ -111,8 +126,10 @@ def main() -> None:
         if text == readme.read_text(encoding='utf-8'):
             continue
         if args.check:
-            raise UserError(f'the tables of {readme} are not those of its metafile; run '
-                            'python tools/analysis_tools/config_tables.py')
+            raise UserError(
+                f'the tables of {readme} are not those of its metafile; run '
+                'python tools/analysis_tools/config_tables.py'
+            )
         readme.write_text(text, encoding='utf-8')
         print(f'{readme} has new tables')
 

@@ -8,12 +8,13 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import PICTURES, add_picture_arguments, check_output
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('config', help='path of the config of a classifier')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='test')
@@ -49,7 +50,8 @@ def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
             'images': int(true[i]),
             'accuracy': float(hits[i] / true[i]) if true[i] else '',
             'precision': float(hits[i] / predicted[i]) if predicted[i] else '',
-        } for i, name in enumerate(names)
+        }
+        for i, name in enumerate(names)
     ]
 
 
@@ -87,14 +89,22 @@ def main(argv: Sequence[str] | None = None) -> None:
             write_csv(args.csv, class_table(counts, names))
         wrong = most_confident_mistakes(probabilities, labels, args.num)
         if args.mistakes and len(wrong):
-            titles = [f'{names[predicted[i]]} {probabilities[i, predicted[i]]:.2f}\n'
-                      f'is {names[labels[i]]} {probabilities[i, labels[i]]:.2f}' for i in wrong]
+            titles = [
+                f'{names[predicted[i]]} {probabilities[i, predicted[i]]:.2f}\n'
+                f'is {names[labels[i]]} {probabilities[i, labels[i]]:.2f}'
+                for i in wrong
+            ]
             images = [shown_image(network.config, dataset[int(i)]) for i in wrong]
             draw_titled_images(
-                images, titles, 'The most confident mistakes: prediction, truth, probabilities',
-                small).savefig(args.mistakes, dpi=args.dpi)
-    print(f'\n{counts.sum()} images, accuracy {100 * counts.trace() / counts.sum():.2f} %, '
-          f'drawn to {args.out}')
+                images,
+                titles,
+                'The most confident mistakes: prediction, truth, probabilities',
+                small,
+            ).savefig(args.mistakes, dpi=args.dpi)
+    print(
+        f'\n{counts.sum()} images, accuracy {100 * counts.trace() / counts.sum():.2f} %, '
+        f'drawn to {args.out}'
+    )
 
 
 if __name__ == '__main__':

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('config', help='path of the config')
     parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
     parser.add_argument('images', nargs='*', help='image files whose keys are shown; a classifier')
@@ -52,11 +53,16 @@ def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLaye
         raise UserError(f'the model of {config.filename} has no token mixer with a position bias')
     grids = {mixer.grid for mixer in mixers.values()}
     if len(grids) > 1 or len(next(iter(grids)) or ()) != 2:
-        raise UserError('explore.py shows biases on one grid of two dimensions, but the tokens of '
-                        f'{config.filename} are on {grids}; plot_position_bias.py draws those')
-    return [ExplorerLayer(name, mixer.position_bias(), mixer.causal,
-                          getattr(mixer, 'global_connectivity', True))
-            for name, mixer in mixers.items()]
+        raise UserError(
+            'explore.py shows biases on one grid of two dimensions, but the tokens of '
+            f'{config.filename} are on {grids}; plot_position_bias.py draws those'
+        )
+    return [
+        ExplorerLayer(
+            name, mixer.position_bias(), mixer.causal, getattr(mixer, 'global_connectivity', True)
+        )
+        for name, mixer in mixers.items()
+    ]
 
 
 def look_at(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]) -> ExplorerImage:
@@ -69,27 +75,33 @@ def look_at(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]
     mixer = next(iter(mixers.values()))
     grid = classifier.model.backbone.patch_embed.grid_of(*inputs.shape[1:])
     if grid != mixer.grid:
-        raise UserError(f'image {path!r} has a grid of {grid} tokens in the model, but the biases '
-                        f'are of {mixer.grid}; give one of another size')
-    projections = {name: mixers[name].key for name in mixers_with_keys(classifier.model)
-                   if name in mixers}
+        raise UserError(
+            f'image {path!r} has a grid of {grid} tokens in the model, but the biases '
+            f'are of {mixer.grid}; give one of another size'
+        )
+    projections = {
+        name: mixers[name].key for name in mixers_with_keys(classifier.model) if name in mixers
+    }
     with record_outputs(projections) as keys:
-        (result, ) = classifier(path, progress=False)
+        (result,) = classifier(path, progress=False)
     pixels = inputs.permute(1, 2, 0).numpy()
     if pixels.shape[2] == 1:
         pixels = pixels.repeat(3, axis=2)
     elif classifier.takes_bgr:
         pixels = pixels[..., ::-1]
     what = result['label'] if result['class_name'] is None else result['class_name']
-    return ExplorerImage(f'{Path(path).name}: {what}, score {result["score"]:.2f}', pixels.copy(),
-                         [keys[name][0] if name in keys else None for name in mixers])
+    return ExplorerImage(
+        f'{Path(path).name}: {what}, score {result["score"]:.2f}',
+        pixels.copy(),
+        [keys[name][0] if name in keys else None for name in mixers],
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
     with one_sentence(*CONFIG_ERRORS):
-        check_output('--out', args.out, ('.html', ))
+        check_output('--out', args.out, ('.html',))
         config = read_config(args.config)
         if args.images:
             classifier = ImageClassifier(config, args.checkpoint, 'cpu')
@@ -100,13 +112,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         layers = layers_of(mixers, config)
         images = [look_at(classifier, path, mixers) for path in args.images]
         mixer = next(iter(mixers.values()))
-        about = (f'{type(mixer).__name__}, {len(layers)} layers · '
-                 f'{footer(args.config, args.checkpoint)}')
-        page = explorer_page(layers, mixer.grid, mixer.num_prefix_tokens, images,
-                             title=Path(args.config).stem, about=about)
+        about = (
+            f'{type(mixer).__name__}, {len(layers)} layers · {footer(args.config, args.checkpoint)}'
+        )
+        page = explorer_page(
+            layers,
+            mixer.grid,
+            mixer.num_prefix_tokens,
+            images,
+            title=Path(args.config).stem,
+            about=about,
+        )
         Path(args.out).write_text(page, encoding='utf-8')
-    print(f'{len(layers)} layers and {len(images)} images written to {args.out}, '
-          f'{len(page.encode()) / 1e6:.1f} MB')
+    print(
+        f'{len(layers)} layers and {len(images)} images written to {args.out}, '
+        f'{len(page.encode()) / 1e6:.1f} MB'
+    )
 
 
 if __name__ == '__main__':

@@ -22,17 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('configs', nargs='+', help='paths of configs')
     parser.add_argument(
-        '--shape', nargs=2, type=int, metavar=('HEIGHT', 'WIDTH'), help='default: the config says')
+        '--shape', nargs=2, type=int, metavar=('HEIGHT', 'WIDTH'), help='default: the config says'
+    )
     parser.add_argument(
-        '--json', metavar='FILE', help='write all counts, also by operator and by module')
+        '--json', metavar='FILE', help='write all counts, also by operator and by module'
+    )
     return parser.parse_args(argv)
 
 
@@ -50,18 +53,77 @@ from aft_mm.checks import check_int
 from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
 
 # mmengine counts convolutions, linear layers, matrix products and norms; the rest is ours.
-ELEMENTWISE = ('abs', 'add', 'addcmul', 'div', 'exp', 'expm1', 'gelu', 'log', 'log_sigmoid',
-               'maximum', 'minimum', 'mul', 'neg', 'pow', 'reciprocal', 'rsub', 'sigmoid', 'sqrt',
-               'sub', 'tanh')
+ELEMENTWISE = (
+    'abs',
+    'add',
+    'addcmul',
+    'div',
+    'exp',
+    'expm1',
+    'gelu',
+    'log',
+    'log_sigmoid',
+    'maximum',
+    'minimum',
+    'mul',
+    'neg',
+    'pow',
+    'reciprocal',
+    'rsub',
+    'sigmoid',
+    'sqrt',
+    'sub',
+    'tanh',
+)
 REDUCTIONS = ('amax', 'amin', 'cumsum', 'mean', 'sum')
-OTHERS = ('_convolution', 'addmm', 'baddbmm', 'bmm', 'cross_entropy_loss', 'einsum', 'layer_norm',
-          'linear', 'log_softmax', 'logsumexp', 'matmul', 'mm', 'scaled_dot_product_attention',
-          'softmax')
+OTHERS = (
+    '_convolution',
+    'addmm',
+    'baddbmm',
+    'bmm',
+    'cross_entropy_loss',
+    'einsum',
+    'layer_norm',
+    'linear',
+    'log_softmax',
+    'logsumexp',
+    'matmul',
+    'mm',
+    'scaled_dot_product_attention',
+    'softmax',
+)
 # Free, and unknown to mmengine's own list of such.
-FREE = ('__or__', 'alias', 'any', 'clamp_min', 'clone', 'embedding', 'expand_as',
-        'feature_dropout', 'flip', 'isfinite', 'le', 'lift_fresh', 'logical_and', 'lt',
-        'max_pool2d', 'meshgrid', 'movedim', 'ne', 'nan_to_num', 'new_ones', 'numpy_T', 'ones_like',
-        'pad', 'repeat_interleave', 'threshold', 'unflatten', 'unfold', 'view_as', 'where')
+FREE = (
+    '__or__',
+    'alias',
+    'any',
+    'clamp_min',
+    'clone',
+    'embedding',
+    'expand_as',
+    'feature_dropout',
+    'flip',
+    'isfinite',
+    'le',
+    'lift_fresh',
+    'logical_and',
+    'lt',
+    'max_pool2d',
+    'meshgrid',
+    'movedim',
+    'ne',
+    'nan_to_num',
+    'new_ones',
+    'numpy_T',
+    'ones_like',
+    'pad',
+    'repeat_interleave',
+    'threshold',
+    'unflatten',
+    'unfold',
+    'view_as',
+    'where',
+)
 
 Handle = Callable[[list[Any], list[Any]], int]
 
@@ -126,19 +188,22 @@ def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) ->
     """
     inputs = tuple(
         torch.zeros(1, *shape, dtype=torch.long) if tokens else torch.randn(1, *shape)
-        for shape in shapes)
+        for shape in shapes
+    )
     flops = FlopAnalyzer(model.eval(), inputs)
-    flops.set_op_handle(**_handles(ELEMENTWISE, _written), **_handles(REDUCTIONS, _read),
-                        **_handles(FREE, None), **{
-                            # Of the normalisers without a quotient the logarithm is the fifth.
-                            **_handles(('cross_entropy_loss', 'log_softmax', 'logsumexp',
-                                        'softmax'), _softmax),
-                            'aten::baddbmm': _baddbmm,
-                            'aten::scaled_dot_product_attention': _attention
-                        })
+    flops.set_op_handle(
+        **_handles(ELEMENTWISE, _written),
+        **_handles(REDUCTIONS, _read),
+        **_handles(FREE, None),
+        **{
+            # Of the normalisers without a quotient the logarithm is the fifth.
+            **_handles(('cross_entropy_loss', 'log_softmax', 'logsumexp', 'softmax'), _softmax),
+            'aten::baddbmm': _baddbmm,
+            'aten::scaled_dot_product_attention': _attention,
+        },
+    )
     activations = ActivationAnalyzer(model, inputs)
-    activations.set_op_handle(
-        **_handles(ELEMENTWISE + REDUCTIONS + OTHERS, _written))
+    activations.set_op_handle(**_handles(ELEMENTWISE + REDUCTIONS + OTHERS, _written))
     for analysis in (flops, activations):
         analysis.unsupported_ops_warnings(False)
         analysis.uncalled_modules_warnings(False)
@@ -150,7 +215,8 @@ def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) ->
             activations=int(activations.total()),
             flops_by_operator={name: int(n) for name, n in flops.by_operator().most_common() if n},
             flops_by_module={name: int(n) for name, n in flops.by_module().items() if n},
-            uncounted=dict(flops.unsupported_ops()))
+            uncounted=dict(flops.unsupported_ops()),
+        )
 
 
 def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, Any]:
@@ -159,15 +225,19 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
     init_default_scope(config.get('default_scope', 'mmengine'))
     if 'decoder' in config.model:
         if shape is not None:
-            raise UserError(f'{path} has a decoder, which is counted on the whole of its position '
-                            'table, without --shape')
+            raise UserError(
+                f'{path} has a decoder, which is counted on the whole of its position '
+                'table, without --shape'
+            )
         model = Likelihood(MODELS.build(config.model))
         parts = [part for part in (model.decoder, model.encoder) if part is not None]
         shapes = [(part.max_length, *part.embedding.token_shape) for part in parts]
         return dict(config=Path(path).stem, shape=shapes[0], **analyse(model, *shapes, tokens=True))
     if 'roi_head' in config.model:
-        raise UserError(f'{path} is a detector with a roi_head, whose work depends on how many '
-                        'boxes it proposes, so it is not counted')
+        raise UserError(
+            f'{path} is a detector with a roi_head, whose work depends on how many '
+            'boxes it proposes, so it is not counted'
+        )
     backbone = config.model.get('backbone', {})
     if 'with_mask_channel' in backbone:
         backbone.with_mask_channel = False
@@ -186,14 +256,18 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
     for column in ('parameters [M]', 'FLOPs [G]', 'activations [M]'):
         table.add_column(column, justify='right')
     for row in rows:
-        table.add_row(row['config'], ' x '.join(map(str, row['shape'])),
-                      f"{row['parameters'] / 1e6:.2f}", f"{row['flops'] / 1e9:.3f}",
-                      f"{row['activations'] / 1e6:.2f}")
+        table.add_row(
+            row['config'],
+            ' x '.join(map(str, row['shape'])),
+            f'{row["parameters"] / 1e6:.2f}',
+            f'{row["flops"] / 1e9:.3f}',
+            f'{row["activations"] / 1e6:.2f}',
+        )
     console = Console(width=None if Console().is_terminal else 120)
     console.print(table)
     uncounted = {name for row in rows for name in row['uncounted']}
     if uncounted:
-        console.print(f"Not counted, no rule for: {', '.join(sorted(uncounted))}")
+        console.print(f'Not counted, no rule for: {", ".join(sorted(uncounted))}')
 
 
 def main(argv: Sequence[str] | None = None) -> None:

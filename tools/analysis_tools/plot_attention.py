@@ -11,12 +11,13 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import add_choice_arguments, add_network_arguments
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_network_arguments(parser, num=64)
     add_choice_arguments(parser)
     parser.add_argument('--batch-size', type=int, default=16)
@@ -56,17 +57,29 @@ def main(argv: Sequence[str] | None = None) -> None:
                 network.run(batch)
         layers = list(mean.means().items())
         if not layers:
-            raise UserError(f'{args.config} has no layer that calls '
-                            "torch's scaled_dot_product_attention")
+            raise UserError(
+                f"{args.config} has no layer that calls torch's scaled_dot_product_attention"
+            )
         drawn = dict(layers[i] for i in choose('--layers', args.layers, len(layers)))
-        save(draw_relative_attention(
-            drawn, args.heads, f'{footer(args.config, args.checkpoint)} · {mean.images} images'),
-            args)
-        distances = [(name, head, float(distance)) for name, maps in drawn.items()
-                     for head, distance in enumerate(mean_attention_distance(maps))]
+        save(
+            draw_relative_attention(
+                drawn, args.heads, f'{footer(args.config, args.checkpoint)} · {mean.images} images'
+            ),
+            args,
+        )
+        distances = [
+            (name, head, float(distance))
+            for name, maps in drawn.items()
+            for head, distance in enumerate(mean_attention_distance(maps))
+        ]
         if args.csv:
-            write_csv(args.csv, [dict(zip(('layer', 'head', 'distance_tokens'), row, strict=True))
-                                 for row in distances])
+            write_csv(
+                args.csv,
+                [
+                    dict(zip(('layer', 'head', 'distance_tokens'), row, strict=True))
+                    for row in distances
+                ],
+            )
     print(f'\n{len(drawn)} of {len(layers)} layers over {mean.images} images drawn to {args.out}')
 
 

@@ -1,8 +1,8 @@
 """Draw the training curves of runs: any metric, over iterations, epochs or time.
 
-    python tools/analysis_tools/plot_curves.py AFT=work_dirs/aft DeiT=work_dirs/deit --out a.png
-    python tools/analysis_tools/plot_curves.py --group AFT aft_seed0 aft_seed1 aft_seed2 --out a.png
-        --metric accuracy/top1 --over time
+python tools/analysis_tools/plot_curves.py AFT=work_dirs/aft DeiT=work_dirs/deit --out a.png
+python tools/analysis_tools/plot_curves.py --group AFT aft_seed0 aft_seed1 aft_seed2 --out a.png
+    --metric accuracy/top1 --over time
 """
 
 import argparse
@@ -10,24 +10,32 @@ import math
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import MOST_DPI, PICTURES, add_runs, check_output
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_runs(parser, 'work dir or file of JSON lines (vis_data/scalars.json)')
     parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
     parser.add_argument(
-        '--metric', action='append', metavar='NAME',
+        '--metric',
+        action='append',
+        metavar='NAME',
         help='number of training or validation, on an axis of its own each time it is given; by '
-        'default the first validated in bits, or else the loss and the first one validated')
+        'default the first validated in bits, or else the loss and the first one validated',
+    )
     parser.add_argument(
-        '--over', choices=('iteration', 'epoch', 'time'), default='iteration',
-        help='the axis below')
+        '--over', choices=('iteration', 'epoch', 'time'), default='iteration', help='the axis below'
+    )
     parser.add_argument(
-        '--reference', nargs='*', default=[], metavar='LABEL=VALUE',
-        help='horizontal lines at values of the (last) metric')
+        '--reference',
+        nargs='*',
+        default=[],
+        metavar='LABEL=VALUE',
+        help='horizontal lines at values of the (last) metric',
+    )
     parser.add_argument('--dpi', type=int, default=150)
     return parser.parse_intermixed_args(argv)  # logs may stand behind options
 
@@ -73,8 +81,10 @@ def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
     pairs = [(label, [path]) for label, path in map(pair, args.logs)]
     for label, *paths in args.group:
         if not paths or len(set(paths)) < len(paths):
-            raise UserError('--group needs LABEL LOG [LOG ...] with logs that differ, got '
-                            f'{" ".join([label, *paths])}')
+            raise UserError(
+                '--group needs LABEL LOG [LOG ...] with logs that differ, got '
+                f'{" ".join([label, *paths])}'
+            )
         pairs.append((label, paths))
     if not pairs:
         raise UserError('[LABEL=]LOG or --group must name at least one log, got none')
@@ -93,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             {label: [read_scalars(path) for path in paths] for label, paths in logs.items()},
             metric=args.metric,
             references={label: number(label, text) for label, text in references.items()},
-            over=args.over)
+            over=args.over,
+        )
         figure.savefig(args.out, dpi=args.dpi)
     count = sum(map(len, logs.values()))
     print(f'{count} run{"s" if count > 1 else ""} drawn to {args.out}')

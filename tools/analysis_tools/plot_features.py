@@ -10,12 +10,13 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import add_picture_arguments
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('config', help='path of the config of a classifier')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--num', type=int, default=300, help='images; %(default)s')
@@ -62,19 +63,34 @@ def main(argv: Sequence[str] | None = None) -> None:
         samples = spread_samples(dataset, args.num)
         labels = np.array([int(sample['data_samples'].gt_label) for sample in samples])
         with torch.no_grad():
-            features = torch.cat([
-                head.pre_logits(network.model.extract_feat(
-                    network_inputs(network.config, samples[first:first + BATCH])))
-                for first in range(0, len(samples), BATCH)])
+            features = torch.cat(
+                [
+                    head.pre_logits(
+                        network.model.extract_feat(
+                            network_inputs(network.config, samples[first : first + BATCH])
+                        )
+                    )
+                    for first in range(0, len(samples), BATCH)
+                ]
+            )
         points = TSNE(perplexity=args.perplexity, random_state=args.seed).fit_transform(
-            features.numpy())
+            features.numpy()
+        )
         share = neighbour_share(features, labels)
-        save(draw_features(
-            points, labels, class_names(dataset, max(network.config.model.head.num_classes, 1)),
-            f'{len(labels)} images; the nearest neighbour of {100 * share:.1f} % is of their class',
-            f'{footer(args.config, args.checkpoint)} · perplexity {args.perplexity:g}'), args)
-    print(f'{len(labels)} images drawn to {args.out}; the nearest neighbour in feature space of '
-          f'{100 * share:.1f} % is of their class')
+        save(
+            draw_features(
+                points,
+                labels,
+                class_names(dataset, max(network.config.model.head.num_classes, 1)),
+                f'{len(labels)} images; the nearest neighbour of {100 * share:.1f} % is of their class',
+                f'{footer(args.config, args.checkpoint)} · perplexity {args.perplexity:g}',
+            ),
+            args,
+        )
+    print(
+        f'{len(labels)} images drawn to {args.out}; the nearest neighbour in feature space of '
+        f'{100 * share:.1f} % is of their class'
+    )
 
 
 if __name__ == '__main__':

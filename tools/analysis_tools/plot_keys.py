@@ -1,6 +1,6 @@
 """Draw the keys of images per layer and head, figures 9 to 12 of arXiv 2105.14103.
 
-    python tools/analysis_tools/plot_keys.py CONFIG CHECKPOINT --images a.jpg --out keys.png
+python tools/analysis_tools/plot_keys.py CONFIG CHECKPOINT --images a.jpg --out keys.png
 """
 
 import argparse
@@ -12,12 +12,13 @@ from aft_mm.cli.arguments import (
     add_picture_arguments,
     check_writable,
 )
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('config', help='path of the config of an image model')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     add_image_arguments(parser, num=1)
@@ -60,15 +61,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not mixers:
             raise UserError(f'the model of {args.config} has no token mixer with keys')
         mixers = {f'layer {i}': mixers[i] for i in choose('--layers', args.layers, len(mixers))}
-        samples = load_images(network.config, args.images) if args.images else spread_samples(
-            build_dataset(network.config), args.num)
+        samples = (
+            load_images(network.config, args.images)
+            if args.images
+            else spread_samples(build_dataset(network.config), args.num)
+        )
         paths = numbered(args.out, len(samples))
         check_writable('--out', paths)
         for path, sample in zip(paths, samples, strict=True):
             inputs = network_inputs(network.config, [sample])
             maps = keys_of(network, mixers, inputs)
-            draw_key_maps(shown_image(network.config, sample), maps, args.heads,
-                          footer(args.config, args.checkpoint)).savefig(path, dpi=args.dpi)
+            draw_key_maps(
+                shown_image(network.config, sample),
+                maps,
+                args.heads,
+                footer(args.config, args.checkpoint),
+            ).savefig(path, dpi=args.dpi)
     print('written to ' + ', '.join(paths))
 
 
@@ -82,8 +90,10 @@ def keys_of(network, mixers: dict, inputs: torch.Tensor) -> dict[str, torch.Tens
     for name, key in keys.items():
         grid = grid_of(key.shape[1] - prefix, inputs.shape[2:])
         if grid is None:
-            raise UserError(f'the {key.shape[1]} tokens of {name} do not lie on a grid over images '
-                            f'of {tuple(inputs.shape[2:])} pixels')
+            raise UserError(
+                f'the {key.shape[1]} tokens of {name} do not lie on a grid over images '
+                f'of {tuple(inputs.shape[2:])} pixels'
+            )
         maps[name] = key_maps(key[0], grid, prefix)
     return maps
 

@@ -12,21 +12,34 @@ import re
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import LAYERS, add_choice_arguments, add_network_arguments
-from aft_mm.cli.errors import one_sentence
+from aft_mm.errors import one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_network_arguments(parser, num=16, random=True)
     add_choice_arguments(
-        parser, heads=False,
-        layers=f'{LAYERS}, or names of parts of the backbone with commas between them')
+        parser,
+        heads=False,
+        layers=f'{LAYERS}, or names of parts of the backbone with commas between them',
+    )
     parser.add_argument('--size', type=int, help='edge of the noise [px]')
-    parser.add_argument('--place', type=int, nargs=2, metavar=('ROW', 'COLUMN'),
-                        help='of the map of a layer; the middle unless given')
-    parser.add_argument('--radius', type=float, nargs='+', default=[16, 32, 64],
-                        help='print the share of the energy within these radii [px]')
+    parser.add_argument(
+        '--place',
+        type=int,
+        nargs=2,
+        metavar=('ROW', 'COLUMN'),
+        help='of the map of a layer; the middle unless given',
+    )
+    parser.add_argument(
+        '--radius',
+        type=float,
+        nargs='+',
+        default=[16, 32, 64],
+        help='print the share of the energy within these radii [px]',
+    )
     return parser.parse_args(argv)
 
 
@@ -64,18 +77,30 @@ def main(argv: Sequence[str] | None = None) -> None:
             batches = list(noise_images(network, args.num, size).split(1))
         else:
             batches = batches_for(network, args.images, args.num, 1)
-        fields = {name: mean_field(network, {name: layer}, batches, args.place)
-                  for name, layer in layers.items()}
+        fields = {
+            name: mean_field(network, {name: layer}, batches, args.place)
+            for name, layer in layers.items()
+        }
         inputs = 'noise' if noise else 'images'
-        save(draw_receptive_field(
-            fields, 'Effective receptive field, squared gradients',
-            f'{footer(args.config, args.checkpoint)} · {len(batches)} {inputs}'), args)
+        save(
+            draw_receptive_field(
+                fields,
+                'Effective receptive field, squared gradients',
+                f'{footer(args.config, args.checkpoint)} · {len(batches)} {inputs}',
+            ),
+            args,
+        )
         rows = [numbers(name, field, args.radius) for name, field in fields.items()]
         if args.csv:
             write_csv(args.csv, rows)
     for row in rows:
-        print(', '.join(f'{key} {value:.4g}' if isinstance(value, float) else f'\n{value}'
-                        for key, value in row.items()), end='')
+        print(
+            ', '.join(
+                f'{key} {value:.4g}' if isinstance(value, float) else f'\n{value}'
+                for key, value in row.items()
+            ),
+            end='',
+        )
     print(f'\ndrawn to {args.out}')
 
 
@@ -87,8 +112,7 @@ def names(words: str, backbone: torch.nn.Module) -> list[str]:
     return words.split(',')
 
 
-def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None
-               ) -> torch.Tensor:
+def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None) -> torch.Tensor:
     """The field of one layer, the mean over the batches."""
     generator = torch.Generator().manual_seed(0)
 
@@ -109,8 +133,10 @@ def numbers(name: str, energy: torch.Tensor, radii: Sequence[float]) -> dict[str
     shares = energy_within(energy, radii)
     return {
         'layer': name,
-        **{f'within_{radius:g}_px': float(share)
-           for radius, share in zip(radii, shares, strict=True)},
+        **{
+            f'within_{radius:g}_px': float(share)
+            for radius, share in zip(radii, shares, strict=True)
+        },
         'half_px': radius_of_share(energy, 0.5),
         'most_px': radius_of_share(energy, 0.9),
     }

@@ -1,8 +1,8 @@
 """Draw the training loss of groups of runs that differ by their seed, against steps and time.
 
-    python tools/analysis_tools/plot_seed_curves.py --out curves.png --bits --label bits/char
-        --group AFT-local local_seed*.jsonl --group transformer transformer_seed*.jsonl
-        --times iterations.json --top 4.2 --smooth 5
+python tools/analysis_tools/plot_seed_curves.py --out curves.png --bits --label bits/char
+    --group AFT-local local_seed*.jsonl --group transformer transformer_seed*.jsonl
+    --times iterations.json --top 4.2 --smooth 5
 """
 
 import argparse
@@ -12,24 +12,42 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        '--group', nargs='+', action='append', required=True, metavar=('LABEL', 'LOG'),
-        help='runs of one kind, a file of JSON lines for each seed')
+        '--group',
+        nargs='+',
+        action='append',
+        required=True,
+        metavar=('LABEL', 'LOG'),
+        help='runs of one kind, a file of JSON lines for each seed',
+    )
     parser.add_argument('--label', required=True, help='what the loss is, with its unit')
     parser.add_argument('--bits', action='store_true', help='of a loss in nats')
     parser.add_argument(
-        '--times', type=Path, metavar='JSON',
-        help='of tools/benchmarks/benchmark_iterations.py; logs are named CONFIG_seedN.jsonl then')
-    parser.add_argument('--top', type=float, metavar='LOSS',
-                        help='where its axis ends, the first losses being far above the others')
-    parser.add_argument('--smooth', type=int, default=1, metavar='N',
-                        help='a loss is the mean of the last N that were logged')
+        '--times',
+        type=Path,
+        metavar='JSON',
+        help='of tools/benchmarks/benchmark_iterations.py; logs are named CONFIG_seedN.jsonl then',
+    )
+    parser.add_argument(
+        '--top',
+        type=float,
+        metavar='LOSS',
+        help='where its axis ends, the first losses being far above the others',
+    )
+    parser.add_argument(
+        '--smooth',
+        type=int,
+        default=1,
+        metavar='N',
+        help='a loss is the mean of the last N that were logged',
+    )
     parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
     parser.add_argument('--dpi', type=int, default=150)
     return parser.parse_args(argv)
@@ -52,8 +70,10 @@ def read_times(path: Path) -> dict[str, float]:
         rows = json.loads(path.read_text(encoding='utf-8'))['rows']
         return {row['config']: float(row['milliseconds']) for row in rows}
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError('--times needs a JSON of tools/benchmarks/benchmark_iterations.py, but '
-                        f'{str(path)!r} has no time of each config') from error
+        raise UserError(
+            '--times needs a JSON of tools/benchmarks/benchmark_iterations.py, but '
+            f'{str(path)!r} has no time of each config'
+        ) from error
 
 
 def time_of(files: Sequence[str], times: dict[str, float]) -> float:
@@ -80,9 +100,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         groups = {label: [read_scalars(file) for file in files] for label, *files in args.group}
         times = args.times and read_times(args.times)
         figure = draw_seed_curves(
-            groups, args.label, 1 / math.log(2) if args.bits else 1.0,
-            times and {label: time_of(files, times) for label, *files in args.group}, args.top,
-            args.smooth)
+            groups,
+            args.label,
+            1 / math.log(2) if args.bits else 1.0,
+            times and {label: time_of(files, times) for label, *files in args.group},
+            args.top,
+            args.smooth,
+        )
         figure.savefig(args.out, dpi=args.dpi)
 
 

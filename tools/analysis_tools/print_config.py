@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import add_config_options
-from aft_mm.cli.errors import one_sentence
+from aft_mm.errors import one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

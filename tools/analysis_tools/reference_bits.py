@@ -15,12 +15,13 @@ import lzma
 from pathlib import Path
 
 from aft_mm.cli.arguments import add_config_options, check_output
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('config', help='path of the config of an autoregressive model')
     parser.add_argument('--out', type=Path, metavar='JSON', help='write the numbers to this file')
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
@@ -74,8 +75,10 @@ def main() -> None:
             check_output('--out', args.out, ('.json',))
         cfg = load_config(args)
         if 'decoder' not in (cfg.get('model') or {}):
-            raise UserError(f'{args.config} has no autoregressive model, with a decoder, whose '
-                            'bits these are to be compared with')
+            raise UserError(
+                f'{args.config} has no autoregressive model, with a decoder, whose '
+                'bits these are to be compared with'
+            )
         check_data(cfg, 'test')
     with one_sentence(*DATA_ERRORS):
         init_default_scope(cfg.default_scope)
@@ -85,7 +88,7 @@ def main() -> None:
         for index in with_bar(range(len(dataset)), 'reading'):
             sample = dataset[index]
             # Context that is only given, not predicted, was counted in the sample before.
-            parts.append(sample['inputs'][sample['data_samples'].get('num_context', 0):].flatten())
+            parts.append(sample['inputs'][sample['data_samples'].get('num_context', 0) :].flatten())
     values = np.concatenate(parts).astype(np.uint8)
     bits = {'values': len(values), 'order 0': order_0_bits(values), 'xz -9': xz_bits(values)}
     if 'point_cloud' in cfg:

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -33,15 +33,25 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs'), help='of the runs')
     parser.add_argument('--rates', type=float, nargs='*', default=[], metavar='LR')
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], metavar='N')
-    parser.add_argument('--metric', default='bits_per_char',
-                        help='that rates are chosen by, less is better; %(default)s')
+    parser.add_argument(
+        '--metric',
+        default='bits_per_char',
+        help='that rates are chosen by, less is better; %(default)s',
+    )
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
-    parser.add_argument('--cfg-options', nargs='+', default=[], metavar='KEY=VALUE',
-                        help='of all runs')
-    parser.add_argument('--short', nargs='+', default=[], metavar='KEY=VALUE',
-                        help='of the runs that choose the rate, on top')
-    parser.add_argument('--minutes', type=float, default=float('inf'),
-                        help='no run starts later than that')
+    parser.add_argument(
+        '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='of all runs'
+    )
+    parser.add_argument(
+        '--short',
+        nargs='+',
+        default=[],
+        metavar='KEY=VALUE',
+        help='of the runs that choose the rate, on top',
+    )
+    parser.add_argument(
+        '--minutes', type=float, default=float('inf'), help='no run starts later than that'
+    )
     return parser.parse_args(argv)
 
 
@@ -105,8 +115,12 @@ def validated(work_dir: Path, metric: str) -> float:
 def short_run(config: Path, rate: float, args: argparse.Namespace) -> None:
     """Train a while at `rate` and keep the validation."""
     work_dir = args.work_dir / f'{config.stem}_lr{rate:g}'
-    options = [*args.cfg_options, *args.short, f'optim_wrapper.optimizer.lr={rate}',
-               f'randomness.seed={args.seeds[0]}']
+    options = [
+        *args.cfg_options,
+        *args.short,
+        f'optim_wrapper.optimizer.lr={rate}',
+        f'randomness.seed={args.seeds[0]}',
+    ]
     train(config, work_dir, options, args.amp)
     value = validated(work_dir, args.metric)
     write(args.out / f'{work_dir.name}.json', {args.metric: value, 'lr': rate})
@@ -132,8 +146,9 @@ def best_rate(config: Path, args: argparse.Namespace) -> float | None:
     """The rate of the best short run; the one there is, or None for that of the config."""
     if len(args.rates) < 2:
         return args.rates[0] if args.rates else None
-    runs = [json.loads((args.out / f'{config.stem}_lr{rate:g}.json').read_text())
-            for rate in args.rates]
+    runs = [
+        json.loads((args.out / f'{config.stem}_lr{rate:g}.json').read_text()) for rate in args.rates
+    ]
     return min(runs, key=lambda run: run[args.metric])['lr']
 
 

@@ -142,8 +142,10 @@ def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
         there, here = earlier['environment'], environment(args)
         for name in ('device', 'threads', 'dims', 'heads', 'tokens', 'clock'):
             if there['settings'][name] != here['settings'][name]:
-                raise ValueError(f'{args.json} was measured with {name} {there["settings"][name]}, '
-                                 f'now it is {here["settings"][name]}')
+                raise ValueError(
+                    f'{args.json} was measured with {name} {there["settings"][name]}, '
+                    f'now it is {here["settings"][name]}'
+                )
         if there['device_name'] != here['device_name']:
             raise ValueError(f'{args.json} was measured on {there["device_name"]}')
     merged: dict[tuple, dict] = {}

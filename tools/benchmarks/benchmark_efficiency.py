@@ -49,7 +49,7 @@ DEFAULTS = {
     ),
     'cuda': dict(
         # The state of AFT-full is as long as the position table, and may not fit beside the rest.
-        mixers=['aft-simple', *LOCAL, 'aft-window-256', 'aft-conv', 'softmax', 'aft-full'],
+        mixers=['aft-simple', *LOCAL, 'aft-local-hard-256', 'aft-conv', 'softmax', 'aft-full'],
         lengths=[2**i for i in range(9, 17)],
         positions=[512, 2048, 8192, 32768],
         dims=[256, 1024],
@@ -135,7 +135,7 @@ from record import environment, write_json
 from settings import fill_in, set_up_torch
 from timing import both_clocks, seconds, wall_seconds
 
-from aft_mm.models.step_graph import make_steps
+from aft_mm.models.decoding.step_graph import make_steps
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # the backend comes first
@@ -302,8 +302,6 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:

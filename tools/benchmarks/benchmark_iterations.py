@@ -41,7 +41,7 @@ from settings import fill_in, set_up_torch
 from timing import interleaved
 
 from aft_mm.cli.command_line import CONFIG_ERRORS, check_data, load_config
-from aft_mm.cli.errors import one_sentence
+from aft_mm.errors import one_sentence
 
 
 def iteration(config: Path, args: argparse.Namespace, work_dir: str) -> Callable[[], None]:
@@ -85,8 +85,10 @@ def main(arguments: list[str] | None = None) -> None:
     with one_sentence(*CONFIG_ERRORS), TemporaryDirectory() as folder:
         calls = {config.stem: iteration(config, args, folder) for config in args.configs}
         times = interleaved(calls, args.rounds, args.device, args.clock)
-    rows = [dict(config=name, milliseconds=1e3 * statistics.median(values))
-            for name, values in times.items()]
+    rows = [
+        dict(config=name, milliseconds=1e3 * statistics.median(values))
+        for name, values in times.items()
+    ]
     args.configs = [config.stem for config in args.configs]
     write_json(args.json, rows, args)
     for row in rows:

@@ -69,7 +69,9 @@ def make_parser() -> argparse.ArgumentParser:
         '--images', type=positive_int, default=3, help='rounds of whole images; %(default)s'
     )
     parser.add_argument(
-        '--patience', type=float, default=20.0,
+        '--patience',
+        type=float,
+        default=20.0,
         help='seconds that a whole batch may take to be drawn; %(default)s',
     )
     parser.add_argument('--clock', choices=list(CLOCKS), default='wall', help='%(default)s')
@@ -94,7 +96,7 @@ from settings import fill_in, set_up_torch
 from torch import Tensor
 
 import aft_mm.models  # noqa: F401 - registers what is built below
-from aft_mm.models.step_graph import laid_out_for_steps, make_steps
+from aft_mm.models.decoding.step_graph import laid_out_for_steps, make_steps
 from aft_mm.registry import MODELS
 
 matplotlib.use('Agg')
@@ -149,9 +151,7 @@ def check(name: str, form: str, model: torch.nn.Module) -> None:
     require_close(f'{name} by {form}', torch.stack(rows, 1), decoder(tokens)[:, 20:60], TOLERANCE)
 
 
-def begin(
-    model, form: str, prompt: Tensor, count: int, copies: int = 1
-) -> tuple[Tensor, Callable]:
+def begin(model, form: str, prompt: Tensor, count: int, copies: int = 1) -> tuple[Tensor, Callable]:
     """The hidden vector after a prompt, and what takes `count` steps of its copies from there."""
     lengths = torch.full(prompt.shape[:1], prompt.shape[1], device=prompt.device)
     hidden, state = repeated(model.decoder.prefill(prompt, lengths), copies)
@@ -266,8 +266,9 @@ def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dic
     mixer, form = case
     scale = 1 / TOKENS_PER_CALL if form != 'anew' else max(1, args.batch / ANEW_BATCH)
     own = {cell[2]: value * scale for cell, value in seconds.items() if cell[:2] == case}
-    parts = {f'{part}_ms': 1e3 * own.pop(part) for part in ('step', 'products', 'head')
-             if part in own}
+    parts = {
+        f'{part}_ms': 1e3 * own.pop(part) for part in ('step', 'products', 'head') if part in own
+    }
     # The middle of the tokens taken from a position on.
     moved = 0 if form == 'anew' else (args.rounds + 1) * TOKENS_PER_CALL / 2
     positions = np.array(list(own)) + moved

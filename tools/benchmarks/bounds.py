@@ -74,7 +74,7 @@ from model_costs import Kernel, decoder_kernels, image_kernels
 from op_cases import CASES, Case
 from op_costs import compulsory_bytes, operations
 
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 DOCS = Path(__file__).parents[2] / 'docs' / 'benchmarks.md'
 REGION = re.compile(r'(<!-- bounds: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of bounds -->)', re.S)
@@ -107,7 +107,7 @@ DECODERS = {
     ),
 }
 # Ops whose pairs are matrix products; those of the others are sums that need not be taken pairwise.
-PRODUCTS = ('aft_full', 'aft_local', 'aft_local_normalized', 'aft_conv')
+PRODUCTS = ('aft_full', 'aft_local', 'aft_local_learned', 'aft_conv')
 NOT_MEASURED = 'not measured'
 
 

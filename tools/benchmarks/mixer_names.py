@@ -4,8 +4,8 @@
 WINDOWED = {
     'aft-local': dict(type='aft_mm.AFTLocal', rank=64),
     'dense-aft-local': dict(type='aft_mm.DenseAFTLocal', rank=64),
-    'aft-local-normalized': dict(type='aft_mm.AFTLocalNormalized', rank=64),
-    'aft-window': dict(type='aft_mm.AFTWindow'),
+    'aft-local-learned': dict(type='aft_mm.AFTLocalLearned', rank=64),
+    'aft-local-hard': dict(type='aft_mm.AFTLocalHard'),
 }
 PLAIN = {
     'aft-simple': dict(type='aft_mm.AFTSimple'),

@@ -94,7 +94,7 @@ def _conv(batch, grid: Sequence[int], channels, heads, kernel, **more) -> Case:
 
 def _window(batch, tokens, channels, window, grid=None, **more) -> Case:
     options = dict(window=window, grid=grid)
-    return Case('aft_window', batch, tokens, channels, options, **more)
+    return Case('aft_local_hard', batch, tokens, channels, options, **more)
 
 
 FULL_RIVALS = ('softmax', 'aft-pytorch-full')
@@ -108,7 +108,7 @@ CASES: dict[str, Case] = {
     'small-local': _local(2, 130, 24, 16, rivals=LOCAL_RIVALS),
     'small-conv': _conv(2, (7, 9), 24, 4, 5),
     'small-window': _window(2, 96, 24, 10),
-    'small-local-normalized': _local(2, 65, 24, 8, op='aft_local_normalized'),
+    'small-local-normalized': _local(2, 65, 24, 8, op='aft_local_learned'),
     # Many sequences, a single long one, and sums without an order.
     'simple-b8-t4096-d1024': _simple(8, 4096, 1024, rivals=SCAN_RIVALS),
     'simple-b1-t16384-d256': _simple(1, 16384, 256, rivals=SCAN_RIVALS),
@@ -143,6 +143,6 @@ CASES: dict[str, Case] = {
         2, 3072, 256, (16, 16), (32, 96), rivals=('softmax-causal',)
     ),
     'local-normalized-b2-t3072-d256-s256': _local(
-        2, 3072, 256, 256, op='aft_local_normalized', rivals=('softmax-causal',)
+        2, 3072, 256, 256, op='aft_local_learned', rivals=('softmax-causal',)
     ),
 }

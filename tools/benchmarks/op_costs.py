@@ -34,7 +34,7 @@ def near_pairs(grid: Sequence[int], reaches: Sequence[int], causal: bool) -> int
 
 
 def hard_pairs(grid: Sequence[int], window: int | Sequence[int]) -> int:
-    """Pairs of the causal hard window of AFTWindow, see :func:`aft_mm.ops.geometry.hard_mask`."""
+    """Pairs of the causal hard window of AFTLocalHard, see :func:`aft_mm.ops.geometry.hard_mask`."""
     if len(grid) == 1:
         size = window if isinstance(window, int) else window[0]
         return _reached(grid[0], size - 1, 0)
@@ -52,9 +52,9 @@ def weighted_pairs(op: str, shapes: Sequence[Sequence[int]], options: dict) -> i
         return tokens * (tokens + 1) // 2 if causal else tokens * sources
     if op == 'aft_conv':
         return near_pairs(grid, [size // 2 for size in shapes[3][1:]], causal)
-    if op == 'aft_window':
+    if op == 'aft_local_hard':
         return hard_pairs(grid, options['window'])
-    if op in ('aft_local', 'aft_local_normalized'):
+    if op in ('aft_local', 'aft_local_learned'):
         window = options['window']
         sizes = as_pair(window) if len(grid) == 2 else (window,)
         return near_pairs(grid, [size - 1 for size in sizes], causal)
@@ -81,7 +81,7 @@ def operations(
         count += math.prod(shapes[3]) + 2 * batch * pairs * both
         if options.get('global_connectivity', True):
             count += 2 * batch * tokens * both
-    elif op == 'aft_window':
+    elif op == 'aft_local_hard':
         count += batch * pairs * both
     else:
         # The numerator of aft_local; sums of the weights, one for all channels, and of the keys,

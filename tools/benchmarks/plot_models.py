@@ -47,7 +47,7 @@ def groups(runs: list[dict]) -> dict[str, dict[str, float]]:
 def table(runs: list[dict]) -> list[str]:
     """A row per model that is neither a DeiT nor a bound."""
     lines = [
-        '| model, px, type | over DeiT | bound over DeiT | over its bound | peak MiB, DeiT\'s |',
+        "| model, px, type | over DeiT | bound over DeiT | over its bound | peak MiB, DeiT's |",
         '| --- | --- | --- | --- | --- |',
     ]
     for run in runs:

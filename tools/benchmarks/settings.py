@@ -9,7 +9,7 @@ from arguments import named_in_errors
 from record import default_device
 
 from aft_mm.cli.allocator import keep_freed_memory
-from aft_mm.cli.errors import one_sentence
+from aft_mm.errors import one_sentence
 
 
 def fill_in(

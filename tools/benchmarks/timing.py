@@ -22,9 +22,7 @@ def _flush_buffer(device: str) -> Tensor:
     return torch.empty(CACHE_BYTES, dtype=torch.int8, device=device)
 
 
-def wall_seconds(
-    call: Callable[[], object], device: str = 'cpu', clock: str = 'wall'
-) -> float:
+def wall_seconds(call: Callable[[], object], device: str = 'cpu', clock: str = 'wall') -> float:
     """Time until the result is there, Python and launches included, by one of :data:`CLOCKS`."""
     start = CLOCKS[clock]()
     call()

@@ -40,7 +40,7 @@ from mmengine.runner import Runner
 from record import default_device, write_json
 
 from aft_mm.cli.command_line import CONFIG_ERRORS, check_data, load_config
-from aft_mm.cli.errors import one_sentence
+from aft_mm.errors import one_sentence
 
 
 def shorten(config: Config, iterations: int, amp: bool) -> None:

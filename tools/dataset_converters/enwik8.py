@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 SIZE = 100_000_000  # bytes
 
@@ -56,8 +56,10 @@ def unpack(archive: Path, folder: Path, size: int) -> Path:
         if found > size:
             raise UserError(f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds more')
         if found != size:
-            raise UserError(f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds '
-                            f'{found:,}; of a part of it say so with --size {found}')
+            raise UserError(
+                f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds '
+                f'{found:,}; of a part of it say so with --size {found}'
+            )
         os.replace(part, target)
     except (zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, KeyError) as error:
         raise UserError(f'{str(archive)!r} is damaged or holds no enwik8: {error}') from error
@@ -70,9 +72,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('archive', type=Path, help='enwik8.zip or enwik8.gz')
     parser.add_argument(
-        'folder', type=Path, nargs='?', default=Path('data/enwik8'), help='data/enwik8')
+        'folder', type=Path, nargs='?', default=Path('data/enwik8'), help='data/enwik8'
+    )
     parser.add_argument(
-        '--size', type=int, default=SIZE, help='bytes to expect, fewer for a part of the file')
+        '--size', type=int, default=SIZE, help='bytes to expect, fewer for a part of the file'
+    )
     args = parser.parse_args(argv)
     with one_sentence(OSError):
         print(f'written to {unpack(args.archive, args.folder, args.size)}')

@@ -21,25 +21,41 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aft_mm.cli.arguments import check_writable
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('meshes', type=Path, help='folder of the class folders')
     parser.add_argument(
-        'out', type=Path, nargs='?', default=Path('data/ShapeNetCore.v2.PC15k'),
-        help='data/ShapeNetCore.v2.PC15k')
+        'out',
+        type=Path,
+        nargs='?',
+        default=Path('data/ShapeNetCore.v2.PC15k'),
+        help='data/ShapeNetCore.v2.PC15k',
+    )
     parser.add_argument(
-        '--classes', nargs='+', metavar='NAME',
-        help='only these: folders, or classes of ShapeNetCore v2 such as airplane')
+        '--classes',
+        nargs='+',
+        metavar='NAME',
+        help='only these: folders, or classes of ShapeNetCore v2 such as airplane',
+    )
     parser.add_argument(
-        '--splits', type=Path, metavar='CSV',
-        help='the official split, all.csv of ShapeNet; models that it does not list are left out')
+        '--splits',
+        type=Path,
+        metavar='CSV',
+        help='the official split, all.csv of ShapeNet; models that it does not list are left out',
+    )
     parser.add_argument(
-        '--ratio', type=float, nargs=3, default=(0.7, 0.1, 0.2), metavar=('TRAIN', 'VAL', 'TEST'),
-        help='shares of a split by hash, 0.7 0.1 0.2 as in the official one')
+        '--ratio',
+        type=float,
+        nargs=3,
+        default=(0.7, 0.1, 0.2),
+        metavar=('TRAIN', 'VAL', 'TEST'),
+        help='shares of a split by hash, 0.7 0.1 0.2 as in the official one',
+    )
     parser.add_argument('--jobs', type=int, default=1, help='processes that sample, 1')
     return parser.parse_args(argv)
 
@@ -85,8 +101,9 @@ def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
     folders = there if classes is None else [class_folder(name, there) for name in classes]
     if None in folders:
         name = classes[folders.index(None)]
-        raise UserError(f'class {name!r} has no folder in {str(root)!r}, which has '
-                        f'{", ".join(there) or "none"}')
+        raise UserError(
+            f'class {name!r} has no folder in {str(root)!r}, which has {", ".join(there) or "none"}'
+        )
     found = []
     for folder in folders:
         for path in sorted((root / folder).rglob('*')):
@@ -94,13 +111,14 @@ def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
                 continue
             parts = path.relative_to(root / folder).with_suffix('').parts
             split = parts[0] if len(parts) > 1 and parts[0] in SPLITS else None
-            parts = parts[split is not None:]
+            parts = parts[split is not None :]
             if len(parts) > 2 and parts[-2:] == SHAPENET_MODEL:
                 parts = parts[:-2]
             found.append(Mesh(path, folder, '-'.join(parts), split))
     if not found:
-        raise UserError(f'{str(root)!r} has no mesh ({", ".join(MESH_SUFFIXES)}) in the folder of '
-                        'a class')
+        raise UserError(
+            f'{str(root)!r} has no mesh ({", ".join(MESH_SUFFIXES)}) in the folder of a class'
+        )
     return found
 
 
@@ -116,8 +134,10 @@ def read_splits(path: Path) -> dict[tuple[str, str], str]:
         rows = list(csv.DictReader(file))
     found = {(row.get('synsetId'), row.get('modelId')): row.get('split') for row in rows}
     if not rows or any(None in key for key in found) or not {*found.values()} <= {*SPLITS}:
-        raise UserError(f'--splits {str(path)!r} must be a table with the columns synsetId, '
-                        f'modelId and split ({", ".join(SPLITS)}), as the all.csv of ShapeNet')
+        raise UserError(
+            f'--splits {str(path)!r} must be a table with the columns synsetId, '
+            f'modelId and split ({", ".join(SPLITS)}), as the all.csv of ShapeNet'
+        )
     return found
 
 
@@ -145,9 +165,11 @@ def find_targets(meshes: Sequence[Mesh], args: argparse.Namespace) -> dict[Path,
             continue
         other = targets.setdefault(args.out / mesh.folder / split / f'{mesh.name}.npy', mesh)
         if other is not mesh:
-            raise UserError(f'{str(other.path)!r} and {str(mesh.path)!r} are both model '
-                            f'{mesh.name!r} of class {mesh.folder!r} in the {split} split; remove '
-                            'one of them')
+            raise UserError(
+                f'{str(other.path)!r} and {str(mesh.path)!r} are both model '
+                f'{mesh.name!r} of class {mesh.folder!r} in the {split} split; remove '
+                'one of them'
+            )
     return targets
 
 
@@ -190,7 +212,7 @@ def convert(args: argparse.Namespace) -> str:
     tasks = [(mesh, target) for target, mesh in targets.items() if not target.exists()]
     counts = {
         f'not in {args.splits}': len(meshes) - len(targets),
-        'there already': len(targets) - len(tasks)
+        'there already': len(targets) - len(tasks),
     }
     # One file in every folder, under the name that is written first.
     probes = {target.parent: str(target.with_suffix('.part')) for _, target in tasks}

@@ -13,12 +13,13 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('source', type=Path, help='the folder with a folder for each class')
     parser.add_argument('out', type=Path, help='where train/ and val/ are made')
     parser.add_argument('--val', type=float, default=0.2, help='share held back of each class')
@@ -44,17 +45,24 @@ def split(source: Path, share: float, seed: int) -> dict[str, list[Path]]:
     """
     if not source.is_dir():
         raise UserError(f'the folder {str(source)!r} does not exist')
-    files = sorted(path.relative_to(source) for path in source.glob('*/**/*')
-                   if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES)
+    files = sorted(
+        path.relative_to(source)
+        for path in source.glob('*/**/*')
+        if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES
+    )
     if not files:
-        raise UserError(f'the folder {str(source)!r} must hold a folder of images for each class, '
-                        f'got none that ends with {", ".join(IMAGE_SUFFIXES)}')
+        raise UserError(
+            f'the folder {str(source)!r} must hold a folder of images for each class, '
+            f'got none that ends with {", ".join(IMAGE_SUFFIXES)}'
+        )
     parts: dict[str, list[Path]] = {'train': [], 'val': []}
     for name in sorted({path.parts[0] for path in files}):
         ours = [path for path in files if path.parts[0] == name]
         if len(ours) < 2:
-            raise UserError(f'the class {name!r} must have at least 2 images, one for each part, '
-                            f'got {len(ours)}')
+            raise UserError(
+                f'the class {name!r} must have at least 2 images, one for each part, '
+                f'got {len(ours)}'
+            )
         held = min(max(1, round(share * len(ours))), len(ours) - 1)
         train, val = train_test_split(ours, test_size=held, random_state=seed)
         parts['train'] += sorted(train)
@@ -83,8 +91,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             for path in with_bar(files, part):
                 place(args.source / path, args.out / part / path)
     classes = len({path.parts[0] for path in parts['val']})
-    print(f'{args.out}: {classes} classes, {len(parts["train"])} images to train and '
-          f'{len(parts["val"])} to validate')
+    print(
+        f'{args.out}: {classes} classes, {len(parts["train"])} images to train and '
+        f'{len(parts["val"])} to validate'
+    )
 
 
 if __name__ == '__main__':

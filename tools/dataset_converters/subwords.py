@@ -14,14 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        'files', nargs='+', metavar='FILE', help='text of the training set, one sentence a line')
+        'files', nargs='+', metavar='FILE', help='text of the training set, one sentence a line'
+    )
     parser.add_argument('--vocab-size', type=int, required=True, help='subwords in all')
     parser.add_argument('--out', required=True, metavar='MODEL', help='FOLDER/subwords.model')
     return parser.parse_args(argv)
@@ -43,8 +45,9 @@ def train(files: Sequence[str], vocab_size: int) -> bytes:
     try:
         import sentencepiece
     except ImportError:
-        raise UserError('subwords need sentencepiece, which pip install aft_mm[text] '
-                        'installs') from None
+        raise UserError(
+            'subwords need sentencepiece, which pip install aft_mm[text] installs'
+        ) from None
     model = io.BytesIO()
     lines = [line for path in files for line in read_lines(path) if line.strip()]
     if not lines:
@@ -52,9 +55,19 @@ def train(files: Sequence[str], vocab_size: int) -> bytes:
     try:
         # Every character gets a subword, so that of known languages nothing is unknown.
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_writer=model, model_type='bpe',
-            vocab_size=vocab_size, character_coverage=1.0, normalization_rule_name='identity',
-            max_sentence_length=2**20, pad_id=0, unk_id=1, eos_id=2, bos_id=-1, minloglevel=2)
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type='bpe',
+            vocab_size=vocab_size,
+            character_coverage=1.0,
+            normalization_rule_name='identity',
+            max_sentence_length=2**20,
+            pad_id=0,
+            unk_id=1,
+            eos_id=2,
+            bos_id=-1,
+            minloglevel=2,
+        )
     except RuntimeError as error:
         reason = ' '.join(str(error).split()).split('] ')[-1]
         raise UserError(f'--vocab-size {vocab_size} does not suit the text: {reason}') from error

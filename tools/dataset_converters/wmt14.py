@@ -18,16 +18,19 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.progress import with_bar
+from aft_mm.errors import UserError, one_sentence
 
 LANGUAGES = ('en', 'de')
 # Of each split, the parts that make it; {} is the language, and the two sides of an .sgm differ.
 PARTS = {
-    'train': (r'europarl-v7\.de-en\.{}', r'commoncrawl\.de-en\.{}',
-              r'news-commentary-v\d+\.de-en\.{}'),
-    'val': (r'newstest2013\.{}', ),
-    'test': (r'newstest2014-deen-(?:src|ref)\.{}\.sgm', ),
+    'train': (
+        r'europarl-v7\.de-en\.{}',
+        r'commoncrawl\.de-en\.{}',
+        r'news-commentary-v\d+\.de-en\.{}',
+    ),
+    'val': (r'newstest2013\.{}',),
+    'test': (r'newstest2014-deen-(?:src|ref)\.{}\.sgm',),
 }
 SEGMENT = re.compile(rb'<seg[^>]*>(.*?)</seg>', re.DOTALL | re.IGNORECASE)
 
@@ -63,8 +66,13 @@ def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
 
 def keys_of(name: str) -> list[tuple[str, str, str]]:
     """Which part in which language a file of an archive is, if any."""
-    return [(split, part, language) for split, parts in PARTS.items() for part in parts
-            for language in LANGUAGES if re.fullmatch(part.format(language), name)]
+    return [
+        (split, part, language)
+        for split, parts in PARTS.items()
+        for part in parts
+        for language in LANGUAGES
+        if re.fullmatch(part.format(language), name)
+    ]
 
 
 def write(found: dict[tuple[str, str, str], bytes], folder: Path) -> None:
@@ -75,15 +83,23 @@ def write(found: dict[tuple[str, str, str], bytes], folder: Path) -> None:
     """
     for split, parts in PARTS.items():
         for part in parts:
-            lines = [found[split, part, language].count(b'\n')
-                     if (split, part, language) in found else None for language in LANGUAGES]
+            lines = [
+                found[split, part, language].count(b'\n')
+                if (split, part, language) in found
+                else None
+                for language in LANGUAGES
+            ]
             if None in lines:
                 shown = part.format('*').replace('\\', '').replace('d+', '*')
-                raise UserError(f'no archive holds {shown} in both languages, which is a part of '
-                                f'the {split} set')
+                raise UserError(
+                    f'no archive holds {shown} in both languages, which is a part of '
+                    f'the {split} set'
+                )
             if lines[0] != lines[1]:
-                raise UserError(f'{part.format("*")} has {lines[0]:,} lines in English and '
-                                f'{lines[1]:,} in German')
+                raise UserError(
+                    f'{part.format("*")} has {lines[0]:,} lines in English and '
+                    f'{lines[1]:,} in German'
+                )
     folder.mkdir(parents=True, exist_ok=True)
     for split, parts in PARTS.items():
         for language in LANGUAGES:
@@ -97,7 +113,8 @@ def write(found: dict[tuple[str, str, str], bytes], folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('archives', type=Path, nargs='+', help='the .tgz files')
     parser.add_argument('--out', type=Path, default=Path('data/wmt14_en_de'), metavar='FOLDER')
     args = parser.parse_args(argv)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aft_mm.cli.arguments import check_writable
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 CONFIG = (
     Path(__file__).parents[2]

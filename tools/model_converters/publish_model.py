@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aft_mm.cli.arguments import check_writable
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 LICENSE = 'Apache-2.0'
 
@@ -154,9 +154,11 @@ def read_metrics(path: str) -> dict[str, float]:
     except (OSError, ValueError) as error:
         raise UserError(f'--metrics {path!r} cannot be read: {error}') from error
     if not isinstance(metrics, dict) or not all(
-            isinstance(value, int | float) for value in metrics.values()):
-        raise UserError(f'--metrics {path!r} must hold numbers by name, as tools/test.py --out '
-                        'writes them')
+        isinstance(value, int | float) for value in metrics.values()
+    ):
+        raise UserError(
+            f'--metrics {path!r} must hold numbers by name, as tools/test.py --out writes them'
+        )
     return metrics
 
 
@@ -166,14 +168,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     with one_sentence():
         check_checkpoint(args.checkpoint)
         if args.out.suffix not in WRITERS:
-            raise UserError(f'OUT.pth needs a file name that ends in {" or ".join(WRITERS)}, got '
-                            f'{str(args.out)!r}')
+            raise UserError(
+                f'OUT.pth needs a file name that ends in {" or ".join(WRITERS)}, got '
+                f'{str(args.out)!r}'
+            )
         metrics = read_metrics(args.metrics) if args.metrics else None
         check_writable('OUT.pth', [str(args.out.with_suffix('.part'))])
         register_safe_loading()
         checkpoint = load_from_local(args.checkpoint, map_location='cpu')
         published = publish(
-            checkpoint, args.checkpoint, args.ema, metrics, args.license, args.command)
+            checkpoint, args.checkpoint, args.ema, metrics, args.license, args.command
+        )
         for path in save(published, args.out):
             print(path)
 

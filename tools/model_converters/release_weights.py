@@ -15,17 +15,20 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('work_dirs', nargs='+', metavar='WORK_DIR', help='of a finished run')
     parser.add_argument('--out', required=True, type=Path, help='a folder that is new or empty')
     parser.add_argument(
-        '--address', metavar='hf://ORG/NAME',
-        help='where the files will lie, also https://…: list them in the metafiles of configs/')
+        '--address',
+        metavar='hf://ORG/NAME',
+        help='where the files will lie, also https://…: list them in the metafiles of configs/',
+    )
     return parser.parse_args(argv)
 
 
@@ -64,10 +67,13 @@ def release(work_dir: str, out: Path) -> list[dict]:
     published = publish(checkpoint, path, 'ema_state_dict' in checkpoint, metrics)
     meta = published['meta']
     name = Path(meta.get('command', work_dir).split()[-1]).stem
-    known = {key: meta[key] for key in ('license', 'command', 'metrics', 'epoch', 'iter')
-             if key in meta}
-    return [dict(name=name, file=file.name, sha256=digest, bytes=file.stat().st_size, **known)
-            for file, digest in save(published, out / f'{name}.pth').items()]
+    known = {
+        key: meta[key] for key in ('license', 'command', 'metrics', 'epoch', 'iter') if key in meta
+    }
+    return [
+        dict(name=name, file=file.name, sha256=digest, bytes=file.stat().st_size, **known)
+        for file, digest in save(published, out / f'{name}.pth').items()
+    ]
 
 
 def list_weights(name: str, address: str) -> None:
@@ -100,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         entries = [entry for work_dir in args.work_dirs for entry in release(work_dir, args.out)]
         (args.out / 'weights.json').write_text(json.dumps(entries, indent=1) + '\n')
         (args.out / 'SHA256SUMS').write_text(
-            ''.join(f'{entry["sha256"]}  {entry["file"]}\n' for entry in entries))
+            ''.join(f'{entry["sha256"]}  {entry["file"]}\n' for entry in entries)
+        )
         for entry in entries:
             if args.address and entry['file'].endswith('.safetensors'):
                 address = f'{args.address.rstrip("/")}/{entry["file"]}#sha256={entry["sha256"]}'

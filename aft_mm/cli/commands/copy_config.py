@@ -6,22 +6,32 @@ from pathlib import Path
 
 from aft_mm.cli.command_line import configured
 from aft_mm.cli.config_files import find_config
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def with_absolute_bases(path: Path) -> str:
     """The text of a config whose ``_base_`` names the files by where they lie on this machine."""
     text = path.read_text(encoding='utf-8')
-    bases = next((node.value for node in ast.parse(text).body if isinstance(node, ast.Assign)
-                  and getattr(node.targets[0], 'id', '') == '_base_'), None)
+    bases = next(
+        (
+            node.value
+            for node in ast.parse(text).body
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], 'id', '') == '_base_'
+        ),
+        None,
+    )
     if bases is None:
         return text
     written = ast.literal_eval(bases)
-    names = [name if '::' in name or '://' in name else str((path.parent / name).resolve())
-             for name in ([written] if isinstance(written, str) else written)]
+    names = [
+        name if '::' in name or '://' in name else str((path.parent / name).resolve())
+        for name in ([written] if isinstance(written, str) else written)
+    ]
     lines = text.encode().splitlines(keepends=True)  # ast counts bytes
-    before = b''.join(lines[:bases.lineno - 1]) + lines[bases.lineno - 1][:bases.col_offset]
-    after = lines[bases.end_lineno - 1][bases.end_col_offset:] + b''.join(lines[bases.end_lineno:])
+    before = b''.join(lines[: bases.lineno - 1]) + lines[bases.lineno - 1][: bases.col_offset]
+    after = lines[bases.end_lineno - 1][bases.end_col_offset :] + b''.join(
+        lines[bases.end_lineno :]
+    )
     listed = ''.join(f'    {name!r},\n' for name in names)
     return f'{before.decode()}[\n{listed}]{after.decode()}'
 
@@ -35,8 +45,10 @@ def main(args: argparse.Namespace) -> None:
         if out.exists():
             raise UserError(f'{str(out)!r} exists already; name another file by --out')
         if args.keep_bases and args.cfg_options:
-            raise UserError('--keep-bases and --cfg-options do not go together: with its bases the '
-                            'file stays as it is')
+            raise UserError(
+                '--keep-bases and --cfg-options do not go together: with its bases the '
+                'file stays as it is'
+            )
         if args.keep_bases:
             text = with_absolute_bases(path)
         else:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aft_mm.cli.config_files import home
 from aft_mm.cli.environment import SAME_MODULES, installed, own_requirements, problems
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 from ... import __version__
 from .list_configs import NEEDS, is_installed, missing
@@ -39,24 +39,33 @@ def broken_imports() -> Iterator[tuple[str, str]]:
             reason = ' '.join(str(error).split())
             lacks = error.name if isinstance(error, ModuleNotFoundError) and error.name else ''
             package = SAME_MODULES.get(lacks, (lacks,))[0]
-            yield (f'{name} cannot be imported ({type(error).__name__}: {reason:.200})',
-                   f'pip install {package or f"--force-reinstall --no-deps {name}"}')
+            yield (
+                f'{name} cannot be imported ({type(error).__name__}: {reason:.200})',
+                f'pip install {package or f"--force-reinstall --no-deps {name}"}',
+            )
 
 
 def print_devices() -> None:
     """Where tensors can be, and which backend serves which op there."""
     torch = importlib.import_module('torch')
     threads = torch.get_num_threads()
-    print(f'cpu: {torch.backends.cpu.get_cpu_capability()}, {threads} threads '
-          f'(OMP_NUM_THREADS={os.environ.get("OMP_NUM_THREADS", "not set")})')
+    print(
+        f'cpu: {torch.backends.cpu.get_cpu_capability()}, {threads} threads '
+        f'(OMP_NUM_THREADS={os.environ.get("OMP_NUM_THREADS", "not set")})'
+    )
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
-        print(f'cuda:{index}: {found.name}, {found.total_memory / 2**30:.0f} GiB, sm_{found.major}'
-              f'{found.minor}')
+        print(
+            f'cuda:{index}: {found.name}, {found.total_memory / 2**30:.0f} GiB, sm_{found.major}'
+            f'{found.minor}'
+        )
     if not torch.cuda.is_available():
         built = torch.version.cuda or torch.version.hip
-        print(f'cuda: none (torch is built for {built})' if built else
-              'cuda: none (torch is built for the CPU)')
+        print(
+            f'cuda: none (torch is built for {built})'
+            if built
+            else 'cuda: none (torch is built for the CPU)'
+        )
     if torch.backends.mps.is_available():
         print('mps: available')
     print()
@@ -73,10 +82,21 @@ def print_tasks() -> None:
 def print_data() -> None:
     """Which of the folders that configs read are there."""
     folder = Path(os.environ.get('AFT_MM_DATA', 'data'))
-    print(f'data: {folder.absolute()}' + ('' if folder.is_dir() else ', which does not exist; set '
-                                          'AFT_MM_DATA to the folder that holds the data sets'))
-    names = sorted({name for path in (home() / 'configs').rglob('*.py')
-                    for name in DATA.findall(path.read_text(encoding='utf-8'))})
+    print(
+        f'data: {folder.absolute()}'
+        + (
+            ''
+            if folder.is_dir()
+            else ', which does not exist; set AFT_MM_DATA to the folder that holds the data sets'
+        )
+    )
+    names = sorted(
+        {
+            name
+            for path in (home() / 'configs').rglob('*.py')
+            for name in DATA.findall(path.read_text(encoding='utf-8'))
+        }
+    )
     for word, there in (('there', True), ('not there', False)):
         found = [name for name in names if (folder / name).exists() == there]
         if found:

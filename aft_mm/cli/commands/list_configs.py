@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from aft_mm.cli.config_files import INDEX, configs_by_name, home
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 #: What each folder of configs needs beside aft_mm itself: modules, and how they are installed.
 NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -18,7 +18,9 @@ NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     'segmentation': (('mmcv._ext', 'mmseg'), 'make downstream'),
     'machine_translation': (('sentencepiece', 'sacrebleu'), "pip install 'aft_mm[text]'"),
     'speech_recognition': (
-        ('torchaudio', 'soundfile', 'kaldi_native_io', 'jiwer'), "pip install 'aft_mm[speech]'"),
+        ('torchaudio', 'soundfile', 'kaldi_native_io', 'jiwer'),
+        "pip install 'aft_mm[speech]'",
+    ),
 }
 
 
@@ -46,8 +48,11 @@ def measured() -> dict[str, dict[str, Any]]:
         models = yaml.safe_load((home() / metafile).read_text(encoding='utf-8'))['Models']
         for model in models:
             found[model['Name']] = {
-                name: value for result in model.get('Results') or ()
-                for name, value in (result.get('Metrics') or {}).items() if '(paper)' not in name}
+                name: value
+                for result in model.get('Results') or ()
+                for name, value in (result.get('Metrics') or {}).items()
+                if '(paper)' not in name
+            }
     return found
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from aft_mm.cli.config_files import find_config, home
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 NAME = 'aft-conv-quickstart_1xb64-50e_digits'
 PLOT = 'tools/analysis_tools/plot_position_bias.py'
@@ -35,15 +35,27 @@ def main(args: argparse.Namespace) -> None:
         folder = Path(args.work_dir)
         if folder.exists() and not folder.is_dir():
             raise UserError(f'--work-dir must be a folder, got the file {args.work_dir!r}')
-    print('AFT-conv learns the 1797 handwritten digits of scikit-learn: less than three minutes on '
-          'two idle CPU cores, and less than 10 MB in ' + args.work_dir, flush=True)
+    print(
+        'AFT-conv learns the 1797 handwritten digits of scikit-learn: less than three minutes on '
+        'two idle CPU cores, and less than 10 MB in ' + args.work_dir,
+        flush=True,
+    )
     changes = [f'{key}={value}' for key, value in args.cfg_options.items()]
     options = ['--cfg-options', *changes] if changes else []
     call('aft_mm', 'train', NAME, '--work-dir', folder, *options)
     checkpoint = (folder / 'last_checkpoint').read_text().strip()
     metrics, picture = folder / 'metrics.json', folder / 'position_bias.png'
-    call('aft_mm', 'test', NAME, checkpoint, '--work-dir', folder / 'test', '--out', metrics,
-         *options)
+    call(
+        'aft_mm',
+        'test',
+        NAME,
+        checkpoint,
+        '--work-dir',
+        folder / 'test',
+        '--out',
+        metrics,
+        *options,
+    )
     call(PLOT, NAME, checkpoint, '--out', picture)
     accuracy = json.loads(metrics.read_text())['accuracy/top1']
     logs = max(path for path in folder.glob('2*') if path.is_dir())

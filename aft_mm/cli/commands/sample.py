@@ -27,17 +27,19 @@ from aft_mm.cli.command_line import (
     numbered,
     sampling_options,
 )
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 from aft_mm.sampling.images import given_rows
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
 
 # Of each kind of model: the names that a file may end in, and the arguments that only it knows.
 SUFFIXES = dict(
-    ImageGenerator=('.png', ), PointCloudGenerator=('.ply', '.png'), TextGenerator=('.txt', ))
+    ImageGenerator=('.png',), PointCloudGenerator=('.ply', '.png'), TextGenerator=('.txt',)
+)
 # What those draw from that have a tool of their own.
 OTHER_TOOLS = dict(
     SuperResolver='an image that is given; use `aft_mm super-resolve`',
-    Translator='a text that is given; use `aft_mm translate`')
+    Translator='a text that is given; use `aft_mm translate`',
+)
 ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='TextGenerator')
 
 
@@ -53,12 +55,15 @@ def check_args(args: argparse.Namespace) -> Config:
     if task in OTHER_TOOLS:
         raise UserError(f'{args.config} draws from {OTHER_TOOLS[task]}')
     if Path(args.out).suffix not in SUFFIXES[task]:
-        raise UserError(f'--out needs a file name that ends in {" or ".join(SUFFIXES[task])} for '
-                        f'the model of {args.config}, got {args.out!r}')
+        raise UserError(
+            f'--out needs a file name that ends in {" or ".join(SUFFIXES[task])} for '
+            f'the model of {args.config}, got {args.out!r}'
+        )
     for name, owner in ARGUMENTS.items():
         if getattr(args, name) is not None and owner != task:
-            raise UserError(f'--{name.replace("_", "-")} has no meaning for the model of '
-                            f'{args.config}')
+            raise UserError(
+                f'--{name.replace("_", "-")} has no meaning for the model of {args.config}'
+            )
     if args.num is not None:
         check_int('--num', args.num, 1)
     if args.complete is not None:
@@ -72,8 +77,7 @@ def first_images(config: Config, num: int) -> np.ndarray:
     init_default_scope(config.get('default_scope', 'mmengine'))
     dataset = DATASETS.build(config.test_dataloader.dataset)
     num = min(num, len(dataset))
-    return np.stack(
-        [dataset[i]['inputs'].numpy().reshape(config.image_shape) for i in range(num)])
+    return np.stack([dataset[i]['inputs'].numpy().reshape(config.image_shape) for i in range(num)])
 
 
 def files_of(args: argparse.Namespace) -> list[str]:
@@ -115,8 +119,7 @@ def write_text(args: argparse.Namespace, config: Config) -> None:
     Path(args.out).write_text(f'\n{"-" * 80}\n'.join(texts), encoding='utf-8')
 
 
-DRAW = dict(
-    ImageGenerator=draw_images, PointCloudGenerator=draw_clouds, TextGenerator=write_text)
+DRAW = dict(ImageGenerator=draw_images, PointCloudGenerator=draw_clouds, TextGenerator=write_text)
 
 
 def main(args: argparse.Namespace) -> None:

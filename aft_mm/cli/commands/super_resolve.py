@@ -18,9 +18,9 @@ from aft_mm.cli.command_line import (
     numbered,
     sampling_options,
 )
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.datasets import read_rgb
 from aft_mm.datasets.image_files import GREY
+from aft_mm.errors import UserError, one_sentence
 from aft_mm.visualization import draw_super_resolution
 
 
@@ -32,8 +32,10 @@ def check_args(args: argparse.Namespace) -> Config:
     """
     config = load_sampled_config(args)
     if task_of(config) != 'SuperResolver':
-        raise UserError(f'{args.config} is no config of super-resolution, because it has no '
-                        'source_shape; use `aft_mm sample`')
+        raise UserError(
+            f'{args.config} is no config of super-resolution, because it has no '
+            'source_shape; use `aft_mm sample`'
+        )
     if Path(args.out).suffix != '.png':
         raise UserError(f'OUT needs a file name that ends in .png, got {args.out!r}')
     check_int('--num', args.num, 1)
@@ -45,21 +47,27 @@ def read_image(path: str, num_channels: int) -> np.ndarray:
     image, remarks = read_rgb(path)
     if num_channels == 1:
         image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
-        remarks = ([remark for remark in remarks if remark != GREY] if GREY in remarks else
-                   [*remarks, 'a colour image is read as grey'])
+        remarks = (
+            [remark for remark in remarks if remark != GREY]
+            if GREY in remarks
+            else [*remarks, 'a colour image is read as grey']
+        )
     for sentence in remarks:
         print(f'{path}: {sentence}')
     return image
 
 
-def enlarge(args: argparse.Namespace, resolver: SuperResolver, image: np.ndarray
-            ) -> tuple[np.ndarray, np.ndarray]:
+def enlarge(
+    args: argparse.Namespace, resolver: SuperResolver, image: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """What the model read, uint8 ``[h, w, C]``, and the samples, ``[num, H, W, C]``."""
     options = sampling_options(args)
     if args.tile is not None:
         rows, columns = map(len, resolver.tile_starts(image, args.tile))
-        print(f'{rows * columns} tiles ({rows} x {columns}) to draw, {args.num} times each',
-              flush=True)
+        print(
+            f'{rows * columns} tiles ({rows} x {columns}) to draw, {args.num} times each',
+            flush=True,
+        )
         return image, resolver.tile(image, args.num, args.tile, **options)
     if args.fit is not False:  # None: without CROP
         image = resolver.fit(image, args.fit)

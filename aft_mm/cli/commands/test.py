@@ -18,9 +18,9 @@ from aft_mm.cli.command_line import (
     load_config,
 )
 from aft_mm.cli.config_checks import check_classes
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.runs import whole_run
 from aft_mm.engine import CheckpointFitHook, build_runner
+from aft_mm.errors import UserError, one_sentence
 from aft_mm.ops import verify
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
@@ -39,8 +39,10 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
         cfg.test_cfg.fp16 = True
     if args.tta:
         if not (cfg.get('tta_model') and cfg.get('tta_pipeline')):
-            raise UserError(f'--tta needs tta_model and tta_pipeline in {args.config}, because not '
-                            'every task allows the same augmentation')
+            raise UserError(
+                f'--tta needs tta_model and tta_pipeline in {args.config}, because not '
+                'every task allows the same augmentation'
+            )
         cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
         # A checkpoint's state_dict already holds the averaged weights, and mmpretrain's EMAHook

@@ -21,9 +21,9 @@ from aft_mm.cli.command_line import (
     protect,
 )
 from aft_mm.cli.config_checks import check_classes, check_same_classes, check_steps
-from aft_mm.cli.errors import UserError, one_sentence
 from aft_mm.cli.runs import Run, whole_run
 from aft_mm.engine import CheckpointFitHook, ResumeCheckHook, ValidateFirstHook, build_runner
+from aft_mm.errors import UserError, one_sentence
 from aft_mm.ops import verify
 from aft_mm.ops.dispatch import BackendError, requested_backends
 

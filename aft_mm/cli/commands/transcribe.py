@@ -14,7 +14,7 @@ from aft_mm.checks import check_int
 from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.arguments import PICTURES, check_output
 from aft_mm.cli.command_line import CONFIG_ERRORS, DATA_ERRORS, check_checkpoint, configured
-from aft_mm.cli.errors import UserError, one_sentence
+from aft_mm.errors import UserError, one_sentence
 from aft_mm.visualization import draw_alignment
 
 
@@ -27,15 +27,18 @@ def check_args(args: argparse.Namespace) -> Config:
     config = configured(args)
     check_checkpoint(args.checkpoint)
     if task_of(config) != 'SpeechRecognizer':
-        raise UserError(f'{args.config} is no config of speech recognition, because it has no '
-                        'units')
+        raise UserError(
+            f'{args.config} is no config of speech recognition, because it has no units'
+        )
     check_int('--num-best', args.num_best, 1)
     check_int('--batch-size', args.batch_size, 1)
     beam_size = config.model.get('beam_size', 1) if args.beam_size is None else args.beam_size
     check_int('--beam-size', beam_size, 1)
     if args.num_best > beam_size:
-        raise UserError(f'--num-best must be at most the beam size {beam_size}, got '
-                        f'{args.num_best}; give a larger --beam-size')
+        raise UserError(
+            f'--num-best must be at most the beam size {beam_size}, got '
+            f'{args.num_best}; give a larger --beam-size'
+        )
     if args.transcript is not None and not args.picture:
         raise UserError('--transcript needs --picture, whose title it is')
     if args.picture:
@@ -43,11 +46,12 @@ def check_args(args: argparse.Namespace) -> Config:
     return config
 
 
-def recognise(args: argparse.Namespace, recognizer: SpeechRecognizer, files: Sequence[str]
-              ) -> Iterator[tuple[str, Recognition | None]]:
+def recognise(
+    args: argparse.Namespace, recognizer: SpeechRecognizer, files: Sequence[str]
+) -> Iterator[tuple[str, Recognition | None]]:
     """Every file in its order with what was recognised, None where it cannot be used."""
     for start in range(0, len(files), args.batch_size):
-        part = files[start:start + args.batch_size]
+        part = files[start : start + args.batch_size]
         samples: dict[int, dict] = {}
         for index, path in enumerate(part):
             try:
@@ -56,8 +60,13 @@ def recognise(args: argparse.Namespace, recognizer: SpeechRecognizer, files: Seq
                     print(f'{path}: {sentence}', file=sys.stderr)
             except UserError as error:
                 print(f'{path}: {error}', file=sys.stderr)
-        found = dict(zip(samples, recognizer.stream(
-            list(samples.values()), args.beam_size, args.batch_size), strict=True))
+        found = dict(
+            zip(
+                samples,
+                recognizer.stream(list(samples.values()), args.beam_size, args.batch_size),
+                strict=True,
+            )
+        )
         for index, path in enumerate(part):
             yield path, found.get(index)
 
@@ -85,13 +94,18 @@ def main(args: argparse.Namespace) -> None:
         lost, picture = 0, args.picture
         bar = dict(console=Console(stderr=True), disable=len(files) <= args.batch_size)
         for path, found in track(
-                recognise(args, recognizer, files), 'Transcribing', len(files), **bar):
+            recognise(args, recognizer, files), 'Transcribing', len(files), **bar
+        ):
             for line in lines(path, found, args.num_best):
                 print(line, flush=True)
             lost += found is None
             if picture and found is not None:
-                figure = draw_alignment(found.log_probs, recognizer.units.names,
-                                        recognizer.seconds_per_frame, args.transcript)
+                figure = draw_alignment(
+                    found.log_probs,
+                    recognizer.units.names,
+                    recognizer.seconds_per_frame,
+                    args.transcript,
+                )
                 figure.savefig(picture, dpi=110)
                 picture = None
     if lost:

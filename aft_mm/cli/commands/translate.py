@@ -21,8 +21,8 @@ from aft_mm.cli.command_line import (
     load_sampled_config,
     sampling_options,
 )
-from aft_mm.cli.errors import UserError, one_sentence
-from aft_mm.structures import split_lines
+from aft_mm.errors import UserError, one_sentence
+from aft_mm.tokenizers import split_lines
 
 BATCHES = 16  # of lines that are sorted by length together
 
@@ -51,8 +51,10 @@ def read_chunks(file: BinaryIO, size: int) -> Iterator[list[str]]:
     while rows := list(islice(file, size)):
         lines, invalid = split_lines(b''.join(rows))
         for number in invalid:
-            print(f'line {first + number} is not valid UTF-8; what is no text became U+FFFD',
-                  file=sys.stderr)
+            print(
+                f'line {first + number} is not valid UTF-8; what is no text became U+FFFD',
+                file=sys.stderr,
+            )
         yield lines
         first += len(rows)
 
@@ -71,8 +73,9 @@ def translate(args: argparse.Namespace, translator: Translator, out: BinaryIO) -
             progress.update(bar, completed=done)
 
 
-def written(args: argparse.Namespace, translator: Translator, lines: list[str],
-            first: int) -> Iterator[str]:
+def written(
+    args: argparse.Namespace, translator: Translator, lines: list[str], first: int
+) -> Iterator[str]:
     """The lines of the output for some of the input."""
     beam = dict(beam_size=args.beam_size, length_penalty=args.length_penalty)
     if args.sample:

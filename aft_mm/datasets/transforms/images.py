@@ -68,7 +68,8 @@ class SuperResolutionPair(BaseTransform):
         if edge < (self.crop_size or self.size):
             raise UnusableFile(
                 f'image {results.get("img_path")!r} of {image.shape[0]} x {image.shape[1]} px is '
-                f'smaller than the crop of {self.crop_size or self.size} px.')
+                f'smaller than the crop of {self.crop_size or self.size} px.'
+            )
         image = shrink(central_square(image, self.crop_size or edge), self.size)
         results['img'] = image
         results['source'] = shrink(image, self.size // self.scale_factor)
@@ -80,7 +81,7 @@ def central_square(image: np.ndarray, edge: int) -> np.ndarray:
     and on the right.
     """
     top, left = ((length - edge) // 2 for length in image.shape[:2])
-    return image[top:top + edge, left:left + edge]
+    return image[top : top + edge, left : left + edge]
 
 
 def shrink(image: np.ndarray, size: int) -> np.ndarray:

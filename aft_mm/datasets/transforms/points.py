@@ -6,13 +6,8 @@ from mmcv.transforms import BaseTransform
 
 from aft_mm.checks import check_int
 from aft_mm.registry import TRANSFORMS
-from aft_mm.structures import (
-    SequenceSample,
-    bounding_cube,
-    check_num_bits,
-    check_order,
-    encode_points,
-)
+from aft_mm.structures import SequenceSample
+from aft_mm.tokenizers import bounding_cube, check_num_bits, check_order, encode_points
 
 from ..point_files import read_points
 
@@ -75,14 +70,18 @@ class PackPointCloud(BaseTransform):
         points = results['points']
         short = len(points) < self.num_points
         # Both have the method choice; numpy's global one is seeded in every worker.
-        source = np.random if self.seed is None else np.random.default_rng(
-            (self.seed, results['sample_idx']))
+        source = (
+            np.random
+            if self.seed is None
+            else np.random.default_rng((self.seed, results['sample_idx']))
+        )
         drawn = points[source.choice(len(points), self.num_points, replace=short)]
         box = bounding_cube(points)
         tokens = torch.from_numpy(encode_points(drawn, self.num_bits, box, self.order))
         metainfo = dict(length=len(tokens), num_context=0, box=box)
         if short:
-            sentence = (f'a cloud of fewer than {self.num_points} points is drawn from with '
-                        'replacement')
+            sentence = (
+                f'a cloud of fewer than {self.num_points} points is drawn from with replacement'
+            )
             metainfo['remarks'] = {sentence: results.get('points_path')}
         return dict(inputs=tokens, data_samples=SequenceSample(metainfo=metainfo))

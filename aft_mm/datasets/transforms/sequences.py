@@ -67,9 +67,11 @@ class PackSequence(BaseTransform):
         if image.shape != self.image_shape or image.dtype != np.uint8:
             # mmengine's data sets number their samples.
             name = repr(results['img_path']) if 'img_path' in results else results.get('sample_idx')
-            raise ValueError(f'image{"" if name is None else f" {name}"} must be uint8 of '
-                             f'image_shape {self.image_shape}, got {image.dtype} of shape '
-                             f'{image.shape}.')
+            raise ValueError(
+                f'image{"" if name is None else f" {name}"} must be uint8 of '
+                f'image_shape {self.image_shape}, got {image.dtype} of shape '
+                f'{image.shape}.'
+            )
         tokens = self._flatten(image)
         sample = SequenceSample(metainfo=dict(length=len(tokens), num_context=0))
         if 'source' in results:
@@ -80,6 +82,6 @@ class PackSequence(BaseTransform):
 
     def _flatten(self, image: np.ndarray) -> torch.Tensor:
         """Tokens [T] or [T, C] of an image [H, W, C]."""
-        shape = (-1, ) if self.tokens == 'subpixels' else (-1, image.shape[-1])
+        shape = (-1,) if self.tokens == 'subpixels' else (-1, image.shape[-1])
         # A flipped image runs backwards through memory, which torch cannot wrap.
         return torch.from_numpy(np.ascontiguousarray(image.reshape(shape)))

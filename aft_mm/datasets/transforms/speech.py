@@ -87,16 +87,23 @@ class LoadUtterance(BaseTransform):
                 np.savez(part, features=features, remarks=np.array(remarks, dtype=str))
                 part.replace(kept)
             except OSError as error:
-                raise ValueError(f'cache_dir {str(self.cache_dir)!r} cannot be written '
-                                 f'({error.strerror}); name another one, or None') from error
+                raise ValueError(
+                    f'cache_dir {str(self.cache_dir)!r} cannot be written '
+                    f'({error.strerror}); name another one, or None'
+                ) from error
         return features, remarks
 
     def _kept(self, path: str) -> Path | None:
         if self.cache_dir is None or not os.path.isfile(path):
             return None
         stat = os.stat(path)
-        key = [os.path.abspath(path), stat.st_size, stat.st_mtime_ns, self.sample_rate,
-               self.num_mel_bins]
+        key = [
+            os.path.abspath(path),
+            stat.st_size,
+            stat.st_mtime_ns,
+            self.sample_rate,
+            self.num_mel_bins,
+        ]
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
         return Path(self.cache_dir, name[:2], f'{name}.npz')
 
@@ -167,11 +174,16 @@ class SpecAugment(BaseTransform):
     """
 
     def __init__(
-        self, num_bands: int = 2, band: int = 8, num_spans: int = 2, span: int = 40,
+        self,
+        num_bands: int = 2,
+        band: int = 8,
+        num_spans: int = 2,
+        span: int = 40,
         most: float = 0.2,
     ) -> None:
         for name, value in dict(
-                num_bands=num_bands, band=band, num_spans=num_spans, span=span).items():
+            num_bands=num_bands, band=band, num_spans=num_spans, span=span
+        ).items():
             check_int(f'{name} of SpecAugment', value, 0)
         check_probability('most of SpecAugment', most)
         # torchaudio's axes of [1, F, T]
@@ -180,6 +192,7 @@ class SpecAugment(BaseTransform):
     def transform(self, results: dict) -> dict:
         """Mask ``results['features']``."""
         from torchaudio.functional import mask_along_axis
+
         image = torch.from_numpy(results['features'].T.copy())[None]
         for axis, width, share in self.masks:
             image = mask_along_axis(image, width, 0.0, axis, share)
@@ -214,7 +227,8 @@ class PackUtterance(BaseTransform):
     def transform(self, results: dict) -> dict:
         """Pack ``features``, and of the rest what there is."""
         features = torch.from_numpy(np.ascontiguousarray(results['features'], dtype=np.float32))
-        known = {name: results[name] for name in ('name', 'text', 'units', 'remarks')
-                 if name in results}
+        known = {
+            name: results[name] for name in ('name', 'text', 'units', 'remarks') if name in results
+        }
         sample = UtteranceSample(metainfo=dict(length=len(features), **known))
         return dict(inputs=features, data_samples=sample)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from aft_mm.checks import check_int
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
 # By the first bytes of a file, whatever its name says: JPEG's last marker, PNG's last chunk.
@@ -63,7 +63,8 @@ class CheckImagesHook(Hook):
         if not paths:  # images of one file, such as CIFAR's
             return
         runner.logger.info(
-            f'CheckImagesHook: this rank checks {len(paths)} image files of the {name} set')
+            f'CheckImagesHook: this rank checks {len(paths)} image files of the {name} set'
+        )
         with ThreadPoolExecutor(self.num_threads) as pool:
             for _ in pool.map(partial(check_image, name=name), paths):
                 pass
@@ -91,5 +92,6 @@ def check_image(path: str, name: str = 'training') -> None:
     except _DAMAGE as error:
         raise UserError(f'{what} is truncated, no image or of too many pixels: {error}') from error
     if mode == 'F':
-        raise UserError(f'{what} has real values of an unknown range; save it with 8 or 16 bits a '
-                        'value')
+        raise UserError(
+            f'{what} has real values of an unknown range; save it with 8 or 16 bits a value'
+        )

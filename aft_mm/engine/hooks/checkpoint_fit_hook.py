@@ -10,7 +10,7 @@ from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
 from .stop_hook import INSIDE_EPOCH, StopHook
@@ -45,18 +45,24 @@ class CheckpointFitHook(Hook):
             UserError: the checkpoint does not fit.
         """
         inside_epoch = checkpoint.get('meta', {}).get(INSIDE_EPOCH, {}).get('num_done')
-        if self.resume and inside_epoch and not any(
-                isinstance(hook, StopHook) for hook in runner.hooks):
-            raise UserError('a run that was stopped inside an epoch goes on there with '
-                            "dict(type='aft_mm.TimeBudgetHook', ...) among its hooks only")
+        if (
+            self.resume
+            and inside_epoch
+            and not any(isinstance(hook, StopHook) for hook in runner.hooks)
+        ):
+            raise UserError(
+                'a run that was stopped inside an epoch goes on there with '
+                "dict(type='aft_mm.TimeBudgetHook', ...) among its hooks only"
+            )
         if self.strict:
             check_subwords(runner, checkpoint.get('meta', {}), self.resume)
-        resized = load_fitting(
-            task_model(runner), checkpoint, runner.experiment_name, self.strict)
+        resized = load_fitting(task_model(runner), checkpoint, runner.experiment_name, self.strict)
         if resized and self.resume:
-            raise UserError(f'a run cannot be resumed with {resized[0]} of another size, to which '
-                            'the state of the optimizer does not fit; start a new one with '
-                            'load_from=CHECKPOINT and without --resume')
+            raise UserError(
+                f'a run cannot be resumed with {resized[0]} of another size, to which '
+                'the state of the optimizer does not fit; start a new one with '
+                'load_from=CHECKPOINT and without --resume'
+            )
 
 
 def check_subwords(runner: Runner, meta: dict, resume: bool) -> None:
@@ -71,8 +77,10 @@ def check_subwords(runner: Runner, meta: dict, resume: bool) -> None:
     loop = runner.train_loop if resume else runner.test_loop
     own = (getattr(loop.dataloader.dataset, 'metainfo', None) or {}).get('subwords')
     if own != saved:
-        raise UserError(f'the checkpoint was trained with subwords of fingerprint {saved}, but '
-                        f'those of the data have {own}; use the file of before')
+        raise UserError(
+            f'the checkpoint was trained with subwords of fingerprint {saved}, but '
+            f'those of the data have {own}; use the file of before'
+        )
 
 
 def without_prefix(weights: Mapping) -> OrderedDict:
@@ -85,7 +93,8 @@ def without_prefix(weights: Mapping) -> OrderedDict:
     if versions is not None:
         state._metadata = OrderedDict(  # type: ignore[attr-defined]
             ('' if key == 'module' else key.removeprefix('module.'), value)
-            for key, value in versions.items())
+            for key, value in versions.items()
+        )
     return state
 
 
@@ -107,8 +116,10 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     """
     weights = checkpoint.get('state_dict', checkpoint)
     if not isinstance(weights, Mapping) or not all(isinstance(key, str) for key in weights):
-        raise UserError(f'state_dict of the checkpoint must hold tensors by their names, but is a '
-                        f'{type(weights).__name__} of something else')
+        raise UserError(
+            f'state_dict of the checkpoint must hold tensors by their names, but is a '
+            f'{type(weights).__name__} of something else'
+        )
     weights = without_prefix(weights)
     missing, unexpected, reshaped, uncopied = _copy(model, weights)
     if strict and (missing or unexpected or reshaped or uncopied):
@@ -117,14 +128,20 @@ def load_fitting(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
             f'the checkpoint (from {source}) does not fit the model of this config '
             f'({name}): {len(missing)} tensors are missing, '
             f'{len(unexpected)} unexpected and {len(reshaped)} of another shape'
-            + (f'; {uncopied} cannot be copied' if uncopied else ''))
+            + (f'; {uncopied} cannot be copied' if uncopied else '')
+        )
     own = model.state_dict()
     if reshaped:
         _warn_of_new_beginnings(weights, own, reshaped)
     _warn_of_non_finite(weights)
     # mmengine's own loading follows, with a word on each tensor that does not fit.
-    resized = [] if reshaped or uncopied else sorted(
-        key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape)
+    resized = (
+        []
+        if reshaped or uncopied
+        else sorted(
+            key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape
+        )
+    )
     if resized:
         _warn_of_interpolation(weights, own, resized)
     return resized
@@ -147,19 +164,27 @@ def _copy(model: nn.Module, weights: Mapping) -> tuple:
         reshaped = re.findall(r'size mismatch for (\S+):', str(error))
         uncopied = str(error).count('\n\t') - len(reshaped)
     # Torch would leave out the imaginary part.
-    uncopied += sum(weights[key].is_complex() != own[key].is_complex()
-                    for key in own.keys() & weights.keys() if isinstance(weights[key], Tensor))
+    uncopied += sum(
+        weights[key].is_complex() != own[key].is_complex()
+        for key in own.keys() & weights.keys()
+        if isinstance(weights[key], Tensor)
+    )
     return missing, unexpected, reshaped, uncopied
 
 
 def _warn_of_new_beginnings(weights: Mapping, own: Mapping, reshaped: list[str]) -> None:
     """Name what keeps the weights of this model."""
-    shapes = ', '.join(f'{key} {list(weights[key].shape)} -> {list(own[key].shape)}'
-                       for key in reshaped[:2])
+    shapes = ', '.join(
+        f'{key} {list(weights[key].shape)} -> {list(own[key].shape)}' for key in reshaped[:2]
+    )
     more = f' and {len(reshaped) - 2} more' if len(reshaped) > 2 else ''
     print_log(
         'of another shape in the checkpoint, so that the weights of this model begin anew: '
-        + shapes + more, logger='current', level=logging.WARNING)
+        + shapes
+        + more,
+        logger='current',
+        level=logging.WARNING,
+    )
 
 
 def _warn_of_interpolation(weights: Mapping, own: Mapping, resized: list[str]) -> None:
@@ -168,15 +193,25 @@ def _warn_of_interpolation(weights: Mapping, own: Mapping, resized: list[str]) -
     print_log(
         f'the checkpoint is interpolated to the sizes of this model: {first} from '
         f'{list(weights[first].shape)} to {list(own[first].shape)}, {len(resized)} in all',
-        logger='current', level=logging.WARNING)
+        logger='current',
+        level=logging.WARNING,
+    )
 
 
 def _warn_of_non_finite(weights: Mapping) -> None:
     """Say how many tensors hold NaN or inf, which every prediction of the model then is."""
-    bad = [key for key, value in weights.items()
-           if isinstance(value, Tensor) and value.is_floating_point()
-           and value.dtype.itemsize > 1 and not value.isfinite().all()]
+    bad = [
+        key
+        for key, value in weights.items()
+        if isinstance(value, Tensor)
+        and value.is_floating_point()
+        and value.dtype.itemsize > 1
+        and not value.isfinite().all()
+    ]
     if bad:
         print_log(
             f'{len(bad)} of the {len(weights)} tensors of the checkpoint hold NaN or inf, the '
-            f'first is {bad[0]}', logger='current', level=logging.WARNING)
+            f'first is {bad[0]}',
+            logger='current',
+            level=logging.WARNING,
+        )

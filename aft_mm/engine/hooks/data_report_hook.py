@@ -39,8 +39,14 @@ class DataReportHook(Hook):
         self.said: set[str] = set()  # remarks of the run
 
     # mmengine's hook calls this and the next method for training, validation and test.
-    def _after_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
-                    outputs: Any = None, mode: str = 'train') -> None:
+    def _after_iter(
+        self,
+        runner: Runner,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: Any = None,
+        mode: str = 'train',
+    ) -> None:
         """Take down the notes on a batch."""
         notes = self.notes.setdefault(mode, Notes())
         for sample in data_batch['data_samples']:
@@ -53,11 +59,14 @@ class DataReportHook(Hook):
             notes.add(of_rank)
         if notes.skipped:
             # A sentence ends in front of its count.
-            lines = [f'\n  {sentence.removesuffix(".")} ({count} x)'
-                     for sentence, count in sorted(notes.skipped.items())]
+            lines = [
+                f'\n  {sentence.removesuffix(".")} ({count} x)'
+                for sentence, count in sorted(notes.skipped.items())
+            ]
             runner.logger.warning(
                 f'{_title(runner, mode)}: {len(notes.skipped)} file(s) cannot be used, drawn '
-                f'{notes.skipped.total()} x, others took their place:{"".join(lines)}')
+                f'{notes.skipped.total()} x, others took their place:{"".join(lines)}'
+            )
         for sentence in sorted(notes.remarks.keys() - self.said):
             runner.logger.warning(f'{sentence}, the first one is {notes.remarks[sentence]!r}')
         self.said |= notes.remarks.keys()

@@ -22,8 +22,10 @@ class EpochSeedHook(Hook):
     def before_train_epoch(self, runner: Runner) -> None:
         """Seed this process and the workers that it is about to start."""
         seed, worker_seed = np.random.SeedSequence(
-            [runner.seed, runner.iter, runner.rank]).generate_state(2)
+            [runner.seed, runner.iter, runner.rank]
+        ).generate_state(2)
         set_random_seed(int(seed))
         loader = runner.train_dataloader
         loader.worker_init_fn = partial(
-            worker_init_fn, num_workers=loader.num_workers, rank=0, seed=int(worker_seed) >> 1)
+            worker_init_fn, num_workers=loader.num_workers, rank=0, seed=int(worker_seed) >> 1
+        )

@@ -10,7 +10,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
 from .task_model import task_model
@@ -41,17 +41,20 @@ class FiniteLossHook(Hook):
 
         def keep_gradient(name: str, parameter: nn.Parameter) -> None:
             self.gradients[name] = torch.linalg.vector_norm(
-                parameter.grad, math.inf, dtype=torch.float32)
+                parameter.grad, math.inf, dtype=torch.float32
+            )
 
         model.register_forward_hook(keep_loss, with_kwargs=True)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(partial(keep_gradient, name))
         runner.optim_wrapper.optimizer.register_step_pre_hook(
-            lambda *_: self._check(runner, self.gradients))
+            lambda *_: self._check(runner, self.gradients)
+        )
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
-                         outputs: dict | None = None) -> None:
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
         """Look at the loss of an iteration without a step, one that accumulates or is left out."""
         if self.loss is not None:
             self._check(runner, {})
@@ -71,7 +74,8 @@ class FiniteLossHook(Hook):
             f'the loss of iteration {runner.iter + 1} is {self.loss.item():.6g} at a learning rate '
             f'of {lr:.6g}; its largest gradient is {largest(self.gradients)}, that of the step '
             f'before was {self.largest_before}; the weights were left as they were before it and '
-            f'the last checkpoint is {runner.message_hub.get_info("last_ckpt", "none yet")}')
+            f'the last checkpoint is {runner.message_hub.get_info("last_ckpt", "none yet")}'
+        )
 
 
 def largest(gradients: dict[str, Tensor]) -> str:

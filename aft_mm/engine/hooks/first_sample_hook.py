@@ -5,7 +5,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
 from .task_model import task_model
@@ -55,6 +55,7 @@ class FirstSampleHook(Hook):
                 model(**batch, mode='predict')
         except ValueError as error:
             raise UserError(
-                f'the first sample of the {name} set cannot be used: {error}') from error
+                f'the first sample of the {name} set cannot be used: {error}'
+            ) from error
         finally:
             model.train(mode)

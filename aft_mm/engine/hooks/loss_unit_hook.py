@@ -29,14 +29,18 @@ class LossUnitHook(Hook):
         """Find the unit and say it once."""
         metrics = runner.val_loop.evaluator.metrics if runner.val_loop is not None else []
         per = next((metric.per for metric in metrics if type(metric).__name__ == 'Likelihood'), '')
-        if per and not getattr(task_model(runner).head, 'label_smoothing', 0.):
+        if per and not getattr(task_model(runner).head, 'label_smoothing', 0.0):
             self.per = per
-            runner.logger.info(f'loss is in nats per {per}, and loss_bits_per_{per} the same in '
-                               f'bits, as bits_per_{per} of the validation')
+            runner.logger.info(
+                f'loss is in nats per {per}, and loss_bits_per_{per} the same in '
+                f'bits, as bits_per_{per} of the validation'
+            )
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
-                         outputs: dict | None = None) -> None:
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
         """Add the scalar, which is averaged as the loss is."""
         if self.per and outputs is not None:
             runner.message_hub.update_scalar(
-                f'train/loss_bits_per_{self.per}', outputs['loss'].item() / math.log(2))
+                f'train/loss_bits_per_{self.per}', outputs['loss'].item() / math.log(2)
+            )

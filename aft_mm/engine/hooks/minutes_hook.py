@@ -34,9 +34,9 @@ class MinutesHook(StopHook):
         check_number('minutes of MinutesHook', minutes, above=0)
         check_int('interval of MinutesHook', interval, 1)
         super().__init__()
-        self.seconds = 60. * minutes
+        self.seconds = 60.0 * minutes
         self.interval = interval
-        self.last = 0.
+        self.last = 0.0
         self.written: Path | None = None
 
     def before_train(self, runner: Runner) -> None:
@@ -52,8 +52,9 @@ class MinutesHook(StopHook):
         broadcast(up)
         return bool(up)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
-                         outputs: dict | None = None) -> None:
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
         """Save if it is time, after an iteration that steps."""
         # Asked always, as every process must: is_up differs between them once the first has saved.
         self.is_up = self.is_time(runner) or self.is_up

@@ -6,7 +6,7 @@ import numpy as np
 from mmengine.runner import Runner
 
 from aft_mm.checks import check_int, check_number
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 from aft_mm.sampling.points import check_points, check_up, sample_points
 from aft_mm.visualization import draw_point_clouds
@@ -64,10 +64,10 @@ class PointCloudHook(PictureHook):
         if length != model.decoder.max_length:
             raise UserError(
                 f'the first training sample has {length} tokens, 3 for each of the num_points of '
-                f'its pipeline, but the grid of the decoder holds {model.decoder.max_length}')
+                f'its pipeline, but the grid of the decoder holds {model.decoder.max_length}'
+            )
 
     def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
         """The one picture."""
-        clouds = sample_points(
-            task_model(runner), self.num_samples, self.num_bits, **self.options)
+        clouds = sample_points(task_model(runner), self.num_samples, self.num_bits, **self.options)
         yield 'point_clouds', draw_point_clouds(clouds, self.up, columns=min(4, len(clouds)))

@@ -5,7 +5,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from aft_mm.checks import check_number
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
 from .task_model import task_model
@@ -35,14 +35,17 @@ class RegularizationHook(Hook):
         model = task_model(runner)
         layers = [layer for layer in model.modules() if hasattr(layer, 'regularization_loss')]
         if not layers:
-            raise UserError(f'RegularizationHook(weight={self.weight}) needs a layer with a '
-                            "regularization_loss, such as AFTConv(sparsity='entropy'), but the "
-                            'model has none')
+            raise UserError(
+                f'RegularizationHook(weight={self.weight}) needs a layer with a '
+                "regularization_loss, such as AFTConv(sparsity='entropy'), but the "
+                'model has none'
+            )
 
         def add_penalty(module: nn.Module, args: tuple, kwargs: dict, output: dict) -> None:
             if kwargs.get('mode') == 'loss':
                 output['loss_regularization'] = self.weight * sum(
-                    layer.regularization_loss() for layer in layers)
+                    layer.regularization_loss() for layer in layers
+                )
 
         # Inside the forward of the model, so that DistributedDataParallel sees the gradients.
         model.register_forward_hook(add_penalty, with_kwargs=True)

@@ -10,7 +10,7 @@ from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor
 
 from aft_mm.checkpoint import HUB_KEYS
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
 from .safe_checkpoint_hook import RUN, description
@@ -18,8 +18,16 @@ from .stop_hook import INSIDE_EPOCH
 from .time_budget_hook import META as TIME_BUDGET
 
 # Settings of torch's optimizers that came with later versions of torch or with a schedule.
-_NEW_SETTINGS = {'initial_lr', 'maximize', 'foreach', 'capturable', 'differentiable', 'fused',
-                 'decoupled_weight_decay', 'param_names'}
+_NEW_SETTINGS = {
+    'initial_lr',
+    'maximize',
+    'foreach',
+    'capturable',
+    'differentiable',
+    'fused',
+    'decoupled_weight_decay',
+    'param_names',
+}
 
 
 @HOOKS.register_module()
@@ -46,8 +54,10 @@ class ResumeCheckHook(Hook):
         except UserError:
             raise
         except Exception as error:  # of values of other kinds than any run has written
-            raise UserError('the training state of the checkpoint is not as mmengine writes it '
-                            f'({type(error).__name__}: {error})') from error
+            raise UserError(
+                'the training state of the checkpoint is not as mmengine writes it '
+                f'({type(error).__name__}: {error})'
+            ) from error
 
     def _check(self, runner: Runner, checkpoint: dict) -> None:
         missing = {'meta', 'message_hub', 'optimizer'} - checkpoint.keys()
@@ -56,7 +66,8 @@ class ResumeCheckHook(Hook):
             raise UserError(
                 f'a run cannot be resumed from a checkpoint without {", ".join(sorted(missing))}, '
                 'such as that of the best weights or a published one; start a new one with '
-                'load_from=CHECKPOINT and without --resume')
+                'load_from=CHECKPOINT and without --resume'
+            )
         meta = checkpoint['meta']
         check_numbers(meta)
         saved = meta.get(RUN, {})
@@ -71,7 +82,8 @@ class ResumeCheckHook(Hook):
             raise UserError(
                 'the checkpoint holds averaged weights, and a run without EMAHook would go on from '
                 'these; resume with the EMAHook of before among custom_hooks, or start a new run '
-                'with load_from=CHECKPOINT')
+                'with load_from=CHECKPOINT'
+            )
         if averages and 'ema_state_dict' not in checkpoint:
             warn('the checkpoint holds no averaged weights: the average of EMAHook begins here')
 
@@ -87,17 +99,24 @@ class ResumeCheckHook(Hook):
                     f'the checkpoint is of iteration {iteration} in {epoch} epochs, but an epoch '
                     f'of this run has {length} iterations with {now["num_processes"]} processes; '
                     'resume with the batch size, the data and the number of processes of before '
-                    f'({before} processes), from a checkpoint at the end of an epoch')
+                    f'({before} processes), from a checkpoint at the end of an epoch'
+                )
         if before != now['num_processes']:
-            warn(f'the checkpoint was written by {before} processes and goes on with '
-                 f'{now["num_processes"]}: samples are dealt out otherwise, so that the weights '
-                 'will not be those of a run that was never stopped')
+            warn(
+                f'the checkpoint was written by {before} processes and goes on with '
+                f'{now["num_processes"]}: samples are dealt out otherwise, so that the weights '
+                'will not be those of a run that was never stopped'
+            )
         unit, done, end = (
-            ('epoch', epoch, runner.max_epochs) if isinstance(loop, EpochBasedTrainLoop) else
-            ('iteration', iteration, runner.max_iters))
+            ('epoch', epoch, runner.max_epochs)
+            if isinstance(loop, EpochBasedTrainLoop)
+            else ('iteration', iteration, runner.max_iters)
+        )
         if done >= end:
-            warn(f'the run is finished ({unit} {done} of {end}): nothing is left to train; a '
-                 f'longer one needs a larger train_cfg.max_{unit.removesuffix("ation")}s')
+            warn(
+                f'the run is finished ({unit} {done} of {end}): nothing is left to train; a '
+                f'longer one needs a larger train_cfg.max_{unit.removesuffix("ation")}s'
+            )
 
 
 def check_numbers(meta: dict) -> None:
@@ -107,13 +126,21 @@ def check_numbers(meta: dict) -> None:
         UserError: ``epoch``, ``iter``, the seed or what hooks keep there cannot be used.
     """
     inside = meta.get(INSIDE_EPOCH, {'num_done': 0})
-    seconds = meta.get(TIME_BUDGET, {}).get('seconds', 0.)
-    counts = [meta.get('epoch'), meta.get('iter'), meta.get('seed') or 0, inside.get('num_done'),
-              inside.get('sampler_seed') or 0]
+    seconds = meta.get(TIME_BUDGET, {}).get('seconds', 0.0)
+    counts = [
+        meta.get('epoch'),
+        meta.get('iter'),
+        meta.get('seed') or 0,
+        inside.get('num_done'),
+        inside.get('sampler_seed') or 0,
+    ]
     if not all(type(count) is int and 0 <= count < 2**63 for count in counts) or not (
-            isinstance(seconds, int | float) and 0 <= seconds < math.inf):
-        raise UserError('meta of the checkpoint must count epochs, iterations and seconds, got '
-                        f'{ {key: meta.get(key) for key in ("epoch", "iter", "seed")}!r:.200}')
+        isinstance(seconds, int | float) and 0 <= seconds < math.inf
+    ):
+        raise UserError(
+            'meta of the checkpoint must count epochs, iterations and seconds, got '
+            f'{ {key: meta.get(key) for key in ("epoch", "iter", "seed")}!r:.200}'
+        )
 
 
 def check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
@@ -132,13 +159,15 @@ def check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
         raise UserError(
             f'the checkpoint holds the state of {name or "another optimizer"}, but the run has '
             f'{own_name}; resume with the optimizer of before, or start a new run with '
-            'load_from=CHECKPOINT and without --resume')
+            'load_from=CHECKPOINT and without --resume'
+        )
     sizes = [[len(group['params']) for group in part] for part in (groups, own)]
     if sizes[0] != sizes[1]:
         raise UserError(
             f'the optimizer of the checkpoint has groups of {sizes[0]} parameters, but that of the '
             f'run has groups of {sizes[1]}; resume with the paramwise_cfg and the frozen '
-            'parameters of before')
+            'parameters of before'
+        )
     for saved, group in zip(groups, own, strict=True):
         check_kinds('the optimizer', saved, group)
     parameters = [parameter for group in own for parameter in group['params']]
@@ -149,7 +178,8 @@ def check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
             if math.prod(shape) != 1 and shape != parameter.shape and key != 'step':
                 raise UserError(
                     f'{key} of the optimizer of the checkpoint is of shape {list(shape)}, but its '
-                    f'parameter is of {list(parameter.shape)}')
+                    f'parameter is of {list(parameter.shape)}'
+                )
 
 
 def _settings(groups: list[dict]) -> set[str]:
@@ -170,8 +200,8 @@ def check_schedules(runner: Runner, checkpoint: dict) -> None:
     if [set(one) for one in saved] != [set(one) for one in states]:
         raise UserError(
             f'the checkpoint holds the state of {len(saved)} schedules, which are not of the kinds '
-            f'of the {len(own)} of param_scheduler; resume with those of before')
-
+            f'of the {len(own)} of param_scheduler; resume with those of before'
+        )
 
     for one, state in zip(saved, states, strict=True):
         check_kinds('a schedule', one, state)
@@ -185,9 +215,11 @@ def check_kinds(owner: str, saved: dict, own: dict) -> None:
     """
     for key, value in own.items():
         if isinstance(value, int | float) and not isinstance(
-                saved.get(key, value), int | float | Tensor | None):
-            raise UserError(f'{key} of {owner} in the checkpoint must be a number, but is '
-                            f'{saved[key]!r:.100}')
+            saved.get(key, value), int | float | Tensor | None
+        ):
+            raise UserError(
+                f'{key} of {owner} in the checkpoint must be a number, but is {saved[key]!r:.100}'
+            )
 
 
 def warn(sentence: str) -> None:

@@ -80,13 +80,17 @@ class SafeCheckpointHook(CheckpointHook):
             if reason:
                 if key != 'last_ckpt':  # which is only ever shown
                     runner.logger.warning(
-                        f'{key} of the checkpoint, {info[key]!r:.200}, {reason} and is left alone')
+                        f'{key} of the checkpoint, {info[key]!r:.200}, {reason} and is left alone'
+                    )
                 del info[key]
-        names = {step: Path(folder, self.filename_tmpl.format(step))
-                 for step in info.get('keep_ckpt_ids', ())}
+        names = {
+            step: Path(folder, self.filename_tmpl.format(step))
+            for step in info.get('keep_ckpt_ids', ())
+        }
         if names:
             info['keep_ckpt_ids'] = [
-                step for step, path in names.items() if path.is_file() and not path.is_symlink()]
+                step for step, path in names.items() if path.is_file() and not path.is_symlink()
+            ]
         with _without_own_deprecations(runner):
             super().before_train(runner)
 
@@ -105,8 +109,11 @@ class SafeCheckpointHook(CheckpointHook):
             return '' if whole else 'is no list of epochs or iterations'
         prefix = 'best_' if key.startswith('best_ckpt') else ''
         path = Path(value) if isinstance(value, str) else Path()
-        if not (path.name.startswith(prefix) and path.suffix == '.pth'
-                and path.parent.resolve() == folder.resolve()):
+        if not (
+            path.name.startswith(prefix)
+            and path.suffix == '.pth'
+            and path.parent.resolve() == folder.resolve()
+        ):
             return "is no checkpoint of this run's folder"
         return 'is no file' if path.is_symlink() or path.is_dir() else ''
 
@@ -132,9 +139,16 @@ class SafeCheckpointHook(CheckpointHook):
         hub.update_info('last_ckpt', path)  # which is saved, too
         try:
             runner.save_checkpoint(
-                self.out_dir, name, self.file_client_args, save_optimizer=self.save_optimizer,
-                save_param_scheduler=self.save_param_scheduler, meta=meta, by_epoch=self.by_epoch,
-                backend_args=self.backend_args, **self.args)
+                self.out_dir,
+                name,
+                self.file_client_args,
+                save_optimizer=self.save_optimizer,
+                save_param_scheduler=self.save_param_scheduler,
+                meta=meta,
+                by_epoch=self.by_epoch,
+                backend_args=self.backend_args,
+                **self.args,
+            )
         except BaseException:  # of a full disk, or a signal; it is the one before that is whole
             hub.update_info('last_ckpt', before)
             raise
@@ -142,8 +156,7 @@ class SafeCheckpointHook(CheckpointHook):
         if is_main_process():
             write_pointer(runner.work_dir, path)
             if outdated is not None:
-                old = self.file_backend.join_path(
-                    self.out_dir, self.filename_tmpl.format(outdated))
+                old = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(outdated))
                 if self.file_backend.isfile(old) and not os.path.islink(old):
                     self.file_backend.remove(old)
 
@@ -151,6 +164,7 @@ class SafeCheckpointHook(CheckpointHook):
 @contextmanager
 def _without_own_deprecations(runner: Runner) -> Iterator[None]:
     """mmengine's CheckpointHook always makes a FileClient, which warns that it is deprecated."""
+
     def keep(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(('"FileClient" will be', '"HardDiskBackend" is'))
 
@@ -169,4 +183,5 @@ def description(runner: Runner) -> dict[str, Any]:
         num_processes=runner.world_size,
         epoch_length=len(runner.train_loop.dataloader),
         optimizer=type(getattr(runner.optim_wrapper, 'optimizer', runner.optim_wrapper)).__name__,
-        averaged=any(isinstance(hook, EMAHook) for hook in runner.hooks))
+        averaged=any(isinstance(hook, EMAHook) for hook in runner.hooks),
+    )

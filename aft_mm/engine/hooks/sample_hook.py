@@ -66,14 +66,21 @@ class SampleHook(PictureHook):
             samples = sample_images(model, self.image_shape, self.num_samples, **self.options)
             yield 'samples', draw_samples(samples)
         if self.num_images and runner.val_loop is not None:
-            images = np.stack([
-                sample['inputs'].numpy().reshape(self.image_shape)
-                for sample in validation_samples(runner, self.num_images)
-            ])
+            images = np.stack(
+                [
+                    sample['inputs'].numpy().reshape(self.image_shape)
+                    for sample in validation_samples(runner, self.num_images)
+                ]
+            )
             num_given_rows = self.image_shape[0] // 2
             completions = complete_images(
-                model, images.repeat(self.num_completions, axis=0), num_given_rows, **self.options)
-            yield 'completions', draw_completions(
-                images,
-                completions.reshape(len(images), self.num_completions, *self.image_shape),
-                num_given_rows)
+                model, images.repeat(self.num_completions, axis=0), num_given_rows, **self.options
+            )
+            yield (
+                'completions',
+                draw_completions(
+                    images,
+                    completions.reshape(len(images), self.num_completions, *self.image_shape),
+                    num_given_rows,
+                ),
+            )

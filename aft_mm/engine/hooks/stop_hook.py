@@ -9,7 +9,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
 from aft_mm.checkpoint import write_pointer
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 
 from ..epoch_loop import StoppableEpochLoop
 from .safe_checkpoint_hook import WHOLE_FILES
@@ -62,13 +62,17 @@ class StopHook(Hook):
         if runner.iter and inside.get('num_done'):  # 0 where only weights were loaded
             _go_on_inside_epoch(loop, **inside)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
-                         outputs: dict | None = None) -> None:
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
         """Stop the loop if it is time and it can stop here."""
         self.is_up = self.is_up or self.is_time(runner)
         # Accumulated gradients are in no checkpoint.
-        if (not self.is_up or not runner.optim_wrapper.should_update()
-                or self.is_last_train_iter(runner)):
+        if (
+            not self.is_up
+            or not runner.optim_wrapper.should_update()
+            or self.is_last_train_iter(runner)
+        ):
             return
         runner.train_loop.stop_training = True
         if self.goes_on(runner, batch_idx):
@@ -82,7 +86,8 @@ class StopHook(Hook):
         loop = runner.train_loop
         return isinstance(loop, IterBasedTrainLoop) or (
             isinstance(loop, StoppableEpochLoop)
-            and not self.end_of_epoch(loop.dataloader, batch_idx))
+            and not self.end_of_epoch(loop.dataloader, batch_idx)
+        )
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Save at the end of an epoch if CheckpointHook has not."""
@@ -97,7 +102,8 @@ class StopHook(Hook):
         meta[INSIDE_EPOCH] = dict(
             num_done=loop.num_done_at(meta['epoch'], meta['iter']) if inside else 0,
             epoch_length=len(loop.dataloader),
-            sampler_seed=getattr(sampler(loop.dataloader), 'seed', None))
+            sampler_seed=getattr(sampler(loop.dataloader), 'seed', None),
+        )
         if 'optimizer' in checkpoint:  # the best weights are saved without
             self.saved = meta['iter']
 
@@ -109,21 +115,26 @@ class StopHook(Hook):
         if self.saved != iteration:
             path = Path(runner.work_dir, f'iter_{iteration}.pth')
             runner.save_checkpoint(
-                runner.work_dir, path.name, meta=dict(epoch=epoch, iter=iteration),
-                backend_args=WHOLE_FILES)
+                runner.work_dir,
+                path.name,
+                meta=dict(epoch=epoch, iter=iteration),
+                backend_args=WHOLE_FILES,
+            )
             hub.update_info('last_ckpt', str(path))
             write_pointer(runner.work_dir, str(path))
         self.announce(runner, iteration, hub.get_info('last_ckpt'))
 
 
-def _go_on_inside_epoch(loop: StoppableEpochLoop, num_done: int, epoch_length: int,
-                        sampler_seed: int | None) -> None:
+def _go_on_inside_epoch(
+    loop: StoppableEpochLoop, num_done: int, epoch_length: int, sampler_seed: int | None
+) -> None:
     """Have the batches skipped that were trained on, which stand first in the same order."""
     if len(loop.dataloader) != epoch_length:
         raise UserError(
             f'the checkpoint was written after {num_done} of the {epoch_length} iterations of an '
             f'epoch, but an epoch of this run has {len(loop.dataloader)}; resume with the '
-            'batch size, the data and the number of processes of before')
+            'batch size, the data and the number of processes of before'
+        )
     loop.num_done = num_done
     if sampler_seed is not None:  # a run without a fixed seed drew another one
         sampler(loop.dataloader).seed = sampler_seed

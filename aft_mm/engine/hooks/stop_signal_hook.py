@@ -57,10 +57,10 @@ class StopSignalHook(StopHook):
         self.signals.received = int(received) or None
         return self.signals.received is not None
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
-                         outputs: dict | None = None) -> None:
-        """Stop the loop, which would go on to validate; what sent the signal may not wait for it.
-        """
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
+        """Stop the loop, which would go on to validate; what sent the signal may not wait for it."""
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
         if self.is_up and runner.train_loop.stop_training:
             runner.train_loop.val_begin = runner.max_iters + 1
@@ -68,7 +68,9 @@ class StopSignalHook(StopHook):
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
         """Keep what there is to say as the last line of the run."""
         name = signal.Signals(self.signals.received or signal.SIGTERM).name
-        self.sentence = (f'{name} stopped the run after iteration {iteration}; the checkpoint is '
-                         f'{checkpoint}; to go on, {self.command}')
+        self.sentence = (
+            f'{name} stopped the run after iteration {iteration}; the checkpoint is '
+            f'{checkpoint}; to go on, {self.command}'
+        )
         # On the console it is the last line, by what ends the program.
         runner.logger.info(self.sentence, extra=FILE_ONLY)

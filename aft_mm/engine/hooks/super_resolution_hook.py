@@ -6,7 +6,7 @@ import numpy as np
 from mmengine.runner import Runner
 
 from aft_mm.checks import check_int, check_number, check_sizes
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
 from aft_mm.visualization import draw_super_resolution
@@ -60,15 +60,19 @@ class SuperResolutionHook(PictureHook):
         """
         check_super_resolution(task_model(runner), self.image_shape, self.source_shape)
         if runner.val_loop is None:
-            raise UserError('SuperResolutionHook draws what the model makes of validation images, '
-                            'but the run has no val_dataloader')
+            raise UserError(
+                'SuperResolutionHook draws what the model makes of validation images, '
+                'but the run has no val_dataloader'
+            )
 
     def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
         """The one picture."""
         pairs = validation_samples(runner, self.num_images)
         targets = np.stack([pair['inputs'].numpy().reshape(self.image_shape) for pair in pairs])
         sources = np.stack(
-            [pair['data_samples'].source.numpy().reshape(self.source_shape) for pair in pairs])
+            [pair['data_samples'].source.numpy().reshape(self.source_shape) for pair in pairs]
+        )
         samples = super_resolve(
-            task_model(runner), sources, self.image_shape, self.num_samples, **self.options)
+            task_model(runner), sources, self.image_shape, self.num_samples, **self.options
+        )
         yield 'super_resolution', draw_super_resolution(sources, samples, targets)

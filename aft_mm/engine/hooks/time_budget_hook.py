@@ -8,7 +8,7 @@ from mmengine.dist import broadcast
 from mmengine.runner import Runner
 
 from aft_mm.checks import check_int, check_number
-from aft_mm.cli.errors import UserError
+from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
 from .stop_hook import StopHook
@@ -53,18 +53,19 @@ class TimeBudgetHook(StopHook):
         ValueError: the budget is no time, or ``interval`` no int of at least 1.
     """
 
-    def __init__(self, days: float = 0, hours: float = 0, minutes: float = 0,
-                 interval: int = 10) -> None:
+    def __init__(
+        self, days: float = 0, hours: float = 0, minutes: float = 0, interval: int = 10
+    ) -> None:
         for name, value in dict(days=days, hours=hours, minutes=minutes).items():
             check_number(f'{name} of TimeBudgetHook', value, 0)
-        seconds = 86400. * days + 3600. * hours + 60. * minutes
+        seconds = 86400.0 * days + 3600.0 * hours + 60.0 * minutes
         check_number('the time of TimeBudgetHook in seconds', seconds, above=0)
         check_int('interval of TimeBudgetHook', interval, 1)
         super().__init__()
         self.budget = seconds
         self.interval = interval
-        self.used_before = 0.
-        self.start = 0.
+        self.used_before = 0.0
+        self.start = 0.0
 
     def before_train(self, runner: Runner) -> None:
         """Start the clock where the run before stopped it, and go on inside an epoch.
@@ -79,7 +80,8 @@ class TimeBudgetHook(StopHook):
             if self.used_before >= self.budget and runner.iter < runner.max_iters:
                 raise UserError(
                     f'the time budget of {spoken(self.budget)} is used up, as the run took '
-                    f'{spoken(self.used_before)} before; to go on, give TimeBudgetHook more')
+                    f'{spoken(self.used_before)} before; to go on, give TimeBudgetHook more'
+                )
         super().before_train(runner)
 
     def is_time(self, runner: Runner) -> bool:
@@ -104,7 +106,8 @@ class TimeBudgetHook(StopHook):
         runner.logger.info(
             f'The time budget of {spoken(self.budget)} is used up: {spoken(self.used())} at '
             f'iteration {iteration}; the checkpoint is {checkpoint}; to go on, give '
-            'TimeBudgetHook more and train with --resume')
+            'TimeBudgetHook more and train with --resume'
+        )
 
 
 def spoken(seconds: float) -> str:

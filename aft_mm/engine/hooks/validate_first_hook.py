@@ -21,7 +21,8 @@ class ValidateFirstHook(Hook):
         """Validate, where the run before would have."""
         loop, schedules = runner.train_loop, runner.param_schedulers
         waiting = isinstance(schedules, list) and any(
-            getattr(schedule, 'need_val_args', False) for schedule in schedules)
+            getattr(schedule, 'need_val_args', False) for schedule in schedules
+        )
         if not waiting or not isinstance(loop, EpochBasedTrainLoop) or runner.val_loop is None:
             return
         resumed_at_end = 0 < runner.epoch < runner.max_epochs and not getattr(loop, 'num_done', 0)

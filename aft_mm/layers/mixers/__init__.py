@@ -3,9 +3,9 @@
 from .aft_conv import AFTConv
 from .aft_full import AFTFull
 from .aft_local import AFTLocal
-from .aft_local_normalized import AFTLocalNormalized
+from .aft_local_hard import AFTLocalHard
+from .aft_local_learned import AFTLocalLearned
 from .aft_simple import AFTSimple
-from .aft_window import AFTWindow
 from .base import AFTMixer, ProjectedMemory, TokenMixer
 from .dense_synthesizer import DenseSynthesizer
 from .fla_mixer import FlaMixer
@@ -21,10 +21,10 @@ __all__ = [
     'AFTConv',
     'AFTFull',
     'AFTLocal',
-    'AFTLocalNormalized',
+    'AFTLocalLearned',
     'AFTMixer',
     'AFTSimple',
-    'AFTWindow',
+    'AFTLocalHard',
     'DenseSynthesizer',
     'FlaMixer',
     'LSHAttention',

@@ -13,7 +13,7 @@ from aft_mm.checks import check_choice, check_config, refuse
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
 
-from ..generation import Hypothesis, beam_search, generate
+from ..decoding import Hypothesis, beam_search, generate
 
 MODES = ('tensor', 'loss', 'predict')
 
@@ -104,7 +104,7 @@ class AutoregressiveModel(BaseModel):
 
     def generate(self, length: int, *args: Any, **kwargs: Any) -> Tensor:
         """Sample sequences of `length` tokens, [B, length] or [B, length, C]; see
-        :func:`aft_mm.models.generation.generate`.
+        :func:`aft_mm.models.decoding.generation.generate`.
         """
         return generate(self, length, *args, **kwargs)
 
@@ -112,7 +112,7 @@ class AutoregressiveModel(BaseModel):
         self, source: Sequence[Tensor], end_token: int, **options: Any
     ) -> list[list[Hypothesis]]:
         """The most probable sequences for each source; see
-        :func:`aft_mm.models.generation.beam_search`.
+        :func:`aft_mm.models.decoding.generation.beam_search`.
         """
         return beam_search(self, source, end_token, **options)
 

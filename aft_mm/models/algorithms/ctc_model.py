@@ -11,7 +11,7 @@ from aft_mm.checks import check_choice, check_config, check_int
 from aft_mm.registry import MODELS
 from aft_mm.structures import UtteranceSample
 
-from ..ctc_decoding import Hypothesis, decode_by_beam, decode_greedily
+from ..decoding.ctc import Hypothesis, decode_by_beam, decode_greedily
 
 MODES = ('tensor', 'loss', 'predict')
 

@@ -37,7 +37,11 @@ class BiLSTMEncoder(BaseModule):
         check_probability('drop_rate', drop_rate)
         self.embed_dims = 2 * hidden_dims
         self.lstm = nn.LSTM(
-            num_features, hidden_dims, num_layers, batch_first=True, bidirectional=True,
+            num_features,
+            hidden_dims,
+            num_layers,
+            batch_first=True,
+            bidirectional=True,
             dropout=drop_rate if num_layers > 1 else 0.0,
         )
 

@@ -3,13 +3,5 @@
 from .categorical_head import CategoricalHead
 from .ctc_head import CTCHead
 from .logistic_mixture_head import LogisticMixtureHead
-from .sampling import check_logits, check_sampling, draw
 
-__all__ = [
-    'CTCHead',
-    'CategoricalHead',
-    'LogisticMixtureHead',
-    'check_logits',
-    'check_sampling',
-    'draw',
-]
+__all__ = ['CTCHead', 'CategoricalHead', 'LogisticMixtureHead']

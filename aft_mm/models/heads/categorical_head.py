@@ -10,7 +10,7 @@ from aft_mm.checks import check_flag, check_int, check_probability
 from aft_mm.layers import TokenEmbedding
 from aft_mm.registry import MODELS
 
-from .sampling import draw
+from ..decoding.sampling import draw
 
 
 @MODELS.register_module()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from aft_mm.checks import check_int, is_int, refuse
 from aft_mm.registry import MODELS
 
-from .sampling import draw
+from ..decoding.sampling import draw
 
 LOG_SCALE_LIMIT = 7.0
 

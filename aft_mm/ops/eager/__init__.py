@@ -33,17 +33,17 @@ from .mixing import (
     aft_conv,
     aft_full,
     aft_local,
-    aft_local_normalized,
+    aft_local_hard,
+    aft_local_learned,
     aft_simple,
-    aft_window,
 )
 from .steps import (
     aft_conv_step,
     aft_full_step,
-    aft_local_normalized_step,
+    aft_local_hard_step,
+    aft_local_learned_step,
     aft_local_step,
     aft_simple_step,
-    aft_window_step,
 )
 
 __all__ = [
@@ -52,13 +52,13 @@ __all__ = [
     'aft_full',
     'aft_full_step',
     'aft_local',
-    'aft_local_normalized',
-    'aft_local_normalized_step',
+    'aft_local_learned',
+    'aft_local_learned_step',
     'aft_local_step',
     'aft_simple',
     'aft_simple_step',
-    'aft_window',
-    'aft_window_step',
+    'aft_local_hard',
+    'aft_local_hard_step',
     'linear_attention',
     'linear_attention_step',
 ]

@@ -160,7 +160,7 @@ def safe_conv_mean(
     return mix(key, value, weight, grid, global_connectivity, causal)
 
 
-def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
+def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
     """O(T·log(s)·D) time: sliding sums that double their length."""
     dtype, tokens = value.dtype, value.shape[1]
     key, value = hide(key, value, key_mask)
@@ -203,7 +203,7 @@ def _window_sums(x: Summable, window: Window, grid: tuple[int, ...], causal: boo
     return merge(pad(left, 0, -columns, 2), right)
 
 
-def aft_local_normalized(
+def aft_local_learned(
     query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
 ) -> Tensor:
     """O(T·s·D) time: the numerator of aft_local over the sums of the weights and of the keys."""

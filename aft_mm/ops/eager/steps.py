@@ -126,7 +126,9 @@ def aft_conv_step(
     return _weighted_step(state, query, key, value, _over_tokens(row), gate, far)
 
 
-def aft_window_step(state, query, key, value, *, window, grid, gate) -> tuple[Tensor, StepState]:
+def aft_local_hard_step(
+    state, query, key, value, *, window, grid, gate
+) -> tuple[Tensor, StepState]:
     """O(r·D): the buffer holds the window."""
 
     def row(target: Tensor, source: Tensor) -> Tensor:
@@ -135,7 +137,7 @@ def aft_window_step(state, query, key, value, *, window, grid, gate) -> tuple[Te
     return _weighted_step(state, query, key, value, _over_tokens(row), gate, far=False)
 
 
-def aft_local_normalized_step(
+def aft_local_learned_step(
     state, query, key, value, pos_u, pos_v, *, window, grid, gate
 ) -> tuple[Tensor, StepState]:
     """O(r·D): the row of w and the keys over the buffer, and the sums of what left it."""

@@ -1,4 +1,4 @@
-"""AFT-local-normalized of the Triton backend: three products, of which two give denominators only.
+"""AFT-local-learned of the Triton backend: three products, of which two give denominators only.
 
 ``y = g(q) N / (Z D)`` with N = W (E v), Z = W 1 and D = E summed over the visible tokens (ICLR
 submission, eq. 8), is the output o of AFT-local times the ratio ``r = W E / (Z D)``, at most 1:
@@ -22,7 +22,7 @@ from .product_library import local_table, window_on
 from .register import differentiated, register
 
 
-def aft_local_normalized(
+def aft_local_learned(
     query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
 ) -> Tensor:
     """O(T·s·D) time: the products of :func:`aft_local`, and running sums of the keys."""
@@ -95,7 +95,7 @@ def normalized(
     gate: str,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """AFT-local-normalized [B, T, D], and with `save` what its gradient needs."""
+    """AFT-local-learned [B, T, D], and with `save` what its gradient needs."""
     parts = _parts(key, value, table, key_mask, window, grid, causal)
     saved = value.new_empty(parts[-1].first + parts[-1].count, dtype=torch.float32)
     for part in parts:
@@ -155,4 +155,4 @@ def _empty(query, key, value, table, key_mask, window, grid, causal, gate, save)
     return output, value.new_empty(last.first + last.count, dtype=torch.float32)
 
 
-normalized = register(normalized, normalized_backward, fake=_empty, name='aft_local_normalized')
+normalized = register(normalized, normalized_backward, fake=_empty, name='aft_local_learned')

@@ -300,9 +300,9 @@ def bias_gradient(
         if FORM.causal:
             numbers = number + tl.arange(0, STEP)
             there = load_unit(units, batch, met, numbers, where.channels)
-            by_target *= tl.exp(
-                there - load_unit(units, batch, tile, numbers, where.channels)
-            )[None, :]
+            by_target *= tl.exp(there - load_unit(units, batch, tile, numbers, where.channels))[
+                None, :
+            ]
         total = multiply(by_target, tl.trans(by_source), total, PRECISION)
     batch, row, column = 0, own * TILE, other * TILE + side
     if FORM.shared:

@@ -157,7 +157,9 @@ def aft_local_step(
     return _step(state, (query, key, value), kind, places, True, gate, pos_u, pos_v)
 
 
-def aft_window_step(state, query, key, value, *, window, grid, gate) -> tuple[Tensor, StepState]:
+def aft_local_hard_step(
+    state, query, key, value, *, window, grid, gate
+) -> tuple[Tensor, StepState]:
     """O(r·D): the buffer holds the window."""
     width, rows, columns = _near_places(window, grid)
     halves = (rows, columns) if width == ENDLESS else (rows // 2, columns // 2)

@@ -19,8 +19,8 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(causal=True),
     'aft_full': {},
     'aft_local': {},
-    'aft_local_normalized': {},
-    'aft_window': {},
+    'aft_local_learned': {},
+    'aft_local_hard': {},
     'aft_conv': dict(global_connectivity=True, causal=False),
 }
 # The steps of `ops/steps.py` that have one; the last of their tensors is the buffer of keys.
@@ -29,7 +29,7 @@ STEP_KERNELS: dict[str, dict[str, Any]] = {
     'aft_full_step': {},
     'aft_local_step': {},
     'aft_conv_step': {},
-    'aft_window_step': {},
+    'aft_local_hard_step': {},
 }
 KERNELS.update(STEP_KERNELS)
 

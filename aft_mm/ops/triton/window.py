@@ -1,4 +1,4 @@
-"""AFTWindow of the Triton backend: how its kernels are launched, and the op."""
+"""AFTLocalHard of the Triton backend: how its kernels are launched, and the op."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -123,7 +123,7 @@ def hard_window(
     causal: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """AFTWindow [B, T, D], and to `save` the sum of each window [3, B, T, D]."""
+    """AFTLocalHard [B, T, D], and to `save` the sum of each window [3, B, T, D]."""
     output = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     saved = new_sums(value, value.shape[1] if save else 0)
     if len(value):
@@ -167,10 +167,10 @@ def _empty(query, key, value, key_mask, gate, window, grid, causal, save):
     return value.new_empty(value.shape), new_sums(value, value.shape[1] if save else 0)
 
 
-window_op = register(hard_window, hard_window_backward, fake=_empty, name='aft_window')
+window_op = register(hard_window, hard_window_backward, fake=_empty, name='aft_local_hard')
 
 
-def aft_window(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
+def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
     """O(T·D), whatever the window: sums of blocks as long as it."""
     grid = [value.shape[1]] if grid is None else list(grid)
     sizes = list(as_pair(window))[: len(grid)] if isinstance(window, int) else list(window)

@@ -1,4 +1,4 @@
-"""Kernels of AFTWindow: ``y_t = g(q_t) n_t / d_t``, n and d the sums of e^k v and e^k in a window.
+"""Kernels of AFTLocalHard: ``y_t = g(q_t) n_t / d_t``, n and d the sums of e^k v and e^k in a window.
 
 A window is an interval along each axis of the grid, and sums over an interval of `window` places
 come from blocks of as many (van Herk): what lies in it is the end of one block and the beginning of

@@ -174,7 +174,7 @@ def _forms(
         for sources in (tokens, *(() if causal else (tokens // 2 + 3,))):
             bias = ((tokens, sources),)
             yield Form(op, tokens, channels, dict(causal=causal), channels, bias, sources)
-    elif op in ('aft_local', 'aft_local_normalized'):
+    elif op in ('aft_local', 'aft_local_learned'):
         yield from _local(op, tokens, channels, grid, causal)
     elif op == 'aft_conv':
         # In most of the grids the kernel reaches further than the grid in one direction.
@@ -182,7 +182,7 @@ def _forms(
             for far in (True, False):
                 options = dict(grid=places, global_connectivity=far, causal=causal)
                 yield Form(op, tokens, channels, options, heads, ((heads, *kernel),))
-    elif op == 'aft_window':
+    elif op == 'aft_local_hard':
         for window, places in ((WINDOW, None), ((4, 6), grid)):
             options = dict(window=window, grid=places, causal=causal)
             yield Form(op, tokens, channels, options, channels)
@@ -259,12 +259,12 @@ TIMED = {
         Form('aft_simple', 1024, 512, _gate(dict(key_function='softmax', causal=True)), 512),
         Form('aft_full', 1024, 384, _gate(dict(causal=False)), 384, ((1024, 1024),)),
         _timed_band('aft_local'),
-        _timed_band('aft_local_normalized'),
+        _timed_band('aft_local_learned'),
         Form(
             'aft_conv', 196, 384,
             _gate(dict(grid=(14, 14), global_connectivity=True, causal=False)), 384,
             ((384, 11, 11),),
         ),
-        Form('aft_window', 1024, 512, _gate(dict(window=32, grid=None, causal=True)), 512),
+        Form('aft_local_hard', 1024, 512, _gate(dict(window=32, grid=None, causal=True)), 512),
     )
 }  # fmt: skip

@@ -3,12 +3,49 @@
 data_root = '{{$AFT_MM_DATA:data}}/an4_mfcc'
 units = dict(
     symbols=[
-        'AA', 'AE', 'AH', 'AO', 'AW', 'AY', 'B', 'CH', 'D', 'DH', 'EH', 'ER', 'EY', 'F', 'G', 'HH',
-        'IH', 'IY', 'JH', 'K', 'L', 'M', 'N', 'NG', 'OW', 'OY', 'P', 'R', 'S', 'SH', 'T', 'TH',
-        'UH', 'UW', 'V', 'W', 'Y', 'Z', 'ZH'
+        'AA',
+        'AE',
+        'AH',
+        'AO',
+        'AW',
+        'AY',
+        'B',
+        'CH',
+        'D',
+        'DH',
+        'EH',
+        'ER',
+        'EY',
+        'F',
+        'G',
+        'HH',
+        'IH',
+        'IY',
+        'JH',
+        'K',
+        'L',
+        'M',
+        'N',
+        'NG',
+        'OW',
+        'OY',
+        'P',
+        'R',
+        'S',
+        'SH',
+        'T',
+        'TH',
+        'UH',
+        'UW',
+        'V',
+        'W',
+        'Y',
+        'Z',
+        'ZH',
     ],
     lexicon=data_root + '/etc/an4.dic',
-    case='upper')
+    case='upper',
+)
 speaker = '-(.+)-'  # of an146-fclc-b
 
 train_pipeline = [
@@ -16,13 +53,13 @@ train_pipeline = [
     dict(type='aft_mm.NormalizeFeatures', per='speaker'),
     dict(type='aft_mm.SpecAugment', num_bands=1, band=3, num_spans=2, span=20),
     dict(type='aft_mm.StackFrames', num_frames=3),
-    dict(type='aft_mm.PackUtterance')
+    dict(type='aft_mm.PackUtterance'),
 ]
 test_pipeline = [
     dict(type='aft_mm.LoadUtterance'),
     dict(type='aft_mm.NormalizeFeatures', per='speaker'),
     dict(type='aft_mm.StackFrames', num_frames=3),
-    dict(type='aft_mm.PackUtterance')
+    dict(type='aft_mm.PackUtterance'),
 ]
 
 train_dataloader = dict(
@@ -37,7 +74,9 @@ train_dataloader = dict(
         transcription='etc/an4_train.transcription',
         units=units,
         speaker=speaker,
-        pipeline=train_pipeline))
+        pipeline=train_pipeline,
+    ),
+)
 
 val_dataloader = dict(
     batch_size=26,
@@ -52,7 +91,9 @@ val_dataloader = dict(
         units=units,
         speaker=speaker,
         pipeline=test_pipeline,
-        test_mode=True))
+        test_mode=True,
+    ),
+)
 val_evaluator = dict(type='aft_mm.ErrorRate', per='phoneme')
 
 test_dataloader = val_dataloader

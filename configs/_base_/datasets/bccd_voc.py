@@ -10,7 +10,9 @@ train_dataloader = dict(
         data_prefix=dict(sub_data_root=''),
         metainfo={{_base_.metainfo}},
         filter_cfg=dict(filter_empty_gt=True),
-        pipeline={{_base_.train_pipeline}}))
+        pipeline={{_base_.train_pipeline}},
+    )
+)
 val_dataloader = dict(
     dataset=dict(
         _delete_=True,
@@ -20,7 +22,9 @@ val_dataloader = dict(
         data_prefix=dict(sub_data_root=''),
         metainfo={{_base_.metainfo}},
         test_mode=True,
-        pipeline={{_base_.test_pipeline}}))
+        pipeline={{_base_.test_pipeline}},
+    )
+)
 test_dataloader = val_dataloader
 val_evaluator = dict(_delete_=True, type='VOCMetric', metric='mAP', eval_mode='area')
 test_evaluator = val_evaluator

@@ -7,7 +7,7 @@ train_pipeline = [
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(type='RandomResize', scale=(256, 192), ratio_range=(0.8, 1.25), keep_ratio=True),
     dict(type='RandomFlip', prob=0.5),
-    dict(type='PackDetInputs')
+    dict(type='PackDetInputs'),
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile'),
@@ -17,7 +17,8 @@ test_pipeline = [
     # Without an annotation file the metric takes the ground truth from the samples.
     dict(
         type='PackDetInputs',
-        meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'instances'))
+        meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'instances'),
+    ),
 ]
 
 train_dataloader = dict(
@@ -25,7 +26,9 @@ train_dataloader = dict(
     persistent_workers=True,
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(
-        type='aft_mm.CamVidObjects', data_root=data_root, split='train', pipeline=train_pipeline))
+        type='aft_mm.CamVidObjects', data_root=data_root, split='train', pipeline=train_pipeline
+    ),
+)
 val_dataloader = dict(
     batch_size=1,
     num_workers=1,
@@ -36,7 +39,9 @@ val_dataloader = dict(
         data_root=data_root,
         split='val',
         test_mode=True,
-        pipeline=test_pipeline))
+        pipeline=test_pipeline,
+    ),
+)
 test_dataloader = dict(
     batch_size=1,
     num_workers=1,
@@ -47,6 +52,8 @@ test_dataloader = dict(
         data_root=data_root,
         split='test',
         test_mode=True,
-        pipeline=test_pipeline))
+        pipeline=test_pipeline,
+    ),
+)
 val_evaluator = dict(type='CocoMetric', metric=['bbox', 'segm'])
 test_evaluator = val_evaluator

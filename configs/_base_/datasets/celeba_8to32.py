@@ -9,7 +9,7 @@ source_shape = (8, 8, 3)
 pipeline = [
     dict(type='aft_mm.LoadRGBImage'),
     dict(type='aft_mm.SuperResolutionPair', size=32, scale_factor=4, crop_size=138),
-    dict(type='aft_mm.PackSequence', image_shape=image_shape, tokens='pixels')
+    dict(type='aft_mm.PackSequence', image_shape=image_shape, tokens='pixels'),
 ]
 
 train_dataloader = dict(
@@ -17,7 +17,8 @@ train_dataloader = dict(
     persistent_workers=False,  # EpochSeedHook seeds the workers of every epoch anew
     drop_last=True,
     sampler=dict(type='DefaultSampler', shuffle=True),
-    dataset=dict(type='aft_mm.CelebA', data_root=data_root, split='train', pipeline=pipeline))
+    dataset=dict(type='aft_mm.CelebA', data_root=data_root, split='train', pipeline=pipeline),
+)
 
 val_dataloader = dict(
     batch_size=16,
@@ -25,7 +26,9 @@ val_dataloader = dict(
     persistent_workers=True,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
-        type='aft_mm.CelebA', data_root=data_root, split='val', pipeline=pipeline, test_mode=True))
+        type='aft_mm.CelebA', data_root=data_root, split='val', pipeline=pipeline, test_mode=True
+    ),
+)
 val_evaluator = dict(type='aft_mm.Likelihood', per='dim')
 
 test_dataloader = dict(
@@ -34,11 +37,12 @@ test_dataloader = dict(
     persistent_workers=True,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
-        type='aft_mm.CelebA', data_root=data_root, split='test', pipeline=pipeline,
-        test_mode=True))
+        type='aft_mm.CelebA', data_root=data_root, split='test', pipeline=pipeline, test_mode=True
+    ),
+)
 test_evaluator = [
     dict(type='aft_mm.Likelihood', per='dim'),
-    dict(type='aft_mm.ImageQuality', image_shape=image_shape, source_shape=source_shape)
+    dict(type='aft_mm.ImageQuality', image_shape=image_shape, source_shape=source_shape),
 ]
 
 custom_hooks = [
@@ -46,5 +50,6 @@ custom_hooks = [
         type='aft_mm.SuperResolutionHook',
         image_shape=image_shape,
         source_shape=source_shape,
-        interval=10)
+        interval=10,
+    )
 ]

@@ -7,7 +7,7 @@ image_shape = (32, 32, 3)
 train_pipeline = [
     dict(type='mmpretrain.RandomFlip', prob=0.5, direction='horizontal'),
     dict(type='aft_mm.RandomValueShift', max_shift=10),
-    dict(type='aft_mm.PackSequence', image_shape=image_shape, tokens='subpixels')
+    dict(type='aft_mm.PackSequence', image_shape=image_shape, tokens='subpixels'),
 ]
 test_pipeline = [dict(type='aft_mm.PackSequence', image_shape=image_shape, tokens='subpixels')]
 
@@ -18,7 +18,9 @@ train_dataloader = dict(
     drop_last=True,
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(
-        type='aft_mm.CIFAR10Binary', data_root=data_root, split='train', pipeline=train_pipeline))
+        type='aft_mm.CIFAR10Binary', data_root=data_root, split='train', pipeline=train_pipeline
+    ),
+)
 
 val_dataloader = dict(
     batch_size=16,
@@ -26,7 +28,9 @@ val_dataloader = dict(
     persistent_workers=False,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
-        type='aft_mm.CIFAR10Binary', data_root=data_root, split='test', pipeline=test_pipeline))
+        type='aft_mm.CIFAR10Binary', data_root=data_root, split='test', pipeline=test_pipeline
+    ),
+)
 val_evaluator = dict(type='aft_mm.Likelihood', per='dim')
 
 test_dataloader = val_dataloader

@@ -3,7 +3,7 @@ data_preprocessor = dict(num_classes=10, mean=[77.9], std=[95.9], to_rgb=False)
 
 train_pipeline = [
     dict(type='RandomCrop', crop_size=8, padding=1),  # shifts by at most one pixel
-    dict(type='PackInputs')
+    dict(type='PackInputs'),
 ]
 test_pipeline = [dict(type='PackInputs')]
 
@@ -12,7 +12,8 @@ train_dataloader = dict(
     persistent_workers=False,
     pin_memory=False,
     sampler=dict(type='DefaultSampler', shuffle=True),
-    dataset=dict(type='aft_mm.Digits', split='train', pipeline=train_pipeline))
+    dataset=dict(type='aft_mm.Digits', split='train', pipeline=train_pipeline),
+)
 
 val_dataloader = dict(
     batch_size=360,
@@ -20,8 +21,9 @@ val_dataloader = dict(
     persistent_workers=False,
     pin_memory=False,
     sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(type='aft_mm.Digits', split='test', pipeline=test_pipeline))
-val_evaluator = dict(type='Accuracy', topk=(1, ))
+    dataset=dict(type='aft_mm.Digits', split='test', pipeline=test_pipeline),
+)
+val_evaluator = dict(type='Accuracy', topk=(1,))
 
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator

@@ -9,8 +9,8 @@ train_dataloader = dict(
     persistent_workers=False,
     drop_last=True,
     sampler=dict(type='DefaultSampler', shuffle=True),
-    dataset=dict(
-        type='aft_mm.TextFile', data_file=data_file, split='train', context_length=1024))
+    dataset=dict(type='aft_mm.TextFile', data_file=data_file, split='train', context_length=1024),
+)
 
 # The whole split in order, in blocks: every byte is predicted once, the first ones of a block from
 # little context.
@@ -24,7 +24,9 @@ val_dataloader = dict(
         data_file=data_file,
         split='val',
         context_length=1024,
-        evaluation='blocks'))
+        evaluation='blocks',
+    ),
+)
 val_evaluator = dict(type='aft_mm.Likelihood', per='char')
 
 test_dataloader = dict(
@@ -37,5 +39,7 @@ test_dataloader = dict(
         data_file=data_file,
         split='test',
         context_length=1024,
-        evaluation='blocks'))
+        evaluation='blocks',
+    ),
+)
 test_evaluator = val_evaluator

@@ -8,12 +8,12 @@ train_pipeline = [
     dict(type='aft_mm.LoadUtterance', sample_rate=8000, num_mel_bins=40),
     dict(type='aft_mm.NormalizeFeatures', per='utterance'),
     dict(type='aft_mm.SpecAugment', num_bands=2, band=8, num_spans=1, span=10),
-    dict(type='aft_mm.PackUtterance')
+    dict(type='aft_mm.PackUtterance'),
 ]
 test_pipeline = [
     dict(type='aft_mm.LoadUtterance', sample_rate=8000, num_mel_bins=40),
     dict(type='aft_mm.NormalizeFeatures', per='utterance'),
-    dict(type='aft_mm.PackUtterance')
+    dict(type='aft_mm.PackUtterance'),
 ]
 
 train_dataloader = dict(
@@ -22,8 +22,9 @@ train_dataloader = dict(
     sampler=dict(type='DefaultSampler', shuffle=True),
     batch_sampler=dict(type='aft_mm.LengthBatchSampler', num_buckets=4),
     dataset=dict(
-        type='aft_mm.FSDD', data_root=data_root, split='train', units=units,
-        pipeline=train_pipeline))
+        type='aft_mm.FSDD', data_root=data_root, split='train', units=units, pipeline=train_pipeline
+    ),
+)
 
 val_dataloader = dict(
     batch_size=25,
@@ -31,11 +32,17 @@ val_dataloader = dict(
     persistent_workers=False,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
-        type='aft_mm.FSDD', data_root=data_root, split='test', units=units,
-        pipeline=test_pipeline, test_mode=True))
+        type='aft_mm.FSDD',
+        data_root=data_root,
+        split='test',
+        units=units,
+        pipeline=test_pipeline,
+        test_mode=True,
+    ),
+)
 val_evaluator = [
     dict(type='aft_mm.ErrorRate', per='character'),
-    dict(type='aft_mm.ErrorRate', per='word')
+    dict(type='aft_mm.ErrorRate', per='word'),
 ]
 
 test_dataloader = val_dataloader

@@ -1,10 +1,8 @@
 # ImageNet-1K, 384 px, augmented as DeiT does (arXiv 2012.12877, table 9).
 data_root = '{{$AFT_MM_DATA:data}}/imagenet'
 data_preprocessor = dict(
-    num_classes=1000,
-    mean=[123.675, 116.28, 103.53],
-    std=[58.395, 57.12, 57.375],
-    to_rgb=True)
+    num_classes=1000, mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True
+)
 
 # Images are BGR until the preprocessor turns them round.
 bgr_mean = data_preprocessor['mean'][::-1]
@@ -22,7 +20,8 @@ train_pipeline = [
         total_level=10,
         magnitude_level=9,
         magnitude_std=0.5,
-        hparams=dict(pad_val=[round(x) for x in bgr_mean], interpolation='bicubic')),
+        hparams=dict(pad_val=[round(x) for x in bgr_mean], interpolation='bicubic'),
+    ),
     # Before the normalisation, so noise of N(mean, std) is the N(0, 1) that DeiT fills in after it.
     dict(
         type='RandomErasing',
@@ -31,17 +30,17 @@ train_pipeline = [
         min_area_ratio=0.02,
         max_area_ratio=1 / 3,
         fill_color=bgr_mean,
-        fill_std=bgr_std),
-    dict(type='PackInputs')
+        fill_std=bgr_std,
+    ),
+    dict(type='PackInputs'),
 ]
 
 # The short edge is int(384 * 256 / 224), so the crop covers 0.875 of it as at 224 px.
 test_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(
-        type='ResizeEdge', scale=438, edge='short', backend='pillow', interpolation='bicubic'),
+    dict(type='ResizeEdge', scale=438, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=384),
-    dict(type='PackInputs')
+    dict(type='PackInputs'),
 ]
 
 # Repeated augmentation: an epoch shows a third of the images, each three times, on different GPUs.
@@ -51,7 +50,8 @@ train_dataloader = dict(
     pin_memory=True,
     drop_last=True,
     sampler=dict(type='RepeatAugSampler', shuffle=True, num_repeats=3),
-    dataset=dict(type='ImageNet', data_root=data_root, split='train', pipeline=train_pipeline))
+    dataset=dict(type='ImageNet', data_root=data_root, split='train', pipeline=train_pipeline),
+)
 
 val_dataloader = dict(
     batch_size=32,
@@ -59,7 +59,8 @@ val_dataloader = dict(
     persistent_workers=True,
     pin_memory=True,
     sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(type='ImageNet', data_root=data_root, split='val', pipeline=test_pipeline))
+    dataset=dict(type='ImageNet', data_root=data_root, split='val', pipeline=test_pipeline),
+)
 val_evaluator = dict(type='Accuracy', topk=(1, 5))
 
 # The labels of the test split are not public: test on val, as everybody does.
@@ -71,6 +72,9 @@ tta_model = dict(type='AverageClsScoreTTA')
 tta_pipeline = test_pipeline[:-1] + [
     dict(
         type='TestTimeAug',
-        transforms=[[dict(type='RandomFlip', prob=0.0),
-                     dict(type='RandomFlip', prob=1.0)], [dict(type='PackInputs')]])
+        transforms=[
+            [dict(type='RandomFlip', prob=0.0), dict(type='RandomFlip', prob=1.0)],
+            [dict(type='PackInputs')],
+        ],
+    )
 ]

@@ -11,14 +11,16 @@ train_dataloader = dict(
     persistent_workers=False,
     drop_last=True,
     sampler=dict(type='DefaultSampler', shuffle=True),
-    dataset=dict(type='aft_mm.MNISTIdx', data_root=data_root, split='train', pipeline=pipeline))
+    dataset=dict(type='aft_mm.MNISTIdx', data_root=data_root, split='train', pipeline=pipeline),
+)
 
 val_dataloader = dict(
     batch_size=50,
     num_workers=0,
     persistent_workers=False,
     sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(type='aft_mm.MNISTIdx', data_root=data_root, split='test', pipeline=pipeline))
+    dataset=dict(type='aft_mm.MNISTIdx', data_root=data_root, split='test', pipeline=pipeline),
+)
 val_evaluator = dict(type='aft_mm.Likelihood', per='dim')
 
 test_dataloader = val_dataloader

@@ -6,12 +6,12 @@ point_cloud = dict(num_points=1024, num_bits=8, up='z')
 
 train_pipeline = [
     dict(type='aft_mm.LoadPoints'),
-    dict(type='aft_mm.PackPointCloud', num_points=1024, num_bits=8, order='quantized')
+    dict(type='aft_mm.PackPointCloud', num_points=1024, num_bits=8, order='quantized'),
 ]
 # The same points of a shape in every evaluation.
 test_pipeline = [
     dict(type='aft_mm.LoadPoints'),
-    dict(type='aft_mm.PackPointCloud', num_points=1024, num_bits=8, order='quantized', seed=0)
+    dict(type='aft_mm.PackPointCloud', num_points=1024, num_bits=8, order='quantized', seed=0),
 ]
 
 train_dataloader = dict(
@@ -22,9 +22,11 @@ train_dataloader = dict(
     dataset=dict(
         type='aft_mm.PointClouds',
         data_root=data_root,
-        classes=('chair', ),
+        classes=('chair',),
         split='train',
-        pipeline=train_pipeline))
+        pipeline=train_pipeline,
+    ),
+)
 
 val_dataloader = dict(
     batch_size=10,
@@ -34,16 +36,18 @@ val_dataloader = dict(
     dataset=dict(
         type='aft_mm.PointClouds',
         data_root=data_root,
-        classes=('chair', ),
+        classes=('chair',),
         split='test',
         pipeline=test_pipeline,
-        test_mode=True))
+        test_mode=True,
+    ),
+)
 val_evaluator = dict(type='aft_mm.Likelihood', per='dim')
 
 test_dataloader = val_dataloader
 test_evaluator = [
     dict(type='aft_mm.Likelihood', per='dim'),
-    dict(type='aft_mm.PointCloudDistance', num_bits=8)
+    dict(type='aft_mm.PointCloudDistance', num_bits=8),
 ]
 
 custom_hooks = [dict(type='aft_mm.PointCloudHook', num_bits=8, up='z', interval=10)]

@@ -6,12 +6,12 @@ point_cloud = dict(num_points=2048, num_bits=8, up='y')
 
 train_pipeline = [
     dict(type='aft_mm.LoadPoints'),
-    dict(type='aft_mm.PackPointCloud', num_points=2048, num_bits=8, order='raw')
+    dict(type='aft_mm.PackPointCloud', num_points=2048, num_bits=8, order='raw'),
 ]
 # The same points of a shape in every evaluation.
 test_pipeline = [
     dict(type='aft_mm.LoadPoints'),
-    dict(type='aft_mm.PackPointCloud', num_points=2048, num_bits=8, order='raw', seed=0)
+    dict(type='aft_mm.PackPointCloud', num_points=2048, num_bits=8, order='raw', seed=0),
 ]
 
 train_dataloader = dict(
@@ -24,7 +24,9 @@ train_dataloader = dict(
         data_root=data_root,
         classes='all',
         split='train',
-        pipeline=train_pipeline))
+        pipeline=train_pipeline,
+    ),
+)
 
 val_dataloader = dict(
     batch_size=16,
@@ -37,7 +39,9 @@ val_dataloader = dict(
         classes='all',
         split='val',
         pipeline=test_pipeline,
-        test_mode=True))
+        test_mode=True,
+    ),
+)
 val_evaluator = dict(type='aft_mm.Likelihood', per='dim')
 
 test_dataloader = dict(
@@ -51,10 +55,12 @@ test_dataloader = dict(
         classes='all',
         split='test',
         pipeline=test_pipeline,
-        test_mode=True))
+        test_mode=True,
+    ),
+)
 test_evaluator = [
     dict(type='aft_mm.Likelihood', per='dim'),
-    dict(type='aft_mm.PointCloudDistance', num_bits=8)
+    dict(type='aft_mm.PointCloudDistance', num_bits=8),
 ]
 
 custom_hooks = [dict(type='aft_mm.PointCloudHook', num_bits=8, up='y', interval=10)]

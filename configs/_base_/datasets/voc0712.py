@@ -14,14 +14,19 @@ train_dataloader = dict(
                     ann_file='VOC2007/ImageSets/Main/trainval.txt',
                     data_prefix=dict(sub_data_root='VOC2007/'),
                     filter_cfg=filter_cfg,
-                    pipeline={{_base_.train_pipeline}}),
+                    pipeline={{_base_.train_pipeline}},
+                ),
                 dict(
                     type='VOCDataset',
                     data_root=data_root,
                     ann_file='VOC2012/ImageSets/Main/trainval.txt',
                     data_prefix=dict(sub_data_root='VOC2012/'),
                     filter_cfg=filter_cfg,
-                    pipeline={{_base_.train_pipeline}})
-            ])))
+                    pipeline={{_base_.train_pipeline}},
+                ),
+            ]
+        )
+    )
+)
 val_dataloader = dict(dataset=dict(data_root=data_root))
 test_dataloader = val_dataloader

@@ -15,7 +15,9 @@ train_dataloader = dict(
         source_file=folder + '/train.en',
         target_file=folder + '/train.de',
         subwords=subwords,
-        max_length=256))
+        max_length=256,
+    ),
+)
 
 # Sentences are tested in their own order, whatever the number of processes.
 val_dataloader = dict(
@@ -29,7 +31,9 @@ val_dataloader = dict(
         target_file=folder + '/val.de',
         subwords=subwords,
         max_length=256,
-        test_mode=True))
+        test_mode=True,
+    ),
+)
 val_evaluator = dict(type='aft_mm.Likelihood', per='subword')
 
 test_dataloader = dict(
@@ -43,5 +47,7 @@ test_dataloader = dict(
         target_file=folder + '/test.de',
         subwords=subwords,
         max_length=256,
-        test_mode=True))
+        test_mode=True,
+    ),
+)
 test_evaluator = [dict(type='aft_mm.Likelihood', per='subword'), dict(type='aft_mm.BLEU')]

@@ -4,17 +4,54 @@
 data_root = '{{$AFT_MM_DATA:data}}/wsj'
 units = dict(
     symbols=[
-        'AA', 'AE', 'AH', 'AO', 'AW', 'AY', 'B', 'CH', 'D', 'DH', 'EH', 'ER', 'EY', 'F', 'G', 'HH',
-        'IH', 'IY', 'JH', 'K', 'L', 'M', 'N', 'NG', 'OW', 'OY', 'P', 'R', 'S', 'SH', 'T', 'TH',
-        'UH', 'UW', 'V', 'W', 'Y', 'Z', 'ZH'
+        'AA',
+        'AE',
+        'AH',
+        'AO',
+        'AW',
+        'AY',
+        'B',
+        'CH',
+        'D',
+        'DH',
+        'EH',
+        'ER',
+        'EY',
+        'F',
+        'G',
+        'HH',
+        'IH',
+        'IY',
+        'JH',
+        'K',
+        'L',
+        'M',
+        'N',
+        'NG',
+        'OW',
+        'OY',
+        'P',
+        'R',
+        'S',
+        'SH',
+        'T',
+        'TH',
+        'UH',
+        'UW',
+        'V',
+        'W',
+        'Y',
+        'Z',
+        'ZH',
     ],
     lexicon=data_root + '/cmudict-0.7b',
-    case='upper')
+    case='upper',
+)
 
 pipeline = [
     dict(type='aft_mm.LoadUtterance', sample_rate=16000, num_mel_bins=40),
     dict(type='aft_mm.NormalizeFeatures', per='utterance'),
-    dict(type='aft_mm.PackUtterance')
+    dict(type='aft_mm.PackUtterance'),
 ]
 
 # A batch takes 24,000 frames at most, padding included.
@@ -28,7 +65,9 @@ train_dataloader = dict(
         data_root=data_root + '/train_si284',
         units=units,
         max_frames=2400,
-        pipeline=pipeline))
+        pipeline=pipeline,
+    ),
+)
 
 val_dataloader = dict(
     batch_size=16,
@@ -41,7 +80,9 @@ val_dataloader = dict(
         units=units,
         max_frames=2400,
         pipeline=pipeline,
-        test_mode=True))
+        test_mode=True,
+    ),
+)
 val_evaluator = dict(type='aft_mm.ErrorRate', per='phoneme')
 
 test_dataloader = dict(
@@ -55,7 +96,9 @@ test_dataloader = dict(
         units=units,
         max_frames=2400,
         pipeline=pipeline,
-        test_mode=True))
+        test_mode=True,
+    ),
+)
 test_evaluator = val_evaluator
 
 custom_hooks = [dict(type='aft_mm.DataReportHook'), dict(type='aft_mm.EpochTimeHook')]

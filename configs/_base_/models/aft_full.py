@@ -10,11 +10,14 @@ model = dict(
         with_cls_token=True,
         position_embedding=True,
         out_type='cls_token',
-        drop_path_rate=0.1),
+        drop_path_rate=0.1,
+    ),
     head=dict(
         type='LinearClsHead',
         num_classes=1000,
         in_channels=192,
         loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
-        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.02)),
-    train_cfg=dict(augments=[dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]))
+        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.02),
+    ),
+    train_cfg=dict(augments=[dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]),
+)

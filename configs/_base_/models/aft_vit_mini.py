@@ -7,9 +7,12 @@ model = dict(
         out_type='avg_featmap',
         drop_path_rate=0.1,
         # About 1 / sqrt(96); the usual 0.02 is made for wide models.
-        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.1)),
+        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.1),
+    ),
     head=dict(
         type='LinearClsHead',
         num_classes=10,
         in_channels=96,
-        loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original')))
+        loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
+    ),
+)

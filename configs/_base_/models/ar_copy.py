@@ -8,5 +8,7 @@ model = dict(
         embed_dims=256,
         num_layers=4,
         embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=11),
-        grid=(128, )),
-    head=dict(type='aft_mm.CategoricalHead', embed_dims=256, num_classes=11))
+        grid=(128,),
+    ),
+    head=dict(type='aft_mm.CategoricalHead', embed_dims=256, num_classes=11),
+)

@@ -8,7 +8,8 @@ model = dict(
         embed_dims=256,
         num_layers=8,
         embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=256),
-        grid=(28 * 28, ),
-        drop_rate=0.1),
-    head=dict(
-        type='aft_mm.LogisticMixtureHead', embed_dims=256, num_channels=1, num_components=10))
+        grid=(28 * 28,),
+        drop_rate=0.1,
+    ),
+    head=dict(type='aft_mm.LogisticMixtureHead', embed_dims=256, num_channels=1, num_components=10),
+)

@@ -9,7 +9,9 @@ model = dict(
         embed_dims=256,
         num_layers=24,
         embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=256, num_kinds=3),
-        grid=(2048 * 3, ),
+        grid=(2048 * 3,),
         tokens_per_position=3,
-        drop_rate=0.1),
-    head=dict(type='aft_mm.CategoricalHead', embed_dims=256, num_classes=256))
+        drop_rate=0.1,
+    ),
+    head=dict(type='aft_mm.CategoricalHead', embed_dims=256, num_classes=256),
+)

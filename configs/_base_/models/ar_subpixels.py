@@ -8,6 +8,8 @@ model = dict(
         embed_dims=256,
         num_layers=24,
         embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=256),
-        grid=(32 * 32 * 3, ),
-        drop_rate=0.1),
-    head=dict(type='aft_mm.CategoricalHead', embed_dims=256, num_classes=256))
+        grid=(32 * 32 * 3,),
+        drop_rate=0.1,
+    ),
+    head=dict(type='aft_mm.CategoricalHead', embed_dims=256, num_classes=256),
+)

@@ -8,5 +8,7 @@ model = dict(
         embed_dims=192,
         num_layers=9,
         embedding=dict(type='aft_mm.FrameEmbedding', num_features=40),
-        grid=(2400, )),
-    head=dict(type='aft_mm.CTCHead', embed_dims=192, num_classes=41))
+        grid=(2400,),
+    ),
+    head=dict(type='aft_mm.CTCHead', embed_dims=192, num_classes=41),
+)

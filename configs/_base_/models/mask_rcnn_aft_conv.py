@@ -6,7 +6,8 @@ model = dict(
     data_preprocessor=dict(
         _delete_=True,
         type='aft_mm.MaskedDataPreprocessor',
-        preprocessor={{_base_.model.data_preprocessor}}),
+        preprocessor={{_base_.model.data_preprocessor}},
+    ),
     backbone=dict(
         _delete_=True,
         type='aft_mm.AFTViT',
@@ -17,11 +18,14 @@ model = dict(
         position_embedding=False,
         out_type='featmap',
         with_mask_channel=True,
-        drop_path_rate=0.1),
+        drop_path_rate=0.1,
+    ),
     neck=dict(
         _delete_=True,
         type='aft_mm.SimpleFeaturePyramid',
         in_channels=192,
         out_channels=256,
         strides=(4, 8, 16, 32),
-        num_outs=5))
+        num_outs=5,
+    ),
+)

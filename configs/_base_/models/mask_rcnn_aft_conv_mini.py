@@ -5,7 +5,8 @@ model = dict(
     data_preprocessor=dict(
         _delete_=True,
         type='aft_mm.MaskedDataPreprocessor',
-        preprocessor={{_base_.model.data_preprocessor}}),
+        preprocessor={{_base_.model.data_preprocessor}},
+    ),
     backbone=dict(
         _delete_=True,
         type='aft_mm.AFTViT',
@@ -17,7 +18,8 @@ model = dict(
         out_type='featmap',
         with_mask_channel=True,
         drop_path_rate=0.1,
-        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.1)),
+        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.1),
+    ),
     neck=dict(
         _delete_=True,
         type='aft_mm.SimpleFeaturePyramid',
@@ -25,11 +27,11 @@ model = dict(
         out_channels=96,
         in_stride=8,
         strides=(8, 16, 32),
-        num_outs=4),
+        num_outs=4,
+    ),
     rpn_head=dict(
-        in_channels=96,
-        feat_channels=96,
-        anchor_generator=dict(scales=[3], strides=[8, 16, 32, 64])),
+        in_channels=96, feat_channels=96, anchor_generator=dict(scales=[3], strides=[8, 16, 32, 64])
+    ),
     roi_head=dict(
         bbox_roi_extractor=dict(out_channels=96, featmap_strides=[8, 16, 32]),
         bbox_head=dict(in_channels=96, fc_out_channels=256, num_classes=1),
@@ -41,9 +43,13 @@ model = dict(
             num_classes=1,
             # mmdet starts the last convolution at a deviation of 1.4 where there is one class;
             # a cosine, ten times (`tempearture`, as mmdet spells it), starts lower.
-            predictor_cfg=dict(type='NormedConv2d', tempearture=10))),
+            predictor_cfg=dict(type='NormedConv2d', tempearture=10),
+        ),
+    ),
     # Fewer proposals and samples than mmdet's: an image has a few objects, and masks cost the most.
     train_cfg=dict(
         rpn=dict(sampler=dict(num=64)),
         rpn_proposal=dict(nms_pre=300, max_per_img=100),
-        rcnn=dict(sampler=dict(num=64))))
+        rcnn=dict(sampler=dict(num=64)),
+    ),
+)

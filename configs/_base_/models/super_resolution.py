@@ -12,7 +12,8 @@ model = dict(
         embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3),
         token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=8),
         grid=(8, 8),
-        drop_rate=0.1),
+        drop_rate=0.1,
+    ),
     decoder=dict(
         type='aft_mm.SequenceDecoder',
         embed_dims=256,
@@ -20,6 +21,7 @@ model = dict(
         embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3),
         grid=(32, 32),
         cross_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=8),
-        drop_rate=0.1),
-    head=dict(
-        type='aft_mm.LogisticMixtureHead', embed_dims=256, num_channels=3, num_components=10))
+        drop_rate=0.1,
+    ),
+    head=dict(type='aft_mm.LogisticMixtureHead', embed_dims=256, num_channels=3, num_components=10),
+)

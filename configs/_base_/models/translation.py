@@ -10,8 +10,9 @@ model = dict(
         embedding=None,
         positions='sinusoidal',
         token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=8),
-        grid=(256, ),
-        drop_rate=0.1),
+        grid=(256,),
+        drop_rate=0.1,
+    ),
     decoder=dict(
         type='aft_mm.SequenceDecoder',
         embed_dims=512,
@@ -19,11 +20,14 @@ model = dict(
         embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=37000, scaled=True),
         positions='sinusoidal',
         cross_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=8),
-        grid=(256, ),
-        drop_rate=0.1),
+        grid=(256,),
+        drop_rate=0.1,
+    ),
     head=dict(
         type='aft_mm.CategoricalHead',
         embed_dims=512,
         num_classes=37000,
         tied=True,
-        label_smoothing=0.1))
+        label_smoothing=0.1,
+    ),
+)

@@ -13,7 +13,9 @@ model = dict(
             bgr_to_rgb=True,
             pad_val=0,
             seg_pad_val=255,
-            size=(512, 512))),
+            size=(512, 512),
+        ),
+    ),
     backbone=dict(
         _delete_=True,
         type='aft_mm.AFTViT',
@@ -25,7 +27,9 @@ model = dict(
         out_indices=(2, 5, 8, 11),
         out_type='featmap',
         with_mask_channel=True,
-        drop_path_rate=0.1),
+        drop_path_rate=0.1,
+    ),
     neck=dict(in_channels=[192, 192, 192, 192], out_channels=192),
     decode_head=dict(in_channels=[192, 192, 192, 192], num_classes=150),
-    auxiliary_head=dict(in_channels=192, num_classes=150))
+    auxiliary_head=dict(in_channels=192, num_classes=150),
+)

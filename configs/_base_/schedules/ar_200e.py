@@ -11,14 +11,16 @@ optim_wrapper = dict(
             'embedding': dict(decay_mult=0.0),
             # Pixels go through a linear layer; of the keys that match, the longest counts.
             'embedding.projection.weight': dict(decay_mult=1.0),
-            'pos_bias': dict(decay_mult=0.0)
-        }))
+            'pos_bias': dict(decay_mult=0.0),
+        },
+    ),
+)
 
 # 3e-3 after 4,000 iterations, then 3e-3 * sqrt(4000 / t): a reading, as the paper says neither how
 # long the warm-up is nor what comes after it.
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, begin=0, end=4000, by_epoch=False),
-    dict(type='aft_mm.InverseSqrtLR', begin=4000, by_epoch=False)
+    dict(type='aft_mm.InverseSqrtLR', begin=4000, by_epoch=False),
 ]
 
 train_cfg = dict(by_epoch=True, max_epochs=200, val_interval=10)

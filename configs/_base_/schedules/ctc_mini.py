@@ -6,14 +6,13 @@ optim_wrapper = dict(
         norm_decay_mult=0.0,
         bias_decay_mult=0.0,
         flat_decay_mult=0.0,
-        custom_keys={
-            'position_embedding': dict(decay_mult=0.0),
-            'pos_bias': dict(decay_mult=0.0)
-        }))
+        custom_keys={'position_embedding': dict(decay_mult=0.0), 'pos_bias': dict(decay_mult=0.0)},
+    ),
+)
 
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-2, begin=0, end=100, by_epoch=False),
-    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=0, convert_to_iter_based=True)
+    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=0, convert_to_iter_based=True),
 ]
 
 train_cfg = dict(by_epoch=True, val_interval=1)

@@ -1,8 +1,7 @@
 # The transformers of the linear-transformer paper on speech (arXiv 2006.16236, §4.3): RAdam at 1e-4,
 # halved when the validation error stops falling. How long it may stand still and how many epochs there
 # are it does not say: 3 and 100 are choices of this project, as is to clip.
-optim_wrapper = dict(
-    optimizer=dict(type='RAdam', lr=1e-4), clip_grad=dict(max_norm=5.0))
+optim_wrapper = dict(optimizer=dict(type='RAdam', lr=1e-4), clip_grad=dict(max_norm=5.0))
 param_scheduler = [
     dict(
         type='ReduceOnPlateauLR',
@@ -10,7 +9,8 @@ param_scheduler = [
         rule='less',
         factor=0.5,
         patience=3,
-        min_value=1e-6)
+        min_value=1e-6,
+    )
 ]
 
 train_cfg = dict(by_epoch=True, max_epochs=100, val_interval=1)

@@ -12,5 +12,7 @@ optim_wrapper = dict(
         norm_decay_mult=0.0,
         bias_decay_mult=0.0,
         flat_decay_mult=0.0,
-        custom_keys={'pos_bias': dict(decay_mult=0.0)}),
-    clip_grad=dict(max_norm=1.0))
+        custom_keys={'pos_bias': dict(decay_mult=0.0)},
+    ),
+    clip_grad=dict(max_norm=1.0),
+)

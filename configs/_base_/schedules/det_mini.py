@@ -6,12 +6,14 @@ optim_wrapper = dict(
         norm_decay_mult=0.0,
         bias_decay_mult=0.0,
         flat_decay_mult=0.0,
-        custom_keys={'pos_bias': dict(decay_mult=0.0)}),
-    clip_grad=dict(max_norm=1.0))
+        custom_keys={'pos_bias': dict(decay_mult=0.0)},
+    ),
+    clip_grad=dict(max_norm=1.0),
+)
 
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, begin=0, end=1, convert_to_iter_based=True),
-    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=1, convert_to_iter_based=True)
+    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=1, convert_to_iter_based=True),
 ]
 
 train_cfg = dict(type='EpochBasedTrainLoop', val_interval=4)

@@ -6,8 +6,10 @@ optim_wrapper = dict(
         norm_decay_mult=0.0,
         bias_decay_mult=0.0,
         flat_decay_mult=0.0,
-        custom_keys={'pos_bias': dict(decay_mult=0.0)}),
-    clip_grad=dict(max_norm=1.0))
+        custom_keys={'pos_bias': dict(decay_mult=0.0)},
+    ),
+    clip_grad=dict(max_norm=1.0),
+)
 
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
@@ -17,6 +19,8 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=20, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
-        type='aft_mm.SafeCheckpointHook', by_epoch=False, interval=300, max_keep_ckpts=3),
+        type='aft_mm.SafeCheckpointHook', by_epoch=False, interval=300, max_keep_ckpts=3
+    ),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    visualization=dict(type='SegVisualizationHook'))
+    visualization=dict(type='SegVisualizationHook'),
+)

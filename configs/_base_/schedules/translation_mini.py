@@ -1,11 +1,12 @@
 # Small translation models: Adam as OpenNMT has it, a warm-up of 200 iterations and a cosine; the leaf
 # says how many epochs.
 optim_wrapper = dict(
-    optimizer=dict(type='Adam', lr=2e-3, betas=(0.9, 0.998)), clip_grad=dict(max_norm=1.0))
+    optimizer=dict(type='Adam', lr=2e-3, betas=(0.9, 0.998)), clip_grad=dict(max_norm=1.0)
+)
 
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-2, begin=0, end=200, by_epoch=False),
-    dict(type='CosineAnnealingLR', eta_min=2e-5, begin=0, convert_to_iter_based=True)
+    dict(type='CosineAnnealingLR', eta_min=2e-5, begin=0, convert_to_iter_based=True),
 ]
 
 train_cfg = dict(by_epoch=True, val_interval=1)

@@ -56,7 +56,7 @@ def decode_by_beam(log_probs: Tensor, beam_size: int) -> list[Hypothesis]:
                 # After itself a unit begins anew only behind a blank.
                 before = blank if prefix and prefix[-1] == new else both
                 if before + frame[new] > NEVER:
-                    longer = ends[prefix + (new, )]
+                    longer = ends[prefix + (new,)]
                     longer[1] = _add(longer[1], before + frame[new])
         kept = sorted(ends.items(), key=lambda item: (-_add(*item[1]), item[0]))[:beam_size]
         beam = {prefix: (blank, unit) for prefix, (blank, unit) in kept}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aft_mm.checks import check_flag, check_int, check_number, refuse
 
-from .heads import check_logits, check_sampling
+from .sampling import check_logits, check_sampling
 from .step_graph import CompiledSteps, laid_out_for_steps, make_steps
 
 __all__ = ['Hypothesis', 'beam_search', 'default_length', 'generate']

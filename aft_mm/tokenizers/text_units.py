@@ -43,8 +43,11 @@ class TextUnits:
         if lexicon is not None:
             check_path('lexicon', lexicon)
         elif any(len(symbol) > 1 for symbol in symbols):
-            refuse('symbols', 'single characters without a lexicon',
-                   [symbol for symbol in symbols if len(symbol) > 1])
+            refuse(
+                'symbols',
+                'single characters without a lexicon',
+                [symbol for symbol in symbols if len(symbol) > 1],
+            )
         check_choice('case', case, CASES)
         self.names = (BLANK, UNKNOWN, *symbols)
         self.case = CASES[case]
@@ -78,8 +81,10 @@ class TextUnits:
             names = phonemes if stressed else [phoneme.rstrip('012') for phoneme in phonemes]
             missing = [name for name in names if name not in self.numbers]
             if missing:
-                raise ValueError(f'lexicon {self.lexicon!r} says {word!r} with {missing[0]!r}, '
-                                 f'which is none of the {len(self.names) - 2} symbols.')
+                raise ValueError(
+                    f'lexicon {self.lexicon!r} says {word!r} with {missing[0]!r}, '
+                    f'which is none of the {len(self.names) - 2} symbols.'
+                )
             found[word] = tuple(self.numbers[name] for name in names)
         return found
 
@@ -108,8 +113,9 @@ def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
         if word.startswith((';;;', '#')):
             continue
         if not phonemes:
-            raise ValueError(f'line {number} of lexicon {path!r} has the word {word!r} and no '
-                             'phonemes.')
+            raise ValueError(
+                f'line {number} of lexicon {path!r} has the word {word!r} and no phonemes.'
+            )
         words.setdefault(_VARIANT.sub('', word), tuple(phonemes))
     if not words:
         raise ValueError(f'lexicon {path!r} has no word.')

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parent
 #: How the sentence of a process begins that ended because another one did.
 PEER_DIED = 'another process of the run has died'
 # What input reaches. The ops are called by our layers only, so that their errors are ours too.

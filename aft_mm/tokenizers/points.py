@@ -33,8 +33,10 @@ def bounding_cube(points: np.ndarray) -> Box:
     if not side > 0:
         raise ValueError(f'points must differ, but all {len(points)} are {low.tolist()}.')
     if not (side < np.inf and reach / side <= 0.5 + SLACK):
-        raise ValueError('points must have an extent that float64 can divide, but go from '
-                         f'{low.tolist()} to {high.tolist()}.')
+        raise ValueError(
+            'points must have an extent that float64 can divide, but go from '
+            f'{low.tolist()} to {high.tolist()}.'
+        )
     x, y, z = centre.tolist()
     return (x, y, z), side
 
@@ -79,8 +81,10 @@ def encode_points(
         raise ValueError(f'the side of box must be above 0, got {side}.')
     unit = (points - np.asarray(centre)) / side
     if np.abs(unit).max() > 0.5 + SLACK:
-        raise ValueError(f'points must lie in the box, a cube of side {side} around '
-                         f'{tuple(centre)}, but reach {np.abs(unit).max():.4g} sides from it.')
+        raise ValueError(
+            f'points must lie in the box, a cube of side {side} around '
+            f'{tuple(centre)}, but reach {np.abs(unit).max():.4g} sides from it.'
+        )
     tokens = np.floor(unit * bins + bins // 2).clip(0, bins - 1).astype(np.uint8)
     keys = points if order == 'raw' else tokens
     # The last column is the major key of lexsort, and comes first in the sequence.
@@ -109,8 +113,10 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
     if tokens.ndim < 1 or tokens.shape[-1] % 3:
         raise ValueError(f'tokens must be three per point, but have the shape {tokens.shape}.')
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < bins:
-        raise ValueError(f'tokens must be 0 to {bins - 1} with num_bits={num_bits}, but are '
-                         f'{tokens.min()} to {tokens.max()}.')
+        raise ValueError(
+            f'tokens must be 0 to {bins - 1} with num_bits={num_bits}, but are '
+            f'{tokens.min()} to {tokens.max()}.'
+        )
     centre, side = UNIT_CUBE if box is None else box
     coordinates = tokens.reshape(*tokens.shape[:-1], -1, 3)[..., ::-1]
     return ((coordinates + 0.5) / bins - 0.5) * side + np.asarray(centre)
@@ -130,8 +136,9 @@ def _checked(points: np.ndarray) -> np.ndarray:
     """The points in float64, in which even a cloud far from the origin keeps its shape."""
     points = np.asarray(points, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] != 3 or not len(points):
-        raise ValueError(f'points must be [P, 3] with P at least 1, but have the shape '
-                         f'{points.shape}.')
+        raise ValueError(
+            f'points must be [P, 3] with P at least 1, but have the shape {points.shape}.'
+        )
     if not np.isfinite(points).all():
         bad = int((~np.isfinite(points)).any(1).sum())
         raise ValueError(f'points must be finite, but {bad} of {len(points)} are not.')

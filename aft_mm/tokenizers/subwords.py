@@ -31,12 +31,15 @@ class Subwords:
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError as error:
-            raise ValueError('subwords need sentencepiece, which pip install aft_mm[text] '
-                             'installs') from error
+            raise ValueError(
+                'subwords need sentencepiece, which pip install aft_mm[text] installs'
+            ) from error
         self.path = os.fspath(path)
         if not Path(path).is_file():
-            raise ValueError(f'subwords {self.path!r} does not exist; '
-                             'tools/dataset_converters/subwords.py makes it of the training text')
+            raise ValueError(
+                f'subwords {self.path!r} does not exist; '
+                'tools/dataset_converters/subwords.py makes it of the training text'
+            )
         content = Path(path).read_bytes()
         self._processor = SentencePieceProcessor()
         try:
@@ -47,8 +50,10 @@ class Subwords:
         self.vocab_size: int = self._processor.vocab_size()
         self.end: int = self._processor.eos_id()
         if self.end < 0:
-            raise ValueError(f'subwords {self.path!r} has no piece that ends a sentence; train it '
-                             'with tools/dataset_converters/subwords.py')
+            raise ValueError(
+                f'subwords {self.path!r} has no piece that ends a sentence; train it '
+                'with tools/dataset_converters/subwords.py'
+            )
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """The tokens of each line, ``end`` the last of them."""
@@ -58,7 +63,7 @@ class Subwords:
         """The text of tokens up to the first ``end``."""
         tokens = list(map(int, tokens))
         if self.end in tokens:
-            tokens = tokens[:tokens.index(self.end)]
+            tokens = tokens[: tokens.index(self.end)]
         return self._processor.decode(tokens)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from aft_mm.structures import bounding_cube, decode_points, encode_points
+from aft_mm.tokenizers import bounding_cube, decode_points, encode_points
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def points():
 
 def test_the_cube_is_around_the_box_and_as_wide_as_its_longest_edge():
     centre, side = bounding_cube([[1, 0, 5], [3, 10, 5], [2, 4, 4]])
-    assert (centre, side) == ((2., 5., 4.5), 10.)
+    assert (centre, side) == ((2.0, 5.0, 4.5), 10.0)
 
 
 @pytest.mark.parametrize('num_bits', [1, 3, 8])
@@ -27,7 +27,7 @@ def test_no_coordinate_moves_by_more_than_half_a_step(points, num_bits, number):
     singles = [encode_points(point[None], num_bits, box) for point in cloud]
     back = np.concatenate([decode_points(single, num_bits, box) for single in singles])
     assert back.shape == cloud.shape and back.dtype == np.float64
-    assert np.abs(back - cloud).max() <= box[1] / 2**(num_bits + 1) * 1.000001
+    assert np.abs(back - cloud).max() <= box[1] / 2 ** (num_bits + 1) * 1.000001
     # A whole cloud is its points, in the order that Python gives to them or to their tokens.
     quantized = sorted(tuple(single.tolist()) for single in singles)
     places = sorted(range(number), key=lambda i: tuple(cloud[i, ::-1].tolist()))
@@ -41,7 +41,8 @@ def test_no_coordinate_moves_by_more_than_half_a_step(points, num_bits, number):
 def test_the_order_changes_the_sequence_but_not_the_points(points):
     raw, quantized = (
         encode_points(points, num_bits=3, order=order).reshape(-1, 3).tolist()
-        for order in ('raw', 'quantized'))
+        for order in ('raw', 'quantized')
+    )
     assert raw != quantized == sorted(raw)
     # The major key is in order all the same.
     assert [z for z, _, _ in raw] == [z for z, _, _ in quantized]
@@ -50,10 +51,11 @@ def test_the_order_changes_the_sequence_but_not_the_points(points):
 def test_real_coordinates_decide_within_a_bin_and_y_and_x_where_they_are_equal():
     """All four in one bin of z and y; x tells them apart."""
     cloud = [[0.1, 0, 0.02], [0.2, 0.01, 0.01], [0.3, 0, 0.01], [0.4, 0, 0.01], [-0.5, -0.5, -0.5]]
-    box = ((0., 0., 0.), 1.)
+    box = ((0.0, 0.0, 0.0), 1.0)
     sequences = {
         order: encode_points(cloud, 2, box, order).reshape(-1, 3).tolist()
-        for order in ('raw', 'quantized')}
+        for order in ('raw', 'quantized')
+    }
     bins = {0.1: [2, 2, 2], 0.2: [2, 2, 2], 0.3: [2, 2, 3], 0.4: [2, 2, 3]}
     assert sequences['raw'] == [[0, 0, 0], *(bins[x] for x in (0.3, 0.4, 0.2, 0.1))]
     assert sequences['quantized'] == [[0, 0, 0], *(bins[x] for x in (0.1, 0.2, 0.3, 0.4))]
@@ -80,7 +82,7 @@ def test_sorted_order_is_total(points, number, order):
 
 def test_tokens_of_a_point_are_z_y_x():
     cloud = [[0.1, 0.3, 0.49], [-0.5, -0.5, -0.5], [0.5, -0.2, -0.5]]
-    tokens = encode_points(cloud, box=((0., 0., 0.), 1.))
+    tokens = encode_points(cloud, box=((0.0, 0.0, 0.0), 1.0))
     assert tokens.tolist() == [0, 0, 0, 0, 76, 255, 253, 204, 153]
     expected = [[-0.5] * 3, [0.5, -0.2, -0.5], [0.1, 0.3, 0.49]]
     np.testing.assert_allclose(decode_points(tokens), expected, atol=1 / 512 + 1e-7)
@@ -95,14 +97,14 @@ def test_a_batch_of_samples_is_decoded_at_once(points):
 
 
 def test_a_given_box_is_kept(points):
-    box = ((0., 0., 0.), 500.)
+    box = ((0.0, 0.0, 0.0), 500.0)
     back = decode_points(encode_points(points, box=box), box=box)
     assert cKDTree(points).query(back, p=np.inf)[0].max() <= 500 / 512 + 1e-4
     with pytest.raises(ValueError, match='points must lie in the box, a cube of side 100.0 around'):
-        encode_points(points, box=((0., 0., 0.), 100.))
-    for side in (0., -1., np.nan):
+        encode_points(points, box=((0.0, 0.0, 0.0), 100.0))
+    for side in (0.0, -1.0, np.nan):
         with pytest.raises(ValueError, match=f'the side of box must be above 0, got {side}'):
-            encode_points(points, box=((0., 0., 0.), side))
+            encode_points(points, box=((0.0, 0.0, 0.0), side))
 
 
 def test_huge_and_tiny_clouds_survive(points):
@@ -125,19 +127,28 @@ def test_a_cloud_far_from_the_origin_keeps_its_shape(points, offset):
     assert distance.max() <= box[1] / 512 * 1.001
 
 
-@pytest.mark.parametrize(('points', 'message'), [
-    (np.zeros((4, 3)), 'points must differ, but all 4 are'),
-    (np.ones((1, 3)), 'points must differ, but all 1 are'),
-    (np.zeros((0, 3)), r'points must be \[P, 3\] with P at least 1, but have the shape \(0, 3\)'),
-    (np.zeros((4, 2)), r'but have the shape \(4, 2\)'),
-    ([[0, 0, 0], [1, np.nan, 0]], 'points must be finite, but 1 of 2 are not'),
-    ([[0, 0, 0], [1, np.inf, 0]], 'points must be finite, but 1 of 2 are not'),
-    ([[1e200] * 3, [1e200 + 1] * 3], 'points must differ, but all 2 are'),
-    # Neighbours in float64, whose middle is one of them; wider than float64; the smallest ones.
-    ([[0, 0, 1e17], [0, 0, 1e17 + 16]], 'an extent that float64 can divide, but go from .*1e.17'),
-    ([[-1.7e308, 0, 0], [1.7e308, 0, 0]], 'an extent that float64 can divide, but go .*-1.7e'),
-    ([[0, 0, 0], [0, 5e-324, 0]], 'an extent that float64 can divide'),
-])
+@pytest.mark.parametrize(
+    ('points', 'message'),
+    [
+        (np.zeros((4, 3)), 'points must differ, but all 4 are'),
+        (np.ones((1, 3)), 'points must differ, but all 1 are'),
+        (
+            np.zeros((0, 3)),
+            r'points must be \[P, 3\] with P at least 1, but have the shape \(0, 3\)',
+        ),
+        (np.zeros((4, 2)), r'but have the shape \(4, 2\)'),
+        ([[0, 0, 0], [1, np.nan, 0]], 'points must be finite, but 1 of 2 are not'),
+        ([[0, 0, 0], [1, np.inf, 0]], 'points must be finite, but 1 of 2 are not'),
+        ([[1e200] * 3, [1e200 + 1] * 3], 'points must differ, but all 2 are'),
+        # Neighbours in float64, whose middle is one of them; wider than float64; the smallest ones.
+        (
+            [[0, 0, 1e17], [0, 0, 1e17 + 16]],
+            'an extent that float64 can divide, but go from .*1e.17',
+        ),
+        ([[-1.7e308, 0, 0], [1.7e308, 0, 0]], 'an extent that float64 can divide, but go .*-1.7e'),
+        ([[0, 0, 0], [0, 5e-324, 0]], 'an extent that float64 can divide'),
+    ],
+)
 def test_a_cloud_without_a_cube_is_refused(points, message):
     for function in (bounding_cube, encode_points):
         with pytest.raises(ValueError, match=message):
@@ -156,12 +167,15 @@ def test_an_unknown_order_is_refused(points):
         encode_points(points, order='sorted')
 
 
-@pytest.mark.parametrize(('tokens', 'message'), [
-    ([0, 1, 8], 'tokens must be 0 to 7 with num_bits=3, but are 0 to 8'),
-    ([0, -1, 7], 'tokens must be 0 to 7 with num_bits=3, but are -1 to 7'),
-    ([0, 1], r'tokens must be three per point, but have the shape \(2,\)'),
-    (3, r'tokens must be three per point, but have the shape \(\)'),
-])
+@pytest.mark.parametrize(
+    ('tokens', 'message'),
+    [
+        ([0, 1, 8], 'tokens must be 0 to 7 with num_bits=3, but are 0 to 8'),
+        ([0, -1, 7], 'tokens must be 0 to 7 with num_bits=3, but are -1 to 7'),
+        ([0, 1], r'tokens must be three per point, but have the shape \(2,\)'),
+        (3, r'tokens must be three per point, but have the shape \(\)'),
+    ],
+)
 def test_tokens_that_are_no_points_are_refused(tokens, message):
     with pytest.raises(ValueError, match=message):
         decode_points(tokens, num_bits=3)

@@ -7,7 +7,7 @@ from .aft_local import AFTLocal
 
 
 @MODELS.register_module()
-class AFTLocalNormalized(AFTLocal):
+class AFTLocalLearned(AFTLocal):
     """AFT with local weights that have a softmax of their own (ICLR submission, eq. 8).
 
     ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t'`` over all visible tokens, w
@@ -21,6 +21,6 @@ class AFTLocalNormalized(AFTLocal):
     """
 
     _version = 2  # 1 had no weights outside the window
-    op = staticmethod(ops.aft_local_normalized)
-    op_init_state = staticmethod(ops.aft_local_normalized_init_state)
-    op_step = staticmethod(ops.aft_local_normalized_step)
+    op = staticmethod(ops.aft_local_learned)
+    op_init_state = staticmethod(ops.aft_local_learned_init_state)
+    op_step = staticmethod(ops.aft_local_learned_step)

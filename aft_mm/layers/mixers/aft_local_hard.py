@@ -14,10 +14,10 @@ from .base import AFTMixer
 
 
 @MODELS.register_module()
-class AFTWindow(AFTMixer):
+class AFTLocalHard(AFTMixer):
     """AFT over a hard window, W = 1 inside and 0 outside (ICLR submission, algorithms 1 and 2).
 
-    1-d: ``t − s < t' ≤ t``, not causal ``|t − t'| < s``. 2-d: see :func:`aft_mm.ops.aft_window`.
+    1-d: ``t − s < t' ≤ t``, not causal ``|t − t'| < s``. 2-d: see :func:`aft_mm.ops.aft_local_hard`.
 
     Args:
         embed_dims: channels D.
@@ -31,7 +31,7 @@ class AFTWindow(AFTMixer):
     ) -> None:
         super().__init__(embed_dims, causal=causal, **kwargs)
         if self.grid is not None and len(self.grid) > 2:
-            raise ValueError(f'grid must have 1 or 2 dimensions for AFTWindow, got {self.grid}')
+            raise ValueError(f'grid must have 1 or 2 dimensions for AFTLocalHard, got {self.grid}')
         check_hard_window(window, self.grid)
         self.window = tuple(window) if isinstance(window, Sequence) else window
         if causal and self.grid is not None and len(self.grid) == 2:
@@ -40,10 +40,10 @@ class AFTWindow(AFTMixer):
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         if self.causal and self.grid is None and len(grid) > 1:
             raise ValueError(
-                'grid must be given to AFTWindow(causal=True) itself for a raster, whose steps '
+                'grid must be given to AFTLocalHard(causal=True) itself for a raster, whose steps '
                 f'need it, got {grid} for these tokens only'
             )
-        return ops.aft_window(
+        return ops.aft_local_hard(
             query,
             key,
             value,
@@ -55,11 +55,11 @@ class AFTWindow(AFTMixer):
         )
 
     def _init_state(self, batch_size: int) -> Any:
-        return ops.aft_window_init_state(
+        return ops.aft_local_hard_init_state(
             batch_size, self.embed_dims, window=self.window, grid=self.grid, **self._state_options
         )
 
     def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
-        return ops.aft_window_step(
+        return ops.aft_local_hard_step(
             state, query, key, value, window=self.window, grid=self.grid, gate=self.gate
         )
