@@ -1,4 +1,4 @@
-# Any file as a sequence of bytes, plain or gzip: the first 90 % train, 5 % each validate and test.
+# Any file as a sequence of bytes, plain or gzip: 90 % train, then 5 % validate, then 5 % test.
 _base_ = [
     '../_base_/models/ar_bytes.py',
     '../_base_/datasets/enwik8.py',

@@ -1,5 +1,5 @@
-# An image and a PNG of the same name whose grey levels are the numbers of the classes, from 0; 255 is
-# nothing: my_masks/train/1.jpg, my_masks/train_masks/1.png, my_masks/val, my_masks/val_masks.
+# Images, and a PNG of the same name whose grey levels are class numbers from 0; 255 is ignored:
+# my_masks/train/1.jpg, my_masks/train_masks/1.png, my_masks/val, my_masks/val_masks.
 _base_ = [
     '../_base_/models/fcn_aft_conv.py',
     '../_base_/datasets/camvid.py',

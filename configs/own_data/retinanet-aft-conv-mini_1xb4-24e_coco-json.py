@@ -1,4 +1,4 @@
-# Images with boxes in COCO's json: my_boxes/images/1.jpg, my_boxes/train.json, my_boxes/val.json.
+# Images with boxes as COCO json: my_boxes/images/1.jpg, my_boxes/train.json, my_boxes/val.json.
 _base_ = [
     '../_base_/models/retinanet_aft_conv.py',
     '../_base_/datasets/bccd.py',
@@ -7,7 +7,7 @@ _base_ = [
 ]
 
 data_root = '{{$AFT_MM_DATA:data}}/my_boxes/'
-metainfo = dict(classes=('cat', 'dog'))  # as the json spells its categories, in its order
+metainfo = dict(classes=('cat', 'dog'))  # spelling and order of the json's categories
 
 model = dict(
     backbone=dict(

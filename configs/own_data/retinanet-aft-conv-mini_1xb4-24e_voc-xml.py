@@ -1,5 +1,5 @@
-# Images with boxes as PASCAL VOC has them: my_boxes/JPEGImages/1.jpg, my_boxes/Annotations/1.xml, and
-# the names of the images, without their endings, in my_boxes/ImageSets/Main/train.txt and val.txt.
+# Images with boxes in PASCAL VOC format: my_boxes/JPEGImages/1.jpg, my_boxes/Annotations/1.xml, and
+# the image names without suffix in my_boxes/ImageSets/Main/train.txt and val.txt.
 _base_ = [
     '../_base_/models/retinanet_aft_conv.py',
     '../_base_/datasets/bccd_voc.py',
@@ -8,7 +8,7 @@ _base_ = [
 ]
 
 data_root = '{{$AFT_MM_DATA:data}}/my_boxes/'
-metainfo = dict(classes=('cat', 'dog'))  # as the xml files spell them
+metainfo = dict(classes=('cat', 'dog'))  # spelling of the xml files
 
 model = dict(
     backbone=dict(
