@@ -224,7 +224,7 @@ def nothing(folder, request):
 
 # What a page supposes to be there: files in the folder, and names.
 SETTINGS = {
-    'README.md': text,
+    'README.md': nothing,
     'docs/configs.md': nothing,
     'docs/get_started.md': nothing,
     'docs/model_converters.md': export,
