@@ -223,7 +223,7 @@ def test_the_model_index_reads_the_metafiles():
         (
             'image_classification',
             'A table 8',
-            'DeiT base, 384 px',
+            'DeiT base, 384 px, pretrained, not in this package',
             {'in the paper': '86.9', 'top-1, %': '82.9', 'images/s': '89.6', 'GB': '13.6'},
         ),
         (

@@ -130,7 +130,7 @@ def test_name_says_the_schedule(name):
     assert config.train_dataloader.batch_size == int(field['batch'])
     assert config.train_cfg.max_epochs == int(field['epochs'])
     if name in FULL:
-        assert config.optim_wrapper.optimizer == dict(type='Adam', lr=3e-3, weight_decay=0.1)
+        assert config.optim_wrapper.optimizer == dict(type='AdamW', lr=3e-3, weight_decay=0.1)
         assert config.auto_scale_lr.base_batch_size == int(field['gpus']) * int(field['batch'])
         assert config.model.decoder.drop_rate == 0.1
         assert config.train_cfg.val_interval == config.custom_hooks[0].interval

@@ -15,5 +15,3 @@ model = dict(
 )
 
 train_dataloader = dict(batch_size=16)
-# The ICLR submission has Adam where arXiv 2105.14103 has AdamW.
-optim_wrapper = dict(optimizer=dict(type='Adam'))

@@ -8,5 +8,3 @@ _base_ = [
 model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTLocalLearned', window=256, rank=64)))
 
 train_dataloader = dict(batch_size=16)
-# The ICLR submission has Adam where arXiv 2105.14103 has AdamW.
-optim_wrapper = dict(optimizer=dict(type='Adam'))

@@ -2,6 +2,3 @@ _base_ = './aft-simple-l24-d256_8xb16-200e_cifar10.py'
 
 # ICLR submission, eq. 3: relu(q) ⊙ Σ relu(k) ⊙ v, without a denominator.
 model = dict(decoder=dict(token_mixer=dict(key_function='relu', gate='relu')))
-
-# The ICLR submission has Adam where arXiv 2105.14103 has AdamW.
-optim_wrapper = dict(optimizer=dict(type='Adam'))

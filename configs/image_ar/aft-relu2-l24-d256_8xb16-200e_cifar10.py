@@ -2,6 +2,3 @@ _base_ = './aft-simple-l24-d256_8xb16-200e_cifar10.py'
 
 # ICLR submission, eq. 6: two terms of the form of AFT-relu.
 model = dict(decoder=dict(token_mixer=dict(key_function='relu2', gate='relu')))
-
-# The ICLR submission has Adam where arXiv 2105.14103 has AdamW.
-optim_wrapper = dict(optimizer=dict(type='Adam'))

@@ -5,6 +5,6 @@ _base_ = [
     '../_base_/default_runtime.py',
 ]
 
-model = dict(backbone=dict(arch='small'), head=dict(in_channels=384))
+model = dict(backbone=dict(arch='small', token_mixer=dict(num_heads=6)), head=dict(in_channels=384))
 
 train_dataloader = dict(batch_size=128)

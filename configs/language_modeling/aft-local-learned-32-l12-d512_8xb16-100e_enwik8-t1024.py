@@ -5,7 +5,7 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# ICLR submission, table 3: d_u = 256 and, where arXiv 2105.14103 has AdamW, Adam.
+# ICLR submission, table 3: d_u = 256.
 model = dict(
     decoder=dict(
         embed_dims=512,
@@ -16,4 +16,3 @@ model = dict(
 )
 
 train_dataloader = dict(batch_size=16)
-optim_wrapper = dict(optimizer=dict(type='Adam'))

@@ -5,8 +5,7 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# ICLR submission, table 3: d_u = 256 and, where arXiv 2105.14103 has AdamW, Adam.
+# ICLR submission, table 3: d_u = 256.
 model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTLocalLearned', window=32, rank=256)))
 
 train_dataloader = dict(batch_size=16)
-optim_wrapper = dict(optimizer=dict(type='Adam'))

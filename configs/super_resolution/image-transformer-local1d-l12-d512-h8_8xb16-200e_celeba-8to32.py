@@ -20,7 +20,5 @@ model = dict(
 # The paper tuned learning rate and dropout for this task and does not print them: those of its
 # CIFAR-10 models, 3e-3 and 0.1, are a choice of this project.
 train_dataloader = dict(batch_size=16)
-# The ICLR submission has Adam where arXiv 2105.14103 has AdamW.
-optim_wrapper = dict(optimizer=dict(type='Adam'))
 test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=4, temperature=0.8, num_inputs=1024)
 default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))
