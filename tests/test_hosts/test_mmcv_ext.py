@@ -1,6 +1,7 @@
 """The operators that replace ``mmcv._ext``: against formulas, and against the compiled ones."""
 
 import importlib
+import itertools
 import subprocess
 import sys
 from importlib.machinery import PathFinder
@@ -343,6 +344,39 @@ def test_deformable_attention_is_that_of_mmcv_and_has_its_gradients():
         expected = multi_scale_deformable_attn_pytorch(inputs[0], shapes, *inputs[1:])
         torch.testing.assert_close(ours(*inputs), expected)
         assert torch.autograd.gradcheck(ours, inputs, nondet_tol=1e-9)
+
+
+@pytest.mark.parametrize('kind', ['collect', 'distribute'])
+def test_a_mask_of_spatial_attention_lies_around_its_place(monkeypatch, kind):
+    from mmcv.ops import PSAMask
+
+    monkeypatch.setattr(sys.modules['mmcv.ops.psa_mask'], 'ext_module', OURS)
+    layer = PSAMask(kind, (3, 5))
+    x = torch.randn(2, 15, 4, 6, dtype=torch.float64, requires_grad=True)
+    expected = torch.zeros(2, 24, 24, dtype=torch.float64)
+    for h, w, i, j in itertools.product(range(4), range(6), range(3), range(5)):
+        y, z = h + i - 1, w + j - 2
+        if 0 <= y < 4 and 0 <= z < 6:
+            target, source = y * 6 + z, h * 6 + w
+            pair = (target, source) if kind == 'collect' else (source, target)
+            expected[:, pair[0], pair[1]] = x[:, i * 5 + j, h, w].detach()
+    torch.testing.assert_close(layer(x).flatten(2), expected)
+    assert torch.autograd.gradcheck(layer, x)
+
+
+def test_spatial_attention_is_that_of_the_compiled_operator(compiled):
+    x, grad = torch.randn(2, 15, 4, 6), torch.randn(2, 24, 4, 6)
+    for kind in (0, 1):
+        options = dict(psa_type=kind, num_=2, h_feature=4, w_feature=6)
+        options |= dict(h_mask=3, w_mask=5, half_h_mask=1, half_w_mask=2)
+        ours, theirs = torch.zeros(2, *grad.shape)
+        OURS.psamask_forward(x, ours, **options)
+        compiled.psamask_forward(x, theirs, **options)
+        assert torch.equal(ours, theirs)
+        ours, theirs = torch.zeros(2, *x.shape)
+        OURS.psamask_backward(grad, ours, **options)
+        compiled.psamask_backward(grad, theirs, **options)
+        assert torch.equal(ours, theirs)
 
 
 def test_an_operator_without_a_replacement_raises_when_it_is_called():
