@@ -5,6 +5,12 @@ when it first looks a name up, so configs need no further import. An ImportError
 hidden by mmengine; import nothing that can fail.
 """
 
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+
 from mmengine import registry as root
 
 from aft_mm.checkpoint import register_safe_loading
@@ -64,3 +70,17 @@ for _parent in (root.OPTIMIZERS, root.VISBACKENDS, root.VISUALIZERS):
     root.Registry(_parent.name, parent=_parent, scope='aft_mm', locations=['aft_mm.engine'])
 
 register_safe_loading()
+
+
+class _MMCVOperators(MetaPathFinder):
+    """Let an mmcv without compiled operators import ``mmcv._ext`` from :mod:`aft_mm.hosts`."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
+        if name != 'mmcv._ext':
+            return None
+        return import_module('aft_mm.hosts').extension_spec(path)
+
+
+sys.meta_path.insert(0, _MMCVOperators())

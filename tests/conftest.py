@@ -23,7 +23,7 @@ from aft_mm.cli.parsers import COMMANDS
 # Tools that run inside of the tests' process leave its allocator as it is.
 os.environ['AFT_MM_MALLOC'] = 'system'
 ROOT = Path(__file__).parent.parent
-MISSING = [name for name in ('mmcv._ext', 'mmdet', 'mmseg') if not importlib.util.find_spec(name)]
+MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(name)]
 collect_ignore = ['downstream'] if MISSING else []
 
 

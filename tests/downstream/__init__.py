@@ -1,1 +1,1 @@
-"""Tests that need mmdet, mmseg and the compiled mmcv: `make downstream`."""
+"""Tests that need mmdet and mmseg: `make downstream`."""

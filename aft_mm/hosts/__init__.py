@@ -1,0 +1,64 @@
+"""Adaptations of the host packages: what aft_mm changes in mmcv, and why.
+
+mmdet and mmseg import ``mmcv.ops``, which needs the compiled module ``mmcv._ext``. mmcv-lite ships
+everything but that module, and compiling it takes minutes and a C++ compiler. :func:`extension_spec`
+supplies a replacement built on torch and torchvision (:mod:`aft_mm.hosts.mmcv_ext`). A compiled
+``mmcv._ext`` that loads is always preferred.
+"""
+
+import logging
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
+from types import ModuleType
+
+__all__ = ['MMCV_EXT', 'extension_spec', 'selected_operators']
+
+MMCV_EXT = 'mmcv._ext'
+logger = logging.getLogger('aft_mm.hosts')
+
+
+class _ReplacementLoader:
+    """Load the compiled extension if there is one that works, else the replacement."""
+
+    def __init__(self, compiled: ModuleSpec | None) -> None:
+        self.compiled = compiled
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        if self.compiled is not None and self.compiled.loader is not None:
+            try:
+                module = module_from_spec(self.compiled)
+                self.compiled.loader.exec_module(module)
+                return module
+            except (ImportError, OSError) as error:
+                logger.warning(
+                    'the compiled operators of mmcv cannot be loaded (%s); the operators of '
+                    'torchvision are used instead. Reinstall mmcv for this torch, or replace it: '
+                    'pip uninstall -y mmcv && pip install --force-reinstall --no-deps mmcv-lite',
+                    ' '.join(str(error).split()),
+                )
+        return import_module('aft_mm.hosts.mmcv_ext').make_module(MMCV_EXT)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: both kinds of module are complete when they are created."""
+
+
+def extension_spec(path: Sequence[str] | None) -> ModuleSpec:
+    """Return the import spec of ``mmcv._ext``.
+
+    Args:
+        path: ``mmcv.__path__``, where the compiled extension lies if there is one.
+    """
+    compiled = PathFinder.find_spec(MMCV_EXT, path)
+    return ModuleSpec(MMCV_EXT, _ReplacementLoader(compiled), origin='aft_mm.hosts.mmcv_ext')
+
+
+def selected_operators() -> str:
+    """Return ``'compiled'`` or ``'torchvision'``: which ``mmcv._ext`` an import yields here.
+
+    Raises:
+        ImportError: mmcv is not installed.
+    """
+    module = import_module(MMCV_EXT)
+    return 'torchvision' if hasattr(module, 'SUPPORTED') else 'compiled'

@@ -1,0 +1,693 @@
+"""The operators of ``mmcv._ext`` that training and inference of mmdet and mmseg models use.
+
+Every function has the signature under which ``mmcv/ops/*.py`` of mmcv 2.1 calls it: results are
+written into preallocated tensors where mmcv expects that. torchvision's operators are used where
+their definition is the same; the others are torch expressions, whose backward pass is autograd's.
+Operators that are not in :data:`SUPPORTED` raise an error when they are called, not on import.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+import torchvision  # noqa: F401  registers torch.ops.torchvision
+from torch import Tensor
+
+__all__ = ['SUPPORTED', 'make_module']
+
+TINY = torch.finfo(torch.float32).tiny
+
+
+def _gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor
+) -> tuple[Tensor, ...]:
+    """Differentiate `function` at `inputs`; an unused input has gradient 0."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        output = function(*leaves)
+        found = torch.autograd.grad(output, leaves, grad_output, allow_unused=True)
+    return tuple(
+        torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)
+    )
+
+
+# Boxes
+
+
+def _overlaps(one: Tensor, others: Tensor, offset: int) -> Tensor:
+    """IoU of one box [4] with others [N, 4], corners in px; sides are ``x2 − x1 + offset``."""
+    low, high = torch.maximum(one[:2], others[:, :2]), torch.minimum(one[2:], others[:, 2:])
+    intersection = (high - low + offset).clamp(min=0).prod(-1)
+    area = (one[2:] - one[:2] + offset).prod()
+    return intersection / (area + (others[:, 2:] - others[:, :2] + offset).prod(-1) - intersection)
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    """Indices of the boxes [N, 4] that non-maximum suppression keeps, best first."""
+    if offset:
+        # A side of x2 − x1 + 1 is that of a box whose far corner lies one pixel further.
+        boxes = boxes + boxes.new_tensor([0, 0, offset, offset])
+    # torchvision's sort is stable and mmcv's is not: sort as mmcv does, so that ties end equally.
+    order = scores.sort(descending=True)[1]
+    ranks = torch.arange(len(order), 0, -1, device=boxes.device, dtype=boxes.dtype)
+    return order[torch.ops.torchvision.nms(boxes[order], ranks, iou_threshold)]
+
+
+def softnms(
+    boxes: Tensor,
+    scores: Tensor,
+    dets: Tensor,
+    iou_threshold: float,
+    sigma: float,
+    min_score: float,
+    method: int,
+    offset: int,
+) -> Tensor:
+    """Soft-NMS: decay the scores of overlapping boxes instead of dropping them.
+
+    Args:
+        boxes: [N, 4].
+        scores: [N].
+        dets: [N, 5], whose first rows receive the boxes with their decayed scores.
+        method: 0 drops boxes above the threshold, 1 multiplies their scores by ``1 − IoU``, 2 all
+            scores by ``exp(−IoU² / sigma)``.
+
+    Returns:
+        Indices of the rows of `dets` in `boxes`.
+    """
+    left = torch.cat((boxes, scores[:, None]), 1)
+    indices = torch.arange(len(boxes))
+    order = []
+    while len(left):
+        best = int(left[:, 4].argmax())
+        dets[len(order)] = left[best]
+        order.append(int(indices[best]))
+        # mmcv moves the first of the remaining boxes to the place of the chosen one.
+        left[best], indices[best] = left[0].clone(), indices[0].clone()
+        chosen, left, indices = dets[len(order) - 1], left[1:], indices[1:]
+        overlap = _overlaps(chosen[:4], left[:, :4], offset)
+        if method == 2:
+            decay = torch.exp(-(overlap**2) / sigma)
+        else:
+            decay = torch.where(overlap >= iou_threshold, 1 - overlap if method else 0.0, 1.0)
+        left[:, 4] *= decay
+        # mmcv overwrites a dropped box with the last one, which decides between equal scores.
+        kept = left[:, 4] >= min_score
+        number = int(kept.sum())
+        holes = (~kept[:number]).nonzero()[:, 0]
+        fillers = number + kept[number:].nonzero()[:, 0].flip(0)
+        left[holes], indices[holes] = left[fillers], indices[fillers]
+        left, indices = left[:number], indices[:number]
+    return torch.tensor(order, dtype=torch.long)
+
+
+def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
+    """Group boxes with scores [N, 5]: each box that NMS keeps, followed by those it suppresses."""
+    order = dets[:, 4].sort(descending=True)[1]
+    groups = []
+    while len(order):
+        first, order = order[0], order[1:]
+        matched = _overlaps(dets[first, :4], dets[order, :4], 0) >= iou_threshold
+        groups.append([int(first), *order[matched].tolist()])
+        order = order[~matched]
+    return groups
+
+
+def bbox_overlaps(
+    bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, aligned: bool, offset: int
+) -> None:
+    """Write IoU (mode 0) or intersection over the first area (mode 1) into `ious`.
+
+    Args:
+        bboxes1: [N, 4] corners.
+        bboxes2: [M, 4] corners.
+        ious: [N, M], or [N] if `aligned`.
+    """
+    first = bboxes1 if aligned else bboxes1[:, None]
+    low = torch.maximum(first[..., :2], bboxes2[:, :2])
+    high = torch.minimum(first[..., 2:], bboxes2[:, 2:])
+    overlap = (high - low + offset).clamp(min=0).prod(-1)
+    union = (first[..., 2:] - first[..., :2] + offset).prod(-1)
+    if mode == 0:
+        union = union + (bboxes2[:, 2:] - bboxes2[:, :2] + offset).prod(-1) - overlap
+    ious.copy_(overlap / union)
+
+
+# Regions of interest
+
+
+def roi_align_forward(
+    input: Tensor,
+    rois: Tensor,
+    output: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    *,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
+    """RoIAlign of maps [B, C, H, W] at rois [K, 5]; pool_mode 1 averages samples, 0 takes their max."""
+    size = aligned_height, aligned_width
+    if pool_mode == 1:
+        pooled = torch.ops.torchvision.roi_align(
+            input, rois, spatial_scale, *size, sampling_ratio, aligned
+        )
+        output.copy_(pooled)
+        return
+    for index, roi in enumerate(rois):
+        y, x = _sample_points(roi, size, spatial_scale, sampling_ratio, aligned)
+        samples = _bilinear(input[int(roi[0])], y.reshape(-1, 1), x.reshape(1, -1))
+        # [C, height, n, width, m] -> [C, height, width, n · m]
+        samples = samples.unflatten(2, x.shape).unflatten(1, y.shape)
+        best, place = samples.transpose(2, 3).flatten(3).max(3)
+        output[index] = best
+        row, column = place // x.shape[1], place % x.shape[1]
+        argmax_y[index] = (
+            y[:, None, :]
+            .expand(len(y), len(x), -1)
+            .gather(2, row.permute(1, 2, 0))
+            .permute(2, 0, 1)
+        )
+        argmax_x[index] = (
+            x[None, :, :]
+            .expand(len(y), len(x), -1)
+            .gather(2, column.permute(1, 2, 0))
+            .permute(2, 0, 1)
+        )
+
+
+def roi_align_backward(
+    grad_output: Tensor,
+    rois: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    grad_input: Tensor,
+    *,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
+    """Add the gradient of :func:`roi_align_forward` to `grad_input` [B, C, H, W]."""
+    if pool_mode == 1:
+        grad_input += torch.ops.torchvision._roi_align_backward(
+            grad_output,
+            rois,
+            spatial_scale,
+            aligned_height,
+            aligned_width,
+            *grad_input.shape,
+            sampling_ratio,
+            aligned,
+        )
+        return
+    height, width = grad_input.shape[2:]
+    for index, roi in enumerate(rois):
+        target = grad_input[int(roi[0])].flatten(1)
+        for place, weight in _corners(argmax_y[index], argmax_x[index], height, width):
+            share = (grad_output[index] * weight).flatten(1)
+            target.scatter_add_(1, place.flatten(1), share)
+
+
+def _sample_points(
+    roi: Tensor, size: tuple[int, int], scale: float, sampling_ratio: int, aligned: bool
+) -> tuple[Tensor, Tensor]:
+    """Rows [height, n] and columns [width, m] of the samples of a region, in pixels of the map."""
+    half = 0.5 if aligned else 0.0
+    axes = []
+    for low, high, bins in ((roi[2], roi[4], size[0]), (roi[1], roi[3], size[1])):
+        start, length = low * scale - half, (high - low) * scale
+        if not aligned:
+            length = length.clamp(min=1)
+        number = sampling_ratio if sampling_ratio > 0 else max(math.ceil(length / bins), 1)
+        inside = (torch.arange(number, device=roi.device) + 0.5) / number
+        bin_index = torch.arange(bins, device=roi.device)[:, None]
+        axes.append(start + (bin_index + inside) * (length / bins))
+    return axes[0].to(roi.dtype), axes[1].to(roi.dtype)
+
+
+def _corners(y: Tensor, x: Tensor, height: int, width: int) -> list[tuple[Tensor, Tensor]]:
+    """The four pixels (flat index) around points and their bilinear weights; 0 outside of the map."""
+    outside = (y < -1) | (y > height) | (x < -1) | (x > width)
+    y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
+    top, left = y.floor(), x.floor()
+    found = []
+    for row, row_weight in ((top, 1 - (y - top)), ((top + 1).clamp(max=height - 1), y - top)):
+        for column, weight in ((left, 1 - (x - left)), ((left + 1).clamp(max=width - 1), x - left)):
+            place = (row * width + column).long()
+            found.append((place, (row_weight * weight).masked_fill(outside, 0)))
+    return found
+
+
+def _bilinear(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """Samples [C, rows, columns] of an image [C, H, W] at rows y [rows, 1] and columns x [1, columns]."""
+    y, x = torch.broadcast_tensors(y, x)
+    flat = image.flatten(1)
+    return sum(weight * flat[:, place] for place, weight in _corners(y, x, *image.shape[1:]))
+
+
+def roi_pool_forward(
+    input: Tensor,
+    rois: Tensor,
+    output: Tensor,
+    argmax: Tensor,
+    *,
+    pooled_height: int,
+    pooled_width: int,
+    spatial_scale: float,
+) -> None:
+    """Largest value of a map [B, C, H, W] in each bin of rois [K, 5]; 0 for an empty bin."""
+    argmax.fill_(-1)
+    height, width = input.shape[2:]
+    for index, roi in enumerate(rois):
+        x1, y1, x2, y2 = (float(v) for v in (roi[1], roi[2], roi[3] + 1, roi[4] + 1))
+        sides = (y2 - y1) * spatial_scale / pooled_height, (x2 - x1) * spatial_scale / pooled_width
+        if min(sides) <= 0:
+            continue
+        image = input[int(roi[0])]
+        for row in range(pooled_height):
+            top, bottom = _bin(y1 * spatial_scale, sides[0], row, height)
+            for column in range(pooled_width):
+                left, right = _bin(x1 * spatial_scale, sides[1], column, width)
+                if top >= bottom or left >= right:
+                    continue
+                best, place = image[:, top:bottom, left:right].flatten(1).max(1)
+                output[index, :, row, column] = best
+                line = (top + place // (right - left)) * width
+                argmax[index, :, row, column] = (line + left + place % (right - left)).int()
+
+
+def _bin(start: float, side: float, index: int, size: int) -> tuple[int, int]:
+    low, high = math.floor(start + index * side), math.ceil(start + (index + 1) * side)
+    return min(max(low, 0), size), min(max(high, 0), size)
+
+
+def roi_pool_backward(
+    grad_output: Tensor,
+    rois: Tensor,
+    argmax: Tensor,
+    grad_input: Tensor,
+    *,
+    pooled_height: int,
+    pooled_width: int,
+    spatial_scale: float,
+) -> None:
+    """Add the gradient of :func:`roi_pool_forward` to `grad_input` [B, C, H, W]."""
+    for index, roi in enumerate(rois):
+        place = argmax[index].flatten(1).long()
+        share = grad_output[index].flatten(1).masked_fill(place < 0, 0)
+        grad_input[int(roi[0])].flatten(1).scatter_add_(1, place.clamp(min=0), share)
+
+
+# Focal losses
+
+
+def _sigmoid_focal_loss(
+    input: Tensor, target: Tensor, weight: Tensor, gamma: float, alpha: float
+) -> Tensor:
+    """``−α (1 − p)^γ log p`` of the class of a row, ``−(1 − α) p^γ log(1 − p)`` of the others."""
+    p = input.sigmoid()
+    positive = target[:, None] == torch.arange(input.shape[1], device=input.device)
+    loss = torch.where(
+        positive,
+        -alpha * (1 - p) ** gamma * p.clamp(min=TINY).log(),
+        -(1 - alpha) * p**gamma * (1 - p).clamp(min=TINY).log(),
+    )
+    if weight.numel():
+        # The background, which has the number of classes as its index, has no weight of its own.
+        known = target < len(weight)
+        factor = torch.where(known, weight[target.clamp(max=len(weight) - 1)], 1)
+        loss = loss * factor[:, None]
+    return loss
+
+
+def sigmoid_focal_loss_forward(
+    input: Tensor, target: Tensor, weight: Tensor, output: Tensor, *, gamma: float, alpha: float
+) -> None:
+    """Focal loss of logits [N, C] and classes [N] (C: background); weight [C] or empty."""
+    output.copy_(_sigmoid_focal_loss(input, target, weight, gamma, alpha))
+
+
+def sigmoid_focal_loss_backward(
+    input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor, *, gamma: float, alpha: float
+) -> None:
+    """Write the derivative of each entry of the loss by its logit into `grad_input`."""
+
+    def loss(x: Tensor) -> Tensor:
+        return _sigmoid_focal_loss(x, target, weight, gamma, alpha)
+
+    grad_input.copy_(_gradients(loss, [input], torch.ones_like(input))[0])
+
+
+def softmax_focal_loss_forward(
+    input: Tensor, target: Tensor, weight: Tensor, output: Tensor, *, gamma: float, alpha: float
+) -> None:
+    """``−α (1 − p)^γ log p`` of the target's probability; input [N, C] is the softmax already."""
+    p = input.gather(1, target.clamp(min=0)[:, None])[:, 0]
+    loss = -alpha * (1 - p) ** gamma * p.clamp(min=TINY).log()
+    if weight.numel():
+        loss = loss * weight[target.clamp(min=0)]
+    output.copy_(loss.masked_fill(target < 0, 0))
+
+
+def softmax_focal_loss_backward(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    buff: Tensor,
+    grad_input: Tensor,
+    *,
+    gamma: float,
+    alpha: float,
+) -> None:
+    """Write the derivative of each row's loss by its logits [N, C] into `grad_input`."""
+    p = input.gather(1, target.clamp(min=0)[:, None])[:, 0]
+    power = gamma * (1 - p) ** (gamma - 1) * p * p.clamp(min=TINY).log()
+    slope = alpha * (power - (1 - p) ** gamma)
+    if weight.numel():
+        slope = slope * weight[target.clamp(min=0)]
+    buff.copy_(slope.masked_fill(target < 0, 0))
+    hit = target[:, None] == torch.arange(input.shape[1], device=input.device)
+    grad_input.copy_(buff[:, None] * (hit.to(input.dtype) - input))
+
+
+# Deformable and masked convolutions
+
+
+def _deform_conv(
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> Tensor:
+    return torchvision.ops.deform_conv2d(
+        input, offset, weight, bias, stride, padding, dilation, mask
+    )
+
+
+def deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    ones: Tensor,
+    **options: int,
+) -> None:
+    """Deformable convolution v1; input [B, C, H, W], offset [B, 2 · groups · kH · kW, H', W']."""
+    output.copy_(_deform_conv(input, weight, offset, None, None, *_geometry(options)))
+
+
+def _geometry(options: dict[str, int]) -> list[tuple[int, int]]:
+    return [(options[f'{name}H'], options[f'{name}W']) for name in ('d', 'pad', 'dilation')]
+
+
+def deform_conv_backward_input(
+    input: Tensor,
+    offset: Tensor,
+    grad_output: Tensor,
+    grad_input: Tensor,
+    grad_offset: Tensor,
+    weight: Tensor,
+    columns: Tensor,
+    **options: int,
+) -> None:
+    """Add the gradients of :func:`deform_conv_forward` to `grad_input` and `grad_offset`."""
+
+    def forward(input: Tensor, offset: Tensor) -> Tensor:
+        return _deform_conv(input, weight, offset, None, None, *_geometry(options))
+
+    found = _gradients(forward, [input, offset], grad_output)
+    grad_input += found[0]
+    grad_offset += found[1]
+
+
+def deform_conv_backward_parameters(
+    input: Tensor,
+    offset: Tensor,
+    grad_output: Tensor,
+    grad_weight: Tensor,
+    columns: Tensor,
+    ones: Tensor,
+    *,
+    scale: float,
+    **options: int,
+) -> None:
+    """Add `scale` times the gradient of the weight of :func:`deform_conv_forward`."""
+
+    def forward(weight: Tensor) -> Tensor:
+        return _deform_conv(input, weight, offset, None, None, *_geometry(options))
+
+    grad_weight += scale * _gradients(forward, [grad_weight], grad_output)[0]
+
+
+def modulated_deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    *,
+    with_bias: bool,
+    **options: int,
+) -> None:
+    """Deformable convolution v2: every sample is multiplied by mask [B, groups · kH · kW, H', W']."""
+    places = _modulated_geometry(options)
+    output.copy_(_deform_conv(input, weight, offset, mask, bias if with_bias else None, *places))
+
+
+def _modulated_geometry(options: dict[str, int]) -> list[tuple[int, int]]:
+    return [(options[f'{name}_h'], options[f'{name}_w']) for name in ('stride', 'pad', 'dilation')]
+
+
+def modulated_deform_conv_backward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    columns: Tensor,
+    grad_input: Tensor,
+    grad_weight: Tensor,
+    grad_bias: Tensor,
+    grad_offset: Tensor,
+    grad_mask: Tensor,
+    grad_output: Tensor,
+    *,
+    with_bias: bool,
+    **options: int,
+) -> None:
+    """Add the gradients of :func:`modulated_deform_conv_forward` to the ``grad_`` tensors."""
+    places = _modulated_geometry(options)
+
+    def forward(input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
+        return _deform_conv(input, weight, offset, mask, None, *places)
+
+    found = _gradients(forward, [input, weight, offset, mask], grad_output)
+    for total, one in zip((grad_input, grad_weight, grad_offset, grad_mask), found, strict=True):
+        total += one
+    if with_bias:
+        grad_bias += grad_output.sum((0, 2, 3))
+
+
+def masked_im2col_forward(
+    features: Tensor,
+    mask_h_idx: Tensor,
+    mask_w_idx: Tensor,
+    data_col: Tensor,
+    *,
+    kernel_h: int,
+    kernel_w: int,
+    pad_h: int,
+    pad_w: int,
+) -> None:
+    """Write the patches of features [1, C, H, W] at the given places into [C · kH · kW, P]."""
+    patches = F.unfold(features, (kernel_h, kernel_w), padding=(pad_h, pad_w))[0]
+    width = features.shape[3] + 2 * pad_w - kernel_w + 1
+    data_col.copy_(patches[:, mask_h_idx * width + mask_w_idx])
+
+
+def masked_col2im_forward(
+    masked_output: Tensor,
+    mask_h_idx: Tensor,
+    mask_w_idx: Tensor,
+    output: Tensor,
+    *,
+    height: int,
+    width: int,
+    channels: int,
+) -> None:
+    """Write columns [C, P] to their places in output [1, C, H, W]."""
+    output[0, :, mask_h_idx, mask_w_idx] = masked_output
+
+
+# Attention
+
+
+def _deformable_attention(
+    value: Tensor, shapes: Sequence[tuple[int, int]], locations: Tensor, weights: Tensor
+) -> Tensor:
+    batch, _, heads, channels = value.shape
+    queries, levels, points = locations.shape[1], locations.shape[3], locations.shape[4]
+    maps = value.permute(0, 2, 3, 1).flatten(0, 1)  # [B · h, C, keys]
+    result = value.new_zeros(batch * heads, channels, queries)
+    for level, part in enumerate(maps.split([h * w for h, w in shapes], dim=2)):
+        where = 2 * locations[:, :, :, level].transpose(1, 2).flatten(0, 1) - 1
+        image = part.unflatten(2, shapes[level])
+        samples = F.grid_sample(image, where, align_corners=False)  # [B · h, C, queries, points]
+        share = weights[:, :, :, level].transpose(1, 2).reshape(batch * heads, 1, queries, points)
+        result = result + (samples * share).sum(3)
+    assert levels == len(shapes)
+    return result.reshape(batch, heads * channels, queries).transpose(1, 2).contiguous()
+
+
+def ms_deform_attn_forward(
+    value: Tensor,
+    shapes: Tensor,
+    level_start_index: Tensor,
+    locations: Tensor,
+    weights: Tensor,
+    im2col_step: int,
+) -> Tensor:
+    """Multi-scale deformable attention (arXiv 2010.04159, eq. 3).
+
+    Args:
+        value: [B, keys, h, C], all levels one after another.
+        shapes: [levels, 2], height and width of each.
+        locations: [B, queries, h, levels, points, 2], x and y in 0 … 1.
+        weights: [B, queries, h, levels, points].
+
+    Returns:
+        [B, queries, h · C].
+    """
+    return _deformable_attention(value, _pairs(shapes), locations, weights)
+
+
+def _pairs(shapes: Tensor) -> list[tuple[int, int]]:
+    return [(height, width) for height, width in shapes.tolist()]
+
+
+def ms_deform_attn_backward(
+    value: Tensor,
+    shapes: Tensor,
+    level_start_index: Tensor,
+    locations: Tensor,
+    weights: Tensor,
+    grad_output: Tensor,
+    grad_value: Tensor,
+    grad_locations: Tensor,
+    grad_weights: Tensor,
+    im2col_step: int,
+) -> None:
+    """Add the gradients of :func:`ms_deform_attn_forward` to the ``grad_`` tensors."""
+
+    def forward(value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
+        return _deformable_attention(value, _pairs(shapes), locations, weights)
+
+    found = _gradients(forward, [value, locations, weights], grad_output)
+    for total, one in zip((grad_value, grad_locations, grad_weights), found, strict=True):
+        total += one
+
+
+def psamask_forward(input: Tensor, output: Tensor, **options: int) -> None:
+    """Point-wise spatial attention: lay the mask of each place over the whole map.
+
+    Args:
+        input: [B, h_mask · w_mask, H, W], a mask around each place.
+        output: [B, H · W, H, W]; channels are targets of a place (psa_type 0, collect), or places
+            are targets of a channel (1, distribute).
+    """
+    batch, _, height, width = input.shape
+    laid = input.new_zeros(batch, height * width + 1, height, width)
+    laid.scatter_(1, _mask_places(options, input), input)
+    laid = laid[:, :-1]
+    if options['psa_type']:
+        laid = laid.flatten(2).transpose(1, 2).reshape(laid.shape)
+    output.copy_(laid)
+
+
+def psamask_backward(grad_output: Tensor, grad_input: Tensor, **options: int) -> None:
+    """Write the gradient of :func:`psamask_forward` to `grad_input`."""
+    if options['psa_type']:
+        grad_output = grad_output.flatten(2).transpose(1, 2).reshape(grad_output.shape)
+    padded = F.pad(grad_output, (0, 0, 0, 0, 0, 1))
+    grad_input.copy_(padded.gather(1, _mask_places(options, grad_input)))
+
+
+def _mask_places(options: dict[str, int], like: Tensor) -> Tensor:
+    """The channel [B, h_mask · w_mask, H, W] of an entry of a mask; H · W outside of the map."""
+    height, width = options['h_feature'], options['w_feature']
+    rows = torch.arange(options['h_mask'], device=like.device) - options['half_h_mask']
+    columns = torch.arange(options['w_mask'], device=like.device) - options['half_w_mask']
+    y = rows[:, None, None, None] + torch.arange(height, device=like.device)[:, None]
+    x = columns[:, None, None] + torch.arange(width, device=like.device)
+    outside = (y < 0) | (y >= height) | (x < 0) | (x >= width)
+    places = (y * width + x).masked_fill(outside, height * width)
+    return places.flatten(0, 1).expand(like.shape[0], -1, -1, -1)
+
+
+#: Every operator that the replacement implements.
+SUPPORTED: dict[str, Callable] = {
+    function.__name__: function
+    for function in (
+        nms,
+        softnms,
+        nms_match,
+        bbox_overlaps,
+        roi_align_forward,
+        roi_align_backward,
+        roi_pool_forward,
+        roi_pool_backward,
+        sigmoid_focal_loss_forward,
+        sigmoid_focal_loss_backward,
+        softmax_focal_loss_forward,
+        softmax_focal_loss_backward,
+        deform_conv_forward,
+        deform_conv_backward_input,
+        deform_conv_backward_parameters,
+        modulated_deform_conv_forward,
+        modulated_deform_conv_backward,
+        masked_im2col_forward,
+        masked_col2im_forward,
+        ms_deform_attn_forward,
+        ms_deform_attn_backward,
+        psamask_forward,
+        psamask_backward,
+    )
+}
+
+
+def make_module(name: str) -> ModuleType:
+    """Return a module with the supported operators; any other one raises when it is called."""
+
+    def missing(operator: str) -> Callable:
+        if operator.startswith('__'):
+            raise AttributeError(operator)
+
+        def call(*args: object, **kwargs: object) -> None:
+            raise NotImplementedError(
+                f'mmcv operator {operator!r} needs the compiled mmcv: pip install mmcv==2.1.0 '
+                'builds it (a C++ compiler and some minutes are needed)'
+            )
+
+        return call
+
+    module = ModuleType(name, 'Operators of mmcv by torch and torchvision.')
+    module.__dict__.update(SUPPORTED, SUPPORTED=tuple(SUPPORTED), __getattr__=missing)
+    return module

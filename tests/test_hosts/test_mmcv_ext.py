@@ -1,0 +1,415 @@
+"""The operators that replace ``mmcv._ext``: against formulas, and against the compiled ones."""
+
+import importlib
+import itertools
+import subprocess
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+import mmcv
+import pytest
+import torch
+import torch.nn.functional as F
+
+from aft_mm.hosts import mmcv_ext
+
+OURS = mmcv_ext.make_module('ours')
+KINDS = ['random', 'none', 'one', 'equal', 'identical scores', 'negative sides', 'far away']
+
+
+def boxes_and_scores(kind, number=300):
+    boxes = torch.rand(number, 4) * 100
+    boxes[:, 2:] = boxes[:, :2] + torch.rand(number, 2) * 60
+    scores = torch.rand(number)
+    if kind in ('none', 'one'):
+        keep = int(kind == 'one')
+        return boxes[:keep], scores[:keep]
+    if kind == 'equal':
+        return boxes[:1].expand(9, 4).contiguous(), scores[:9]
+    if kind == 'identical scores':
+        return boxes, (scores * 10).round() / 10
+    if kind == 'negative sides':
+        boxes[::3, 2] = boxes[::3, 0] - 5
+    if kind == 'far away':
+        boxes = boxes + 1e4
+    return boxes, scores
+
+
+def iou(a, b, offset=0):
+    """Of two boxes in Python numbers."""
+    sides = [min(a[i + 2], b[i + 2]) - max(a[i], b[i]) + offset for i in (0, 1)]
+    shared = max(sides[0], 0) * max(sides[1], 0)
+    areas = [(x[2] - x[0] + offset) * (x[3] - x[1] + offset) for x in (a, b)]
+    return shared / (sum(areas) - shared)
+
+
+@pytest.fixture(scope='module')
+def compiled():
+    """The compiled extension of mmcv."""
+    spec = PathFinder.find_spec('mmcv._ext', mmcv.__path__)
+    if spec is None:
+        pytest.skip('the compiled mmcv is not installed; `make compiled-mmcv` builds it')
+    return importlib.import_module('mmcv._ext')
+
+
+@pytest.mark.parametrize('offset', [0, 1])
+def test_nms_keeps_what_the_definition_keeps(offset):
+    boxes, scores = boxes_and_scores('random', 60)
+    kept = []
+    for i in scores.argsort(descending=True).tolist():
+        if all(iou(boxes[i].tolist(), boxes[j].tolist(), offset) <= 0.3 for j in kept):
+            kept.append(i)
+    assert OURS.nms(boxes, scores, 0.3, offset).tolist() == kept
+
+
+@pytest.mark.parametrize('method', [0, 1, 2])
+def test_soft_nms_decays_scores_as_the_definition_does(method):
+    boxes, scores = boxes_and_scores('random', 40)
+    left = {
+        i: (box, s) for i, (box, s) in enumerate(zip(boxes.tolist(), scores.tolist(), strict=True))
+    }
+    expected = []
+    while left:
+        best = max(left, key=lambda i: left[i][1])
+        box, score = left.pop(best)
+        expected.append((best, score))
+        for i, (other, s) in list(left.items()):
+            overlap = iou(box, other)
+            decay = 1.0
+            if method == 2:
+                decay = float(torch.exp(torch.tensor(-(overlap**2) / 0.5)))
+            elif overlap >= 0.3:
+                decay = 1 - overlap if method else 0.0
+            left[i] = other, s * decay
+            if s * decay < 0.05:
+                del left[i]
+    dets = torch.full((40, 5), float('nan'))
+    order = OURS.softnms(boxes, scores, dets, 0.3, 0.5, 0.05, method, 0)
+    assert order.tolist() == [i for i, _ in expected]
+    torch.testing.assert_close(dets[: len(order), 4], torch.tensor([s for _, s in expected]))
+
+
+def test_a_nan_score_or_box_ends_neither_in_an_error_nor_in_a_lost_box():
+    boxes, scores = boxes_and_scores('random', 20)
+    boxes[3], scores[5] = float('nan'), float('nan')
+    boxes[7] = float('inf')
+    kept = OURS.nms(boxes, scores, 0.5, 0)
+    assert 3 in kept and len(kept) == len(set(kept.tolist())) <= 20
+
+
+def test_nms_of_a_hundred_thousand_boxes():
+    boxes, scores = boxes_and_scores('random', 100_000)
+    boxes += torch.arange(100_000).remainder(1000)[:, None] * 200
+    kept = OURS.nms(boxes, scores, 0.5, 0)
+    assert 1000 < len(kept) < 100_000
+    assert (scores[kept].diff() <= 0).all()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_boxes_end_as_with_the_compiled_operators(compiled, kind):
+    boxes, scores = boxes_and_scores(kind)
+    number = len(boxes)
+    for threshold in (0.0, 0.3, 0.5):
+        for offset in (0, 1):
+            expected = compiled.nms(boxes, scores, iou_threshold=threshold, offset=offset)
+            assert torch.equal(OURS.nms(boxes, scores, threshold, offset), expected)
+            for method in (0, 1, 2):
+                dets, same = torch.zeros(2, number, 5)
+                options = dict(
+                    iou_threshold=threshold, sigma=0.5, min_score=0.05, method=method, offset=offset
+                )
+                order = OURS.softnms(boxes, scores, dets, **options)
+                assert torch.equal(order, compiled.softnms(boxes, scores, same, **options))
+                torch.testing.assert_close(dets[: len(order)], same[: len(order)])
+        if number:
+            rows = torch.cat((boxes, scores[:, None]), 1)
+            groups = [list(group) for group in compiled.nms_match(rows, threshold)]
+            assert OURS.nms_match(rows, threshold) == groups
+
+
+@pytest.mark.parametrize('aligned', [True, False])
+@pytest.mark.parametrize('mode', [0, 1])
+def test_overlaps_are_those_of_pairs(aligned, mode):
+    first, second = boxes_and_scores('random', 7)[0], boxes_and_scores('random', 7)[0]
+    found = torch.full((7,) if aligned else (7, 7), float('nan'))
+    OURS.bbox_overlaps(first, second, found, mode, aligned, 0)
+    pairs = torch.tensor([[iou(a, b) for b in second.tolist()] for a in first.tolist()])
+    if mode:
+        area = (first[:, 2:] - first[:, :2]).prod(1, keepdim=True)
+        other = (second[:, 2:] - second[:, :2]).prod(1)
+        pairs = pairs * (area + other) / (1 + pairs) / area
+    torch.testing.assert_close(found, pairs.diagonal() if aligned else pairs)
+
+
+ROIS = torch.tensor([[0, 1.0, 2, 9, 8], [1, -4, -3, 5, 30], [0, 3, 3, 5, 4], [1, 5, 5, 7, 6]])
+
+
+@pytest.fixture(params=['avg', 'max'])
+def roi_align(request, monkeypatch):
+    """mmcv's RoIAlign over our operators."""
+    from mmcv.ops import roi_align as module_function  # noqa: F401  imports mmcv.ops
+
+    module = sys.modules['mmcv.ops.roi_align']
+    monkeypatch.setattr(module, 'ext_module', OURS)
+
+    def call(x, rois, scale=0.5, ratio=2, aligned=True):
+        return module.roi_align(x, rois, (4, 5), scale, ratio, request.param, aligned)
+
+    call.mode = request.param
+    return call
+
+
+def test_roi_align_is_exact_on_a_plane(roi_align):
+    """Bilinear samples of a plane are the plane, so a bin is its value at the centre or a corner."""
+    y, x = torch.meshgrid(torch.arange(20.0), torch.arange(30.0), indexing='ij')
+    plane = (2 * y + 3 * x)[None, None].double()
+    roi = torch.tensor([[0, 4.0, 6, 14, 14]]).double()
+    found = roi_align(plane, roi, scale=1.0)[0, 0]
+    height, width = 8 / 4, 10 / 5
+    # The samples lie at a quarter and three quarters of a bin.
+    shift = 0.25 if roi_align.mode == 'max' else 0.0
+    rows = 6 - 0.5 + (torch.arange(4) + 0.5 + shift) * height
+    columns = 4 - 0.5 + (torch.arange(5) + 0.5 + shift) * width
+    torch.testing.assert_close(found, (2 * rows[:, None] + 3 * columns).double())
+
+
+def test_roi_align_has_the_gradient_of_its_differences(roi_align):
+    x = torch.randn(2, 2, 7, 9, dtype=torch.float64, requires_grad=True)
+    rois = ROIS.double()
+    assert torch.autograd.gradcheck(lambda x: roi_align(x, rois), x, nondet_tol=1e-12)
+
+
+@pytest.mark.parametrize('mode', [0, 1])
+@pytest.mark.parametrize('ratio', [0, 2])
+@pytest.mark.parametrize('aligned', [True, False])
+def test_roi_align_is_that_of_the_compiled_operator(compiled, mode, ratio, aligned):
+    x, grad = torch.randn(2, 3, 11, 13), torch.randn(4, 3, 4, 5)
+    options = dict(
+        aligned_height=4,
+        aligned_width=5,
+        spatial_scale=0.5,
+        sampling_ratio=ratio,
+        pool_mode=mode,
+        aligned=aligned,
+    )
+    results = []
+    for extension in (OURS, compiled):
+        output, *argmax = torch.zeros(3, 4, 3, 4, 5)
+        extension.roi_align_forward(x, ROIS, output, *argmax, **options)
+        grad_input = torch.zeros_like(x)
+        extension.roi_align_backward(grad, ROIS, *argmax, grad_input, **options)
+        results.append((output, *argmax, grad_input))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_roi_pool_takes_the_maximum_of_a_bin(monkeypatch):
+    from mmcv.ops import RoIPool
+
+    monkeypatch.setattr(sys.modules['mmcv.ops.roi_pool'], 'ext_module', OURS)
+    x = torch.randn(2, 3, 8, 12, dtype=torch.float64, requires_grad=True)
+    rois = torch.tensor([[1, 0.0, 0, 11, 7], [0, 4, 2, 7, 5]], dtype=torch.float64)
+    pool = RoIPool((2, 3), 1.0)
+    found = pool(x, rois)
+    torch.testing.assert_close(found[0], F.max_pool2d(x[1], (4, 4)))
+    patch = x[0, :, 2:6, 4:8]
+    expected = torch.stack([patch[:, :2, a:b].amax((1, 2)) for a, b in ((0, 2), (1, 3), (2, 4))])
+    torch.testing.assert_close(found[1, :, 0], expected.T)
+    assert torch.autograd.gradcheck(lambda x: pool(x, rois), x, nondet_tol=1e-12)
+
+
+def focal_sum(name, logits, target, gamma, alpha, weight):
+    module = sys.modules['mmcv.ops.focal_loss']
+    return getattr(module, name)(logits, target, gamma, alpha, weight, 'sum')
+
+
+@pytest.mark.parametrize('gamma, alpha', [(2.0, 0.25), (0.5, 0.7)])
+@pytest.mark.parametrize('weighted', [False, True])
+def test_sigmoid_focal_loss_is_its_formula(monkeypatch, gamma, alpha, weighted):
+    import mmcv.ops  # noqa: F401
+
+    monkeypatch.setattr(sys.modules['mmcv.ops.focal_loss'], 'ext_module', OURS)
+    logits = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
+    target = torch.arange(9) % 6  # 5 is the background
+    weight = torch.rand(6, dtype=torch.float64)[:5] if weighted else None
+    p, hit = logits.sigmoid(), F.one_hot(target, 6)[:, :5].double()
+    loss = -hit * alpha * (1 - p) ** gamma * p.log()
+    loss = loss - (1 - hit) * (1 - alpha) * p**gamma * (1 - p).log()
+    if weighted:
+        loss = loss * torch.cat((weight, torch.ones(1)))[target][:, None]
+    found = focal_sum('sigmoid_focal_loss', logits, target, gamma, alpha, weight)
+    torch.testing.assert_close(found, loss.sum())
+    (grad,) = torch.autograd.grad(found, logits)
+    torch.testing.assert_close(grad, torch.autograd.grad(loss.sum(), logits)[0])
+
+
+@pytest.mark.parametrize('weighted', [False, True])
+def test_softmax_focal_loss_is_its_formula(monkeypatch, weighted):
+    import mmcv.ops  # noqa: F401
+
+    monkeypatch.setattr(sys.modules['mmcv.ops.focal_loss'], 'ext_module', OURS)
+    logits = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
+    target = torch.arange(9) % 6 - 1  # −1 is ignored
+    weight = torch.rand(5, dtype=torch.float64) if weighted else None
+    p = logits.softmax(1)[torch.arange(9), target.clamp(min=0)]
+    loss = -0.25 * (1 - p) ** 2 * p.log() * (target >= 0)
+    if weighted:
+        loss = loss * weight[target.clamp(min=0)]
+    found = focal_sum('softmax_focal_loss', logits, target, 2.0, 0.25, weight)
+    torch.testing.assert_close(found, loss.sum())
+    (grad,) = torch.autograd.grad(found, logits)
+    torch.testing.assert_close(grad, torch.autograd.grad(loss.sum(), logits)[0])
+
+
+@pytest.fixture
+def deformable(monkeypatch):
+    """mmcv's two deformable convolutions over an extension, here ours."""
+    import mmcv.ops  # noqa: F401
+
+    modules = [sys.modules[f'mmcv.ops.{name}'] for name in ('deform_conv', 'modulated_deform_conv')]
+
+    def call(extension, *tensors):
+        for module in modules:
+            monkeypatch.setattr(module, 'ext_module', extension)
+        x, offset, mask, weight, bias = tensors
+        first = modules[0].deform_conv2d(x, offset, weight, 2, 1, 1, 2, 2)
+        second = modules[1].modulated_deform_conv2d(x, offset, mask, weight, bias, 2, 1, 1, 2, 2)
+        return first, second
+
+    return call
+
+
+def deformable_inputs(dtype=torch.float64):
+    shapes = (2, 4, 6, 7), (2, 2 * 2 * 9, 3, 4), (2, 2 * 9, 3, 4), (6, 2, 3, 3), (6,)
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def test_deformable_convolution_without_an_offset_is_a_convolution(deformable):
+    x, offset, mask, weight, bias = deformable_inputs()
+    found = deformable(OURS, x, offset * 0, torch.ones_like(mask), weight, bias)
+    expected = F.conv2d(x, weight, None, 2, 1, 1, 2)
+    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(found[1], expected + bias[:, None, None])
+
+
+def test_deformable_convolutions_have_the_gradients_of_their_differences(deformable):
+    inputs = deformable_inputs()
+    # Away from whole pixels, where bilinear interpolation has a kink.
+    inputs[1] = (inputs[1].detach().frac() * 0.4 + 0.3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda *t: deformable(OURS, *t), inputs, nondet_tol=1e-9)
+
+
+def test_deformable_convolutions_are_those_of_the_compiled_operator(compiled, deformable):
+    inputs = deformable_inputs()
+    ours, theirs = deformable(OURS, *inputs), deformable(compiled, *inputs)
+    torch.testing.assert_close(ours, theirs)
+    found = torch.autograd.grad(sum(y.square().sum() for y in ours), inputs)
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    theirs = deformable(compiled, *inputs)
+    expected = torch.autograd.grad(sum(y.square().sum() for y in theirs), inputs)
+    torch.testing.assert_close(found, expected)
+
+
+def test_masked_convolution_is_a_convolution_at_the_places_of_the_mask(monkeypatch):
+    from mmcv.ops import MaskedConv2d
+
+    monkeypatch.setattr(sys.modules['mmcv.ops.masked_conv'], 'ext_module', OURS)
+    layer = MaskedConv2d(3, 5, 3, padding=1)
+    x, mask = torch.randn(1, 3, 7, 9), torch.rand(1, 7, 9) > 0.6
+    torch.testing.assert_close(layer(x, mask), layer(x) * mask, rtol=1e-5, atol=1e-6)
+
+
+def test_deformable_attention_is_that_of_mmcv_and_has_its_gradients():
+    from mmcv.ops.multi_scale_deform_attn import (
+        MultiScaleDeformableAttnFunction,
+        multi_scale_deformable_attn_pytorch,
+    )
+
+    module = sys.modules['mmcv.ops.multi_scale_deform_attn']
+    shapes = torch.tensor([[4, 5], [2, 3]])
+    inputs = [
+        torch.randn(2, 26, 3, 4, dtype=torch.float64, requires_grad=True),
+        torch.rand(2, 7, 3, 2, 2, 2, dtype=torch.float64, requires_grad=True),
+        torch.rand(2, 7, 3, 2, 2, dtype=torch.float64, requires_grad=True),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, 'ext_module', OURS)
+
+        def ours(value, locations, weights):
+            return MultiScaleDeformableAttnFunction.apply(
+                value, shapes, torch.tensor([0, 20]), locations, weights, 64
+            )
+
+        expected = multi_scale_deformable_attn_pytorch(inputs[0], shapes, *inputs[1:])
+        torch.testing.assert_close(ours(*inputs), expected)
+        assert torch.autograd.gradcheck(ours, inputs, nondet_tol=1e-9)
+
+
+@pytest.mark.parametrize('kind', ['collect', 'distribute'])
+def test_a_mask_of_spatial_attention_lies_around_its_place(monkeypatch, kind):
+    from mmcv.ops import PSAMask
+
+    monkeypatch.setattr(sys.modules['mmcv.ops.psa_mask'], 'ext_module', OURS)
+    layer = PSAMask(kind, (3, 5))
+    x = torch.randn(2, 15, 4, 6, dtype=torch.float64, requires_grad=True)
+    expected = torch.zeros(2, 24, 24, dtype=torch.float64)
+    for h, w, i, j in itertools.product(range(4), range(6), range(3), range(5)):
+        y, z = h + i - 1, w + j - 2
+        if 0 <= y < 4 and 0 <= z < 6:
+            target, source = y * 6 + z, h * 6 + w
+            pair = (target, source) if kind == 'collect' else (source, target)
+            expected[:, pair[0], pair[1]] = x[:, i * 5 + j, h, w].detach()
+    torch.testing.assert_close(layer(x).flatten(2), expected)
+    assert torch.autograd.gradcheck(layer, x)
+
+
+def test_spatial_attention_is_that_of_the_compiled_operator(compiled):
+    x, grad = torch.randn(2, 15, 4, 6), torch.randn(2, 24, 4, 6)
+    for kind in (0, 1):
+        options = dict(psa_type=kind, num_=2, h_feature=4, w_feature=6)
+        options |= dict(h_mask=3, w_mask=5, half_h_mask=1, half_w_mask=2)
+        ours, theirs = torch.zeros(2, *grad.shape)
+        OURS.psamask_forward(x, ours, **options)
+        compiled.psamask_forward(x, theirs, **options)
+        assert torch.equal(ours, theirs)
+        ours, theirs = torch.zeros(2, *x.shape)
+        OURS.psamask_backward(grad, ours, **options)
+        compiled.psamask_backward(grad, theirs, **options)
+        assert torch.equal(ours, theirs)
+
+
+def test_an_operator_without_a_replacement_raises_when_it_is_called():
+    function = OURS.three_nn_forward
+    with pytest.raises(NotImplementedError, match=r"^mmcv operator 'three_nn_forward' needs the"):
+        function(torch.zeros(1))
+    with pytest.raises(AttributeError):
+        OURS.__wrapped__  # noqa: B018
+
+
+IMPORT = """
+import sys
+sys.path.insert(0, {lite!r})
+import aft_mm.registry
+import mmcv.ops
+from aft_mm.hosts import selected_operators
+print(selected_operators(), mmcv.__file__)
+"""
+
+
+@pytest.mark.parametrize('library', ['none', 'not a library'])
+def test_an_mmcv_without_working_operators_uses_ours(tmp_path, library):
+    """A copy of mmcv without its library, or with one that cannot be loaded, which is logged."""
+    (tmp_path / 'mmcv').mkdir()
+    for part in Path(mmcv.__file__).parent.iterdir():
+        if not part.name.startswith('_ext.'):
+            (tmp_path / 'mmcv' / part.name).symlink_to(part)
+    if library != 'none':
+        (tmp_path / 'mmcv' / '_ext.so').write_text(library)
+    done = subprocess.run(
+        [sys.executable, '-c', IMPORT.format(lite=str(tmp_path))], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith('torchvision ') and str(tmp_path) in done.stdout
+    warned = 'the compiled operators of mmcv cannot be loaded' in done.stderr
+    assert warned == (library != 'none')
