@@ -133,10 +133,10 @@ class Op(nn.Module):
 
 def test_decisions_hold_for_keys_that_the_example_has_not():
     small, value, weight = torch.randn(2, 15, 2), torch.randn(2, 15, 4), torch.randn(2, 3, 3)
-    with ops.record_decisions() as decisions:
+    with ops.record_paths() as decisions:
         Op()(small, value, weight)
     assert decisions == [False]
-    with ops.repeat_decisions(decisions), torch.no_grad():
+    with ops.replay_paths(decisions), torch.no_grad():
         program = torch.export.export(Op(), (small, value, weight), strict=False)
     names = {str(node.target) for node in program.graph.nodes}
     assert not [name for name in names if 'aft_mm' in name or 'cond' in name]
@@ -155,10 +155,10 @@ class Window(nn.Module):
 
 def test_a_window_fits_every_grid_of_an_open_graph():
     example = torch.randn(2, 1, 5, 7, 3).unbind()
-    with ops.record_decisions() as decisions:
+    with ops.record_paths() as decisions:
         Window()(*example)
     sides = dict.fromkeys((1, 2), torch.export.Dim.AUTO)
-    with ops.repeat_decisions(decisions), torch.no_grad():
+    with ops.replay_paths(decisions), torch.no_grad():
         program = torch.export.export(
             Window(), example, dynamic_shapes=(sides, sides), strict=False
         ).module()
@@ -170,7 +170,7 @@ def test_a_window_fits_every_grid_of_an_open_graph():
 def test_decisions_of_another_model_are_not_taken_for_its_own():
     key, value, weight = torch.randn(2, 15, 2), torch.randn(2, 15, 4), torch.randn(2, 3, 3)
     with pytest.raises(RuntimeError, match='took 1 decisions of a model that takes 2'):
-        with ops.repeat_decisions([True, True]):
+        with ops.replay_paths([True, True]):
             Op()(key, value, weight)
     torch.testing.assert_close(Op()(key, value, weight), Op()(key, value, weight))
 

@@ -57,7 +57,7 @@ def test_a_constant_kernel_is_prepared_once_per_use(monkeypatch):
         'with_fast_columns',
         lambda kernel: made.append(kernel.shape) or prepare(kernel),
     )
-    weight = ops.constant(torch.randn(2, 3, 5))
+    weight = ops.mark_constant(torch.randn(2, 3, 5))
     for grid, channels in [((4, 6), 4), ((4, 6), 4), ((6, 4), 4), ((4, 2), 4), ((4, 6), 8)]:
         inputs = tokens(2, grid, channels, 2)
         with torch.no_grad():

@@ -189,7 +189,7 @@ def test_a_constant_bias_is_prepared_once(monkeypatch):
     case, exponentials = SHAPES[0], []
     query, key, value, weight = (x.detach() for x in case.inputs(2, torch.float32))
     expected = case(query, key, value, weight)
-    constant, expm1 = ops.constant(weight), torch.expm1
+    constant, expm1 = ops.mark_constant(weight), torch.expm1
     monkeypatch.setattr(torch, 'expm1', lambda x: exponentials.append(x) or expm1(x))
     assert all(torch.equal(case(query, key, value, constant), expected) for _ in range(3))
     assert len(exponentials) == 1
@@ -212,7 +212,7 @@ def test_onlookers_see_operations(monkeypatch):
     assert duals[1].abs().max() < 1e-5  # what is added to all keys changes nothing
     with torch.autograd.forward_ad.dual_level():
         assert reasons(case, *tensors) == ['torch.func or forward mode looks at operations']
-    with ops.record_decisions() as decisions:
+    with ops.record_paths() as decisions:
         case(*tensors)
     assert decisions
     assert reasons(case, *(x.double() for x in tensors)) == [
@@ -274,7 +274,7 @@ def test_constants_die_and_need_no_gradient():
     case = SHAPES[0]
     *tokens, weight = case.inputs(2, torch.float32, bias_scale=0.5)
     with torch.inference_mode():
-        constant = ops.constant(weight.detach() * 1)
+        constant = ops.mark_constant(weight.detach() * 1)
     case(*tokens, constant).sum().backward()
     died = []
     weakref.finalize(constant, died.append, True)

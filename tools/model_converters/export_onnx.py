@@ -55,7 +55,7 @@ from aft_mm.apis import load_model
 from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
 from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
 from aft_mm.models import AFTViT
-from aft_mm.ops import record_decisions, repeat_decisions
+from aft_mm.ops import record_paths, replay_paths
 
 OPSET = 18
 TOLERANCE = 1e-4
@@ -91,9 +91,9 @@ def trace(
         height, width = (Dim(name, min=smallest) for name in ('height', 'width'))
         shapes = ({0: Dim('batch', min=1), 2: height, 3: width},)
     with torch.no_grad():
-        with record_decisions() as decisions:
+        with record_paths() as decisions:
             model(example)
-        with repeat_decisions(decisions):
+        with replay_paths(decisions):
             program = torch.export.export(model, (example,), dynamic_shapes=shapes, strict=False)
     return program, decisions
 
