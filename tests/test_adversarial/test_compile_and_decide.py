@@ -1,4 +1,4 @@
-"""Compiled ops at sizes that change, and decisions of several threads, recordings and runs."""
+"""Compiled ops at sizes that change, and paths of several threads, recordings and runs."""
 
 import threading
 
@@ -92,10 +92,10 @@ def test_threads_decide_apart():
     mixed = []
 
     def record():
-        with record_paths() as decisions:
+        with record_paths() as paths:
             for _ in range(40):
                 run(1.0)
-        mixed.append(len(decisions) != 40)
+        mixed.append(len(paths) != 40)
 
     def repeat():
         with replay_paths([True, False]):
@@ -128,6 +128,6 @@ def test_recordings_inside_of_each_other():
 
 
 def test_a_run_without_decisions_takes_none():
-    with pytest.raises(RuntimeError, match='took a decision of a model that takes none'):
+    with pytest.raises(RuntimeError, match='got no paths, but the run chose one'):
         with replay_paths([]):
             run(1.0)

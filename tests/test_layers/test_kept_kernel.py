@@ -179,9 +179,9 @@ def test_compiled_models_see_changes_without_recompiling():
 def test_exported_models_hold_parameters_and_not_the_kept_kernel():
     mixer = build()
     mixer(X)
-    with ops.record_paths() as decisions:
+    with ops.record_paths() as paths:
         mixer(X)
-    with ops.replay_paths(decisions):
+    with ops.replay_paths(paths):
         program = torch.export.export(mixer, (X,), strict=False)
     assert 'pos_bias.gamma' in program.state_dict and not program.constants
     torch.testing.assert_close(program.module()(X), mixer(X))
