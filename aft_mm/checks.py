@@ -1,7 +1,7 @@
-"""What a value may be: one function per kind of value, and one sentence for all of them.
+"""Checks of plain values: one function per kind of value, and one form of message.
 
-``NAME must be ALLOWED, got VALUE`` is raised as ValueError, whether the type or the size is wrong.
-What else a package has to check of its own tensors, files or arguments says it in the same words.
+All raise ValueError ``NAME must be ALLOWED, got VALUE``, whether the type or the size is wrong.
+Other packages write the messages of their own checks in the same form.
 """
 
 import math
@@ -10,16 +10,15 @@ from collections.abc import Collection, Sequence
 from numbers import Real
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 LONGEST_VALUE = 80
 
 
 def is_int(value: Any) -> bool:
-    """Whether it is an int; a bool is none.
+    """Return whether the value is an int, and not a bool.
 
-    Sizes of a graph that is exported may be unknown ones, and tensors in one that torch.jit traces.
+    Sizes may be symbols in an exported graph, and tensors in a graph that torch.jit traces.
     """
     if isinstance(value, int):
         return not isinstance(value, bool)
@@ -29,16 +28,16 @@ def is_int(value: Any) -> bool:
 
 
 def refuse(name: str, allowed: str, value: Any) -> NoReturn:
-    """Raise the ValueError."""
+    """Raise ``NAME must be ALLOWED, got VALUE``."""
     raise ValueError(f'{name} must be {allowed}, got {described(value)}')
 
 
 def described(value: Any) -> str:
-    """A value in a few words: arrays by type and shape."""
+    """Return a short description of a value: arrays by dtype and shape."""
     if isinstance(value, torch.Tensor):
         return f'{value.dtype} {list(value.shape)}'
-    if isinstance(value, np.ndarray):
-        return f'a numpy array {value.dtype} {list(value.shape)}'
+    if (type(value).__module__, type(value).__name__) == ('numpy', 'ndarray'):
+        return f'a numpy array {value.dtype} {list(value.shape)}'  # without importing numpy
     words = ' '.join(repr(value).split())
     return words if len(words) <= LONGEST_VALUE else f'{words[:LONGEST_VALUE]}…'
 
@@ -52,7 +51,7 @@ def _bounds(least: float | None, most: float | None) -> str:
 
 
 def check_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
-    """Check an int, at least `least` and at most `most`."""
+    """Check for an int of at least `least` and at most `most`."""
     if (
         not is_int(value)
         or (least is not None and value < least)
@@ -68,10 +67,10 @@ def check_number(
     most: float | None = None,
     above: float | None = None,
 ) -> None:
-    """Check a finite int or float, larger than `above`, at least `least` and at most `most`."""
-    fits = isinstance(value, Real) and not isinstance(value, bool) and abs(value) < math.inf
+    """Check for a finite int or float above `above`, of at least `least` and at most `most`."""
+    is_finite = isinstance(value, Real) and not isinstance(value, bool) and abs(value) < math.inf
     if (
-        not fits
+        not is_finite
         or (above is not None and value <= above)
         or (least is not None and value < least)
         or (most is not None and value > most)
@@ -83,53 +82,53 @@ def check_number(
 
 
 def check_probability(name: str, value: Any) -> None:
-    """Check a number from 0 to 1."""
+    """Check for a number from 0 to 1."""
     check_number(name, value, 0, 1)
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Check a bool: every word is true, and a 0 of a config may have been meant for a number."""
+    """Check for a bool: any string would be true, and a 0 may be a misplaced number."""
     if not isinstance(value, bool):
         refuse(name, 'True or False', value)
 
 
 def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
-    """Check one of the words `allowed`."""
+    """Check for one of the strings `allowed`."""
     if not isinstance(value, str) or value not in allowed:
         refuse(name, f'one of {", ".join(allowed)}', value)
 
 
 def check_text(name: str, value: Any) -> None:
-    """Check a string that is not empty."""
+    """Check for a string that is not empty."""
     if not isinstance(value, str) or not value:
         refuse(name, 'a string that is not empty', value)
 
 
 def check_path(name: str, value: Any) -> None:
-    """Check the name of a file or folder."""
+    """Check for the path of a file or folder."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         refuse(name, 'the path of a file or folder', value)
 
 
 def check_sizes(name: str, value: Any, dims: Collection[int], least: int = 1) -> None:
-    """Check a sequence of ints of at least `least`, as many as one of `dims`."""
-    fits = isinstance(value, Sequence) and len(value) in dims
-    if not fits or not all(is_int(size) and size >= least for size in value):
+    """Check for a sequence of ints of at least `least`, whose length is one of `dims`."""
+    right_length = isinstance(value, Sequence) and len(value) in dims
+    if not right_length or not all(is_int(size) and size >= least for size in value):
         refuse(name, f'{" or ".join(map(str, dims))} ints{_bounds(least, None)}', value)
 
 
 def per_dimension(name: str, value: Any, dims: int, least: int = 1) -> tuple[int, ...]:
-    """The sizes of a window or kernel, one per dimension; an int stands for all of them."""
+    """Return the sizes of a window or kernel, one per dimension; an int means all of them."""
     if is_int(value) and value >= least:
         return (value,) * dims
-    fits = isinstance(value, Sequence) and len(value) == dims
-    if not fits or not all(is_int(size) and size >= least for size in value):
+    right_length = isinstance(value, Sequence) and len(value) == dims
+    if not right_length or not all(is_int(size) and size >= least for size in value):
         several = '' if dims == 1 else f' or {dims} ints'
         refuse(name, f'an int{several}{_bounds(least, None)}', value)
     return tuple(value)
 
 
 def check_config(name: str, value: Any) -> None:
-    """Check the config of a part, a dict that says its type."""
+    """Check for the config of a component, a dict with its type."""
     if not isinstance(value, dict) or not isinstance(value.get('type'), (str, type)):
         refuse(name, "a dict with a type, such as dict(type='aft_mm.AFTSimple')", value)

@@ -131,12 +131,12 @@ class Op(nn.Module):
         return ops.aft_conv(None, key, value, weight, **options)
 
 
-def test_decisions_hold_for_keys_that_the_example_has_not():
+def test_recorded_paths_are_exact_for_other_keys():
     small, value, weight = torch.randn(2, 15, 2), torch.randn(2, 15, 4), torch.randn(2, 3, 3)
-    with ops.record_decisions() as decisions:
+    with ops.record_paths() as paths:
         Op()(small, value, weight)
-    assert decisions == [False]
-    with ops.repeat_decisions(decisions), torch.no_grad():
+    assert paths == [False]
+    with ops.replay_paths(paths), torch.no_grad():
         program = torch.export.export(Op(), (small, value, weight), strict=False)
     names = {str(node.target) for node in program.graph.nodes}
     assert not [name for name in names if 'aft_mm' in name or 'cond' in name]
@@ -155,10 +155,10 @@ class Window(nn.Module):
 
 def test_a_window_fits_every_grid_of_an_open_graph():
     example = torch.randn(2, 1, 5, 7, 3).unbind()
-    with ops.record_decisions() as decisions:
+    with ops.record_paths() as paths:
         Window()(*example)
     sides = dict.fromkeys((1, 2), torch.export.Dim.AUTO)
-    with ops.repeat_decisions(decisions), torch.no_grad():
+    with ops.replay_paths(paths), torch.no_grad():
         program = torch.export.export(
             Window(), example, dynamic_shapes=(sides, sides), strict=False
         ).module()
@@ -167,10 +167,10 @@ def test_a_window_fits_every_grid_of_an_open_graph():
         torch.testing.assert_close(program(300 * key, value), Window()(300 * key, value))
 
 
-def test_decisions_of_another_model_are_not_taken_for_its_own():
+def test_paths_of_another_model_are_refused():
     key, value, weight = torch.randn(2, 15, 2), torch.randn(2, 15, 4), torch.randn(2, 3, 3)
-    with pytest.raises(RuntimeError, match='took 1 decisions of a model that takes 2'):
-        with ops.repeat_decisions([True, True]):
+    with pytest.raises(RuntimeError, match='got 2 for a run that chose 1'):
+        with ops.replay_paths([True, True]):
             Op()(key, value, weight)
     torch.testing.assert_close(Op()(key, value, weight), Op()(key, value, weight))
 

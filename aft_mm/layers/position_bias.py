@@ -253,7 +253,7 @@ class ConvPositionBias(nn.Module):
             if self.weight.is_cuda and torch.cuda.is_current_stream_capturing():
                 return self()  # nothing is computed before the graph is replayed
             with torch.inference_mode(False), torch.no_grad():
-                kernel = ops.constant(self().clone())
+                kernel = ops.mark_constant(self().clone())
                 self._kept = _Kept(
                     kernel,
                     [p.detach() for p in parameters],

@@ -1,6 +1,9 @@
-"""Pure tensor functions of AFT and of linear attention; imports torch only."""
+"""Pure tensor functions of AFT and of linear attention. They import torch only.
 
-from .eager.decisions import constant, record_decisions, repeat_decisions
+Add a mixer of your own on top of the same parts: :func:`apply_gate` applies g(q) as every op does.
+"""
+
+from .eager.online_softmax import apply_gate
 from .functional import (
     aft_conv,
     aft_full,
@@ -16,6 +19,7 @@ from .linear import (
     linear_attention_prefill,
     linear_attention_step,
 )
+from .path_choice import mark_constant, record_paths, replay_paths
 from .state import StepState, prefill, select
 from .steps import (
     aft_conv_init_state,
@@ -42,6 +46,9 @@ __all__ = [
     'aft_full_init_state',
     'aft_full_step',
     'aft_local',
+    'aft_local_hard',
+    'aft_local_hard_init_state',
+    'aft_local_hard_step',
     'aft_local_init_state',
     'aft_local_learned',
     'aft_local_learned_init_state',
@@ -50,16 +57,14 @@ __all__ = [
     'aft_simple',
     'aft_simple_init_state',
     'aft_simple_step',
-    'aft_local_hard',
-    'aft_local_hard_init_state',
-    'aft_local_hard_step',
-    'constant',
+    'apply_gate',
     'linear_attention',
     'linear_attention_init_state',
     'linear_attention_prefill',
     'linear_attention_step',
+    'mark_constant',
     'prefill',
+    'record_paths',
+    'replay_paths',
     'select',
-    'record_decisions',
-    'repeat_decisions',
 ]

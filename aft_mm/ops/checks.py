@@ -1,6 +1,6 @@
-"""Argument checks of the public ops: the argument, what came and what is allowed in a sentence.
+"""Checks of the arguments of the public ops, which raise ValueError with a one-line message.
 
-Those of plain values, which are not about tensors, are in `aft_mm/checks.py`.
+Checks of plain values are in `aft_mm/checks.py`.
 """
 
 import math
@@ -23,12 +23,12 @@ from .geometry import Window, near_radius
 
 GATES = ('sigmoid', 'relu', 'none')
 KEY_FUNCTIONS = ('softmax', 'relu', 'relu2')
-# Sums are float32, or float64; narrower floats and ints would be rounded to nonsense on the way.
+# Sums are float32, or float64; narrower floats and ints would lose too much.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensor(name: str, x: Any, like: Tensor | None = None) -> None:
-    """Check a dense tensor of floats, on the device of the tensor `like`."""
+    """Check for a dense tensor of floats, on the device of the tensor `like`."""
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         refuse(name, 'a tensor of float64, float32, bfloat16 or float16', x)
     if x.layout != torch.strided or x.is_nested:
@@ -44,7 +44,7 @@ def check_num_heads(num_heads: int, embed_dims: int) -> None:
 
 
 def check_key_function(key_function: str, gate: str) -> None:
-    """Check the key function, and that relu2, whose two terms are gated apart, has its gate."""
+    """Check the key function, and that relu2, which gates its two terms separately, has its gate."""
     check_choice('key_function', key_function, KEY_FUNCTIONS)
     if key_function == 'relu2' and gate != 'relu':
         raise ValueError(f"gate must be 'relu' for key_function='relu2', got {gate!r}")
@@ -54,25 +54,26 @@ def check_mask(key_mask: Tensor | None, key: Tensor) -> None:
     """Check the mask [B, S] of tokens [B, S, channels]."""
     if key_mask is None:
         return
-    fits = isinstance(key_mask, Tensor) and key_mask.dtype == torch.bool
-    if not fits or key_mask.shape != key.shape[:2]:
+    is_bool = isinstance(key_mask, Tensor) and key_mask.dtype == torch.bool
+    if not is_bool or key_mask.shape != key.shape[:2]:
         refuse('key_mask', f'bool {list(key.shape[:2])} with True for tokens to keep', key_mask)
     if key_mask.device != key.device:
         raise ValueError(f'key_mask must be on {key.device} with the tokens, got {key_mask.device}')
 
 
 def _check_query(query: Tensor | None, value: Tensor, gate: str) -> None:
-    check_choice('gate', gate, GATES)
+    if not isinstance(gate, str) or gate not in GATES:
+        check_choice('gate', gate, GATES)
     if (query is None) != (gate == 'none'):
-        came = 'no query' if query is None else 'a query'
+        given = 'no query' if query is None else 'a query'
         raise ValueError(
-            f"query must be None exactly for gate='none', got {came} with gate={gate!r}"
+            f"query must be None exactly for gate='none', got {given} with gate={gate!r}"
         )
     if query is None:
         return
     check_tensor('query', query, value)
-    same = query.dim() == value.dim() and query.shape[0] == value.shape[0]
-    if not same or query.shape[-1] != value.shape[-1]:
+    same_dims = query.dim() == value.dim() and query.shape[0] == value.shape[0]
+    if not same_dims or query.shape[-1] != value.shape[-1]:
         raise ValueError(
             f'query must be [B, T, D] with the B and D of value, got query {list(query.shape)} '
             f'and value {list(value.shape)}'
@@ -90,12 +91,24 @@ def check_tokens(
     same_length: bool,
     heads: int | None = None,
 ) -> None:
-    """Check query [B, T, D], key [B, S, D or heads], value [B, S, D] and key_mask [B, S]."""
+    """Check query [B, T, D], key [B, S, D or heads], value [B, S, D] and key_mask [B, S].
+
+    Args:
+        query: The query, or None for ``gate='none'``.
+        key: The keys.
+        value: The values.
+        causal: Whether the op is causal, which needs T = S.
+        key_mask: The mask, or None.
+        gate: The name of the gate.
+        same_length: Whether T must be S.
+        heads: The heads of the position bias, if a key has one channel per head.
+    """
     check_tensor('value', value)
     check_tensor('key', key, value)
-    check_flag('causal', causal)
-    fits = value.dim() == 3 and key.dim() == 3 and key.shape[:2] == value.shape[:2]
-    if not fits or 0 in value.shape[1:]:
+    if not isinstance(causal, bool):
+        check_flag('causal', causal)
+    same_tokens = value.dim() == 3 and key.dim() == 3 and key.shape[:2] == value.shape[:2]
+    if not same_tokens or 0 in value.shape[1:]:
         raise ValueError(
             f'key and value must be [B, S, channels] with the same B and S, and S and channels of '
             f'1 or more, got {list(key.shape)} and {list(value.shape)}'
@@ -114,7 +127,8 @@ def check_tokens(
             f'query and key must have the same length here, got T={query.shape[1]} and '
             f'S={key.shape[1]}'
         )
-    check_mask(key_mask, key)
+    if key_mask is not None:
+        check_mask(key_mask, key)
 
 
 def check_step(
@@ -136,13 +150,15 @@ def check_step(
 def check_prefill(
     key: Tensor, value: Tensor, lengths: Tensor, position: Tensor, keys: Tensor, values: Tensor
 ) -> None:
-    """Check a prompt [B, L, channels], its lengths [B] and the state, which must be fresh."""
+    """Check a prompt [B, L, channels], its lengths [B] and the buffers of a fresh state."""
     check_tensor('key', key, keys)
     check_tensor('value', value, keys)
     if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int64, torch.int32):
         refuse('lengths', 'a tensor of ints [B]', lengths)
-    fits = key.dim() == 3 and key.shape[:2] == value.shape[:2] and key.shape[1] > 0
-    if not fits or [x.shape[::2] for x in (key, value)] != [x.shape[::2] for x in (keys, values)]:
+    is_prompt = key.dim() == 3 and key.shape[:2] == value.shape[:2] and key.shape[1] > 0
+    if not is_prompt or [x.shape[::2] for x in (key, value)] != [
+        x.shape[::2] for x in (keys, values)
+    ]:
         batch = len(keys)
         raise ValueError(
             f'key and value of a prompt must be [{batch}, L, {keys.shape[2]}] and [{batch}, L, '
@@ -159,7 +175,7 @@ def check_prefill(
 
 
 def check_terms(sums: Tensor, value: Tensor, key_function: str) -> None:
-    """Check that the sums of a state are those of relu2, which has two, or of the others."""
+    """Check that a state holds the sums of this key function: relu2 has two of them."""
     terms = 2 if key_function == 'relu2' else 1
     if sums.shape[-1] != terms * value.shape[-1]:
         raise ValueError(
@@ -169,7 +185,7 @@ def check_terms(sums: Tensor, value: Tensor, key_function: str) -> None:
 
 
 def check_buffer(size: int, needed: int) -> None:
-    """Check that the buffer of a state is that of the window, kernel and grid of the step."""
+    """Check that the buffer of a state has the size that the step needs."""
     if size != needed:
         raise ValueError(
             f'state must be made with the window, kernel_size and grid of the step, which need '
@@ -178,7 +194,7 @@ def check_buffer(size: int, needed: int) -> None:
 
 
 def check_grid(grid: Sequence[int] | None, tokens: int, dims: Sequence[int]) -> None:
-    """Check that `grid` has an allowed number of dimensions and holds `tokens` tokens."""
+    """Check that `grid` has as many sizes as one of `dims`, and holds `tokens` tokens."""
     if grid is None:
         return
     check_sizes('grid', grid, dims)
@@ -189,12 +205,12 @@ def check_grid(grid: Sequence[int] | None, tokens: int, dims: Sequence[int]) -> 
 
 
 def check_window(window: Window, grid: Sequence[int] | None) -> None:
-    """Check a soft window (0 and up, one size per grid dimension or one for both)."""
+    """Check a soft window: sizes of 0 or larger, one per grid dimension or one for all."""
     per_dimension('window', window, 1 if grid is None else len(grid), 0)
 
 
 def check_hard_window(window: Window, grid: Sequence[int] | None) -> None:
-    """Check a hard window: 1 and up in 1-d, even and positive in 2-d, else no token sees itself."""
+    """Check a hard window: 1 or larger in 1-d, even in 2-d; otherwise a token would not see itself."""
     sizes = per_dimension('window', window, 1 if grid is None else len(grid))
     if len(sizes) == 2 and any(size % 2 for size in sizes):
         refuse('window', 'even in both dimensions of a grid (H, W)', window)
@@ -202,8 +218,8 @@ def check_hard_window(window: Window, grid: Sequence[int] | None) -> None:
 
 def check_factors(pos_u: Tensor, pos_v: Tensor, targets: int, sources: int) -> None:
     """Check the factors u [T, d'] and v [S, d'] of the position bias."""
-    fits = pos_u.dim() == 2 and pos_v.dim() == 2 and pos_u.shape[1] == pos_v.shape[1]
-    if not fits or len(pos_u) != targets or len(pos_v) != sources:
+    same_rank = pos_u.dim() == 2 and pos_v.dim() == 2 and pos_u.shape[1] == pos_v.shape[1]
+    if not same_rank or len(pos_u) != targets or len(pos_v) != sources:
         raise ValueError(
             f"pos_u and pos_v must be [{targets}, d'] and [{sources}, d'], "
             f'got {list(pos_u.shape)} and {list(pos_v.shape)}'
@@ -213,7 +229,7 @@ def check_factors(pos_u: Tensor, pos_v: Tensor, targets: int, sources: int) -> N
 def check_free_bias(
     pos_u: Tensor, tokens: int, window: Window, grid: Sequence[int] | None, causal: bool
 ) -> None:
-    """Check the free local bias: 1-d, one row per token, one column per visible offset."""
+    """Check the free local bias: on a 1-d grid, a row per token and a column per visible offset."""
     if grid is not None and len(grid) != 1:
         raise ValueError(f'pos_v must be given for a grid of 2 dimensions, got None for {grid!r}')
     size = near_radius(window, grid) + 1
@@ -230,7 +246,7 @@ def check_free_bias(
 def check_position_bias(
     position_bias: Tensor, query: Tensor | None, key: Tensor, causal: bool
 ) -> None:
-    """Check the dense bias [T, S]; without a query it says T itself, unless the op is causal."""
+    """Check the dense bias [T, S]; without a query it defines T, unless the op is causal."""
     sources = key.shape[1]
     if query is not None:
         targets = query.shape[1]
@@ -243,6 +259,20 @@ def check_position_bias(
         )
 
 
+def check_conv(weight: Tensor, grid: Sequence[int], tokens: int, global_connectivity: bool) -> None:
+    """Check the weight [h, *kernel], the grid of `tokens` tokens and the flag of aft_conv."""
+    if not isinstance(global_connectivity, bool):
+        check_flag('global_connectivity', global_connectivity)
+    if type(grid) not in (tuple, list) or len(grid) not in (1, 2, 3):
+        check_sizes('grid', grid, (1, 2, 3))
+    for size in grid:
+        if type(size) is not int or size < 1:
+            check_sizes('grid', grid, (1, 2, 3))
+    if math.prod(grid) != tokens:
+        check_grid(grid, tokens, dims=(1, 2, 3))
+    check_kernel(weight.shape[1:], grid)
+
+
 def check_kernel(kernel: Sequence[int], grid: Sequence[int]) -> None:
     """Check that the kernel is odd in each of the grid's dimensions."""
     if len(kernel) != len(grid):
@@ -250,5 +280,6 @@ def check_kernel(kernel: Sequence[int], grid: Sequence[int]) -> None:
             f'weight must be [heads, *kernel] with a kernel of {len(grid)} dimensions for grid '
             f'{tuple(grid)}, got kernel {tuple(kernel)}'
         )
-    if any(size % 2 == 0 for size in kernel):
-        raise ValueError(f'weight must have odd kernel sizes, got {tuple(kernel)}')
+    for size in kernel:
+        if size % 2 == 0:
+            raise ValueError(f'weight must have odd kernel sizes, got {tuple(kernel)}')

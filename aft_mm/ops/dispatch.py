@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import eager, reference, verify
-from .eager import decisions
+from . import eager, path_choice, reference, verify
 from .fla import support as fla_support
-from .native import support as native_support
+from .native import availability as native_availability
 from .triton import support as triton_support
 
 OPS = (
@@ -79,7 +78,7 @@ def reasons_against(
         if not reasons and 'triton' not in requested_backends():
             reasons += _reasons_against_unasked_kernels(op, tensors[2], check)
     if backend == 'native':
-        reasons += native_support.reasons_against(op, tensors, options)
+        reasons += native_availability.unsupported_reasons(op, tensors, options)
     if backend == 'fla':
         if 'fla' not in requested_backends():
             reasons.append(f'not tried here: serves only when {ENVIRONMENT_VARIABLE}=fla asks')
@@ -95,8 +94,8 @@ def reasons_against(
 
 
 def _reasons_against_unasked_kernels(op: str, value: Tensor, check: bool) -> list[str]:
-    if decisions.recording() or decisions.repeating():
-        return ['an exported graph repeats the decisions of eager']
+    if path_choice.recording_or_replaying():
+        return ['an exported graph replays the paths of eager']
     place = value.device.type, value.device.index
     reason = _verdict(op, value.dtype, *place, check, torch.compiler.is_compiling())
     return [] if reason is None else [reason]
@@ -117,7 +116,12 @@ def choose_backend(
     elif tensors[2].is_cuda or INTERPRETED:
         names = DEFAULT_BACKENDS
     else:
-        return 'eager' if native_support.reasons_against(op, tensors, options) else 'native'
+        # Without a library the call need not be checked.
+        if torch.compiler.is_compiling() or isinstance(native_availability.find_library(), str):
+            return 'eager'
+        return (
+            'eager' if native_availability.unsupported_reasons(op, tensors, options) else 'native'
+        )
     refused = []
     for name in names:
         reasons = reasons_against(name, op, tensors, options, check)
@@ -131,6 +135,7 @@ def choose_backend(
 # Triton is missing in torch's CPU builds, fla or the loops in C++ may be: such a backend loads when
 # it first serves.
 _MODULES: dict[str, ModuleType] = {'eager': eager, 'reference': reference}
+_MODULE_NAMES = {'triton': '.triton.library', 'native': '.native.bindings', 'fla': '.fla.library'}
 _served: set[tuple[str, str, torch.dtype]] = set()
 
 
@@ -141,7 +146,7 @@ def _begin(name: str, op: str, dtype: torch.dtype) -> bool:
     serving = name, op, dtype
     if serving not in _served:
         if name not in _MODULES:
-            _MODULES[name] = importlib.import_module(f'.{name}.library', __package__)
+            _MODULES[name] = importlib.import_module(_MODULE_NAMES[name], __package__)
         logger.info('%s serves %s in %s', name, op, str(dtype).removeprefix('torch.'))
         _served.add(serving)
     return True

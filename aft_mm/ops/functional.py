@@ -1,21 +1,24 @@
-"""The public AFT ops: check the arguments, choose a backend, call it.
+"""The public AFT ops: they check the arguments, choose a backend and call it.
 
-All are batch first and compute
-``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` with different ``W = exp(w)``.
-Shared arguments:
+All compute, with different ``W = exp(w)``::
 
-- query [B, T, D]: gates the output; None with ``gate='none'``.
-- key [B, S, D], value [B, S, D].
-- causal: sums run over t' ≤ t in raster order.
-- key_mask [B, S] bool: True for keys to keep; hidden keys and values may hold NaN or inf and get
-  zero gradient, a row that sees nothing gives 0.
-- gate: g, one of 'sigmoid', 'relu', 'none'.
+    y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} ⊙ v_t' / Σ_t' W[t,t'] e^{k_t'}
 
-A NaN or infinite key or value of a causal op leaves the rows before it, the other channels (of
-aft_conv: those of other heads) and samples as they are.
+Tensors are batch first. Exponentials and sums are float32 for every input dtype except float64; the
+output has the dtype of value.
 
-Exponentials and sums are float32 for every input type but float64; the output has the type of
-value. Every op raises ValueError for arguments that do not fit together.
+Arguments that all ops share:
+
+- query [B, T, D]: q, which gates the output; None with ``gate='none'``.
+- key [B, S, D]: k.
+- value [B, S, D]: v.
+- causal: Whether sums run over t' ≤ t, in raster order on a grid.
+- key_mask: bool [B, S], True for keys to keep. Hidden keys and values may hold NaN or inf and get a
+  gradient of 0; a row that sees no key gives 0.
+- gate: g, 'sigmoid', 'relu' or 'none'.
+
+In a causal op a NaN or infinite key or value does not reach earlier rows, other samples or other
+channels (of aft_conv: channels of other heads).
 """
 
 from collections.abc import Sequence
@@ -23,36 +26,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from aft_mm.checks import check_flag, check_sizes
-
 from . import checks
 from .dispatch import implementation, no_autocast
 from .geometry import Window
-
-
-def _run(op: str, query: Tensor | None, key: Tensor, *others: Tensor | None, **options) -> Tensor:
-    tensors, value = (query, key, *others), others[0]
-    if value.shape[0] == 0:
-        # Without a query only a dense bias w [T, S] tells how many rows there are.
-        tokens = len(others[1]) if op == 'aft_full' else (key if query is None else query).shape[1]
-        return _empty(tokens, value, *tensors)
-    with no_autocast(value):
-        return implementation(op, tensors, options)(*tensors, **options)
-
-
-def _one_graph(grid: Sequence[int]) -> Sequence[int]:
-    """The grid, as constants to torch.compile, which makes a graph for each.
-
-    Of symbols it does not know that their product is the number of tokens, and torch.cond refuses
-    forms whose results it does not know to be of one size.
-    """
-    return [len(range(n)) for n in grid] if torch.compiler.is_dynamo_compiling() else grid
-
-
-def _empty(tokens: int, value: Tensor, *tensors: Tensor | None) -> Tensor:
-    """The output of an empty batch; the gradient of every tensor is 0, not missing."""
-    nothing = sum(x.sum() for x in tensors if x is not None)
-    return value.new_empty(0, tokens, value.shape[2]) + nothing
 
 
 def aft_simple(
@@ -65,12 +41,27 @@ def aft_simple(
     key_mask: Tensor | None = None,
     gate: str = 'sigmoid',
 ) -> Tensor:
-    """AFT without position bias, ``W = 1`` (arXiv 2105.14103, eq. 5).
+    """Compute AFT without position bias, ``W = 1`` (arXiv 2105.14103, eq. 5).
 
-    ``key_function='relu'`` is the unnormalised ``g(q) ⊙ Σ relu(k) ⊙ v`` (ICLR submission, eq. 3);
-    ``'relu2'``, with gate='relu' only, is ``relu(q) ⊙ Σ relu(k) ⊙ v + relu(−q) ⊙ Σ relu(−k) ⊙ v``,
-    which is ``Σ relu(q ⊙ k) ⊙ v`` (eq. 6 there). Without `causal` T may differ from S.
-    Returns [B, T, D].
+    - ``key_function='softmax'``: ``g(q) ⊙ Σ e^k ⊙ v / Σ e^k``.
+    - ``'relu'``: the unnormalised ``g(q) ⊙ Σ relu(k) ⊙ v`` (ICLR submission, eq. 3).
+    - ``'relu2'``: ``Σ relu(q ⊙ k) ⊙ v = relu(q) ⊙ Σ relu(k) ⊙ v + relu(−q) ⊙ Σ relu(−k) ⊙ v``
+      (ICLR submission, eq. 6), with ``gate='relu'`` only.
+
+    Args:
+        query: [B, T, D], or None for ``gate='none'``. T may differ from S unless causal.
+        key: [B, S, D].
+        value: [B, S, D].
+        key_function: 'softmax', 'relu' or 'relu2'.
+        causal: See the module.
+        key_mask: bool [B, S], see the module.
+        gate: See the module.
+
+    Returns:
+        [B, T, D].
+
+    Raises:
+        ValueError: If the arguments do not fit together.
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_key_function(key_function, gate)
@@ -88,9 +79,22 @@ def aft_full(
     key_mask: Tensor | None = None,
     gate: str = 'sigmoid',
 ) -> Tensor:
-    """AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
+    """Compute AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
 
-    position_bias is w [T, S]; without `causal` T may differ from S. Returns [B, T, D].
+    Args:
+        query: [B, T, D], or None for ``gate='none'``. T may differ from S unless causal.
+        key: [B, S, D].
+        value: [B, S, D].
+        position_bias: w [T, S].
+        causal: See the module.
+        key_mask: bool [B, S], see the module.
+        gate: See the module.
+
+    Returns:
+        [B, T, D].
+
+    Raises:
+        ValueError: If the arguments do not fit together.
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
@@ -112,21 +116,35 @@ def aft_local(
     key_mask: Tensor | None = None,
     gate: str = 'sigmoid',
 ) -> Tensor:
-    """AFT with a position bias inside a window only (arXiv 2105.14103, eq. 4 and 7).
+    """Compute AFT with a position bias in a window (arXiv 2105.14103, eq. 4 and 7).
 
-    ``w = pos_u pos_vᵀ`` where ``|t − t'| < window``, on a 2-d `grid` (H, W) where ``|Δrow| < s_r``
-    and ``|Δcol| < s_c`` with window an int or the pair (s_r, s_c); w = 0 elsewhere, so far tokens
-    still count. pos_u, pos_v [T, d'].
+    ``w = pos_u pos_vᵀ`` where ``|t − t'| < window``, on a 2-d grid where ``|Δrow| < s_r`` and
+    ``|Δcol| < s_c``. Outside the window w = 0, so W = 1: distant tokens still count.
 
-    Without pos_v the bias is not factorised and pos_u is w itself, on a 1-d grid: column
-    ``s − 1 + (t' − t)`` of row t is w[t, t'], [T, s] if causal and [T, 2s − 1] if not, s ≥ 1.
-    Returns [B, T, D].
+    Args:
+        query: [B, T, D], or None for ``gate='none'``.
+        key: [B, T, D].
+        value: [B, T, D].
+        pos_u: u [T, d']. Without `pos_v` w itself, on a 1-d grid: column ``s − 1 + (t' − t)`` of
+            row t is w[t, t'], [T, s] if causal and [T, 2s − 1] if not, s ≥ 1.
+        pos_v: v [T, d'], or None if the bias is not factorised.
+        window: s, 0 or larger; on a 2-d grid an int or (s_r, s_c).
+        grid: (T,) or (H, W); None for (T,).
+        causal: See the module.
+        key_mask: bool [B, T], see the module.
+        gate: See the module.
+
+    Returns:
+        [B, T, D].
+
+    Raises:
+        ValueError: If the arguments do not fit together.
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
     _check_local(pos_u, pos_v, value, window, grid, causal)
-    factors = dict(window=window, grid=grid)
-    return _run('aft_local', query, key, value, pos_u, pos_v, **factors, **shared)
+    options = dict(window=window, grid=grid, **shared)
+    return _run('aft_local', query, key, value, pos_u, pos_v, **options)
 
 
 def aft_conv(
@@ -141,24 +159,39 @@ def aft_conv(
     key_mask: Tensor | None = None,
     gate: str = 'sigmoid',
 ) -> Tensor:
-    """AFT whose position bias depends on the offset only, per head (arXiv 2105.14103, eq. 6 and 8).
+    """Compute AFT whose position bias depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
-    key [B, T, h]; head i serves the channels i·D/h … (i+1)·D/h − 1. weight is w
-    ``[h, *kernel]``, already reparameterised: entry ``centre + (t' − t)`` is the bias of the source
-    at t'. grid has 1, 2 or 3 sizes, kernels are odd and may be larger than the grid.
-    ``global_connectivity=False`` sets W = 0 outside the kernel instead of 1. Returns [B, T, D].
+    ``w[t, t'] = weight[head, centre + (t' − t)]`` inside the kernel. Outside it W = 1, or 0 with
+    ``global_connectivity=False``. Head i belongs to the channels i·D/h … (i+1)·D/h − 1 of value.
+
+    Args:
+        query: [B, T, D], or None for ``gate='none'``.
+        key: [B, T, h], one channel per head.
+        value: [B, T, D].
+        weight: w [h, *kernel], already reparameterised. Kernel sizes are odd and may exceed the
+            grid.
+        grid: 1, 2 or 3 sizes, whose product is T.
+        global_connectivity: Whether W is 1 outside the kernel, else 0.
+        causal: See the module.
+        key_mask: bool [B, T], see the module.
+        gate: See the module.
+
+    Returns:
+        [B, T, D].
+
+    Raises:
+        ValueError: If the arguments do not fit together.
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tensor('weight', weight)
     heads = weight.shape[0] if weight.dim() else 0
     checks.check_tokens(query, key, value, same_length=True, heads=heads, **shared)
     checks.check_tensor('weight', weight, value)
-    check_flag('global_connectivity', global_connectivity)
-    check_sizes('grid', grid, (1, 2, 3))
-    checks.check_grid(grid, key.shape[1], dims=(1, 2, 3))
-    checks.check_kernel(weight.shape[1:], grid)
-    places = dict(grid=_one_graph(grid), global_connectivity=global_connectivity)
-    return _run('aft_conv', query, key, value, weight, **places, **shared)
+    checks.check_conv(weight, grid, key.shape[1], global_connectivity)
+    if torch.compiler.is_dynamo_compiling():
+        grid = _as_constants(grid)
+    options = dict(grid=grid, global_connectivity=global_connectivity, **shared)
+    return _run('aft_conv', query, key, value, weight, **options)
 
 
 def aft_local_hard(
@@ -172,22 +205,38 @@ def aft_local_hard(
     key_mask: Tensor | None = None,
     gate: str = 'sigmoid',
 ) -> Tensor:
-    """AFT over a hard window, W = 1 inside and 0 outside (ICLR submission, algorithms 1 and 2).
+    """Compute AFT in a hard window, W = 1 inside and 0 outside (ICLR submission, alg. 1 and 2).
 
-    1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``). 2-d with `grid` (H, W) and the even
-    window (s_h, s_w): a left block, rows ``r − s_h/2 < r' ≤ r`` and columns
+    1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``).
+
+    2-d, for the token at row r and column c: a left block, rows ``r − s_h/2 < r' ≤ r`` and columns
     ``c − s_w/2 < c' ≤ c``, and a right block, rows ``r − s_h/2 ≤ r' < r`` and columns
-    ``c < c' ≤ c + s_w/2``: the left block of the row above, moved right. Every token counts once;
-    the paper's pseudo code clamps an index and so counts some twice at the right border. Not
-    causal: rows ``r − s_h/2 < r' ≤ r + s_h/2``, columns ``c − s_w/2 < c' ≤ c + s_w/2``.
-    Returns [B, T, D].
+    ``c < c' ≤ c + s_w/2``, which is the left block of the row above, moved right. Not causal: rows
+    ``r − s_h/2 < r' ≤ r + s_h/2``, columns ``c − s_w/2 < c' ≤ c + s_w/2``. Every token counts once;
+    the paper's pseudo code clamps an index, and so counts some tokens twice at the right border.
+
+    Args:
+        query: [B, T, D], or None for ``gate='none'``.
+        key: [B, T, D].
+        value: [B, T, D].
+        window: s of 1 or larger in 1-d; in 2-d an even int or a pair (s_h, s_w) of even ints.
+        grid: (T,) or (H, W); None for (T,).
+        causal: See the module.
+        key_mask: bool [B, T], see the module.
+        gate: See the module.
+
+    Returns:
+        [B, T, D].
+
+    Raises:
+        ValueError: If the arguments do not fit together.
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
     checks.check_grid(grid, key.shape[1], dims=(1, 2))
     checks.check_hard_window(window, grid)
-    if grid is not None:
-        grid = _one_graph(grid)
+    if grid is not None and torch.compiler.is_dynamo_compiling():
+        grid = _as_constants(grid)
     return _run('aft_local_hard', query, key, value, window=window, grid=grid, **shared)
 
 
@@ -204,19 +253,36 @@ def aft_local_learned(
     key_mask: Tensor | None = None,
     gate: str = 'sigmoid',
 ) -> Tensor:
-    """AFT with learned local weights that have a softmax of their own (ICLR submission, eq. 8).
+    """Compute AFT whose local weights have a softmax of their own (ICLR submission, eq. 8).
 
     ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t' = g(q_t) ⊙ N_t / (Z_t D_t)`` with
-    the w of :func:`aft_local`, 0 outside the window, N its numerator ``Σ W e^k v``, ``Z = Σ W`` and
-    ``D = Σ e^k``, all over the visible tokens. The weights do not sum to one: W = 1 gives
-    AFT-simple over the number of visible tokens, as window 0 does. pos_v may be None as there.
-    Returns [B, T, D].
+    the w of :func:`aft_local`, 0 outside the window, its numerator ``N = Σ W e^k v``, ``Z = Σ W``
+    and ``D = Σ e^k``, all over the visible tokens. The weights do not sum to one: W = 1, as for
+    window 0, gives AFT-simple divided by the number of visible tokens.
+
+    Args:
+        query: [B, T, D], or None for ``gate='none'``.
+        key: [B, T, D].
+        value: [B, T, D].
+        pos_u: As in :func:`aft_local`.
+        pos_v: As in :func:`aft_local`.
+        window: As in :func:`aft_local`.
+        grid: As in :func:`aft_local`.
+        causal: See the module.
+        key_mask: bool [B, T], see the module.
+        gate: See the module.
+
+    Returns:
+        [B, T, D].
+
+    Raises:
+        ValueError: If the arguments do not fit together.
     """
     shared = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
     _check_local(pos_u, pos_v, value, window, grid, causal)
-    factors = dict(window=window, grid=grid)
-    return _run('aft_local_learned', query, key, value, pos_u, pos_v, **factors, **shared)
+    options = dict(window=window, grid=grid, **shared)
+    return _run('aft_local_learned', query, key, value, pos_u, pos_v, **options)
 
 
 def _check_local(
@@ -235,3 +301,23 @@ def _check_local(
     else:
         checks.check_tensor('pos_v', pos_v, value)
         checks.check_factors(pos_u, pos_v, value.shape[1], value.shape[1])
+
+
+def _as_constants(grid: Sequence[int]) -> Sequence[int]:
+    """Return the grid as constants of torch.compile, which makes one graph per grid.
+
+    It does not know that the product of symbolic sizes is the number of tokens, and torch.cond
+    refuses branches whose results are not known to have the same size.
+    """
+    return [len(range(n)) for n in grid]
+
+
+def _run(op: str, query: Tensor | None, key: Tensor, *others: Tensor | None, **options) -> Tensor:
+    tensors, value = (query, key, *others), others[0]
+    if value.shape[0] == 0:
+        # An empty batch. Without a query only a dense bias w [T, S] tells the number of rows.
+        tokens = len(others[1]) if op == 'aft_full' else (key if query is None else query).shape[1]
+        zero = sum(x.sum() for x in tensors if x is not None)  # a gradient of 0 for every tensor
+        return value.new_empty(0, tokens, value.shape[2]) + zero
+    with no_autocast(value):
+        return implementation(op, tensors, options)(*tensors, **options)

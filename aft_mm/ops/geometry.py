@@ -1,4 +1,4 @@
-"""Which tokens lie inside which window: where grids, windows and kernels become masks."""
+"""Masks and indices of grids, windows and kernels."""
 
 import itertools
 import math
@@ -11,12 +11,12 @@ Window = int | Sequence[int]
 
 
 def as_pair(window: Window) -> tuple[int, int]:
-    """A window on a 2-d grid as (rows, columns); an int stands for both."""
+    """Return a window on a 2-d grid as (rows, columns); an int means both."""
     return (window, window) if isinstance(window, int) else (window[0], window[1])
 
 
 def near_mask(target: Tensor, source: Tensor, window: Window, grid: Sequence[int] | None) -> Tensor:
-    """True where ``|Δt| < s``, on a 2-d grid where ``|Δrow| < s_r and |Δcol| < s_c`` (eq. 4)."""
+    """Return where ``|Δt| < s``, on a 2-d grid where ``|Δrow| < s_r and |Δcol| < s_c`` (eq. 4)."""
     if grid is None or len(grid) == 1:
         size = window if isinstance(window, int) else window[0]
         return (target - source).abs() < size
@@ -28,7 +28,7 @@ def near_mask(target: Tensor, source: Tensor, window: Window, grid: Sequence[int
 
 
 def near_radius(window: Window, grid: Sequence[int] | None) -> int:
-    """The largest distance ``|t − t'|`` inside the window of :func:`near_mask`; −1 if empty."""
+    """Return the largest ``|t − t'|`` inside the window of :func:`near_mask`; −1 if it is empty."""
     if grid is None or len(grid) == 1:
         return (window if isinstance(window, int) else window[0]) - 1
     rows, columns = as_pair(window)
@@ -39,7 +39,7 @@ def near_radius(window: Window, grid: Sequence[int] | None) -> int:
 def hard_mask(
     target: Tensor, source: Tensor, window: Window, grid: Sequence[int] | None, causal: bool
 ) -> Tensor:
-    """True inside the hard window of AFTLocalHard (ICLR submission, algorithms 1 and 2).
+    """Return the mask of the hard window of AFTLocalHard (ICLR submission, algorithms 1 and 2).
 
     1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``). 2-d with ``(s_h, s_w)``, both even:
     columns ``c − s_w/2 < c' ≤ c + s_w/2`` and rows ``r − s_h/2 < r' ≤ r``, right of c instead
@@ -55,7 +55,7 @@ def hard_mask(
     right = source % width - target % width
     inside = (right > -half_columns) & (right <= half_columns)
     if causal:
-        down = torch.where(right > 0, down + 1, down)  # the right block lies a row higher
+        down = torch.where(right > 0, down + 1, down)  # the right block is one row higher
         return inside & (down > -half_rows) & (down <= 0)
     return inside & (down > -half_rows) & (down <= half_rows)
 
@@ -63,9 +63,10 @@ def hard_mask(
 def kernel_index(
     target: Tensor, source: Tensor, kernel: Sequence[int], grid: Sequence[int]
 ) -> Tensor:
-    """Flat index into the kernel of the source seen from the target, −1 outside the kernel.
+    """Return the flat index of the kernel entry for the source at t' and the target at t.
 
-    Per dimension the index is ``centre + (t' − t)``, the order of torch's cross-correlation.
+    It is −1 outside the kernel. Per dimension the index is ``centre + (t' − t)``, the order of
+    torch's cross-correlation.
     """
     index = torch.zeros_like(target - source)
     inside = torch.ones_like(index, dtype=torch.bool)
@@ -79,10 +80,10 @@ def kernel_index(
 
 
 def kernel_offsets(kernel: Sequence[int]) -> list[tuple[int, ...]]:
-    """The offset ``t' − t`` of every kernel entry, in the order of ``weight.flatten(1)``."""
+    """Return the offset ``t' − t`` of every kernel entry, in the order of ``weight.flatten(1)``."""
     return list(itertools.product(*(range(-(size // 2), size // 2 + 1) for size in kernel)))
 
 
 def past_kernel(kernel: Sequence[int]) -> list[bool]:
-    """Which kernel entries a causal raster may see: offsets up to 0 in raster order."""
+    """Return which kernel entries a causal op may use: offsets up to 0 in raster order."""
     return [offset <= (0,) * len(kernel) for offset in kernel_offsets(kernel)]

@@ -1,4 +1,4 @@
-"""Linear attention: the public op and its steps."""
+"""The public op of linear attention and its steps."""
 
 import torch
 from torch import Tensor
@@ -29,24 +29,30 @@ def linear_attention(
     key_mask: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Attention whose weights are products of features (arXiv 2006.16236, eq. 5 and 9).
+    """Compute attention whose weights are products of features (arXiv 2006.16236, eq. 5 and 9).
 
     ``y_t = φ(q_t)ᵀ s_t / (φ(q_t)ᵀ z_t + eps)``, ``s_t = Σ φ(k_t') v_t'ᵀ``, ``z_t = Σ φ(k_t')``,
-    sums over t' ≤ t if causal; a row whose weights are all 0, or that sees nothing, gives 0. Sums
-    are float32, float64 for float64. Causal, the gradient needs the inputs and outputs and next to
-    nothing beside them (algorithm 1); it can be taken once.
+    with sums over t' ≤ t if causal. Sums are float32, float64 for float64. The causal gradient
+    needs little memory besides inputs and outputs (algorithm 1), and is differentiable once only.
 
     Args:
-        query [B, T, h, d], key [B, S, h, d], value [B, S, h, m]; causal: S = T.
-        feature_map: φ, 'elu' for ``elu(x) + 1``, 'relu', 'square' for ``x²``, or a function of
-            ``[..., d]`` without parameters that gives ``[..., d']``, none of it negative; a pair of
+        query: [B, T, h, d].
+        key: [B, S, h, d], S = T if causal.
+        value: [B, S, h, m].
+        feature_map: φ: 'elu' for ``elu(x) + 1``, 'relu', 'square' for ``x²``, or a function without
+            parameters from ``[..., d]`` to ``[..., d']`` that is never negative; a pair of
             functions for queries and keys.
-        key_mask: bool [B, S], True for keys to keep; hidden keys and values may hold NaN or inf and
-            get zero gradient.
-        eps: added to the denominator, as implementations do that divide by it anyway.
+        causal: Whether sums run over t' ≤ t.
+        key_mask: bool [B, S], True for keys to keep. Hidden keys and values may hold NaN or inf and
+            get a gradient of 0.
+        eps: Added to the denominator, 0 or larger.
 
-    Returns [B, T, h, m] in the type of value. Raises ValueError for arguments that do not fit
-    together, for a negative eps and, on a CPU, a negative feature.
+    Returns:
+        [B, T, h, m] in the dtype of value; 0 for a row whose weights are all 0.
+
+    Raises:
+        ValueError: If the arguments do not fit together, for a negative eps and, on a CPU, for a
+            negative feature.
     """
     _check(query, key, value, causal, key_mask)
     _check_eps(eps)
@@ -54,9 +60,8 @@ def linear_attention(
     tensors = (query, key, value)
     options = dict(feature_map=feature_map, causal=causal, key_mask=key_mask, eps=eps)
     if value.shape[0] == 0:
-        nothing = sum(x.sum() for x in tensors)
-        return value.new_empty(0, query.shape[1], *value.shape[2:]) + nothing
-    # Autocast would turn the float32 products inside the op back into bfloat16.
+        zero = sum(x.sum() for x in tensors)  # a gradient of 0 for every tensor
+        return value.new_empty(0, query.shape[1], *value.shape[2:]) + zero
     with no_autocast(value):
         return implementation('linear_attention', tensors, options)(*tensors, **options)
 
@@ -70,7 +75,7 @@ def linear_attention_init_state(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LinearState:
-    """Empty sums s [B, h, d', m] and z [B, h, d'], d' the number of features."""
+    """Return empty sums s [B, h, d', m] and z [B, h, d'] with d' = num_features."""
     sums = torch.zeros(
         batch_size, num_heads, num_features, channels + 1, device=device, dtype=dtype
     )
@@ -87,10 +92,21 @@ def linear_attention_step(
     feature_map: Maps = 'elu',
     eps: float = 0.0,
 ) -> tuple[Tensor, LinearState]:
-    """One token of causal :func:`linear_attention` in O(d'·m) per head (eq. 16 to 20).
+    """Compute one token of causal :func:`linear_attention` in O(d'·m) per head (eq. 16 to 20).
 
-    query, key [B, h, d], value [B, h, m] -> y [B, h, m] and the next state; `state` is used up.
-    Raises ValueError for a token of another batch, heads or channels than the state's.
+    Args:
+        state: The previous state, which must not be used again.
+        query: [B, h, d].
+        key: [B, h, d].
+        value: [B, h, m].
+        feature_map: That of the op.
+        eps: That of the op.
+
+    Returns:
+        y [B, h, m] and the next state.
+
+    Raises:
+        ValueError: If the token has another batch, heads or channels than the state.
     """
     _check_state(state, key, value, 'a step')
     check_position(state.position)
@@ -108,10 +124,19 @@ def linear_attention_step(
 def linear_attention_prefill(
     state: LinearState, key: Tensor, value: Tensor, lengths: Tensor, *, feature_map: Maps = 'elu'
 ) -> LinearState:
-    """The state after the first lengths[b] tokens of key [B, L, h, d] and value [B, L, h, m].
+    """Return the state after a prompt, in one parallel pass.
 
-    `state` is fresh; tokens past the lengths [B] are padding, NaN allowed. Raises ValueError for a
-    state that has taken a token or was made for other sizes, and for lengths outside 0 … L.
+    Args:
+        state: A fresh state.
+        key: [B, L, h, d].
+        value: [B, L, h, m].
+        lengths: The number of tokens of each prompt [B], 0 to L. Later tokens are padding, which
+            may hold NaN.
+        feature_map: That of the op.
+
+    Raises:
+        ValueError: If the state has taken a token or was made for other sizes, or a length is
+            outside 0 to L.
     """
     _check_state(state, key[:, 0], value[:, 0], 'a prompt')
     tokens = key.shape[1]
@@ -136,8 +161,9 @@ def _check(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, key_mask: Tensor | None
 ) -> None:
     shapes = [list(x.shape) for x in (query, key, value)]
-    fits = all(len(shape) == 4 and 0 not in shape[1:] for shape in shapes)
-    if not fits or key.shape[:3] != value.shape[:3] or not _same_heads(query, key):
+    is_4d = all(len(shape) == 4 and 0 not in shape[1:] for shape in shapes)
+    same_heads = is_4d and (query.shape[0], query.shape[2:]) == (key.shape[0], key.shape[2:])
+    if not same_heads or key.shape[:3] != value.shape[:3]:
         raise ValueError(
             'query must be [B, T, h, d], key [B, S, h, d] and value [B, S, h, m] with sizes of '
             f'1 or more, got {shapes[0]}, {shapes[1]} and {shapes[2]}'
@@ -152,10 +178,6 @@ def _check(
             f'key_mask must be bool {list(key.shape[:2])} with True for keys to keep, '
             f'got {key_mask.dtype} {list(key_mask.shape)}'
         )
-
-
-def _same_heads(query: Tensor, key: Tensor) -> bool:
-    return query.shape[0] == key.shape[0] and query.shape[2:] == key.shape[2:]
 
 
 def _check_state(state: LinearState, key: Tensor, value: Tensor, what: str) -> None:

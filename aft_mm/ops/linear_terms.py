@@ -12,31 +12,31 @@ FeatureMap = Callable[[Tensor], Tensor]
 
 
 class LinearState(NamedTuple):
-    """``s = Σ φ(k) vᵀ`` and ``z = Σ φ(k)``, columns of sums [B, h, d, m + 1]; next index [B]."""
+    """``s = Σ φ(k) vᵀ`` and ``z = Σ φ(k)`` as columns of sums [B, h, d, m + 1]; next index [B]."""
 
     sums: Tensor
     position: Tensor
 
     @property
     def s(self) -> Tensor:
-        """[B, h, d, m]."""
+        """s [B, h, d, m]."""
         return self.sums[..., :-1]
 
     @property
     def z(self) -> Tensor:
-        """[B, h, d]."""
+        """z [B, h, d]."""
         return self.sums[..., -1]
 
 
 def never_negative(function: Callable) -> Callable:
-    """Mark a feature map, or a method that is one, whose features need no check."""
+    """Mark a feature map (a function or method) as never negative, so that it is not checked."""
     function.is_never_negative = True  # type: ignore[attr-defined]
     return function
 
 
 @never_negative
 def elu(x: Tensor) -> Tensor:
-    """``elu(x) + 1``; as it is written, ``e^x − 1 + 1`` would round small features away."""
+    """``elu(x) + 1``, without the ``e^x − 1 + 1`` of torch, which rounds small features to 0."""
     return x.clamp_max(0).exp() + x.relu()
 
 
@@ -58,7 +58,11 @@ FEATURE_MAPS: dict[str, FeatureMap] = {'elu': elu, 'relu': relu, 'square': squar
 def resolve(
     feature_map: str | FeatureMap | tuple[FeatureMap, FeatureMap],
 ) -> tuple[FeatureMap, FeatureMap]:
-    """The maps of queries and of keys; raises ValueError for an unknown name."""
+    """Return the maps of queries and of keys.
+
+    Raises:
+        ValueError: For an unknown name.
+    """
     if isinstance(feature_map, str):
         check_choice('feature_map', feature_map, tuple(FEATURE_MAPS))
         feature_map = FEATURE_MAPS[feature_map]
@@ -66,9 +70,13 @@ def resolve(
 
 
 def features(function: FeatureMap, x: Tensor) -> Tensor:
-    """φ(x); raises ValueError on a CPU for a negative feature: sums of weights would cross 0."""
+    """Return φ(x).
+
+    Raises:
+        ValueError: For a negative feature, on a CPU: the sum of the weights could be 0.
+    """
     mapped = function(x)
-    # A look at values would wait for a device, and a compiled graph cannot look.
+    # Reading values would synchronise with a device, and break a compiled graph.
     if torch.compiler.is_compiling() or getattr(function, 'is_never_negative', False):
         return mapped
     if mapped.device.type == 'cpu' and (mapped.detach() < 0).any():

@@ -1,8 +1,8 @@
-"""The oracle: every op as the sum that the papers write, in float64, with no cleverness.
+"""The oracle: every op as the papers write it, in float64, without optimisation.
 
-``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` is evaluated as it stands,
+``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` is evaluated literally,
 with ``log W`` as a dense ``[h, T, S]`` tensor (−inf where W = 0) and all ``[B, T, S, D]`` products
-in memory. Use it on small inputs: it is what the other backends are tested against.
+in memory. The other backends are tested against it, on small inputs.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def _indices(num_targets: int, num_sources: int, device: torch.device) -> tuple[
 
 
 def _weights(key: Tensor, log_weight: Tensor) -> Tensor:
-    """``exp(w + k)`` [B, T, S, D] divided by its sum over S; rows that see nothing give 0."""
+    """Return ``exp(w + k)`` [B, T, S, D] divided by its sum over S; 0 for rows that see nothing."""
     channels = key.shape[-1]
     per_channel = log_weight.repeat_interleave(channels // log_weight.shape[0], 0).permute(1, 2, 0)
     logits = key[:, None] + per_channel[None]

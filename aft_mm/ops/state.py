@@ -1,4 +1,4 @@
-"""The state of a causal op between steps, and what every step does with it."""
+"""The state of a causal op between steps, and the operations of a step on it."""
 
 from typing import Any, NamedTuple
 
@@ -8,22 +8,22 @@ from torch import Tensor
 from aft_mm.checks import check_choice, check_int, refuse
 
 from . import checks
-from .eager.mixing import relu_terms
-from .eager.sums import Sums, column_shift, join, lowest, reduce
+from .eager.online_softmax import ShiftedSum, append, column_shift, lowest, reduce
+from .eager.simple import relu_terms
 
-# The position of a state that a step has taken.
+# The position of a state whose buffers a later step has overwritten.
 USED_UP = -1
-# The nats by which sums of far tokens lead beyond which those of the buffer are below any rounding.
-FAR_LEAD = 40.0
+# If the sums of older tokens exceed those of the buffer by e^40, the latter are below rounding.
+MAX_LEAD = 40.0
 
 
 class StepState(NamedTuple):
     """Sums of the tokens that left the buffer [B, 1, D], the buffer [B, n, ...], next index [B].
 
-    Token t lies in slot t mod n; the keys of empty slots are −inf.
+    Token t is in slot t mod n; the keys of empty slots are −inf.
     """
 
-    sums: Sums
+    sums: ShiftedSum
     keys: Tensor
     values: Tensor
     position: Tensor
@@ -37,7 +37,16 @@ def new_state(
     dtype: torch.dtype,
     heads: int | None = None,
 ) -> StepState:
-    """The state before the first token, with room for `size` tokens; key heads h are D or given."""
+    """Return the state before the first token.
+
+    Args:
+        batch_size: B.
+        embed_dims: D.
+        size: Tokens of the buffer, n.
+        device: That of all tensors.
+        dtype: That of sums and buffers.
+        heads: Channels of a key if not D.
+    """
     check_int('batch_size', batch_size, 0)
     check_int('embed_dims', embed_dims, 1)
     check_int('num_tokens', size, 0)
@@ -47,59 +56,59 @@ def new_state(
     keys = torch.full((batch_size, size, heads or embed_dims), -torch.inf, **options)
     values = torch.zeros(batch_size, size, embed_dims, **options)
     shift = torch.full((batch_size, 1, embed_dims), lowest(dtype), **options)
-    # Each a tensor of its own: steps write into them.
+    # Separate tensors, because steps write to them.
     numerator, denominator = torch.zeros_like(shift), torch.zeros_like(shift)
     position = torch.zeros(batch_size, dtype=torch.long, device=device)
-    return StepState(Sums(shift, numerator, denominator), keys, values, position)
+    return StepState(ShiftedSum(shift, numerator, denominator), keys, values, position)
 
 
 def check_kind(state: StepState) -> StepState:
-    """Check that it is a state at all, before anything of it is read."""
+    """Check that `state` is a state, and return it."""
     if not isinstance(state, StepState):
-        refuse('state', 'what init_state, prefill or a step gave', state)
+        refuse('state', 'the result of init_state, prefill or a step', state)
     return state
 
 
 def check_state(state: StepState, tokens: int | None = None) -> None:
-    """Check a state that a step may go on from, one of fewer than `tokens` tokens."""
+    """Check that a step may follow the state, which must hold fewer than `tokens` tokens."""
     check_position(check_kind(state).position, tokens)
 
 
 def check_position(position: Tensor, tokens: int | None = None) -> None:
-    """Check the position [B] of a state: not used up, and before `tokens`.
+    """Check that the position [B] of a state is not used up, and below `tokens`.
 
-    On a CPU only: elsewhere a look would wait for everything before it. Nor does a compiled graph
-    look, which would break it.
+    On a CPU only: elsewhere reading it would synchronise with the device. Not in a compiled graph,
+    which reading would break.
     """
     if position.device.type != 'cpu' or torch.compiler.is_compiling() or not position.numel():
         return
-    # As ints of Python: a comparison, its `any` and its `bool` are three operations of torch.
+    # As Python ints: a comparison, its `any` and its `bool` are three torch operations.
     positions = position.tolist()
     if min(positions) < 0:
         raise ValueError(
-            'state must be the one that the last step gave, got one that a step has used up and '
-            'written over'
+            'state must be the result of the last step, got one that a later step has overwritten'
         )
     if tokens is not None and max(positions) >= tokens:
         raise ValueError(f'the state and the position bias hold {tokens} tokens, got one more')
 
 
 def use_up(position: Tensor) -> None:
-    """Mark a state whose buffers a step has written over, where :func:`check_position` looks."""
+    """Mark a state whose buffers a step has overwritten, where :func:`check_position` reads it."""
     if position.device.type == 'cpu':
         position.fill_(USED_UP)
 
 
 def per_channel(key: Tensor, value: Tensor) -> Tensor:
-    """Keys per head [..., h] for each of the channels [..., D]."""
+    """Return keys per head [..., h] as keys per channel [..., D]."""
     channels = value.shape[-1] // key.shape[-1]
     return key if channels == 1 else key.repeat_interleave(channels, -1)
 
 
 class BufferSums(NamedTuple):
-    """``Σ e^(k + w) v`` and ``Σ e^(k + w)`` of the buffer, [B, 1, D], over ``e^(high + rest)``.
+    """``Σ e^(k + w) v`` and ``Σ e^(k + w)`` of the buffer [B, 1, D], divided by e^(high + rest).
 
-    high is the largest key. In the sum of the two the bias would be rounded like the largest key.
+    high is the largest key. It is separate because in ``high + rest`` the bias would be rounded to
+    the precision of the key.
     """
 
     high: Tensor
@@ -109,10 +118,10 @@ class BufferSums(NamedTuple):
 
 
 def buffer_sums(state: StepState, bias: Tensor) -> BufferSums:
-    """The sums of the buffer with the bias w [B, n], or [B, n, h] per head, −inf being hidden."""
+    """Return the sums of the buffer with the bias w [B, n] or [B, n, h], −inf where hidden."""
     bias = bias.to(state.keys.dtype)
     high = column_shift(state.keys, 1)
-    # In place: the buffer is read once, and the rest is too small to leave the cache.
+    # In place: the buffer is read once, and the result is small enough to stay in the cache.
     weights = (state.keys - high).add_(bias if bias.dim() == 3 else bias.unsqueeze(-1))
     rest = column_shift(weights, 1)
     weights = per_channel(weights.sub_(rest).exp_(), state.values)
@@ -121,24 +130,24 @@ def buffer_sums(state: StepState, bias: Tensor) -> BufferSums:
     return BufferSums(high, rest, weights.mul_(state.values).sum(1, True), denominator)
 
 
-def with_far(near: BufferSums, far: Sums) -> tuple[Tensor, Tensor]:
-    """Numerator and denominator of the buffer and of what left it, over the shift of the former."""
-    # Beside far sums that lead by more the buffer is nothing, and e^40 overflows no sum.
-    lead = ((far.shift - near.high).sub_(near.rest)).clamp_max_(FAR_LEAD).exp_()
+def add_outside(near: BufferSums, outside: ShiftedSum) -> tuple[Tensor, Tensor]:
+    """Return numerator and denominator of all tokens, over the shift of the buffer."""
+    # Next to sums that lead by more the buffer is below rounding, and e^40 overflows no sum.
+    lead = ((outside.shift - near.high).sub_(near.rest)).clamp_max_(MAX_LEAD).exp_()
     return (
-        torch.addcmul(near.numerator, far.numerator, lead),
-        torch.addcmul(near.denominator, far.denominator, lead),
+        torch.addcmul(near.numerator, outside.numerator, lead),
+        torch.addcmul(near.denominator, outside.denominator, lead),
     )
 
 
 def slot_tokens(last: Tensor, size: int) -> Tensor:
-    """Which token each slot holds once token `last` [B] is in, [B, n]; negative where empty."""
+    """Return the token in each slot once token `last` [B] is stored, [B, n]; negative if empty."""
     slots = torch.arange(size, device=last.device)
     return last[:, None] - (last[:, None] - slots) % size
 
 
 def common_position(position: Tensor) -> int | None:
-    """The position [B] if it is the same everywhere and nothing waits for the look, as on a CPU."""
+    """Return the position [B] if it is the same for all sequences; None off the CPU or if not."""
     if position.device.type != 'cpu' or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
     positions = position.tolist()
@@ -146,18 +155,18 @@ def common_position(position: Tensor) -> int | None:
     return first if positions.count(first) == len(positions) else None
 
 
-def push(state: StepState, key: Tensor, value: Tensor, keep_sums: bool) -> StepState:
-    """Store the token in place; what it overwrites joins the sums."""
+def push(state: StepState, key: Tensor, value: Tensor, update_sums: bool) -> StepState:
+    """Store the token in place; with `update_sums` add the one that it replaces to the sums."""
     size, sums, buffers = state.keys.shape[1], state.sums, (state.keys, state.values)
     position = common_position(state.position)
-    if position is not None:  # places as views take half as long as an index for each sequence
+    if position is not None:  # a view takes half as long as an index per sequence
         old_key, old_value = (x.narrow(1, position % size, 1) for x in buffers)
     else:
         slot = (state.position % size).view(-1, 1, 1)
         slots = [slot.expand(-1, 1, x.shape[2]) for x in buffers]
         old_key, old_value = (x.gather(1, at) for x, at in zip(buffers, slots, strict=True))
-    if keep_sums and (position is None or position >= size):  # else the place is empty
-        sums = join(sums, per_channel(old_key, old_value), old_value)
+    if update_sums and (position is None or position >= size):  # else the slot is empty
+        sums = append(sums, per_channel(old_key, old_value), old_value)
     if position is not None:
         old_key.copy_(key.unsqueeze(1))
         old_value.copy_(value.unsqueeze(1))
@@ -176,11 +185,22 @@ def prefill(
     *,
     key_function: str = 'softmax',
 ) -> StepState:
-    """The state after the first lengths[b] tokens of key and value [B, L, D], in one parallel pass.
+    """Return the state after a prompt, in one parallel pass.
 
-    `state` is fresh from the ``init_state`` of any op; `key_function` is that of aft_simple.
-    lengths [B] are 0 … L; tokens past them are padding, NaN allowed. Raises ValueError for a state
-    that has taken a token or was made for another op or size, and for lengths outside 0 … L.
+    Args:
+        state: A fresh state, from the ``init_state`` of any op.
+        key: [B, L, D], [B, L, h] for aft_conv.
+        value: [B, L, D].
+        lengths: The number of tokens of each prompt [B], 0 to L. Later tokens are padding, which
+            may hold NaN.
+        key_function: That of :func:`aft_simple`.
+
+    Returns:
+        The state after the first lengths[b] tokens of each sequence.
+
+    Raises:
+        ValueError: If the state has taken a token, or was made for another op or size, or a length
+            is outside 0 to L.
     """
     check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
     check_state(state)
@@ -188,13 +208,16 @@ def prefill(
     checks.check_terms(state.sums.numerator, value, key_function)
     size, dtype = state.keys.shape[1], state.keys.dtype
     key, value = key.to(dtype), value.to(dtype)
-    left = (torch.arange(key.shape[1], device=key.device) < lengths[:, None] - size).unsqueeze(-1)
-    old = value.masked_fill(~left, 0)
+    has_left = (torch.arange(key.shape[1], device=key.device) < lengths[:, None] - size).unsqueeze(
+        -1
+    )
+    old_value = value.masked_fill(~has_left, 0)
     if key_function != 'softmax':
-        terms = relu_terms(key.masked_fill(~left, 0), old, key_function)
+        terms = relu_terms(key.masked_fill(~has_left, 0), old_value, key_function)
         sums = state.sums._replace(numerator=terms.sum(1, True))
     else:
-        sums = reduce(per_channel(key.masked_fill(~left, -torch.inf), old), old, 1)
+        old_key = per_channel(key.masked_fill(~has_left, -torch.inf), old_value)
+        sums = reduce(old_key, old_value, 1)
     tokens = slot_tokens(lengths - 1, size).unsqueeze(-1)
     keys, values = (
         x.gather(1, tokens.clamp_min(0).expand(-1, -1, x.shape[2])).masked_fill(tokens < 0, empty)
@@ -204,9 +227,12 @@ def prefill(
 
 
 def select(state: Any, rows: Tensor) -> Any:
-    """The state of the sequences rows [N] of its batch, in this order, with tensors of its own.
+    """Return the state of the sequences rows [N] of the batch, in this order, as a copy.
 
-    `state` may be of any op, or tuples and lists of such; the first axis of every tensor is B.
+    Args:
+        state: The state of any op, or tuples and lists of states. The first axis of every tensor is
+            B.
+        rows: Indices into the batch [N]; an index may occur more than once.
     """
     if isinstance(state, Tensor):
         return state.index_select(0, rows)

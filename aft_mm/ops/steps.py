@@ -1,25 +1,26 @@
-"""Causal ops one token at a time: ``NAME_init_state`` makes a state, ``NAME_step`` takes a token.
+"""Causal ops one token at a time: ``NAME_init_state`` makes a state, ``NAME_step`` adds a token.
 
-Fed the tokens in order, the steps give the rows of the parallel causal op. query, key, value are
+Called with the tokens in order, the steps return the rows of the parallel causal op. query, key, value are
 [B, D] (key [B, h] for aft_conv, query None with ``gate='none'``), outputs [B, D].
 :func:`aft_mm.ops.prefill` takes a whole prompt at once; each sequence counts its own tokens, so
-prompts may differ in length. What a step must remember, and what it costs at any position:
+prompts may differ in length. The state, and the cost of a step at any position:
 
-=====================  ==========================================================  ================
-op                     state per sequence                                          time per step
-=====================  ==========================================================  ================
-aft_simple             running sums, O(D), two of them for relu2                   O(D)
-aft_local              the last r + 1 tokens and sums of those before, O(r·D)      O(r·D)
-aft_conv               the same with the reach r of the kernel in raster order     O(r·D)
-aft_local_hard             the last r + 1 tokens, O(r·D)                               O(r·D)
-aft_local_learned   as aft_local                                                O(r·D)
-aft_full               every token, O(T·D): each row weighs all of them anew       O(T·D)
-=====================  ==========================================================  ================
+=================  ==============================================================  =============
+op                 state per sequence                                              time per step
+=================  ==============================================================  =============
+aft_simple         running sums, O(D), two of them for relu2                       O(D)
+aft_local          the last r + 1 tokens and the sums of older ones, O(r·D)        O(r·D)
+aft_conv           the same with the reach r of the kernel in raster order         O(r·D)
+aft_local_hard     the last r + 1 tokens, O(r·D)                                   O(r·D)
+aft_local_learned  as aft_local                                                    O(r·D)
+aft_full           every token, O(T·D): each row weighs them differently           O(T·D)
+=================  ==============================================================  =============
 
-States are float32 (or the `dtype` given), are updated in place and returned; no gradient flows.
+States are float32 (or the `dtype` given) and updated in place: a step returns the next state, and
+the previous one must not be used again. There is no gradient.
 
-No step waits for the device, so that a CUDA graph can hold it. A token past the last one of the
-bias or grid raises ValueError on a CPU; elsewhere an index outside a table is left to torch.
+A step never synchronises with the device, so a CUDA graph can capture it. A token past the last
+position of the bias or grid raises ValueError on a CPU; on other devices torch handles the index.
 """
 
 import math
@@ -32,7 +33,7 @@ from aft_mm.checks import check_choice, check_flag, check_sizes, per_dimension
 
 from . import checks
 from .dispatch import implementation
-from .eager.sums import Sums
+from .eager.online_softmax import ShiftedSum
 from .geometry import Window, as_pair, near_radius
 from .state import StepState, check_kind, check_state, new_state, use_up
 
@@ -56,11 +57,13 @@ def aft_simple_init_state(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
-    """Empty running sums: three tensors [B, 1, D], or [B, 1, 2·D] for relu2 with its two terms."""
+    """Return empty running sums, [B, 1, D] each, or [B, 1, 2·D] for the two terms of relu2."""
     check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
     state = new_state(batch_size, embed_dims, 0, device, dtype)
     if key_function == 'relu2':
-        state = state._replace(sums=Sums(*(torch.cat((part, part), -1) for part in state.sums)))
+        state = state._replace(
+            sums=ShiftedSum(*(torch.cat((part, part), -1) for part in state.sums))
+        )
     return state
 
 
@@ -74,7 +77,7 @@ def aft_simple_step(
     key_function: str = 'softmax',
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
-    """One token of causal :func:`aft_simple` at constant cost."""
+    """Compute one token of causal :func:`aft_simple`: y [B, D] and the next state."""
     check_state(state)
     checks.check_key_function(key_function, gate)
     checks.check_terms(state.sums.numerator, state.values, key_function)
@@ -90,7 +93,7 @@ def aft_full_init_state(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
-    """Room for all `num_tokens` keys and values: every row of w weighs all of them anew."""
+    """Return a buffer for all `num_tokens` keys and values, which every row of w weighs."""
     return new_state(batch_size, embed_dims, num_tokens, device, dtype)
 
 
@@ -104,7 +107,7 @@ def aft_full_step(
     *,
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
-    """One token of causal :func:`aft_full`; position_bias is w [T, T]."""
+    """Compute one token of causal :func:`aft_full`; position_bias is w [T, T]."""
     tokens = check_kind(state).keys.shape[1]
     checks.check_tensor('position_bias', position_bias, state.keys)
     if position_bias.dim() != 2:
@@ -122,7 +125,7 @@ def aft_local_init_state(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
-    """A buffer as long as the window reaches back in raster order, and running sums."""
+    """Return a buffer as long as the window reaches back in raster order, and running sums."""
     return new_state(batch_size, embed_dims, _local_size(window, grid), device, dtype)
 
 
@@ -163,9 +166,9 @@ def aft_local_step(
     grid: Sequence[int] | None = None,
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
-    """One token of causal :func:`aft_local`; pos_u and pos_v are the whole factors [T, d'].
+    """Compute one token of causal :func:`aft_local`.
 
-    Without pos_v, pos_u is the whole bias [T, s].
+    pos_u and pos_v are the factors [T, d'] of all tokens; without pos_v, pos_u is the bias [T, s].
     """
     _check_local(state, pos_u, pos_v, window, grid)
     options = dict(window=window, grid=grid, gate=gate)
@@ -182,7 +185,7 @@ def aft_conv_init_state(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
-    """A buffer as long as the kernel reaches back in raster order, and running sums."""
+    """Return a buffer as long as the kernel reaches back in raster order, and running sums."""
     check_sizes('grid', grid, (1, 2, 3))
     kernel_size = per_dimension('kernel_size', kernel_size, len(grid))
     checks.check_num_heads(num_heads, embed_dims)
@@ -211,7 +214,7 @@ def aft_conv_step(
     global_connectivity: bool = True,
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
-    """One token of causal :func:`aft_conv`; key [B, h], weight ``[h, *kernel]``."""
+    """Compute one token of causal :func:`aft_conv`; key [B, h], weight ``[h, *kernel]``."""
     check_kind(state)
     checks.check_tensor('weight', weight, state.keys)
     check_flag('global_connectivity', global_connectivity)
@@ -231,7 +234,7 @@ def aft_local_hard_init_state(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
-    """A buffer as long as the hard window reaches back in raster order."""
+    """Return a buffer as long as the hard window reaches back in raster order."""
     return new_state(batch_size, embed_dims, _window_size(window, grid), device, dtype)
 
 
@@ -242,7 +245,7 @@ def _window_size(window: Window, grid: Sequence[int] | None) -> int:
         return window if isinstance(window, int) else window[0]
     rows, columns = (size // 2 for size in as_pair(window))
     left = min(rows - 1, grid[0] - 1) * grid[1] + min(columns - 1, grid[1] - 1)
-    right = min(rows, grid[0] - 1) * grid[1] - 1  # no more than left on a grid without such a block
+    right = min(rows, grid[0] - 1) * grid[1] - 1  # at most left on a grid without this block
     return max(left, right) + 1
 
 
@@ -257,7 +260,7 @@ def aft_local_hard_step(
     grid: Sequence[int] | None = None,
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
-    """One token of causal :func:`aft_local_hard`."""
+    """Compute one token of causal :func:`aft_local_hard`."""
     size = _window_size(window, grid)
     check_state(state, None if grid is None else math.prod(grid))
     checks.check_buffer(state.keys.shape[1], size)
@@ -281,7 +284,7 @@ def aft_local_learned_step(
     grid: Sequence[int] | None = None,
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
-    """One token of causal :func:`aft_local_learned`; pos_u and pos_v as there."""
+    """Compute one token of causal :func:`aft_local_learned`; pos_u and pos_v as in the op."""
     _check_local(state, pos_u, pos_v, window, grid)
     options = dict(window=window, grid=grid, gate=gate)
     return _run('aft_local_learned_step', state, query, key, value, pos_u, pos_v, **options)

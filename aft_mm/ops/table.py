@@ -15,7 +15,7 @@ from .dispatch import (
     choose_backend,
     reasons_against,
 )
-from .native import support as native_support
+from .native import availability as native_availability
 from .triton import support
 from .triton.support import DTYPES, KERNELS, LIMITS
 from .verify.policy import ENVIRONMENT_VARIABLE as VERIFY_VARIABLE
@@ -38,7 +38,7 @@ def _all_needs(kernels: Mapping[str, Mapping[str, Any]]) -> str:
 
 ABOUT = {
     'triton': f'fused kernels for CUDA devices: {_all_needs(KERNELS)}',
-    'native': f'loops in C++ for the CPU: {_all_needs(native_support.KERNELS)}',
+    'native': f'loops in C++ for the CPU: {_all_needs(native_availability.KERNELS)}',
     'eager': 'composite torch operations, every op and option on every device',
     'fla': "fla-core's kernel of causal linear_attention for CUDA devices",
     'reference': 'the oracle, every op as the papers write it, in float64 and O(B·T²·D) memory',
@@ -66,7 +66,7 @@ def print_table() -> None:
     for device in _devices():
         tensors = [torch.empty(1, 1, 1, device=device)] * 3
         for op in (*OPS, *STEPS):
-            call = op, tensors, {**KERNELS.get(op, {}), **native_support.KERNELS.get(op, {})}
+            call = op, tensors, {**KERNELS.get(op, {}), **native_availability.KERNELS.get(op, {})}
             serving = _serving(*call)
             cells = []
             for backend in BACKENDS:

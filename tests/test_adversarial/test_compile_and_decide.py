@@ -1,4 +1,4 @@
-"""Compiled ops at sizes that change, and decisions of several threads, recordings and runs."""
+"""Compiled ops at sizes that change, and paths of several threads, recordings and runs."""
 
 import threading
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from aft_mm import ops
 from aft_mm.engine import CompileHook
-from aft_mm.ops.eager.decisions import record_decisions, repeat_decisions
+from aft_mm.ops.path_choice import record_paths, replay_paths
 
 pytestmark = pytest.mark.adversarial
 
@@ -92,13 +92,13 @@ def test_threads_decide_apart():
     mixed = []
 
     def record():
-        with record_decisions() as decisions:
+        with record_paths() as paths:
             for _ in range(40):
                 run(1.0)
-        mixed.append(len(decisions) != 40)
+        mixed.append(len(paths) != 40)
 
     def repeat():
-        with repeat_decisions([True, False]):
+        with replay_paths([True, False]):
             for _ in range(40):
                 run(1.0)
         mixed.append(False)
@@ -114,20 +114,20 @@ def test_threads_decide_apart():
 
 
 def test_recordings_inside_of_each_other():
-    with record_decisions() as outer:
+    with record_paths() as outer:
         run(1.0)
-        with record_decisions() as inner:
+        with record_paths() as inner:
             run(1.0)
         run(1.0)
     assert len(inner) == 1 and len(outer) == 3
-    with repeat_decisions([True]):
-        with repeat_decisions([False, False]):
+    with replay_paths([True]):
+        with replay_paths([False, False]):
             run(1.0)
             run(1.0)
         run(1.0)
 
 
 def test_a_run_without_decisions_takes_none():
-    with pytest.raises(RuntimeError, match='took a decision of a model that takes none'):
-        with repeat_decisions([]):
+    with pytest.raises(RuntimeError, match='got no paths, but the run chose one'):
+        with replay_paths([]):
             run(1.0)

@@ -179,9 +179,9 @@ def test_compiled_models_see_changes_without_recompiling():
 def test_exported_models_hold_parameters_and_not_the_kept_kernel():
     mixer = build()
     mixer(X)
-    with ops.record_decisions() as decisions:
+    with ops.record_paths() as paths:
         mixer(X)
-    with ops.repeat_decisions(decisions):
+    with ops.replay_paths(paths):
         program = torch.export.export(mixer, (X,), strict=False)
     assert 'pos_bias.gamma' in program.state_dict and not program.constants
     torch.testing.assert_close(program.module()(X), mixer(X))
@@ -193,7 +193,7 @@ def test_fake_tensors_and_other_parameters_leave_nothing_behind():
     before = mixer(X).clone()
     state = {name: 2 * p for name, p in mixer.state_dict().items()}
     torch.func.functional_call(mixer, state, X)
-    with FakeTensorMode(allow_non_fake_inputs=True), ops.repeat_decisions([True]):
+    with FakeTensorMode(allow_non_fake_inputs=True), ops.replay_paths([True]):
         torch.func.functional_call(mixer, {n: torch.empty(p.shape) for n, p in state.items()}, X)
     torch.testing.assert_close(mixer(X), before, rtol=0, atol=0)
 

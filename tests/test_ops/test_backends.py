@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
-from aft_mm.ops.eager import banded_product
+from aft_mm.ops.eager import banded_matmul
 
 from .cases import CASES, IDS, Case, run_with_gradients
 
@@ -12,7 +12,7 @@ from .cases import CASES, IDS, Case, run_with_gradients
 @pytest.fixture(autouse=True)
 def _seed(monkeypatch):
     torch.manual_seed(0)
-    # What the loops in C++ serve, test_native.py asks them.
+    # The C++ loops are tested in test_native.py.
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
 
 
@@ -24,13 +24,18 @@ def oracle(case: Case, tensors, monkeypatch, **extra):
         return run_with_gradients(case, wide, **extra)
 
 
-def assert_close(got, expected, relative, floor=1e-3):
-    """Errors against the largest entry of each tensor, or `floor` if that is larger."""
-    for index, (a, b) in enumerate(zip(got, expected, strict=True)):
-        assert torch.isfinite(a).all(), f'tensor {index} is not finite'
+# The results of `run_with_gradients`, in order; the biases are w, or u and v.
+RESULTS = ('output', 'grad_query', 'grad_key', 'grad_value', 'grad_bias', 'grad_bias_v')
+
+
+def assert_close(got, expected, relative, floor=1e-3, names=RESULTS):
+    """Compare errors with the largest entry of each tensor, or `floor` if that is larger."""
+    assert len(got) == len(expected) <= len(names)
+    for name, a, b in zip(names, got, expected, strict=False):
+        assert torch.isfinite(a).all(), f'{name} is not finite'
         scale = b.abs().max().clamp_min(floor)
         error = (a.double() - b).abs().max() / scale
-        assert error <= relative, f'tensor {index}: relative error {error:.2e} > {relative:.0e}'
+        assert error <= relative, f'{name}: relative error {error:.2e} > {relative:.0e}'
 
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -49,16 +54,16 @@ BANDED = [case for case in CASES if case.op in ('aft_full', 'aft_local')]
 
 
 @pytest.mark.parametrize('case', BANDED, ids=lambda case: case.name)
-def test_a_banded_mean_in_parts_is_the_same(case, monkeypatch):
+def test_chunks_of_columns_match_oracle(case, monkeypatch):
     tensors = case.inputs(dtype=torch.float32)
     expected = oracle(case, tensors, monkeypatch)
-    monkeypatch.setattr(banded_product, 'CHUNK', 1)
-    monkeypatch.setattr(banded_product, 'SMALLEST_WIDTH', 5)  # of 12 columns: two parts and a rest
+    monkeypatch.setattr(banded_matmul, 'CHUNK', 1)
+    monkeypatch.setattr(banded_matmul, 'SMALLEST_WIDTH', 5)  # of 12 columns: two parts and a rest
     assert_close(run_with_gradients(case, tensors), expected, TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize('case', CASES, ids=IDS)
-def test_inference_gives_the_same_and_leaves_its_inputs_alone(case):
+def test_inference_is_equal_and_does_not_write_to_inputs(case):
     tensors = [part.detach() for part in case.inputs(dtype=torch.float32)]
     before = [part.clone() for part in tensors]
     expected = case(*tensors)

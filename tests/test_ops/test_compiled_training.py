@@ -1,4 +1,4 @@
-"""A compiled training step computes an op once: no more products than uncompiled."""
+"""A compiled training step runs an op once: no more products than uncompiled."""
 
 from collections import Counter
 
@@ -9,13 +9,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aft_mm.ops.eager import sums
+from aft_mm.ops.eager import online_softmax
 
 from .cases import CASES, CAUSAL_CASES
 
 aten = torch.ops.aten
-# What each op spends its time with: products, convolutions, running sums, and window sums, which
-# are moves.
+# The operations that take the time of an op: products, convolutions, running sums, and the shifts
+# of window sums.
 WORK = (
     aten.bmm,
     aten.mm,
@@ -58,9 +58,9 @@ def train(function, tensors, **options):
 
 
 @pytest.mark.parametrize('case', ONE_OF_EACH.values(), ids=ONE_OF_EACH)
-def test_a_compiled_step_computes_the_op_once(case, monkeypatch):
+def test_compiled_step_runs_the_op_once(case, monkeypatch):
     torch._dynamo.reset()
-    monkeypatch.setattr(sums, 'LONGEST_SCAN', 1000)  # a compiled running sum is one, too
+    monkeypatch.setattr(online_softmax, 'LONGEST_COMPILED_SCAN', 1000)  # compiled as one sum
     tensors = case.inputs(dtype=torch.float32)
     compiled = Counter()
 

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from aft_mm import ops
 from aft_mm.ops import dispatch, eager, reference
-from aft_mm.ops.eager.library import opaque_safe_mean
-from aft_mm.ops.native import support as native_support
+from aft_mm.ops.eager.conv import safe_conv_mean_node
+from aft_mm.ops.native import availability as native_availability
 from aft_mm.ops.triton import support as triton_support
 
 from .cases import CASES, run_with_gradients
@@ -158,7 +158,7 @@ def test_table_of_backends(asked, monkeypatch):
     assert f'{without} on cpu: has no kernel' in output
     assert 'aft_local (any options)' in output and 'a grid of 1 or 2 sizes)' in output
     rows = [line.split()[2:] for line in output.splitlines()[1:3]]  # aft_simple, aft_full
-    loops = 'available' if isinstance(native_support.find_library(), Path) else 'no'
+    loops = 'available' if isinstance(native_availability.find_library(), Path) else 'no'
     expected = [['no', loops, 'available', 'no', 'no'], ['no', 'no', 'available', 'no', 'no']]
     if asked == 'reference':
         expected[0][3] = expected[1][3] = 'serves'
@@ -167,7 +167,7 @@ def test_table_of_backends(asked, monkeypatch):
     assert rows == expected
 
 
-def test_table_of_backends_for_a_name_that_is_none(monkeypatch):
+def test_table_of_backends_for_an_unknown_name(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'Triton')
     command = [sys.executable, '-m', 'aft_mm.ops']
     result = subprocess.run(command, capture_output=True, text=True)
@@ -185,10 +185,14 @@ def test_ops_work_without_triton():
 
 
 def test_ops_import_only_torch():
+    """Also with imports of numpy blocked, which torch itself can do without."""
     code = (
-        'import sys, aft_mm.ops; '
-        "names = 'mmengine', 'mmcv', 'mmpretrain', 'triton'; "
-        "print([m for m in sys.modules if m.split('.')[0] in names])"
+        'import sys, warnings; warnings.simplefilter("ignore"); '
+        "blocked = 'numpy', 'mmengine', 'mmcv', 'mmpretrain', 'triton'; "
+        'sys.modules.update(dict.fromkeys(blocked)); '
+        'import torch; from aft_mm import ops; '
+        'x = torch.randn(1, 3, 2); ops.aft_simple(x, x, x, causal=True); '
+        "print([m for m in sys.modules if m.split('.')[0] in blocked and sys.modules[m]])"
     )
     output = subprocess.run(
         [sys.executable, '-c', code], capture_output=True, text=True, check=True
@@ -272,7 +276,7 @@ BAD = {
 
 
 @pytest.mark.parametrize('message', BAD)
-def test_bad_arguments_end_in_one_sentence(message):
+def test_bad_arguments_raise_with_a_one_line_message(message):
     with pytest.raises(ValueError) as error:
         BAD[message]()
     assert message in str(error.value) and '\n' not in str(error.value)
@@ -355,14 +359,14 @@ def test_memory_grows_with_tokens_not_their_square(op, key_scale, causal):
 
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize('global_connectivity', [False, True])
-def test_safe_convolution_is_a_sound_custom_op(causal, global_connectivity):
+def test_safe_convolution_passes_opcheck(causal, global_connectivity):
     shapes = (2, 12, 2), (2, 12, 6), (2, 3, 3)
     tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
-    torch.library.opcheck(opaque_safe_mean, (*tensors, (3, 4), global_connectivity, causal))
+    torch.library.opcheck(safe_conv_mean_node, (*tensors, (3, 4), global_connectivity, causal))
 
 
 def test_safe_convolution_saves_no_more_for_a_larger_kernel():
-    """Bytes that autograd keeps for the backward pass on keys that need the exact form."""
+    """Compare the bytes that autograd saves for keys that need the exact form."""
 
     def saved_bytes(kernel: int) -> int:
         sizes = {}

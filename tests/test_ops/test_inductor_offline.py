@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aft_mm import ops
-from aft_mm.ops.eager import dense_convolution, mixing, products
+from aft_mm.ops.eager import bf16_matmul, conv, conv_dense, full_local
 
 pytest.importorskip('triton', reason='Inductor writes Triton source for a GPU')
 
@@ -65,14 +65,20 @@ def test_inductor_writes_forward_and_backward_for_cuda(case, path, monkeypatch):
 PRODUCTS = {'full': (1, 7), 'local': (1, 7), 'normalized': (2, 12), 'conv': (1, 7)}
 
 
+def precision():
+    return 'bf16x2' if torch.is_grad_enabled() else 'bf16'
+
+
 @pytest.mark.parametrize('training', [False, True], ids=['inference', 'training'])
 @pytest.mark.parametrize('case', PRODUCTS)
 def test_inductor_multiplies_bfloat16_with_float32_sums(case, training, monkeypatch):
     op, options, tokens, biases = CASES[case]
     monkeypatch.setattr(torch, 'cond', lambda condition, fast, safe, operands: fast(*operands))
     # Gradients are traced on the CPU: as the device would choose.
-    monkeypatch.setattr(mixing, 'term_parts', lambda value: 1 + torch.is_grad_enabled())
-    monkeypatch.setattr(mixing, 'serves', lambda *args: True)
+    for module in (conv, full_local):
+        monkeypatch.setattr(module, 'matmul_precision', lambda value: precision())
+    monkeypatch.setattr(conv, 'DENSE_DEVICES', ('cpu', 'cuda'))
+    monkeypatch.setattr(conv_dense, 'is_applicable', lambda *args: True)
 
     def step(*inputs):
         if not training:
@@ -90,7 +96,8 @@ def test_inductor_multiplies_bfloat16_with_float32_sums(case, training, monkeypa
 def test_tokens_on_a_device_choose_their_products(grad):
     with pretended_device(), torch.set_grad_enabled(grad):
         value = torch.empty(128, 196, 384, device='cuda', dtype=torch.bfloat16)
-        assert products.term_parts(value) == 1 + grad
-        assert products.term_parts(value.half()) == products.term_parts(value.float()) == 0
+        assert bf16_matmul.matmul_precision(value) == precision()
+        for other in (value.half(), value.float()):
+            assert bf16_matmul.matmul_precision(other) == 'fp32'
         weight = torch.empty(384, 11, 11, device='cuda')
-        assert dense_convolution.serves(value, weight, (14, 14), 1 + grad)
+        assert conv_dense.is_applicable(value, weight, (14, 14), precision())

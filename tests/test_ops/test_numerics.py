@@ -1,4 +1,4 @@
-"""The inputs on which a common maximum, a difference of sums or a product of shifts breaks."""
+"""Inputs for which a common maximum, a difference of sums or a product of shifts fails."""
 
 import pytest
 import torch
@@ -16,12 +16,12 @@ DTYPES = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=s
 @pytest.fixture(autouse=True)
 def _seed(monkeypatch):
     torch.manual_seed(0)
-    # What the loops in C++ serve, test_native.py asks them.
+    # The C++ loops are tested in test_native.py.
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
 
 
-# One key takes all the weight here: the gradients towards the keys are differences of O(1) terms
-# that cancel to 0, so their rounding is measured against the terms.
+# One key has all the weight here: gradients of keys are differences of O(1) terms that cancel to 0,
+# so their rounding is compared with the terms.
 TERMS = 1.0
 
 
@@ -31,7 +31,7 @@ def compare(case, tensors, monkeypatch, dtype=torch.float32, **extra):
 
 
 def with_key(tensors, key):
-    """The inputs with another key; what the tensor type cannot hold is rounded for both sides."""
+    """Return the inputs with another key, rounded to its dtype for both backends."""
     return [tensors[0], key.to(tensors[1].dtype), *tensors[2:]]
 
 
@@ -72,7 +72,7 @@ def test_step_at_every_offset_of_a_block(case, place, monkeypatch):
 @pytest.mark.parametrize('step', [40, 55, 62, 66, 69, 71, -40, -55, -62, -69, -71])
 @pytest.mark.parametrize('case', CASES, ids=IDS)
 def test_both_sides_of_the_limit_of_the_fast_path(case, step, monkeypatch):
-    """Denominators of e^-70 are allowed there, and their gradients must not overflow."""
+    """Denominators may be e^-70, and their gradients must not overflow."""
     tensors = case.inputs(dtype=torch.float32)
     key = tensors[1].detach().clone()
     key[:, key.shape[1] // 2 :] += step
@@ -104,7 +104,7 @@ def test_staircase(case, dtype, monkeypatch):
 
 @pytest.mark.parametrize('case', [c for c in CASES if c.parameters], ids=lambda case: case.name)
 def test_large_bias(case, monkeypatch):
-    """|w| up to 80, also against keys that make up for it."""
+    """|w| up to 80, also with keys that compensate it."""
     tensors = case.inputs(dtype=torch.float32)
     if len(case.parameters) == 1:
         big = [tensors[3].detach().sign() * 80]
@@ -134,7 +134,7 @@ def test_suppressed_spike(case, dtype, monkeypatch):
 @pytest.mark.parametrize('key_scale', [1, 1000])
 @pytest.mark.parametrize('case', CASES, ids=IDS)
 def test_padding_holds_anything(case, key_scale, monkeypatch):
-    """NaN and inf under the mask change nothing and get zero gradient; all hidden gives 0."""
+    """Hidden NaN and inf change nothing and get a gradient of 0; if all is hidden, y is 0."""
     tensors = case.inputs(batch=3, dtype=torch.float32)
     tensors[1] = tensors[1].detach() * key_scale
     mask = torch.rand(3, tensors[1].shape[1]) < 0.6
@@ -148,6 +148,6 @@ def test_padding_holds_anything(case, key_scale, monkeypatch):
     assert_close(got, expected, TOLERANCE[torch.float32], TERMS)
     assert (got[0][1] == 0).all()
     assert (got[2][~mask] == 0).all() and (got[3][~mask] == 0).all()
-    # A sample that sees nothing divides 0 by 0; no upstream gradient makes NaN of that.
+    # A sample that sees nothing divides 0 by 0; its gradient must not be NaN.
     for gradient in run_with_gradients(case, poisoned, key_mask=mask, scale=1e6)[1:]:
         assert gradient.isfinite().all()

@@ -315,9 +315,9 @@ def test_a_capture_makes_no_verdict(checks, monkeypatch):
 
 
 def test_exported_graphs_repeat_the_decisions_of_eager(checks):
-    with ops.record_decisions() as decisions:
+    with ops.record_paths() as decisions:
         assert choose() == 'eager'
-    with ops.repeat_decisions(decisions):
+    with ops.replay_paths(decisions):
         assert choose() == 'eager'
     assert choose() == 'triton'
 

@@ -55,7 +55,7 @@ from aft_mm.apis import load_model
 from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
 from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
 from aft_mm.models import AFTViT
-from aft_mm.ops import record_decisions, repeat_decisions
+from aft_mm.ops import record_paths, replay_paths
 
 OPSET = 18
 TOLERANCE = 1e-4
@@ -79,7 +79,7 @@ class Exported(nn.Module):
 def trace(
     model: nn.Module, example: Tensor, smallest: int | None
 ) -> tuple[ExportedProgram, list[bool]]:
-    """The graph of a model and the decisions in it.
+    """The graph of a model and the paths in it.
 
     Args:
         model: takes an image.
@@ -91,11 +91,11 @@ def trace(
         height, width = (Dim(name, min=smallest) for name in ('height', 'width'))
         shapes = ({0: Dim('batch', min=1), 2: height, 3: width},)
     with torch.no_grad():
-        with record_decisions() as decisions:
+        with record_paths() as paths:
             model(example)
-        with repeat_decisions(decisions):
+        with replay_paths(paths):
             program = torch.export.export(model, (example,), dynamic_shapes=shapes, strict=False)
-    return program, decisions
+    return program, paths
 
 
 def write(program: ExportedProgram, names: Sequence[str], path: Path) -> None:
@@ -213,7 +213,7 @@ def export(args: argparse.Namespace) -> str:
     if args.backbone:
         names = [f'map{index}' for index in backbone.out_indices]
     exported = Exported(backbone if args.backbone else model).eval()
-    program, decisions = trace(exported, torch.randn(*shapes[0]), smallest)
+    program, paths = trace(exported, torch.randn(*shapes[0]), smallest)
     write(program, names, args.out)
     if args.dynamic:  # another number of patches on each side, and sides that no patch divides
         shapes += [
@@ -226,7 +226,7 @@ def export(args: argparse.Namespace) -> str:
         args.out.unlink()
         raise
     sides = f'H and W from {smallest}' if args.dynamic else f'{height} x {width}'
-    safe = f', {decisions.count(False)} decisions for the safe form' if not all(decisions) else ''
+    safe = f', {paths.count(False)} paths for the safe form' if not all(paths) else ''
     kind = f'ONNX opset {OPSET}' if args.out.suffix == '.onnx' else f'torch {torch.__version__}'
     return (
         f'{args.out}: {kind}, {"any batch" if args.dynamic else "batch 1"}, {sides}{safe}; '

@@ -1,42 +1,37 @@
-"""The default backend: composite torch operations that autograd and torch.compile see through.
+"""The default backend: composite torch operations, which autograd and torch.compile can trace.
 
-The numerics policy, kept by every backend:
+The numerics policy, which every backend follows:
 
-- exponentials and sums are float32 whatever the input (float64 stays float64), outputs have the
-  type of value;
-- each op has a fast path, one common shift and plain sums, that is exact to tolerance while keys
-  and biases spread over less than the exponents of float32, and checks that; beyond it a safe path
-  takes over, in float64 and with sums that carry their own shift (`sums.py`), for any finite key
-  and |w| up to 80;
-- shifts are detached: they cancel in the quotient, so its gradient does not depend on them;
-- operands of a matrix product may be rounded where the error stays within twice that of rounding
-  the result (`products.py`); w, an exponent, never is.
+- Exponentials and sums are float32 for every input dtype (float64 stays float64); outputs have the
+  dtype of value.
+- Each op has a fast path with one common shift and plain sums. It is exact to tolerance while the
+  range of keys and biases is below that of float32 exponents, which is checked. Otherwise a safe
+  path is taken, in float64 and with sums that carry their own shift (`online_softmax.py`), for any
+  finite key and |w| up to 80.
+- Shifts are detached: they cancel in the quotient, so its gradient does not depend on them.
+- Operands of a matrix product may be rounded if the error stays within twice that of rounding the
+  result (`bf16_matmul.py`). w, an exponent, is never rounded.
 
-The files, from the ops down to the sums:
+One file per op:
 
-- `mixing.py`: the ops; `steps.py`: the same one token at a time;
-- `bands.py`: the products of full and local with a dense or banded exp(w); `banded_product.py`:
-  their fast form with its backward pass; `tile_by_tile.py`: its products where oneDNN is faster;
-- `convolution.py`: AFT-conv; `dense_convolution.py`: its form for small grids on CUDA;
-  `inference_convolution.py`: its form for a CPU without a gradient; `exact_convolution.py`: its
-  form for any finite key; `library.py`: what torch.compile must see as one node;
-- `linear.py`: linear attention, causal in chunks, with its backward pass;
-- `products.py`: products of matrices and how they are rounded; `tokens.py`: how an op takes tokens
-  in and gives its result out;
-- `running_mean.py`: causal AFT-simple and its backward pass; `scan.py`: running sums in blocks;
-- `sums.py`: the algebra of shifted sums; `decisions.py`: what is decided once, for an
-  exported graph or a constant.
+- `simple.py`: AFT-simple, with a backward pass of its own for causal sums;
+- `full_local.py`: AFT-full, AFT-local and AFT-local-learned, with w in tiles;
+- `conv.py`: AFT-conv and the choice among its forms; `conv_dense.py`: a matrix product per head, on
+  CUDA; `conv_exact.py`: the form for any finite key;
+- `window.py`: AFT-local-hard;
+- `linear.py`: linear attention;
+- `steps.py`: all of them one token at a time.
+
+Shared: `online_softmax.py` (shifted sums, running sums, masks, gate), `banded_matmul.py` (products
+with W in tiles and their backward pass), `onednn_matmul.py` and `bf16_matmul.py` (how they are
+multiplied), `custom_ops.py` (what torch.compile treats as one node), `../path_choice.py` (fast or
+safe).
 """
 
+from .conv import aft_conv
+from .full_local import aft_full, aft_local, aft_local_learned
 from .linear import linear_attention, linear_attention_step
-from .mixing import (
-    aft_conv,
-    aft_full,
-    aft_local,
-    aft_local_hard,
-    aft_local_learned,
-    aft_simple,
-)
+from .simple import aft_simple
 from .steps import (
     aft_conv_step,
     aft_full_step,
@@ -45,6 +40,7 @@ from .steps import (
     aft_local_step,
     aft_simple_step,
 )
+from .window import aft_local_hard
 
 __all__ = [
     'aft_conv',

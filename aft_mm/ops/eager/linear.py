@@ -1,10 +1,10 @@
-"""Linear attention of the default backend, and its gradient in constant memory.
+"""Linear attention, and its causal gradient in constant memory.
 
 Causal sums run in chunks: products inside a chunk, and the state ``[s, z] = Σ φ(k) [v, 1]ᵀ`` of the
-chunks before it. A span of chunks is worked on at a time. Only the inputs are saved for the
-gradient, which is algorithm 1 of arXiv 2006.16236 in chunks: states run forwards again for the
-gradient of the queries, then ``Σ φ(q) ∂ᵀ`` runs backwards for those of keys and values. Between the
-two passes two numbers per row are kept, the denominator and its gradient.
+chunks before it, a span of chunks at a time. Only the inputs are saved. The backward pass is
+algorithm 1 of arXiv 2006.16236 in chunks: the states run forwards again for the gradient of the
+queries, then ``Σ φ(q) ∂ᵀ`` runs backwards for those of keys and values. Two numbers per row are
+stored in between, the denominator and its gradient.
 """
 
 from collections.abc import Iterable
@@ -16,108 +16,109 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..linear_terms import FeatureMap, LinearState, features, resolve
-from .sums import mean
+from .online_softmax import mean, sum_dtype
 
-# T·d·CHUNK for the products inside the chunks against T·d·m / CHUNK numbers of states.
+# T·d·CHUNK operations inside the chunks against T·d·m / CHUNK elements of states.
 CHUNK = 32
-# Rows of a span in all sequences and heads together: what it works on stays small beside a long
-# sequence, and beside a large batch.
+# Rows of a span over all sequences and heads, which bounds the memory of temporaries.
 SPAN_ROWS = 2048
 
 
 class _Terms(NamedTuple):
-    """φ(q), φ(k) and [v, 1] of some chunks in the type of sums, [B, h, n, C, ·]."""
+    """φ(q), φ(k) and [v, 1] of some chunks in the dtype of sums, [B, h, n, C, ·]."""
 
     query: Tensor
     key: Tensor
     value: Tensor
 
     def states(self) -> Tensor:
-        """``Σ φ(k) [v, 1]ᵀ`` of each chunk, [B, h, n, d, m + 1]."""
+        """Return ``Σ φ(k) [v, 1]ᵀ`` of each chunk, [B, h, n, d, m + 1]."""
         return self.key.mT @ self.value
 
     def weights(self) -> Tensor:
-        """The causal weights inside each chunk, [B, h, n, C, C]."""
+        """Return the causal weights inside each chunk, [B, h, n, C, C]."""
         return (self.query @ self.key.mT).tril()
 
 
+class FeatureMaps(NamedTuple):
+    """The feature maps of queries and keys, and the constant added to the denominator."""
+
+    query_map: FeatureMap
+    key_map: FeatureMap
+    eps: float
+
+    def query(self, x: Tensor) -> Tensor:
+        """Return φ(q), divided by its largest feature unless eps > 0: products could underflow."""
+        mapped = features(self.query_map, x)
+        if self.eps:
+            return mapped
+        largest = mapped.detach().amax(-1, keepdim=True)
+        return mapped / largest.masked_fill(largest == 0, 1)
+
+    def key(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Return φ(k) [B, S, h, d], 0 where key_mask [B, S] hides it."""
+        mapped = features(self.key_map, x)
+        return mapped if key_mask is None else mapped * key_mask[..., None, None]
+
+    def apply(
+        self, tokens: Iterable[Tensor], key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return φ(q), φ(k) and [v, 1] of (q, k, v)."""
+        query, key, value = tokens
+        return self.query(query), self.key(key, key_mask), _with_one(value)
+
+
 def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -> Tensor:
-    """O(T·d·(m + CHUNK)); not causal, two products, φ(q) (φ(k)ᵀ v)."""
-    maps = Maps(*resolve(feature_map), eps)
+    """Compute :func:`aft_mm.ops.linear_attention` in O(T·d·(m + CHUNK)).
+
+    Not causal it is two products, φ(q) (φ(k)ᵀ v).
+    """
+    maps = FeatureMaps(*resolve(feature_map), eps)
     if key_mask is not None:
         hidden = ~key_mask[..., None, None]
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
     if causal:
         return _CausalMean.apply(query, key, value, key_mask, maps)
-    parts = (x.to(_accumulation_type(value)) for x in (query, key, value))
-    terms = _terms(*maps.apply(parts, key_mask), None)
+    tokens = (x.to(sum_dtype(value)) for x in (query, key, value))
+    terms = _terms(*maps.apply(tokens, key_mask), None)
     mixed = _quotient(terms.query @ terms.states(), eps)
-    return _tokens(mixed, query.shape[1]).to(value.dtype)
+    return _unchunk(mixed, query.shape[1]).to(value.dtype)
 
 
 def linear_attention_step(state, query, key, value, *, feature_map, eps):
-    """O(d·m) per head: the token joins the sums, in place."""
-    maps, sums = Maps(*resolve(feature_map), eps), state.sums
+    """Compute one step in O(d·m) per head; the token is added to the sums in place."""
+    maps, sums = FeatureMaps(*resolve(feature_map), eps), state.sums
     # As chunks of one token, [B, h, 1, ·].
-    parts = maps.apply((x.to(sums.dtype).unsqueeze(2) for x in (query, key, value)), None)
-    # One pass: as a product and a sum the state would be read and written twice.
-    sums.flatten(0, 1).baddbmm_(parts[1].mT.flatten(0, 1), parts[2].flatten(0, 1))
-    mixed = _quotient(parts[0] @ sums, eps).squeeze(2)
+    tokens = (x.to(sums.dtype).unsqueeze(2) for x in (query, key, value))
+    query_features, key_features, value_and_one = maps.apply(tokens, None)
+    # One pass: a product and a sum would read and write the state twice.
+    sums.flatten(0, 1).baddbmm_(key_features.mT.flatten(0, 1), value_and_one.flatten(0, 1))
+    mixed = _quotient(query_features @ sums, eps).squeeze(2)
     return mixed.to(value.dtype), LinearState(sums, state.position + 1)
 
 
 def linear_attention_sums(key, value, key_mask, dtype, *, feature_map) -> Tensor:
-    """``Σ φ(k) [v, 1]ᵀ`` of the kept tokens, [B, h, d, m + 1]."""
+    """Return ``Σ φ(k) [v, 1]ᵀ`` of the visible tokens, [B, h, d, m + 1]."""
     hidden = ~key_mask[..., None, None]
     key, value = (x.to(dtype).masked_fill(hidden, 0) for x in (key, value))
-    mapped = Maps(*resolve(feature_map), 0.0).key(key, key_mask)
+    mapped = FeatureMaps(*resolve(feature_map), 0.0).key(key, key_mask)
     return mapped.permute(0, 2, 3, 1) @ _with_one(value).transpose(1, 2)
-
-
-def _accumulation_type(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _with_one(value: Tensor) -> Tensor:
     return F.pad(value, (0, 1), value=1.0)
 
 
-class Maps(NamedTuple):
-    """The feature maps of queries and keys, and what is added to the denominator."""
-
-    of_query: FeatureMap
-    of_key: FeatureMap
-    eps: float
-
-    def query(self, x: Tensor) -> Tensor:
-        """φ(q), over its largest unless eps tells sizes apart: else products underflow."""
-        mapped = features(self.of_query, x)
-        if self.eps:
-            return mapped
-        largest = mapped.detach().amax(-1, keepdim=True)
-        return mapped / largest.masked_fill(largest == 0, 1)
-
-    def key(self, x: Tensor, keep: Tensor | None) -> Tensor:
-        """φ(k) [B, S, h, d], 0 where keep [B, S] hides it."""
-        mapped = features(self.of_key, x)
-        return mapped if keep is None else mapped * keep[..., None, None]
-
-    def apply(self, parts: Iterable[Tensor], keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """φ(q), φ(k) and [v, 1] of (q, k, v)."""
-        query, key, value = parts
-        return self.query(query), self.key(key, keep), _with_one(value)
-
-
 def _chunks(x: Tensor, chunk: int | None) -> Tensor:
-    """[B, T, h, c] as [B, h, n, C, c], filled up with 0; None for one chunk of all tokens."""
+    """Return [B, T, h, c] as [B, h, n, C, c], padded with 0; None for one chunk of all tokens."""
     x = x.transpose(1, 2)
     if chunk is None:
         return x.unsqueeze(2)
     return F.pad(x, (0, 0, 0, -x.shape[2] % chunk)).unflatten(2, (-1, chunk))
 
 
-def _tokens(x: Tensor, tokens: int) -> Tensor:
-    """[B, h, n, C, c] as [B, T, h, c]."""
+def _unchunk(x: Tensor, tokens: int) -> Tensor:
+    """Return [B, h, n, C, c] as [B, T, h, c]."""
     return x.flatten(2, 3)[:, :, :tokens].transpose(1, 2)
 
 
@@ -129,109 +130,120 @@ def _quotient(sums: Tensor, eps: float) -> Tensor:
     return mean(sums[..., :-1], sums[..., -1:] + eps)
 
 
-def _quotient_gradient(sums: Tensor, eps: float, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """What the numerator's gradient is divided by, and the gradient of the denominator."""
+def _grad_quotient(sums: Tensor, eps: float, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the divisor of the numerator's gradient, and the gradient of the denominator."""
     denominator = sums[..., -1:] + eps
-    nothing = denominator < torch.finfo(denominator.dtype).tiny
-    denominator = denominator.masked_fill(nothing, torch.inf)
+    is_empty = denominator < torch.finfo(denominator.dtype).tiny
+    denominator = denominator.masked_fill(is_empty, torch.inf)
     mixed = sums[..., :-1] / denominator
-    return denominator, -(gradient / denominator * mixed).sum(-1, True)
+    return denominator, -(grad / denominator * mixed).sum(-1, True)
 
 
-def _before(states: Tensor, first: Tensor) -> Tensor:
-    """The state before each chunk, of the states of the chunks and that before the first."""
+def _states_before(states: Tensor, first: Tensor) -> Tensor:
+    """Return the state before each chunk, from those of the chunks and that before the first."""
     return torch.cat((first.unsqueeze(2), states[:, :, :-1]), 2).cumsum(2)
 
 
 class _CausalMean(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query, key, value, keep, maps):
+    def forward(ctx, query, key, value, key_mask, maps):
         ctx.maps = maps
-        ctx.save_for_backward(query, key, value, keep)
-        state, mixed = _no_state(key, value, maps), torch.empty_like(value)
+        ctx.save_for_backward(query, key, value, key_mask)
+        state, mixed = _empty_state(key, value, maps), torch.empty_like(value)
         chunk, spans = _spans(query)
         for span in spans:
-            parts = (x[:, span].to(state.dtype) for x in (query, key, value))
-            terms = _terms(*maps.apply(parts, None if keep is None else keep[:, span]), chunk)
+            tokens = (x[:, span].to(state.dtype) for x in (query, key, value))
+            mask = None if key_mask is None else key_mask[:, span]
+            terms = _terms(*maps.apply(tokens, mask), chunk)
             states = terms.states()
-            sums = terms.weights() @ terms.value + terms.query @ _before(states, state)
-            mixed[:, span] = _tokens(_quotient(sums, maps.eps), mixed[:, span].shape[1])
+            sums = terms.weights() @ terms.value + terms.query @ _states_before(states, state)
+            mixed[:, span] = _unchunk(_quotient(sums, maps.eps), mixed[:, span].shape[1])
             state = state + states.sum(2)
         return mixed
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
-        query, key, value, keep = ctx.saved_tensors
-        maps, parts = ctx.maps, (query, key, value, gradient)
-        gradients = tuple(map(torch.empty_like, (query, key, value)))
+    def backward(ctx, grad):
+        query, key, value, key_mask = ctx.saved_tensors
+        maps, tensors = ctx.maps, (query, key, value, grad)
+        grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
         chunk, spans = _spans(query)
-        state, rows = _no_state(key, value, maps), []
+        state, rows = _empty_state(key, value, maps), []
         dtype = state.dtype
 
         def cut(span: slice) -> tuple[Tensor, ...]:
-            kept = None if keep is None else keep[:, span]
-            return *(x[:, span].to(dtype) for x in parts), kept
+            mask = None if key_mask is None else key_mask[:, span]
+            return *(x[:, span].to(dtype) for x in tensors), mask
 
         for span in spans:
-            q, k, v, g, kept = cut(span)
+            q, k, v, g, mask = cut(span)
             mapped, pull_back = torch.func.vjp(maps.query, q)
-            terms = _terms(mapped, maps.key(k, kept), _with_one(v), chunk)
-            towards, state, row = _query_gradient(terms, state, _chunks(g, chunk), maps.eps)
-            gradients[0][:, span] = pull_back(_tokens(towards, q.shape[1]))[0]
+            terms = _terms(mapped, maps.key(k, mask), _with_one(v), chunk)
+            grad_mapped, state, row = _grad_queries(terms, state, _chunks(g, chunk), maps.eps)
+            grad_query[:, span] = pull_back(_unchunk(grad_mapped, q.shape[1]))[0]
             rows.append(row)
         later = torch.zeros_like(state)
         for span, row in zip(reversed(spans), reversed(rows), strict=True):
-            q, k, v, g, kept = cut(span)
-            mapped, pull_back = torch.func.vjp(lambda x, kept=kept: maps.key(x, kept), k)
+            q, k, v, g, mask = cut(span)
+            mapped, pull_back = torch.func.vjp(lambda x, mask=mask: maps.key(x, mask), k)
             terms = _terms(maps.query(q), mapped, _with_one(v), chunk)
-            *towards, later = _source_gradient(terms, later, _chunks(g, chunk), *row)
-            of_key, of_value = (_tokens(x, q.shape[1]) for x in towards)
-            gradients[1][:, span] = pull_back(of_key)[0]
-            gradients[2][:, span] = of_value[..., :-1]
-        return *gradients, None, None
+            *grads, later = _grad_sources(terms, later, _chunks(g, chunk), *row)
+            grad_mapped, grad_values = (_unchunk(x, q.shape[1]) for x in grads)
+            grad_key[:, span] = pull_back(grad_mapped)[0]
+            grad_value[:, span] = grad_values[..., :-1]
+        return grad_query, grad_key, grad_value, None, None
 
 
-def _query_gradient(
-    terms: _Terms, first: Tensor, gradient: Tensor, eps: float
+def _grad_queries(
+    terms: _Terms, first: Tensor, grad: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """The gradient towards φ(q) of a span, of the state before it; the state after it; two numbers
-    per row, see :func:`_quotient_gradient`.
+    """Return the gradient of φ(q) of a span, the state after it, and :func:`_grad_quotient`.
+
+    Args:
+        terms: The terms of the span.
+        first: The state before it.
+        grad: The gradient of its output, in chunks.
+        eps: The constant in the denominator.
     """
     own = terms.states()
-    states = _before(own, first)
+    states = _states_before(own, first)
     sums = terms.weights() @ terms.value + terms.query @ states
-    row = _quotient_gradient(sums, eps, gradient)
-    towards = torch.cat((gradient / row[0], row[1]), -1)
-    of_weights = (towards @ terms.value.mT).tril()
-    return of_weights @ terms.key + towards @ states.mT, first + own.sum(2), row
+    row = _grad_quotient(sums, eps, grad)
+    grad_sums = torch.cat((grad / row[0], row[1]), -1)
+    grad_weights = (grad_sums @ terms.value.mT).tril()
+    return grad_weights @ terms.key + grad_sums @ states.mT, first + own.sum(2), row
 
 
-def _source_gradient(
-    terms: _Terms, later: Tensor, gradient: Tensor, denominator: Tensor, of_denominator: Tensor
+def _grad_sources(
+    terms: _Terms, later: Tensor, grad: Tensor, denominator: Tensor, grad_denominator: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients towards φ(k) and [v, 1] of a span, of ``Σ φ(q) ∂ᵀ`` over the tokens after it;
-    and that sum with those of the span.
+    """Return the gradients of φ(k) and [v, 1] of a span, and ``Σ φ(q) ∂ᵀ`` from the span on.
+
+    Args:
+        terms: The terms of the span.
+        later: ``Σ φ(q) ∂ᵀ`` over the tokens after it.
+        grad: The gradient of its output, in chunks.
+        denominator: The first result of :func:`_grad_quotient`.
+        grad_denominator: The second one.
     """
-    towards = torch.cat((gradient / denominator, of_denominator), -1)
-    of_weights = (towards @ terms.value.mT).tril()
-    own = terms.query.mT @ towards
-    after = _before(own.flip(2), later).flip(2)
-    of_key = of_weights.mT @ terms.query + terms.value @ after.mT
-    of_value = terms.weights().mT @ towards + terms.key @ after
-    return of_key, of_value, later + own.sum(2)
+    grad_sums = torch.cat((grad / denominator, grad_denominator), -1)
+    grad_weights = (grad_sums @ terms.value.mT).tril()
+    own = terms.query.mT @ grad_sums
+    after = _states_before(own.flip(2), later).flip(2)
+    grad_key = grad_weights.mT @ terms.query + terms.value @ after.mT
+    grad_value = terms.weights().mT @ grad_sums + terms.key @ after
+    return grad_key, grad_value, later + own.sum(2)
 
 
-def _no_state(key: Tensor, value: Tensor, maps: Maps) -> Tensor:
-    """The state before the first token."""
-    dtype = _accumulation_type(value)
-    # A feature map may make more or fewer than d of d channels.
-    dims = maps.of_key(key[:1, :1].to(dtype)).shape[-1]
+def _empty_state(key: Tensor, value: Tensor, maps: FeatureMaps) -> Tensor:
+    dtype = sum_dtype(value)
+    # A feature map may have another number of features than of channels.
+    dims = maps.key_map(key[:1, :1].to(dtype)).shape[-1]
     return value.new_zeros(len(value), value.shape[2], dims, value.shape[3] + 1, dtype=dtype)
 
 
 def _spans(query: Tensor) -> tuple[int, list[slice]]:
-    """Tokens of a chunk, and the spans of chunks that the tokens are cut into."""
+    """Return the tokens of a chunk, and the spans of chunks that cover all tokens."""
     batch, tokens, heads = query.shape[:3]
     chunk = min(CHUNK, tokens)
     size = chunk * max(1, SPAN_ROWS // (batch * heads * chunk))

@@ -3,14 +3,14 @@
 from fla.ops.linear_attn import chunk_linear_attn
 from torch import Tensor
 
-from ..eager.linear import Maps
-from ..eager.sums import mean
+from ..eager.linear import FeatureMaps
+from ..eager.online_softmax import mean
 from ..linear_terms import resolve
 
 
 def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -> Tensor:
     """The denominator is summed here: the kernel's own adds a constant to it."""
-    maps = Maps(*resolve(feature_map), eps)
+    maps = FeatureMaps(*resolve(feature_map), eps)
     if key_mask is not None:
         hidden = ~key_mask[..., None, None]
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)

@@ -1,4 +1,4 @@
-// The gradient of AFT-conv. The terms are made anew instead of being kept.
+// The gradient of AFT-conv. The terms are recomputed instead of being saved.
 
 #include "conv.h"
 
@@ -6,10 +6,11 @@ namespace {
 
 // sums[entry] += gradients * both maps, X columns next to each other, G entries.
 template <int X, int G>
-INLINE void weigh(Vector (&sums)[G], const float* const (&from)[2], const float* const (&by)[2]) {
+INLINE void accumulate_columns_grad(Vector (&sums)[G], const float* const (&from)[2],
+                                    const float* const (&grads)[2]) {
     UNROLL for (int map = 0; map < 2; ++map) {
         Vector gradients[X];
-        UNROLL for (int i = 0; i < X; ++i) gradients[i] = load(by[map] + i * LANES);
+        UNROLL for (int i = 0; i < X; ++i) gradients[i] = load(grads[map] + i * LANES);
         UNROLL for (int column = 0; column < X + G - 1; ++column) {
             Vector x = load(from[map] + column * LANES);
             UNROLL for (int i = 0; i < X; ++i) {
@@ -20,142 +21,152 @@ INLINE void weigh(Vector (&sums)[G], const float* const (&from)[2], const float*
     }
 }
 
-// The gradients of G entries of a row of the kernel, added to `gradient`.
+// The gradients of G entries of a row of the kernel, added to `grad_kernel`.
 template <int G>
-void weigh_entries(float* gradient, int64_t line, int64_t entry, const Map (&maps)[2],
-                   const Map (&by_maps)[2], const Plan& plan) {
+void accumulate_entries_grad(float* grad_kernel, int64_t line, int64_t entry, const Map (&maps)[2],
+                             const Map (&grad_maps)[2], const ConvShape& shape) {
     constexpr int X = 4;
-    int64_t down = line - plan.above, rows = plan.call.rows, columns = plan.call.columns;
+    int64_t down = line - shape.pad_y, rows = shape.args.rows, columns = shape.args.columns;
     Vector sums[G] = {};
     for (int64_t row = down < 0 ? -down : 0; row < rows && row + down < rows; ++row) {
         int64_t column = 0;
-        const float *from[2], *by[2];
+        const float *from[2], *grads[2];
         auto place = [&] {
             for (int map = 0; map < 2; ++map) {
                 from[map] = maps[map].at(row + down, entry + column);
-                by[map] = by_maps[map].at(row, plan.beside + column);
+                grads[map] = grad_maps[map].at(row, shape.pad_x + column);
             }
         };
-        for (; column + X <= columns; column += X) place(), weigh<X, G>(sums, from, by);
-        for (; column < columns; ++column) place(), weigh<1, G>(sums, from, by);
+        for (; column + X <= columns; column += X)
+            place(), accumulate_columns_grad<X, G>(sums, from, grads);
+        for (; column < columns; ++column)
+            place(), accumulate_columns_grad<1, G>(sums, from, grads);
     }
-    float* to = gradient + (line * plan.call.kernel_columns + entry) * LANES;
+    float* to = grad_kernel + (line * shape.args.kernel_columns + entry) * LANES;
     UNROLL for (int i = 0; i < G; ++i) store(to + i * LANES, load(to + i * LANES) + sums[i]);
 }
 
-void weigh_kernel(float* gradient, const Map (&maps)[2], const Map (&by_maps)[2],
-                  const Plan& plan) {
-    for (int64_t line = 0; line < plan.end_line(false); ++line) {
-        int64_t entry = 0, columns = plan.end_entry(line, false);
+void accumulate_kernel_grad(float* grad_kernel, const Map (&maps)[2], const Map (&grad_maps)[2],
+                            const ConvShape& shape) {
+    for (int64_t line = 0; line < shape.end_line(false); ++line) {
+        int64_t entry = 0, columns = shape.end_entry(line, false);
         for (; entry + ENTRIES <= columns; entry += ENTRIES)
-            weigh_entries<ENTRIES>(gradient, line, entry, maps, by_maps, plan);
+            accumulate_entries_grad<ENTRIES>(grad_kernel, line, entry, maps, grad_maps, shape);
         int64_t left = columns - entry;
-        if (left == 3) weigh_entries<3>(gradient, line, entry, maps, by_maps, plan);
-        else if (left == 2) weigh_entries<2>(gradient, line, entry, maps, by_maps, plan);
-        else if (left == 1) weigh_entries<1>(gradient, line, entry, maps, by_maps, plan);
+        if (left == 3) accumulate_entries_grad<3>(grad_kernel, line, entry, maps, grad_maps, shape);
+        else if (left == 2)
+            accumulate_entries_grad<2>(grad_kernel, line, entry, maps, grad_maps, shape);
+        else if (left == 1)
+            accumulate_entries_grad<1>(grad_kernel, line, entry, maps, grad_maps, shape);
     }
 }
 
-// Where the gradients of a thread lie.
-struct Work {
-    float *kernel, *turned, *gradient, *sums[2];
-    Map maps[2], by_maps[2];  // of terms and weights, and their gradients
+// The memory of a thread.
+struct Workspace {
+    float *kernel, *flipped, *grad_kernel, *sums[2];
+    Map maps[2], grad_maps[2];  // terms and weights, and their gradients
 
-    Work(Scratch& scratch, const Plan& plan) {
-        int64_t vectors = 3 * plan.entries + 2 * plan.call.columns;
-        kernel = scratch.of(4 * plan.size + vectors * LANES);
-        turned = kernel + plan.entries * LANES;
-        gradient = turned + plan.entries * LANES;
-        sums[0] = gradient + plan.entries * LANES;
-        sums[1] = sums[0] + plan.call.columns * LANES;
-        float* numbers = sums[1] + plan.call.columns * LANES;
+    Workspace(Scratch& scratch, const ConvShape& shape) {
+        int64_t vectors = 3 * shape.entries + 2 * shape.args.columns;
+        kernel = scratch.of(4 * shape.size + vectors * LANES);
+        flipped = kernel + shape.entries * LANES;
+        grad_kernel = flipped + shape.entries * LANES;
+        sums[0] = grad_kernel + shape.entries * LANES;
+        sums[1] = sums[0] + shape.args.columns * LANES;
+        float* elements = sums[1] + shape.args.columns * LANES;
         for (int i = 0; i < 2; ++i) {
-            maps[i] = plan.map(numbers + i * plan.size);
-            by_maps[i] = plan.map(numbers + (2 + i) * plan.size);
+            maps[i] = shape.map(elements + i * shape.size);
+            grad_maps[i] = shape.map(elements + (2 + i) * shape.size);
         }
     }
 };
 
 template <typename Number>
-void differentiate(const Plan& plan, const Heads& heads, int64_t sample, int64_t channel, int used,
-                   const Work& work) {
-    const Call& call = plan.call;
-    Total totals[2], by_totals[2];
-    make_maps<Number>(work.maps, totals, plan, heads, sample, channel, used);
-    if (call.causal) totals[0] = totals[1] = Total{};
-    for (int64_t row = 0, token = 0; row < call.rows; ++row) {
-        correlate_row<2>(work.sums, work.maps, totals, work.kernel, row, plan, false);
-        for (int64_t column = 0; column < call.columns; ++column, ++token) {
-            Vector numerator = load(work.sums[0] + column * LANES);
-            Vector denominator = load(work.sums[1] + column * LANES);
-            Vector by_output = load(call.output.at<Number>(sample, token, channel), used);
+void differentiate(const ConvShape& shape, const Heads& heads, int64_t sample, int64_t channel,
+                   int active, const Workspace& workspace) {
+    const ConvArgs& args = shape.args;
+    KahanSum totals[2], grad_totals[2];
+    make_maps<Number>(workspace.maps, totals, shape, heads, sample, channel, active);
+    if (args.causal) totals[0] = totals[1] = KahanSum{};
+    for (int64_t row = 0, token = 0; row < args.rows; ++row) {
+        correlate_row<2>(workspace.sums, workspace.maps, totals, workspace.kernel, row, shape,
+                         false);
+        for (int64_t column = 0; column < args.columns; ++column, ++token) {
+            Vector numerator = load(workspace.sums[0] + column * LANES);
+            Vector denominator = load(workspace.sums[1] + column * LANES);
+            Vector grad_output = load(args.output.at<Number>(sample, token, channel), active);
             Vector query = Vector{}, slope;
-            if (call.gate != NONE)
-                query = load(call.query.at<Number>(sample, token, channel), used);
-            Vector gating = gate_with_slope(query, call.gate, slope);
-            Vector share = denominator < TINY ? Vector{} : 1.0f / denominator;
-            Vector mean = numerator * share;
-            if (call.query_gradient.data != nullptr)
-                store(call.query_gradient.at<Number>(sample, token, channel),
-                      by_output * mean * slope, used);
-            Vector by_term = by_output * gating * share, by_weight = -by_term * mean;
-            store(work.by_maps[0].at(row, plan.beside + column), by_term);
-            store(work.by_maps[1].at(row, plan.beside + column), by_weight);
-            by_totals[0].add(by_term);
-            by_totals[1].add(by_weight);
+            if (args.gate != NONE)
+                query = load(args.query.at<Number>(sample, token, channel), active);
+            Vector gate_value = gate_with_slope(query, args.gate, slope);
+            Vector reciprocal = denominator < TINY ? Vector{} : 1.0f / denominator;
+            Vector mean = numerator * reciprocal;
+            if (args.grad_query.data != nullptr)
+                store(args.grad_query.at<Number>(sample, token, channel),
+                      grad_output * mean * slope, active);
+            Vector grad_term = grad_output * gate_value * reciprocal,
+                   grad_weight = -grad_term * mean;
+            store(workspace.grad_maps[0].at(row, shape.pad_x + column), grad_term);
+            store(workspace.grad_maps[1].at(row, shape.pad_x + column), grad_weight);
+            grad_totals[0].add(grad_term);
+            grad_totals[1].add(grad_weight);
         }
     }
-    if (call.causal) by_totals[0] = by_totals[1] = Total{};
-    for (int64_t row = call.rows - 1; row >= 0; --row) {
-        correlate_row<2>(work.sums, work.by_maps, by_totals, work.turned, row, plan, true);
-        for (int64_t column = 0; column < call.columns; ++column) {
-            int64_t token = row * call.columns + column;
-            Vector by_term = load(work.sums[0] + column * LANES);
-            Vector by_weight = load(work.sums[1] + column * LANES);
-            Vector term = load(work.maps[0].at(row, plan.beside + column));
-            Vector weight = load(work.maps[1].at(row, plan.beside + column));
-            Vector by_key = term * by_term + weight * by_weight, by_value = weight * by_term;
-            if (plan.hidden(sample, token)) by_key = by_value = Vector{};  // whatever comes in
-            store(call.value_gradient.at<Number>(sample, token, channel), by_value, used);
-            store(call.key_gradient.at<float>(sample, token, channel), by_key, used);
+    if (args.causal) grad_totals[0] = grad_totals[1] = KahanSum{};
+    for (int64_t row = args.rows - 1; row >= 0; --row) {
+        correlate_row<2>(workspace.sums, workspace.grad_maps, grad_totals, workspace.flipped, row,
+                         shape, true);
+        for (int64_t column = 0; column < args.columns; ++column) {
+            int64_t token = row * args.columns + column;
+            Vector grad_term = load(workspace.sums[0] + column * LANES);
+            Vector grad_weight = load(workspace.sums[1] + column * LANES);
+            Vector term = load(workspace.maps[0].at(row, shape.pad_x + column));
+            Vector weight = load(workspace.maps[1].at(row, shape.pad_x + column));
+            Vector grad_key = term * grad_term + weight * grad_weight,
+                   grad_value = weight * grad_term;
+            if (shape.hidden(sample, token)) grad_key = grad_value = Vector{};
+            store(args.grad_value.at<Number>(sample, token, channel), grad_value, active);
+            store(args.grad_key.at<float>(sample, token, channel), grad_key, active);
         }
     }
 }
 
 template <typename Number>
-void backward(const Call& call) {
-    Plan plan(call);
-    int64_t parts = (call.batch + call.samples - 1) / call.samples;
-    bool shared = call.batch * call.tokens * call.channels >= FEWEST_TO_SHARE;
-#pragma omp parallel num_threads(call.threads) if (shared)
+void backward(const ConvArgs& args) {
+    ConvShape shape(args);
+    int64_t parts = (args.batch + args.samples - 1) / args.samples;
+    bool parallel = args.batch * args.tokens * args.channels >= SMALLEST_PARALLEL;
+#pragma omp parallel num_threads(args.threads) if (parallel)
     {
         static thread_local Scratch scratch;
-        Work work(scratch, plan);
+        Workspace workspace(scratch, shape);
 #pragma omp for schedule(static)
-        for (int64_t unit = 0; unit < plan.blocks() * parts; ++unit) {
-            int64_t part = unit / plan.blocks(), channel = unit % plan.blocks() * LANES;
-            int64_t last = (part + 1) * call.samples, end = last < call.batch ? last : call.batch;
-            int used = lanes(channel, call.channels);
-            Heads heads(channel, call.channels, call.heads);
-            take_kernel(work.kernel, plan, heads, false);
-            take_kernel(work.turned, plan, heads, true);
-            memset(work.gradient, 0, plan.entries * LANES * 4);
-            for (int64_t sample = part * call.samples; sample < end; ++sample) {
-                differentiate<Number>(plan, heads, sample, channel, used, work);
-                if (call.weight_gradient != nullptr)
-                    weigh_kernel(work.gradient, work.maps, work.by_maps, plan);
+        for (int64_t unit = 0; unit < shape.blocks() * parts; ++unit) {
+            int64_t part = unit / shape.blocks(), channel = unit % shape.blocks() * LANES;
+            int64_t last = (part + 1) * args.samples, end = last < args.batch ? last : args.batch;
+            int active = active_lanes(channel, args.channels);
+            Heads heads(channel, args.channels, args.heads);
+            load_kernel(workspace.kernel, shape, heads, false);
+            load_kernel(workspace.flipped, shape, heads, true);
+            memset(workspace.grad_kernel, 0, shape.entries * LANES * 4);
+            for (int64_t sample = part * args.samples; sample < end; ++sample) {
+                differentiate<Number>(shape, heads, sample, channel, active, workspace);
+                if (args.grad_kernel != nullptr)
+                    accumulate_kernel_grad(workspace.grad_kernel, workspace.maps,
+                                           workspace.grad_maps, shape);
             }
-            if (call.weight_gradient == nullptr) continue;
-            float* to = call.weight_gradient + part * plan.entries * call.channels + channel;
-            for (int64_t entry = 0; entry < plan.entries; ++entry)
-                store(to + entry * call.channels, load(work.gradient + entry * LANES), used);
+            if (args.grad_kernel == nullptr) continue;
+            float* to = args.grad_kernel + part * shape.entries * args.channels + channel;
+            for (int64_t entry = 0; entry < shape.entries; ++entry)
+                store(to + entry * args.channels, load(workspace.grad_kernel + entry * LANES),
+                      active);
         }
     }
 }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) void aft_conv_backward(const Call* call,
+extern "C" __attribute__((visibility("default"))) void aft_conv_backward(const ConvArgs* args,
                                                                          int64_t bfloat) {
-    bfloat ? backward<bfloat16>(*call) : backward<float>(*call);
+    bfloat ? backward<bfloat16>(*args) : backward<float>(*args);
 }

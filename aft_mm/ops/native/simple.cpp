@@ -1,27 +1,27 @@
 // Causal AFT-simple and its gradient: y_t = g(q_t) sum e^k v / sum e^k over the tokens up to t.
 //
 // A thread walks along the tokens with the sums of some channels in registers, scaled by the
-// largest key so far: exact for any finite keys, and no row knows of a later one. The backward pass
-// walks back. It starts from the sums that the forward pass has kept before every segment, and
-// makes those inside of a segment anew: what is kept is a tenth of a tensor.
+// largest key so far: exact for any finite keys, and no row depends on a later one. The backward
+// pass walks back. It starts from the sums that the forward pass saved before every segment and
+// recomputes those inside a segment: a tenth of a tensor is saved.
 
-#include "tokens.h"
+#include "tensors.h"
 
 namespace {
 
-constexpr int64_t SEGMENT = 32;  // tokens; aft_mm/ops/native/library.py knows it, too
-constexpr int WIDE = 4;          // vectors next to each other, for whole lines of memory
+constexpr int64_t SEGMENT = 32;  // tokens; the same as in aft_mm/ops/native/bindings.py
+constexpr int WIDE = 4;          // adjacent vectors, for whole cache lines
 
-struct Call {
+struct SimpleArgs {
     int64_t batch, tokens, channels, gate, threads;
     Tensor query, key, value, mask, output;
-    Tensor query_gradient, key_gradient, value_gradient;  // then `output` is the output's gradient
-    float* kept;  // [batch, segments, 3, channels], or missing
+    Tensor grad_query, grad_key, grad_value;  // then `output` is the output's gradient
+    float* saved;  // [batch, segments, 3, channels], or missing
 
     int64_t segments() const { return (tokens + SEGMENT - 1) / SEGMENT; }
 
-    float* kept_at(int64_t sample, int64_t segment, int64_t channel) const {
-        return kept + (sample * segments() + segment) * 3 * channels + channel;
+    float* saved_at(int64_t sample, int64_t segment, int64_t channel) const {
+        return saved + (sample * segments() + segment) * 3 * channels + channel;
     }
 
     bool hidden(int64_t sample, int64_t token) const {
@@ -30,12 +30,12 @@ struct Call {
 };
 
 // Sums over the tokens so far, divided by e^shift.
-struct Sums {
+struct ShiftedSum {
     Vector shift = all(LOWEST);
-    Total numerator, denominator;
+    KahanSum numerator, denominator;
 
-    // One more token; its weight e^(k - shift).
-    INLINE Vector join(Vector key, Vector value) {
+    // Adds a token and returns its weight e^(k - shift).
+    INLINE Vector append(Vector key, Vector value) {
         Integers grows = key > shift;
         if (any(grows)) {
             Vector scale = grows ? exponential(shift - key) : all(1.0f);
@@ -49,154 +49,157 @@ struct Sums {
         return weight;
     }
 
-    void save(float* to, int64_t stride, int lanes) const {
-        store(to, shift, lanes);
-        store(to + stride, numerator.sum, lanes);
-        store(to + 2 * stride, denominator.sum, lanes);
+    void save(float* to, int64_t stride, int active_lanes) const {
+        store(to, shift, active_lanes);
+        store(to + stride, numerator.sum, active_lanes);
+        store(to + 2 * stride, denominator.sum, active_lanes);
     }
 
-    void restore(const float* from, int64_t stride, int lanes) {
-        shift = load(from, lanes);
-        numerator = {load(from + stride, lanes)};
-        denominator = {load(from + 2 * stride, lanes)};
+    void restore(const float* from, int64_t stride, int active_lanes) {
+        shift = load(from, active_lanes);
+        numerator = {load(from + stride, active_lanes)};
+        denominator = {load(from + 2 * stride, active_lanes)};
     }
 };
 
 template <typename Number>
-INLINE void take(Vector& key, Vector& value, const Call& call, int64_t sample, int64_t token,
-                 int64_t channel, int lanes) {
+INLINE void load_token(Vector& key, Vector& value, const SimpleArgs& args, int64_t sample,
+                       int64_t token, int64_t channel, int active_lanes) {
     key = all(-__builtin_inff()), value = Vector{};
-    if (call.hidden(sample, token)) return;
-    key = load(call.key.at<Number>(sample, token, channel), lanes);
-    value = load(call.value.at<Number>(sample, token, channel), lanes);
+    if (args.hidden(sample, token)) return;
+    key = load(args.key.at<Number>(sample, token, channel), active_lanes);
+    value = load(args.value.at<Number>(sample, token, channel), active_lanes);
 }
 
 template <typename Number, int W>
-void walk(const Call& call, int64_t sample, int64_t channel, int lanes) {
-    Sums sums[W];
-    for (int64_t token = 0; token < call.tokens; ++token)
+void forward_channels(const SimpleArgs& args, int64_t sample, int64_t channel, int active_lanes) {
+    ShiftedSum sums[W];
+    for (int64_t token = 0; token < args.tokens; ++token)
         UNROLL for (int i = 0; i < W; ++i) {
             int64_t at = channel + i * LANES;
-            if (call.kept != nullptr && token % SEGMENT == 0)
-                sums[i].save(call.kept_at(sample, token / SEGMENT, at), call.channels, lanes);
+            if (args.saved != nullptr && token % SEGMENT == 0)
+                sums[i].save(args.saved_at(sample, token / SEGMENT, at), args.channels,
+                             active_lanes);
             Vector key, value, query = Vector{};
-            take<Number>(key, value, call, sample, token, at, lanes);
-            if (call.gate != NONE) query = load(call.query.at<Number>(sample, token, at), lanes);
-            sums[i].join(key, value);
+            load_token<Number>(key, value, args, sample, token, at, active_lanes);
+            if (args.gate != NONE)
+                query = load(args.query.at<Number>(sample, token, at), active_lanes);
+            sums[i].append(key, value);
             Vector denominator = larger(sums[i].denominator.sum, all(TINY));
-            store(call.output.at<Number>(sample, token, at),
-                  gated_mean(query, sums[i].numerator.sum, denominator, call.gate), lanes);
+            store(args.output.at<Number>(sample, token, at),
+                  gated_mean(query, sums[i].numerator.sum, denominator, args.gate), active_lanes);
         }
 }
 
-// What a segment needs on the way back, and the sums over the tokens behind it.
-struct Step {
-    Vector value, weight, shift, share, mean;
+// What the backward pass needs of each token of a segment, and the sums over later tokens.
+struct TokenState {
+    Vector value, weight, shift, reciprocal, mean;
 };
 
-struct Behind {
+struct LaterSums {
     Vector shift = all(LOWEST);
-    Total by_term, by_weight;
+    KahanSum grad_term, grad_weight;
 };
 
 template <typename Number, int W>
-void walk_back(const Call& call, int64_t sample, int64_t channel, int lanes) {
-    Step steps[SEGMENT][W];
-    Behind behind[W];
-    for (int64_t segment = call.segments() - 1; segment >= 0; --segment) {
+void backward_channels(const SimpleArgs& args, int64_t sample, int64_t channel, int active_lanes) {
+    TokenState steps[SEGMENT][W];
+    LaterSums later[W];
+    for (int64_t segment = args.segments() - 1; segment >= 0; --segment) {
         int64_t first = segment * SEGMENT;
-        int64_t last = first + SEGMENT < call.tokens ? first + SEGMENT : call.tokens;
-        Sums sums[W];
+        int64_t last = first + SEGMENT < args.tokens ? first + SEGMENT : args.tokens;
+        ShiftedSum sums[W];
         for (int i = 0; i < W; ++i)
-            sums[i].restore(call.kept_at(sample, segment, channel + i * LANES), call.channels,
-                            lanes);
+            sums[i].restore(args.saved_at(sample, segment, channel + i * LANES), args.channels,
+                            active_lanes);
         for (int64_t token = first; token < last; ++token)
             UNROLL for (int i = 0; i < W; ++i) {
-                Step& step = steps[token - first][i];
+                TokenState& step = steps[token - first][i];
                 Vector key;
-                take<Number>(key, step.value, call, sample, token, channel + i * LANES, lanes);
-                step.weight = sums[i].join(key, step.value);
+                load_token<Number>(key, step.value, args, sample, token, channel + i * LANES,
+                                   active_lanes);
+                step.weight = sums[i].append(key, step.value);
                 step.shift = sums[i].shift;
                 Vector denominator = sums[i].denominator.sum;
-                step.share = denominator < TINY ? Vector{} : 1.0f / denominator;
-                step.mean = sums[i].numerator.sum * step.share;
+                step.reciprocal = denominator < TINY ? Vector{} : 1.0f / denominator;
+                step.mean = sums[i].numerator.sum * step.reciprocal;
             }
         for (int64_t token = last - 1; token >= first; --token)
             UNROLL for (int i = 0; i < W; ++i) {
-                const Step& step = steps[token - first][i];
+                const TokenState& step = steps[token - first][i];
                 int64_t at = channel + i * LANES;
-                Vector by_output = load(call.output.at<Number>(sample, token, at), lanes);
+                Vector grad_output = load(args.output.at<Number>(sample, token, at), active_lanes);
                 Vector query = Vector{}, slope;
-                if (call.gate != NONE)
-                    query = load(call.query.at<Number>(sample, token, at), lanes);
-                Vector gating = gate_with_slope(query, call.gate, slope);
-                if (call.query_gradient.data != nullptr)
-                    store(call.query_gradient.at<Number>(sample, token, at),
-                          by_output * step.mean * slope, lanes);
-                Vector by_term = by_output * gating * step.share;
-                if (any(behind[i].shift != step.shift)) {
-                    Vector scale = exponential(step.shift - behind[i].shift);
-                    behind[i].by_term.scale(scale);
-                    behind[i].by_weight.scale(scale);
-                    behind[i].shift = step.shift;
+                if (args.gate != NONE)
+                    query = load(args.query.at<Number>(sample, token, at), active_lanes);
+                Vector gate_value = gate_with_slope(query, args.gate, slope);
+                if (args.grad_query.data != nullptr)
+                    store(args.grad_query.at<Number>(sample, token, at),
+                          grad_output * step.mean * slope, active_lanes);
+                Vector grad_term = grad_output * gate_value * step.reciprocal;
+                if (any(later[i].shift != step.shift)) {
+                    Vector scale = exponential(step.shift - later[i].shift);
+                    later[i].grad_term.scale(scale);
+                    later[i].grad_weight.scale(scale);
+                    later[i].shift = step.shift;
                 }
-                behind[i].by_term.add(by_term);
-                behind[i].by_weight.add(by_term * step.mean);
-                Vector by_value = step.weight * behind[i].by_term.sum;
-                Vector by_key = by_value * step.value - step.weight * behind[i].by_weight.sum;
-                bool hidden = call.hidden(sample, token);  // 0, whatever came from above
-                store(call.value_gradient.at<Number>(sample, token, at),
-                      hidden ? Vector{} : by_value, lanes);
-                store(call.key_gradient.at<Number>(sample, token, at), hidden ? Vector{} : by_key,
-                      lanes);
+                later[i].grad_term.add(grad_term);
+                later[i].grad_weight.add(grad_term * step.mean);
+                Vector grad_value = step.weight * later[i].grad_term.sum;
+                Vector grad_key = grad_value * step.value - step.weight * later[i].grad_weight.sum;
+                bool hidden = args.hidden(sample, token);
+                store(args.grad_value.at<Number>(sample, token, at), hidden ? Vector{} : grad_value,
+                      active_lanes);
+                store(args.grad_key.at<Number>(sample, token, at), hidden ? Vector{} : grad_key,
+                      active_lanes);
             }
     }
 }
 
-// walk(sample, channel, lanes, wide) over all channels, WIDE vectors at once or one.
-template <typename Walk>
-void everywhere(const Call& call, const Walk& walk) {
+// Runs body(sample, channel, active_lanes, wide) over all channels, WIDE vectors at once or one.
+template <typename Body>
+void for_all_channels(const SimpleArgs& args, const Body& body) {
     constexpr int64_t CHANNELS = WIDE * LANES;
-    int64_t pieces = (call.channels + CHANNELS - 1) / CHANNELS;
-    bool shared = call.batch * call.tokens * call.channels >= FEWEST_TO_SHARE;
-#pragma omp parallel for num_threads(call.threads) schedule(static) if (shared)
-    for (int64_t unit = 0; unit < pieces * call.batch; ++unit) {
+    int64_t pieces = (args.channels + CHANNELS - 1) / CHANNELS;
+    bool parallel = args.batch * args.tokens * args.channels >= SMALLEST_PARALLEL;
+#pragma omp parallel for num_threads(args.threads) schedule(static) if (parallel)
+    for (int64_t unit = 0; unit < pieces * args.batch; ++unit) {
         int64_t sample = unit / pieces, first = unit % pieces * CHANNELS;
-        if (first + CHANNELS <= call.channels) {
-            walk(sample, first, LANES, true);
+        if (first + CHANNELS <= args.channels) {
+            body(sample, first, LANES, true);
             continue;
         }
-        for (int64_t channel = first; channel < call.channels; channel += LANES) {
-            int64_t left = call.channels - channel;
-            walk(sample, channel, left < LANES ? left : LANES, false);
+        for (int64_t channel = first; channel < args.channels; channel += LANES) {
+            int64_t left = args.channels - channel;
+            body(sample, channel, left < LANES ? left : LANES, false);
         }
     }
 }
 
 template <typename Number>
-void forward(const Call& call) {
-    everywhere(call, [&](int64_t sample, int64_t channel, int lanes, bool wide) {
-        wide ? walk<Number, WIDE>(call, sample, channel, lanes)
-             : walk<Number, 1>(call, sample, channel, lanes);
+void forward(const SimpleArgs& args) {
+    for_all_channels(args, [&](int64_t sample, int64_t channel, int active_lanes, bool wide) {
+        wide ? forward_channels<Number, WIDE>(args, sample, channel, active_lanes)
+             : forward_channels<Number, 1>(args, sample, channel, active_lanes);
     });
 }
 
 template <typename Number>
-void backward(const Call& call) {
-    everywhere(call, [&](int64_t sample, int64_t channel, int lanes, bool wide) {
-        wide ? walk_back<Number, WIDE>(call, sample, channel, lanes)
-             : walk_back<Number, 1>(call, sample, channel, lanes);
+void backward(const SimpleArgs& args) {
+    for_all_channels(args, [&](int64_t sample, int64_t channel, int active_lanes, bool wide) {
+        wide ? backward_channels<Number, WIDE>(args, sample, channel, active_lanes)
+             : backward_channels<Number, 1>(args, sample, channel, active_lanes);
     });
 }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) void aft_simple_forward(const Call* call,
+extern "C" __attribute__((visibility("default"))) void aft_simple_forward(const SimpleArgs* args,
                                                                           int64_t bfloat) {
-    bfloat ? forward<bfloat16>(*call) : forward<float>(*call);
+    bfloat ? forward<bfloat16>(*args) : forward<float>(*args);
 }
 
-extern "C" __attribute__((visibility("default"))) void aft_simple_backward(const Call* call,
+extern "C" __attribute__((visibility("default"))) void aft_simple_backward(const SimpleArgs* args,
                                                                            int64_t bfloat) {
-    bfloat ? backward<bfloat16>(*call) : backward<float>(*call);
+    bfloat ? backward<bfloat16>(*args) : backward<float>(*args);
 }

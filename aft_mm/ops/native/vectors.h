@@ -1,8 +1,8 @@
-// Vectors of channels: as many lanes as the instruction set of this build has, loads and stores of
-// float32 and bfloat16, and the exponential.
+// Vectors of channels, as wide as the instruction set of this build: loads and stores of float32
+// and bfloat16, and the exponential.
 //
-// The compiler's own vector types: one source for every instruction set. setup.py builds it for
-// each, support.py loads the one that torch uses on this machine.
+// The compiler's vector types allow one source for every instruction set. setup.py builds it for
+// each; availability.py loads the one that torch uses on this machine.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
-constexpr int SUMS = 16;  // at once, that fit into the registers with what is added
+constexpr int SUMS = 16;  // sums that fit into the registers, next to what is added to them
 #elif defined(__AVX2__)
 constexpr int LANES = 8;
 constexpr int SUMS = 8;
@@ -34,7 +34,7 @@ struct bfloat16 {
     uint16_t bits;
 };
 
-constexpr float LOWEST = -3.402823466e38f;  // the shift that stands for no key
+constexpr float LOWEST = -3.402823466e38f;  // the shift of an empty sum
 constexpr float TINY = 1.175494351e-38f;
 
 INLINE Vector all(float x) { return x - Vector{}; }
@@ -61,7 +61,7 @@ INLINE Vector load(const bfloat16* from) {
     return (Vector)(__builtin_convertvector(x, Words) << 16);
 }
 
-// To the nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 INLINE void store(bfloat16* to, Vector x) {
     Words bits = (Words)x;
     Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -69,28 +69,28 @@ INLINE void store(bfloat16* to, Vector x) {
     memcpy(to, &halves, sizeof halves);
 }
 
-// The first `lanes` of a vector where the channels end, the rest 0.
+// Loads the first `active_lanes` of a vector, where the channels end; the rest is 0.
 template <typename Number>
-INLINE Vector load(const Number* from, int lanes) {
-    if (lanes == LANES) return load(from);
+INLINE Vector load(const Number* from, int active_lanes) {
+    if (active_lanes == LANES) return load(from);
     Number part[LANES] = {};
-    memcpy(part, from, lanes * sizeof(Number));
+    memcpy(part, from, active_lanes * sizeof(Number));
     return load(part);
 }
 
 template <typename Number>
-INLINE void store(Number* to, Vector x, int lanes) {
-    if (lanes == LANES) return store(to, x);
+INLINE void store(Number* to, Vector x, int active_lanes) {
+    if (active_lanes == LANES) return store(to, x);
     Number part[LANES];
     store(part, x);
-    memcpy(to, part, lanes * sizeof(Number));
+    memcpy(to, part, active_lanes * sizeof(Number));
 }
 
-// e^x to 2 units in the last place; 0 below e^-87, e^88 above, NaN of NaN.
+// e^x to 2 units in the last place: 0 below -87, e^88 above 88, NaN for NaN.
 INLINE Vector exponential(Vector x) {
     Vector bounded = x > 88.0f ? all(88.0f) : x;
     bounded = bounded < -87.0f ? all(-87.0f) : bounded;
-    // The magic number rounds to a whole number: the bits behind the point fall out of the sum.
+    // Adding 1.5 * 2^23 rounds to an integer: the fraction does not fit into the mantissa.
     Vector whole = bounded * 1.442695041f + 12582912.0f - 12582912.0f;
     Vector rest = bounded - whole * 0.693359375f - whole * -2.12194440e-4f;
     Vector sum = all(1.9875691500e-4f);
@@ -105,8 +105,8 @@ INLINE Vector exponential(Vector x) {
     return x < -87.0f ? Vector{} : result;
 }
 
-// A sum that does not lose what is small beside it, however many terms there are (Kahan).
-struct Total {
+// A compensated sum (Kahan): small terms are not lost next to a large sum.
+struct KahanSum {
     Vector sum = {}, lost = {};
 
     INLINE void add(Vector x) {
@@ -119,7 +119,7 @@ struct Total {
     INLINE void scale(Vector factor) { sum *= factor, lost *= factor; }
 };
 
-// x[index] of every lane.
+// Returns x[index] for every lane.
 INLINE Vector pick(Vector x, Integers index) {
 #if defined(__clang__)
     Vector result;
@@ -140,33 +140,33 @@ INLINE Vector gated_mean(Vector query, Vector numerator, Vector denominator, int
     return mean;
 }
 
-// g(q), and its slope.
+// g(q) and its derivative.
 INLINE Vector gate_with_slope(Vector query, int64_t gate, Vector& slope) {
     slope = Vector{};
     if (gate == NONE) return all(1.0f);
     if (gate == SIGMOID) {
-        Vector gating = 1.0f / (1.0f + exponential(-query));
-        slope = gating * (1.0f - gating);
-        return gating;
+        Vector gate_value = 1.0f / (1.0f + exponential(-query));
+        slope = gate_value * (1.0f - gate_value);
+        return gate_value;
     }
     slope = query > 0.0f ? all(1.0f) : Vector{};
     return query > 0.0f ? query : Vector{};
 }
 
-constexpr int64_t FEWEST_TO_SHARE = 1 << 15;  // numbers below which other threads are not asked
+constexpr int64_t SMALLEST_PARALLEL = 1 << 15;  // elements from which on threads are used
 
-// Memory that a thread keeps from call to call: fresh pages cost more than what is done in them.
+// Memory that a thread reuses between calls: fresh pages cost more than the work on them.
 class Scratch {
 public:
     ~Scratch() { free(memory); }
 
-    float* of(size_t numbers) {
-        if (numbers > size) {
+    float* of(size_t elements) {
+        if (elements > size) {
             free(memory);
             size = 0;
-            memory = static_cast<float*>(aligned_alloc(64, (4 * numbers + 63) / 64 * 64));
+            memory = static_cast<float*>(aligned_alloc(64, (4 * elements + 63) / 64 * 64));
             if (memory == nullptr) throw std::bad_alloc();
-            size = numbers;
+            size = elements;
         }
         return memory;
     }

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..eager.convolution import crop_kernel
+from ..eager.conv import crop_kernel
 from . import product_launch as launch
 from .bias import Tokens
 from .blocks import ProductBlock

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..eager.banded_product import neighbours, split
+from ..eager.banded_matmul import neighbours, split
 from ..geometry import as_pair
 from . import product_launch as launch
 from .product_cut import Band, choose_cut, make_band, new_saved

@@ -1,6 +1,6 @@
-"""Products of bfloat16 tokens as a CUDA device takes them: what is rounded, and what comes of it.
+"""Products of bfloat16 tokens as on a CUDA device, where operands are rounded, and their errors.
 
-Here bfloat16 operands are multiplied in float32, which is what a tensor core does.
+bfloat16 operands are multiplied in float32 here, as a tensor core does.
 """
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 
 from aft_mm import ops
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
-from aft_mm.ops.eager import mixing, products
+from aft_mm.ops.eager import bf16_matmul, conv, conv_dense, full_local
 
 from .cases import CASES, run_with_gradients
 from .test_backends import TOLERANCE, assert_close, oracle
@@ -17,40 +17,47 @@ BANDED = [c for c in CASES if c.op in ('aft_full', 'aft_local', 'aft_local_learn
 CONV = [c for c in CASES if c.op == 'aft_conv']
 
 
+def set_precision(monkeypatch, function):
+    for module in (conv, full_local):
+        monkeypatch.setattr(module, 'matmul_precision', function)
+
+
 @pytest.fixture(autouse=True)
-def parts(monkeypatch):
-    """As on a CUDA device; the forms that were asked for."""
+def precisions(monkeypatch):
+    """Choose precisions as on a CUDA device, and return those chosen."""
     torch.manual_seed(0)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
-    asked = []
+    chosen = []
 
-    def term_parts(value):
+    def matmul_precision(value):
         if value.dtype != torch.bfloat16:
-            return 0
-        asked.append(2 if torch.is_grad_enabled() else 1)
-        return asked[-1]
+            return 'fp32'
+        chosen.append('bf16x2' if torch.is_grad_enabled() else 'bf16')
+        return chosen[-1]
 
-    monkeypatch.setattr(products, 'bmm_to_float32', lambda a, b: torch.bmm(a.float(), b.float()))
-    monkeypatch.setattr(mixing, 'term_parts', term_parts)
-    monkeypatch.setattr(mixing, 'serves', lambda *args: True)
-    return asked
+    monkeypatch.setattr(bf16_matmul, 'bmm_to_float32', lambda a, b: torch.bmm(a.float(), b.float()))
+    set_precision(monkeypatch, matmul_precision)
+    monkeypatch.setattr(conv, 'DENSE_DEVICES', ('cpu',))
+    monkeypatch.setattr(conv_dense, 'is_applicable', lambda *args: True)
+    monkeypatch.setattr(conv, 'is_inference_applicable', lambda *args: False)
+    return chosen
 
 
 @pytest.mark.parametrize('case', [*BANDED, *CONV], ids=lambda case: case.name)
-def test_bfloat16_matches_the_oracle(case, monkeypatch, parts):
+def test_bfloat16_matches_the_oracle(case, monkeypatch, precisions):
     tensors = case.inputs(dtype=torch.bfloat16)
     expected = oracle(case, tensors, monkeypatch)
     assert_close(run_with_gradients(case, tensors), expected, TOLERANCE[torch.bfloat16])
     with torch.no_grad():
         assert_close([case(*tensors)], expected[:1], TOLERANCE[torch.bfloat16])
-    assert parts == [2, 1]
+    assert precisions == ['bf16x2', 'bf16']
 
 
 SIZES = {
     'aft_full': (ops.aft_full, {}, 196, ((196, 196),)),
     'aft_local': (ops.aft_local, dict(window=32, causal=True), 300, ((300, 16), (300, 16))),
     'aft_conv': (ops.aft_conv, dict(grid=(14, 14)), 196, ((32, 11, 11),)),
-    'normalized': (
+    'local_learned': (
         ops.aft_local_learned,
         dict(window=32, causal=True),
         300,
@@ -60,9 +67,10 @@ SIZES = {
 
 
 def worst_error(name: str) -> float:
-    """Of output and gradients at values of 1 ± 0.1, in roundings of the result to bfloat16.
+    """Return the largest error of output and gradients at values of 1 ± 0.1.
 
-    The tokens are bfloat16 numbers in float32, so that the rounding of the result is not in it.
+    The unit is the error of rounding the result to bfloat16. The tokens are bfloat16 numbers in
+    float32, so the result itself is not rounded.
     """
     op, options, tokens, shapes = SIZES[name]
     query, key, value = torch.randn(3, 2, tokens, 32).unbind()
@@ -83,22 +91,23 @@ def worst_error(name: str) -> float:
 
 
 @pytest.mark.parametrize('name', SIZES)
-def test_gradients_that_nearly_cancel_need_terms_in_two_parts(name, monkeypatch):
-    """Errors stay within twice the rounding of a bfloat16 result, which one part misses."""
+def test_gradients_that_nearly_cancel_need_bf16x2(name, monkeypatch):
+    """Errors stay within twice the rounding of a bfloat16 result, which bf16 exceeds."""
 
-    def as_float32(count):
-        monkeypatch.setattr(mixing, 'term_parts', lambda x: count * (x.dtype == torch.float32))
+    def error_with(precision):
+        set_precision(monkeypatch, lambda x: precision if x.dtype == torch.float32 else 'fp32')
         return worst_error(name)
 
-    assert as_float32(2) < 2
-    assert as_float32(1) > 4
+    assert error_with('bf16x2') < 2
+    assert error_with('bf16') > 4
 
 
-def test_other_types_and_devices_are_multiplied_as_they_are(monkeypatch):
+def test_other_dtypes_and_devices_use_fp32(monkeypatch):
     monkeypatch.undo()
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        assert products.term_parts(torch.empty(1, dtype=dtype)) == 0
-        assert products.term_parts(torch.empty(1, dtype=dtype, device='meta')) == 0
+        assert bf16_matmul.matmul_precision(torch.empty(1, dtype=dtype)) == 'fp32'
+        on_meta = torch.empty(1, dtype=dtype, device='meta')
+        assert bf16_matmul.matmul_precision(on_meta) == 'fp32'
 
 
 COMPILED = [next(c for c in BANDED if c.name == 'local-131-s=33-causal=False'), CONV[4]]

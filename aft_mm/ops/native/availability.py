@@ -1,6 +1,7 @@
-"""What the loops in C++ serve and why not the rest, and where they are.
+"""Where the C++ loops are, and which calls they support.
 
-The library's name holds a digest of the sources, so that one built from others is never called.
+The file name of the library holds a digest of the sources, so a library of other sources is never
+called.
 """
 
 import ctypes
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from ..eager import decisions
+from .. import path_choice
 
 FOLDER = Path(__file__).parent
 # The ops that have a loop, and the options that it needs.
@@ -24,27 +25,30 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_conv': {},
 }
 DTYPES = (torch.float32, torch.bfloat16)
-# What a library is built for, by torch's name of what it uses itself.
+# The sets of instructions that a library is built for, by torch's name of the one it uses itself.
 INSTRUCTIONS = {'AVX512': 'avx512', 'AVX2': 'avx2'}
+BUILD_COMMAND = 'python setup.py build_ext --inplace'
 
 
 def digest(folder: Path = FOLDER) -> str:
-    """Of the sources; setup.py computes the same."""
+    """Return a digest of the C++ sources; setup.py computes the same."""
     sources = sorted([*folder.glob('*.cpp'), *folder.glob('*.h')])
     return hashlib.sha256(b''.join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
 
 def library_path(instructions: str) -> Path:
-    """Where the library for these instructions lies, if it was built."""
+    """Return the path of the library for these instructions, which may not exist."""
     return FOLDER / f'loops.{instructions}.{digest()}.so'
 
 
 @functools.cache
 def find_library() -> Path | str:
-    """The library for this processor, or why there is none."""
+    """Return the library for this processor, or the reason why there is none."""
     capability = torch.backends.cpu.get_cpu_capability()
     path = library_path(INSTRUCTIONS.get(capability, 'any'))
     if not path.exists():
+        if any(FOLDER.glob('loops.*.so')):
+            return f'was built from other sources than these; {BUILD_COMMAND} builds it again'
         return 'is not built; installing aft_mm again builds it where there is a C++ compiler'
     try:
         load(path)
@@ -55,18 +59,24 @@ def find_library() -> Path | str:
 
 @functools.cache
 def load(path: Path) -> ctypes.CDLL:
-    """The library, which takes its threads from the OpenMP that torch has loaded."""
+    """Load the library, which takes its threads from the OpenMP that torch has loaded."""
     return ctypes.CDLL(str(path))
 
 
-def reasons_against(
+def unsupported_reasons(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
-    """Why no loop serves the call; empty if one does."""
+    """Return why the loops do not support the call; empty if they do.
+
+    Args:
+        op: The name of the op.
+        tensors: Its tensors: query, key, value and others.
+        options: Its keyword arguments.
+    """
     if op not in KERNELS:
         return ['has no loop']
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return ['a graph is made of operations of torch']
+        return ['a graph consists of torch operations']
     reasons = []
     if not isinstance(library := find_library(), Path):
         reasons.append(library)
@@ -80,17 +90,17 @@ def reasons_against(
     if tensors[2].dtype not in DTYPES:
         reasons.append(f'has loops for float32 and bfloat16, got {tensors[2].dtype}')
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        reasons.append('torch.func or forward mode looks at operations')
-    if decisions.recording() or decisions.repeating():
-        reasons.append('an exported graph repeats the decisions of eager')
-    watched = torch._C._len_torch_dispatch_stack() > 0
+        reasons.append('torch.func and forward mode need torch operations')
+    if path_choice.recording_or_replaying():
+        reasons.append('an exported graph replays the paths of eager')
+    needs_torch = torch._C._len_torch_dispatch_stack() > 0
     for x in tensors:
         if x is None:
             continue
         if not x.is_cpu:
-            reasons.append('serves cpu tensors')
+            reasons.append('supports cpu tensors')
             break
-        watched = watched or type(x) is not Tensor and type(x) is not Parameter
-    if watched:
-        reasons.append('a mode or a subclass of torch.Tensor looks at operations')
+        needs_torch = needs_torch or type(x) is not Tensor and type(x) is not Parameter
+    if needs_torch:
+        reasons.append('a dispatch mode or a subclass of torch.Tensor needs torch operations')
     return reasons

@@ -1,10 +1,10 @@
-// What Python hands over: tensors [B, T, D] with strides of their own, and the sizes of a call.
+// The tensors [B, T, D] that Python passes, with their strides, and the heads of channels.
 
 #pragma once
 
 #include "vectors.h"
 
-// Numbers lie side by side along the channels; strides count numbers.
+// Channels are contiguous; strides count elements.
 struct Tensor {
     void* data;
     int64_t batch_stride;
@@ -16,7 +16,7 @@ struct Tensor {
     }
 };
 
-// What numbers of heads say to the lanes of a block of channels.
+// Spreads one number per head over the lanes of a block of channels.
 class Heads {
 public:
     Heads(int64_t channel, int64_t channels, int64_t heads)
@@ -35,17 +35,17 @@ public:
         }
     }
 
-    // For each lane the number of its head.
+    // Returns for each lane the number of its head.
     template <typename Number>
-    INLINE Vector spread(const Number* numbers) const {
-        Vector x = load(numbers + first, count);
+    INLINE Vector spread(const Number* elements) const {
+        Vector x = load(elements + first, count);
         return own ? x : pick(x, of);
     }
 
-    int64_t first;  // number of a head
+    int64_t first;  // the first head of the block
 
 private:
-    bool own;  // a head for every channel
+    bool own;  // one head per channel
     int count;
     Integers of;
 };

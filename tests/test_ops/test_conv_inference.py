@@ -1,4 +1,4 @@
-"""AFT-conv on a CPU without a gradient: in turns, with kept kernels."""
+"""The inference form of AFT-conv: a few samples at a time, with a cached kernel."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 
 from aft_mm import ops
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
-from aft_mm.ops.eager import inference_convolution
+from aft_mm.ops.eager import conv
 
 from .test_numerics import assert_close
 
@@ -24,8 +24,8 @@ def tokens(batch, grid, channels, heads):
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize('at_a_time', [1, 2 * 35 * 8, 4 * 35 * 8])
-def test_samples_in_turns_are_those_of_one_call(at_a_time, dtype, monkeypatch):
+@pytest.mark.parametrize('at_once', [1, 2 * 35 * 8, 4 * 35 * 8])
+def test_parts_of_a_batch_equal_one_call(at_once, dtype, monkeypatch):
     query, key, value = (x.to(dtype) for x in tokens(5, (5, 7), 6, 2))
     mask = torch.rand(5, 35) > 0.3
     mask[2] = False
@@ -33,42 +33,40 @@ def test_samples_in_turns_are_those_of_one_call(at_a_time, dtype, monkeypatch):
     options = dict(grid=(5, 7), key_mask=mask)
     weight = torch.randn(2, 3, 11)
     expected = ops.aft_conv(query, key, value, weight, **options)
-    convolved, convolve = [], inference_convolution.convolve
+    convolved, convolve = [], conv.convolve
     monkeypatch.setattr(
-        inference_convolution,
+        conv,
         'convolve',
         lambda x, kernel: convolved.append(len(x)) or convolve(x, kernel),
     )
-    monkeypatch.setattr(
-        inference_convolution, 'NUMBERS_AT_A_TIME', at_a_time / torch.get_num_threads()
-    )
+    monkeypatch.setattr(conv, 'TERMS_AT_ONCE', at_once / torch.get_num_threads())
     with torch.no_grad():
         got = ops.aft_conv(query, key, value, weight, **options)
-    assert sum(convolved) == 2 * 5 and max(convolved) <= max(1, at_a_time // (35 * 8))
+    assert sum(convolved) == 2 * 5 and max(convolved) <= max(1, at_once // (35 * 8))
     rounding = 1e-6 if dtype == torch.float32 else 2**-8
     torch.testing.assert_close(got, expected, rtol=rounding, atol=1e-7)
     assert not got[2].any()
 
 
-def test_a_constant_kernel_is_prepared_once_per_use(monkeypatch):
-    made, prepare = [], inference_convolution.with_fast_columns
+def test_kernel_of_a_constant_weight_is_cached(monkeypatch):
+    made, prepare = [], conv.with_fast_columns
     monkeypatch.setattr(
-        inference_convolution,
+        conv,
         'with_fast_columns',
         lambda kernel: made.append(kernel.shape) or prepare(kernel),
     )
-    weight = ops.constant(torch.randn(2, 3, 5))
+    weight = ops.mark_constant(torch.randn(2, 3, 5))
     for grid, channels in [((4, 6), 4), ((4, 6), 4), ((6, 4), 4), ((4, 2), 4), ((4, 6), 8)]:
         inputs = tokens(2, grid, channels, 2)
         with torch.no_grad():
             got = ops.aft_conv(*inputs, weight, grid=grid)
-            anew = ops.aft_conv(*inputs, weight.clone(), grid=grid)
-        assert torch.equal(got, anew)
-    # Those of copies, and of the constant: one, one for a grid of two columns, one for 8 channels.
+            uncached = ops.aft_conv(*inputs, weight.clone(), grid=grid)
+        assert torch.equal(got, uncached)
+    # 5 of the copies; of the constant one, one for a grid of two columns and one for 8 channels.
     assert len(made) == 5 + 3
 
 
-def test_forward_mode_passes_without_a_gradient():
+def test_forward_mode_without_reverse_mode():
     tensors = [*tokens(2, (3, 4), 4, 2), torch.randn(2, 3, 3)]
     tensors = [x.double() for x in tensors]
     tangents = [torch.randn_like(x) for x in tensors]

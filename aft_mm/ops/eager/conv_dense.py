@@ -1,8 +1,8 @@
 """AFT-conv as a dense product per head: W [h, T, T] is the kernel laid out along diagonals.
 
-A kernel of 11 × 11 sees 62 % of all pairs of a grid of 14 × 14, and matrix units multiply many
-times faster than the loops of a depthwise convolution. W = 1 outside of the kernel costs nothing,
-and nothing is subtracted.
+A kernel of 11 × 11 reaches 62 % of all pairs of a grid of 14 × 14, and matrix units multiply many
+times faster than the loops of a depthwise convolution. W = 1 outside the kernel costs nothing, and
+nothing is subtracted.
 """
 
 import math
@@ -13,72 +13,73 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import decisions
-from .products import RoundedProduct, in_parts, multiply
-from .sums import column_shift, mean
+from .. import path_choice
+from .bf16_matmul import RoundedProduct, multiply, split_terms
+from .online_softmax import column_shift, mean
 
-# W has T² entries per head, so beyond this they are memory before they are speed.
+# W has T² entries per head: on longer grids it needs too much memory, whatever the speed.
 LONGEST = 600
-# What an H100 does per second, of which only ratios matter: nobody has measured them here. Products
-# by `parts` (float32, bfloat16, bfloat16 with terms in two), depthwise convolutions in float32,
-# bytes.
-PRODUCT_RATE = (50e12, 700e12, 350e12)
+# Rates of an H100 per second, not measured here; only their ratios matter. Products by precision,
+# depthwise convolutions in float32, bytes.
+PRODUCT_RATE = {'fp32': 50e12, 'bf16': 700e12, 'bf16x2': 350e12}
 CONVOLUTION_RATE = 12e12
 BYTE_RATE = 3e12
-# Passes over float32 numbers of e^k v and e^k: about 25 by the convolutions and what surrounds
-# them, about 10 by the product.
+# Bytes per float32 element of e^k v and e^k: about 25 passes by the convolutions and the operations
+# around them, about 10 by the product.
 CONVOLUTION_BYTES = 25 * 8
 PRODUCT_BYTES = 10 * 8
-# Those over an entry of W: made in float32, rounded, multiplied.
+# Bytes per entry of W: made in float32, rounded, multiplied.
 WEIGHT_BYTES = 16
 
 
-def serves(value: Tensor, weight: Tensor, grid: Sequence[int], parts: int) -> bool:
-    """Whether the dense product is faster than the convolutions, by counts.
+def is_applicable(value: Tensor, weight: Tensor, grid: Sequence[int], precision: str) -> bool:
+    """Return whether the dense product is faster than the convolutions, by operations and bytes.
 
-    On a CPU it never is: not at grids of 7 × 7 to 32 × 32, kernels of 3 to 27 columns and 16 to 384
+    On a CPU it was not for any grid of 7 × 7 to 32 × 32, kernel of 3 to 27 columns and 16 to 384
     heads.
     """
     tokens, heads = math.prod(grid), weight.shape[0]
     if value.device.type != 'cuda' or tokens > LONGEST:
         return False
-    if decisions.recording() or decisions.repeating():  # a graph may serve other grids, too
+    if path_choice.recording_or_replaying():  # the graph may be run on other grids
         return False
-    numbers = value.shape[0] * tokens * (value.shape[2] + heads)
-    product = 2 * tokens * numbers / PRODUCT_RATE[parts]
-    product += (PRODUCT_BYTES * numbers + WEIGHT_BYTES * heads * tokens**2) / BYTE_RATE
-    convolution = 2 * math.prod(weight.shape[1:]) * numbers / CONVOLUTION_RATE
-    return product < convolution + CONVOLUTION_BYTES * numbers / BYTE_RATE
+    elements = value.shape[0] * tokens * (value.shape[2] + heads)
+    product = 2 * tokens * elements / PRODUCT_RATE[precision]
+    product += (PRODUCT_BYTES * elements + WEIGHT_BYTES * heads * tokens**2) / BYTE_RATE
+    convolution = 2 * math.prod(weight.shape[1:]) * elements / CONVOLUTION_RATE
+    return product < convolution + CONVOLUTION_BYTES * elements / BYTE_RATE
 
 
 def dense_mean(
     key: Tensor,
     value: Tensor,
     weight: Tensor,
+    *,
     grid: Sequence[int],
     global_connectivity: bool,
     causal: bool,
-    parts: int,
+    precision: str,
 ) -> Tensor:
-    """``Σ W e^k v / Σ W e^k`` [B, T, D] of key [B, T, h], −inf where hidden, value [B, T, D]."""
+    """Return ``Σ W e^k v / Σ W e^k`` [B, T, D] of key [B, T, h], −inf where hidden."""
     batch, heads = len(key), key.shape[-1]
     kernel = torch.exp(weight)
-    weights = toeplitz(kernel.bfloat16() if parts == 1 else kernel, grid, global_connectivity)
+    kernel = kernel.bfloat16() if precision == 'bf16' else kernel
+    weights = toeplitz(kernel, grid, global_connectivity)
     if causal:
         weights = weights.tril()
     exp_key = torch.exp(key - column_shift(key, 1)).unsqueeze(-1)
     terms = torch.cat([exp_key * value.unflatten(-1, (heads, -1)), exp_key], -1)
     terms = terms.permute(2, 1, 0, 3).flatten(2)  # [h, T, B·(d + 1)]
-    if parts == 2:
+    if precision == 'bf16x2':
         sums = RoundedProduct.apply(weights, terms)
     else:
-        sums = multiply(weights, in_parts(terms, parts))
+        sums = multiply(weights, split_terms(terms, precision))
     sums = sums.unflatten(2, (batch, -1))
     return mean(sums[..., :-1], sums[..., -1:]).permute(2, 1, 0, 3).flatten(2)
 
 
 def toeplitz(kernel: Tensor, grid: Sequence[int], outside: float) -> Tensor:
-    """The kernel [h, *K] seen from every token, [h, T, T], `outside` where it does not reach."""
+    """Return the kernel [h, *K] as a matrix [h, T, T], `outside` where it does not reach."""
     padding = []
     for size, length in zip(kernel.shape[:0:-1], reversed(grid), strict=True):
         padding += [length - 1 - size // 2] * 2
@@ -88,7 +89,7 @@ def toeplitz(kernel: Tensor, grid: Sequence[int], outside: float) -> Tensor:
 class _Toeplitz(torch.autograd.Function):
     """``y[t, t'] = x[t' − t]`` in every dimension of the grid, x [h, 2n − 1, ...].
 
-    The gradient sums along diagonals, where autograd's of overlapping views adds by atomics.
+    The gradient sums along diagonals; that of autograd, of overlapping views, adds by atomics.
     """
 
     generate_vmap_rule = True
@@ -110,16 +111,16 @@ class _Toeplitz(torch.autograd.Function):
         dims = len(ctx.grid)
         grad = grad.view(-1, *ctx.grid, *ctx.grid)
         for dim in range(1, dims + 1):
-            # One dimension of the sources is summed away in every turn.
+            # Each turn sums one dimension of the sources away.
             pair = grad.movedim((dim, dims + 1), (-2, -1))
             grad = _diagonal_sums(pair).movedim(-1, dim)
         return grad, None
 
 
 def _diagonal_sums(x: Tensor) -> Tensor:
-    """The sums over the 2n − 1 diagonals of x [..., n, n], the lowest first.
+    """Return the sums over the 2n − 1 diagonals of x [..., n, n], the lowest first.
 
-    Read with rows one longer than they lie in memory, each row starts one further to the left.
+    Read with rows longer by one than they are stored, each row starts one element further left.
     """
     length = x.shape[-1]
     rows = F.pad(x, (length - 1, 0)).flatten(-2)

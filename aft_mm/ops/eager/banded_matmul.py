@@ -1,0 +1,321 @@
+"""``Σ W e^k v / Σ W e^k`` with W in tiles and one shift per column, and its backward pass.
+
+Tokens are columns: key and value are [T, C] with C = B·D, so a block product is one matrix product
+for the whole batch. The tiles [n, c, (before + 1 + after)·c] hold each block of c tokens against
+the blocks around it.
+
+The backward pass is written out: autograd would save several copies of keys and values, and add up
+the gradient of overlapping blocks block by block. Both passes are the same banded product, with W
+forward and Wᵀ backward.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..path_choice import transformed
+from . import onednn_matmul
+from .bf16_matmul import grad_weights, multiply, refuse_second_derivative, split_terms
+from .online_softmax import column_shift, mean, prefix_sum, shift, suffix_sum
+
+# Elements of key that are worked on at once, which bounds the memory of temporaries. Wider products
+# are faster.
+CHUNK = 2**21
+SMALLEST_WIDTH = 64
+
+
+def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
+    """Return [T, C] as blocks [n, c, C]."""
+    count = -(-x.shape[0] // block)
+    missing = count * block - x.shape[0]
+    if torch.compiler.is_compiling() or missing:
+        x = F.pad(x, (0, 0, 0, missing), value=fill)
+    return x.view(count, block, -1)
+
+
+def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
+    """Return [T, C] as overlapping views [n, (before + 1 + after)·c, C] around each block."""
+    if before == after == 0 and block == x.shape[0]:
+        return x.unsqueeze(0)  # unfold takes no size that an exported graph leaves open
+    tail = -x.shape[0] % block + after * block
+    if before or tail:
+        x = F.pad(x, (0, 0, before * block, tail), value=fill)
+    return x.unfold(0, (before + 1 + after) * block, block).transpose(1, 2)
+
+
+def banded_mean(
+    key: Tensor,
+    value: Tensor,
+    tiles: Tensor,
+    before: int,
+    after: int,
+    global_term: bool,
+    causal: bool,
+    precision: str,
+) -> Tensor:
+    """Return ``Σ W e^k v / Σ W e^k`` [T, C].
+
+    Args:
+        key: [S, C], −inf where hidden.
+        value: [S, C].
+        tiles: w [n, c, (before + 1 + after)·c], −inf where hidden.
+        before: Blocks that a tile covers before its own.
+        after: Blocks that a tile covers after its own.
+        global_term: Whether W is 1 outside the tiles (of earlier tokens if causal), else 0.
+        causal: Whether later tokens are hidden.
+        precision: That of the products, see `bf16_matmul.py`.
+    """
+    options = (before, after, global_term, causal, precision)
+    # The compiler decides what to save and recompute, and needs plain operations for that.
+    if torch.compiler.is_compiling():
+        return _composed_mean(key, value, tiles, *options)
+    if transformed(key, value, tiles):
+        return _composed_mean(key, value, tiles, *options[:-1], 'fp32')
+    if torch.is_grad_enabled():
+        return _BandedMean.apply(key, value, tiles, *options)
+    return _mean_and_denominator(key, value, tile_weights(tiles, global_term), *options)[0]
+
+
+def _composed_mean(
+    key: Tensor,
+    value: Tensor,
+    tiles: Tensor,
+    before: int,
+    after: int,
+    global_term: bool,
+    *others: Any,
+) -> Tensor:
+    """Compute :func:`banded_mean` by plain operations, for autograd and compilers."""
+    exp_key = torch.exp(key - column_shift(key, 0))
+    terms = torch.cat([exp_key * value, exp_key], 1)
+    weights = tile_weights(tiles, global_term)
+    sums = banded_product(terms, weights, before, after, global_term, *others)
+    columns = value.shape[1]  # chunk would ask for the number, which an exported graph lacks
+    return mean(sums[:, :columns], sums[:, columns:])
+
+
+def tile_weights(tiles: Tensor, global_term: bool) -> Tensor:
+    """Return W of the tiles of w; without a global term each row is divided by its maximum."""
+    return torch.exp(tiles if global_term else tiles - column_shift(tiles, 2))
+
+
+def banded_product(x: Tensor, weights: Tensor, *options: Any) -> Tensor:
+    """Return W times x [S, C], [T, C]; the options are those of :func:`banded_mean`."""
+    pieces = [piece for _, piece in _products(x, weights, *options)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _products(
+    x: Tensor,
+    weights: Tensor,
+    before: int,
+    after: int,
+    global_term: bool,
+    causal: bool,
+    precision: str,
+) -> Iterable[tuple[slice, Tensor]]:
+    """Return :func:`banded_product` in pieces: pairs of rows and their result."""
+    # A lone tile covers everything, and its rows are not padded.
+    global_term = global_term and len(weights) > 1
+    return _rows(x, weights, before, after, global_term, global_term and not causal, precision)
+
+
+def _terms(key: Tensor, value: Tensor) -> Tensor:
+    """Return ``e^k v`` and ``e^k`` side by side, [S, 2·C], without autograd, for one product."""
+    columns = key.shape[1]
+    terms = key.new_empty(len(key), 2 * columns)
+    exp_key = torch.sub(key, column_shift(key, 0), out=terms[:, columns:]).exp_()
+    torch.mul(exp_key, value, out=terms[:, :columns])
+    return terms
+
+
+def _column_chunks(*tensors: Any) -> Iterable[Sequence[Any]]:
+    """Yield the tensors [T, C], or None, a chunk of columns at a time."""
+    tokens, columns = tensors[0].shape
+    count = -(-tokens * columns // CHUNK)
+    width = max(SMALLEST_WIDTH, -(-columns // max(count, 1)))
+    if columns <= width:
+        return [tensors]
+    chunks = (slice(first, first + width) for first in range(0, columns, width))
+    return ([x if x is None else x[:, chunk] for x in tensors] for chunk in chunks)
+
+
+def _mean_and_denominator(
+    key: Tensor, value: Tensor, weights: Tensor, *options: Any, save: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return the mean, and with `save` the denominator [T, C], ∞ where nothing is visible."""
+    tokens = len(key) if len(weights) > 1 else weights.shape[1]
+    result = value.new_empty(tokens, value.shape[1])
+    saved = torch.empty_like(result) if save else None
+    tiny = torch.finfo(value.dtype).tiny
+    for key_chunk, value_chunk, means, saved_chunk in _column_chunks(key, value, result, saved):
+        for rows, sums in _products(_terms(key_chunk, value_chunk), weights, *options):
+            numerator, denominator = sums.chunk(2, 1)
+            divisor = denominator if saved_chunk is None else saved_chunk[rows]
+            torch.threshold(denominator, tiny, torch.inf, out=divisor)
+            torch.div(numerator, divisor, out=means[rows])
+    return result, saved
+
+
+def _rows(
+    x: Tensor, weights: Tensor, before: int, after: int, past: bool, future: bool, precision: str
+) -> Iterable[tuple[slice, Tensor]]:
+    """Return W times x [S, C] in pieces, with W = 1 before (`past`) or after (`future`) the tiles."""
+    block = weights.shape[2] // (before + 1 + after)
+    outside = _outside_sums(x, block, before, after, past, future)
+    if precision == 'fp32' and onednn_matmul.is_applicable(weights, x):
+        return onednn_matmul.products(weights, x, before, outside)
+    if precision != 'fp32' and torch.is_grad_enabled():
+        result = _NearProduct.apply(weights, x, before, after, precision)
+    else:
+        result = _near_product(weights, x, before, after, precision)
+    if outside is not None:
+        result += outside.unsqueeze(1)
+    result = result.flatten(0, 1)
+    return [(slice(None), result[: x.shape[0]] if len(weights) > 1 else result)]
+
+
+def _outside_sums(
+    x: Tensor, block: int, before: int, after: int, past: bool, future: bool
+) -> Tensor | None:
+    """Return the sums [n, C] of x [S, C] before and after the tiles of each block."""
+    if not (past or future):
+        return None
+    totals = split(x, block).sum(1)
+    earlier = shift(prefix_sum(totals, 0), before + 1, 0) if past else 0
+    return earlier + shift(suffix_sum(totals, 0), -after - 1, 0) if future else earlier
+
+
+def _near_product(weights: Tensor, x: Tensor, before: int, after: int, precision: str) -> Tensor:
+    """Return the product [n, c, C] of the tiles with x [S, C]."""
+    # The terms are split before the blocks overlap.
+    block = weights.shape[2] // (before + 1 + after)
+    terms = [neighbours(term, block, before, after) for term in split_terms(x, precision)]
+    return multiply(weights, terms)
+
+
+def _transposed(weights: Tensor, before: int, after: int) -> Tensor:
+    """Return the tiles of Wᵀ: their rows are the sources, and they cover `after` blocks before."""
+    count, block, columns = weights.shape
+    reach = before + 1 + after
+    if reach == 1:
+        return weights.transpose(1, 2)
+    squares = weights.view(count, block, reach, block)
+    result = weights.new_empty(count, block, reach, block)
+    for slot in range(reach):
+        distance = slot - after  # from the block of the source to that of the target
+        blocks = slice(max(0, -distance), count - max(0, distance))
+        targets = slice(max(0, distance), count - max(0, -distance))
+        for edge in (slice(blocks.start), slice(blocks.stop, None)):
+            result[edge, :, slot].zero_()
+        result[blocks, :, slot] = squares[targets, :, reach - 1 - slot].transpose(1, 2)
+    return result.flatten(2)
+
+
+def _grad_tiles(
+    grad: Tensor, x: Tensor, weights: Tensor, before: int, after: int, precision: str
+) -> Tensor:
+    """Return the gradient of the tiles of W from that of W times x [S, C], [T, C]."""
+    rows, block = weights.shape[1], weights.shape[2] // (before + 1 + after)
+    grads = [split(term, rows) for term in split_terms(grad, precision)]
+    terms = [neighbours(term, block, before, after) for term in split_terms(x, precision)]
+    return grad_weights(grads, terms)
+
+
+def _add_grad_tiles(
+    grad_tiles: Tensor, grads: Tensor, terms: Tensor, before: int, after: int, precision: str
+) -> None:
+    """Add the gradient of W from those of numerator and denominator, and the two terms."""
+    if precision == 'fp32' and onednn_matmul.is_applicable(grad_tiles, grads):
+        onednn_matmul.add_grad_tiles(grad_tiles, grads, terms, before)
+        return
+    # Two products: where the two cancel, they do so term by term.
+    pairs = zip(grads.chunk(2, 1), terms.chunk(2, 1), strict=True)
+    grad_tiles += sum(_grad_tiles(g, x, grad_tiles, before, after, precision) for g, x in pairs)
+
+
+class _NearProduct(torch.autograd.Function):
+    """:func:`_near_product` for the compiler; the backward pass uses the same rounded W."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weights: Tensor, x: Tensor, before: int, after: int, precision: str
+    ) -> Tensor:
+        weights = weights.bfloat16()
+        ctx.save_for_backward(weights, x)
+        ctx.options = (before, after, precision)
+        return _near_product(weights, x, before, after, precision)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
+        weights, x = ctx.saved_tensors
+        before, after, precision = ctx.options
+        grad = grad.flatten(0, 1)
+        grad_w = None
+        if ctx.needs_input_grad[0]:
+            grad_w = _grad_tiles(grad, x, weights, before, after, precision)
+        transposed = _transposed(weights, before, after)
+        grad_x = _near_product(transposed, grad, after, before, precision).flatten(0, 1)
+        return grad_w, grad_x[: len(x)], None, None, None
+
+
+class _BandedMean(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        key: Tensor,
+        value: Tensor,
+        tiles: Tensor,
+        before: int,
+        after: int,
+        global_term: bool,
+        causal: bool,
+        precision: str,
+    ) -> Tensor:
+        options = (before, after, global_term, causal, precision)
+        weights = tile_weights(tiles, global_term)
+        result, denominator = _mean_and_denominator(key, value, weights, *options, save=True)
+        ctx.save_for_backward(key, value, tiles, result, denominator)
+        ctx.options = options
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        key, value, tiles, result, denominator = ctx.saved_tensors
+        before, after, global_term, causal, precision = ctx.options
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            inputs = key, value, tiles
+            needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
+            composed = _composed_mean(*inputs, *ctx.options[:-1], 'fp32')
+            grads = iter(torch.autograd.grad(composed, needed, grad, create_graph=True))
+            return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
+        weights = tile_weights(tiles, global_term)
+        global_term = global_term and len(weights) > 1
+        transposed = _transposed(weights, before, after)
+        grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
+        grad_tiles = torch.zeros_like(weights) if ctx.needs_input_grad[2] else None
+        with torch.autocast(grad.device.type, enabled=False):
+            tensors = (key, value, grad, result, denominator, grad_key, grad_value)
+            for k, v, g, y, d, grad_k, grad_v in _column_chunks(*tensors):
+                terms = _terms(k, v)
+                grads = g.new_empty(len(g), terms.shape[1])
+                grad_numerator, grad_denominator = grads.chunk(2, 1)
+                torch.div(g, d, out=grad_numerator)
+                torch.mul(grad_numerator, y, out=grad_denominator).neg_()
+                if grad_tiles is not None:
+                    _add_grad_tiles(grad_tiles, grads, terms, before, after, precision)
+                exp_key = terms.chunk(2, 1)[1]
+                past, future = global_term and not causal, global_term
+                for rows, sums in _rows(grads, transposed, after, before, past, future, precision):
+                    grad_term, grad_weight = sums.chunk(2, 1)
+                    torch.mul(grad_term, exp_key[rows], out=grad_v[rows])
+                    # Rounded as the other product is: the difference of equal ones is 0.
+                    grad_weight.add_(grad_term.mul_(v[rows]))
+                    torch.mul(grad_weight, exp_key[rows], out=grad_k[rows])
+        if grad_tiles is not None:
+            grad_tiles *= weights
+        return grad_key, grad_value, grad_tiles, None, None, None, None, None

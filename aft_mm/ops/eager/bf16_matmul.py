@@ -1,0 +1,94 @@
+"""Products of weights W with terms, such as ``e^k v`` and ``e^k``, in the precision of the tokens.
+
+A precision is one of
+
+- ``'fp32'``: operands are multiplied as they are; torch's switches decide about tf32;
+- ``'bf16'``: W and the terms are rounded to bfloat16 once;
+- ``'bf16x2'``: W is rounded to bfloat16 once, the terms are split into two bfloat16 summands.
+
+The last two are for bfloat16 tokens on CUDA, which have 8 bits already: tensor cores multiply
+bfloat16 operands and accumulate in float32. Without a gradient ``'bf16'`` is used. With one,
+``'bf16x2'``: gradients are differences of products with the same W, so the rounding of W cancels,
+but that of the terms, or of tf32, does not. The gradient of W is a product of two such terms.
+
+The largest error of a gradient is then 1.4 times that of rounding the result to bfloat16. With
+bfloat16 terms it is 3.4 times, and 26 if values are close; with tf32 0.5 and 3.9 (docs/ops.md).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..path_choice import transformed
+
+
+def matmul_precision(value: Tensor) -> str:
+    """Return the precision of products with terms of these tokens."""
+    if value.device.type != 'cuda' or value.dtype != torch.bfloat16 or transformed(value):
+        return 'fp32'
+    return 'bf16x2' if torch.is_grad_enabled() else 'bf16'
+
+
+def split_terms(x: Tensor, precision: str) -> list[Tensor]:
+    """Return x, or the bfloat16 summands of x, 8 bits each."""
+    if precision == 'fp32':
+        return [x]
+    high = x.bfloat16()
+    return [high] if precision == 'bf16' else [high, (x - high).bfloat16()]
+
+
+def multiply(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
+    """Return W [n, t, s] times the sum of the terms, :func:`split_terms` of [n, s, C]."""
+    if terms[0].dtype != torch.bfloat16:
+        return torch.bmm(weights, terms[0])
+    rounded = weights.bfloat16()
+    return sum(bmm_to_float32(rounded, term) for term in terms)
+
+
+def grad_weights(grads: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:
+    """Return the gradient of W [n, t, s] from that of W times the terms; both split.
+
+    The product of the two low summands is below the rounding error of the others and left out.
+
+    Args:
+        grads: :func:`split_terms` of [n, t, C].
+        terms: :func:`split_terms` of [n, s, C].
+    """
+    columns = [term.transpose(1, 2) for term in terms]
+    result = multiply(grads[0], columns)
+    return result + multiply(grads[1], columns[:1]) if len(grads) > 1 else result
+
+
+def refuse_second_derivative() -> None:
+    """Raise RuntimeError in a backward pass that is recorded by autograd itself."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            'the gradient of products of bfloat16 tokens on CUDA is differentiable once; float32 '
+            'tokens have second derivatives'
+        )
+
+
+def bmm_to_float32(a: Tensor, b: Tensor) -> Tensor:
+    """Return the float32 product of bfloat16 matrices; torch supports it on CUDA only."""
+    return torch.bmm(a, b, out_dtype=torch.float32)
+
+
+class RoundedProduct(torch.autograd.Function):
+    """W times terms in ``'bf16x2'``; the backward pass uses the same rounded W."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, terms: Tensor) -> Tensor:
+        weights = weights.bfloat16()
+        ctx.save_for_backward(weights, terms)
+        return multiply(weights, split_terms(terms, 'bf16x2'))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
+        weights, terms = ctx.saved_tensors
+        grad_w, grads = None, split_terms(grad, 'bf16x2')
+        if ctx.needs_input_grad[0]:
+            grad_w = grad_weights(grads, split_terms(terms, 'bf16x2'))
+        return grad_w, multiply(weights.transpose(1, 2), grads)

@@ -1,0 +1,318 @@
+"""AFT-conv: w depends on the offset only, per head. :func:`aft_conv` chooses among five forms.
+
+Tensors are key [B, T, h], −inf where hidden, value [B, T, D] and weight w [h, *K] with an odd size
+per dimension of the grid. Convolutions run on [B, *grid, channels], viewed channels-last: nothing
+is copied, and torch's channels-last depthwise convolution has no slow kernel sizes
+(docs/benchmarks.md).
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import path_choice
+from ..path_choice import cached, cached_check, choose, transformed
+from . import conv_dense
+from .bf16_matmul import matmul_precision
+from .conv_exact import exact_conv_mean, outside_sums
+from .custom_ops import as_graph_node
+from .online_softmax import (
+    FAST_BIAS_RANGE,
+    FAST_RANGE,
+    apply_gate,
+    column_shift,
+    hide,
+    key_range,
+    mean,
+    running_sum,
+    zero_if_finite,
+)
+
+# The difference form loses a factor e^−w of precision: w ≥ −3 keeps 5 of float32's 7 digits.
+DIFFERENCE_LOWEST_BIAS = -3.0
+# oneDNN takes 1.3 to 3 times as long for kernels of these columns as for those of FAST_COLUMNS.
+SLOW_COLUMNS = (11, 13)
+FAST_COLUMNS = 15
+# Terms that a thread convolves at once without a gradient: fewer need more calls, more memory.
+TERMS_AT_ONCE = 2**20
+DENSE_DEVICES = ('cuda',)
+
+
+def aft_conv(
+    query, key, value, weight, *, grid: Sequence[int], global_connectivity, causal, key_mask, gate
+) -> Tensor:
+    """Compute :func:`aft_mm.ops.aft_conv` by the fastest form that is exact to tolerance.
+
+    1. *dense* (`conv_dense.py`): one matrix product per head with W as a [T, T] matrix. On CUDA and
+       small grids matrix units beat a depthwise convolution. It subtracts nothing, so one shift per
+       column is its only condition.
+    2. *difference*, ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same of 1, the form of the paper:
+       two convolutions and two sums. It cancels where e^w is small, so it needs w ≥ −3.
+    3. *inference*: the difference form on a CPU without a gradient, a few samples at a time over
+       memory that is used again, with the kernel prepared once for a constant w.
+    4. *additive*, ``conv(e^k v, e^w)`` plus the sums outside the kernel: no difference, so any w,
+       but the sums outside take a pass per dimension.
+    5. *exact* (`conv_exact.py`): entry by entry of the kernel in float64, each row with its own
+       shift. By far the slowest, and right for any finite key and |w| up to 80.
+
+    With ``global_connectivity=False`` there are no sums outside of the kernel: 2 subtracts nothing,
+    and 5 takes the place of 4. O(T·K·D) time, O(T²·D) for the dense form.
+    """
+    original_weight, dtype = weight, value.dtype
+    weight = crop_kernel(
+        weight.to(torch.float64 if dtype == torch.float64 else torch.float32), grid
+    )
+    # Then every row sees the largest key, so w alone decides, and that of a constant once.
+    weight_decides = global_connectivity and not causal
+
+    def check(difference: bool) -> Tensor | bool:
+        operands = key, value, weight, global_connectivity, causal, difference
+        if not weight_decides:
+            return is_one_shift_exact(*operands)
+        condition = partial(is_one_shift_exact, *operands)
+        return cached_check(original_weight, ('difference', difference, *grid), condition)
+
+    if weight_decides and not torch.is_grad_enabled():
+        operands = query, key, value, original_weight
+        if is_inference_applicable(*operands) and check(difference=True):
+            kernel = _inference_kernel(original_weight, weight, value)
+            return _inference_mean(query, key, value, kernel, grid, key_mask, gate)
+    options = dict(grid=grid, global_connectivity=global_connectivity, causal=causal)
+    fast, dense = partial(convolved_mean, **options), False
+    if value.device.type in DENSE_DEVICES:
+        precision = matmul_precision(value)
+        dense = conv_dense.is_applicable(value, weight, grid, precision)
+        if dense:
+            fast = partial(conv_dense.dense_mean, precision=precision, **options)
+    key, value = hide(key, value, key_mask)
+
+    def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            mix = safe_conv_mean if path_choice.replaying() else safe_conv_mean_node
+            return mix(key, value, weight, grid, global_connectivity, causal)
+        return safe_conv_mean(key, value, weight, **options, is_exact=check(difference=False))
+
+    mixed = choose(check(difference=not dense), fast, safe, key, value, weight)
+    return apply_gate(query, mixed, gate, dtype)
+
+
+def is_one_shift_exact(
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    global_connectivity: bool,
+    causal: bool,
+    difference: bool,
+) -> Tensor:
+    """Return whether float32 sums with one shift per column are exact to tolerance, a scalar.
+
+    Args:
+        difference: Whether the sums are those of the difference form.
+    """
+    weight = weight.detach()
+    largest, smallest = weight.amax(), weight.amin()
+    bias_range = largest.clamp_min(0) - smallest.clamp_max(0)
+    if global_connectivity and not causal:
+        is_exact = bias_range <= FAST_BIAS_RANGE
+    else:
+        exponents = key_range(key, 1) + bias_range
+        if causal:  # the convolution multiplies later tokens by 0, which is NaN for a NaN
+            exponents = exponents + zero_if_finite(value)
+        is_exact = exponents <= FAST_RANGE
+    if difference and global_connectivity:  # a kernel alone subtracts nothing
+        is_exact = is_exact & (smallest >= DIFFERENCE_LOWEST_BIAS)
+    return is_exact
+
+
+def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
+    """Return w [h, *K] without the entries that no pair of tokens on the grid can reach."""
+    if path_choice.recording_or_replaying():  # the graph may be run on other grids
+        return weight
+    for dim, length in enumerate(grid, start=1):
+        extra = max(0, weight.shape[dim] // 2 - (length - 1))
+        weight = weight.narrow(dim, extra, weight.shape[dim] - 2 * extra)
+    return weight
+
+
+def convolved_mean(
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    *,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    causal: bool,
+    additive: bool = False,
+) -> Tensor:
+    """Return ``Σ W e^k v / Σ W e^k`` [B, T, D] by the difference form, or the additive one.
+
+    Each of the two sums is a convolution plus a sum outside of it: the sum over all (visible)
+    tokens in the difference form, that over the tokens outside the kernel in the additive form.
+    """
+    heads = key.shape[-1]
+    if not global_connectivity:
+        kernel, outside = torch.exp(weight), None
+    elif additive:
+        reach = [size // 2 for size in weight.shape[1:]]
+        kernel, outside = torch.exp(weight), partial(outside_sums, reach=reach, causal=causal)
+    elif causal:
+        kernel, outside = torch.expm1(weight), _running_sum
+    else:
+        grid_dims = tuple(range(1, 1 + len(grid)))
+        kernel, outside = torch.expm1(weight), partial(torch.sum, dim=grid_dims, keepdim=True)
+    if causal:
+        # The middle entry is the token itself, earlier entries are earlier in raster order. Made by
+        # arange: Inductor loses a literal inside torch.cond.
+        entries = kernel[0].numel()
+        past = torch.arange(entries, device=kernel.device) <= entries // 2
+        kernel = kernel * past.view(kernel.shape[1:])
+    if not torch.is_grad_enabled():
+        kernel = with_fast_columns(kernel)
+    exp_key = torch.exp(key - column_shift(key, 1))
+    terms = exp_key.unsqueeze(-1) * value.unflatten(-1, (heads, -1))
+    sums = []
+    for x in (terms.flatten(2), exp_key):
+        x = x.unflatten(1, grid)
+        convolved = convolve(x, kernel.repeat_interleave(x.shape[-1] // heads, 0))
+        if outside is not None:
+            convolved += outside(x)
+        sums.append(convolved.flatten(1, -2).unflatten(-1, (heads, -1)))
+    return mean(*sums, in_place=True).flatten(2)
+
+
+def _running_sum(x: Tensor) -> Tensor:
+    """Return the running sum of x [B, *grid, C] in raster order."""
+    return running_sum(x.flatten(1, -2), 1).view_as(x)
+
+
+def convolve(x: Tensor, kernel: Tensor) -> Tensor:
+    """Return the cross-correlation of x [B, *grid, C] with kernel [C, *K], per channel."""
+    if x.dim() == 3:  # as a grid of one row: 1-d convolution has no channels-last layout
+        return convolve(x.unsqueeze(1), kernel.unsqueeze(1)).squeeze(1)
+    function = F.conv2d if x.dim() == 4 else F.conv3d
+    padding = [size // 2 for size in kernel.shape[1:]]
+    x, kernel = x.movedim(-1, 1), kernel.unsqueeze(1)
+    return function(x, kernel, padding=padding, groups=len(kernel)).movedim(1, -1)
+
+
+def with_fast_columns(kernel: Tensor) -> Tensor:
+    """Return the kernel, padded with columns of 0 where oneDNN convolves faster with them.
+
+    Without a gradient only: the gradients of a wider kernel take up to five times as long.
+    """
+    columns = kernel.shape[-1]
+    if columns not in SLOW_COLUMNS or kernel.device.type != 'cpu':
+        return kernel
+    return F.pad(kernel, [(FAST_COLUMNS - columns) // 2] * 2)
+
+
+def safe_conv_mean(
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    causal: bool,
+    is_exact: Tensor | bool | None = None,
+) -> Tensor:
+    """Return the mean of :func:`convolved_mean` for any finite key: additive if that fits, or exact.
+
+    Args:
+        is_exact: What :func:`is_one_shift_exact` returned for the additive form, if known.
+    """
+    options = dict(grid=grid, global_connectivity=global_connectivity, causal=causal)
+
+    def exact(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+        mixed = exact_conv_mean(key.double(), value.double(), weight.double(), **options)
+        return mixed.to(key.dtype)
+
+    if not global_connectivity:
+        return exact(key, value, weight)
+    if is_exact is None:
+        is_exact = is_one_shift_exact(key, value, weight, global_connectivity, causal, False)
+    additive = partial(convolved_mean, additive=True, **options)
+    return choose(is_exact, additive, exact, key, value, weight)
+
+
+# The safe path takes thousands of small operations for a large kernel. Traced, they would make a
+# graph that takes minutes to compile, for a path that is hardly ever taken.
+safe_conv_mean_node = as_graph_node('aft_mm::safe_conv_mean', safe_conv_mean)
+
+
+def is_inference_applicable(*tensors: Tensor | None) -> bool:
+    """Return whether the inference form may be used for query, key, value and weight.
+
+    They must be plain tensors on a CPU, outside autograd, tracing and torch.func.
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if path_choice.recording_or_replaying():
+        return False
+    given = [x for x in tensors if x is not None]
+    return all(x.device.type == 'cpu' for x in given) and not transformed(*given)
+
+
+def _inference_kernel(original_weight: Tensor, weight: Tensor, value: Tensor) -> Tensor:
+    """Return ``e^w − 1`` per channel of value, then of key, [D + h, *K], cached for a constant w.
+
+    Args:
+        original_weight: The w of the call, of which `weight` is cropped.
+    """
+    channels, heads = value.shape[2], len(weight)
+
+    def make() -> Tensor:
+        kernel = with_fast_columns(torch.expm1(weight))
+        return torch.cat([kernel.repeat_interleave(channels // heads, 0), kernel])
+
+    return cached(original_weight, ('inference', channels, weight.dtype, weight.shape), make)
+
+
+def _inference_mean(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    kernel: Tensor,
+    grid: Sequence[int],
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
+    """Return ``g(q) Σ W e^k v / Σ W e^k`` [B, T, D] with the kernel of :func:`_inference_kernel`.
+
+    A few samples at a time: fresh pages from the system cost more than most operations. bfloat16
+    tokens are computed in float32 too: a bfloat16 convolution gains less than conversions cost.
+    """
+    batch, tokens, _ = value.shape
+    at_once = torch.get_num_threads() * TERMS_AT_ONCE
+    parts = min(batch, math.ceil(batch * tokens * len(kernel) / at_once))
+    if parts == 1:
+        mixed = _convolved_mean_in_place(*hide(key, value, key_mask), kernel, grid)
+        return apply_gate(query, mixed, gate, value.dtype)
+    result = value.new_empty(value.shape)
+    for i in range(parts):
+        part = slice(i * batch // parts, (i + 1) * batch // parts)
+        mask = None if key_mask is None else key_mask[part]
+        mixed = _convolved_mean_in_place(*hide(key[part], value[part], mask), kernel, grid)
+        result[part] = apply_gate(None if query is None else query[part], mixed, gate)
+    return result
+
+
+def _convolved_mean_in_place(
+    key: Tensor, value: Tensor, kernel: Tensor, grid: Sequence[int]
+) -> Tensor:
+    """Return the mean [B, T, D] of the difference form, computed over its own temporaries."""
+    channels, heads = value.shape[2], key.shape[2]
+    exp_key = torch.exp_(key - column_shift(key, 1))
+    terms = exp_key.unsqueeze(-1) * value.unflatten(-1, (heads, -1))
+    sums = []
+    for x, own_kernel in ((terms.flatten(2), kernel[:channels]), (exp_key, kernel[channels:])):
+        outside = x.sum(1, keepdim=True)
+        if x is exp_key:  # a positive denominator where every key is hidden
+            outside.clamp_min_(torch.finfo(key.dtype).tiny)
+        sums.append(convolve(x.unflatten(1, grid), own_kernel).flatten(1, -2).add_(outside))
+    mixed, normalizer = sums
+    mixed.unflatten(-1, (heads, -1)).div_(normalizer.unsqueeze(-1))
+    return mixed

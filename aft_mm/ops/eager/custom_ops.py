@@ -1,0 +1,63 @@
+"""Functions that torch.compile must not trace: one node of a graph each, by torch.library."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return ``function(key, value, weight, grid, global_connectivity, causal)`` as one graph node.
+
+    Its gradient is a second node, which runs `function` again.
+
+    Args:
+        name: The name of the operator, such as ``'aft_mm::safe_conv_mean'``.
+        function: It returns a tensor like `value` and is differentiable.
+    """
+
+    def forward(
+        key: Tensor,
+        value: Tensor,
+        weight: Tensor,
+        grid: Sequence[int],
+        global_connectivity: bool,
+        causal: bool,
+    ) -> Tensor:
+        return function(key, value, weight, grid, global_connectivity, causal)
+
+    def backward(
+        grad: Tensor,
+        key: Tensor,
+        value: Tensor,
+        weight: Tensor,
+        grid: Sequence[int],
+        global_connectivity: bool,
+        causal: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # An operator runs below autograd, where torch.func still differentiates.
+        def of_tensors(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+            return function(key, value, weight, grid, global_connectivity, causal)
+
+        return torch.func.vjp(of_tensors, key, value, weight)[1](grad)
+
+    node = torch.library.custom_op(name, forward, mutates_args=())
+    backward_node = torch.library.custom_op(f'{name}_backward', backward, mutates_args=())
+
+    @node.register_fake
+    def _(key, value, weight, *options):
+        return torch.empty_like(value, memory_format=torch.contiguous_format)
+
+    @backward_node.register_fake
+    def _(grad, key, value, weight, *options):
+        return tuple(map(torch.empty_like, (key, value, weight)))
+
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.options = inputs[3:]
+
+    def differentiate(ctx, grad: Tensor):
+        return *backward_node(grad, *ctx.saved_tensors, *ctx.options), None, None, None
+
+    node.register_autograd(differentiate, setup_context=setup_context)
+    return node

@@ -1,0 +1,295 @@
+"""AFT-full, AFT-local and AFT-local-learned: a dense or banded ``exp(w)`` times the keys.
+
+Products run in blocks of tokens, in O(T·(D + s)) memory, with tokens as columns: key and value are
+[T, C] with C = B·D (`banded_matmul.py`). :class:`BlockBandedBias` holds w in tiles, the rows of a
+block of c tokens against the blocks around it. Outside the tiles W = 1 (`global_term`) or W = 0.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..geometry import Window, near_mask, near_radius
+from ..path_choice import choose
+from .banded_matmul import banded_mean, banded_product, neighbours, split, tile_weights
+from .bf16_matmul import matmul_precision
+from .online_softmax import (
+    FAST_BIAS_RANGE,
+    FAST_RANGE,
+    ShiftedSum,
+    add,
+    apply_gate,
+    column_shift,
+    from_token,
+    hide,
+    key_range,
+    mean,
+    prefix_sum,
+    reduce,
+    shift,
+    sum_dtype,
+    zero_if_finite,
+)
+
+# Smaller blocks take longer to launch than to compute. Of tiles as large as the window half lies
+# outside it, of tiles with this many blocks per window a fifth.
+SMALLEST_BLOCK = 32
+BLOCKS_PER_WINDOW = 4
+# Below this length the diagonal is summed term by term instead of being halved again.
+SMALLEST_HALF = 8
+
+
+class BlockBandedBias(NamedTuple):
+    """w [n, c, (before + 1 + after)·c] of each block against its neighbours, −inf where hidden.
+
+    `precision` is that of the products (`bf16_matmul.py`); the safe forms use 'fp32'.
+    """
+
+    tiles: Tensor
+    before: int
+    after: int
+    global_term: bool
+    causal: bool
+    precision: str = 'fp32'
+
+    @property
+    def block(self) -> int:
+        """Tokens c per block; the columns of a lone tile may have another length."""
+        return self.tiles.shape[2] // (self.before + 1 + self.after)
+
+
+def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
+    """Compute :func:`aft_mm.ops.aft_full` in O(T·S·D): products of exp(w) with e^k v and e^k."""
+    bias = position_bias.to(sum_dtype(value))
+    if causal:
+        bias = bias.masked_fill(_future(len(bias), bias.device), -torch.inf)
+    band = BlockBandedBias(bias[None], 0, 0, global_term=False, causal=causal)
+    return _gated_mean(query, key, value, band, key_mask, gate)
+
+
+def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
+    """Compute :func:`aft_mm.ops.aft_local` in O(T·s·D): block products and sums outside them."""
+    band = local_bias(pos_u, pos_v, window, grid, causal, sum_dtype(value))
+    return _gated_mean(query, key, value, band, key_mask, gate)
+
+
+def aft_local_learned(
+    query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
+) -> Tensor:
+    """Compute :func:`aft_mm.ops.aft_local_learned` in O(T·s·D).
+
+    The numerator of aft_local over the sums of the weights and of the keys.
+    """
+    dtype, batch, precision = value.dtype, value.shape[0], matmul_precision(value)
+    key, value = hide(key, value, key_mask)
+    band = local_bias(pos_u, pos_v, window, grid, causal, key.dtype)
+    visible = torch.ones_like(key[..., 0]) if key_mask is None else key_mask.to(key.dtype)
+    mixed = normalized_mean(
+        _columns(key), _columns(value), visible.T, band._replace(precision=precision)
+    )
+    return apply_gate(query, mixed.unflatten(1, (batch, -1)).transpose(0, 1), gate, dtype)
+
+
+def _columns(x: Tensor) -> Tensor:
+    """Return [B, T, D] as [T, B·D]: one matrix product handles the batch."""
+    return x.transpose(0, 1).flatten(1)
+
+
+def _gated_mean(query, key, value, band: BlockBandedBias, key_mask, gate) -> Tensor:
+    dtype, batch = value.dtype, value.shape[0]
+    band = band._replace(precision=matmul_precision(value))
+    key, value = hide(key, value, key_mask)
+    mixed = weighted_mean(_columns(key), _columns(value), band)
+    return apply_gate(query, mixed.unflatten(1, (batch, -1)).transpose(0, 1), gate, dtype)
+
+
+def local_bias(
+    pos_u: Tensor, pos_v: Tensor | None, window: Window, grid, causal: bool, dtype: torch.dtype
+) -> BlockBandedBias:
+    """Return w in the window and 0 elsewhere, in `dtype`.
+
+    ``w = u vᵀ``; without v, u is the bias itself, one column per visible offset.
+    """
+    pos_u, pos_v = pos_u.to(dtype), None if pos_v is None else pos_v.to(dtype)
+    tokens, radius = len(pos_u), near_radius(window, grid)
+    block = max(-(-radius // BLOCKS_PER_WINDOW), SMALLEST_BLOCK)
+    before = -(-max(radius, 0) // block)
+    after = 0 if causal else before
+    if tokens <= block * (before + 1 + after):
+        block, before, after = tokens, 0, 0
+    rows = split(pos_u, block)
+    target = torch.arange(len(rows) * block, device=pos_u.device).view(-1, block, 1)
+    if grid is None or len(grid) == 1:
+        target = target[:1]  # the mask of a 1-d window is the same in every block
+    reach = torch.arange(-before * block, (after + 1) * block, device=pos_u.device)
+    source = target[:, :1] + reach
+    if pos_v is None:
+        tiles = _skew(rows, before * block - radius, len(reach))
+    else:
+        tiles = torch.bmm(rows, neighbours(pos_v, block, before, after).transpose(1, 2))
+    # A product and a sum: masked_fill is several times slower.
+    tiles = tiles * near_mask(target, source, window, grid)
+    if causal:
+        tiles = tiles + torch.where(source[:1] > target[:1], -torch.inf, 0.0)
+    return BlockBandedBias(tiles, before, after, global_term=True, causal=causal)
+
+
+def weighted_mean(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
+    """Return ``Σ W e^k v / Σ W e^k`` [T, C] of key and value [S, C], hidden keys being −inf."""
+
+    def fast(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
+        return banded_mean(key, value, tiles, *band[1:])
+
+    def safe(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
+        wide = band._replace(tiles=tiles.double(), precision='fp32')
+        if band.causal:
+            sums = _causal_sums(key.double(), value.double(), wide)
+            return mean(sums.numerator, sums.denominator).to(key.dtype)
+        return banded_mean(key.double(), value.double(), *wide).to(key.dtype)
+
+    return choose(_is_one_shift_exact(key, value, band), fast, safe, key, value, band.tiles)
+
+
+def normalized_mean(key: Tensor, value: Tensor, visible: Tensor, band: BlockBandedBias) -> Tensor:
+    """Return ``Σ softmax(w) softmax(k) v`` [T, C]; visible [S, B] is 1 for visible keys, else 0."""
+
+    def fast(key: Tensor, value: Tensor, visible: Tensor, tiles: Tensor) -> Tensor:
+        return _plain_normalized(key, value, visible, band._replace(tiles=tiles))
+
+    def safe(key: Tensor, value: Tensor, visible: Tensor, tiles: Tensor) -> Tensor:
+        wide = band._replace(tiles=tiles.double(), precision='fp32')
+        mix = _causal_normalized if band.causal else _plain_normalized
+        return mix(key.double(), value.double(), visible.double(), wide).to(key.dtype)
+
+    is_exact = _is_one_shift_exact(key, value, band)
+    return choose(is_exact, fast, safe, key, value, visible, band.tiles)
+
+
+def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
+    """Return whether one common shift and float32 are exact to tolerance."""
+    tiles = band.tiles.detach()
+    # The smallest of those that are visible.
+    visible = tiles.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
+    if band.global_term:  # tokens outside the tiles have w = 0 in every row
+        bias_range = tiles.amax().clamp_min(0) - visible.amin().clamp_max(0)
+    else:
+        bias_range = (tiles.amax(2) - visible.amin(2)).amax()
+    exponents = key_range(key, 0) + bias_range
+    if not band.causal:
+        return (exponents <= FAST_RANGE) | (bias_range <= FAST_BIAS_RANGE)
+    # A product multiplies the rows before a NaN by 0, which is NaN.
+    return exponents + zero_if_finite(value) <= FAST_RANGE
+
+
+def _future(tokens: int, device: torch.device) -> Tensor:
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
+
+
+def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
+    """Return row i of each block [n, c, K] from column first + i on: [n, c, columns], 0 elsewhere.
+
+    Read with rows shorter by one than they are stored, each row starts one element further right.
+    """
+    count, block, offsets = rows.shape
+    width = offsets + block - 1
+    skewed = F.pad(rows, (0, block)).flatten(1)[:, : block * width].view(count, block, width)
+    return F.pad(skewed, (first, columns - first - width))
+
+
+def _tile_product(key: Tensor, value: Tensor, tile: Tensor) -> ShiftedSum:
+    """Return the sums of ``e^(w + k)`` for tile [n, c, s], key and value [n, s, C], all visible."""
+    key_shift, row_shift = column_shift(key, 1), column_shift(tile, 2)
+    weight, exp_key = torch.exp(tile - row_shift), torch.exp(key - key_shift)
+    numerator = torch.bmm(weight, exp_key * value)
+    return ShiftedSum(key_shift + row_shift, numerator, torch.bmm(weight, exp_key))
+
+
+def _diagonal_sums(key: Tensor, value: Tensor, tile: Tensor) -> ShiftedSum:
+    """Return the causal sums inside each block: key, value [n, c, C], tile [n, c, c].
+
+    The block is halved again and again. A square below the diagonal holds only keys that all of its
+    rows see, so its own maximum starves none of them.
+    """
+    count, length, columns = key.shape
+    levels = 0
+    while length > SMALLEST_HALF << levels:
+        levels += 1
+    size = -(-length // 2**levels)
+    padded = size * 2**levels - length
+    key = F.pad(key, (0, 0, 0, padded), value=-torch.inf)
+    value = F.pad(value, (0, 0, 0, padded))
+    tile = F.pad(tile, (0, padded, 0, padded))
+    result = _term_by_term(key, value, tile, size)
+    while size < key.shape[1]:
+        halves = [part.view(-1, 2, size, columns) for part in (key, value)]
+        squares = _diagonal_squares(tile, 2 * size)[:, size:, :size]
+        below = _tile_product(halves[0][:, 0], halves[1][:, 0], squares)
+        result = ShiftedSum(*(part.view(-1, 2, size, columns) for part in result))
+        late = add(ShiftedSum(*(part[:, 1] for part in result)), below)
+        pairs = zip(result, late, strict=True)
+        result = ShiftedSum(*(torch.stack((a[:, 0], b), 1) for a, b in pairs))
+        size *= 2
+    return ShiftedSum(*(part.reshape(count, -1, columns)[:, :length] for part in result))
+
+
+def _diagonal_squares(tile: Tensor, size: int) -> Tensor:
+    """Return the size × size squares on the diagonal of tile [n, c, c]: [n·c/size, size, size]."""
+    count, length = tile.shape[0], tile.shape[1]
+    grid = tile.view(count, length // size, size, length // size, size)
+    return grid.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(-1, size, size)
+
+
+def _term_by_term(key: Tensor, value: Tensor, tile: Tensor, size: int) -> ShiftedSum:
+    """Return the causal sums in squares of `size`, shifted by the maximum of k + w per element."""
+    key, value = (part.reshape(-1, 1, size, part.shape[-1]) for part in (key, value))
+    squares = _diagonal_squares(tile, size)
+    squares = squares.masked_fill(_future(size, tile.device), -torch.inf)
+    # Masked a second time: a value that is not finite stays so after −inf or 0 is applied to it.
+    hidden = _future(size, tile.device).unsqueeze(-1)
+    logits = (key + squares.unsqueeze(-1)).masked_fill(hidden, -torch.inf)
+    values = value.expand_as(logits).masked_fill(hidden, 0)
+    return ShiftedSum(*(part.squeeze(2) for part in reduce(logits, values, 2)))
+
+
+def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSum:
+    """Return the causal sums [T, C] for any keys: each part has a shift that its rows see."""
+    tokens, block, own = len(key), band.block, band.before * band.block
+    blocks = split(key, block, -torch.inf), split(value, block)
+    result = _diagonal_sums(*blocks, band.tiles[:, :, own:])
+    if own:
+        keys = neighbours(key, block, band.before, 0, -torch.inf)[:, :own]
+        values = neighbours(value, block, band.before, 0)[:, :own]
+        result = add(result, _tile_product(keys, values, band.tiles[:, :, :own]))
+    if band.global_term:
+        outside = shift(prefix_sum(reduce(*blocks, 1), 0), band.before + 1, 0)
+        result = add(result, outside)
+    return ShiftedSum(*(part.flatten(0, 1)[:tokens] for part in result))
+
+
+def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Tensor:
+    """Return ``N / (Z·D)`` of N and D [T, B·D] and the sums of each row's weights, Z [T, B]."""
+    batch = normalizer.shape[1]
+    divisor = normalizer.unsqueeze(-1) * denominator.unflatten(1, (batch, -1))
+    return mean(numerator.unflatten(1, (batch, -1)), divisor).flatten(1)
+
+
+def _plain_normalized(key: Tensor, value: Tensor, visible: Tensor, band: BlockBandedBias) -> Tensor:
+    weights = tile_weights(band.tiles, band.global_term)
+    exp_key = torch.exp(key - column_shift(key, 0))
+    numerator = banded_product(exp_key * value, weights, *band[1:])
+    everywhere = prefix_sum(exp_key, 0) if band.causal else exp_key.sum(0, True)
+    normalizer = banded_product(visible, weights, *band[1:])
+    return _quotient(numerator, normalizer, everywhere.expand_as(numerator))
+
+
+def _causal_normalized(
+    key: Tensor, value: Tensor, visible: Tensor, band: BlockBandedBias
+) -> Tensor:
+    sums, everywhere = _causal_sums(key, value, band), prefix_sum(from_token(key, value), 0)
+    # Both see the same keys, so this exponent is at most about the largest w.
+    numerator = sums.numerator * torch.exp(sums.shift - everywhere.shift)
+    weights = tile_weights(band.tiles, band.global_term)
+    normalizer = banded_product(visible, weights, *band[1:])
+    return _quotient(numerator, normalizer, everywhere.denominator)

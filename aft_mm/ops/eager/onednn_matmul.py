@@ -1,0 +1,86 @@
+"""Banded products in float32 with oneDNN, one tile at a time, on a CPU where it beats torch's BLAS.
+
+torch passes float32 products to MKL, which uses AVX-512 on Intel processors only; oneDNN uses it
+wherever it exists. Nothing beyond the ends of the sequence is multiplied, and the caller works on
+the rows of a tile while they are in the cache.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..path_choice import transformed
+
+# With fewer multiplications per tile the call costs more than the product.
+FEWEST = 2**22
+# A tile is too small for more threads; one product of all tiles is then faster.
+MOST_THREADS = 8
+
+
+@lru_cache
+def onednn_is_faster() -> bool:
+    """Return whether MKL lacks AVX-512 on this processor and oneDNN has it."""
+    describe = getattr(torch.cpu, 'get_capabilities', None)  # since torch 2.11
+    if describe is None or not torch.backends.mkl.is_available():
+        return False
+    found = describe()
+    amd_avx512 = found.get('avx512_f', False) and found.get('cpu_name', '').startswith('AMD')
+    return amd_avx512 and hasattr(torch.ops.mkldnn, '_linear_pointwise')
+
+
+def is_applicable(weights: Tensor, x: Tensor) -> bool:
+    """Return whether tiles W [n, c, s] times rows of x [S, C] are multiplied here.
+
+    Not if autograd, forward mode, torch.func or a compiler must see the operations.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if weights.dtype != torch.float32 or weights.device.type != 'cpu':
+        return False
+    if weights.shape[1:].numel() * x.shape[1] < FEWEST or not onednn_is_faster():
+        return False
+    if torch.get_num_threads() > MOST_THREADS or transformed(weights, x):
+        return False
+    if torch.is_grad_enabled() and (weights.requires_grad or x.requires_grad):
+        return False
+    return all(forward_ad.unpack_dual(part).tangent is None for part in (weights, x))
+
+
+def _multiply(a: Tensor, b: Tensor, row: Tensor | None = None) -> Tensor:
+    """Return ``a bᵀ + row`` of a [n, k] and b [m, k]; b or bᵀ must be contiguous.
+
+    oneDNN has kernels for these layouts only and is a thousand times slower for others.
+    """
+    return torch.ops.mkldnn._linear_pointwise(a, b, row, 'none', [], '')
+
+
+def _sources(tile: int, shape: Sequence[int], before: int, tokens: int) -> tuple[slice, slice]:
+    """Return the tokens that a tile sees and the columns of the tile that belong to them."""
+    first = (tile - before) * shape[0]
+    start, stop = max(first, 0), min(first + shape[1], tokens)
+    return slice(start, stop), slice(start - first, stop - first)
+
+
+def products(
+    weights: Tensor, x: Tensor, before: int, outside: Tensor | None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield W times x [S, C] plus the sums outside the tiles [n, C]: (rows, result) per tile."""
+    block, tokens = weights.shape[1], len(x) if len(weights) > 1 else weights.shape[1]
+    x = x.contiguous()
+    for i, tile in enumerate(weights):
+        source, columns = _sources(i, tile.shape, before, len(x))
+        rows = slice(i * block, min((i + 1) * block, tokens))
+        near = tile[: rows.stop - rows.start, columns]
+        yield rows, _multiply(near, x[source].T, None if outside is None else outside[i])
+
+
+def add_grad_tiles(grad_tiles: Tensor, grad: Tensor, x: Tensor, before: int) -> None:
+    """Add the gradient of the tiles of W, from the gradient [T, C] of W times x [S, C]."""
+    grad, x = grad.contiguous(), x.contiguous()
+    for i, tile in enumerate(grad_tiles):
+        source, columns = _sources(i, tile.shape, before, len(x))
+        rows = grad[i * len(tile) : (i + 1) * len(tile)]
+        tile[: len(rows), columns] += _multiply(rows, x[source])

@@ -1,0 +1,347 @@
+"""Sums of ``e^k v`` and ``e^k`` that neither overflow nor underflow, and what all ops share.
+
+:class:`ShiftedSum` is the state of online softmax: shift, numerator and denominator, the last two
+divided by ``e^shift``. Adding two states rescales both to the larger shift, so a row is never
+scaled by a key that it does not see. :func:`add`, :func:`pad`, :func:`shift`, :func:`sliding_sum`,
+:func:`prefix_sum`, :func:`suffix_sum` and :func:`total` take a ShiftedSum on the safe paths and a
+plain tensor, with one common shift, on the fast ones.
+
+The file also holds the prologue of every op (:func:`hide`), its epilogue (:func:`apply_gate`), and
+the running sum along an axis (:func:`scan`).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .. import path_choice
+from ..path_choice import transformed
+from ..reference import GATES
+
+# The largest range of the exponents (keys plus biases) for plain float32 sums with one shift: e^±70
+# is a normal number and leaves room for millions of terms; e^-88 is flushed to 0, e^88 overflows.
+FAST_RANGE = 70.0
+# Without causality every row sees the largest key, so only the biases can starve a row. Terms that
+# are flushed to 0 are then below e^(60 - 88) of the sum.
+FAST_BIAS_RANGE = 60.0
+# Below this size a second pass is cheaper than reading the result of the first.
+SMALLEST_READ = 2**15
+# Inductor splits longer scans on a GPU, which fails in torch 2.11 if the scanned tensor has an
+# element per column.
+LONGEST_COMPILED_SCAN = 128
+# Rows of a block of `scan`, and the sizes from which on blocks are faster than torch's cumsum.
+SCAN_BLOCK = 32
+SMALLEST_SCAN, FEWEST_SCAN_COLUMNS = 2**15, 16
+
+
+class ShiftedSum(NamedTuple):
+    """Numerator ``Σ e^k v`` and denominator ``Σ e^k``, divided by ``e^shift``.
+
+    The empty sum is (:func:`lowest`, 0, 0).
+    """
+
+    shift: Tensor
+    numerator: Tensor
+    denominator: Tensor
+
+
+Summable = ShiftedSum | Tensor
+
+
+def sum_dtype(value: Tensor) -> torch.dtype:
+    """Return the dtype of exponentials and sums for tokens of this dtype."""
+    return torch.float64 if value.dtype == torch.float64 else torch.float32
+
+
+def hide(
+    key: Tensor, value: Tensor, key_mask: Tensor | None, fill: float = -torch.inf
+) -> tuple[Tensor, Tensor]:
+    """Return key and value in the dtype of sums, with hidden keys at `fill` and hidden values at 0.
+
+    Args:
+        key: [B, S, D or h].
+        value: [B, S, D].
+        key_mask: bool [B, S], True for keys to keep, or None.
+        fill: What a hidden key becomes.
+    """
+    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+    key, value = key.to(dtype), value.to(dtype)
+    if key_mask is None:
+        return key, value
+    hidden = ~key_mask.unsqueeze(-1)
+    return key.masked_fill(hidden, fill), value.masked_fill(hidden, 0)
+
+
+def apply_gate(
+    query: Tensor | None, mixed: Tensor, gate: str, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return ``g(q) ⊙ mixed``, the last step of every AFT op.
+
+    Args:
+        query: [..., D], or None for ``gate='none'``.
+        mixed: [..., D], broadcast to the shape of `query`; its dtype is that of the product.
+        gate: g, 'sigmoid', 'relu' or 'none'.
+        dtype: The dtype of the result; None for that of `mixed`.
+    """
+    if gate != 'none':
+        gating = GATES[gate](query.to(mixed.dtype))
+        # In place over the temporary without autograd: fresh pages cost more than the product.
+        mixed = gating * mixed if torch.is_grad_enabled() else gating.mul_(mixed)
+    return mixed if dtype is None else mixed.to(dtype)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """Return the shift of an empty sum; with −inf the sum of two empty ones would be NaN."""
+    return torch.finfo(dtype).min
+
+
+def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Return the largest minus the smallest visible key along `dim`, for the worst column.
+
+    Hidden keys are −inf. Columns in which every key is hidden give −inf and do not count.
+    """
+    key = key.detach()
+    if path_choice.recording():
+        return key.new_tensor(torch.inf)
+    smallest = None
+    # On a CPU one pass less if no key is hidden.
+    may_read = key.device.type == 'cpu' and key.numel() >= SMALLEST_READ
+    if may_read and not torch.compiler.is_compiling() and not path_choice.replaying():
+        if not transformed(key):
+            smallest = key.amin(dim)
+            if not smallest.isfinite().all():
+                smallest = None
+    if smallest is None:
+        visible = key.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
+        smallest = visible.amin(dim)
+    return (key.amax(dim) - smallest).amax()
+
+
+def zero_if_finite(x: Tensor) -> Tensor:
+    """Return 0, or NaN if the sum of x is not finite; no comparison holds for NaN."""
+    total = x.detach().sum()
+    return total - total
+
+
+def column_shift(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Return the detached maximum along `dim` (kept), finite also if every key is hidden."""
+    return key.detach().amax(dim, keepdim=True).clamp_min(torch.finfo(key.dtype).min)
+
+
+def from_token(key: Tensor, value: Tensor) -> ShiftedSum:
+    """Return every token as a sum of its own."""
+    largest = key.detach().clamp_min(lowest(key.dtype))
+    weight = torch.exp(key - largest)
+    return ShiftedSum(largest, weight * value, weight)
+
+
+def reduce(key: Tensor, value: Tensor, dim: int) -> ShiftedSum:
+    """Return the sum of all tokens along `dim` (kept)."""
+    largest = column_shift(key, dim)
+    weight = torch.exp(key - largest)
+    return ShiftedSum(largest, (weight * value).sum(dim, True), weight.sum(dim, True))
+
+
+def add(a: Summable, b: Summable) -> Summable:
+    """Return the sum of two sums, whose shapes broadcast."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return a + b
+    largest = torch.maximum(a.shift, b.shift)
+    scale_a, scale_b = torch.exp(a.shift - largest), torch.exp(b.shift - largest)
+    return ShiftedSum(
+        largest,
+        a.numerator * scale_a + b.numerator * scale_b,
+        a.denominator * scale_a + b.denominator * scale_b,
+    )
+
+
+def append(sums: ShiftedSum, key: Tensor, value: Tensor) -> ShiftedSum:
+    """Return ``add(sums, from_token(key, value))`` in fewer operations."""
+    largest = torch.maximum(sums.shift, key)
+    scale, weight = torch.exp(sums.shift - largest), torch.exp(key - largest)
+    return ShiftedSum(
+        largest,
+        torch.addcmul(value * weight, sums.numerator, scale),
+        torch.addcmul(weight, sums.denominator, scale),
+    )
+
+
+def map_parts(x: Summable, function: Callable[[Tensor], Tensor]) -> Summable:
+    """Apply a function, such as a view, to the tensor or to each of the three parts."""
+    return function(x) if isinstance(x, Tensor) else ShiftedSum(*map(function, x))
+
+
+def pad(x: Summable, before: int, after: int, dim: int) -> Summable:
+    """Pad `dim` with empty sums; negative amounts crop."""
+
+    def pad_part(part: Tensor, fill: float) -> Tensor:
+        amounts = [0, 0] * (part.dim() - 1 - dim % part.dim()) + [before, after]
+        return F.pad(part, amounts, value=fill)
+
+    if isinstance(x, Tensor):
+        return pad_part(x, 0.0)
+    return ShiftedSum(
+        pad_part(x.shift, lowest(x.shift.dtype)),
+        pad_part(x.numerator, 0.0),
+        pad_part(x.denominator, 0.0),
+    )
+
+
+def _length(x: Summable, dim: int) -> int:
+    return (x if isinstance(x, Tensor) else x.numerator).shape[dim]
+
+
+def shift(x: Summable, steps: int, dim: int) -> Summable:
+    """Return ``y[t] = x[t − steps]``, the empty sum where ``t − steps`` is outside."""
+    length = _length(x, dim)
+    steps = max(-length, min(length, steps))
+    return pad(x, steps, -steps, dim)
+
+
+def sliding_sum(x: Summable, before: int, after: int, dim: int) -> Summable:
+    """Return ``y[t] = Σ x[t − before … t + after]``; a negative bound excludes tokens near t.
+
+    Doubles the length of the window until it is complete: O(log) passes without a subtraction.
+    """
+    length = _length(x, dim)
+    if not path_choice.replaying():  # a graph with an open length cannot be clipped to it
+        before, after = min(before, length - 1), min(after, length - 1)
+    size = before + after + 1
+    if size < 1:
+        return shift(x, length, dim)
+    # Extend the sequence so that windows which end beyond it exist, then read at t + after.
+    x = pad(x, 0, max(after, 0), dim)
+    result, done, power, power_size = None, 0, x, 1
+    while True:
+        if size & power_size:
+            result = power if result is None else add(result, shift(power, done, dim))
+            done += power_size
+        if done == size:
+            break
+        power = add(power, shift(power, power_size, dim))
+        power_size *= 2
+    return pad(result, -after, 0, dim) if after >= 0 else shift(result, -after, dim)
+
+
+def prefix_sum(x: Summable, dim: int) -> Summable:
+    """Return the inclusive running sum along `dim`."""
+    if isinstance(x, Tensor):
+        return running_sum(x, dim)
+    step = 1
+    while step < _length(x, dim):
+        x = add(x, shift(x, step, dim))
+        step *= 2
+    return x
+
+
+def suffix_sum(x: Summable, dim: int) -> Summable:
+    """Return the inclusive running sum along `dim` from the end."""
+    flipped = prefix_sum(map_parts(x, lambda part: part.flip(dim)), dim)
+    return map_parts(flipped, lambda part: part.flip(dim))
+
+
+def total(x: Summable, dim: int) -> Summable:
+    """Return the sum over `dim` (kept)."""
+    if isinstance(x, Tensor):
+        return x.sum(dim, True)
+    largest = x.shift.amax(dim, keepdim=True)
+    scale = torch.exp(x.shift - largest)
+    parts = (part * scale for part in (x.numerator, x.denominator))
+    return ShiftedSum(largest, *(part.sum(dim, True) for part in parts))
+
+
+def mean(numerator: Tensor, denominator: Tensor, in_place: bool = False) -> Tensor:
+    """Return numerator / denominator, 0 where nothing was visible.
+
+    A quotient and not a product with the reciprocal, whose gradient squares 1 / denominator and
+    overflows long before that of the quotient. An empty sum is divided by ∞, which passes no
+    gradient; a tiny number would pass an infinite one, and 0 · ∞ is NaN.
+
+    Args:
+        in_place: Whether the numerator may be overwritten if gradients are off.
+    """
+    tiny = torch.finfo(denominator.dtype).tiny
+    if torch.is_grad_enabled():
+        return numerator / denominator.masked_fill(denominator < tiny, torch.inf)
+    denominator = denominator.clamp_min(tiny)
+    return numerator.div_(denominator) if in_place else numerator / denominator
+
+
+def running_sum(x: Tensor, dim: int) -> Tensor:
+    """Return ``x.cumsum(dim)``; a compiler can fuse it with what computes x, on any device."""
+    length, longest = x.shape[dim], LONGEST_COMPILED_SCAN
+    if not torch.compiler.is_compiling() or path_choice.replaying() or length <= longest:
+        return scan(x, dim)
+    blocks = pad(x, 0, -length % longest, dim).unflatten(dim, (-1, longest))
+    inside = blocks.cumsum(dim + 1)
+    before = shift(inside.select(dim + 1, -1).cumsum(dim), 1, dim)
+    return (inside + before.unsqueeze(dim + 1)).flatten(dim, dim + 1).narrow(dim, 0, length)
+
+
+def is_block_scan_applicable(x: Tensor, dim: int) -> bool:
+    """Return whether a scan in blocks is faster, and no transform must see plain operations."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if x.device.type != 'cpu' or x.numel() < SMALLEST_SCAN:
+        return False
+    rows, columns = x.shape[dim], x.shape[dim:].numel() // x.shape[dim]
+    return (
+        rows >= 2 * SCAN_BLOCK
+        and columns >= FEWEST_SCAN_COLUMNS
+        and torch.func.debug_unwrap(x) is x
+        and forward_ad.unpack_dual(x).tangent is None
+    )
+
+
+def scan(x: Tensor, dim: int, reverse: bool = False) -> Tensor:
+    """Return ``x.cumsum(dim)``, with `reverse` the sums from the end, in blocks on a CPU.
+
+    torch.cumsum walks down one column after another; blocks add whole rows. Nothing is subtracted,
+    so a NaN or a large term does not reach rows that do not see it.
+    """
+    if not is_block_scan_applicable(x, dim):
+        return x.flip(dim).cumsum(dim).flip(dim) if reverse else x.cumsum(dim)
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Scan.apply(x, dim, reverse)
+    return scan_in_place(x.clone(memory_format=torch.contiguous_format), dim, reverse)
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, reverse: bool) -> Tensor:
+        ctx.options = (dim, reverse)
+        return scan(x, dim, reverse)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        dim, reverse = ctx.options
+        return scan(grad, dim, not reverse), None, None
+
+
+def scan_in_place(x: Tensor, dim: int, reverse: bool = False) -> Tensor:
+    """Compute :func:`scan` over x itself, a temporary that autograd does not see.
+
+    Adds row after row in all blocks at once, after the total of the previous blocks was added to
+    the first row of each.
+    """
+    dim %= x.dim()
+    length, rest = x.shape[dim], x.shape[dim] % SCAN_BLOCK
+    # The rows that do not fill a block are summed last.
+    blocks = x.narrow(dim, rest if reverse else 0, length - rest).unflatten(dim, (-1, SCAN_BLOCK))
+    totals = scan(blocks.sum(dim + 1), dim, reverse)
+    rows, others = blocks.unbind(dim + 1), totals.shape[dim] - 1
+    if reverse:
+        rows = rows[::-1]
+    rows[0].narrow(dim, 0 if reverse else 1, others).add_(
+        totals.narrow(dim, 1 if reverse else 0, others)
+    )
+    for row, previous in zip(rows[1:], rows[:-1], strict=True):
+        row.add_(previous)
+    if rest:
+        tail = x.narrow(dim, 0 if reverse else length - rest, rest)
+        tail.copy_(scan(tail, dim, reverse)).add_(totals.narrow(dim, 0 if reverse else others, 1))
+    return x

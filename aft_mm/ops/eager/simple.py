@@ -1,0 +1,126 @@
+"""AFT-simple: W = 1."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..path_choice import choose
+from .online_softmax import (
+    FAST_RANGE,
+    apply_gate,
+    column_shift,
+    from_token,
+    hide,
+    is_block_scan_applicable,
+    key_range,
+    mean,
+    prefix_sum,
+    running_sum,
+    scan_in_place,
+)
+
+
+def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
+    """Compute :func:`aft_mm.ops.aft_simple` in O(T·D): a softmax over tokens, or running sums."""
+    dtype = value.dtype
+    if key_function != 'softmax':
+        key, value = hide(key, value, key_mask, fill=0)
+        terms = relu_terms(key, value, key_function)
+        mixed = running_sum(terms, 1) if causal else terms.sum(1, keepdim=True)
+        if key_function == 'relu2':
+            return apply_relu2_gates(query, mixed, dtype)
+    else:
+        key, value = hide(key, value, key_mask)
+        if causal:
+            is_exact = key_range(key, 1) <= FAST_RANGE
+            mixed = choose(is_exact, running_mean, _safe_running_mean, key, value)
+        else:
+            weight = torch.exp(key - column_shift(key, 1))
+            mixed = mean((weight * value).sum(1, True), weight.sum(1, True))
+    if query is None and not causal:
+        mixed = mixed.expand(-1, key.shape[1], -1)
+    return apply_gate(query, mixed, gate, dtype)
+
+
+def relu_terms(key: Tensor, value: Tensor, key_function: str) -> Tensor:
+    """Return ``relu(k) ⊙ v`` [..., D]; for relu2 followed by ``relu(−k) ⊙ v``, [..., 2·D]."""
+    if key_function == 'relu2':
+        key, value = torch.cat((key, -key), -1), torch.cat((value, value), -1)
+    return torch.relu(key) * value
+
+
+def apply_relu2_gates(query: Tensor, mixed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``relu(q) ⊙ a + relu(−q) ⊙ b`` of the sums (a, b) = mixed [..., 2·D]."""
+    query = query.to(mixed.dtype)
+    positive, negative = mixed.chunk(2, -1)
+    return (torch.relu(query) * positive + torch.relu(-query) * negative).to(dtype)
+
+
+def _safe_running_mean(key: Tensor, value: Tensor) -> Tensor:
+    sums = prefix_sum(from_token(key.double(), value.double()), 1)
+    return mean(sums.numerator, sums.denominator).to(key.dtype)
+
+
+def running_mean(key: Tensor, value: Tensor) -> Tensor:
+    """Return ``Σ e^k v / Σ e^k`` over the tokens up to each, with one shift per column.
+
+    Args:
+        key: [B, T, D], −inf where hidden.
+        value: [B, T, D].
+
+    Returns:
+        [B, T, D], 0 for a token that sees no key.
+    """
+    if not (is_block_scan_applicable(key, 1) and is_block_scan_applicable(value, 1)):
+        return _composed_running_mean(key, value)
+    if torch.is_grad_enabled():
+        return _RunningMean.apply(key, value)
+    return _mean_and_denominator(key, value, column_shift(key, 1))[0]
+
+
+def _composed_running_mean(key: Tensor, value: Tensor) -> Tensor:
+    """Compute :func:`running_mean` by plain operations, for autograd and compilers."""
+    weight = torch.exp(key - column_shift(key, 1))
+    return mean(running_sum(weight * value, 1), running_sum(weight, 1))
+
+
+def _mean_and_denominator(key: Tensor, value: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and its denominator over ``e^shift``, ∞ where nothing is visible."""
+    weight = (key - shift).exp_()
+    result = scan_in_place(weight * value, 1)
+    denominator = scan_in_place(weight, 1)
+    tiny = torch.finfo(denominator.dtype).tiny
+    if (denominator[:, 0] < tiny).any():  # the sums grow: no later token sees less
+        denominator.masked_fill_(denominator < tiny, torch.inf)
+    return result.div_(denominator), denominator
+
+
+class _RunningMean(torch.autograd.Function):
+    """:func:`running_mean` with a backward pass of its own.
+
+    That of autograd reads the tokens twice as often and allocates memory each time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, key: Tensor, value: Tensor) -> Tensor:
+        shift = column_shift(key, 1)
+        result, denominator = _mean_and_denominator(key, value, shift)
+        ctx.save_for_backward(key, value, shift, result, denominator)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        key, value, shift, result, denominator = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            inputs = zip((key, value), ctx.needs_input_grad, strict=True)
+            needed = [x for x, need in inputs if need]
+            composed = _composed_running_mean(key, value)
+            grads = iter(torch.autograd.grad(composed, needed, grad, create_graph=True))
+            return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
+        weight = (key - shift).exp_()
+        grad_term = grad / denominator
+        grad_weight = scan_in_place(grad_term * result, 1, reverse=True)
+        grad_term = scan_in_place(grad_term, 1, reverse=True)
+        grad_key = (grad_term * value).sub_(grad_weight).mul_(weight)
+        return grad_key, grad_term.mul_(weight)

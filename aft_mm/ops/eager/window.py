@@ -1,0 +1,58 @@
+"""AFT-local-hard: W = 1 inside a window and 0 outside."""
+
+import torch
+from torch import Tensor
+
+from .. import path_choice
+from ..geometry import Window, as_pair
+from ..path_choice import choose
+from .online_softmax import (
+    FAST_RANGE,
+    Summable,
+    add,
+    apply_gate,
+    column_shift,
+    from_token,
+    hide,
+    key_range,
+    mean,
+    pad,
+    shift,
+    sliding_sum,
+)
+
+
+def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
+    """Compute :func:`aft_mm.ops.aft_local_hard` in O(T·log(s)·D), by sliding sums."""
+    dtype, tokens = value.dtype, value.shape[1]
+    key, value = hide(key, value, key_mask)
+    grid = (tokens,) if grid is None else tuple(grid)
+    key, value = key.unflatten(1, grid), value.unflatten(1, grid)
+    grid_dims = tuple(range(1, 1 + len(grid)))
+
+    def fast(key: Tensor, value: Tensor) -> Tensor:
+        weight = torch.exp(key - column_shift(key, grid_dims))
+        return mean(*(_window_sums(x, window, grid, causal) for x in (weight * value, weight)))
+
+    def safe(key: Tensor, value: Tensor) -> Tensor:
+        sums = _window_sums(from_token(key.double(), value.double()), window, grid, causal)
+        return mean(sums.numerator, sums.denominator).to(key.dtype)
+
+    mixed = choose(key_range(key, grid_dims) <= FAST_RANGE, fast, safe, key, value)
+    return apply_gate(query, mixed.flatten(1, len(grid)), gate, dtype)
+
+
+def _window_sums(x: Summable, window: Window, grid: tuple[int, ...], causal: bool) -> Summable:
+    """Return the sums over the hard window of x [B, *grid, D]."""
+    if len(grid) == 1:
+        size = window if isinstance(window, int) else window[0]
+        return sliding_sum(x, size - 1, 0 if causal else size - 1, 1)
+    rows, columns = (size // 2 for size in as_pair(window))
+    if not causal:
+        return sliding_sum(sliding_sum(x, columns - 1, columns, 2), rows - 1, rows, 1)
+    if not path_choice.replaying():  # as in `sliding_sum`
+        columns = min(columns, grid[1])
+    # The right block is the left block of the row above, whose column may lie beyond the grid.
+    left = sliding_sum(sliding_sum(pad(x, 0, columns, 2), columns - 1, 0, 2), rows - 1, 0, 1)
+    right = shift(pad(left, -columns, 0, 2), 1, 1)
+    return add(pad(left, 0, -columns, 2), right)

@@ -1,0 +1,218 @@
+"""Calls of the C++ loops: tensors go in by address, gradients come back through autograd."""
+
+import ctypes
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .. import eager
+from ..eager.conv import crop_kernel, is_one_shift_exact
+from ..eager.online_softmax import hide
+from ..path_choice import cached
+from . import availability
+
+GATES = ('none', 'sigmoid', 'relu')
+# Tokens between the sums that causal AFT-simple saves for its gradient; the same as in simple.cpp.
+SEGMENT = 32
+# Samples whose kernel gradients are summed by one thread. It does not depend on the number of
+# threads, so a run is reproducible to the bit.
+SAMPLES = 8
+
+
+def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
+    """Compute causal :func:`aft_mm.ops.aft_simple` in O(T·D), scaled by the largest key so far."""
+    tokens = _of_one_dtype(query, key, value)
+    return _run(_Simple(gate, key_mask), *tokens).to(value.dtype)
+
+
+def aft_conv(
+    query, key, value, weight, *, grid: Sequence[int], global_connectivity, causal, key_mask, gate
+) -> Tensor:
+    """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference form, if it is exact.
+
+    Otherwise the forms of eager are used.
+    """
+    options = dict(global_connectivity=global_connectivity, causal=causal)
+    weight_decides = global_connectivity and not causal
+    cropped = crop_kernel(weight.float(), grid)
+
+    def make_kernel() -> Tensor | None:
+        tokens = (key, value) if weight_decides else hide(key, value, key_mask)
+        if not is_one_shift_exact(*tokens, cropped, **options, difference=True):
+            return None
+        kernel = (torch.expm1 if global_connectivity else torch.exp)(cropped.detach())
+        return kernel.flatten(1).T.contiguous()
+
+    kernel = cached(weight, ('loops', *grid), make_kernel) if weight_decides else make_kernel()
+    if kernel is None:
+        options.update(grid=grid, key_mask=key_mask, gate=gate)
+        return eager.aft_conv(query, key, value, weight, **options)
+    tokens = _of_one_dtype(query, key, value)
+    op = _Conv(gate, key_mask, grid, global_connectivity, causal, kernel, cropped.detach())
+    return _run(op, *tokens, cropped if cropped.requires_grad else None).to(value.dtype)
+
+
+def _of_one_dtype(*tokens: Tensor | None) -> list[Tensor | None]:
+    """Return query, key and value, in float32 if their dtypes differ: no key is rounded."""
+    mixed = len({x.dtype for x in tokens if x is not None}) > 1
+    return [x if x is None else _dense(x.float() if mixed else x) for x in tokens]
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return x with contiguous channels."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _strided(x: Tensor | None) -> tuple[int, int, int]:
+    """Return the fields of `Tensor` in tensors.h."""
+    return (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))
+
+
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _call(name: str, fields: Sequence[int], value: Tensor) -> None:
+    """Call a function of the library with the fields of its `SimpleArgs` or `ConvArgs`, in order."""
+    args = struct.pack(f'={len(fields)}q', *fields)
+    function = getattr(availability.load(availability.find_library()), name)
+    function(args, ctypes.c_int64(value.dtype == torch.bfloat16))
+
+
+class _Simple(NamedTuple):
+    """Causal AFT-simple of query, key and value."""
+
+    gate: str
+    key_mask: Tensor | None
+
+    def forward(self, save: bool, query, key, value) -> tuple[Tensor, Tensor | None]:
+        output = value.new_empty(value.shape)
+        saved = None
+        if save:
+            batch, tokens, channels = value.shape
+            segments = math.ceil(tokens / SEGMENT)
+            saved = value.new_empty(batch, segments, 3, channels, dtype=torch.float32)
+        _call('aft_simple_forward', self._args(query, key, value, output, saved), value)
+        return output, saved
+
+    def backward(self, grad, saved, wanted, query, key, value) -> list[Tensor | None]:
+        grads = [None if x is None else x.new_empty(x.shape) for x in (query, key, value)]
+        _call('aft_simple_backward', self._args(query, key, value, grad, saved, grads), value)
+        return grads
+
+    def by_eager(self, query, key, value) -> Tensor:
+        options = dict(key_function='softmax', causal=True)
+        return eager.aft_simple(query, key, value, **options, **self._asdict())
+
+    def _args(self, query, key, value, output, saved, grads=(None,) * 3) -> list[int]:
+        """Return the fields of `SimpleArgs`."""
+        fields = [*value.shape, GATES.index(self.gate), torch.get_num_threads()]
+        for x in (query, key, value, self.key_mask, output, *grads):
+            fields += _strided(x)
+        return [*fields, _address(saved)]
+
+
+class _Conv(NamedTuple):
+    """AFT-conv of query, key, value and, where it is differentiated, weight [h, *K].
+
+    `kernel` [entries, h] is made of `constant_weight`, the weight without a gradient.
+    """
+
+    gate: str
+    key_mask: Tensor | None
+    grid: Sequence[int]
+    global_connectivity: bool
+    causal: bool
+    kernel: Tensor
+    constant_weight: Tensor
+
+    def forward(self, save: bool, query, key, value, weight) -> tuple[Tensor, None]:
+        output = value.new_empty(value.shape)
+        _call('aft_conv_forward', self._args(query, key, value, output), value)
+        return output, None
+
+    def backward(self, grad, saved, wanted, query, key, value, weight) -> list[Tensor | None]:
+        grad_query = None if query is None else query.new_empty(query.shape)
+        grad_value = value.new_empty(value.shape)
+        grad_key = value.new_empty(value.shape, dtype=torch.float32)
+        grad_kernel = None
+        if wanted[3]:
+            parts = math.ceil(len(value) / SAMPLES)
+            grad_kernel = self.kernel.new_empty(parts, len(self.kernel), value.shape[2])
+        grads = grad_query, grad_key, grad_value
+        fields = self._args(query, key, value, grad, grads, grad_kernel)
+        _call('aft_conv_backward', fields, value)
+        grad_key = _sum_over_heads(grad_key, key.shape[2]).to(key.dtype)
+        grad_weight = None
+        if grad_kernel is not None:
+            grad_weight = _sum_over_heads(grad_kernel.sum(0), len(weight)).T.reshape(weight.shape)
+            grad_weight = grad_weight * weight.exp()
+        return [grad_query, grad_key, grad_value, grad_weight]
+
+    def by_eager(self, query, key, value, weight) -> Tensor:
+        options = self._asdict()
+        del options['kernel'], options['constant_weight']
+        weight = self.constant_weight if weight is None else weight
+        return eager.aft_conv(query, key, value, weight, **options)
+
+    def _args(self, query, key, value, output, grads=(None,) * 3, grad_kernel=None) -> list[int]:
+        """Return the fields of `ConvArgs`."""
+        rows = (1,) * (2 - len(self.grid))  # a line is a grid of one row
+        kernel_size = self.constant_weight.shape[1:]
+        fields = [*value.shape, key.shape[2], *rows, *self.grid, *rows, *kernel_size]
+        fields += self.global_connectivity, self.causal, GATES.index(self.gate)
+        fields += torch.get_num_threads(), SAMPLES
+        for x in (query, key, value, self.key_mask, output, *grads):
+            fields += _strided(x)
+        return [*fields, _address(self.kernel), _address(grad_kernel)]
+
+
+def _sum_over_heads(x: Tensor, heads: int) -> Tensor:
+    """Return the sums [..., h] over the channels of each head."""
+    return x if x.shape[-1] == heads else x.unflatten(-1, (heads, -1)).sum(-1)
+
+
+def _run(op: _Simple | _Conv, *tensors: Tensor | None) -> Tensor:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        return _Differentiable.apply(op, *tensors)
+    return op.forward(False, *tensors)[0]
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: _Simple | _Conv, *tensors: Tensor | None) -> Tensor:
+        output, saved = op.forward(True, *tensors)
+        if op.key_mask is not None:  # the caller may write to it before the backward pass
+            op = op._replace(key_mask=op.key_mask.clone())
+        ctx.op = op
+        ctx.save_for_backward(saved, *tensors)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved, *tensors = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[1:]
+        # A second derivative, forward mode or a batch of gradients needs torch operations.
+        needs_torch = torch.is_grad_enabled() or forward_ad._current_level >= 0
+        if needs_torch or not torch._C._has_storage(grad):
+            return None, *_grads_by_eager(ctx.op, grad, wanted, tensors)
+        # Hooks of saved tensors may return them with other strides.
+        dense = [x if x is None else _dense(x) for x in (grad, *tensors)]
+        saved = None if saved is None else saved.contiguous()
+        return None, *ctx.op.backward(dense[0], saved, wanted, *dense[1:])
+
+
+def _grads_by_eager(
+    op: _Simple | _Conv, grad: Tensor, wanted: Sequence[bool], tensors: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad(), torch.autocast('cpu', enabled=False):
+        output = op.by_eager(*tensors)
+        needed = [x for x, need in zip(tensors, wanted, strict=True) if need]
+        grads = iter(torch.autograd.grad(output, needed, grad, create_graph=create_graph))
+    return [next(grads) if need else None for need in wanted]

@@ -1,0 +1,193 @@
+"""The choice between the fast and the safe path of an op, and results cached for a constant.
+
+Each op has a fast path that is exact to tolerance under a condition on the values of its inputs,
+and a safe path for every other input. :func:`choose` evaluates the condition and runs one of them.
+
+An exported graph cannot read values. A run on real tensors records which paths it took, and tracing
+replays them::
+
+    with record_paths() as paths:
+        model(example)
+    with replay_paths(paths):
+        program = torch.export.export(model, (example,))
+
+Reading a value synchronises with the device. Results that depend only on a tensor marked with
+:func:`mark_constant` are therefore cached, by :func:`cached` and :func:`cached_check`.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+# The cached results of each constant tensor, by name.
+_constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+# Context variables: other threads and tasks keep choosing by value.
+_recorded: ContextVar[list[bool] | None] = ContextVar('recorded', default=None)
+_replayed: ContextVar[Iterator[bool] | None] = ContextVar('replayed', default=None)
+
+
+def recording() -> bool:
+    """Return whether paths are recorded; they may then depend on position biases, not on keys."""
+    # A compiled graph chooses by itself, and the compiler does not trace context variables.
+    return not torch.compiler.is_dynamo_compiling() and _recorded.get() is not None
+
+
+def replaying() -> bool:
+    """Return whether recorded paths are replayed."""
+    return not torch.compiler.is_dynamo_compiling() and _replayed.get() is not None
+
+
+def recording_or_replaying() -> bool:
+    """Return whether a graph is being made that must not depend on the sizes of the example."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return _recorded.get() is not None or _replayed.get() is not None
+
+
+def transformed(*tensors: Tensor) -> bool:
+    """Return whether a torch.func transform wraps a tensor; it sees plain operations only."""
+    return any(torch.func.debug_unwrap(x) is not x for x in tensors)
+
+
+def choose(
+    condition: Tensor | bool,
+    fast: Callable[..., Tensor],
+    safe: Callable[..., Tensor],
+    *operands: Tensor,
+) -> Tensor:
+    """Return ``fast(*operands)`` if the scalar condition holds, else ``safe(*operands)``.
+
+    In a graph of torch.compile the choice is made by torch.cond when the graph runs.
+
+    Args:
+        condition: Whether `fast` is exact to tolerance, a bool or a scalar tensor.
+        fast: The fast path.
+        safe: The path that is exact for any finite input.
+        operands: The arguments of both, tensors that torch.cond can trace.
+    """
+    # The compiler folds this condition; it cannot trace a context variable.
+    replayed = None if torch.compiler.is_dynamo_compiling() else _replayed.get()
+    if replayed is not None:
+        path = next(replayed, None)
+        if path is None:
+            raise RuntimeError('replay_paths got no paths, but the run chose one')
+        return fast(*operands) if path else safe(*operands)
+    if torch.compiler.is_compiling():
+        if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+            return _choose_in_training_graph(condition, fast, safe, operands)
+        return torch.cond(condition, fast, safe, operands)
+    if isinstance(condition, Tensor):
+        if condition.is_meta:  # there are shapes only, no values
+            return fast(*operands)
+        try:
+            condition = bool(condition)
+        except RuntimeError:
+            if not transformed(condition):
+                raise
+            condition = False  # torch.func.vmap hides the value; the safe path is always right
+    recorded = _recorded.get()
+    if recorded is not None:
+        recorded.append(condition)
+    return fast(*operands) if condition else safe(*operands)
+
+
+def _choose_in_training_graph(
+    condition: Tensor,
+    fast: Callable[..., Tensor],
+    safe: Callable[..., Tensor],
+    operands: tuple[Tensor, ...],
+) -> Tensor:
+    """Make the choice of :func:`choose` in a compiled graph with a gradient.
+
+    The backward pass of torch.cond runs its branches a second time, so `fast` stays outside of it.
+    Where the condition fails `fast` runs on zeros, and its output is dropped.
+    """
+    result = fast(*(torch.where(condition, x, 0) for x in operands))
+
+    def zeros(*operands: Tensor) -> Tensor:
+        return operands[0].new_zeros(result.shape)
+
+    return torch.where(condition, result, torch.cond(condition, zeros, safe, operands))
+
+
+@contextmanager
+def record_paths() -> Iterator[list[bool]]:
+    """Record the paths of a run, chosen as if the range of the keys was unbounded.
+
+    The recorded paths are therefore exact for any key. An op whose path depends on keys alone, such
+    as aft_local_hard, takes the safe one. Paths recorded inside another recording belong to both.
+
+    Yields:
+        The list of the paths, True for fast, which grows during the run.
+    """
+    outer = _recorded.get()
+    recorded: list[bool] = []
+    token = _recorded.set(recorded)
+    try:
+        yield recorded
+    finally:
+        _recorded.reset(token)
+        if outer is not None:
+            outer += recorded
+
+
+@contextmanager
+def replay_paths(paths: Sequence[bool]) -> Iterator[None]:
+    """Take the paths of a recorded run in order, for any number of runs.
+
+    Args:
+        paths: What :func:`record_paths` yielded.
+
+    Raises:
+        RuntimeError: If the runs took a number of paths that is not a multiple of ``len(paths)``.
+    """
+    taken = 0
+
+    def cycle() -> Iterator[bool]:
+        nonlocal taken
+        while paths:
+            taken += 1
+            yield paths[(taken - 1) % len(paths)]
+
+    token = _replayed.set(cycle())
+    try:
+        yield
+    finally:
+        _replayed.reset(token)
+    if paths and taken % len(paths):
+        raise RuntimeError(
+            f'replay_paths must get the paths of the same model, got {len(paths)} for a run that '
+            f'chose {taken}'
+        )
+
+
+def mark_constant(x: Tensor) -> Tensor:
+    """Mark a tensor as never written to again and return it.
+
+    Ops then cache what depends on its values alone, for as long as the tensor lives.
+    """
+    _constants[x] = {}
+    return x
+
+
+def cached(x: Tensor, name: Hashable, make: Callable[[], Any]) -> Any:
+    """Return ``make()``, which depends on x alone; cached under `name` if x is a constant."""
+    results = None if torch.compiler.is_compiling() else _constants.get(x)
+    if results is None:
+        return make()
+    if name not in results:
+        with torch.inference_mode(False), torch.no_grad():
+            results[name] = make()
+    return results[name]
+
+
+def cached_check(x: Tensor, name: Hashable, check: Callable[[], Tensor]) -> Tensor | bool:
+    """Return ``check()``, or its cached value as a bool if x is a constant."""
+    if torch.compiler.is_compiling() or x not in _constants:
+        return check()
+    return cached(x, name, lambda: bool(check()))
