@@ -18,7 +18,7 @@ sys.path.insert(0, str(TOOLS))
 import first_gpu_hour  # noqa: E402
 from first_gpu_hour import DTYPES, PARTS, Part  # noqa: E402
 
-from aft_mm.ops.triton.support import KERNELS  # noqa: E402
+from aft_mm.ops.triton.availability import KERNELS  # noqa: E402
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from aft_mm import ops
 from aft_mm.ops import dispatch, eager, reference
 from aft_mm.ops.eager.library import opaque_safe_mean
 from aft_mm.ops.native import support as native_support
-from aft_mm.ops.triton import support as triton_support
+from aft_mm.ops.triton import availability as triton_availability
 
 from .cases import CASES, run_with_gradients
 
@@ -44,7 +44,7 @@ def test_environment_variable_chooses_the_backend(monkeypatch):
 
 
 def test_several_backends_are_tried_in_the_order_given(monkeypatch):
-    monkeypatch.setattr(triton_support, 'machine_reasons', lambda kind, index: ())
+    monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'triton, eager')
     assert dispatch.choose_backend(*call_on('cpu')) == 'triton'
     assert dispatch.choose_backend(*call_on('cpu', causal=False)) == 'eager'
@@ -81,7 +81,7 @@ REFUSED = {
 @pytest.mark.parametrize('reason', REFUSED)
 def test_what_has_no_kernel_is_refused(reason, monkeypatch):
     """On a machine that lacks nothing, by a person who asks for the kernels."""
-    monkeypatch.setattr(triton_support, 'machine_reasons', lambda kind, index: ())
+    monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'triton')
     assert dispatch.choose_backend(*call_on('cpu')) == 'triton'
     (against,) = dispatch.reasons_against('triton', *call_on('cpu', **REFUSED[reason]))
@@ -102,17 +102,17 @@ LACKING = {
         'get_device_capability',
         lambda index: (10, 3),
     ),
-    'needs Triton 3.6, got 3.5.1': (triton_support, 'ONLY_TRITON', (3, 6)),
-    'needs Triton 3.6, got 3.10.0': (triton_support, 'ONLY_TRITON', (3, 6)),
+    'needs Triton 3.6, got 3.5.1': (triton_availability, 'ONLY_TRITON', (3, 6)),
+    'needs Triton 3.6, got 3.10.0': (triton_availability, 'ONLY_TRITON', (3, 6)),
 }
 
 
 @pytest.fixture
 def unasked_machine():
     """What this machine lacks is asked anew before and after."""
-    triton_support.ask_machine.cache_clear()
+    triton_availability.ask_machine.cache_clear()
     yield
-    triton_support.ask_machine.cache_clear()
+    triton_availability.ask_machine.cache_clear()
 
 
 @pytest.mark.parametrize('reason', LACKING)
@@ -126,21 +126,21 @@ def test_machines_that_lack_something(reason, monkeypatch, unasked_machine):
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda index: (9, 0))
     with monkeypatch.context() as patch:
         patch.setattr(*LACKING[reason])
-        assert triton_support.machine_reasons('cuda', 0) == (reason,)
-    triton_support.ask_machine.cache_clear()
-    assert version != '3.6.1' or triton_support.machine_reasons('cuda', 0) == ()
+        assert triton_availability.machine_reasons('cuda', 0) == (reason,)
+    triton_availability.ask_machine.cache_clear()
+    assert version != '3.6.1' or triton_availability.machine_reasons('cuda', 0) == ()
 
 
 def test_a_machine_is_asked_once(monkeypatch, unasked_machine):
     asked = []
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: bool(asked.append(1)))
-    answers = {triton_support.machine_reasons('cuda', 0) for _ in range(3)}
+    answers = {triton_availability.machine_reasons('cuda', 0) for _ in range(3)}
     assert answers == {('no CUDA device is available',)} and len(asked) == 1
 
 
 def test_triton_interpreted_serves_the_cpu(monkeypatch):
     monkeypatch.setenv('TRITON_INTERPRET', '1')
-    assert triton_support.machine_reasons('cuda', 0) == (
+    assert triton_availability.machine_reasons('cuda', 0) == (
         "serves cpu tensors in Triton's interpreter",
     )
 

@@ -22,9 +22,9 @@ from .triton_parity import (
     on_device,
 )
 
-from .product_cases import MARKS, SHIPPED, NoWait, cutting, spread_keys  # isort: skip - where Triton is
+from .product_cases import MARKS, SHIPPED, NoWait, tiling, spread_keys  # isort: skip - where Triton is
 from aft_mm.ops.triton import conv as library  # isort: skip
-from aft_mm.ops.triton import product_launch as launch  # isort: skip
+from aft_mm.ops.triton import full_local as launch  # isort: skip
 
 pytestmark = MARKS
 
@@ -132,9 +132,9 @@ def flags_of(case, tensors):
     grid = case.options['grid']
     saved = library.conv(query, key, value, weight, None, list(grid), 'sigmoid', True)[1]
     places = library._map(value, weight, grid)
-    band, block = places.cut(value, True)
+    band, block = places.tiles(value, True)
     like = value.new_empty(places.shape)
-    return cutting.split_saved(saved, like, band, block.width).flags
+    return tiling.split_saved(saved, like, band, block.width).flags
 
 
 def test_only_what_needs_it_is_done_once_more():
@@ -242,9 +242,9 @@ def test_nothing_waits_for_the_device():
     with NoWait():
         torch.autograd.grad(case(*leaves), leaves, gradient)
         places, call = library._call(*tensors, mask, [2, 5], 'sigmoid', True)
-        saved = cutting.new_saved(call.value, call.band, call.cut.width)
-        places.move_back(launch.product_forward(call, saved))
-        launch.product_backward(places.move(gradient), None, saved, call, True)
+        saved = tiling.new_saved(call.value, call.band, call.block.width)
+        places.move_back(launch.launch_forward(call, saved))
+        launch.launch_backward(places.move(gradient), None, saved, call, True)
 
 
 def test_what_is_kept_for_the_gradient():
@@ -268,7 +268,9 @@ def test_gradients_that_cannot_be_had_say_why():
     with pytest.raises(RuntimeError, match='must be called with save=True'):
         output.sum().backward()
     (gradient,) = torch.autograd.grad(case(*tensors).sum(), tensors[1], create_graph=True)
-    with pytest.raises(RuntimeError, match='once; AFT_MM_BACKEND=eager serves second derivatives'):
+    with pytest.raises(
+        RuntimeError, match='once; AFT_MM_BACKEND=eager supports second derivatives'
+    ):
         gradient.sum().backward()
 
 

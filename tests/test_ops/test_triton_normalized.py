@@ -8,7 +8,7 @@ from .test_backends import assert_close, oracle
 from .triton_parity import DEVICE, DTYPES, TERMS, compare, on_device
 
 from .product_cases import MARKS, spread_keys  # isort: skip - where Triton is
-from aft_mm.ops.triton import normalized as library  # isort: skip
+from aft_mm.ops.triton import local_learned as library  # isort: skip
 
 pytestmark = MARKS
 
@@ -81,4 +81,4 @@ def test_the_op_is_sound():
     query, key, value, bias = on_device(ONE_TILE[2].inputs(1, dtype=torch.float32))
     tensors = [x.requires_grad_() for x in (query, key, value, bias)]
     arguments = *tensors, None, [3], None, True, 'sigmoid', True
-    torch.library.opcheck(library.normalized, arguments)
+    torch.library.opcheck(library.local_learned, arguments)

@@ -14,7 +14,7 @@ from .product_cases import (  # isort: skip - where Triton is
     MARKS,
     SHIPPED,
     cut_of,
-    cutting,
+    tiling,
     full,
     library,
     local,
@@ -124,7 +124,7 @@ def flags_of(case, tensors, key_mask=None):
     arguments = op_arguments(case, tensors, key_mask)
     saved = library.product(*arguments, True)[1]
     cut, band = cut_of(arguments)
-    return cutting.split_saved(saved, arguments[2], band, cut.width).flags
+    return tiling.split_saved(saved, arguments[2], band, cut.width).flags
 
 
 @pytest.mark.parametrize('case', MANY_TILES[1:5], ids=IDS)

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aft_mm import ops
-from aft_mm.ops.triton import support as triton_support
+from aft_mm.ops.triton import availability as triton_availability
 
 from .cases import CASES, Case, run_with_gradients
 from .test_backends import assert_close, oracle
@@ -21,26 +21,26 @@ from .triton_parity import (
     on_device,
 )
 
-from aft_mm.ops.triton import blocks, scan  # isort: skip - where Triton is
+from aft_mm.ops.triton import block_sizes, simple  # isort: skip - where Triton is
 
 pytestmark = MARKS
 
 
-BLOCKS = {name: blocks.BLOCKS[name] for name in ('scan', 'scan_backward')}
+BLOCKS = {name: block_sizes.BLOCKS[name] for name in ('scan', 'scan_backward')}
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     """Tiles of 16 tokens and of 8, so that short sequences have several."""
     for kernel, groups in ('scan', 8), ('scan_backward', 4):
-        small = blocks.ScanBlock(groups, rows=2, row_bytes=64, warps=1)
-        monkeypatch.setitem(blocks.BLOCKS, kernel, {(8, 0): small})
+        small = block_sizes.ScanBlock(groups, rows=2, row_bytes=64, warps=1)
+        monkeypatch.setitem(block_sizes.BLOCKS, kernel, {(8, 0): small})
 
 
 def cut_into_chunks(monkeypatch):
     """As where sequences are few: chunks of 16 tokens."""
-    monkeypatch.setattr(scan, 'SHORTEST_CHUNK', 16)
-    monkeypatch.setattr(scan, 'count_processors', lambda device: 10**6)
+    monkeypatch.setattr(simple, 'SHORTEST_CHUNK', 16)
+    monkeypatch.setattr(simple, 'count_processors', lambda device: 10**6)
 
 
 @pytest.fixture(params=['one chunk', 'chunks'])
@@ -78,11 +78,11 @@ def test_types(key, dtype, monkeypatch):
 
 def test_blocks_of_a_device_and_many_chunks(monkeypatch):
     for kernel, sizes in BLOCKS.items():
-        monkeypatch.setitem(blocks.BLOCKS, kernel, sizes)
+        monkeypatch.setitem(block_sizes.BLOCKS, kernel, sizes)
     cut_into_chunks(monkeypatch)
     case = causal(150, 40)
     tensors = on_device(case.inputs(batch=1, dtype=torch.float32))
-    assert scan.cut(tensors[2]).chunks == 3
+    assert simple.plan_chunks(tensors[2]).chunks == 3
     compare(case, tensors, monkeypatch)
 
 
@@ -207,7 +207,7 @@ def test_expanded_inputs_and_gradients(monkeypatch):
 
 def test_an_empty_batch():
     empty = torch.empty(0, 5, 3, device=DEVICE, requires_grad=True)
-    output, saved = scan.simple_op(empty, empty, empty, None, 'softmax', 'sigmoid', True)
+    output, saved = simple.simple_op(empty, empty, empty, None, 'softmax', 'sigmoid', True)
     assert output.shape == (0, 5, 3) and saved.shape == (3, 0, 3, 3)
     (gradient,) = torch.autograd.grad(output.sum(), empty)
     assert gradient.shape == empty.shape
@@ -222,8 +222,8 @@ def test_the_ops_are_sound(key_function, gate, masked):
     query = None if gate == 'none' else query
     mask = (torch.rand(1, 9) < 0.6).to(DEVICE) if masked else None
     arguments = query, key, value, mask, key_function, gate, True
-    torch.library.opcheck(scan.simple_op, arguments)
-    _, saved = scan.simple_op(*arguments)
+    torch.library.opcheck(simple.simple_op, arguments)
+    _, saved = simple.simple_op(*arguments)
     inputs = [None if x is None else x.detach() for x in (query, key, value)]
     wanted = [query is not None, True, True]
     arguments = (torch.randn_like(value), saved, *inputs, mask, key_function, gate, wanted)
@@ -264,17 +264,19 @@ def test_what_is_kept_for_the_gradient():
         case(*tensors)
     own = [x for x in parts if all(x is not y for y in tensors)]
     assert sum(x.numel() for x in own) == 3 * 2 * 32 // 2 * 3
-    assert scan.simple_op(*tensors, None, 'softmax', 'sigmoid', False)[1].numel() == 0
+    assert simple.simple_op(*tensors, None, 'softmax', 'sigmoid', False)[1].numel() == 0
 
 
 def test_gradients_that_cannot_be_had_say_why():
     x = torch.randn(1, 9, 3, device=DEVICE, requires_grad=True)
-    output = scan.simple_op(x, x, x, None, 'softmax', 'sigmoid', False)[0]
+    output = simple.simple_op(x, x, x, None, 'softmax', 'sigmoid', False)[0]
     with pytest.raises(RuntimeError, match='must be called with save=True'):
         output.sum().backward()
     output = ops.aft_simple(x, x, x, causal=True)
     (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match='once; AFT_MM_BACKEND=eager serves second derivatives'):
+    with pytest.raises(
+        RuntimeError, match='once; AFT_MM_BACKEND=eager supports second derivatives'
+    ):
         gradient.sum().backward()
 
 
@@ -294,7 +296,7 @@ def test_a_failing_kernel_is_not_passed_over(monkeypatch):
     def fail(*args, **options):
         raise RuntimeError('out of registers')
 
-    monkeypatch.setattr(scan.kernels.forward, 'run', fail)
+    monkeypatch.setattr(simple.scan_forward, 'run', fail)
     x = torch.randn(1, 9, 3, device=DEVICE)
     with pytest.raises(RuntimeError, match='out of registers'):
         ops.aft_simple(x, x, x, causal=True)
@@ -314,16 +316,16 @@ CONFIG_SHAPES = {
 @pytest.mark.parametrize('shape', CONFIG_SHAPES, ids=str)
 def test_only_what_fills_half_of_the_device_is_left_whole(shape, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(scan, 'count_processors', lambda device: 132)
+    monkeypatch.setattr(simple, 'count_processors', lambda device: 132)
     value = torch.empty(shape, dtype=torch.bfloat16, device='meta')
-    assert scan.cut(value) == CONFIG_SHAPES[shape]
+    assert simple.plan_chunks(value) == CONFIG_SHAPES[shape]
 
 
 def test_nothing_waits_for_the_device(monkeypatch):
     """Forward and backward on shapes alone: what asks for a number fails."""
     with FakeTensorMode():
         x = torch.empty(2, 9, 3, requires_grad=True)
-        monkeypatch.setattr(triton_support, 'machine_reasons', lambda kind, index: ())
+        monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
         (gradient,) = torch.autograd.grad(ops.aft_simple(x, x, x, causal=True).sum(), x)
     assert gradient.shape == x.shape
 

@@ -9,20 +9,20 @@ import torch
 from aft_mm import ops
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.state import USED_UP
-from aft_mm.ops.triton import support as triton_support
+from aft_mm.ops.triton import availability as triton_availability
 
 from .cases import CAUSAL_CASES, CHANNELS, Case
 from .test_steps import start
 from .triton_parity import DEVICE, DTYPES, MARKS, TOLERANCE, on_device
 
-from aft_mm.ops.triton import step as triton_step  # isort: skip - where Triton is
-from aft_mm.ops.triton.blocks import find_block  # isort: skip
+from aft_mm.ops.triton import steps as triton_step  # isort: skip - where Triton is
+from aft_mm.ops.triton.block_sizes import find_block  # isort: skip
 
 pytestmark = MARKS
 SERVED = [
     case
     for case in CAUSAL_CASES
-    if f'{case.op}_step' in triton_support.KERNELS and 'relu' not in case.name
+    if f'{case.op}_step' in triton_availability.KERNELS and 'relu' not in case.name
 ]
 # One of each kind of bias, small.
 KINDS = {

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aft_mm import ops
-from aft_mm.ops.triton import support as triton_support
+from aft_mm.ops.triton import availability as triton_availability
 
 from .cases import CASES, Case, run_with_gradients
 from .test_backends import assert_close, oracle
@@ -22,7 +22,7 @@ from .triton_parity import (
     on_device,
 )
 
-from aft_mm.ops.triton import blocks, window  # isort: skip - where Triton is
+from aft_mm.ops.triton import block_sizes, window  # isort: skip - where Triton is
 
 pytestmark = MARKS
 PLANE = (5, 9)
@@ -31,8 +31,8 @@ PLANE = (5, 9)
 @pytest.fixture(autouse=True)
 def _many_lanes(monkeypatch):
     """Few programs, which is what the interpreter's time goes by."""
-    many = blocks.WindowBlock(lanes=64, rows=3, channels=8, warps=1)
-    monkeypatch.setitem(blocks.BLOCKS, 'window', {(8, 0): many})
+    many = block_sizes.WindowBlock(lanes=64, rows=3, channels=8, warps=1)
+    monkeypatch.setitem(block_sizes.BLOCKS, 'window', {(8, 0): many})
 
 
 def line(tokens, size, causal=True, channels=3, **options):
@@ -72,7 +72,7 @@ def test_matches_oracle(case, monkeypatch):
     compare(case, inputs(case, batch=2 if case.tokens < 10 else 1), monkeypatch)
 
 
-BLOCK = blocks.BLOCKS['window']
+BLOCK = block_sizes.BLOCKS['window']
 ALONE = [line(9, 1), plane((2, 2), (1, 9)), plane((2, 2), (9, 1))]
 
 
@@ -84,7 +84,7 @@ def test_a_window_of_the_token_itself(case, monkeypatch):
 
 
 def test_blocks_of_a_device(monkeypatch):
-    monkeypatch.setitem(blocks.BLOCKS, 'window', BLOCK)
+    monkeypatch.setitem(block_sizes.BLOCKS, 'window', BLOCK)
     case = plane((4, 4), (3, 7), channels=40)
     compare(case, inputs(case), monkeypatch)
 
@@ -308,7 +308,9 @@ def test_gradients_that_cannot_be_had_say_why():
     (gradient,) = torch.autograd.grad(
         ops.aft_local_hard(x, x, x, window=3).sum(), x, create_graph=True
     )
-    with pytest.raises(RuntimeError, match='once; AFT_MM_BACKEND=eager serves second derivatives'):
+    with pytest.raises(
+        RuntimeError, match='once; AFT_MM_BACKEND=eager supports second derivatives'
+    ):
         gradient.sum().backward()
 
 
@@ -316,7 +318,7 @@ def test_a_failing_kernel_is_not_passed_over(monkeypatch):
     def fail(*args, **options):
         raise RuntimeError('out of registers')
 
-    monkeypatch.setattr(window.kernels.sum_windows, 'run', fail)
+    monkeypatch.setattr(window.sum_windows, 'run', fail)
     x = torch.randn(1, 9, 3, device=DEVICE)
     with pytest.raises(RuntimeError, match='out of registers'):
         ops.aft_local_hard(x, x, x, window=3)
@@ -324,7 +326,7 @@ def test_a_failing_kernel_is_not_passed_over(monkeypatch):
 
 def test_nothing_waits_for_the_device(monkeypatch):
     """Forward and backward on shapes alone: what asks for a number fails."""
-    monkeypatch.setattr(triton_support, 'machine_reasons', lambda kind, index: ())
+    monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
     with FakeTensorMode():
         x = torch.empty(2, 12, 3, requires_grad=True)
         for size, grid in (4, None), ((2, 2), (3, 4)):
