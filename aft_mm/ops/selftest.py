@@ -269,14 +269,17 @@ class WrongResultError(Exception):
 
 
 @contextmanager
-def using(backend: str) -> Iterator[None]:
-    """Force a backend."""
+def using(backend: str | None) -> Iterator[None]:
+    """Force a backend; None changes nothing."""
     before = os.environ.get('AFT_MM_BACKEND')
-    os.environ['AFT_MM_BACKEND'] = backend
+    if backend is not None:
+        os.environ['AFT_MM_BACKEND'] = backend
     try:
         yield
     finally:
-        if before is None:
+        if backend is None:
+            pass
+        elif before is None:
             del os.environ['AFT_MM_BACKEND']
         else:
             os.environ['AFT_MM_BACKEND'] = before

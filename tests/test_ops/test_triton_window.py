@@ -57,12 +57,9 @@ LINES = [line(7, 7), line(40, 13), line(25, 11, causal=False), line(9, 5, channe
 PLANES = [
     plane((2, 2)),
     plane((2, 4)),
-    plane((100, 100)),
     plane((100, 100), causal=False),
     plane((4, 4), (1, 9)),
-    plane((4, 4), (9, 1), causal=False),
     plane((6, 2), (37, 3)),
-    plane((2, 50), (3, 20)),
     plane((4, 50), (3, 20), causal=False),
 ]
 
@@ -90,9 +87,7 @@ def test_blocks_of_a_device(monkeypatch):
 
 
 @DTYPES
-@pytest.mark.parametrize(
-    'case', [line(20, 9), plane((4, 4)), plane((4, 4), causal=False)], ids=lambda case: case.name
-)
+@pytest.mark.parametrize('case', [line(20, 9), plane((4, 4))], ids=lambda case: case.name)
 def test_types(case, dtype, monkeypatch):
     query, key, value = inputs(case, dtype=dtype)
     # Far from 0, so that the gradient of the key is a small difference.
@@ -105,7 +100,7 @@ def test_the_types_of_the_inputs_may_differ(monkeypatch):
     compare(case, [query.half(), key, value.bfloat16()], monkeypatch)
 
 
-@pytest.mark.parametrize('gate', ['sigmoid', 'relu', 'none'])
+@pytest.mark.parametrize('gate', ['relu', 'none'])
 def test_gates(gate, monkeypatch):
     case = line(19, 4, gate=gate)
     query, key, value = inputs(case)
@@ -122,13 +117,12 @@ def spread_keys(kind, key):
     token = torch.arange(key.shape[1]).view(1, -1, 1).to(key)
     return {
         'huge': key + 1e4 * torch.randn(key.shape).sign().to(key),
-        'far below 0': key - 1e4,
         'rising': key + 120 * token,
         'lowest': torch.full_like(key, torch.finfo(key.dtype).min),
     }[kind]
 
 
-KINDS = ['huge', 'far below 0', 'rising', 'lowest']
+KINDS = ['huge', 'lowest']
 SHAPES = {
     'line': line(30, 13),
     'both sides': line(21, 5, causal=False),
@@ -141,7 +135,8 @@ EACH_SHAPE = pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize(
     'shape, kind',
     [
-        *((shape, kind) for shape in ('line', 'plane') for kind in KINDS),
+        *(('line', kind) for kind in KINDS),
+        ('plane', 'rising'),
         ('both sides', 'rising'),
         ('whole plane', 'huge'),
     ],
