@@ -125,7 +125,7 @@ def test_what_the_code_imports_is_declared(root):
     modules = {name.partition('.')[0] for name in modules} - sys.stdlib_module_names
     modules -= {'aft_mm', *(path.stem for path in tools)}  # tools import each other by file name
     modules -= {'triton'}  # torch brings the one that it was built with, or none
-    owners = {'fla': ['fla-core']} | packages_distributions()
+    owners = packages_distributions()
     missing = {
         name
         for name in modules

@@ -256,10 +256,16 @@ def config(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor(parser: argparse.ArgumentParser) -> None:
-    """Look at this environment: versions that do not fit, devices, backends of the ops, data.
+    """Check this environment: versions, devices, backends of the ops, data.
 
-    What is wrong is followed by the command that mends it, and the exit status is then 1.
+    Each problem is printed with the command that fixes it, and the exit status is then 1.
     """
+    parser.add_argument(
+        '--kernels',
+        action='store_true',
+        help='check the Triton kernels on this GPU, which takes minutes, and store the results; '
+        'kernels that pass and are faster than eager are used from then on',
+    )
 
 
 #: Every command: its module in `commands/` and its arguments.

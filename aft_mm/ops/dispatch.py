@@ -1,13 +1,11 @@
-"""Which backend serves a call, and the reasons why another one does not.
+"""Selection of the backend of a call, and the reasons why another one cannot run it.
 
-Of :data:`DEFAULT_BACKENDS` the first without a reason against it serves; a kernel needs a verdict
-on its device for that (`verify/`).
-``AFT_MM_BACKEND`` names others to try, such as ``triton`` or ``triton,eager``; if none of them can
-serve, the call fails with their reasons instead of falling back in silence. So does a call whose
-backend was chosen and then failed.
+The first of :data:`DEFAULT_BACKENDS` without such a reason is used. The Triton kernels are used only
+after they have passed their check on this device (`selftest.py`). ``AFT_MM_BACKEND`` names other
+backends to try, such as ``triton`` or ``triton,eager``. If none of them can run the call, it fails
+with their reasons. A backend that fails after it was selected is not replaced by another one.
 """
 
-import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import eager, path_choice, reference, verify
-from .fla import support as fla_support
+from . import eager, path_choice, reference, selftest
 from .native import availability as native_availability
-from .triton import support as triton_support
+from .triton import availability as triton_availability
 
 OPS = (
     'aft_simple',
@@ -33,21 +30,25 @@ OPS = (
     'linear_attention',
 )
 STEPS = tuple(f'{op}_step' for op in OPS)
-BACKENDS = ('triton', 'native', 'eager', 'reference', 'fla')
-# Those that serve without being asked for.
+BACKENDS = ('triton', 'native', 'eager', 'reference')
+# Backends that are used without being requested.
 DEFAULT_BACKENDS = ('triton', 'native', 'eager')
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
-# Settled once: asking the environment takes half of the time that a choice takes.
-INTERPRETED = triton_support.interpreted()
+# Read once, because reading the environment takes half of the time of a selection.
+INTERPRETED = triton_availability.interpreted()
 logger = logging.getLogger('aft_mm.ops')
 
 
 class BackendError(RuntimeError):
-    """No backend, of those asked for, can serve a call; the message gives the reasons of each."""
+    """None of the requested backends can run a call; the message gives the reasons."""
 
 
 def requested_backends() -> tuple[str, ...]:
-    """The backends named by ``AFT_MM_BACKEND``, in order; raises ValueError for an unknown name."""
+    """Return the backends that ``AFT_MM_BACKEND`` names, in order.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
     names = os.environ.get(ENVIRONMENT_VARIABLE)
     if not names:
         return ()
@@ -61,31 +62,21 @@ def requested_backends() -> tuple[str, ...]:
     return requested
 
 
-def reasons_against(
-    backend: str,
-    op: str,
-    tensors: Sequence[Tensor | None],
-    options: Mapping[str, Any],
-    check: bool = False,
+def unsupported_reasons(
+    backend: str, op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
-    """Why `backend` cannot serve `op` on (query, key, value, ...); empty if it can.
-
-    `check` lets a missing verdict on the kernels be made.
-    """
-    reasons = []
+    """Return why `backend` cannot run `op` on (query, key, value, ...); empty if it can."""
     if backend == 'triton':
-        reasons += triton_support.reasons_against(op, tensors, options)
+        reasons = triton_availability.unsupported_reasons(op, tensors, options)
         if not reasons and 'triton' not in requested_backends():
-            reasons += _reasons_against_unasked_kernels(op, tensors[2], check)
+            reasons = _reasons_not_to_use_kernels(op, tensors[2])
+        return reasons
     if backend == 'native':
-        reasons += native_availability.unsupported_reasons(op, tensors, options)
-    if backend == 'fla':
-        if 'fla' not in requested_backends():
-            reasons.append(f'not tried here: serves only when {ENVIRONMENT_VARIABLE}=fla asks')
-        reasons += fla_support.reasons_against(op, tensors, options)
+        return native_availability.unsupported_reasons(op, tensors, options)
+    reasons = []
     if backend == 'reference':
         if 'reference' not in requested_backends():
-            reasons.append(f'the oracle serves only when {ENVIRONMENT_VARIABLE}=reference asks')
+            reasons.append(f'used only with {ENVIRONMENT_VARIABLE}=reference')
         if op in STEPS:
             reasons.append('has no steps')
         if tensors[2].device.type == 'mps':
@@ -93,24 +84,33 @@ def reasons_against(
     return reasons
 
 
-def _reasons_against_unasked_kernels(op: str, value: Tensor, check: bool) -> list[str]:
+def is_applicable(
+    backend: str, op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
+) -> bool:
+    """Return whether `backend` can run the call."""
+    return not unsupported_reasons(backend, op, tensors, options)
+
+
+def _reasons_not_to_use_kernels(op: str, value: Tensor) -> list[str]:
+    """Return why kernels that nobody requested are not used."""
     if path_choice.recording_or_replaying():
         return ['an exported graph replays the paths of eager']
-    place = value.device.type, value.device.index
-    reason = _verdict(op, value.dtype, *place, check, torch.compiler.is_compiling())
+    reason = _kernel_objection(op, value.dtype, value.device.type, value.device.index)
     return [] if reason is None else [reason]
 
 
-# The compiler takes what was found out and does not look into how.
-@triton_support.constant
-def _verdict(*about) -> str | None:
-    return verify.reason_against(*about)
+# torch.compile uses the result as a constant and does not trace how it was found.
+@triton_availability.constant
+def _kernel_objection(op: str, dtype: torch.dtype, *place) -> str | None:
+    return selftest.objection(op, dtype, *place)
 
 
-def choose_backend(
-    op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any], check: bool = True
-) -> str:
-    """Name of the backend for the call; raises :class:`BackendError` if none can serve."""
+def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:
+    """Return the name of the backend for the call.
+
+    Raises:
+        BackendError: if none of the requested backends can run it.
+    """
     if os.environ.get(ENVIRONMENT_VARIABLE):
         names = requested_backends()
     elif tensors[2].is_cuda or INTERPRETED:
@@ -124,39 +124,53 @@ def choose_backend(
         )
     refused = []
     for name in names:
-        reasons = reasons_against(name, op, tensors, options, check)
+        reasons = unsupported_reasons(name, op, tensors, options)
         if not reasons:
             return name
         refused.append(f'{name}: {"; ".join(reasons)}')
     where = tensors[2].device.type
-    raise BackendError(f'no AFT backend serves {op} on {where}: {", and ".join(refused)}')
+    raise BackendError(f'no AFT backend runs {op} on {where}: {", and ".join(refused)}')
 
 
-# Triton is missing in torch's CPU builds, fla or the loops in C++ may be: such a backend loads when
-# it first serves.
-_MODULES: dict[str, ModuleType] = {'eager': eager, 'reference': reference}
-_MODULE_NAMES = {'triton': '.triton.library', 'native': '.native.bindings', 'fla': '.fla.library'}
-_served: set[tuple[str, str, torch.dtype]] = set()
+def backend_module(name: str) -> ModuleType:
+    """Return the module that holds the ops of a backend under their public names."""
+    if name == 'eager':
+        return eager
+    if name == 'reference':
+        return reference
+    # Loaded when first used: Triton, or the C++ loops, may not be installed.
+    if name == 'native':
+        from .native import bindings as native
+
+        return native
+    from .triton import library as triton
+
+    return triton
 
 
-# The compiler does not look into an import or a log.
-@triton_support.constant
-def _begin(name: str, op: str, dtype: torch.dtype) -> bool:
-    """Load the backend, and say once what serves an op in a type."""
-    serving = name, op, dtype
-    if serving not in _served:
-        if name not in _MODULES:
-            _MODULES[name] = importlib.import_module(_MODULE_NAMES[name], __package__)
-        logger.info('%s serves %s in %s', name, op, str(dtype).removeprefix('torch.'))
-        _served.add(serving)
+_modules: dict[str, ModuleType] = {}
+_logged: set[tuple[str, str, torch.dtype]] = set()
+
+
+# torch.compile does not trace an import or a log.
+@triton_availability.constant
+def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
+    """Load the backend, and log once which one is used for an op and type."""
+    used = name, op, dtype
+    if used in _logged:
+        return True
+    if name not in _modules:
+        _modules[name] = backend_module(name)
+    logger.info('%s backend used for %s in %s', name, op, str(dtype).removeprefix('torch.'))
+    _logged.add(used)
     return True
 
 
 def no_autocast(value: Tensor) -> AbstractContextManager:
-    """Autocast would turn the float32 products inside of an op back into bfloat16.
+    """Return a context without autocast, which would run float32 products of an op in bfloat16.
 
-    To enter it takes as long as three small products: only where it is on, or a graph is made that
-    may run where it is. On the meta device there is none.
+    Entering it takes as long as three small products, so it is used only where autocast is on, or a
+    graph is compiled that may run where it is. The meta device has no autocast.
     """
     device = value.device.type
     if value.is_meta or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device)):
@@ -167,7 +181,7 @@ def no_autocast(value: Tensor) -> AbstractContextManager:
 def implementation(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> Callable[..., Tensor]:
-    """The function of the serving backend for the call."""
+    """Return the function ``<backend>.<op>`` of the backend selected for the call."""
     name = choose_backend(op, tensors, options)
-    _begin(name, op, tensors[2].dtype)
-    return getattr(_MODULES[name], op)
+    _prepare(name, op, tensors[2].dtype)
+    return getattr(_modules[name], op)

@@ -44,8 +44,7 @@ def test_the_table_holds_every_registered_mixer():
     # Benchmarks register mixers of their own.
     own = [c for c in MODELS.module_dict.values() if c.__module__.startswith('aft_mm.')]
     classes = [c for c in own if issubclass(c, TokenMixer)]
-    # FlaMixer needs a GPU; test_fla_mixer.py holds what does not.
-    table = {name.partition('-')[0] for name in MIXERS} | {'FlaMixer'}
+    table = {name.partition('-')[0] for name in MIXERS}
     assert {c.__name__ for c in classes} == table
 
 

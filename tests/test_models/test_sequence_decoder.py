@@ -24,8 +24,8 @@ def test_the_table_holds_every_causal_mixer():
     # Benchmarks register mixers of their own.
     own = [c for c in MODELS.module_dict.values() if c.__module__.startswith('aft_mm.')]
     classes = [c for c in own if issubclass(c, TokenMixer)]
-    never_causal, other_library = {'LambdaLayer'}, {'FlaMixer'}
-    names = {name.partition('-')[0] for name in MIXERS} | never_causal | other_library
+    never_causal = {'LambdaLayer'}
+    names = {name.partition('-')[0] for name in MIXERS} | never_causal
     assert {c.__name__ for c in classes} == names
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
-from aft_mm.ops.triton import support as triton_support
+from aft_mm.ops.triton import availability as triton_availability
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def triton_asked_for(monkeypatch):
     """The Triton kernels serve, or the call fails with the reasons; and a seed."""
     torch.manual_seed(0)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'triton')
-    if triton_support.interpreted():
+    if triton_availability.interpreted():
         with _faster_and_as_on_a_device(monkeypatch):
             yield
     else:
@@ -83,7 +83,7 @@ def _cut_to_tf32(x):
 def compiled(request, monkeypatch):
     """Triton kernels by name, compiled as the ops are called on CPU tensors."""
     pytest.importorskip('triton', reason='Triton is not installed')
-    if triton_support.interpreted():
+    if triton_availability.interpreted():
         pytest.skip("Triton's interpreter does not compile")
     from triton.runtime import JITFunction, driver
 
@@ -105,14 +105,16 @@ def cuts(request, monkeypatch):
     """Products in tiles of 32 tokens and channels, or in those of the devices with 'shipped'."""
     if getattr(request, 'param', 'small') == 'shipped':
         return
-    from aft_mm.ops.triton import blocks, conv, product_launch
+    from aft_mm.ops.triton import block_sizes, conv, full_local
 
     sizes = dict(tile=32, width=32, step=16, warps=4)
-    for kind, entries in blocks.BLOCKS.items():
+    for kind, entries in block_sizes.BLOCKS.items():
         if kind.startswith('product'):
             small = {least: cut._replace(**sizes) for least, cut in entries.items()}
-            monkeypatch.setitem(blocks.BLOCKS, kind, small)
-    if triton_support.interpreted():  # which takes its time for each step, not for what is in it
-        monkeypatch.setattr(product_launch, 'SOME', 32)
-        monkeypatch.setattr(product_launch, 'ROWS_WEIGHED', 32)
+            monkeypatch.setitem(block_sizes.BLOCKS, kind, small)
+    if (
+        triton_availability.interpreted()
+    ):  # which takes its time for each step, not for what is in it
+        monkeypatch.setattr(full_local, 'GROUP', 32)
+        monkeypatch.setattr(full_local, 'ROWS_WEIGHED', 32)
         monkeypatch.setattr(conv, 'MOVED', (256, 8, 8))

@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .cases import Case
 from .triton_parity import MARKS, on_device
 
-from aft_mm.ops.triton import product_cut as cutting  # isort: skip - where Triton is
-from aft_mm.ops.triton import product_library as library  # isort: skip
+from aft_mm.ops.triton import tiling  # isort: skip - where Triton is
+from aft_mm.ops.triton import full_local as library  # isort: skip
 
 IDS = lambda case: getattr(case, 'name', None)  # noqa: E731
 
@@ -80,8 +80,8 @@ def op_arguments(case, tensors=None, key_mask=None, batch=1):
 def cut_of(arguments):
     """How the call is cut."""
     _, _, value, bias, _, window, grid, causal, _ = arguments
-    cut = cutting.choose_cut(value, True)
-    return cut, cutting.make_band(bias, value, window, grid, causal, cut.tile)
+    cut = tiling.choose_block(value, True)
+    return cut, tiling.make_band(bias, value, window, grid, causal, cut.tile)
 
 
 def detached(arguments):

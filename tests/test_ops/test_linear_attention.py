@@ -1,9 +1,7 @@
-"""Linear attention against its oracle: values, gradients, memory, steps, and fla's reasons."""
+"""Linear attention against its oracle: values, gradients, memory and steps."""
 
-import importlib
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ import torch
 from aft_mm import ops
 from aft_mm.ops import dispatch
 from aft_mm.ops.eager import linear
-from aft_mm.ops.fla import support as fla_support
 
 from .test_backends import TOLERANCE, assert_close
 
@@ -238,47 +235,3 @@ def test_an_empty_batch_has_gradients():
     y = ops.linear_attention(*tensors, causal=True)
     assert y.shape == (0, 3, HEADS, CHANNELS)
     assert all(g is not None for g in torch.autograd.grad(y.sum(), tensors))
-
-
-def test_reasons_of_fla(monkeypatch):
-    call = 'linear_attention', inputs(3, torch.float32), dict(causal=True)
-    with pytest.raises(dispatch.BackendError, match='fla: fla-core is not installed; serves cuda'):
-        monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'fla')
-        dispatch.choose_backend(*call)
-    monkeypatch.setattr(fla_support.importlib.util, 'find_spec', lambda name: object())
-    # Tensors of a device that this machine has, in the place of cuda.
-    monkeypatch.setattr(fla_support, 'SERVED_DEVICE', 'meta')
-    cuda = [torch.empty_like(x, device='meta') for x in call[1]]
-    assert fla_support.reasons_against('linear_attention', cuda, dict(causal=True)) == []
-    assert fla_support.reasons_against('linear_attention', cuda, dict(causal=False)) == [
-        'has a kernel for linear_attention with causal=True only, got False'
-    ]
-    (reason,) = fla_support.reasons_against(
-        'linear_attention', [x.double() for x in cuda], dict(causal=True)
-    )
-    assert reason == 'has a kernel for float32, float16 and bfloat16, got torch.float64'
-    assert fla_support.reasons_against('aft_simple', cuda, {}) == [
-        'has a kernel for linear_attention only'
-    ]
-
-
-@pytest.mark.parametrize('masked', [False, True])
-def test_what_is_made_around_fla_is_linear_attention(masked, monkeypatch):
-    """Its kernel, as its documentation says it: ``scale · tril(q kᵀ) v``, [B, T, h, ·]."""
-
-    def chunk_linear_attn(q, k, v, scale, normalize):
-        assert q.dtype == k.dtype == v.dtype and not normalize
-        weights = torch.einsum('bthd,bshd->bhts', q, k).tril() * scale
-        return torch.einsum('bhts,bshm->bthm', weights, v), None
-
-    kernels = SimpleNamespace(chunk_linear_attn=chunk_linear_attn)
-    for name, module in {'fla': None, 'fla.ops': None, 'fla.ops.linear_attn': kernels}.items():
-        monkeypatch.setitem(sys.modules, name, module or SimpleNamespace(__path__=[]))
-    library = importlib.import_module('aft_mm.ops.fla.library')
-    monkeypatch.delitem(sys.modules, 'aft_mm.ops.fla.library')
-    tensors = inputs(50, torch.float32)
-    mask = torch.rand(2, 50) < 0.7 if masked else None
-    for feature_map, eps in (('elu', 0.0), ('relu', 0.5)):
-        options = dict(feature_map=feature_map, causal=True, key_mask=mask, eps=eps)
-        expected = ops.linear_attention(*tensors, **options)
-        torch.testing.assert_close(library.linear_attention(*tensors, **options), expected)

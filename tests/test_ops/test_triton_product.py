@@ -14,7 +14,7 @@ from .product_cases import (  # isort: skip - where Triton is
     MARKS,
     SHIPPED,
     cut_of,
-    cutting,
+    tiling,
     full,
     library,
     local,
@@ -25,7 +25,12 @@ from .product_cases import (  # isort: skip - where Triton is
 pytestmark = MARKS
 
 # Longer ones are those of many tiles.
-SERVED = [case for case in CASES if case.op in ('aft_full', 'aft_local') and case.tokens < 120]
+# Without those that differ only in sizes.
+SERVED = [
+    case
+    for case in CASES
+    if case.op in ('aft_full', 'aft_local') and (case.tokens < 60 or case.tokens == 110)
+]
 SIZES = [
     *SERVED,
     *(full(5, 70), full(40, channels=70, causal=True)),
@@ -43,7 +48,7 @@ def test_matches_oracle(case, monkeypatch):
 
 @SHIPPED
 @DTYPES
-@pytest.mark.parametrize('case', [full(63), MANY_TILES[3]], ids=IDS)
+@pytest.mark.parametrize('case', [MANY_TILES[3]], ids=IDS)
 def test_types(case, dtype, monkeypatch):
     tensors = on_device(case.inputs(1, dtype=dtype))
     tensors[2] += 10  # the gradient of the key is then a small difference
@@ -52,7 +57,7 @@ def test_types(case, dtype, monkeypatch):
 
 @SHIPPED
 @DTYPES
-@pytest.mark.parametrize('case', [full(40, 70), MANY_TILES[3]], ids=IDS)
+@pytest.mark.parametrize('case', [full(40, 70)], ids=IDS)
 def test_inference(case, dtype, monkeypatch):
     """Without a gradient bfloat16 is multiplied as it is."""
     tensors = on_device(case.inputs(1, dtype=dtype))
@@ -70,8 +75,7 @@ def test_the_types_of_the_inputs_may_differ(monkeypatch):
     assert_close(got, oracle(case, tensors, monkeypatch), TOLERANCE[torch.bfloat16])
 
 
-@pytest.mark.parametrize('gate', ['sigmoid', 'relu', 'none'])
-@pytest.mark.parametrize('make', [full, local])
+@pytest.mark.parametrize('make, gate', [(full, 'relu'), (local, 'none')])
 def test_gates(make, gate, monkeypatch):
     case = make(7, 5, gate=gate)
     query, *others = on_device(case.inputs(dtype=torch.float32))
@@ -83,11 +87,8 @@ def test_gates(make, gate, monkeypatch):
         compare(lambda *parts, **extra: bare(None, *parts, **extra), others, monkeypatch)
 
 
-KINDS = ['huge', 'rising', 'late']
-
-
 @EACH
-@pytest.mark.parametrize('kind', ['huge', 'step'])
+@pytest.mark.parametrize('kind', ['huge'])
 def test_keys_of_any_size(kind, case, monkeypatch):
     query, key, *others = on_device(case.inputs(dtype=torch.float32))
     compare(case, [query, spread_keys(kind, key), *others], monkeypatch, TERMS)
@@ -108,7 +109,8 @@ def test_biases_of_any_size(case, size, spike, monkeypatch):
 @pytest.mark.parametrize(
     'case, kind',
     [
-        *((case, kind) for case in (MANY_TILES[1], MANY_TILES[3]) for kind in KINDS),
+        (MANY_TILES[1], 'rising'),
+        (MANY_TILES[3], 'late'),
         (MANY_TILES[2], 'huge'),
         (MANY_TILES[4], 'late'),
     ],
@@ -124,10 +126,10 @@ def flags_of(case, tensors, key_mask=None):
     arguments = op_arguments(case, tensors, key_mask)
     saved = library.product(*arguments, True)[1]
     cut, band = cut_of(arguments)
-    return cutting.split_saved(saved, arguments[2], band, cut.width).flags
+    return tiling.split_saved(saved, arguments[2], band, cut.width).flags
 
 
-@pytest.mark.parametrize('case', MANY_TILES[1:5], ids=IDS)
+@pytest.mark.parametrize('case', MANY_TILES[1:5:2], ids=IDS)
 def test_only_what_needs_it_is_done_once_more(case):
     """Not for keys of a few nats, nor for rows that see nothing; where a late key starves a row."""
     query, key, *others = tensors = on_device(case.inputs(2, dtype=torch.float32))

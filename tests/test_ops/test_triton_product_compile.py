@@ -4,19 +4,21 @@ import pytest
 import torch
 
 pytest.importorskip('triton', reason='Triton is not installed')
-from aft_mm.ops.triton import blocks  # noqa: E402
-from aft_mm.ops.triton import product_cut as cutting  # noqa: E402
-from aft_mm.ops.triton import product_launch as launch  # noqa: E402
-from aft_mm.ops.triton import product_library as library  # noqa: E402
+from aft_mm.ops.triton import (
+    block_sizes,  # noqa: E402
+    tiling,  # noqa: E402
+)
+from aft_mm.ops.triton import full_local as launch  # noqa: E402
+from aft_mm.ops.triton import full_local as library  # noqa: E402
 
 from .triton_offline import assert_no_spills, widest_load  # noqa: E402
 
-FORWARD = {'key_maxima', 'key_terms', 'weigh', 'forward', 'fix_rows'}
-BACKWARD = {'target_terms', 'backward', 'fix_sources', 'bias_gradient', 'fix_bias'}
+FORWARD = {'key_maxima', 'key_terms', 'weigh', 'mean_forward', 'recompute_rows'}
+BACKWARD = {'target_terms', 'mean_backward', 'recompute_sources', 'bias_gradient', 'recompute_bias'}
 # What a block of threads may have: of sm_8x the least, that of sm_86, which sm_120 has as well.
 SHARED_MEMORY = {80: 99, 86: 99, 89: 99, 90: 227, 120: 99}
 # Tokens and channels come in 16 bytes; the table of w a number at a time, each with its own mask.
-WIDE = {'key_maxima', 'key_terms', 'target_terms', 'forward', 'backward'}
+WIDE = {'key_maxima', 'key_terms', 'target_terms', 'mean_forward', 'mean_backward'}
 
 
 def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, channels=256):
@@ -26,20 +28,20 @@ def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, 
     if len(bias) == 2:
         table = library.local_table(*bias, value, window, grid, causal, save)
     key_mask = torch.ones(2, 1024, dtype=torch.bool) if masked else None
-    cut = cutting.choose_cut(value, save)
-    band = cutting.make_band(table, value, window, grid, causal, cut.tile)
+    cut = tiling.choose_block(value, save)
+    band = tiling.make_band(table, value, window, grid, causal, cut.tile)
     gate = ('sigmoid' if causal else 'none'), band, cut
-    inputs = launch.Call(query if causal else None, key, value, table, key_mask, *gate)
-    saved = cutting.new_saved(value, band, cut.width) if save else None
-    launch.product_forward(inputs, saved)
+    inputs = launch.MatmulCall(query if causal else None, key, value, table, key_mask, *gate)
+    saved = tiling.new_saved(value, band, cut.width) if save else None
+    launch.launch_forward(inputs, saved)
     if save:
-        launch.product_backward(torch.empty_like(value), None, saved, inputs, True)
+        launch.launch_backward(torch.empty_like(value), None, saved, inputs, True)
 
 
 @pytest.fixture
 def capability(request, monkeypatch):
     found = request.node.callspec.params['compiled']
-    monkeypatch.setattr(blocks, 'capability', lambda *device: divmod(found, 10))
+    monkeypatch.setattr(block_sizes, 'capability', lambda *device: divmod(found, 10))
     return found
 
 
@@ -64,7 +66,7 @@ def test_training_in_bfloat16_with_float32_factors(compiled, capability, tmp_pat
     call(torch.bfloat16, [8, 8], *FACTORS, grid=[32, 32])
     assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | {'running_sums'})
     assert {name for name in WIDE if widest_load(compiled[name]) == 16} == WIDE
-    for name in ('forward', 'backward', 'bias_gradient'):
+    for name in ('mean_forward', 'mean_backward', 'bias_gradient'):
         ptx = compiled[name].asm['ptx']
         assert ('wgmma' if capability == 90 else 'mma.sync') in ptx and '.tf32' in ptx
 
@@ -73,7 +75,7 @@ def test_training_in_bfloat16_with_float32_factors(compiled, capability, tmp_pat
 def test_inference_in_bfloat16(compiled, capability, tmp_path):
     call(torch.bfloat16, [256], *FACTORS, save=False)
     assert_fits(compiled, capability, tmp_path, FORWARD | {'running_sums'})
-    ptx = compiled['forward'].asm['ptx']
+    ptx = compiled['mean_forward'].asm['ptx']
     assert 'mma' in ptx and '.bf16' in ptx and '.tf32' not in ptx
 
 

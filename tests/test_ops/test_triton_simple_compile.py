@@ -4,16 +4,16 @@ import pytest
 import torch
 
 pytest.importorskip('triton', reason='Triton is not installed')
-from aft_mm.ops.triton import scan  # noqa: E402
+from aft_mm.ops.triton import simple  # noqa: E402
 
 from .triton_offline import assert_no_spills, narrowest_load  # noqa: E402
 
-KERNELS = {'chunk_sums', 'forward', 'backward_chunk_sums', 'backward'}
+KERNELS = {'scan_chunk_sums', 'scan_forward', 'scan_backward_chunk_sums', 'scan_backward'}
 
 
 @pytest.fixture(autouse=True)
 def _chunks(monkeypatch):
-    monkeypatch.setattr(scan, 'count_processors', lambda device: 10**6)
+    monkeypatch.setattr(simple, 'count_processors', lambda device: 10**6)
 
 
 def call_causal_simple(dtype, channels, key='softmax', gate='sigmoid', masked=False, tokens=1024):
@@ -21,9 +21,9 @@ def call_causal_simple(dtype, channels, key='softmax', gate='sigmoid', masked=Fa
     query = None if gate == 'none' else query
     key_mask = torch.ones(1, tokens, dtype=torch.bool) if masked else None
     inputs = query, key_, value, key_mask, key, gate
-    saved = scan.new_sums(value, scan.count_groups(value))
-    scan.causal_simple(*inputs, True)
-    scan.causal_simple_backward(gradient, saved, *inputs, [query is not None, True, True])
+    saved = simple.new_sums(value, simple.count_groups(value))
+    simple.causal_simple(*inputs, True)
+    simple.causal_simple_backward(gradient, saved, *inputs, [query is not None, True, True])
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
@@ -35,10 +35,10 @@ def test_every_kernel(dtype, compiled, tmp_path):
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
 def test_whole_rows_are_loaded_16_bytes_at_a_time(dtype, compiled, tmp_path, monkeypatch):
     """Forward, where sequences fill the device; else halves of rows, 8 bytes at a time."""
-    monkeypatch.setattr(scan, 'count_processors', lambda device: 0)
+    monkeypatch.setattr(simple, 'count_processors', lambda device: 0)
     call_causal_simple(dtype, 64)
-    assert_no_spills(compiled, {'forward', 'backward'}, tmp_path)
-    assert narrowest_load(compiled['forward']) == 16
+    assert_no_spills(compiled, {'scan_forward', 'scan_backward'}, tmp_path)
+    assert narrowest_load(compiled['scan_forward']) == 16
 
 
 # 65 channels: rows that no vector of numbers is aligned to; and a length that is a constant.
@@ -52,5 +52,5 @@ def test_whole_rows_are_loaded_16_bytes_at_a_time(dtype, compiled, tmp_path, mon
 )
 def test_gates_masks_and_odd_sizes(channels, key, gate, masked, tokens, compiled, tmp_path):
     call_causal_simple(torch.float16, channels, key, gate, masked, tokens)
-    expected = KERNELS if tokens > 1 else {'forward', 'backward'}
+    expected = KERNELS if tokens > 1 else {'scan_forward', 'scan_backward'}
     assert_no_spills(compiled, expected, tmp_path)

@@ -9,20 +9,24 @@ import torch
 from aft_mm import ops
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.state import USED_UP
-from aft_mm.ops.triton import support as triton_support
+from aft_mm.ops.triton import availability as triton_availability
 
 from .cases import CAUSAL_CASES, CHANNELS, Case
 from .test_steps import start
-from .triton_parity import DEVICE, DTYPES, MARKS, TOLERANCE, on_device
+from .triton_parity import DEVICE, MARKS, TOLERANCE, on_device
 
-from aft_mm.ops.triton import step as triton_step  # isort: skip - where Triton is
-from aft_mm.ops.triton.blocks import find_block  # isort: skip
+from aft_mm.ops.triton import steps as triton_step  # isort: skip - where Triton is
+from aft_mm.ops.triton.block_sizes import find_block  # isort: skip
 
 pytestmark = MARKS
+# Cases that differ from others only in sizes that do not matter for a step.
+SIMILAR = ('full-7x7-causal=True', 'local-7-s=20-causal=True', 'local-free-63-s=33-causal=True')
 SERVED = [
     case
     for case in CAUSAL_CASES
-    if f'{case.op}_step' in triton_support.KERNELS and 'relu' not in case.name
+    if f'{case.op}_step' in triton_availability.KERNELS
+    and 'relu' not in case.name
+    and case.name not in SIMILAR
 ]
 # One of each kind of bias, small.
 KINDS = {
@@ -42,6 +46,7 @@ KINDS = {
     'window': Case('', 'aft_local_hard', 9, dict(window=4)),
     'window 2-d': Case('', 'aft_local_hard', 12, dict(window=(4, 4), grid=(3, 4))),
 }  # fmt: skip
+some_kinds = pytest.mark.parametrize('case', list(KINDS.values())[::3], ids=list(KINDS)[::3])
 every_kind = pytest.mark.parametrize('case', KINDS.values(), ids=KINDS)
 
 
@@ -94,30 +99,28 @@ def test_steps_match_eager(case, monkeypatch):
     check(case, inputs(case), monkeypatch, lengths, count)
 
 
-@every_kind
+@some_kinds
 def test_from_the_first_token_to_the_last(case, monkeypatch):
     check(case, inputs(case, 1), monkeypatch, (0,), case.tokens)
 
 
-@DTYPES
-@every_kind
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
+@some_kinds
 def test_types(case, dtype, monkeypatch):
     check(case, inputs(case, dtype=dtype), monkeypatch, (0, 7, 4), 2)
 
 
-@pytest.mark.parametrize('kind', ['raised', 'lowered', 'spread', 'spike', 'lowest'])
+@pytest.mark.parametrize('kind', ['raised', 'spread', 'spike'])
 @every_kind
 def test_keys_of_any_size(case, kind, monkeypatch):
     # Next to a key of 1e4 small biases may be lost; elsewhere they are of up to ±80.
     large = 4.0 if len(case.parameters) == 2 else 25.0
-    scale = 1.0 if kind in ('raised', 'lowered') else large
+    scale = 1.0 if kind == 'raised' else large
     query, key, value, *bias = inputs(case, 2, bias_scale=scale)
     key = {
         'raised': key + 1e4,
-        'lowered': key - 1e4,
         'spread': key * 1e4,
         'spike': key + 1000 * (torch.arange(case.tokens, device=DEVICE) == 5)[:, None],
-        'lowest': torch.full_like(key, torch.finfo(key.dtype).min),
     }[kind]
     check(case, [query, key, value, *bias], monkeypatch, (0, 4), 3)
 

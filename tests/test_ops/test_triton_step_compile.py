@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from aft_mm import ops
-from aft_mm.ops.triton import support as triton_support
+from aft_mm.ops.triton import availability as triton_availability
 
 pytest.importorskip('triton', reason='Triton is not installed')
-from aft_mm.ops.triton import step  # noqa: E402
+from aft_mm.ops.triton import steps  # noqa: E402
 
 from .triton_offline import assert_no_spills, load_widths  # noqa: E402
 
@@ -45,11 +45,11 @@ def call_step(name, dtype, channels=CHANNELS, gate='sigmoid', bias_dtype=torch.f
     bias = [torch.empty(shape, dtype=bias_dtype) for shape in shapes]
     if op == 'aft_local' and len(bias) == 1:
         bias.append(None)
-    getattr(step, f'{op}_step')(state, query, key, value, *bias, **options, gate=gate)
+    getattr(steps, f'{op}_step')(state, query, key, value, *bias, **options, gate=gate)
 
 
 def kernel_of(name):
-    return {'simple_step' if name == 'simple' else 'buffer_step'}
+    return {'simple_step_kernel' if name == 'simple' else 'buffer_step_kernel'}
 
 
 @pytest.mark.parametrize('name', CALLS)
@@ -63,7 +63,7 @@ def test_the_buffer_is_loaded_16_bytes_at_a_time(name, compiled):
     call_step(name, torch.float32)
     rows = {'full': 32, 'local': 16, 'window 2-d': 32}[name]
     # Keys and values [rows, 32], 4 numbers for each of 128 threads.
-    assert load_widths(compiled['buffer_step'])[16] >= 2 * rows * 32 / (4 * 128)
+    assert load_widths(compiled['buffer_step_kernel'])[16] >= 2 * rows * 32 / (4 * 128)
 
 
 def test_weights_are_found_once_per_head(compiled):
@@ -75,12 +75,12 @@ def test_weights_are_found_once_per_head(compiled):
         )
         key, value = torch.empty(2, heads), torch.empty(2, CHANNELS)
         options = dict(grid=(TOKENS,), global_connectivity=False, gate='none')
-        step.aft_conv_step(state, None, key, value, torch.empty(heads, 5), **options)
-        exponentials[heads] = compiled['buffer_step'].asm['ptx'].count('ex2.approx')
+        steps.aft_conv_step(state, None, key, value, torch.empty(heads, 5), **options)
+        exponentials[heads] = compiled['buffer_step_kernel'].asm['ptx'].count('ex2.approx')
     assert 2 * exponentials[4] <= exponentials[CHANNELS]
 
 
-@pytest.mark.parametrize('dtype', triton_support.DTYPES[1:], ids=str)
+@pytest.mark.parametrize('dtype', triton_availability.DTYPES[1:], ids=str)
 @pytest.mark.parametrize('name', ['simple', 'local'])
 def test_every_type(name, dtype, compiled, tmp_path):
     call_step(name, dtype, bias_dtype=dtype)

@@ -7,12 +7,12 @@ with ``TRITON_INTERPRET=1``. Importing this module skips a file where neither is
 import pytest
 import torch
 
-from aft_mm.ops.triton import support as triton_support
+from aft_mm.ops.triton import availability as triton_availability
 
-from .cases import run_with_gradients
+from .cases import TOLERANCE, run_with_gradients
 from .test_backends import assert_close, oracle
 
-INTERPRETED = triton_support.interpreted()
+INTERPRETED = triton_availability.interpreted()
 DEVICE = 'cpu' if INTERPRETED else 'cuda'
 MARKS = [
     pytest.mark.cuda,
@@ -21,12 +21,11 @@ MARKS = [
     # the sigmoid of a large negative number is 1 / inf.
     pytest.mark.filterwarnings('ignore:overflow encountered in'),
 ]
-LACKS = triton_support.machine_reasons(DEVICE, None)
+LACKS = triton_availability.machine_reasons(DEVICE, None)
 if LACKS:
     pytest.skip(f'needs a CUDA device or TRITON_INTERPRET=1: {LACKS[0]}', allow_module_level=True)
 
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-DTYPES = pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
+DTYPES = pytest.mark.parametrize('dtype', triton_availability.DTYPES, ids=str)
 # One key takes all the weight: see test_numerics.py.
 TERMS = 1.0
 

@@ -1,26 +1,66 @@
-"""The options that the command lines of the benchmarks share, read before anything imports torch.
+"""Options and names that the command lines of the benchmarks share; imports nothing slow.
 
-What a device decides of them is filled in afterwards, see settings.py.
+Defaults that depend on the device are filled in later, see `record.py`.
 """
 
 import argparse
+import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 DTYPES = ('float32', 'float16', 'bfloat16')
+# Clocks for calls on a CPU. 'cpu' counts all threads of this process and stops while others run.
+CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
+
+# Mixers by name; these are followed by the window, such as aft-local-32.
+WINDOWED = {
+    'aft-local': dict(type='aft_mm.AFTLocal', rank=64),
+    'dense-aft-local': dict(type='aft_mm.DenseAFTLocal', rank=64),
+    'aft-local-learned': dict(type='aft_mm.AFTLocalLearned', rank=64),
+    'aft-local-hard': dict(type='aft_mm.AFTLocalHard'),
+}
+PLAIN = {
+    'aft-simple': dict(type='aft_mm.AFTSimple'),
+    'aft-full': dict(type='aft_mm.AFTFull', rank=64),
+    'bound': dict(type='aft_mm.NoMixing'),
+}
+# Mixers with a number of heads.
+WITH_HEADS = {
+    'aft-conv': dict(type='aft_mm.AFTConv', kernel_size=31),
+    'softmax': dict(type='aft_mm.SoftmaxAttention'),
+    'dense-softmax': dict(type='aft_mm.DenseSoftmaxAttention'),
+    'linear': dict(type='aft_mm.LinearAttention'),
+    'performer': dict(type='aft_mm.PerformerAttention'),
+    **{f'lsh-{n}': dict(type='aft_mm.LSHAttention', num_rounds=n) for n in (1, 4, 8)},
+}
+MIXER_NAMES = (
+    f'{", ".join([*PLAIN, *WITH_HEADS])}, {", ".join(f"{name}-WINDOW" for name in WINDOWED)}, '
+    'or a registered mixer with its arguments by name, such as aft_mm.AFTSimple or '
+    '"aft_mm.AFTLocal(window=32, rank=None)"'
+)
+
+CHANNELS = dict(tiny=192, small=384, base=768)
+# Models of timm, and the DeiT with about as many parameters.
+MODEL_RIVALS = dict(
+    deit3_small_patch16_224='small',
+    vit_relpos_small_patch16_224='small',
+    convnext_tiny='small',
+    convnext_femto='tiny',
+)
 
 
 def positive_int(text: str) -> int:
-    """The whole number, at least 1, that the text is."""
+    """Parse an int that is at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'must be a whole number of at least 1, got {text!r}')
     return int(text)
 
 
 def device(text: str) -> str:
-    """The name of a device: 'cpu', 'cuda' or 'cuda:INDEX'."""
+    """Parse 'cpu', 'cuda' or 'cuda:INDEX'."""
     kind, _, index = text.partition(':')
     if text not in ('cpu', 'cuda') and (kind != 'cuda' or not index.isdecimal()):
         raise argparse.ArgumentTypeError(f'must be cpu, cuda or cuda:INDEX, got {text!r}')
@@ -29,7 +69,7 @@ def device(text: str) -> str:
 
 @contextmanager
 def named_in_errors(parser: argparse.ArgumentParser, option: str) -> Iterator[None]:
-    """What the inside refuses ends the run as an error of this option, with exit status 2."""
+    """Report errors of the block as errors of this option, with exit status 2."""
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
@@ -39,9 +79,9 @@ def named_in_errors(parser: argparse.ArgumentParser, option: str) -> Iterator[No
 def common_parser(
     doc: str, defaults: Mapping[str, Mapping[str, Any]] | None = None
 ) -> argparse.ArgumentParser:
-    """A parser of the options that all tools have; `doc` is the docstring of the tool.
+    """Return a parser with the options that all tools have; `doc` is the docstring of the tool.
 
-    defaults: per type of device, what :func:`settings.fill_in` gives to options left out.
+    defaults: per type of device, what :func:`record.fill_in` uses for omitted options.
     """
     epilog = ' '.join(f'Defaults on {k}: {_written(v)}.' for k, v in (defaults or {}).items())
     parser = argparse.ArgumentParser(description=doc.splitlines()[0], epilog=epilog)
@@ -55,6 +95,24 @@ def common_parser(
 
 
 def _written(options: Mapping[str, Any]) -> str:
-    """The options as a command line has them."""
+    """Return the options as they are written on a command line."""
     values = {k: v if isinstance(v, list) else [v] for k, v in options.items()}
     return ' '.join(f'--{k} {" ".join(map(str, v))}' for k, v in values.items())
+
+
+def parse_name(text: str) -> tuple[str, str, int, int]:
+    """Kind, size, heads and kernel of 'deit-tiny', 'aft-small-h384-k11' or 'bound-tiny-h32-k11'.
+
+    For a rival, the size is that of the DeiT that it is compared with.
+    """
+    if text in MODEL_RIVALS:
+        return 'rival', MODEL_RIVALS[text], 0, 0
+    archs = '|'.join(CHANNELS)
+    if found := re.fullmatch(f'deit-({archs})', text):
+        return 'deit', found[1], 0, 0
+    if found := re.fullmatch(rf'(aft|bound)-({archs})-h(\d+)-k(\d+)', text):
+        return found[1], found[2], int(found[3]), int(found[4])
+    raise argparse.ArgumentTypeError(
+        'a model must be deit-ARCH, aft-ARCH-hHEADS-kKERNEL or bound-ARCH-hHEADS-kKERNEL with '
+        f'ARCH among {", ".join(CHANNELS)}, or one of {", ".join(MODEL_RIVALS)}, got {text!r}'
+    )

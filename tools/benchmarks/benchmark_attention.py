@@ -19,9 +19,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from arguments import common_parser, named_in_errors, positive_int
-from clocks import CLOCKS
-from mixer_names import MIXER_NAMES
+from arguments import CLOCKS, MIXER_NAMES, common_parser, named_in_errors, positive_int
 
 KINDS = {'ms': 'forward + backward, ms per sample', 'mib': 'peak memory, MiB per sample'}
 DEFAULTS = {
@@ -61,10 +59,9 @@ import numpy as np
 import torch
 from benchmark_efficiency import curve, sweep
 from decoders import check_mixer, mixer
-from memory import added_peak, in_fresh_process
+from measuring import added_peak, in_fresh_process
 from parity import require_close
-from record import environment, write_json
-from settings import fill_in, set_up_torch
+from record import environment, fill_in, set_up_torch, write_json
 
 from aft_mm.registry import MODELS
 

@@ -21,8 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from arguments import DTYPES, common_parser, named_in_errors, positive_int
-from mixer_names import MIXER_NAMES
+from arguments import DTYPES, MIXER_NAMES, common_parser, named_in_errors, positive_int
 
 KINDS = {
     'forward_ms': 'forward, ms',
@@ -129,13 +128,12 @@ from decoders import (
     random_tokens,
     train_step,
 )
-from memory import added_peak, in_fresh_process
-from parity import DECODER_TOLERANCE, require_close, using
-from record import environment, write_json
-from settings import fill_in, set_up_torch
-from timing import both_clocks, seconds, wall_seconds
+from measuring import added_peak, both_clocks, in_fresh_process, seconds, wall_seconds
+from parity import DECODER_TOLERANCE, require_close
+from record import environment, fill_in, set_up_torch, write_json
 
 from aft_mm.models.decoding.step_graph import make_steps
+from aft_mm.ops.selftest import using
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # the backend comes first

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from arguments import common_parser
-from clocks import CLOCKS
+from arguments import CLOCKS, common_parser
 
 from aft_mm.cli.arguments import add_config_options
 
@@ -35,10 +34,9 @@ def make_parser() -> argparse.ArgumentParser:
 if __name__ == '__main__':
     make_parser().parse_args()  # --help and a wrong argument end before the slow imports
 
+from measuring import interleaved
 from mmengine.registry import RUNNERS
-from record import write_json
-from settings import fill_in, set_up_torch
-from timing import interleaved
+from record import fill_in, set_up_torch, write_json
 
 from aft_mm.cli.command_line import CONFIG_ERRORS, check_data, load_config
 from aft_mm.errors import one_sentence

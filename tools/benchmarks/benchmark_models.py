@@ -26,9 +26,16 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 
-from arguments import DTYPES, common_parser, named_in_errors, positive_int
-from clocks import CLOCKS
-from model_names import CHANNELS, RIVALS, parse_name
+from arguments import (
+    CHANNELS,
+    CLOCKS,
+    DTYPES,
+    MODEL_RIVALS,
+    common_parser,
+    named_in_errors,
+    parse_name,
+    positive_int,
+)
 
 PATCH = 16
 FORMS = ('eager', 'compiled')
@@ -49,7 +56,7 @@ DEFAULTS = {
             *('deit-tiny', 'aft-tiny-h32-k11', 'aft-tiny-h192-k11', 'bound-tiny-h32-k11'),
             *('deit-small', 'aft-small-h16-k11', 'aft-small-h384-k11', 'aft-small-h384-k15'),
             'bound-small-h384-k11',
-            *RIVALS,
+            *MODEL_RIVALS,
         ],
         forms=list(FORMS),
         batch=128,
@@ -81,7 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=known_name,
         metavar='MODEL',
         help='deit-ARCH, aft-ARCH-hHEADS-kKERNEL, bound-ARCH-hHEADS-kKERNEL, '
-        f'{", ".join(RIVALS)}; ARCH: {", ".join(CHANNELS)}',
+        f'{", ".join(MODEL_RIVALS)}; ARCH: {", ".join(CHANNELS)}',
     )
     parser.add_argument('--forms', nargs='+', choices=FORMS, help='of each model')
     parser.add_argument('--batch', type=positive_int, help='images')
@@ -93,17 +100,16 @@ if __name__ == '__main__':
     make_parser().parse_args()  # --help and a wrong argument end before the slow imports
 
 import torch
-from memory import added_peak, in_fresh_process
-from op_cases import Case
-from parity import DECODER_TOLERANCE, TOLERANCE, Oracle, relative_error
-from projections import ProjectionsOnly
-from record import write_json
+from decoders import ProjectionsOnly
+from measuring import Times, added_peak, both_clocks, in_fresh_process, ratio
+from op_cases import sized
+from parity import DECODER_TOLERANCE, Oracle, relative_error
+from record import fill_in, set_up_torch, write_json
 from rivals import missing
-from settings import fill_in, set_up_torch
-from timing import Times, both_clocks, ratio
 from torch import Tensor, nn
 
 import aft_mm.models  # noqa: F401 - registers what is built below
+from aft_mm.ops.selftest import TOLERANCE, conv
 from aft_mm.registry import MODELS
 
 Cell = tuple[str, str]
@@ -141,9 +147,8 @@ def check_op(name: str, size: int, dtype: str, device: str) -> None:
     if kind != 'aft':
         return
     side = size // PATCH
-    options, weight = dict(grid=(side, side)), ((heads, kernel, kernel),)
-    case = Case('aft_conv', 2, side * side, CHANNELS[arch], options, weight, heads)
-    tensors = case.inputs(getattr(torch, dtype), device)
+    case = sized(conv((side, side), (kernel, kernel), heads, channels=CHANNELS[arch]), 2)
+    tensors = case.tensors(getattr(torch, dtype), device)
     error = Oracle.of(case, tensors).errors(case, tensors, training=False)['output']
     allowed = TOLERANCE[getattr(torch, dtype)]
     if not error <= allowed:

@@ -3,17 +3,15 @@
     python tools/benchmarks/benchmark_ops.py --list
     python tools/benchmarks/benchmark_ops.py --cases 'conv-*' --dtype bfloat16 --json out.json
 
-The backends of a case, and what it is compared with, take turns in one process: forward without
-gradient, then forward and backward. Medians over rounds, and ratios as medians of the ratios of a
-round. On a GPU times are those of the kernels, as torch's profiler has them, which are listed; the
-wall time stands beside them. "copy" and "matrix" are fractions of the bandwidth of a copy and of
-the rate of a matrix product of the same type, measured in the same run; bytes and operations are
-those of the formula (op_costs.py).
+The backends of a case and its rivals take turns in one process: forward without gradient, then
+forward and backward. Times are medians over rounds, ratios are medians of the ratios of a round. On a
+GPU they are the times of the kernels from torch's profiler, listed along with the wall time. "copy"
+and "matrix" are fractions of the bandwidth of a copy and of the rate of a matrix product of the same
+type, measured in the same run; bytes and operations are those of the formula (op_costs.py).
 
-A backend whose output or gradient disagrees with the float64 oracle is reported as wrong: nothing
-of it is timed or compared, and the exit status is 1, as it is where none of the backends serves any
-case. Other packages compute other things, so they
-are timed and not compared in their results; one that is not installed is named.
+A backend whose output or gradient disagrees with the float64 oracle is reported as wrong and not
+timed, and the exit status is 1, as it is if no backend can run any case. Other packages compute other
+sums, so their results are not compared; a package that is not installed is reported.
 """
 
 import argparse
@@ -49,17 +47,16 @@ if __name__ == '__main__':
     make_parser().parse_args()  # --help and a wrong argument end before the slow imports
 
 import torch
-from memory import added_peak, in_fresh_process
-from op_cases import CASES, Case
+from measuring import added_peak, both_clocks, device_rates, in_fresh_process, profiled, ratio
+from op_cases import CASES, BenchmarkCase
 from op_costs import compulsory_bytes, operations
-from parity import TOLERANCE, Oracle, using
-from record import write_json
+from parity import Oracle
+from record import fill_in, set_up_torch, write_json
 from rivals import RIVALS
-from settings import fill_in, set_up_torch
-from timing import both_clocks, device_rates, profiled, ratio
 from torch import Tensor
 
 from aft_mm.ops import dispatch
+from aft_mm.ops.selftest import TOLERANCE, using
 
 MODES = ('forward', 'forward+backward')
 # Entries of a [B, T, T, D] product of the oracle where that is timed as a backend.
@@ -70,14 +67,14 @@ LARGEST_REFERENCE = 2**24
 class Form:
     """A backend or a rival on the tensors of a case."""
 
-    case: Case
+    case: BenchmarkCase
     name: str
     tensors: list[Tensor]
     call: Callable[..., Tensor]
     same_sum: bool
 
     @classmethod
-    def of(cls, case: Case, name: str, tensors: list[Tensor]) -> 'Form':
+    def of(cls, case: BenchmarkCase, name: str, tensors: list[Tensor]) -> 'Form':
         """The backend or rival of this name."""
         if name in dispatch.BACKENDS:
             return cls(case, name, tensors, partial(run_backend, name, case), True)
@@ -93,7 +90,7 @@ class Form:
         return partial(train, self.call, leaves, cotangent)
 
 
-def run_backend(backend: str, case: Case, *tensors: Tensor) -> Tensor:
+def run_backend(backend: str, case: BenchmarkCase, *tensors: Tensor) -> Tensor:
     """The op by this backend or not at all."""
     with using(backend):
         return case(*tensors)
@@ -104,25 +101,25 @@ def train(call: Callable[..., Tensor], leaves: list[Tensor], cotangent: Tensor) 
     torch.autograd.grad(call(*leaves), leaves, cotangent, allow_unused=True)
 
 
-def reason_against(case: Case, name: str, tensors: list[Tensor], device: str) -> str | None:
-    """Why the form cannot run here; None if it can."""
+def reason_against(case: BenchmarkCase, name: str, tensors: list[Tensor]) -> str | None:
+    """Return why the form cannot run here; None if it can."""
     if name not in dispatch.BACKENDS:
-        return RIVALS[name].reason_against(device)
+        return RIVALS[name].lacks
     if name == 'reference' and case.batch * case.tokens**2 * case.channels > LARGEST_REFERENCE:
         return 'the oracle would fill the memory'
     with using(name):
-        reasons = dispatch.reasons_against(name, case.op, tensors, case.all_options)
+        reasons = dispatch.unsupported_reasons(name, case.op, tensors, case.all_options)
     return '; '.join(reasons) or None
 
 
-def reasons_against_all(args: argparse.Namespace) -> list[str]:
-    """Why none of the backends serves any of the cases; empty if one serves one."""
+def unsupported_by_all(args: argparse.Namespace) -> list[str]:
+    """Return why no backend can run any case; empty if one can."""
     reasons: dict[str, None] = {}
     for dtype in args.dtype:
         for name in args.names:
-            tensors = CASES[name].inputs(getattr(torch, dtype), args.device)
+            tensors = CASES[name].tensors(getattr(torch, dtype), args.device)
             for backend in args.backends:
-                reason = reason_against(CASES[name], backend, tensors, args.device)
+                reason = reason_against(CASES[name], backend, tensors)
                 if reason is None:
                     return []
                 reasons[f'{backend}: {reason}'] = None
@@ -144,12 +141,12 @@ def verdict(form: Form, oracle: Oracle) -> dict:
 def admit(name: str, dtype: str, args: argparse.Namespace) -> tuple[list[dict], list[Form]]:
     """One row per form of the case, and the forms that may be timed, in the same order."""
     case = CASES[name]
-    tensors = case.inputs(getattr(torch, dtype), args.device)
+    tensors = case.tensors(getattr(torch, dtype), args.device)
     rows, forms, oracle = [], [], None
     for form_name in (*args.backends, *case.rivals):
         row = dict(case=name, op=case.op, dtype=dtype, form=form_name)
         rows.append(row)
-        reason = reason_against(case, form_name, tensors, args.device)
+        reason = reason_against(case, form_name, tensors)
         if reason is not None:
             row.update(status='not run', reason=reason)
             continue
@@ -178,7 +175,7 @@ def cpu_peak(name: str, dtype: str, form_name: str, mode: str, threads: int) -> 
     # The libraries set themselves up in a call of the same op on a small case.
     small = next(c for n, c in CASES.items() if n.startswith('small-') and c.op == case.op)
     for each in (small, case):
-        tensors = each.inputs(getattr(torch, dtype), 'cpu')
+        tensors = each.tensors(getattr(torch, dtype), 'cpu')
         peak = added_peak(Form.of(each, form_name, tensors).once(mode))
     return peak
 
@@ -193,7 +190,7 @@ def peak_memory(row: dict, form: Form, mode: str, args: argparse.Namespace) -> f
 def hardware_use(form: Form, mode: str, seconds: float, rates: dict[str, float]) -> dict:
     """Bytes and operations of the formula, and the fractions of what the device can do."""
     training = mode != 'forward'
-    count = operations(form.case.op, form.case.shapes, form.case.options, training)
+    count = operations(form.case.op, form.case.input_shapes, form.case.options, training)
     moved = compulsory_bytes(form.tensors, form.tensors[2], training)
     return dict(
         bytes=moved,
@@ -285,8 +282,8 @@ def main(arguments: list[str] | None = None) -> int:
         print('\n'.join(args.names))
         return 0
     set_up_torch(args)
-    if reasons := reasons_against_all(args):
-        raise SystemExit('no backend serves any of the cases: ' + '; '.join(reasons))
+    if reasons := unsupported_by_all(args):
+        raise SystemExit('no backend can run any of the cases: ' + '; '.join(reasons))
     groups: dict[str, list[str]] = {}
     for name in args.names:
         groups.setdefault(CASES[name].baseline or name, []).append(name)

@@ -31,8 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from arguments import common_parser, positive_int
-from clocks import CLOCKS
+from arguments import CLOCKS, common_parser, positive_int
 
 MNIST, CIFAR = '{}_1xb10-250e-logistic_mnist', '{}_1xb4-7d-logistic_cifar10'
 CONFIGS = {
@@ -91,8 +90,7 @@ import torch
 import torch.nn.functional as F
 from mmengine.config import Config
 from parity import require_close
-from record import ROOT, environment, write_json
-from settings import fill_in, set_up_torch
+from record import ROOT, environment, fill_in, set_up_torch, write_json
 from torch import Tensor
 
 import aft_mm.models  # noqa: F401 - registers what is built below

@@ -71,7 +71,7 @@ if __name__ == '__main__':
 
 import torch
 from model_costs import Kernel, decoder_kernels, image_kernels
-from op_cases import CASES, Case
+from op_cases import CASES, BenchmarkCase
 from op_costs import compulsory_bytes, operations
 
 from aft_mm.errors import UserError, one_sentence
@@ -176,7 +176,7 @@ def decoder_rows(gpu: Gpu, precision: str) -> list[dict]:
     return rows
 
 
-def op_row(name: str, case: Case, training: bool, gpu: Gpu, precision: str) -> dict:
+def op_row(name: str, case: BenchmarkCase, training: bool, gpu: Gpu, precision: str) -> dict:
     """The least time of an op, what sets it, and the most that it can have of a copy's bandwidth.
 
     An op that needs more than one kernel, or moves anything twice, has less.
@@ -185,10 +185,10 @@ def op_row(name: str, case: Case, training: bool, gpu: Gpu, precision: str) -> d
     dtypes = [dtype] * 3 + [wide] * len(case.parameters)
     tensors = [
         torch.empty(shape, dtype=dtype, device='meta')
-        for shape, dtype in zip(case.shapes, dtypes, strict=True)
+        for shape, dtype in zip(case.input_shapes, dtypes, strict=True)
     ]
     moved = compulsory_bytes(tensors, tensors[2], training)
-    count = operations(case.op, case.shapes, case.options, training)
+    count = operations(case.op, case.input_shapes, case.options, training)
     limits = {'bytes': moved / (ATTAINED['memory'] * gpu.memory), 'launch': gpu.launch}
     if case.op in PRODUCTS:
         limits['products'] = count / (ATTAINED['product'] * getattr(gpu, precision))

@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from memory import added_peak
-from mixer_names import MIXER_NAMES, PLAIN, WINDOWED, WITH_HEADS
+from arguments import MIXER_NAMES, PLAIN, WINDOWED, WITH_HEADS
+from measuring import added_peak
 from rivals import dense_local
 from torch import Tensor
 
 import aft_mm.models  # noqa: F401 - registers what is built below
-from aft_mm.layers.mixers import AFTLocal, AFTSimple, SoftmaxAttention
+from aft_mm.layers.mixers import AFTConv, AFTLocal, AFTSimple, SoftmaxAttention
 from aft_mm.registry import MODELS
 
 VOCABULARY = 256
@@ -121,3 +121,11 @@ def cpu_peak(
     dims, _, *heads = sizes
     run(build(name, 64, dims, 1, *heads), sequence[:, :64])
     return added_peak(partial(run, model, sequence))
+
+
+@MODELS.register_module()
+class ProjectionsOnly(AFTConv):
+    """AFT-conv without the op: every projection runs, the value passes through."""
+
+    def _mix(self, query, key, value, grid, key_mask):
+        return value

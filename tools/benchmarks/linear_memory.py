@@ -26,7 +26,7 @@ if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
 import torch
-from memory import added_peak
+from measuring import added_peak
 from record import write_json
 
 from aft_mm import ops

@@ -1,48 +1,28 @@
-"""Whether a result may be timed: output and every gradient against the float64 oracle.
+"""Check of a result before it is timed: output and every gradient against the float64 oracle.
 
 The oracle holds [B, T, T, D] products, so it sees two sequences and a few channels. Channels do not
 mix, and a gradient of the output that is zero elsewhere makes the gradients of the op on all
 channels those of the oracle on its few, the parameters' included.
 """
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from op_cases import Case
+from op_cases import BenchmarkCase
 from torch import Tensor
 
-from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.ops.selftest import LEAST_SCALE, using
 
-# Error over the largest entry of a tensor: the tolerances of the tests of the ops.
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-FLOOR = 1e-3
-# The same of the hidden vectors of a decoder, which hold the rounding of every layer.
+# Tolerances for the hidden vectors of a decoder, which hold the rounding of every layer.
 DECODER_TOLERANCE = {'float32': 2e-5, 'float16': 5e-3, 'bfloat16': 3e-2}
 # Entries of a [B, T, T, D] product of the oracle.
 LARGEST_PRODUCT = {'cpu': 2**22, 'cuda': 2**28}
 
 
-@contextmanager
-def using(backend: str | None) -> Iterator[None]:
-    """Ask for a backend inside; None leaves the choice to the environment."""
-    before = os.environ.get(ENVIRONMENT_VARIABLE)
-    if backend is not None:
-        os.environ[ENVIRONMENT_VARIABLE] = backend
-    try:
-        yield
-    finally:
-        if backend is not None and before is None:
-            del os.environ[ENVIRONMENT_VARIABLE]
-        elif backend is not None:
-            os.environ[ENVIRONMENT_VARIABLE] = before
-
-
 def relative_error(got: Tensor, expected: Tensor) -> float:
     """Largest error over the largest entry; NaN where anything is NaN."""
-    scale = expected.abs().max().clamp_min(FLOOR)
+    scale = expected.abs().max().clamp_min(LEAST_SCALE)
     return ((got.double() - expected.double()).abs().max() / scale).item()
 
 
@@ -67,11 +47,11 @@ class Sample:
     key_channels: list[int]
 
     @classmethod
-    def of(cls, case: Case, largest_product: int) -> 'Sample':
+    def of(cls, case: BenchmarkCase, largest_product: int) -> 'Sample':
         """As many channels as fit, two at least."""
         sequences = spread(case.batch, 2)
         count = max(2, largest_product // (len(sequences) * case.tokens**2))
-        heads = case.heads or case.channels
+        heads = case.heads
         if heads == 1:
             return cls(sequences, spread(case.channels, count), [0])
         # One channel of each head, so that the heads stay equal: the first, ..., the last.
@@ -95,7 +75,7 @@ class Oracle:
     gradients: list[Tensor]
 
     @classmethod
-    def of(cls, case: Case, tensors: Sequence[Tensor]) -> 'Oracle':
+    def of(cls, case: BenchmarkCase, tensors: Sequence[Tensor]) -> 'Oracle':
         """Ask it, on the device of the tensors."""
         value = tensors[2]
         sample = Sample.of(case, LARGEST_PRODUCT[value.device.type])

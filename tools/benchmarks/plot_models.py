@@ -25,8 +25,8 @@ if __name__ == '__main__':
 import matplotlib
 
 matplotlib.use('Agg')
+from arguments import parse_name
 from matplotlib import pyplot as plt
-from model_names import parse_name
 
 
 def groups(runs: list[dict]) -> dict[str, dict[str, float]]:

@@ -1,19 +1,24 @@
-"""The JSON that records a run: rows, and what they were measured on."""
+"""The settings of a run, and the JSON that records its rows and its environment."""
 
 import argparse
 import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
+from arguments import named_in_errors
 
+from aft_mm.cli.allocator import keep_freed_memory
+from aft_mm.errors import one_sentence
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ('torch', 'triton', 'timm', 'aft-pytorch', 'fla-core')
+PACKAGES = ('torch', 'triton', 'timm', 'aft-pytorch')
 
 
 def default_device() -> str:
@@ -76,3 +81,41 @@ def write_json(path: Path | None, rows: list[dict], args: argparse.Namespace, **
     path.parent.mkdir(parents=True, exist_ok=True)
     content = dict(environment=environment(args, **more), rows=rows)
     path.write_text(json.dumps(content, indent=2) + '\n')
+
+
+def fill_in(
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Fill in omitted options by the device, which must exist.
+
+    defaults: the defaults of the tool per type of device.
+    """
+    args.device = args.device or default_device()
+    args.threads = args.threads or torch.get_num_threads()
+    with named_in_errors(parser, '--device'):
+        check_present(args.device)
+    for name, value in (defaults or {}).get(torch.device(args.device).type, {}).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+
+
+def check_present(device: str) -> None:
+    """Raise ValueError if 'cuda' or 'cuda:INDEX' is not a GPU of this machine."""
+    kind, _, index = device.partition(':')
+    count = torch.cuda.device_count()
+    if kind == 'cuda' and int(index or 0) >= count:
+        raise ValueError(f'must be one of the {count} GPUs found, got {device!r}')
+
+
+def set_up_torch(args: argparse.Namespace) -> None:
+    """Set the threads, the allocator of the tools, and float32 without TF32, cuDNN's default.
+
+    Whether freed memory is kept is recorded in the JSON as a setting.
+    """
+    with one_sentence():
+        args.freed_memory_kept = keep_freed_memory()
+    torch.set_num_threads(args.threads)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 # Package and the module that it installs.
-PACKAGES = {'timm': 'timm', 'aft-pytorch': 'aft_pytorch', 'fla-core': 'fla'}
+PACKAGES = {'timm': 'timm', 'aft-pytorch': 'aft_pytorch'}
 HEAD_CHANNELS = 64
 
 
@@ -34,12 +34,10 @@ class Rival:
     make: Callable[[Sequence[Tensor], dict], Callable[..., Tensor]]
     same_sum: bool = False
     package: str | None = None
-    cuda_only: bool = False
 
-    def reason_against(self, device: str) -> str | None:
-        """Why it cannot run on the device; None if it can."""
-        if self.cuda_only and torch.device(device).type != 'cuda':
-            return 'runs on CUDA devices only'
+    @property
+    def lacks(self) -> str | None:
+        """Why it cannot run; None if it can."""
         return missing(self.package)
 
 
@@ -111,40 +109,10 @@ def _aft_pytorch(name: str) -> Callable:
     return make
 
 
-def _fla_rwkv4(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
-    """The recurrence of RWKV-4 with a decay of almost 1, which is causal AFT-simple, and a gate."""
-    from fla.ops.rwkv4 import fused_recurrent_rwkv4
-
-    like = tensors[1]
-    # Its own decay is exp(−exp(w)).
-    decay, bonus = like.new_full((like.shape[2],), -30), like.new_zeros(like.shape[2])
-    state = like.new_zeros(like.shape[0], 3, 1, like.shape[2])
-    state[:, 2] = -1e4
-
-    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        mixed, _ = fused_recurrent_rwkv4(decay, bonus, key, value, state)
-        return torch.sigmoid(query) * mixed
-
-    return call
-
-
-def _fla_retention(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
-    """Chunked retention with heads of 64 channels: linear in T, another sum."""
-    from fla.ops.retention import chunk_retention
-
-    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        heads = (x.unflatten(2, (-1, HEAD_CHANNELS)) for x in (query, key, value))
-        return chunk_retention(*heads)[0].flatten(2)
-
-    return call
-
-
 RIVALS = {
     'softmax': Rival(_softmax(causal=False)),
     'softmax-causal': Rival(_softmax(causal=True)),
     'dense-local': Rival(_dense_local, same_sum=True),
     'aft-pytorch-full': Rival(_aft_pytorch('AFTFull'), package='aft-pytorch'),
     'aft-pytorch-simple': Rival(_aft_pytorch('AFTSimple'), package='aft-pytorch'),
-    'fla-rwkv4': Rival(_fla_rwkv4, package='fla-core', cuda_only=True),
-    'fla-retention': Rival(_fla_retention, package='fla-core', cuda_only=True),
 }

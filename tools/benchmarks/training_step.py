@@ -36,11 +36,9 @@ if __name__ == '__main__':
 
 import torch
 from decoders import build, check_mixer, cpu_peak, infer, random_tokens
-from memory import added_peak, in_fresh_process
+from measuring import added_peak, in_fresh_process, interleaved, ratio
 from parity import DECODER_TOLERANCE, require_close
-from record import write_json
-from settings import fill_in, set_up_torch
-from timing import interleaved, ratio
+from record import fill_in, set_up_torch, write_json
 from torch import Tensor
 
 

@@ -1,4 +1,4 @@
-"""What a person would look at first where something does not work."""
+"""``aft_mm doctor``: check the environment, and with --kernels the Triton kernels."""
 
 import argparse
 import importlib
@@ -16,26 +16,29 @@ from aft_mm.errors import UserError
 from ... import __version__
 from .list_configs import NEEDS, is_installed, missing
 
-#: Packages whose versions a bug report should name, beside those of SAME_MODULES.
+#: Packages whose versions a bug report should name, in addition to those of SAME_MODULES.
 SHOWN = ('torch', 'torchvision', 'torchaudio', 'triton', 'numpy', 'setuptools')
 DATA = re.compile(r'\{\{\$AFT_MM_DATA:data\}\}/([\w.-]+)')
 
 
 def print_versions(versions: dict[str, str]) -> None:
-    """Python, the platform, and what there is of the packages that matter."""
+    """Print the versions of Python, the platform and the installed packages."""
     print(f'aft_mm {__version__}, Python {platform.python_version()}, {platform.platform()}')
     names = [*SHOWN, *(name for names in SAME_MODULES.values() for name in names)]
     print(', '.join(f'{name} {versions[name]}' for name in names if name in versions))
 
 
 def broken_imports() -> Iterator[tuple[str, str]]:
-    """Packages that are there and do not import, as torchvision does beside a foreign torch."""
+    """Yield packages that are installed but cannot be imported, each with a command that fixes it.
+
+    An example is torchvision with a torch that it was not built for.
+    """
     for name in ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmpretrain'):
         if not is_installed(name):
             continue
         try:
             importlib.import_module(name)
-        except Exception as error:  # whatever a package raises while it is imported
+        except Exception as error:  # an import may raise anything
             reason = ' '.join(str(error).split())
             lacks = error.name if isinstance(error, ModuleNotFoundError) and error.name else ''
             package = SAME_MODULES.get(lacks, (lacks,))[0]
@@ -46,7 +49,7 @@ def broken_imports() -> Iterator[tuple[str, str]]:
 
 
 def print_devices() -> None:
-    """Where tensors can be, and which backend serves which op there."""
+    """Print the devices, and which backend is used for which op on each."""
     torch = importlib.import_module('torch')
     threads = torch.get_num_threads()
     print(
@@ -73,14 +76,14 @@ def print_devices() -> None:
 
 
 def print_tasks() -> None:
-    """The tasks that need more than aft_mm does."""
-    for task, (_, mend) in NEEDS.items():
+    """Print the tasks that need more packages than aft_mm."""
+    for task, (_, fix) in NEEDS.items():
         lacks = missing(task)
-        print(f'{task}: ' + (f'{", ".join(lacks)} missing; {mend}' if lacks else 'ready'))
+        print(f'{task}: ' + (f'{", ".join(lacks)} missing; {fix}' if lacks else 'ready'))
 
 
 def print_data() -> None:
-    """Which of the folders that configs read are there."""
+    """Print which of the data folders that configs read exist."""
     folder = Path(os.environ.get('AFT_MM_DATA', 'data'))
     print(
         f'data: {folder.absolute()}'
@@ -97,13 +100,30 @@ def print_data() -> None:
             for name in DATA.findall(path.read_text(encoding='utf-8'))
         }
     )
-    for word, there in (('there', True), ('not there', False)):
-        found = [name for name in names if (folder / name).exists() == there]
+    for word, exists in (('found', True), ('missing', False)):
+        found = [name for name in names if (folder / name).exists() == exists]
         if found:
             print(f'{word}: {", ".join(found)}')
 
 
+def check_kernels() -> None:
+    """Check the Triton kernels on the current device; exit with status 1 unless all pass."""
+    selftest = importlib.import_module('aft_mm.ops.selftest')
+    try:
+        passed = selftest.check_kernels(
+            device='cpu' if os.environ.get('TRITON_INTERPRET') == '1' else 'cuda'
+        )
+    except (RuntimeError, OSError) as error:
+        raise SystemExit(f'Error: {error}') from None
+    if not passed:
+        raise SystemExit(1)
+
+
 def main(args: argparse.Namespace) -> None:
+    """Print what is installed and what is wrong; exit with status 1 if anything is wrong."""
+    if args.kernels:
+        check_kernels()
+        return
     versions = installed()
     print_versions(versions)
     print(f'installed in {sys.prefix}\n')
@@ -112,7 +132,7 @@ def main(args: argparse.Namespace) -> None:
     if 'torch' in sys.modules:
         try:
             print_devices()
-        except ValueError as error:  # the variable names a backend that there is not
+        except ValueError as error:  # AFT_MM_BACKEND names an unknown backend
             found.append((str(error), 'unset AFT_MM_BACKEND'))
         print()
     print_tasks()
@@ -121,8 +141,8 @@ def main(args: argparse.Namespace) -> None:
     except UserError as error:
         found.append((str(error), 'pip install --force-reinstall --no-deps aft_mm'))
     print()
-    for sentence, mend in found:
-        print(f'- {sentence}\n  {mend}')
+    for problem, fix in found:
+        print(f'- {problem}\n  {fix}')
     if found:
         raise SystemExit(1)
     print('Nothing is wrong.')

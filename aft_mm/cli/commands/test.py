@@ -21,7 +21,6 @@ from aft_mm.cli.config_checks import check_classes
 from aft_mm.cli.runs import whole_run
 from aft_mm.engine import CheckpointFitHook, build_runner
 from aft_mm.errors import UserError, one_sentence
-from aft_mm.ops import verify
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
 
@@ -56,7 +55,6 @@ def test(args: argparse.Namespace) -> None:
     """Check what there is to check, then test."""
     with one_sentence(ValueError):
         requested_backends()
-        verify.mode()
         keep_freed_memory()
     with one_sentence(*CONFIG_ERRORS):
         check_torchvision()

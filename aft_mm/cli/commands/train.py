@@ -24,7 +24,6 @@ from aft_mm.cli.config_checks import check_classes, check_same_classes, check_st
 from aft_mm.cli.runs import Run, whole_run
 from aft_mm.engine import CheckpointFitHook, ResumeCheckHook, ValidateFirstHook, build_runner
 from aft_mm.errors import UserError, one_sentence
-from aft_mm.ops import verify
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
 
@@ -47,7 +46,6 @@ def train(args: argparse.Namespace, run: Run) -> None:
     """Check what there is to check, then train; ``run`` ends it when a signal says so."""
     with one_sentence(ValueError):
         requested_backends()
-        verify.mode()
         keep_freed_memory()
     with one_sentence(*CONFIG_ERRORS):
         check_torchvision()

@@ -8,7 +8,6 @@ from .aft_local_learned import AFTLocalLearned
 from .aft_simple import AFTSimple
 from .base import AFTMixer, ProjectedMemory, TokenMixer
 from .dense_synthesizer import DenseSynthesizer
-from .fla_mixer import FlaMixer
 from .lambda_layer import LambdaLayer
 from .linear_attention import LinearAttention
 from .local_softmax_attention import LocalSoftmaxAttention
@@ -26,7 +25,6 @@ __all__ = [
     'AFTSimple',
     'AFTLocalHard',
     'DenseSynthesizer',
-    'FlaMixer',
     'LSHAttention',
     'LambdaLayer',
     'LinearAttention',

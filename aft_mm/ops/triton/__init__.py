@@ -1,10 +1,12 @@
-"""The CUDA backend: fused Triton kernels; what they serve stands in `support.py`.
+"""The CUDA backend: fused Triton kernels.
 
-NAME_kernels.py is what runs on the device. How the work is cut and launched and the op at the
-torch.library boundary with its gradient stand in NAME.py, of some ops in NAME_launch.py and
-NAME_library.py; `register.py` makes ops, `blocks.py` has the sizes of blocks.
-AFT-full and AFT-local in all their forms are one product: `bias.py` makes W, `terms.py` what it is
-multiplied with, `product.py` multiplies, `fix_up.py` does once more what float32 did not hold;
-`product_cut.py` has its blocks, `normalized.py` puts three products together.
-`library.py` gathers the ops. It imports Triton, this file does not.
+Each file holds the kernels of an op, their launches, and the op with its gradient as a torch
+operator. AFT-full, AFT-local, AFT-local-learned and AFT-conv are weighted products and share
+`weights.py` (W), `operands.py` (what W is multiplied with), `matmul.py` (the products),
+`tiling.py` (their tiles) and `recompute_flagged.py` (tiles that float32 did not hold).
+AFT-simple, the hard window and the decoding steps share `online_softmax.py`.
+
+`availability.py` lists what has a kernel, `block_sizes.py` the sizes of blocks per chip,
+`torch_ops.py` registers operators, and `library.py` gathers the ops. Only `availability.py` can be
+imported where Triton is missing.
 """

@@ -1,15 +1,14 @@
-"""AFT-conv of the Triton backend, not causal: the product of each head with a W of its own.
+"""AFT-conv, not causal, as a product in which each head has its own W.
 
-A map [H, W] whose rows stand P = W + K_w // 2 places apart, nothing between them, is a line on
-which a kernel [K_h, K_w] is one of ``(K_h − 1) P + K_w`` places, 0 where a row of the kernel holds
-no entry: no window reaches across the border of the map but into empty places. So AFT-conv is
-AFT-local on a line, with global connectivity beyond the window, but for two things: the bias says
-how far apart two tokens are, whatever they are, so that all tiles of a head are multiplied with one
-W; and heads are what sequences are there, while what sees with one W, the channels of a head in all
-sequences, are the channels.
+A map [H, W] whose rows are P = W + K_w // 2 places apart, with nothing between them, is a line on
+which a kernel [K_h, K_w] covers ``(K_h − 1) P + K_w`` places, with 0 between the rows of the kernel.
+A window then crosses the border of the map only into empty places. So AFT-conv is AFT-local on a
+line, with W = 1 outside the window, and two differences: the bias depends only on the distance of
+two tokens, so all tiles of a head share one W; and the heads take the role of the sequences, the
+channels of a head in all sequences that of the channels.
 
-`move` writes the tokens in that order, [h, places, B · d], and back. What is exact for which keys
-and biases, and how, is that of all products (`product.py`, `fix_up.py`).
+`move` copies the tokens into that order, [h, places, B · d], and back. For exactness see `matmul.py`
+and `recompute_flagged.py`.
 """
 
 from collections.abc import Sequence
@@ -22,22 +21,22 @@ import triton.language as tl
 from torch import Tensor
 
 from ..eager.conv import crop_kernel
-from . import product_launch as launch
-from .bias import Tokens
-from .blocks import ProductBlock
-from .product_cut import Band, choose_cut, new_saved
-from .register import differentiated, register
-from .rows import strided
+from .block_sizes import MatmulBlock
+from .full_local import MatmulCall, launch_backward, launch_forward
+from .online_softmax import strided
+from .tiling import TileBand, choose_block, new_saved
+from .torch_ops import differentiated, register
+from .weights import Tokens
 
-# Places, sequences and channels that a program moves: what is read lies side by side along the
-# channels, what is written along the sequences.
+# Places, sequences and channels that a program copies; reads are contiguous along the channels,
+# writes along the sequences.
 MOVED = (4, 32, 32)
-# Tokens along a side of a tile: with 128 a map of 14 × 14 would fill two thirds of its tiles.
+# Tokens along a side of a tile; with 128 a map of 14 × 14 would fill two thirds of its tiles.
 LARGEST_TILE = 64
 
 
-class Order(NamedTuple):
-    """Sizes of what is moved; `share`: channels that one column of it stands for."""
+class MoveSizes(NamedTuple):
+    """Sizes of a copy; `share`: channels per column of x."""
 
     places: Any
     row: Any
@@ -60,9 +59,9 @@ def move(
     SEQUENCES: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """x [B, T, D] to `moved` [h, places, B · d], FILL where there is no token, or BACK.
+    """Copy x [B, T, D] to `moved` [h, places, B · d], or back with BACK.
 
-    Where `mask` [B, T] hides a token it is FILL, too.
+    Places without a token, and tokens that `mask` [B, T] hides, become FILL.
     """
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)[:, None, None]
     batch = tl.program_id(1) * SEQUENCES + tl.arange(0, SEQUENCES)[None, :, None]
@@ -86,8 +85,8 @@ def move(
         tl.store(to, numbers.to(moved.dtype.element_ty), mask=inside)
 
 
-class Maps(NamedTuple):
-    """A batch of maps, their heads, and the kernel in places."""
+class PaddedMaps(NamedTuple):
+    """A batch of maps padded to lines of places, their heads, and the kernel."""
 
     batch: int
     heads: int
@@ -97,7 +96,7 @@ class Maps(NamedTuple):
 
     @property
     def row(self) -> int:
-        """Places from row to row."""
+        """Places from one row to the next."""
         return max(self.grid[1] + self.kernel[1] // 2, self.kernel[1])
 
     @property
@@ -107,7 +106,7 @@ class Maps(NamedTuple):
 
     @property
     def radius(self) -> int:
-        """Places on either side that the kernel covers."""
+        """Places that the kernel covers on either side."""
         return self.kernel[0] // 2 * self.row + self.kernel[1] // 2
 
     @property
@@ -122,7 +121,7 @@ class Maps(NamedTuple):
         mask: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor | None:
-        """x [B, T, D], or [B, T, h] for all channels of a head, as [h, places, B · d]."""
+        """Copy x [B, T, D], or [B, T, h] for all channels of a head, to [h, places, B · d]."""
         if x is None:
             return None
         moved = torch.empty(self.shape, dtype=dtype or x.dtype, device=x.device)
@@ -130,7 +129,7 @@ class Maps(NamedTuple):
         return moved
 
     def move_back(self, moved: Tensor | None) -> Tensor | None:
-        """[B, T, D] of [h, places, B · d]."""
+        """Copy [h, places, B · d] to [B, T, D]."""
         if moved is None:
             return None
         shape = self.batch, self.grid[0] * self.grid[1], self.channels
@@ -144,37 +143,37 @@ class Maps(NamedTuple):
         group, share = self.channels // self.heads, self.channels // x.shape[2]
         sizes = self.places, self.batch, self.channels
         programs = tuple(map(triton.cdiv, sizes, MOVED))
-        order = Order(self.places, self.row, self.grid[1], *sizes[1:], group, share)
+        order = MoveSizes(self.places, self.row, self.grid[1], *sizes[1:], group, share)
         names = 'PLACES', 'SEQUENCES', 'CHANNELS'
         blocks = dict(zip(names, MOVED, strict=True))
         tokens = Tokens(x, *x.stride())
         move[programs](moved, tokens, strided(mask), order, FILL=fill, BACK=back, **blocks)
 
-    def cut(self, value: Tensor, save: bool) -> tuple[Band, ProductBlock]:
-        """Tiles of places, and no more channels at a time than there are."""
-        block = choose_cut(value, save)
+    def tiles(self, value: Tensor, save: bool) -> tuple[TileBand, MatmulBlock]:
+        """Return the tiles of places, and a block no wider than the channels."""
+        block = choose_block(value, save)
         tile = min(block.tile, LARGEST_TILE)
         warps = min(block.warps, 4)
         width = min(block.width, max(16, triton.next_power_of_2(self.shape[2])))
         window = (self.radius + 1,)
-        band = Band(window, None, False, self.places, self.places, tile, shared=True)
+        band = TileBand(window, None, False, self.places, self.places, tile, shared=True)
         return band, block._replace(tile=tile, width=width, warps=warps)
 
     def table(self, weight: Tensor) -> Tensor:
-        """w of each head and distance in places [h, 2 · radius + 1]."""
+        """Return w of each head and distance in places [h, 2 · radius + 1]."""
         rows = F.pad(weight, (0, self.row - self.kernel[1])).flatten(1)
         return rows[:, : 2 * self.radius + 1]
 
-    def table_back(self, by_table: Tensor) -> Tensor:
-        """The gradient of weight [h, *K] from that of the table."""
-        rows = F.pad(by_table, (0, self.kernel[0] * self.row - by_table.shape[1]))
+    def table_back(self, grad_table: Tensor) -> Tensor:
+        """Return the gradient of weight [h, *K] from that of the table."""
+        rows = F.pad(grad_table, (0, self.kernel[0] * self.row - grad_table.shape[1]))
         return rows.view(self.heads, self.kernel[0], -1)[..., : self.kernel[1]].contiguous()
 
 
 def aft_conv(
     query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate
 ) -> Tensor:
-    """AFT-conv [B, T, D] on a 1-d or 2-d grid, not causal, with global connectivity."""
+    """Compute AFT-conv [B, T, D] on a 1-d or 2-d grid, not causal, with global connectivity."""
     weight = crop_kernel(weight, grid)
     if len(grid) == 1:
         grid, weight = (1, *grid), weight.unsqueeze(1)
@@ -182,18 +181,18 @@ def aft_conv(
     return conv(query, key, value, weight, key_mask, list(grid), gate, save)[0]
 
 
-def _map(value: Tensor, weight: Tensor, grid: Sequence[int]) -> Maps:
-    return Maps(value.shape[0], weight.shape[0], value.shape[2], grid, weight.shape[1:])
+def _map(value: Tensor, weight: Tensor, grid: Sequence[int]) -> PaddedMaps:
+    return PaddedMaps(value.shape[0], weight.shape[0], value.shape[2], grid, weight.shape[1:])
 
 
-def _call(query, key, value, weight, key_mask, grid, gate, save) -> tuple[Maps, launch.Call]:
+def _call(query, key, value, weight, key_mask, grid, gate, save) -> tuple[PaddedMaps, MatmulCall]:
     places = _map(value, weight, grid)
-    band, block = places.cut(value, save)
-    # The parts of the gradient of a key that channels share are added before they are rounded.
+    band, block = places.tiles(value, save)
+    # Gradients of a key that several channels share are added before they are rounded.
     wide = torch.float32 if places.heads != places.channels else None
     keys = places.move(key, float('-inf'), key_mask, wide)
     queries, values, table = places.move(query), places.move(value), places.table(weight)
-    return places, launch.Call(queries, keys, values, table, None, gate, band, block)
+    return places, MatmulCall(queries, keys, values, table, None, gate, band, block)
 
 
 def conv(
@@ -206,14 +205,14 @@ def conv(
     gate: str,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """AFT-conv [B, T, D] on a 2-d grid, and with `save` what its gradient needs."""
+    """Return AFT-conv [B, T, D] on a 2-d grid, and with `save` what its gradient needs."""
     nothing = value.new_empty(0, dtype=torch.float32)
     if not len(value):
         return torch.empty_like(value, memory_format=torch.contiguous_format), nothing
     with torch.cuda.device_of(value):
         places, call = _call(query, key, value, weight, key_mask, grid, gate, save)
-        kept = new_saved(call.value, call.band, call.cut.width) if save else None
-        output = places.move_back(launch.product_forward(call, kept))
+        kept = new_saved(call.value, call.band, call.block.width) if save else None
+        output = places.move_back(launch_forward(call, kept))
     return output, nothing if kept is None else kept
 
 
@@ -229,20 +228,20 @@ def conv_backward(
     gate: str,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
-    """The gradients of those of query, key, value and weight that are wanted."""
+    """Return the gradients of those of query, key, value and weight that are wanted."""
     inputs = query, key, value, weight
     if not len(value):
         pairs = zip(inputs, wanted, strict=False)
         return [torch.zeros_like(x) for x, needed in pairs if needed and x is not None]
     with torch.cuda.device_of(value):
         places, call = _call(*inputs, key_mask, grid, gate, True)
-        by_output = places.move(gradient)
-        *others, by_table = launch.product_backward(by_output, None, saved, call, wanted[3])
-        by_query, by_key, by_value = map(places.move_back, others)
+        grad_output = places.move(gradient)
+        *others, grad_table = launch_backward(grad_output, None, saved, call, wanted[3])
+        grad_query, grad_key, grad_value = map(places.move_back, others)
     if key.shape[2] != value.shape[2]:
-        by_key = by_key.unflatten(-1, (key.shape[2], -1)).sum(-1).to(key.dtype)
-    by_weight = places.table_back(by_table) if wanted[3] else None
-    results = by_query, by_key, by_value, by_weight
+        grad_key = grad_key.unflatten(-1, (key.shape[2], -1)).sum(-1).to(key.dtype)
+    grad_weight = places.table_back(grad_table) if wanted[3] else None
+    results = grad_query, grad_key, grad_value, grad_weight
     return [x for x, needed in zip(results, wanted, strict=False) if needed and x is not None]
 
 
@@ -251,7 +250,7 @@ def _empty(query, key, value, weight, key_mask, grid, gate, save):
     places = _map(value, weight, grid)
     if not save or not len(value):
         return output, value.new_empty(0, dtype=torch.float32)
-    band, block = places.cut(value, save)
+    band, block = places.tiles(value, save)
     return output, new_saved(value.new_empty(places.shape), band, block.width)
 
 

@@ -1,10 +1,10 @@
-"""The ops and steps that have a kernel; dispatch loads them when one first serves."""
+"""The ops and steps that have a kernel; loaded when dispatch first selects one."""
 
 from .conv import aft_conv
-from .normalized import aft_local_learned
-from .product_library import aft_full, aft_local
-from .scan import aft_simple
-from .step import (
+from .full_local import aft_full, aft_local
+from .local_learned import aft_local_learned
+from .simple import aft_simple
+from .steps import (
     aft_conv_step,
     aft_full_step,
     aft_local_hard_step,

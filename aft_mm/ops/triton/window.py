@@ -1,32 +1,246 @@
-"""AFTLocalHard of the Triton backend: how its kernels are launched, and the op."""
+"""AFT-local-hard: ``y_t = g(q_t) n_t / d_t``, n and d the sums of e^k v and e^k in a window.
+
+A window is an interval along each axis of the grid. Sums over intervals of `window` places come from
+blocks of the same length (van Herk): an interval is the end of one block and the beginning of the
+next. A first kernel writes the sum from each place to the end of its block. A second one sums each
+block from its beginning and adds the end of the block before. That takes two additions per place for
+any window, and no subtraction. On a grid it is done along the columns, then along the rows. The
+right block of a causal window on a grid is the left block of the row above, moved right; a last
+kernel adds it, so sums continue past the right border.
+
+A lane walks along one block, so threads do not communicate. The sums are those of
+`online_softmax.py`. In the backward pass the same kernels sum the targets that see a token: counted
+from the other end of the sequence, or corner of the grid, those are its window.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from ..geometry import as_pair
-from . import window_kernels as kernels
-from .blocks import find_block
-from .register import differentiated, register
-from .rows import Tensors, strided
-from .window_kernels import Axis, Block, Walk
+from .block_sizes import find_block
+from .online_softmax import (
+    LOWEST,
+    Tensors,
+    empty_sum,
+    gated_mean,
+    gradients_of_token,
+    load_sum,
+    merge,
+    place_in,
+    store_row,
+    store_sum,
+    strided,
+    target_of_token,
+)
+from .torch_ops import differentiated, register
+
+
+class Axis(NamedTuple):
+    """Token of a place: first + line · between + place · step."""
+
+    first: int
+    between: int
+    step: int
+
+
+class Walk(NamedTuple):
+    """`lines` of `length` places, processed in blocks of `window`.
+
+    A line has `results` results, each the sum of the `window` places that end `ahead` of its own.
+    """
+
+    batch: int
+    lines: int
+    length: int
+    results: int
+    window: int
+    ahead: int
+    channels: int
+
+
+class WindowTile(NamedTuple):
+    """Lanes and channels of a program, and places that are loaded at once."""
+
+    lanes: int
+    rows: int
+    channels: int
+
+
+@triton.jit
+def find_lanes(walk, blocks, BLOCK: tl.constexpr):
+    """Return sequence, line and first place of each lane, its channels, and which exist."""
+    LANES: tl.constexpr = BLOCK.lanes
+    CHANNELS: tl.constexpr = BLOCK.channels
+    lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)[:, None]
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    batch = lane // blocks // walk.lines
+    real = (batch < walk.batch) & (channel < walk.channels)
+    return batch, lane // blocks % walk.lines, lane % blocks * walk.window, channel, real
+
+
+@triton.jit
+def load_tokens(tensors, batch, token, channel, real):
+    """Load keys and values, −inf and 0 where hidden or outside."""
+    if tensors.key_mask is not None:
+        at = tensors.key_mask[0] + batch * tensors.key_mask[1] + token * tensors.key_mask[2]
+        real &= tl.load(at + 0 * channel, mask=real, other=0) != 0
+    key = tl.load(place_in(tensors.key, batch, token, channel), mask=real, other=float('-inf'))
+    value = tl.load(place_in(tensors.value, batch, token, channel), mask=real, other=0.0)
+    return key, value
+
+
+@triton.jit
+def load_target(tensors, batch, token, channel, real, GATE: tl.constexpr):
+    """Return the gradient of a query, and the sum that its target contributes to its keys."""
+    high, first, second = load_sum(tensors.sums, batch, token, channel, real, LOWEST)
+    gradient = tl.load(place_in(tensors.gradient, batch, token, channel), mask=real, other=0.0)
+    query = gradient
+    if GATE != 'none':
+        query = tl.load(place_in(tensors.query, batch, token, channel), mask=real, other=0.0)
+    return target_of_token(gradient, query, high, first, second, 'softmax', GATE)
+
+
+@triton.jit
+def load_place(source, walk, axis, where, place, real, KIND: tl.constexpr, GATE: tl.constexpr):
+    """Return the sum at a place: that of a key, of a target, or one that another kernel wrote."""
+    batch, line, channel = where
+    real &= (place >= 0) & (place < walk.length)
+    token = axis.first + line * axis.between + place * axis.step
+    if KIND == 'keys':
+        high, first = load_tokens(source, batch, token, channel, real)
+        high, first = high.to(tl.float32), first.to(tl.float32)
+        second = tl.where(real, 1.0, 0.0)
+    elif KIND == 'targets':
+        _, high, first, second = load_target(source, batch, token, channel, real, GATE)
+        high = tl.where(real, high, LOWEST)
+    else:
+        high, first, second = load_sum(source.sums, batch, token, channel, real, LOWEST)
+    return high, first, second
+
+
+@triton.jit
+def finish(results, inputs, where, real, found, RESULT: tl.constexpr, GATE: tl.constexpr):
+    """Write the sum of a window, or the output or the gradients that follow from it."""
+    batch, token, channel = where
+    high, first, second = found
+    if RESULT == 'output':
+        query = first
+        if GATE != 'none':
+            query = tl.load(place_in(inputs.query, batch, token, channel), mask=real, other=0.0)
+        mixed = gated_mean(query, first, second, 'softmax', GATE)
+        store_row(results.output, place_in(results.output, batch, token, channel), 0, real, mixed)
+    if RESULT == 'gradients':
+        key, value = load_tokens(inputs, batch, token, channel, real)
+        grad_key, grad_value = gradients_of_token(key, value, high, first, second, 'softmax')
+        store_row(results.key, place_in(results.key, batch, token, channel), 0, real, grad_key)
+        store_row(
+            results.value, place_in(results.value, batch, token, channel), 0, real, grad_value
+        )
+        if results.query is not None:
+            grad_query, _, _, _ = load_target(inputs, batch, token, channel, real, GATE)
+            at = place_in(results.query, batch, token, channel)
+            store_row(results.query, at, 0, real, grad_query)
+    else:
+        store_sum(results.sums, batch, token, channel, real, high, first, second)
+
+
+@triton.jit
+def ends_of_blocks(
+    ends, source, walk, axis, KIND: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Write the sum from each place to the end of its block into ends [3, B, lines · length, D]."""
+    ROWS: tl.constexpr = BLOCK.rows
+    blocks = tl.cdiv(walk.length, walk.window)
+    batch, line, start, channel, lanes = find_lanes(walk, blocks, BLOCK)
+    high, first, second = empty_sum(BLOCK.lanes, BLOCK.channels)
+    offset = tl.zeros([], tl.int64) + walk.window - 1
+    while offset >= 0:
+        loaded = ()
+        for r in tl.static_range(ROWS):
+            real = lanes & (offset >= r)
+            where = batch, line, channel
+            one = load_place(source, walk, axis, where, start + offset - r, real, KIND, GATE)
+            loaded = loaded + (one,)
+        for r in tl.static_range(ROWS):
+            high, first, second = merge(
+                high, first, second, loaded[r][0], loaded[r][1], loaded[r][2]
+            )
+            place = start + offset - r
+            real = lanes & (offset >= r) & (place < walk.length)
+            token = line * walk.length + place
+            store_sum(ends, batch, token, channel, real, high, first, second)
+        offset -= ROWS
+
+
+@triton.jit
+def sum_windows(results, inputs, source, ends, walk, axes, FORM: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute the sum of each window, and :func:`finish` it."""
+    KIND: tl.constexpr = FORM[0]
+    RESULT: tl.constexpr = FORM[1]
+    GATE: tl.constexpr = FORM[2]
+    ROWS: tl.constexpr = BLOCK.rows
+    blocks = tl.cdiv(walk.results + walk.ahead, walk.window)
+    batch, line, start, channel, lanes = find_lanes(walk, blocks, BLOCK)
+    high, first, second = empty_sum(BLOCK.lanes, BLOCK.channels)
+    offset = tl.zeros([], tl.int64)
+    while offset < walk.window:
+        loaded, before = (), ()
+        for r in tl.static_range(ROWS):
+            where, place = (batch, line, channel), start + offset + r
+            inside = lanes & (offset + r < walk.window)
+            one = load_place(source, walk, axes[0], where, place, inside, KIND, GATE)
+            loaded = loaded + (one,)
+            # The window of the last place of a block is the whole block.
+            place = place - walk.window + 1
+            real = inside & (offset + r < walk.window - 1) & (place >= 0) & (place < walk.length)
+            one = load_sum(ends, batch, line * walk.length + place, channel, real, LOWEST)
+            before = before + (one,)
+        for r in tl.static_range(ROWS):
+            high, first, second = merge(
+                high, first, second, loaded[r][0], loaded[r][1], loaded[r][2]
+            )
+            found = merge(high, first, second, before[r][0], before[r][1], before[r][2])
+            place = start + offset + r - walk.ahead
+            real = lanes & (offset + r < walk.window) & (place >= 0) & (place < walk.results)
+            token = axes[1].first + line * axes[1].between + place * axes[1].step
+            finish(results, inputs, (batch, token, channel), real, found, RESULT, GATE)
+        offset += ROWS
+
+
+@triton.jit
+def add_right_block(
+    results, inputs, sums, walk, axis, half, FORM: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Add the left block of the row above, `half` columns right, and :func:`finish`."""
+    RESULT: tl.constexpr = FORM[1]
+    GATE: tl.constexpr = FORM[2]
+    batch, line, place, channel, real = find_lanes(walk, walk.length, BLOCK)
+    width = walk.length + half
+    found = load_sum(sums, batch, line * width + place, channel, real, LOWEST)
+    above = (line - 1) * width + place + half
+    right = load_sum(sums, batch, above, channel, real & (line > 0), LOWEST)
+    found = merge(found[0], found[1], found[2], right[0], right[1], right[2])
+    token = axis.first + line * axis.between + place * axis.step
+    finish(results, inputs, (batch, token, channel), real, found, RESULT, GATE)
 
 
 class Places(NamedTuple):
-    """The grid as (lines, columns); places of the window along each and how many lie ahead."""
+    """The grid as (lines, columns), and along each the places of the window and those ahead."""
 
     grid: tuple[int, int]
     window: tuple[int, int]
     ahead: tuple[int, int]
-    # Columns between the two blocks of a causal window on a grid.
+    # Columns between the two blocks of a causal window on a grid; else 0.
     half: int
 
 
 def find_places(window: Sequence[int], grid: Sequence[int], causal: bool) -> Places:
-    """The window of `geometry.hard_mask`, no larger than the grid."""
+    """Return the window of `geometry.hard_mask`, limited to the grid."""
     if len(grid) == 1:
         reach = min(window[0], grid[0]) - 1
         ahead = 0 if causal else reach
@@ -38,13 +252,13 @@ def find_places(window: Sequence[int], grid: Sequence[int], causal: bool) -> Pla
 
 
 def new_sums(value: Tensor, tokens: int) -> Tensor:
-    """Room for a sum per token and channel, [3, B, tokens, D]."""
+    """Return new sums [3, B, tokens, D]."""
     batch, _, channels = value.shape
     return torch.empty(3, batch, tokens, channels, dtype=torch.float32, device=value.device)
 
 
 class _Pass(NamedTuple):
-    """What all kernels of a pass share: a value for shapes, the places, and what they write."""
+    """What the kernels of a pass share: a value for shapes, the places, inputs and results."""
 
     value: Tensor
     places: Places
@@ -55,7 +269,7 @@ class _Pass(NamedTuple):
 
     @property
     def corner(self) -> Axis:
-        """Lines of columns among tokens: from the first one, backward from the last one."""
+        """Axis of the columns, from the first token on, or in the backward pass from the last one."""
         (lines, width), sign = self.places.grid, -1 if self.result == 'gradients' else 1
         return Axis(lines * width - 1 if sign < 0 else 0, sign * width, sign)
 
@@ -63,29 +277,29 @@ class _Pass(NamedTuple):
         return Walk(len(self.value), lines, length, results, window, ahead, self.value.shape[2])
 
     def launch(self, kernel, lanes: int, *arguments, **options) -> None:
-        """The kernel on as many lanes."""
+        """Launch the kernel on `lanes` lanes."""
         block = find_block('window', self.value.device)
         channels = triton.cdiv(self.value.shape[2], block.channels)
         programs = triton.cdiv(lanes, block.lanes), channels
-        sizes = Block(block.lanes, block.rows, block.channels)
+        sizes = WindowTile(block.lanes, block.rows, block.channels)
         kernel[programs](*arguments, **options, BLOCK=sizes, num_warps=block.warps)
 
     def sum_along(
         self, walk: Walk, source: Tensors, axes: tuple[Axis, Axis], sums: Tensor | None, kind: str
     ) -> None:
-        """Sums of windows along one axis: into `sums`, or into the results if that is None."""
+        """Sum windows along one axis into `sums`, or into the results if that is None."""
         ends = strided(new_sums(self.value, walk.lines * walk.length))
         blocks = walk.batch * walk.lines * triton.cdiv(walk.length, walk.window)
         options = dict(KIND=kind, GATE=self.gate)
-        self.launch(kernels.ends_of_blocks, blocks, ends, source, walk, axes[0], **options)
+        self.launch(ends_of_blocks, blocks, ends, source, walk, axes[0], **options)
         results = self.results if sums is None else Tensors(sums=strided(sums))
         form = kind, self.result if sums is None else 'sums', self.gate
         blocks = walk.batch * walk.lines * triton.cdiv(walk.results + walk.ahead, walk.window)
         arguments = results, self.inputs, source, ends, walk, axes
-        self.launch(kernels.sum_windows, blocks, *arguments, FORM=form)
+        self.launch(sum_windows, blocks, *arguments, FORM=form)
 
     def run(self) -> None:
-        """All kernels of the pass, along the columns and then the rows."""
+        """Run all kernels of the pass, along the columns and then the rows."""
         (lines, width), window, ahead, half = self.places
         kind = 'targets' if self.result == 'gradients' else 'keys'
         columns = self.walk(lines, width, width + half, window[1], ahead[1])
@@ -109,7 +323,7 @@ class _Pass(NamedTuple):
         lanes = len(self.value) * lines * width
         arguments = self.results, self.inputs, strided(blocks), tokens, self.corner, half
         form = kind, self.result, self.gate
-        self.launch(kernels.add_right_block, lanes, *arguments, FORM=form)
+        self.launch(add_right_block, lanes, *arguments, FORM=form)
 
 
 def hard_window(
@@ -123,7 +337,7 @@ def hard_window(
     causal: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """AFTLocalHard [B, T, D], and to `save` the sum of each window [3, B, T, D]."""
+    """Return AFT-local-hard [B, T, D], and with `save` the sum of each window [3, B, T, D]."""
     output = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     saved = new_sums(value, value.shape[1] if save else 0)
     if len(value):
@@ -148,7 +362,7 @@ def hard_window_backward(
     causal: bool,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
-    """The gradients of those of query, key and value that are wanted."""
+    """Return the gradients of those of query, key and value that are wanted."""
     results = [
         torch.empty(x.shape, dtype=x.dtype, device=x.device) if needed else None
         for x, needed in zip((query, key, value), wanted, strict=False)
@@ -171,7 +385,7 @@ window_op = register(hard_window, hard_window_backward, fake=_empty, name='aft_l
 
 
 def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
-    """O(T·D), whatever the window: sums of blocks as long as it."""
+    """Compute AFT-local-hard in O(T·D) for any window."""
     grid = [value.shape[1]] if grid is None else list(grid)
     sizes = list(as_pair(window))[: len(grid)] if isinstance(window, int) else list(window)
     save = differentiated(query, key, value)

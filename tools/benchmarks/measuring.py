@@ -1,16 +1,22 @@
-"""Interleaved timing: every form of a thing in turn, so that a slow moment falls on all of them."""
+"""Interleaved timing, so that a slow moment affects all candidates, and peak memory of a call."""
 
+import ctypes
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch
-from clocks import CLOCKS
+from arguments import CLOCKS
 from torch import Tensor
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
+
+from aft_mm.cli.allocator import keep_freed_memory
 
 # Larger than the second-level cache of any GPU.
 CACHE_BYTES = 256 * 2**20
@@ -129,3 +135,38 @@ def device_rates(device: str, dtype: torch.dtype) -> dict[str, float]:
         copy_bytes_per_second=2 * source.nbytes / fastest['copy'],
         matrix_operations_per_second=2 * side**3 / fastest['product'],
     )
+
+
+def proc_status(field: str) -> float:
+    """A memory field of this process in MiB: VmRSS now, VmHWM the peak since its last reset."""
+    lines = Path('/proc/self/status').read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
+    """MiB that `call` adds, at its peak, to what this process holds on the device."""
+    if torch.device(device).type == 'cpu':
+        # What was freed goes back to the system, or the call would use it again unseen.
+        if trim := getattr(ctypes.CDLL(None), 'malloc_trim', None):
+            trim(0)
+        Path('/proc/self/clear_refs').write_text('5')
+        before = proc_status('VmRSS')
+        call()
+        return proc_status('VmHWM') - before
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    allocated = torch.cuda.memory_allocated(device)
+    call()
+    return (torch.cuda.max_memory_allocated(device) - allocated) / 2**20
+
+
+def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)`` in a new process: memory freed earlier would be used again here.
+
+    The allocator is that of the tools.
+    """
+    # A server that holds the imports and nothing else is forked instead of importing them anew.
+    context = get_context('forkserver')
+    context.set_forkserver_preload(['aft_mm.models'])
+    with ProcessPoolExecutor(1, context, keep_freed_memory) as pool:
+        return pool.submit(function, *args).result()

@@ -1,29 +1,32 @@
-"""AFT-simple, causal: ``y_t = g(q_t) n_t / d_t`` with running sums n, d of e^k v, e^k, in one pass.
+"""Causal AFT-simple: ``y_t = g(q_t) n_t / d_t`` with running sums n, d of e^k v and e^k, in one pass.
 
-A program walks along one sequence, a tile at a time: `groups` times `rows` tokens of its channels.
-The rows of a group lie in one thread. It sums those of the group before its own, a scan over the
-groups says what each starts from, and it walks along its own rows with all that came before them.
-So a tile is loaded twice, the second time from the cache, and memory is read once. Nothing but the
-output is written; to save for the gradient, the sum before each group. Sums are those of `rows.py`,
-exact for any finite key, and so also of relu and relu2 keys.
+A program walks along the channels of one sequence, a tile of `groups` · `rows` tokens at a time. One
+thread holds the rows of a group. It sums the group before its own, a scan over the groups gives the
+sum that each group starts from, and the thread then adds its own rows one by one. A tile is thus
+loaded twice, the second time from the cache. Only the output is written and, if a gradient is
+wanted, the sum before each group. The sums are those of `online_softmax.py`.
 
-The backward pass goes from the last tile to the first, reruns each group from what was saved, and
-sums the gradients of the targets the other way round: over ``e^(−m_t)``, which only grows on the
-way.
+The backward pass goes from the last tile to the first, recomputes each group from the saved sum, and
+sums the gradients of the targets in reverse, relative to ``e^(−m_t)``, which only grows on the way.
 
-Where batch and channels give too few programs for the device, a sequence is cut into chunks, and a
-kernel before that sums each of them: inputs are then read twice. A program adds the sums of the
-chunks before its own, at most MOST_CHUNKS.
+If batch and channels give too few programs for the device, a sequence is divided into chunks, and a
+first kernel sums each chunk. A program then adds the sums of the chunks before its own, at most
+MOST_CHUNKS.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from .rows import (
+from .block_sizes import count_processors, find_block
+from .online_softmax import (
     HIGHEST,
     LOWEST,
+    Tensors,
     add_target,
     add_token,
     empty_sum,
@@ -36,14 +39,16 @@ from .rows import (
     place_in,
     store_row,
     store_sum,
+    strided,
     target_of_token,
 )
+from .torch_ops import differentiated, register
 
-# What a program sums at once.
+# Chunks whose sums a program adds at once.
 MOST_CHUNKS = tl.constexpr(64)
 
 
-class Block(NamedTuple):
+class ScanTile(NamedTuple):
     """Groups, rows of a group and channels of a tile."""
 
     groups: int
@@ -51,8 +56,8 @@ class Block(NamedTuple):
     channels: int
 
 
-class Sizes(NamedTuple):
-    """Numbers of tokens, of channels, and of tokens and tiles of a chunk."""
+class ScanSizes(NamedTuple):
+    """Tokens and channels, and tokens and tiles per chunk."""
 
     tokens: int
     channels: int
@@ -61,8 +66,8 @@ class Sizes(NamedTuple):
 
 
 @triton.jit
-def place(sizes, CHANNELS: tl.constexpr):
-    """The sequence and the chunk of this program, its channels [1, CHANNELS], and which exist."""
+def locate_program(sizes, CHANNELS: tl.constexpr):
+    """Return sequence, chunk and channels [1, CHANNELS] of this program, and which channels exist."""
     blocks = tl.cdiv(sizes.channels, CHANNELS)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     channel = (tl.program_id(0) % blocks) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
@@ -71,7 +76,7 @@ def place(sizes, CHANNELS: tl.constexpr):
 
 @triton.jit
 def find_rows(sizes, tile, channel, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
-    """The first token of each group [GROUPS, 1], and which numbers of its rows exist, a tuple."""
+    """Return the first token of each group [GROUPS, 1], and a tuple of masks, one per row."""
     ROWS: tl.constexpr = BLOCK.rows
     group = tl.arange(0, BLOCK.groups)[:, None]
     if REVERSE:
@@ -85,7 +90,7 @@ def find_rows(sizes, tile, channel, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_rows(x, batch, token, channel, real, ROWS: tl.constexpr, other: tl.constexpr):
-    """Rows of x, a tuple; of None as many that are not used."""
+    """Load a tuple of rows of x; placeholders for None."""
     rows = ()
     if x is None:
         rows = real
@@ -98,7 +103,7 @@ def load_rows(x, batch, token, channel, real, ROWS: tl.constexpr, other: tl.cons
 
 @triton.jit
 def load_tokens(inputs, batch, token, channel, real, ROWS: tl.constexpr):
-    """Rows of keys and of values, −inf and 0 where there is none or it is hidden."""
+    """Load rows of keys and values, −inf and 0 where hidden or past the end."""
     seen = real
     if inputs.key_mask is not None:
         at = inputs.key_mask[0] + batch * inputs.key_mask[1] + token * inputs.key_mask[2]
@@ -112,7 +117,7 @@ def load_tokens(inputs, batch, token, channel, real, ROWS: tl.constexpr):
 
 @triton.jit
 def sum_rows(keys, values, KEY: tl.constexpr, ROWS: tl.constexpr):
-    """The sum of the rows of each group."""
+    """Return the sum of the rows of each group."""
     if KEY == 'softmax':
         high = keys[0].to(tl.float32)
         for r in tl.static_range(1, ROWS):
@@ -133,7 +138,10 @@ def sum_rows(keys, values, KEY: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def follow(high, first, second, carry, BLOCK: tl.constexpr):
-    """What each group starts from, of the sums of the groups before each and a carry before all."""
+    """Return the sum that each group starts from, and the next carry.
+
+    `high`, `first`, `second` are the sums of the group before each one, `carry` precedes all.
+    """
     GROUPS: tl.constexpr = BLOCK.groups
     edge = tl.arange(0, GROUPS)[:, None] == 0
     joined = merge(carry[0], carry[1], carry[2], high, first, second)
@@ -156,8 +164,8 @@ def follow(high, first, second, carry, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def total(high, first, second):
-    """One sum [1, CHANNELS] of those of all groups."""
+def sum_groups(high, first, second):
+    """Merge the sums of all groups into one, [1, CHANNELS]."""
     top = tl.max(high, 0, keep_dims=True)
     scale = exp(high - top)
     first = tl.sum(first * scale, 0, keep_dims=True)
@@ -166,20 +174,20 @@ def total(high, first, second):
 
 @triton.jit
 def load_chunks(sums, batch, chunk, channel, inside, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of the chunks before this one, or after it if REVERSE; of none if `sums` is None."""
+    """Return the sum of the chunks before this one, or after it with REVERSE; empty without `sums`."""
     if sums is None:
         found = empty_sum(1, BLOCK.channels)
     else:
         chunks = tl.arange(0, MOST_CHUNKS)[:, None]
         real = (chunks > chunk) & (chunks < tl.num_programs(1)) if REVERSE else chunks < chunk
         high, first, second = load_sum(sums, batch, chunks, channel, inside & real, LOWEST)
-        found = total(high, first, second)
+        found = sum_groups(high, first, second)
     return found
 
 
 @triton.jit
 def merge_pairs(m, n, d, bm, bn, bd, om, on, od, obm, obn, obd):
-    """Of two neighbours the sum of both, and of all but the last group of the second."""
+    """Merge two neighbours: the inclusive sums, and the sums without the last group."""
     bm, bn, bd = merge(m, n, d, obm, obn, obd)
     m, n, d = merge(m, n, d, om, on, od)
     return m, n, d, bm, bn, bd
@@ -187,7 +195,7 @@ def merge_pairs(m, n, d, bm, bn, bd, om, on, od, obm, obn, obd):
 
 @triton.jit
 def precede(high, first, second, carry, BLOCK: tl.constexpr):
-    """The sums of the groups before each and of a carry before all, and those of all."""
+    """Return the exclusive sums of the groups after a carry, and the next carry."""
     edge = tl.arange(0, BLOCK.groups)[:, None] == 0
     zero = tl.zeros_like(high)
     joined = merge(carry[0], carry[1], carry[2], high, first, second)
@@ -213,9 +221,9 @@ def precede(high, first, second, carry, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def chunk_sums(sums, inputs, sizes, KEY: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of each chunk into sums [3, B, chunks, D]."""
-    batch, chunk, channel, inside = place(sizes, BLOCK.channels)
+def scan_chunk_sums(sums, inputs, sizes, KEY: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the sum of each chunk into sums [3, B, chunks, D]."""
+    batch, chunk, channel, inside = locate_program(sizes, BLOCK.channels)
     high, first, second = empty_sum(BLOCK.groups, BLOCK.channels)
     tile = chunk * sizes.tiles
     last = tl.minimum(tile + sizes.tiles, tl.cdiv(sizes.tokens, BLOCK.groups * BLOCK.rows))
@@ -225,20 +233,20 @@ def chunk_sums(sums, inputs, sizes, KEY: tl.constexpr, BLOCK: tl.constexpr):
         own = sum_rows(keys, values, KEY, BLOCK.rows)
         high, first, second = merge(high, first, second, own[0], own[1], own[2])
         tile += 1
-    high, first, second = total(high, first, second)
+    high, first, second = sum_groups(high, first, second)
     store_sum(sums, batch, chunk, channel, inside, high, first, second)
 
 
 @triton.jit
-def forward(
+def scan_forward(
     output, saved, starts, inputs, sizes, KEY: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Output, and the sum before each group into saved [3, B, groups, D] unless that is None.
+    """Write the output and, unless `saved` is None, the sum before each group [3, B, groups, D].
 
-    `starts` has the sums of the chunks, None for a single one.
+    `starts` holds the sums of the chunks, None for a single chunk.
     """
     ROWS: tl.constexpr = BLOCK.rows
-    batch, chunk, channel, inside = place(sizes, BLOCK.channels)
+    batch, chunk, channel, inside = locate_program(sizes, BLOCK.channels)
     high, first, second = load_chunks(starts, batch, chunk, channel, inside, False, BLOCK)
     tile = chunk * sizes.tiles
     last = tl.minimum(tile + sizes.tiles, tl.cdiv(sizes.tokens, BLOCK.groups * ROWS))
@@ -266,28 +274,28 @@ def forward(
 def find_targets(
     results, saved, inputs, where, real, KEY: tl.constexpr, GATE: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Keys, values and the sum that each row is to its keys; writes the gradients of queries."""
+    """Return keys, values and targets of the rows, and store the gradients of the queries."""
     batch, token, channel = where
     keys, values = load_tokens(inputs, batch, token, channel, real, ROWS)
     queries = load_rows(inputs.query, batch, token, channel, real, ROWS, 0.0)
     gradients = load_rows(inputs.gradient, batch, token, channel, real, ROWS, 0.0)
-    # Past the last token a target is nothing, over −HIGHEST.
+    # Past the last token the target is an empty sum.
     before = load_sum(saved, batch, token // ROWS, channel, real[0], HIGHEST)
     at = place_in(results.query, batch, token, channel)
     targets = ()
     for r in tl.static_range(ROWS):
         before = add_token(before[0], before[1], before[2], keys[r], values[r], KEY)
-        by_query, high, first, second = target_of_token(
+        grad_query, high, first, second = target_of_token(
             gradients[r], queries[r], before[0], before[1], before[2], KEY, GATE
         )
-        store_row(results.query, at, r, real[r], by_query)
+        store_row(results.query, at, r, real[r], grad_query)
         targets = targets + ((high, first, second),)
     return keys, values, targets
 
 
 @triton.jit
 def sum_targets(high, first, second, targets, ROWS: tl.constexpr):
-    """The sum with the targets of all rows, which come before it."""
+    """Add the targets of all rows, last row first."""
     for r in tl.static_range(ROWS - 1, -1, -1):
         high, first, second = add_target(
             high, first, second, targets[r][0], targets[r][1], targets[r][2]
@@ -296,11 +304,11 @@ def sum_targets(high, first, second, targets, ROWS: tl.constexpr):
 
 
 @triton.jit
-def backward_chunk_sums(
+def scan_backward_chunk_sums(
     sums, results, saved, inputs, sizes, KEY: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The sum of the targets of each chunk into sums [3, B, chunks, D]."""
-    batch, chunk, channel, inside = place(sizes, BLOCK.channels)
+    """Write the sum of the targets of each chunk into sums [3, B, chunks, D]."""
+    batch, chunk, channel, inside = locate_program(sizes, BLOCK.channels)
     high, first, second = empty_sum(BLOCK.groups, BLOCK.channels)
     tile = chunk * sizes.tiles
     last = tl.minimum(tile + sizes.tiles, tl.cdiv(sizes.tokens, BLOCK.groups * BLOCK.rows))
@@ -313,20 +321,20 @@ def backward_chunk_sums(
         own = sum_targets(own[0], own[1], own[2], targets, BLOCK.rows)
         high, first, second = merge(high, first, second, own[0], own[1], own[2])
         tile += 1
-    high, first, second = total(high, first, second)
+    high, first, second = sum_groups(high, first, second)
     store_sum(sums, batch, chunk, channel, inside, high, first, second)
 
 
 @triton.jit
-def backward(
+def scan_backward(
     results, saved, ends, inputs, sizes, KEY: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The gradients of query, key and value, of each that is not None.
+    """Write those gradients of query, key and value whose result is not None.
 
-    `ends` has the sums of the targets of the chunks, None for a single one.
+    `ends` holds the sums of the targets of the chunks, None for a single chunk.
     """
     ROWS: tl.constexpr = BLOCK.rows
-    batch, chunk, channel, inside = place(sizes, BLOCK.channels)
+    batch, chunk, channel, inside = locate_program(sizes, BLOCK.channels)
     high, first, second = load_chunks(ends, batch, chunk, channel, inside, True, BLOCK)
     start = chunk * sizes.tiles
     tile = tl.minimum(start + sizes.tiles, tl.cdiv(sizes.tokens, BLOCK.groups * ROWS)) - 1
@@ -345,9 +353,138 @@ def backward(
             later = add_target(
                 later[0], later[1], later[2], targets[r][0], targets[r][1], targets[r][2]
             )
-            by_key, by_value = gradients_of_token(
+            grad_key, grad_value = gradients_of_token(
                 keys[r], values[r], later[0], later[1], later[2], KEY
             )
-            store_row(results.key, key_at, r, real[r], by_key)
-            store_row(results.value, value_at, r, real[r], by_value)
+            store_row(results.key, key_at, r, real[r], grad_key)
+            store_row(results.value, value_at, r, real[r], grad_value)
         tile -= 1
+
+
+# Shorter chunks cost more than they save.
+SHORTEST_CHUNK = 256
+
+
+class ChunkPlan(NamedTuple):
+    """Tokens per chunk, chunks per sequence, channels per program and programs per chunk."""
+
+    chunk: int
+    chunks: int
+    channels: int
+    programs: int
+
+
+def plan_chunks(value: Tensor) -> ChunkPlan:
+    """Divide sequences into chunks if whole sequences would occupy less than half of the device.
+
+    On 132 multiprocessors with 2-byte types, [16, 1024, 512] gives 256 programs of 32 channels and
+    [16, 3072, 256] gives 128. [2, 3072, 256] would give 16, so it is divided into 12 chunks, and
+    [1, 16384, 256] into 32.
+    """
+    batch, tokens, channels = value.shape
+    processors = count_processors(value.device)
+    tile = find_block('scan', value.device)
+    width = tile.row_bytes // value.itemsize
+    if batch * triton.cdiv(channels, width) < 2 * processors:
+        width //= 2
+    programs = batch * triton.cdiv(channels, width)
+    chunks = 1
+    if 2 * programs < processors:
+        chunks = min(2 * processors // programs, tokens // SHORTEST_CHUNK, MOST_CHUNKS.value)
+    rows = tile.groups * tile.rows
+    chunk = triton.cdiv(triton.cdiv(tokens, max(chunks, 1)), rows) * rows
+    return ChunkPlan(chunk, triton.cdiv(tokens, chunk), width, programs)
+
+
+def _launch_settings(kernel: str, value: Tensor) -> tuple[ChunkPlan, ScanSizes, dict]:
+    plan = plan_chunks(value)
+    tile = find_block(kernel, value.device)
+    block = ScanTile(tile.groups, tile.rows, plan.channels)
+    _, tokens, channels = value.shape
+    tiles = plan.chunk // (tile.groups * tile.rows)
+    sizes = ScanSizes(tokens, channels, plan.chunk, tiles)
+    return plan, sizes, dict(BLOCK=block, num_warps=tile.warps)
+
+
+def new_sums(value: Tensor, count: int) -> Tensor:
+    """Return new sums [3, B, count, D]."""
+    batch, _, channels = value.shape
+    return torch.empty(3, batch, count, channels, dtype=torch.float32, device=value.device)
+
+
+def count_groups(value: Tensor) -> int:
+    """Return the number of groups of a sequence."""
+    rows = find_block('scan', value.device).rows
+    return (value.shape[1] + rows - 1) // rows
+
+
+def causal_simple(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    key_function: str,
+    gate: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return causal AFT-simple [B, T, D], and with `save` the sum before each group."""
+    output = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    saved = new_sums(value, count_groups(value) if save else 0)
+    if len(value) == 0:
+        return output, saved
+    inputs = Tensors(*map(strided, (query, key, value, key_mask)))
+    plan, sizes, settings = _launch_settings('scan', value)
+    grid, starts = (plan.programs, plan.chunks), None
+    with torch.cuda.device_of(value):
+        if plan.chunks > 1:
+            starts = strided(new_sums(value, plan.chunks))
+            scan_chunk_sums[grid](starts, inputs, sizes, KEY=key_function, **settings)
+        kept = strided(saved) if save else None
+        options = dict(KEY=key_function, GATE=gate, **settings)
+        scan_forward[grid](strided(output), kept, starts, inputs, sizes, **options)
+    return output, saved
+
+
+def causal_simple_backward(
+    gradient: Tensor,
+    saved: Tensor,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    key_function: str,
+    gate: str,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """Return the gradients of those of query, key and value that are wanted."""
+    results = [
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) if needed else None
+        for x, needed in zip((query, key, value), wanted, strict=False)
+    ]
+    if len(value):
+        inputs = Tensors(*map(strided, (query, key, value, key_mask, gradient)))
+        plan, sizes, settings = _launch_settings('scan_backward', value)
+        options = dict(KEY=key_function, GATE=gate, **settings)
+        grid, ends = (plan.programs, plan.chunks), None
+        kept, nowhere = strided(saved), Tensors()
+        with torch.cuda.device_of(value):
+            if plan.chunks > 1:
+                ends = strided(new_sums(value, plan.chunks))
+                scan_backward_chunk_sums[grid](ends, nowhere, kept, inputs, sizes, **options)
+            scan_backward[grid](
+                Tensors(*map(strided, results)), kept, ends, inputs, sizes, **options
+            )
+    return [x for x in results if x is not None]
+
+
+def _empty(query, key, value, key_mask, key_function, gate, save):
+    return value.new_empty(value.shape), new_sums(value, count_groups(value) if save else 0)
+
+
+simple_op = register(causal_simple, causal_simple_backward, fake=_empty, name='aft_simple')
+
+
+def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
+    """Compute causal AFT-simple in O(T·D) with running sums."""
+    save = differentiated(query, key, value)
+    return simple_op(query, key, value, key_mask, key_function, gate, save)[0]

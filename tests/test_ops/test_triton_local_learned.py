@@ -5,10 +5,10 @@ import torch
 
 from .cases import Case, run_with_gradients
 from .test_backends import assert_close, oracle
-from .triton_parity import DEVICE, DTYPES, TERMS, compare, on_device
+from .triton_parity import DEVICE, TERMS, compare, on_device
 
 from .product_cases import MARKS, spread_keys  # isort: skip - where Triton is
-from aft_mm.ops.triton import normalized as library  # isort: skip
+from aft_mm.ops.triton import local_learned as library  # isort: skip
 
 pytestmark = MARKS
 
@@ -26,7 +26,7 @@ IDS = lambda case: case.name  # noqa: E731
 EACH = pytest.mark.parametrize('case', ONE_TILE, ids=IDS)
 
 
-@DTYPES
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
 def test_types(dtype, monkeypatch):
     case = MANY_TILES[1]
     compare(case, on_device(case.inputs(1, dtype=dtype)), monkeypatch)
@@ -37,7 +37,7 @@ def test_matches_oracle(case, monkeypatch):
     compare(case, on_device(case.inputs(2, dtype=torch.float32)), monkeypatch)
 
 
-@pytest.mark.parametrize('kind', ['huge', 'late'])
+@pytest.mark.parametrize('kind', ['late'])
 @pytest.mark.parametrize('case', ONE_TILE[:1] + MANY_TILES[1:], ids=IDS)
 def test_keys_of_any_size(kind, case, monkeypatch):
     query, key, *others = on_device(case.inputs(1, dtype=torch.float32))
@@ -81,4 +81,4 @@ def test_the_op_is_sound():
     query, key, value, bias = on_device(ONE_TILE[2].inputs(1, dtype=torch.float32))
     tensors = [x.requires_grad_() for x in (query, key, value, bias)]
     arguments = *tensors, None, [3], None, True, 'sigmoid', True
-    torch.library.opcheck(library.normalized, arguments)
+    torch.library.opcheck(library.local_learned, arguments)

@@ -1,7 +1,7 @@
-"""What the Triton kernels serve and why not the rest; found out without loading them.
+"""Which calls have a Triton kernel, and the reasons why others have none, without loading Triton.
 
 ``TRITON_INTERPRET=1``, set before the first call, runs the kernels in Triton's interpreter on the
-CPU: slow, and for checking them.
+CPU. That is slow and meant for tests.
 """
 
 import functools
@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-# The ops that have a kernel, and the options that it needs.
+# Ops that have a kernel, and the options that the kernel requires.
 KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(causal=True),
     'aft_full': {},
@@ -23,7 +24,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_local_hard': {},
     'aft_conv': dict(global_connectivity=True, causal=False),
 }
-# The steps of `ops/steps.py` that have one; the last of their tensors is the buffer of keys.
+# Decoding steps that have a kernel; the last of their tensors is the buffer of keys.
 STEP_KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple_step': dict(key_function='softmax'),
     'aft_full_step': {},
@@ -50,51 +51,51 @@ def _conv_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -
     return [f'has a kernel for aft_conv on grids of 1 or 2 sizes only, got {grid}']
 
 
-# What else a kernel cannot serve, as sentences, by the inputs and options of a call. The docstring
-# of each says what it can, for the table of `ops/__main__.py`.
+# Further limits of kernels: each returns reasons for the inputs and options of a call. The docstring
+# states the requirement and is printed by `python -m aft_mm.ops`.
 LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {
     op: _step_limits for op in STEP_KERNELS
 }
 LIMITS['aft_conv'] = _conv_limits
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# What the kernels are compiled for in the tests.
+# The oldest chip that the tests compile the kernels for.
 OLDEST_CAPABILITY = (8, 0)
-# Products that are summed in a loop are reported to come out wrong there.
+# Triton 3.6 is reported to compile products in a loop wrongly for this chip.
 REFUSED_CAPABILITY = 10
-# That of torch 2.11. Older ones have no tuples in kernels (3.2) or were not tried, nor newer ones.
+# The version that torch 2.11 ships. Others are untested; 3.2 lacks tuples in kernels.
 ONLY_TRITON = (3, 6)
 
 
 def interpreted() -> bool:
-    """Whether the environment asks for Triton's interpreter."""
+    """Return whether the environment requests Triton's interpreter."""
     return os.environ.get('TRITON_INTERPRET') == '1'
 
 
 def constant(function: Callable) -> Callable:
-    """``torch.compiler.assume_constant_result``, whose own call imports the compiler: seconds."""
+    """``torch.compiler.assume_constant_result`` without importing the compiler, which takes seconds."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
-# The compiler takes the answer and does not look into how a package or a device is asked.
+# torch.compile uses the result as a constant and does not trace the query of packages and devices.
 @constant
 def machine_reasons(device_type: str, index: int | None) -> tuple[str, ...]:
-    """What this machine lacks."""
+    """Return what this machine lacks to run the kernels; empty if nothing."""
     return ask_machine(device_type, index, interpreted())
 
 
 @functools.cache
 def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple[str, ...]:
-    """What this machine lacks, asked once: drivers and disks take longer than a step."""
+    """Query the machine once; drivers and disks are slower than a decoding step."""
     needed = 'cpu' if interpreted else 'cuda'
     if device_type != needed:
         where = " in Triton's interpreter" if interpreted else ''
-        return (f'serves {needed} tensors{where}',)
+        return (f'runs on {needed} tensors only{where}',)
     if importlib.util.find_spec('triton') is None:
         return ('Triton is not installed',)
     if needed == 'cuda':
         if torch.version.hip is not None:
-            return ('serves NVIDIA devices',)
+            return ('runs on NVIDIA devices only',)
         if not torch.cuda.is_available():
             return ('no CUDA device is available',)
         capability = torch.cuda.get_device_capability(index)
@@ -110,22 +111,26 @@ def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple
     return ()
 
 
-def compiler(device_type: str, index: int | None) -> dict[str, str | None]:
-    """The versions of Triton and, for a CUDA device, of the ptxas that it calls there."""
-    ptxas = None
-    if device_type == 'cuda':
-        major, minor = torch.cuda.get_device_capability(index)
-        nvidia = importlib.import_module('triton.backends.nvidia.compiler')
-        ptxas = nvidia.get_ptxas_version(10 * major + minor).strip().splitlines()[-1]
-    return dict(triton=importlib.import_module('triton').__version__, ptxas=ptxas)
+def triton_version() -> str:
+    """Return the version of the installed Triton."""
+    return importlib.import_module('triton').__version__
 
 
-def reasons_against(
+# Evaluated while a graph is compiled, in which the state of torch.func is that of the traced code.
+@constant
+def _differentiation_reasons() -> tuple[str, ...]:
+    """Return why torch.func or forward-mode differentiation excludes the kernels, if active."""
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return ('torch.func and forward-mode differentiation need operations of torch',)
+    return ()
+
+
+def unsupported_reasons(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
-    """Why no kernel serves the call; empty if one does."""
+    """Return the reasons why no kernel can run the call; empty if one can."""
     device = tensors[2].device
-    reasons = list(machine_reasons(device.type, device.index))
+    reasons = [*machine_reasons(device.type, device.index), *_differentiation_reasons()]
     if op not in KERNELS:
         return [*reasons, 'has no kernel']
     for name, needed in KERNELS[op].items():

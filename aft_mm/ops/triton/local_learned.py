@@ -1,13 +1,14 @@
-"""AFT-local-learned of the Triton backend: three products, of which two give denominators only.
+"""AFT-local-learned as three products, two of which compute denominators only.
 
 ``y = g(q) N / (Z D)`` with N = W (E v), Z = W 1 and D = E summed over the visible tokens (ICLR
-submission, eq. 8), is the output o of AFT-local times the ratio ``r = W E / (Z D)``, at most 1:
+submission, eq. 8). That is the output o of AFT-local times the ratio ``r = W E / (Z D)`` ≤ 1:
 
-- W E and o are those of AFT-local; D is its denominator with no window at all, W = 1; Z that of
-  AFT-local for keys of 0, in one channel;
-- their logarithms are over units that cancel, so that r loses nothing whatever the keys are.
+- W E and o are those of AFT-local; D is its denominator without a window (W = 1); Z is its
+  denominator for keys of 0, in one channel;
+- the units of their logarithms cancel, so r is exact for all keys.
 
-The gradient of r is one of the three λ, which the gradient of a product takes beside that of o.
+The gradient of r is that of the three λ, which the gradient of a product accepts along with that of
+o.
 """
 
 from collections.abc import Sequence
@@ -16,44 +17,49 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import product_launch as launch
-from .product_cut import choose_cut, count_saved, make_band, split_saved
-from .product_library import local_table, window_on
-from .register import differentiated, register
+from .full_local import (
+    MatmulCall,
+    launch_backward,
+    launch_forward,
+    local_table,
+    window_on,
+)
+from .tiling import choose_block, count_saved, make_band, split_saved
+from .torch_ops import differentiated, register
 
 
 def aft_local_learned(
     query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
 ) -> Tensor:
-    """O(T·s·D) time: the products of :func:`aft_local`, and running sums of the keys."""
+    """Compute AFT-local-learned in O(T·s·D): products of AFT-local, and running sums of the keys."""
     save = differentiated(query, key, value, pos_u, pos_v)
     window, grid = window_on(window, grid)
     table = local_table(pos_u, pos_v, value, window, grid, causal, True)
-    return normalized(query, key, value, table, key_mask, window, grid, causal, gate, save)[0]
+    return local_learned(query, key, value, table, key_mask, window, grid, causal, gate, save)[0]
 
 
 class Part(NamedTuple):
-    """One of the products and where it stands in what is kept."""
+    """One of the products, and its place in the saved tensor."""
 
-    call: launch.Call
+    call: MatmulCall
     first: int
     count: int
 
     def kept(self, saved: Tensor) -> Tensor:
-        """What the product keeps."""
+        """Return the part of `saved` that belongs to the product."""
         return saved[self.first : self.first + self.count]
 
     def log(self, saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, λ and the unit of that."""
+        """Return the mean, λ and its unit."""
         call = self.call
-        return split_saved(self.kept(saved), call.value, call.band, call.cut.width)[:3]
+        return split_saved(self.kept(saved), call.value, call.band, call.block.width)[:3]
 
 
 def _parts(key, value, table, key_mask, window, grid, causal) -> list[Part]:
-    """The products of W with (E v, E), of 1 with E and of W with 1."""
-    cut = choose_cut(value, True)
+    """Return the products of W with (E v, E), of 1 with E and of W with 1."""
+    block = choose_block(value, True)
     ones = (len(value) if key_mask is not None else min(len(value), 1)), value.shape[1], 1
-    # The gradients of a key from two products are added, and must not be rounded before.
+    # The gradients of a key from two products are added before they are rounded.
     wide, zero = key.float(), value.new_zeros(ones)
     sources = [
         (wide, value, table, window, grid),
@@ -62,28 +68,28 @@ def _parts(key, value, table, key_mask, window, grid, causal) -> list[Part]:
     ]
     parts, first = [], 0
     for keys, values, bias, near, places in sources:
-        band = make_band(bias, values, near, places, causal, cut.tile)
-        call = launch.Call(None, keys, values, bias, key_mask, 'none', band, cut)
-        count = count_saved(values, band, cut.width)
+        band = make_band(bias, values, near, places, causal, block.tile)
+        call = MatmulCall(None, keys, values, bias, key_mask, 'none', band, block)
+        count = count_saved(values, band, block.width)
         parts.append(Part(call, first, count))
         first += count
     return parts
 
 
 def _ratio(parts: list[Part], saved: Tensor) -> Tensor:
-    """r [B, T, D]."""
+    """Return r [B, T, D]."""
     (_, weighted, unit), (_, plain, plain_unit), (_, bias, _) = (x.log(saved) for x in parts)
     return ((unit - plain_unit) + (weighted - plain) - bias).exp_()
 
 
 def _gate(query: Tensor | None, gate: str) -> Tensor | float:
-    """g(q)."""
+    """Return g(q)."""
     if gate == 'none':
         return 1.0
     return query.float().sigmoid() if gate == 'sigmoid' else query.float().relu()
 
 
-def normalized(
+def local_learned(
     query: Tensor | None,
     key: Tensor,
     value: Tensor,
@@ -95,17 +101,17 @@ def normalized(
     gate: str,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """AFT-local-learned [B, T, D], and with `save` what its gradient needs."""
+    """Return AFT-local-learned [B, T, D], and with `save` what its gradient needs."""
     parts = _parts(key, value, table, key_mask, window, grid, causal)
     saved = value.new_empty(parts[-1].first + parts[-1].count, dtype=torch.float32)
     for part in parts:
-        launch.product_forward(part.call, part.kept(saved))
+        launch_forward(part.call, part.kept(saved))
     mean = parts[0].log(saved)[0]
     output = (_gate(query, gate) * (mean * _ratio(parts, saved))).to(value.dtype)
     return output, saved if save else saved.new_empty(0)
 
 
-def normalized_backward(
+def local_learned_backward(
     gradient: Tensor,
     saved: Tensor,
     query: Tensor | None,
@@ -119,31 +125,31 @@ def normalized_backward(
     gate: str,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
-    """The gradients of those of query, key, value and table that are wanted."""
+    """Return the gradients of those of query, key, value and table that are wanted."""
     parts = _parts(key, value, table, key_mask, window, grid, causal)
     ratio, mean = _ratio(parts, saved), parts[0].log(saved)[0]
     gradient, gates = gradient.float(), _gate(query, gate)
-    by_query = None
+    grad_query = None
     if gate != 'none':
         slope = gates * (1 - gates) if gate == 'sigmoid' else (query > 0).float()
-        by_query = (gradient * mean * ratio * slope).to(query.dtype)
-    by_mean = gradient * gates * ratio
-    by_log = by_mean * mean
-    by_bias = by_log.sum(2, keepdim=True)
+        grad_query = (gradient * mean * ratio * slope).to(query.dtype)
+    grad_mean = gradient * gates * ratio
+    grad_log = grad_mean * mean
+    grad_bias = grad_log.sum(2, keepdim=True)
     if key_mask is None:
-        by_bias = by_bias.sum(0, keepdim=True)
-    gradients = (by_mean, by_log), (None, -by_log), (None, -by_bias)
+        grad_bias = grad_bias.sum(0, keepdim=True)
+    gradients = (grad_mean, grad_log), (None, -grad_log), (None, -grad_bias)
     biased = wanted[3], False, wanted[3]
     found = []
-    for part, (by_output, log), some in zip(parts, gradients, biased, strict=True):
-        if by_output is None:
-            by_output = log.new_zeros(()).expand(log.shape)
+    for part, (grad_output, log), some in zip(parts, gradients, biased, strict=True):
+        if grad_output is None:
+            grad_output = log.new_zeros(()).expand(log.shape)
         kept = part.kept(saved)
-        found.append(launch.product_backward(by_output, log, kept, part.call, some))
+        found.append(launch_backward(grad_output, log, kept, part.call, some))
     weighted, plain, bias = found
-    by_key = (weighted[1] + plain[1]).to(key.dtype)
-    by_table = weighted[3] + bias[3] if wanted[3] else None
-    results = by_query, by_key, weighted[2], by_table
+    grad_key = (weighted[1] + plain[1]).to(key.dtype)
+    grad_table = weighted[3] + bias[3] if wanted[3] else None
+    results = grad_query, grad_key, weighted[2], grad_table
     return [x for x, needed in zip(results, wanted, strict=False) if needed and x is not None]
 
 
@@ -155,4 +161,6 @@ def _empty(query, key, value, table, key_mask, window, grid, causal, gate, save)
     return output, value.new_empty(last.first + last.count, dtype=torch.float32)
 
 
-normalized = register(normalized, normalized_backward, fake=_empty, name='aft_local_learned')
+local_learned = register(
+    local_learned, local_learned_backward, fake=_empty, name='aft_local_learned'
+)

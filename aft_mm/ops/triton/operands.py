@@ -1,39 +1,40 @@
-"""What goes into the products: terms of the sources and of the targets, written once per call.
+"""Operands of the products: terms of the sources and of the targets, written once per call.
 
-``E = e^{k − unit}`` with a unit per tile and channel: the largest key of the sequence, or if causal
-of the tile and all before it, which every row of a later tile sees. Both terms of a channel stand
-side by side: (E v, E) of a source; (a, c) of a target, which the gradient needs (`product.py`).
+``E = e^{k − unit}`` has a unit per tile and channel: the largest key of the sequence, or for causal
+ops of the tile and all tiles before it, all of which are visible to later tiles. The two terms of a
+channel are adjacent: (E v, E) of a source; (a, c) of a target, for the gradient (`matmul.py`).
 
-terms [B, tokens, N] have N = 2 · channels numbers, in whole tiles and blocks of channels, which are
-filled with 0. Sums over tiles [B, tiles, N] in float32 stand for tokens beyond the window.
+terms [B, tokens, N] have N = 2 · channels numbers, padded with 0 to whole tiles and blocks. Sums
+over tiles [B, tiles, N] in float32 replace the tokens outside the window.
 """
 
 import triton
 import triton.language as tl
 
-from .bias import load_row, load_shifts, span, terms_at, tokens_at
-from .rows import LOWEST, gate_slope, gate_value
+from .online_softmax import LOWEST, gate_slope, gate_value
+from .weights import load_shifts, load_vector, span, terms_at, tokens_at
 
-# λ of a row that sees nothing, whose weights e^−λ are 0.
+# λ of a row that sees nothing, so that its weights e^−λ are 0.
 UNSEEN = tl.constexpr(1e30)
 # Tiles that `running_sums` loads at once.
 AT_ONCE = tl.constexpr(8)
 
 
 @triton.jit
-def place(where, TILE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr):
-    """Tile, sequence, block of channels, tokens [TILE] and channels [WIDTH] of this program.
+def locate_program(extents, TILE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr):
+    """Return tile, sequence, block of channels, tokens [TILE] and channels [WIDTH] of this program.
 
-    What shares a part of W runs side by side: sequences and channels, or SHARED tiles and channels.
+    Programs that share a part of W are adjacent: sequences and channels, or with SHARED tiles and
+    channels.
     """
-    parts = tl.cdiv(where.channels, WIDTH)
+    parts = tl.cdiv(extents.channels, WIDTH)
     part = tl.program_id(0) % parts
     index = tl.program_id(0) // parts
     if SHARED:
-        tiles = tl.num_programs(0) // (parts * where.batches)
+        tiles = tl.num_programs(0) // (parts * extents.batches)
         tile, batch = index % tiles, index // tiles
     else:
-        tile, batch = index // where.batches, index % where.batches
+        tile, batch = index // extents.batches, index % extents.batches
     rows = tile * TILE + tl.arange(0, TILE)
     columns = part * WIDTH + tl.arange(0, WIDTH)
     return tile, batch.to(tl.int64), part, rows, columns
@@ -41,30 +42,30 @@ def place(where, TILE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr):
 
 @triton.jit
 def load_keys(inputs, batch, rows, columns):
-    """Keys in float32, and which of them are seen."""
-    real = (rows < inputs.where.sources)[:, None] & (columns < inputs.where.channels)[None, :]
+    """Load keys in float32, and which of them are visible."""
+    real = (rows < inputs.extents.sources)[:, None] & (columns < inputs.extents.channels)[None, :]
     keys = tl.load(tokens_at(inputs.key, batch, rows, columns), mask=real, other=0.0)
     keys = keys.to(tl.float32)
     seen = real & (keys != float('-inf'))
     if inputs.key_mask is not None:
         mask = inputs.key_mask
         at = mask[0] + batch * mask[1] + rows.to(tl.int64) * mask[2]
-        seen &= (tl.load(at, mask=rows < inputs.where.sources, other=0) != 0)[:, None]
+        seen &= (tl.load(at, mask=rows < inputs.extents.sources, other=0) != 0)[:, None]
     return keys, seen
 
 
 @triton.jit
 def load_source(inputs, units, batch, tile, rows, columns):
-    """E and v of these tokens, both 0 where the key is hidden."""
+    """Return E and v of these tokens, both 0 where the key is hidden."""
     keys, seen = load_keys(inputs, batch, rows, columns)
     values = tl.load(tokens_at(inputs.value, batch, rows, columns), mask=seen, other=0.0)
-    unit = load_row(units, batch, tile, columns, columns < inputs.where.channels, 0.0)
+    unit = load_vector(units, batch, tile, columns, columns < inputs.extents.channels, 0.0)
     return tl.where(seen, tl.exp(keys - unit[None, :]), 0.0), values.to(tl.float32)
 
 
 @triton.jit
 def store_terms(terms, sums, pair, weight, tile, batch, part, NUMBERS: tl.constexpr):
-    """A tile of terms, and their sum over its tokens with `weight` if these are wanted."""
+    """Store a tile of terms and, unless `sums` is None, their sum over its tokens times `weight`."""
     numbers = part * NUMBERS + tl.arange(0, NUMBERS)
     at = terms_at(terms, batch, tile * weight.shape[0], part * NUMBERS, weight.shape[0], NUMBERS)
     tl.store(at, pair.to(terms.at.dtype.element_ty))
@@ -75,21 +76,21 @@ def store_terms(terms, sums, pair, weight, tile, batch, part, NUMBERS: tl.conste
 
 @triton.jit
 def key_maxima(maxima, firsts, inputs, TILE: tl.constexpr, WIDTH: tl.constexpr):
-    """The largest visible key of each tile, LOWEST if there is none, and where the first one is."""
-    where = inputs.where
-    tile, batch, _, rows, columns = place(where, TILE, WIDTH, False)
+    """Compute the largest visible key of each tile (LOWEST without one) and the first visible token."""
+    extents = inputs.extents
+    tile, batch, _, rows, columns = locate_program(extents, TILE, WIDTH, False)
     keys, seen = load_keys(inputs, batch, rows, columns)
     at = batch * maxima.batch + tile.to(tl.int64) * maxima.token + columns
-    inside = columns < where.channels
+    inside = columns < extents.channels
     tl.store(maxima.at + at, tl.max(tl.where(seen, keys, LOWEST), 0), mask=inside)
-    first = tl.min(tl.where(seen, rows[:, None], where.sources), 0)
+    first = tl.min(tl.where(seen, rows[:, None], extents.sources), 0)
     tl.store(firsts + at, first, mask=inside)
 
 
 @triton.jit
 def key_terms(terms, sums, inputs, units, TILE: tl.constexpr, WIDTH: tl.constexpr):
-    """(E v, E), and their sums over each tile unless `sums` is None."""
-    tile, batch, part, rows, columns = place(inputs.where, TILE, WIDTH, False)
+    """Compute (E v, E) and, unless `sums` is None, their sums over each tile."""
+    tile, batch, part, rows, columns = locate_program(inputs.extents, TILE, WIDTH, False)
     weight, values = load_source(inputs, units, batch, tile, rows, columns)
     pair = tl.interleave(weight * values, weight)
     store_terms(terms, sums, pair, tl.full([TILE], 1.0, tl.float32), tile, batch, part, 2 * WIDTH)
@@ -97,21 +98,21 @@ def key_terms(terms, sums, inputs, units, TILE: tl.constexpr, WIDTH: tl.constexp
 
 @triton.jit
 def load_gradient(saved, inputs, batch, rows, columns, real, GATE: tl.constexpr):
-    """dy g(q) of these tokens, and the gradient of λ."""
+    """Return dy g(q) of these tokens, and the gradient of λ."""
     at = tokens_at(saved.gradient, batch, rows, columns)
-    by_mean = tl.load(at, mask=real, other=0.0).to(tl.float32)
+    grad_mean = tl.load(at, mask=real, other=0.0).to(tl.float32)
     if GATE != 'none':
         queries = tl.load(tokens_at(inputs.query, batch, rows, columns), mask=real, other=0.0)
-        by_mean *= gate_value(queries, GATE)
-    by_log = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
-    if saved.by_log is not None:
-        by_log = tl.load(tokens_at(saved.by_log, batch, rows, columns), mask=real, other=0.0)
-    return by_mean, by_log
+        grad_mean *= gate_value(queries, GATE)
+    grad_log = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
+    if saved.grad_log is not None:
+        grad_log = tl.load(tokens_at(saved.grad_log, batch, rows, columns), mask=real, other=0.0)
+    return grad_mean, grad_log
 
 
 @triton.jit
 def target_terms(
-    by_query,
+    grad_query,
     terms,
     sums,
     saved,
@@ -120,38 +121,38 @@ def target_terms(
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The gradient of query; a and c, which are 0 in flagged tiles, and their sums.
+    """Compute the gradient of query, and a and c, which are 0 in flagged tiles, with their sums.
 
-    A sum stands for the tokens that see the sources beyond the window with ``W = e^−shift``.
+    The sums are for sources outside the window, which have ``W = e^−shift``.
     """
-    where = inputs.where
-    tile, batch, part, rows, columns = place(where, TILE, WIDTH, False)
-    real = (rows < where.targets)[:, None] & (columns < where.channels)[None, :]
+    extents = inputs.extents
+    tile, batch, part, rows, columns = locate_program(extents, TILE, WIDTH, False)
+    real = (rows < extents.targets)[:, None] & (columns < extents.channels)[None, :]
     mean = tl.load(tokens_at(saved.mean, batch, rows, columns), mask=real, other=0.0)
     log = tl.load(tokens_at(saved.log, batch, rows, columns), mask=real, other=UNSEEN)
-    by_mean, by_log = load_gradient(saved, inputs, batch, rows, columns, real, GATE)
-    if by_query is not None:
+    grad_mean, grad_log = load_gradient(saved, inputs, batch, rows, columns, real, GATE)
+    if grad_query is not None:
         grad = tl.load(tokens_at(saved.gradient, batch, rows, columns), mask=real, other=0.0)
         queries = tl.load(tokens_at(inputs.query, batch, rows, columns), mask=real, other=0.0)
         grad = grad.to(tl.float32) * mean * gate_slope(queries, GATE)
-        at = tokens_at(by_query, batch, rows, columns)
-        tl.store(at, grad.to(by_query.at.dtype.element_ty), mask=real)
-    flagged = load_row(saved.flags, batch, tile, part, True, 0) != 0
+        at = tokens_at(grad_query, batch, rows, columns)
+        tl.store(at, grad.to(grad_query.at.dtype.element_ty), mask=real)
+    flagged = load_vector(saved.flags, batch, tile, part, True, 0) != 0
     scale = tl.where(flagged, 0.0, tl.exp(-log))
-    # 0 · NaN would spoil the whole product.
-    by_term = tl.where(scale == 0, 0.0, scale * by_mean)
-    by_weight = tl.where(scale == 0, 0.0, scale * (by_log - by_mean * mean))
+    # Not 0 · NaN, which would make the whole product NaN.
+    grad_term = tl.where(scale == 0, 0.0, scale * grad_mean)
+    grad_weight = tl.where(scale == 0, 0.0, scale * (grad_log - grad_mean * mean))
     weight = tl.full([TILE], 1.0, tl.float32)
     if sums is not None:
-        weight = tl.exp(-load_shifts(inputs.shifts, batch, rows, rows < where.targets))
-    pair = tl.interleave(by_term, by_weight)
+        weight = tl.exp(-load_shifts(inputs.shifts, batch, rows, rows < extents.targets))
+    pair = tl.interleave(grad_term, grad_weight)
     store_terms(terms, sums, pair, weight, tile, batch, part, 2 * WIDTH)
 
 
 @triton.jit
 def load_unit(units, batch, tile, numbers, channels):
-    """The unit of a tile, for each number of its terms."""
-    return load_row(units, batch, tile, numbers // 2, numbers < 2 * channels, 0.0)
+    """Load the unit of a tile, for each number of its terms."""
+    return load_vector(units, batch, tile, numbers // 2, numbers < 2 * channels, 0.0)
 
 
 @triton.jit
@@ -166,7 +167,7 @@ def running_sums(
     REVERSED: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Sums over all tiles up to each one, or REVERSED from it on, in the unit of that tile."""
+    """Compute sums over all tiles up to each tile, or REVERSED from it on, in the unit of that tile."""
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     numbers = tl.program_id(0) % blocks * SIZE + tl.arange(0, SIZE)
     total = tl.zeros([SIZE], tl.float32)
@@ -180,11 +181,11 @@ def running_sums(
             parts = parts + (tl.load(sums.at + at + tile * sums.token, mask=real, other=0.0),)
             if CAUSAL:
                 inside = real & (numbers < 2 * channels)
-                own = own + (load_row(units, batch, tile, numbers // 2, inside, 0.0),)
+                own = own + (load_vector(units, batch, tile, numbers // 2, inside, 0.0),)
         for i in tl.static_range(AT_ONCE):
             tile = tl.cast(tiles - 1 - start - i if REVERSED else start + i, tl.int64)
             if CAUSAL:
-                # Units rise with the tile: this is at most 1, and nothing is lost of what counts.
+                # Units never decrease, so the factor is at most 1.
                 step = own[i] - before if REVERSED else before - own[i]
                 total *= tl.exp(tl.where(start + i == 0, 0.0, step))
                 before = own[i]

@@ -1,7 +1,7 @@
-"""Kernels as ops of torch: opaque nodes with shapes, a gradient and no second one.
+"""Registration of kernels as torch operators with shapes and a gradient that is differentiable once.
 
-On `torch.library.Library` and a bare autograd function: of a call that does nothing that takes 7 µs
-of a CPU core without a gradient and 14 µs with one, where `custom_op` takes 10 µs and 25 µs.
+Uses `torch.library.Library` and a plain autograd function: an empty call takes 7 µs of CPU time
+without a gradient and 14 µs with one, where `custom_op` takes 10 µs and 25 µs.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ LIBRARY = torch.library.Library('aft_mm', 'FRAGMENT')
 
 
 def differentiated(*tensors: Tensor | None) -> bool:
-    """Whether a gradient may be asked for, so that the forward pass saves what it needs."""
+    """Return whether a gradient may be wanted, so that the forward pass must save tensors."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
@@ -26,15 +26,20 @@ def register(
     mutates: Sequence[str] = (),
     name: str = '',
 ) -> Callable:
-    """The op ``aft_mm::<forward.__name__>``, differentiable if there is a `backward`.
+    """Register ``aft_mm::<forward.__name__>``, differentiable if there is a `backward`.
 
-    - forward(*tensors, *options, save: bool) -> (output, saved): `saved` is what `backward` needs
-      and may be empty unless `save`. Without a `backward` any arguments and results do.
-    - backward(gradient, saved, *tensors, *options, wanted: Sequence[bool]) -> list[Tensor]: the
-      gradients of those of the tensors that are `wanted`, in their order, contiguous. It is an op
-      of its own, whose gradient is a RuntimeError that says so of `name`.
-    - fake: the results of `forward` as empty tensors, from the same arguments.
-    - mutates: the tensors that `forward` writes into.
+    Args:
+        forward: (*tensors, *options, save: bool) -> (output, saved). `saved` is what `backward`
+            needs and may be empty unless `save`. Without a `backward`, any signature.
+        backward: (gradient, saved, *tensors, *options, wanted: Sequence[bool]) -> list[Tensor], the
+            contiguous gradients of the tensors that are `wanted`. Registered as an operator whose
+            own gradient is a RuntimeError.
+        fake: the results of `forward` as empty tensors, from the same arguments.
+        mutates: names of the tensors that `forward` writes into.
+        name: the name of the op in the error for a second gradient.
+
+    Returns:
+        The operator.
     """
     op = _define(forward, fake, mutates)
     written = [list(forward.__annotations__).index(tensor) for tensor in mutates]
@@ -43,12 +48,12 @@ def register(
         _set_gradient(op, _refusing(op, f'{label} has no gradient'), written)
         return op
     tensors = sum('Tensor' in str(argument.type) for argument in op._schema.arguments)
-    by_inputs = _define(backward, _like_wanted, ())
+    grad_op = _define(backward, _like_wanted, ())
     message = (
         f'the gradient of {name} of the triton backend is differentiable once; '
-        f'AFT_MM_BACKEND=eager serves second derivatives'
+        f'AFT_MM_BACKEND=eager supports second derivatives'
     )
-    _set_gradient(by_inputs, _refusing(by_inputs, message))
+    _set_gradient(grad_op, _refusing(grad_op, message))
 
     class Differentiated(torch.autograd.Function):
         @staticmethod
@@ -70,7 +75,7 @@ def register(
             if not ctx.save:
                 raise RuntimeError(f'{label} must be called with save=True for its gradient')
             inputs = *ctx.saved_tensors, *ctx.options, wanted[:tensors]
-            gradients = iter(by_inputs(gradient, *inputs))
+            gradients = iter(grad_op(gradient, *inputs))
             return tuple(next(gradients) if needed else None for needed in wanted)
 
     _set_gradient(op, Differentiated)
@@ -78,7 +83,7 @@ def register(
 
 
 def _define(function: Callable, fake: Callable, mutates: Sequence[str]) -> Any:
-    """The op of the function's name and annotations, on every device and on shapes alone."""
+    """Define an operator with the name and annotations of `function`, and its shape function."""
     name = function.__name__
     LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=mutates))
     LIBRARY.impl(name, function, 'CompositeExplicitAutograd')
@@ -89,7 +94,7 @@ def _define(function: Callable, fake: Callable, mutates: Sequence[str]) -> Any:
 def _set_gradient(
     op: Any, function: type[torch.autograd.Function], written: Sequence[int] = ()
 ) -> None:
-    """`function` runs the op where a gradient may be asked for; autograd hears of what it wrote."""
+    """Run `function` where a gradient may be wanted, and mark written tensors as modified."""
 
     def run(*inputs):
         if written:
@@ -103,7 +108,7 @@ def _set_gradient(
 
 
 def _refusing(op: Any, message: str) -> type[torch.autograd.Function]:
-    """The op, whose results give a RuntimeError when a gradient is asked for."""
+    """Return a function that runs the op and raises RuntimeError in its backward pass."""
 
     class Refusing(torch.autograd.Function):
         @staticmethod
@@ -119,7 +124,7 @@ def _refusing(op: Any, message: str) -> type[torch.autograd.Function]:
 
 
 def _like_wanted(gradient: Tensor, saved: Tensor, *inputs) -> list[Tensor]:
-    """The results of a `backward` as empty tensors."""
+    """Return the results of a `backward` as empty tensors."""
     *inputs, wanted = inputs
     wanted = zip(inputs, wanted, strict=False)
     return [x.new_empty(x.shape) for x, needed in wanted if needed]

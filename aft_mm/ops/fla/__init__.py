@@ -1,1 +1,0 @@
-"""fla-core's kernel of linear attention; `support` says what it serves and why not the rest."""

@@ -1,0 +1,122 @@
+"""Block sizes of all kernels by compute capability; nothing else depends on the chip."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from .availability import constant
+
+
+class MatmulBlock(NamedTuple):
+    """Tile sizes and precision of a matrix product.
+
+    tile: tokens along a side of a tile of W; width: channels of a program, with two numbers each;
+    step: inner size of a product; stages: steps that are loaded while one is multiplied.
+    """
+
+    operand: torch.dtype
+    precision: str
+    tile: int
+    width: int
+    step: int
+    warps: int
+    stages: int
+
+
+class ScanBlock(NamedTuple):
+    """A tile has `groups` · `rows` tokens; a thread processes the rows of its group in order.
+
+    A row has `row_bytes` of channels, or half of that if there would be too few programs.
+    """
+
+    groups: int
+    rows: int
+    row_bytes: int
+    warps: int
+
+
+class WindowBlock(NamedTuple):
+    """A lane processes a block of a line, `rows` places at a time."""
+
+    lanes: int
+    rows: int
+    channels: int
+    warps: int
+
+
+class SimpleStepBlock(NamedTuple):
+    """Channels per program."""
+
+    channels: int
+    warps: int
+
+
+class BufferStepBlock(NamedTuple):
+    """Rows of a tile (those of the buffer, within bounds), and terms of u · v at once (`rank`)."""
+
+    least_rows: int
+    most_rows: int
+    channels: int
+    rank: int
+    warps: int
+    registers: int
+
+
+TF32X3 = MatmulBlock(torch.float32, 'tf32x3', tile=64, width=32, step=16, warps=4, stages=3)
+# Sizes by kernel and least compute capability; the entry of the largest capability that the device
+# reaches is used.
+BLOCKS: dict[str, dict[tuple[int, int], NamedTuple]] = {
+    # A stage takes 32 KiB of shared memory, with tf32x3 8 or 16; the smallest supported devices have
+    # 99 KiB. Only Hopper multiplies operands in shared memory. Elsewhere both parts of tf32x3 are in
+    # registers, which steps of 32 would spill.
+    'product_bfloat16': {(8, 0): MatmulBlock(torch.bfloat16, 'tf32', 128, 64, 64, 8, 3)},
+    'product_tf32': {(8, 0): MatmulBlock(torch.float32, 'tf32', 128, 64, 32, 8, 2)},
+    'product_tf32x3': {
+        (8, 0): TF32X3,
+        (9, 0): TF32X3._replace(step=32, stages=2),
+        (10, 0): TF32X3,
+    },
+    # A thread loads 16 bytes of a row, 8 channels of a 2-byte type. More rows would spill. Both
+    # directions have the same rows, because forward saves the sums before each group for backward.
+    'scan': {(8, 0): ScanBlock(groups=16, rows=4, row_bytes=128, warps=4)},
+    'scan_backward': {(8, 0): ScanBlock(groups=8, rows=4, row_bytes=128, warps=4)},
+    # Most of the traffic is sums in float32, of which 4 channels are 16 bytes.
+    'window': {(8, 0): WindowBlock(lanes=4, rows=2, channels=32, warps=1)},
+    'simple_step': {(8, 0): SimpleStepBlock(channels=128, warps=1)},
+    # A row of 32 float32 numbers is one transaction of 128 bytes, and a few sequences give enough
+    # programs. 32 rows, 8 numbers per thread, take up to 128 registers; 64 rows would spill. Without
+    # this limit, ptxas spills at 80 registers to fit one more program.
+    'buffer_step': {
+        (8, 0): BufferStepBlock(
+            least_rows=16, most_rows=32, channels=32, rank=32, warps=4, registers=128
+        )
+    },
+}
+
+
+@functools.cache
+def _ask(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+@constant
+def capability(device_type: str, index: int | None) -> tuple[int, int]:
+    """Return the compute capability, (0, 0) in the interpreter."""
+    if device_type != 'cuda':
+        return (0, 0)
+    return _ask(torch.cuda.current_device() if index is None else index)
+
+
+def find_block(kernel: str, device: torch.device) -> Any:
+    """Return the sizes for the device; those of the oldest chip if it is not a CUDA device."""
+    entries = BLOCKS[kernel]
+    found = max(capability(device.type, device.index), min(entries))
+    return entries[max([least for least in entries if least <= found])]
+
+
+def count_processors(device: torch.device) -> int:
+    """Return the number of multiprocessors; 1 in the interpreter."""
+    if device.type != 'cuda':
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count

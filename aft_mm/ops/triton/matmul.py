@@ -1,0 +1,323 @@
+"""Matrix products of AFT-full, AFT-local and AFT-conv, ``y_t = g(q_t) n_t / d_t``, and their gradients.
+
+A program multiplies the W of a tile of targets, step by step, with the terms of the sources for a
+block of channels (`operands.py`): (n, d) = W (E v, E), one product per step. In causal ops the unit
+differs between tiles, so the sums are rescaled at tile borders, per channel, as in flash attention.
+The unit rises along the sequence; products with Wᵀ walk backwards.
+
+Exactness is checked afterwards. All entries of W and E are at most 1, so a term that float32 loses
+is below e^−87, which is negligible if d ≥ e^−40. If d is smaller although the row sees a key, or
+n/d is not finite, the program sets a flag and `recompute_flagged.py` recomputes the tile.
+
+Saved for the gradient: the mean o = n/d, and ``λ = log d`` relative to a unit and the shift of w.
+With α = dy g(q) and the gradient β of λ,
+
+    a = α e^−λ    c = (β − α o) e^−λ    (A, C) = Wᵀ (a, c)
+    dv = E A      dk = E (v A + C)      dw = W ⊙ Σ (a, c) (E v, E)ᵀ
+
+where Σ runs over sequences and channels. There are no atomic additions; results are deterministic.
+
+Operands are bfloat16 for bfloat16 values without a gradient. With a gradient they are float32
+multiplied as tf32: gradients are differences (v − o for the keys), which with 8-bit operands miss
+the tolerance of the tests if v has a mean of 10. float32 and float16 values use tf32x3.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from .availability import interpreted
+from .online_softmax import LOWEST, gate_value
+from .operands import UNSEEN, load_source, load_unit, locate_program
+from .weights import bias_pointer, load_bias, load_shifts, load_vector, span, terms_at, tokens_at
+
+INTERPRETED = tl.constexpr(interpreted())
+TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
+# e^−40, below which a denominator may have lost what counts.
+SMALLEST = tl.constexpr(4.248354255291589e-18)
+
+
+class MatmulOperand(NamedTuple):
+    """W in tiles, terms, units, and sums of the tiles before and after the window.
+
+    weights: (W [n, tile, width], width, stride of sequences, stride of tiles).
+    """
+
+    weights: Any
+    terms: Any
+    units: Any
+    past: Any
+    future: Any
+
+
+class ForwardResult(NamedTuple):
+    """Output [B, T, D]; flags [B, tiles, blocks]; mean, λ and its unit [B, T, D] or None."""
+
+    output: Any
+    flags: Any
+    mean: Any
+    log: Any
+    unit: Any
+
+
+class BackwardInputs(NamedTuple):
+    """Saved tensors, and the gradients of output and λ."""
+
+    flags: Any
+    mean: Any
+    log: Any
+    unit: Any
+    gradient: Any
+    grad_log: Any
+
+
+class MatmulOptions(NamedTuple):
+    """Channels of a program, tokens of a step, precision and pipeline stages of a product."""
+
+    width: int
+    step: int
+    precision: str
+    stages: int
+
+
+@triton.jit
+def multiply(a, b, total, PRECISION: tl.constexpr):
+    """``total + a b`` on tensor cores, summed in float32."""
+    if INTERPRETED:  # the interpreter multiplies the bits of bfloat16
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision=PRECISION)
+
+
+@triton.jit
+def add_outside(total, sums, tile, tiles, batch, numbers, weight):
+    """Add the sums of `tile`, if there is such a tile."""
+    real = (tile >= 0) & (tile < tiles)
+    return total + weight * load_vector(sums, batch, tile, numbers, real, 0.0)[None, :]
+
+
+@triton.jit
+def weighted_sums(
+    operand,
+    extents,
+    tile,
+    batch,
+    part,
+    outside_weight,
+    FORM: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    OPTIONS: tl.constexpr,
+):
+    """Return W times the terms of all tokens for one tile of rows, [tile, 2 · width]."""
+    TILE: tl.constexpr = FORM.tile
+    STEP: tl.constexpr = OPTIONS.step
+    PRECISION: tl.constexpr = OPTIONS.precision
+    NUMBERS: tl.constexpr = 2 * OPTIONS.width
+    numbers = part * NUMBERS + tl.arange(0, NUMBERS)
+    total = tl.zeros([TILE, NUMBERS], tl.float32)
+    size = extents.targets if TRANSPOSED else extents.sources
+    tiles = tl.cdiv(size, TILE)
+    lowest = tl.maximum(tile - extents.before, 0)
+    highest = tl.minimum(tile + 1 + extents.after, tiles)
+    if operand.past is not None:
+        total = add_outside(total, operand.past, lowest - 1, tiles, batch, numbers, outside_weight)
+    if operand.future is not None:
+        total = add_outside(total, operand.future, highest, tiles, batch, numbers, outside_weight)
+    origin = 0
+    if FORM.near != 'dense':
+        origin = (tile - extents.before) * TILE
+    first = lowest * TILE
+    last = tl.minimum(highest * TILE, tl.cdiv(size, STEP) * STEP)
+    weights = operand.weights[0] + batch * operand.weights[2]
+    weights += tile.to(tl.int64) * operand.weights[3] - origin
+    weights += tl.arange(0, TILE)[:, None] * operand.weights[1]
+    for done in span(first, last, STEP):
+        start = done
+        if FORM.causal:
+            start = first + last - STEP - done if TRANSPOSED else done
+            border = start + STEP if TRANSPOSED else start
+            if border % TILE == 0:  # all tokens of a tile have the same unit
+                before = start + STEP if TRANSPOSED else start - STEP
+                neighbour = tl.minimum(tl.maximum(before, 0) // TILE, tiles - 1)
+                there = load_unit(operand.units, batch, neighbour, numbers, extents.channels)
+                here = load_unit(operand.units, batch, start // TILE, numbers, extents.channels)
+                total *= tl.exp(here - there if TRANSPOSED else there - here)[None, :]
+        start = tl.multiple_of(start, STEP)
+        w = tl.load(weights + start + tl.arange(0, STEP)[None, :])
+        x = tl.load(terms_at(operand.terms, batch, start, part * NUMBERS, STEP, NUMBERS))
+        total = multiply(w, x, total, PRECISION)
+    return total
+
+
+@triton.jit
+def split_pair(total):
+    """Split [tile, 2 · width] into the two terms of each channel."""
+    ROWS: tl.constexpr = total.shape[0]
+    WIDTH: tl.constexpr = total.shape[1] // 2
+    return tl.split(tl.reshape(total, [ROWS, WIDTH, 2]))
+
+
+@triton.jit
+def mean_forward(
+    result,
+    inputs,
+    operand,
+    firsts,
+    FORM: tl.constexpr,
+    GATE: tl.constexpr,
+    OPTIONS: tl.constexpr,
+):
+    """Compute the output, what is saved for the gradient, and the flag of each tile."""
+    extents = inputs.extents
+    tile, batch, part, rows, columns = locate_program(
+        extents, FORM.tile, OPTIONS.width, FORM.shared
+    )
+    inside = columns < extents.channels
+    real = (rows < extents.targets)[:, None] & inside[None, :]
+    shift = load_shifts(inputs.shifts, batch, rows, rows < extents.targets)
+    outside_weight = tl.exp(-shift)[:, None]
+    total = weighted_sums(operand, extents, tile, batch, part, outside_weight, FORM, False, OPTIONS)
+    numerator, denominator = split_pair(total)
+    first = tl.load(firsts + batch * extents.channels + columns, mask=inside, other=0)[None, :]
+    sees = real & (shift != LOWEST)[:, None]
+    if FORM.causal:
+        sees &= rows[:, None] >= first
+    else:
+        sees &= first < extents.sources
+    mean = numerator / tl.maximum(denominator, TINY)
+    exact = (denominator >= SMALLEST) & (tl.abs(mean) < float('inf'))
+    flag = tl.max(tl.max((sees & ~exact).to(tl.int32), 1), 0)
+    at = result.flags.at + batch * result.flags.batch + tile * result.flags.token + part
+    tl.store(at, flag.to(result.flags.at.dtype.element_ty))
+    if result.mean is not None:
+        log = tl.where(denominator > 0, tl.log(tl.maximum(denominator, TINY)), UNSEEN)
+        unit = load_vector(operand.units, batch, tile, columns, inside, 0.0)[None, :]
+        tl.store(tokens_at(result.mean, batch, rows, columns), mean, mask=real)
+        tl.store(tokens_at(result.log, batch, rows, columns), log, mask=real)
+        tl.store(tokens_at(result.unit, batch, rows, columns), unit + 0.0 * mean, mask=real)
+    store_output(result, inputs.query, mean, batch, rows, columns, real, GATE)
+
+
+@triton.jit
+def store_output(result, query, mean, batch, rows, columns, real, GATE: tl.constexpr):
+    """Store g(q) times the mean."""
+    if GATE != 'none':
+        queries = tl.load(tokens_at(query, batch, rows, columns), mask=real, other=0.0)
+        mean *= gate_value(queries, GATE)
+    at = tokens_at(result.output, batch, rows, columns)
+    tl.store(at, mean.to(result.output.at.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def mean_backward(
+    grad_key, grad_value, inputs, operand, met, FORM: tl.constexpr, OPTIONS: tl.constexpr
+):
+    """Compute the gradients of key and value without the part of flagged tiles.
+
+    Rows are sources; `met` holds how many tiles of targets before and after itself a tile meets.
+    """
+    extents = inputs.extents
+    tile, batch, part, rows, columns = locate_program(
+        extents, FORM.tile, OPTIONS.width, FORM.shared
+    )
+    real = (rows < extents.sources)[:, None] & (columns < extents.channels)[None, :]
+    total = weighted_sums(operand, met, tile, batch, part, 1.0, FORM, True, OPTIONS)
+    grad_term, grad_weight = split_pair(total)
+    weight, values = load_source(inputs, operand.units, batch, tile, rows, columns)
+    grad = weight * (values * grad_term + grad_weight)
+    at = tokens_at(grad_key, batch, rows, columns)
+    tl.store(at, grad.to(grad_key.at.dtype.element_ty), mask=real)
+    at = tokens_at(grad_value, batch, rows, columns)
+    tl.store(at, (weight * grad_term).to(grad_value.at.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def tiles_of_gradient(extents, index, FORM: tl.constexpr):
+    """Return the first and last item that a tile of the gradient of w sums, and :func:`item_at`'s keys.
+
+    A tile of the gradient belongs to a tile of targets and a tile of sources, and its items are the
+    sequences, none if the sources are hidden. Tiles of sources are counted from the first tile in a
+    dense W, else from the first in the window. If shared, a tile belongs to a sequence and a distance
+    of tiles, and its items are the tiles of targets.
+    """
+    tiles = tl.cdiv(extents.targets, FORM.tile)
+    if FORM.shared:
+        reach = extents.before + 1 + extents.after
+        own, other = index // reach, index % reach - extents.before
+        first, last = tl.maximum(-other, 0), tl.minimum(tiles - other, tiles)
+    else:
+        own, other = index % tiles, index // tiles
+        if FORM.near != 'dense':
+            other += own - extents.before
+        exists = (other >= 0) & (other * FORM.tile < extents.sources)
+        if FORM.causal:
+            exists &= other <= own
+        first, last = 0, tl.where(exists, extents.batches, 0)
+    return first, last, own, other
+
+
+@triton.jit
+def item_at(own, other, item, FORM: tl.constexpr):
+    """Return sequence, tile of targets and tile of sources of an item."""
+    if FORM.shared:
+        batch, tile, met = own, item, item + other
+    else:
+        batch, tile, met = item, own, other
+    return tl.cast(batch, tl.int64), tile, met
+
+
+@triton.jit
+def bias_gradient(
+    grad_bias,
+    part_stride,
+    inputs,
+    whole,
+    terms,
+    units,
+    share,
+    FORM: tl.constexpr,
+    OPTIONS: tl.constexpr,
+    SIDE: tl.constexpr,
+):
+    """Compute the gradient of w [tile, SIDE], summed over ``share = (steps, all steps)``.
+
+    A step is a block of numbers of one item; part_stride is the stride between the shares of a tile.
+    `terms` are those of targets and of sources; `whole` are extents in which everything that a tile
+    meets exists.
+    """
+    TILE: tl.constexpr = FORM.tile
+    STEP: tl.constexpr = OPTIONS.step
+    PRECISION: tl.constexpr = OPTIONS.precision
+    extents = inputs.extents
+    pairs = tl.num_programs(0) // tl.cdiv(share[1], share[0])
+    part = tl.program_id(0) // pairs
+    index = tl.program_id(0) % pairs
+    side = index % (TILE // SIDE) * SIDE
+    first, last, own, other = tiles_of_gradient(extents, index // (TILE // SIDE), FORM)
+    blocks = tl.cdiv(2 * extents.channels, STEP)
+    first = tl.maximum(part * share[0], first * blocks)
+    last = tl.minimum(tl.minimum(part * share[0] + share[0], share[1]), last * blocks)
+    total = tl.zeros([TILE, SIDE], tl.float32)
+    for step in span(first, last):
+        batch, tile, met = item_at(own, other, step // blocks, FORM)
+        number = step % blocks * STEP
+        target_block = tl.load(terms_at(terms[0], batch, tile * TILE, number, TILE, STEP))
+        source_block = tl.load(terms_at(terms[1], batch, met * TILE + side, number, SIDE, STEP))
+        if FORM.causal:
+            numbers = number + tl.arange(0, STEP)
+            there = load_unit(units, batch, met, numbers, extents.channels)
+            target_block *= tl.exp(
+                there - load_unit(units, batch, tile, numbers, extents.channels)
+            )[None, :]
+        total = multiply(target_block, tl.trans(source_block), total, PRECISION)
+    batch, row, column = 0, own * TILE, other * TILE + side
+    if FORM.shared:
+        batch, row, column = own, extents.before * TILE, (extents.before + other) * TILE + side
+    rows, columns = tl.arange(0, TILE), tl.arange(0, SIDE)
+    targets, sources = rows[:, None], columns[None, :]
+    w, _, near = load_bias(inputs.bias, whole, batch, row, column, targets, sources, FORM)
+    w -= load_shifts(inputs.shifts, batch, row + rows, row + rows < whole.targets)[:, None]
+    at = bias_pointer(grad_bias, batch, row, column, targets, sources, FORM)
+    at += part.to(tl.int64) * part_stride
+    tl.store(at, tl.where(near, tl.exp(w), 0.0) * total, mask=near)

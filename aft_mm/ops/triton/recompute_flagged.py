@@ -1,0 +1,264 @@
+"""Recomputation of flagged tiles, term by term: exact for every finite key and bias.
+
+Each row and channel has its own unit, the largest key that the row sees, and the weights
+``exp((k − unit) + (w − shift))`` are summed relative to their largest term. The brackets keep the
+differences small, so keys of ±1e4 lose no digits. Pairs of GROUP targets and GROUP sources are
+processed at once, for all channels of a block.
+
+The kernels are always launched, because reading the flags on the host would wait for the device.
+They count the flags first and return if there are none.
+"""
+
+import triton
+import triton.language as tl
+
+from .matmul import TINY, item_at, store_output, tiles_of_gradient
+from .online_softmax import LOWEST
+from .operands import UNSEEN, load_gradient, load_keys
+from .weights import bias_pointer, load_bias, load_shifts, span, tokens_at, visible_pairs
+
+# Flags that a program reads at once when it counts them.
+FLAGS_AT_ONCE = tl.constexpr(2048)
+
+
+@triton.jit
+def is_flagged(flags, batch, tile, part):
+    """Whether this tile must be recomputed."""
+    at = flags.at + batch * flags.batch + tile * flags.token + part
+    return tl.load(at) != 0
+
+
+@triton.jit
+def pieces_to_check(pieces, flags, extents, FORM: tl.constexpr, WIDTH: tl.constexpr):
+    """The number of pieces of work, or 0 if no tile is flagged.
+
+    Without this, each program reads one flag per piece, one after the other, which takes as long as
+    the product itself.
+    """
+    tiles = tl.cdiv(extents.targets, FORM.tile)
+    number = extents.batches * tiles * tl.cdiv(extents.channels, WIDTH)
+    found = tl.zeros([FLAGS_AT_ONCE], tl.int32)
+    for first in span(0, number, FLAGS_AT_ONCE):
+        at = first + tl.arange(0, FLAGS_AT_ONCE)
+        found |= (tl.load(flags.at + at, mask=at < number, other=0) != 0).to(tl.int32)
+    return tl.where(tl.max(found, 0) != 0, pieces, 0)
+
+
+@triton.jit
+def locate_piece(index, extents, tokens, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    """Return sequence, first of GROUP tokens, block of channels and channels of piece `index`."""
+    parts = tl.cdiv(extents.channels, WIDTH)
+    groups = tl.cdiv(tokens, GROUP)
+    part = index % parts
+    batch = (index // parts // groups).to(tl.int64)
+    return batch, index // parts % groups * GROUP, part, part * WIDTH + tl.arange(0, WIDTH)
+
+
+@triton.jit
+def load_pairs(inputs, batch, row, other, columns, FORM: tl.constexpr, GROUP: tl.constexpr):
+    """Load keys [GROUP, C] and w − shift of the pairs; which keys and which pairs are visible."""
+    offsets = tl.arange(0, GROUP)
+    rows = row + offsets
+    keys, shown = load_keys(inputs, batch, other + offsets, columns)
+    w, seen, _ = load_bias(
+        inputs.bias, inputs.extents, batch, row, other, offsets[:, None], offsets[None, :], FORM
+    )
+    shift = load_shifts(inputs.shifts, batch, rows, rows < inputs.extents.targets)
+    return keys, w - shift[:, None], shown, seen[:, :, None] & shown[None, :, :]
+
+
+@triton.jit
+def exact_rows(inputs, batch, row, columns, last, FORM: tl.constexpr, GROUP: tl.constexpr):
+    """Return the mean, λ and its unit of GROUP rows [GROUP, C] over the sources before `last`."""
+    zero = tl.zeros([GROUP, columns.shape[0]], tl.float32)
+    unit = zero + LOWEST
+    for start in span(0, last, GROUP):
+        keys, _, _, seen = load_pairs(inputs, batch, row, start, columns, FORM, GROUP)
+        unit = tl.maximum(unit, tl.max(tl.where(seen, keys[None, :, :], LOWEST), 1))
+    high, numerator, denominator = zero + LOWEST, zero, zero
+    for start in span(0, last, GROUP):
+        others = start + tl.arange(0, GROUP)
+        keys, w, shown, seen = load_pairs(inputs, batch, row, start, columns, FORM, GROUP)
+        values = tl.load(tokens_at(inputs.value, batch, others, columns), mask=shown, other=0.0)
+        exponent = (keys[None, :, :] - unit[:, None, :]) + w[:, :, None]
+        top = tl.maximum(high, tl.max(tl.where(seen, exponent, LOWEST), 1))
+        weight = tl.where(seen, tl.exp(exponent - top[:, None, :]), 0.0)
+        old = tl.exp(high - top)
+        # Not 0 · value: a NaN must not reach a row that does not see it.
+        terms = tl.where(seen, weight * values.to(tl.float32)[None, :, :], 0.0)
+        numerator = numerator * old + tl.sum(terms, 1)
+        denominator = denominator * old + tl.sum(weight, 1)
+        high = top
+    seen_any = denominator != 0
+    mean = numerator / tl.where(seen_any, denominator, 1.0)
+    return mean, tl.where(seen_any, high + tl.log(tl.maximum(denominator, TINY)), UNSEEN), unit
+
+
+@triton.jit
+def recompute_rows(
+    result,
+    inputs,
+    FORM: tl.constexpr,
+    GATE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Recompute the output of flagged tiles, and what is saved for the gradient."""
+    extents = inputs.extents
+    pieces = tl.cdiv(extents.targets, GROUP) * extents.batches * tl.cdiv(extents.channels, WIDTH)
+    pieces = pieces_to_check(pieces, result.flags, extents, FORM, WIDTH)
+    for index in span(tl.program_id(0), pieces, tl.num_programs(0)):
+        batch, row, part, columns = locate_piece(index, extents, extents.targets, WIDTH, GROUP)
+        if is_flagged(result.flags, batch, row // FORM.tile, part):
+            rows = row + tl.arange(0, GROUP)
+            real = (rows < extents.targets)[:, None] & (columns < extents.channels)[None, :]
+            last = extents.sources
+            if FORM.causal:
+                last = tl.minimum(row + GROUP, extents.sources)
+            mean, log, unit = exact_rows(inputs, batch, row, columns, last, FORM, GROUP)
+            if result.mean is not None:
+                tl.store(tokens_at(result.mean, batch, rows, columns), mean, mask=real)
+                tl.store(tokens_at(result.log, batch, rows, columns), log, mask=real)
+                tl.store(tokens_at(result.unit, batch, rows, columns), unit, mask=real)
+            store_output(result, inputs.query, mean, batch, rows, columns, real, GATE)
+
+
+@triton.jit
+def load_weights(
+    saved,
+    inputs,
+    batch,
+    row,
+    other,
+    columns,
+    FORM: tl.constexpr,
+    GATE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Return ``p α`` and ``p (α (v − o) + β)`` of the pairs, with ``p = W e^k / d``."""
+    rows, others = row + tl.arange(0, GROUP), other + tl.arange(0, GROUP)
+    keys, w, shown, seen = load_pairs(inputs, batch, row, other, columns, FORM, GROUP)
+    values = tl.load(tokens_at(inputs.value, batch, others, columns), mask=shown, other=0.0)
+    extents = inputs.extents
+    real = (rows < extents.targets)[:, None] & (columns < extents.channels)[None, :]
+    mean = tl.load(tokens_at(saved.mean, batch, rows, columns), mask=real, other=0.0)
+    log = tl.load(tokens_at(saved.log, batch, rows, columns), mask=real, other=UNSEEN)
+    unit = tl.load(tokens_at(saved.unit, batch, rows, columns), mask=real, other=0.0)
+    grad_mean, grad_log = load_gradient(saved, inputs, batch, rows, columns, real, GATE)
+    exponent = (keys[None, :, :] - unit[:, None, :]) + w[:, :, None] - log[:, None, :]
+    weight = tl.where(seen & (log != UNSEEN)[:, None, :], tl.exp(exponent), 0.0)
+    grad_value = weight * grad_mean[:, None, :]
+    difference = values.to(tl.float32)[None, :, :] - mean[:, None, :]
+    return grad_value, grad_value * difference + weight * grad_log[:, None, :]
+
+
+@triton.jit
+def add_to(x, batch, rows, columns, real, more):
+    """Add `more` to x [B, T, D]."""
+    at = tokens_at(x, batch, rows, columns)
+    total = tl.load(at, mask=real, other=0.0).to(tl.float32) + more
+    tl.store(at, total.to(x.at.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def recompute_sources(
+    grad_key,
+    grad_value,
+    saved,
+    inputs,
+    FORM: tl.constexpr,
+    GATE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Add the part of flagged tiles to the gradients of key and value."""
+    extents = inputs.extents
+    tiles = tl.cdiv(extents.targets, FORM.tile)
+    pieces = tl.cdiv(extents.sources, GROUP) * extents.batches * tl.cdiv(extents.channels, WIDTH)
+    pieces = pieces_to_check(pieces, saved.flags, extents, FORM, WIDTH)
+    for index in span(tl.program_id(0), pieces, tl.num_programs(0)):
+        batch, other, part, columns = locate_piece(index, extents, extents.sources, WIDTH, GROUP)
+        first = 0
+        if FORM.causal:
+            first = other // FORM.tile
+        key_total = tl.zeros([GROUP, WIDTH], tl.float32)
+        value_total = tl.zeros([GROUP, WIDTH], tl.float32)
+        found = 0
+        for tile in span(first, tiles):
+            if is_flagged(saved.flags, batch, tile, part):
+                found = 1
+                last = tl.minimum((tile + 1) * FORM.tile, extents.targets)
+                for row in span(tile * FORM.tile, last, GROUP):
+                    values, keys = load_weights(
+                        saved, inputs, batch, row, other, columns, FORM, GATE, GROUP
+                    )
+                    value_total += tl.sum(values, 0)
+                    key_total += tl.sum(keys, 0)
+        if found != 0:
+            others = other + tl.arange(0, GROUP)
+            real = (others < extents.sources)[:, None] & (columns < extents.channels)[None, :]
+            add_to(grad_key, batch, others, columns, real, key_total)
+            add_to(grad_value, batch, others, columns, real, value_total)
+
+
+@triton.jit
+def count_flags(flags, own, other, first, last, parts, FORM: tl.constexpr):
+    """Count the flags, of all channels, for these items of a tile of the gradient of w."""
+    count = 0
+    for item in span(first, last):
+        batch, tile, _ = item_at(own, other, item, FORM)
+        for start in span(0, parts, 32):
+            part = start + tl.arange(0, 32)
+            at = flags.at + batch * flags.batch + tile * flags.token + part
+            count += tl.sum(tl.load(at, mask=part < parts, other=0).to(tl.int32), 0)
+    return count
+
+
+@triton.jit
+def recompute_bias(
+    grad_bias,
+    saved,
+    inputs,
+    pairs,
+    FORM: tl.constexpr,
+    GATE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Add the part of flagged tiles to the gradient of w."""
+    extents = inputs.extents
+    parts = tl.cdiv(extents.channels, WIDTH)
+    groups = FORM.tile // GROUP
+    pieces = pieces_to_check(pairs * groups, saved.flags, extents, FORM, WIDTH)
+    for index in span(tl.program_id(0), pieces, tl.num_programs(0)):
+        first, last, own, other = tiles_of_gradient(extents, index // groups, FORM)
+        if count_flags(saved.flags, own, other, first, last, parts, FORM) != 0:
+            offsets = tl.arange(0, GROUP)
+            rows, others = offsets[:, None], offsets[None, :]
+            for start in span(0, FORM.tile, GROUP):
+                total = tl.zeros([GROUP, GROUP], tl.float32)
+                for step in span(first * parts, last * parts):
+                    batch, tile, met = item_at(own, other, step // parts, FORM)
+                    if is_flagged(saved.flags, batch, tile, step % parts):
+                        columns = step % parts * WIDTH + tl.arange(0, WIDTH)
+                        row = tile * FORM.tile + index % groups * GROUP
+                        _, pair_grads = load_weights(
+                            saved,
+                            inputs,
+                            batch,
+                            row,
+                            met * FORM.tile + start,
+                            columns,
+                            FORM,
+                            GATE,
+                            GROUP,
+                        )
+                        total += tl.sum(pair_grads, 2)
+                batch, tile, met = item_at(own, other, first, FORM)
+                row, column = tile * FORM.tile + index % groups * GROUP, met * FORM.tile + start
+                at = bias_pointer(grad_bias, batch, row, column, rows, others, FORM)
+                if FORM.shared:  # nothing outside the window is read
+                    near = rows + others >= 0
+                else:
+                    _, near = visible_pairs(extents, row + rows, column + others, FORM)
+                tl.store(at, tl.load(at, mask=near, other=0.0) + total, mask=near)

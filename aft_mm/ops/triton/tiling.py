@@ -1,0 +1,178 @@
+"""Tiles of a product: block sizes, which tiles meet, and the layout of saved tensors."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from ..geometry import as_pair, near_radius
+from .block_sizes import MatmulBlock, find_block
+from .weights import BiasTable, Extents, WeightForm
+
+
+def choose_block(value: Tensor, save: bool) -> MatmulBlock:
+    """Return the block for the type of `value`; `save` means that a gradient is wanted.
+
+    float16 operands are not used: the smallest float16 number, 6e-8, is far above the smallest terms.
+    """
+    kind = 'tf32x3'
+    if value.dtype == torch.bfloat16:
+        kind = 'tf32' if save else 'bfloat16'
+    return find_block(f'product_{kind}', value.device)
+
+
+class TileBand(NamedTuple):
+    """Which tiles of tokens meet; with window None all do, with a dense w.
+
+    Tiles within the window have a w; visible tokens outside them have W = 1. `shared`: each sequence
+    has its own w, which depends only on the distance of two tokens.
+    """
+
+    window: tuple[int, ...] | None
+    grid: tuple[int, ...] | None
+    causal: bool
+    targets: int
+    sources: int
+    tile: int
+    shared: bool = False
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles of targets."""
+        return triton.cdiv(self.targets, self.tile)
+
+    @property
+    def source_tiles(self) -> int:
+        """Number of tiles of sources."""
+        return triton.cdiv(self.sources, self.tile)
+
+    @property
+    def radius(self) -> int:
+        """Largest distance of two tokens in the window; −1 if it is empty."""
+        return near_radius(self.window, self.grid)
+
+    @property
+    def before(self) -> int:
+        """Tiles of sources before a tile of targets that meet it."""
+        if self.window is None:
+            return max(self.tiles, self.source_tiles)
+        before = triton.cdiv(max(self.radius, 0), self.tile)
+        # The shared tile holds the whole window, even beyond the sequence.
+        return before if self.shared else min(before, self.tiles - 1)
+
+    @property
+    def after(self) -> int:
+        """Tiles of sources after a tile of targets that meet it."""
+        return 0 if self.causal else self.before
+
+    @property
+    def reach(self) -> int:
+        """Tiles of sources that a tile of targets meets."""
+        return self.source_tiles if self.window is None else self.before + 1 + self.after
+
+    @property
+    def has_outside(self) -> bool:
+        """Whether some tile lies outside the window of another."""
+        return self.window is not None and self.before + 1 < self.tiles
+
+    @property
+    def form(self) -> WeightForm:
+        """What kernels are specialised for."""
+        near = 'dense' if self.window is None else 'line'
+        if self.grid is not None and len(self.grid) == 2:
+            near = 'grid'
+        return WeightForm(self.causal, near, self.has_outside, self.shared, self.tile)
+
+    def extents(self, batches: int, channels: int, transposed: bool = False) -> Extents:
+        """Return the sizes for kernels; `transposed`: tiles of targets that a tile of sources meets."""
+        reach = (self.after, self.before) if transposed else (self.before, self.after)
+        sizes = batches, channels, self.targets, self.sources, *reach
+        if self.window is None:
+            return Extents(*sizes, 0, 0, 0, 1)
+        if self.grid is None or len(self.grid) == 1:
+            return Extents(*sizes, self.radius, 0, 0, 1)
+        return Extents(*sizes, 0, *as_pair(self.window), self.grid[1])
+
+    def full_extents(self, extents: Extents) -> Extents:
+        """Return the extents; if shared, those of a middle tile that meets as many as possible."""
+        tokens = self.reach * self.tile
+        return extents._replace(targets=tokens, sources=tokens) if self.shared else extents
+
+    def locate(self, table: Tensor) -> BiasTable:
+        """Return the address of w in a table [T, S], [T, offsets], [B, offsets] if shared, or of tiles."""
+        if table.dim() == 3:
+            return self.locate_tiles(table)
+        row, column = table.stride()
+        if self.window is None:
+            return BiasTable(table, 0, 0, row, column, 0)
+        # w[t, t'] of a window is in column radius + t' − t.
+        batch_stride, target_stride = (row, -column) if self.shared else (0, row - column)
+        return BiasTable(table, batch_stride, 0, target_stride, column, self.radius * column)
+
+    def locate_tiles(self, table: Tensor) -> BiasTable:
+        """Return the address of w in tiles [n, tile, reach · tile], of targets or, if shared, sequences."""
+        each, row, column = table.stride()
+        batch_stride, tile_stride = (each, 0) if self.shared else (0, each)
+        tile_stride -= self.tile * (row + column)  # targets and sources are counted from 0
+        return BiasTable(
+            table, batch_stride, tile_stride, row, column, self.before * self.tile * column
+        )
+
+
+def make_band(
+    table: Tensor,
+    value: Tensor,
+    window: Sequence[int] | None,
+    grid: Sequence[int] | None,
+    causal: bool,
+    tile: int,
+) -> TileBand:
+    """The band of a table over the tokens of `value`."""
+    sources = value.shape[1]
+    if window is None:
+        return TileBand(None, None, causal, len(table), sources, tile)
+    return TileBand(tuple(window), grid and tuple(grid), causal, sources, sources, tile)
+
+
+class SavedParts(NamedTuple):
+    """What the gradient needs: mean, λ and its unit, units of tiles, shifts of w and flags.
+
+    Views of one tensor, which is what an op may keep.
+    """
+
+    mean: Tensor
+    log: Tensor
+    unit: Tensor
+    units: Tensor
+    shifts: Tensor
+    flags: Tensor
+
+
+def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, ...]]:
+    """The shapes of a :class:`Saved`."""
+    batch, _, channels = value.shape
+    tokens = batch, band.targets, channels
+    tiles = max(band.tiles, band.source_tiles) if band.causal else 1
+    flags = batch, band.tiles, triton.cdiv(channels, width)
+    shifts = batch if band.shared else band.targets
+    return [tokens, tokens, tokens, (batch, tiles, channels), (shifts,), flags]
+
+
+def count_saved(value: Tensor, band: TileBand, width: int) -> int:
+    """How many numbers a :class:`Saved` has."""
+    return sum(map(math.prod, saved_shapes(value, band, width)))
+
+
+def new_saved(value: Tensor, band: TileBand, width: int) -> Tensor:
+    """Room for a :class:`Saved`."""
+    return value.new_empty(count_saved(value, band, width), dtype=torch.float32)
+
+
+def split_saved(saved: Tensor, value: Tensor, band: TileBand, width: int) -> SavedParts:
+    """The views of what is saved."""
+    shapes = saved_shapes(value, band, width)
+    parts = saved.split([math.prod(shape) for shape in shapes])
+    return SavedParts(*(part.view(shape) for part, shape in zip(parts, shapes, strict=True)))

@@ -1,0 +1,231 @@
+"""Access to the position bias w[t, t'], the visibility of pairs, and the kernel that computes W.
+
+The table of w is what the caller has: a dense w [T, S], the free bias [T, 2s − 1] of AFT-local, the
+product of its factors in tiles [n, tile, reach · tile], or the kernels [h, 2s − 1] of AFT-conv, one
+for all tokens of a head. All are read, and their gradients written, by one form of address
+(:class:`BiasTable`), so w is never copied.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .availability import interpreted
+from .online_softmax import LOWEST
+
+
+def _interpreted_span(first, last, step=1):
+    """``range`` for tensor bounds, which Triton's interpreter does not accept under numpy 2.4."""
+    bounds = (first, last, step)
+    return range(*(int(x.handle.data.item()) if hasattr(x, 'handle') else x for x in bounds))
+
+
+# Unlike a while loop, a loop over a span is pipelined by the compiler.
+span = _interpreted_span if interpreted() else tl.range
+
+
+class Tokens(NamedTuple):
+    """A tensor [B, T, D] and its strides; also for [B, tiles, numbers]."""
+
+    at: Any
+    batch: Any
+    token: Any
+    channel: Any
+
+
+class BiasTable(NamedTuple):
+    """Address of w: ``at + origin + b · batch_stride + (t // tile) · tile_stride + t · target_stride + …``."""
+
+    at: Any
+    batch_stride: Any
+    tile_stride: Any
+    target_stride: Any
+    source_stride: Any
+    origin: Any
+
+
+class Shifts(NamedTuple):
+    """What is subtracted from w, per target or per sequence."""
+
+    at: Any
+    batch_stride: Any
+    target_stride: Any
+
+
+class Extents(NamedTuple):
+    """Sizes, the window, and how many tiles before and after itself a tile meets.
+
+    rows, columns, width: the window on a 2-d grid and the width of the grid; radius: the reach of a
+    1-d window.
+    """
+
+    batches: Any
+    channels: Any
+    targets: Any
+    sources: Any
+    before: Any
+    after: Any
+    radius: Any
+    rows: Any
+    columns: Any
+    width: Any
+
+
+class MatmulInputs(NamedTuple):
+    """Inputs of all kernels of a product."""
+
+    extents: Any
+    key: Any
+    value: Any
+    bias: Any
+    shifts: Any
+    query: Any
+    key_mask: Any
+    # Triton 3.6 drops constants (strides of 1) after the last None of a tuple, and in a tuple next to
+    # plain numbers.
+    end: None = None
+
+
+class WeightForm(NamedTuple):
+    """What kernels are specialised for.
+
+    near: 'dense', or where the window lies: on a 'line' or a 'grid'; has_outside: visible tokens that
+    no tile of w covers have W = 1; shared: each sequence has its own W, with equal tiles; tile:
+    tokens along a side of a tile.
+    """
+
+    causal: bool
+    near: str
+    has_outside: bool
+    shared: bool
+    tile: int
+
+
+@triton.jit
+def tokens_at(x, batch, rows, columns):
+    """Return pointers [rows, columns] into x [B, T, D]."""
+    rows, columns = rows.to(tl.int64), columns.to(tl.int64)
+    return x.at + batch * x.batch + rows[:, None] * x.token + columns[None, :] * x.channel
+
+
+@triton.jit
+def terms_at(x, batch, token, number, TOKENS: tl.constexpr, NUMBERS: tl.constexpr):
+    """Return pointers into a block of terms; offsets within a block fit into int32."""
+    start = x.at + batch * x.batch + tl.cast(token, tl.int64) * x.token
+    start += tl.cast(number, tl.int64) * x.channel
+    tokens, numbers = tl.arange(0, TOKENS), tl.arange(0, NUMBERS)
+    return start + (tokens[:, None] * x.token + numbers[None, :] * x.channel)
+
+
+@triton.jit
+def load_vector(x, batch, row, columns, inside, other):
+    """Load one token, or tile, of x [B, T, D]."""
+    at = (
+        x.at + batch * x.batch + tl.cast(row, tl.int64) * x.token + columns.to(tl.int64) * x.channel
+    )
+    return tl.load(at, mask=inside, other=other)
+
+
+@triton.jit
+def bias_pointer(bias, batch, target, source, rows, columns, FORM: tl.constexpr):
+    """Return pointers to w of targets `target + rows`, all in one tile, and sources `source + columns`."""
+    target = tl.cast(target, tl.int64)
+    start = (
+        target * bias.target_stride + tl.cast(source, tl.int64) * bias.source_stride + bias.origin
+    )
+    start += tl.cast(batch, tl.int64) * bias.batch_stride + target // FORM.tile * bias.tile_stride
+    return bias.at + start + (rows * bias.target_stride + columns * bias.source_stride)
+
+
+@triton.jit
+def load_shifts(shifts, batch, rows, real):
+    """Load the shifts of these targets."""
+    at = shifts.at + tl.cast(batch, tl.int64) * shifts.batch_stride + rows * shifts.target_stride
+    return tl.load(at, mask=real, other=0.0)
+
+
+@triton.jit
+def visible_pairs(extents, targets, sources, FORM: tl.constexpr):
+    """Return which pairs exist and are not in the future, and which of those have a w."""
+    # The first tile of a window may begin before the sequence.
+    seen = (targets >= 0) & (targets < extents.targets)
+    seen &= (sources >= 0) & (sources < extents.sources)
+    if FORM.causal:
+        seen &= sources <= targets
+    near = seen
+    if FORM.near == 'line':
+        near &= tl.abs(targets - sources) <= extents.radius
+    if FORM.near == 'grid':
+        down = targets // extents.width - sources // extents.width
+        right = targets % extents.width - sources % extents.width
+        near &= (tl.abs(down) < extents.rows) & (tl.abs(right) < extents.columns)
+    return seen, near
+
+
+@triton.jit
+def load_bias(bias, extents, batch, target, source, rows, columns, FORM: tl.constexpr):
+    """Load w of these pairs, 0 outside the window; which are visible, and which have a w."""
+    seen, near = visible_pairs(extents, target + rows, source + columns, FORM)
+    at = bias_pointer(bias, batch, target, source, rows, columns, FORM)
+    w = tl.load(at, mask=near, other=0.0).to(tl.float32)
+    return w, seen & (w != float('-inf')), near
+
+
+@triton.jit
+def weigh(
+    weights,
+    shifts,
+    bias,
+    extents,
+    width,
+    FORM: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Compute ``W = exp(w − shift)`` in tiles, and the shift of each target, its largest visible w.
+
+    weights [n, tile, width]: targets against the sources that their tile meets; with TRANSPOSED,
+    sources against targets, with `before` and `after` exchanged and the shifts given. If shared, one
+    tile [tile, width] per sequence: the middle one.
+    """
+    start_of_row = tl.program_id(0) * ROWS
+    row, batch = start_of_row, tl.program_id(1)
+    if FORM.shared:
+        row += extents.before * FORM.tile
+        weights += batch.to(tl.int64) * FORM.tile * width
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, STEP)
+    first = 0
+    if FORM.near != 'dense':
+        first = (row // FORM.tile - extents.before) * FORM.tile
+    shift = tl.zeros([ROWS], tl.float32) + LOWEST
+    if not TRANSPOSED:
+        for start in span(0, width, STEP):
+            w, seen, _ = load_bias(
+                bias, extents, batch, row, first + start, rows[:, None], columns[None, :], FORM
+            )
+            shift = tl.maximum(shift, tl.max(tl.where(seen, w, LOWEST), 1))
+        if FORM.has_outside:  # outside all tiles w = 0
+            shift = tl.maximum(shift, 0.0)
+        if FORM.shared:  # every row of the middle tile sees the whole kernel and a 0
+            tl.store(shifts.at + batch * shifts.batch_stride, tl.max(shift, 0))
+        else:
+            tl.store(shifts.at + row + rows, shift, mask=row + rows < extents.targets)
+    for start in span(0, width, STEP):
+        column = first + start
+        if TRANSPOSED:
+            w, seen, _ = load_bias(
+                bias, extents, batch, column, row, columns[None, :], rows[:, None], FORM
+            )
+            others = column + columns
+            real = (others >= 0) & (others < extents.targets)
+            w -= load_shifts(shifts, batch, others, real)[None, :]
+        else:
+            w, seen, _ = load_bias(
+                bias, extents, batch, row, column, rows[:, None], columns[None, :], FORM
+            )
+            w -= shift[:, None]
+        at = weights + tl.cast(start_of_row, tl.int64) * width + start
+        at += rows[:, None] * width + columns[None, :]
+        tl.store(at, tl.where(seen, tl.exp(w), 0.0).to(weights.dtype.element_ty))

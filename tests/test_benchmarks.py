@@ -1,0 +1,250 @@
+"""Each tool of tools/benchmarks: its help, a short run, and a wrong result, which is not timed."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
+
+from aft_mm.ops import eager
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ROOT / 'tools' / 'benchmarks'
+sys.path.insert(0, str(TOOLS))
+
+import benchmark_attention  # noqa: E402
+import benchmark_efficiency  # noqa: E402
+import benchmark_models  # noqa: E402
+import benchmark_ops  # noqa: E402
+import benchmark_sampling  # noqa: E402
+import bounds  # noqa: E402
+import decoders  # noqa: E402
+import measuring  # noqa: E402
+import plot_models  # noqa: E402
+import training_step  # noqa: E402
+from op_cases import CASES  # noqa: E402
+from op_costs import compulsory_bytes, operations  # noqa: E402
+
+COMMON = ['--device', 'cpu', '--threads', '1', '--rounds', '1']
+PROGRAMS = [
+    *('benchmark_attention', 'benchmark_efficiency', 'benchmark_iterations', 'benchmark_models'),
+    *('benchmark_ops', 'benchmark_sampling', 'bounds', 'first_gpu_hour', 'linear_memory'),
+    *('lsh_recall', 'plot_models', 'training_run', 'training_step'),
+]
+
+
+@pytest.fixture(autouse=True)
+def _eager(monkeypatch):
+    """Run in this process, with the backend that the tests make wrong."""
+    monkeypatch.setenv('AFT_MM_BACKEND', 'eager')
+    for tool in (benchmark_attention, benchmark_efficiency, benchmark_models, benchmark_ops):
+        monkeypatch.setattr(tool, 'in_fresh_process', lambda call, *args: 1.0)
+    monkeypatch.setattr(training_step, 'in_fresh_process', lambda call, *args: 1.0)
+
+
+def rows_of(path):
+    content = json.loads(path.read_text())
+    assert content['environment']['versions']['torch'] and 'commit' in content['environment']
+    assert str(path.parent) not in path.read_text()
+    return content['rows']
+
+
+def scaled(function):
+    return lambda *args, **options: 1.01 * function(*args, **options)
+
+
+@pytest.mark.parametrize('name', PROGRAMS)
+def test_help(name):
+    command = [sys.executable, TOOLS / f'{name}.py', '--help']
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and 'usage: ' in done.stdout
+
+
+def test_ops(tmp_path, monkeypatch, capsys):
+    path = tmp_path / 'out.json'
+    options = ['--backends', 'eager', 'triton', '--json', str(path), *COMMON]
+    assert benchmark_ops.main(['--cases', 'small-[fs]*', '--dtype', 'bfloat16', *options]) == 0
+    rows = {(row['case'], row['form'], row['mode']): row for row in rows_of(path)}
+    row = rows['small-full', 'eager', 'forward+backward']
+    assert row['status'] == 'ok' and row['milliseconds'] > 0 and row['bytes'] > 0
+    assert max(row['errors'].values()) < 2e-2
+    assert 'cuda tensors' in rows['small-full', 'triton', 'forward']['reason']
+    assert rows['small-full', 'softmax', 'forward']['compared'] is False
+    monkeypatch.setattr(eager, 'aft_simple', scaled(eager.aft_simple))
+    assert benchmark_ops.main(['--cases', 'small-simple', *options]) == 1
+    for row in rows_of(path):
+        assert row['form'] == 'triton' or row['status'] == 'wrong' and 'milliseconds' not in row
+    assert 'wrong: output' in capsys.readouterr().out
+
+
+def test_every_case_of_ops_matches_its_op():
+    for case in CASES.values():
+        with torch.device('meta'):
+            tensors = [torch.empty(shape) for shape in case.input_shapes]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr('aft_mm.ops.functional._run', lambda op, value, *tensors, **options: op)
+            assert case(*tensors) == case.op
+        assert set(case.rivals) <= set(benchmark_ops.RIVALS)
+
+
+def test_operations_and_bytes_match_a_count_by_hand():
+    # 9 exponentials of w; 9 pairs in 2 sequences and 4 channels of numerator and denominator.
+    shapes = [(2, 3, 4)] * 3 + [(3, 3)]
+    assert operations('aft_full', shapes, {}) == 24 * 5 + 9 + 2 * 9 * 2 * 4 * 2
+    # 00 10 11 21 22 are near; u·v of rank 5 and exp for each, and a running sum for the rest.
+    shapes, options = [(2, 3, 4)] * 3 + [(3, 5)] * 2, dict(window=2, causal=True)
+    near = 5 * (10 + 1) + 2 * 5 * 2 * 8
+    assert operations('aft_local', shapes, options) == 24 * 5 + near + 2 * 3 * 2 * 8
+    inputs = [torch.empty(2, 3, 4, dtype=torch.bfloat16)] * 3 + [torch.empty(5, 7)]
+    assert compulsory_bytes(inputs, inputs[0], training=False) == 3 * 48 + 140 + 48
+
+
+def test_the_time_on_a_device_is_that_of_its_kernels():
+    def event(name, start, end, device=DeviceType.CUDA, **more):
+        return FunctionEvent(0, name, 0, start, end, device_type=device, use_device='cuda', **more)
+
+    events = [
+        event('aten::mm', 0, 500, DeviceType.CPU),
+        event('gemm', 100, 110),
+        event('gate', 110, 112.5),
+        event('gate', 120, 122.5),
+        event('Context Sync', 0, 900),
+        event('step 1', 90, 140, is_user_annotation=True),
+    ]
+    assert measuring.kernel_times(events) == pytest.approx({'gemm': 10e-6, 'gate': 5e-6})
+    with pytest.raises(RuntimeError, match='the profiler saw no kernel'):
+        measuring.kernel_times(events[:1])
+
+
+def test_models(tmp_path, monkeypatch, capsys):
+    path, png = tmp_path / 'out.json', tmp_path / 'bars.png'
+    names, more = ['aft-tiny-h32-k3', 'bound-tiny-h32-k3'], ['--size', '32', '--batch', '1']
+    if importlib.util.find_spec('timm'):
+        names.append('deit-tiny')
+    benchmark_models.main(['--models', *names, *more, *COMMON, '--json', str(path)])
+    rows = {row['model']: row for row in rows_of(path)}
+    assert rows['aft-tiny-h32-k3']['images_per_second'] > 0
+    assert 'speed_vs_bound' in rows['aft-tiny-h32-k3']
+    if 'deit-tiny' in rows:
+        plot_models.main([str(path), '--png', str(png)])
+        assert '| aft-tiny-h32-k3, 32, float32 | ' in capsys.readouterr().out and png.exists()
+    monkeypatch.setattr(eager, 'aft_conv', scaled(eager.aft_conv))
+    with pytest.raises(SystemExit, match='aft-tiny-h32-k3 at 32 px .*: not timed'):
+        benchmark_models.main(['--models', names[0], *more, *COMMON])
+
+
+def test_efficiency(tmp_path, monkeypatch):
+    path, png = tmp_path / 'out.json', tmp_path / 'out.png'
+    arguments = ['--mixers', 'aft-local-hard-3', '--dims', '16', '--lengths', '32', '64']
+    arguments += ['--positions', '8', '16', '--steps', '2', *COMMON]
+    benchmark_efficiency.main([*arguments, '--json', str(path), '--png', str(png)])
+    rows = {row['length']: row for row in rows_of(path)}
+    assert rows[64]['training_ms'] > 0 and rows[16]['decoding_ms'] > 0
+    assert matplotlib.image.imread(png).std() > 0.05
+    monkeypatch.setattr(eager, 'aft_local_hard', scaled(eager.aft_local_hard))
+    with pytest.raises(SystemExit, match='aft-local-hard-3.* is wrong by .*: not timed'):
+        benchmark_efficiency.main(arguments)
+
+
+def test_attention(tmp_path, monkeypatch):
+    path = tmp_path / 'out.json'
+    arguments = ['--mixers', 'linear', '--dims', '16', '--heads', '2', '--lengths', '64', '128']
+    arguments += ['--tokens', '128', *COMMON]
+    benchmark_attention.main([*arguments, '--json', str(path)])
+    assert [(row['length'], row['ms'] > 0) for row in rows_of(path)] == [(64, True), (128, True)]
+    monkeypatch.setattr(eager, 'linear_attention', scaled(eager.linear_attention))
+    with pytest.raises(SystemExit, match='linear step by step'):
+        benchmark_attention.main(arguments)
+
+
+def test_sampling(tmp_path, monkeypatch):
+    from aft_mm.models import AutoregressiveModel, SequenceDecoder
+
+    def build(data, mixer, device):
+        torch.manual_seed(0)
+        decoder = dict(
+            type='aft_mm.SequenceDecoder',
+            embed_dims=8,
+            num_layers=1,
+            embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=256),
+            token_mixer=dict(type='aft_mm.AFTSimple'),
+            grid=(120,),
+        )
+        head = dict(type='aft_mm.LogisticMixtureHead', embed_dims=8, num_channels=1)
+        return AutoregressiveModel(decoder, head).eval()
+
+    monkeypatch.setattr(benchmark_sampling, 'build', build)
+    path = tmp_path / 'out.json'
+    arguments = ['--mixers', 'aft-simple', '--batch', '2', '--images', '1', *COMMON]
+    benchmark_sampling.main([*arguments, '--json', str(path)])
+    rows = {row['form']: row for row in rows_of(path)}
+    assert rows['steps']['seconds'] > 0 and rows['anew']['seconds'] is None
+    step = SequenceDecoder.step
+
+    def wrong(self, token, state):
+        hidden, state = step(self, token, state)
+        return hidden * 1.01, state
+
+    monkeypatch.setattr(SequenceDecoder, 'step', wrong)
+    with pytest.raises(SystemExit, match='aft-simple by steps is wrong by .* not timed'):
+        benchmark_sampling.main(arguments)
+
+
+def test_training_step(tmp_path):
+    path = tmp_path / 'out.json'
+    arguments = ['--tokens', '40', '--dims', '16', '--layers', '1', '--window', '8']
+    training_step.main([*arguments, *COMMON, '--json', str(path)])
+    rows = {row['model']: row for row in rows_of(path)}
+    assert set(rows) == {'aft-local-8', 'softmax', 'dense-aft-local-8', 'bound'}
+
+
+@pytest.mark.parametrize('name', ['aft-local', 'aft-local-0', 'resnet', 'aft_mm.AFTLocal(5)'])
+def test_an_unknown_mixer_is_refused(name):
+    with pytest.raises(ValueError, match='must be one of aft-simple, .* or a registered mixer'):
+        decoders.mixer(name, heads=2)
+
+
+def test_a_wrong_argument_is_a_one_line_error(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 0)
+    for arguments, message in [
+        (['--device', 'cuda'], "--device: must be one of the 0 GPUs found, got 'cuda'"),
+        (['--rounds', '0'], "--rounds: must be a whole number of at least 1, got '0'"),
+        (['--device', 'cpu', '--backends', 'tritn'], "must be among triton, .*, got 'tritn'"),
+    ]:
+        with pytest.raises(SystemExit, match='2'):
+            benchmark_ops.main(arguments)
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert re.search(message, last), last
+
+
+def test_the_tables_of_bounds_match_the_documentation(tmp_path, monkeypatch):
+    rows = bounds.count_all(bounds.GPUS['h200'], 'bfloat16')
+    monkeypatch.setattr(bounds, 'count_all', lambda *args: rows)
+    bounds.main(['--check'])
+    page = tmp_path / 'benchmarks.md'
+    text = bounds.DOCS.read_text()
+    monkeypatch.setattr(bounds, 'DOCS', page)
+    page.write_text(text.replace('<!-- bounds: ops -->', '<!-- ops -->'))
+    with pytest.raises(bounds.UserError, match='must hold the tables decoders, images, ops'):
+        bounds.main(['--check'])
+
+
+def test_training_run(run, tmp_path):
+    config = ROOT / 'configs/language_modeling/aft-simple-mini_1xb16-6e_enwik8-t256.py'
+    (tmp_path / 'enwik8').mkdir()
+    (tmp_path / 'enwik8' / 'enwik8').write_bytes(bytes(range(32, 112)) * 250)
+    done = run(
+        TOOLS / 'training_run.py', config, '--iterations', 12, '--amp', '--json', 'out.json',
+        '--work-dir', 'run', '--cfg-options', 'train_dataloader.batch_size=2',
+        'model.decoder.grid=(32,)', 'train_dataloader.dataset.context_length=32',
+        cwd=tmp_path, env=dict(AFT_MM_DATA=str(tmp_path)))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = rows_of(tmp_path / 'out.json')
+    assert row['iterations'] == 12 and 1 < row['last_loss'] < row['first_loss'] < 8

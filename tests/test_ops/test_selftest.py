@@ -1,0 +1,206 @@
+"""The check of the Triton kernels: what it runs, what counts as a failure, what dispatch reads."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from aft_mm.ops import __main__ as program
+from aft_mm.ops import dispatch, eager, reference, selftest
+from aft_mm.ops.selftest import LONG_CASES, Case, Result, WrongResultError
+from aft_mm.ops.triton import availability
+
+from .interpreted import NEEDS_TRITON
+
+CPU = torch.device('cpu')
+CALL = 'aft_simple', [torch.zeros(1, 1, 1)] * 3, dict(key_function='softmax', causal=True)
+PASSED = Result('passed', error=1e-6, speeds=dict(inference=[1.5, 2.0]))
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine that lacks nothing, with an empty cache folder."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    monkeypatch.delenv(dispatch.ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ())
+    monkeypatch.setattr(availability, 'triton_version', lambda: '3.6.0')
+    caches = selftest.load_results, selftest.device_key, selftest._log_hint
+    for cache in caches:
+        cache.cache_clear()
+    yield tmp_path
+    for cache in caches:
+        cache.cache_clear()
+
+
+def store(**results):
+    selftest.save_results('cpu', None, {f'aft_simple {k}': v for k, v in results.items()})
+
+
+def test_kernels_are_used_only_after_a_stored_check(machine, caplog):
+    with caplog.at_level(logging.WARNING, 'aft_mm.ops'):
+        for _ in range(2):
+            (reason,) = dispatch.unsupported_reasons('triton', *CALL)
+    assert reason.startswith('not checked on this device; aft_mm doctor --kernels')
+    assert len(caplog.records) == 1 and 'aft_mm doctor --kernels' in caplog.text
+    store(float32=PASSED)
+    assert dispatch.is_applicable('triton', *CALL)
+    store(float32=Result('failed', 'a reason'))
+    (reason,) = dispatch.unsupported_reasons('triton', *CALL)
+    assert reason == 'failed on this device: a reason'
+    store(float32=Result('passed', error=0.0, speeds=dict(training=[1.2, 0.7])))
+    (reason,) = dispatch.unsupported_reasons('triton', *CALL)
+    assert reason == '0.70 times as fast as eager on this device'
+
+
+def test_the_environment_forces_kernels_without_a_check(machine, monkeypatch):
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'triton')
+    assert dispatch.choose_backend(*CALL) == 'triton'
+
+
+@pytest.mark.parametrize('change', ['sources', 'triton', 'TRITON_PTXAS_PATH'])
+def test_another_version_or_source_needs_another_check(change, machine, monkeypatch):
+    store(float32=PASSED)
+    if change == 'sources':
+        read = selftest.Path.read_bytes
+        monkeypatch.setattr(
+            selftest.Path,
+            'read_bytes',
+            lambda path: read(path) + b'#' * (path.name == 'geometry.py'),
+        )
+    elif change == 'triton':
+        monkeypatch.setattr(availability, 'triton_version', lambda: '3.6.1')
+    else:
+        monkeypatch.setenv(change, '/opt/ptxas')
+    selftest.device_key.cache_clear()
+    selftest.load_results.cache_clear()
+    assert not dispatch.is_applicable('triton', *CALL)
+
+
+def test_a_damaged_file_is_no_result_and_results_are_merged(machine):
+    store(float32=PASSED)
+    store(float16=PASSED)
+    path = selftest.result_path('cpu', None)
+    assert set(json.loads(path.read_text())['results']) == {
+        'aft_simple float32', 'aft_simple float16',
+    }  # fmt: skip
+    assert [x.name for x in path.parent.iterdir()] == [path.name]
+    path.write_text('{')
+    selftest.load_results.cache_clear()
+    assert selftest.load_results('cpu', None) == {}
+
+
+@pytest.mark.parametrize(
+    'error, status',
+    [
+        (WrongResultError('is wrong'), 'failed'),
+        (RuntimeError('CUDA error: an illegal memory access was encountered'), 'failed'),
+        (RuntimeError('Triton Error [CUDA]: out of memory'), 'unchecked'),
+        (torch.OutOfMemoryError('CUDA out of memory'), 'unchecked'),
+        (RuntimeError('Failed to find C compiler'), 'unchecked'),
+        (OSError(28, 'No space left on device'), 'unchecked'),
+    ],
+)
+def test_only_wrong_numbers_and_device_faults_are_failures(error, status):
+    result = selftest.classify(error)
+    assert result.status == status and str(error) in result.reason
+
+
+@pytest.mark.parametrize(
+    'code, statuses',
+    [
+        ('import os, signal; os.kill(os.getpid(), signal.SIGSEGV)', ['failed', 'failed']),
+        ('import os, signal; os.kill(os.getpid(), signal.SIGTERM)', ['unchecked', 'unchecked']),
+        ('raise OSError("no gcc")', ['unchecked', 'unchecked']),
+        ('print(\'{"status": "failed", "reason": "off"}\')', ['failed', 'failed']),
+    ],
+)
+def test_a_crash_is_a_failure_and_a_signal_from_outside_is_not(code, statuses, monkeypatch):
+    """After a failure the other types are checked in a new process."""
+    run, started = selftest.subprocess.run, []
+
+    def stub(command, **options):
+        started.append(command)
+        return run([sys.executable, '-c', code], **options)
+
+    monkeypatch.setattr(selftest.subprocess, 'run', stub)
+    results = selftest.check_op('aft_simple', 'cpu', ['float32', 'float16'])
+    assert [result.status for result in results.values()] == statuses and len(started) == 2
+
+
+def test_wrong_values_gradients_and_varying_results_are_found(monkeypatch):
+    case = Case('', 'aft_simple', 9, dict(causal=True))
+    monkeypatch.setattr(dispatch, 'backend_module', lambda name: eager)
+    monkeypatch.setattr(dispatch, '_modules', {'triton': eager, 'reference': reference})
+    monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ())
+    check = selftest.check_case, 'aft_simple', case, 'masked', CPU, torch.float32, 1
+    assert check[0](*check[1:]) < 2e-5
+    right, noise = eager.aft_simple, torch.Generator().manual_seed(0)
+
+    def doubled_gradient(query, key, value, **options):
+        return right(query, 2 * key - key.detach(), value, **options)
+
+    def noisy(*tensors, **options):
+        return right(*tensors, **options) + 1e-6 * torch.rand(1, generator=noise)
+
+    for wrong, message in [
+        (lambda *tensors, **options: 1.001 * right(*tensors, **options), 'result 0 .* has error'),
+        (doubled_gradient, 'result 3 .* has error'),
+        (noisy, 'differs between runs'),
+    ]:
+        monkeypatch.setattr(eager, 'aft_simple', wrong)
+        with pytest.raises(WrongResultError, match=message):
+            check[0](*check[1:])
+
+
+def test_the_check_runs_the_branches_of_default_configs(monkeypatch):
+    """Two long cases per op: tiles outside the window, chunks, more than one step of the rank."""
+    monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ())
+    fits = dict(dtype=torch.bfloat16, device=torch.device('meta'))
+    ops = {case.op for case in LONG_CASES}
+    assert {op: sum(case.op == op for case in LONG_CASES) for op in ops} == dict.fromkeys(ops, 2)
+    assert ops == set(selftest.TIMED_CASES)
+    assert {op.removesuffix('_step') for op in availability.KERNELS} <= ops
+    factors = [case.parameters[0][1] for case in LONG_CASES if len(case.parameters) == 2]
+    assert min(factors) > 32  # terms of u · v at once
+    with monkeypatch.context() as patch:
+        # On a device all cases are run; here only their selection is.
+        patch.setattr(selftest.torch, 'empty', lambda *size, **options: torch.zeros(1))
+        for op in availability.KERNELS:
+            found = selftest.check_cases(op, torch.device('cuda'), fits['dtype'])
+            names = {case.name for case, _ in found}
+            assert names & {case.name for case in LONG_CASES}, op
+            assert {twist for _, twist in found} >= {'plain', 'crowd', 'strided', 'spike'}
+
+
+def test_nothing_to_check_is_a_one_line_error(machine, monkeypatch):
+    monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ('is missing',))
+    with pytest.raises(SystemExit, match='^Error: the kernels cannot be checked on cpu: triton is'):
+        program.main(['--verify', '--device', 'cpu'])
+    with pytest.raises(SystemExit):
+        program.main(['--op', 'aft_simple'])
+
+
+@NEEDS_TRITON
+def test_the_check_in_the_interpreter(tmp_path):
+    """The whole way: kernels are checked in another process, stored, and then used."""
+    environment = {**os.environ, 'TRITON_INTERPRET': '1', 'XDG_CACHE_HOME': str(tmp_path)}
+
+    def run(*words):
+        command = [sys.executable, *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    options = '--verify', '--op', 'aft_simple', 'aft_simple_step', '--dtype', 'float32'
+    done = run('-m', 'aft_mm.ops', *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count('float32: passed, largest error') == 2
+    code = (
+        'from aft_mm.ops import dispatch; import torch; x = torch.zeros(1, 1, 1); '
+        'print(dispatch.choose_backend("aft_simple", [x] * 3, dict(key_function="softmax", '
+        'causal=True)))'
+    )
+    used = run('-c', code)
+    assert used.stdout.split() == ['triton'], used.stderr
