@@ -23,7 +23,6 @@ from aft_mm.checks import check_int
 from aft_mm.datasets.image_files import IMAGE_SUFFIXES, read_rgb
 from aft_mm.errors import UserError
 
-from .inputs import takes_bgr
 from .loading import load_model
 
 Source = str | os.PathLike | np.ndarray
@@ -246,3 +245,14 @@ class ImageClassifier:
             for _, same in itertools.groupby(samples, lambda sample: sample['inputs'].shape):
                 predictions += self.model.test_step(pseudo_collate(list(same)))
         return predictions
+
+
+def takes_bgr(config: Config) -> bool:
+    """Whether the images of a config are BGR until its data preprocessor turns them around."""
+    settings = config.get('data_preprocessor') or {}
+    own = (config.get('model') or {}).get('data_preprocessor') or {}
+    for part in (settings, own, settings.get('preprocessor') or {}, own.get('preprocessor') or {}):
+        for key in ('to_rgb', 'bgr_to_rgb'):
+            if part.get(key) is not None:
+                return bool(part[key])
+    return False

@@ -8,12 +8,7 @@ import torch
 from mmengine.config import Config
 
 from aft_mm.errors import UserError
-from aft_mm.sampling.images import (
-    check_image_shape,
-    complete_images,
-    given_rows,
-    sample_images,
-)
+from aft_mm.visualization import check_image_shape, complete_images, given_rows, sample_images
 
 from .loading import load_model
 

@@ -8,7 +8,7 @@ import torch
 from mmengine.config import Config
 
 from aft_mm.errors import UserError
-from aft_mm.sampling.points import check_points, check_settings, sample_points
+from aft_mm.visualization import check_points, check_settings, sample_points
 
 from .loading import load_model
 

@@ -15,10 +15,10 @@ from aft_mm.datasets.transforms.images import central_square, shrink
 from aft_mm.engine.seeds import derived_seed
 from aft_mm.errors import UserError
 from aft_mm.models.decoding import check_sampling
-from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
-from aft_mm.sampling.tiling import cut_tiles, join_tiles, tile_starts
+from aft_mm.visualization import check_super_resolution, super_resolve
 
 from .loading import load_model
+from .tiling import cut_tiles, join_tiles, tile_starts
 
 TILES_AT_ONCE = 64
 

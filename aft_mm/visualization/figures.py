@@ -1,4 +1,4 @@
-"""What the figures share: a canvas that needs no display, what is drawn of many, colours, tiles."""
+"""Helpers shared by the figures: canvas, selection of heads and layers, colours, tiles."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,19 +11,23 @@ from matplotlib.figure import Figure
 from aft_mm.checks import is_int, refuse
 
 NARROWEST = 4.2  # inches, so that the title fits
-#: How many panels of a row have axes of their own; more of them are tiles of one picture.
+#: Maximum number of panels per row with their own axes; more become tiles of one picture.
 MOST_PANELS = 24
-#: Ratios are drawn up to this one, and down to its inverse.
-LARGEST_RATIO = 1e4
+LARGEST_RATIO = 1e4  # the colour scale of ratios ends there and at its inverse
 
 Choice = str | Sequence[int]
 
 
 def new_figure(width: float, height: float, title: str = '', footer: str = '') -> Figure:
-    """An empty figure of so many inches with an Agg canvas of its own.
+    """Create an empty figure with its own Agg canvas.
 
-    ``figure.savefig(path)`` needs no display and leaves the backend of ``pyplot`` as it is. The
-    footer, such as the names of config and checkpoint, stands in small letters below.
+    ``figure.savefig(path)`` needs no display and does not change the backend of ``pyplot``.
+
+    Args:
+        width: Inches, at least :data:`NARROWEST`.
+        height: Inches.
+        title: Text above the figure.
+        footer: Small print below the figure, such as the names of config and checkpoint.
     """
     figure = Figure(figsize=(max(NARROWEST, width), height), layout='constrained')
     FigureCanvasAgg(figure)
@@ -35,17 +39,17 @@ def new_figure(width: float, height: float, title: str = '', footer: str = '') -
 
 
 def choose(name: str, choice: Choice, count: int, most: int | None = None) -> list[int]:
-    """Which of ``count`` heads, layers or tokens to draw.
+    """Return the indices of the heads, layers or tokens to draw.
 
     Args:
-        name: Of the argument, for the message.
-        choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spread, both ends among them),
-            ``'0,3,7'`` or a sequence of ints; of the words with a number at most so many.
-        count: How many there are.
-        most: How many can be drawn beside each other; None for any number.
+        name: Name of the argument, for the message.
+        choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spaced with both ends), ``'0,3,7'``
+            or a sequence of ints. ``first`` and ``even`` give fewer where there are fewer.
+        count: Number to choose from.
+        most: Maximum number to choose; None for any number.
 
     Raises:
-        ValueError: it is none of these, names one that is not there, or too many.
+        ValueError: ``choice`` has another form, an index is out of range, or there are too many.
     """
     chosen = _parse(choice, count) if isinstance(choice, str) else list(choice)
     if not chosen or not all(is_int(index) and 0 <= index < count for index in chosen):
@@ -54,8 +58,8 @@ def choose(name: str, choice: Choice, count: int, most: int | None = None) -> li
         )
     if most is not None and len(chosen) > most:
         raise ValueError(
-            f'{name} must choose at most {most} to be drawn in a row, such as '
-            f"'even:12', got {choice!r}, which are {len(chosen)}"
+            f'{name} must choose at most {most} panels for a row, such as '
+            f"'even:12', got {choice!r}, which chooses {len(chosen)}"
         )
     return chosen
 
@@ -73,9 +77,9 @@ def _parse(choice: str, count: int) -> list[int]:
 
 
 def ratio_norm(values: Iterable[np.ndarray]) -> LogNorm:
-    """Colours of ratios for a diverging map: 1 in the middle, r and 1 / r equally far from it.
+    """Return the norm of a diverging colour map for ratios: 1 in the middle, symmetric in log scale.
 
-    It spans what is finite and positive, at most 10⁴ to either side, and some span always.
+    Its range covers the finite positive values, from at least 1.01 to at most 10⁴ and the inverse.
     """
     most = 1.01
     for ratio in values:
@@ -87,7 +91,7 @@ def ratio_norm(values: Iterable[np.ndarray]) -> LogNorm:
 
 
 def tile(pictures: np.ndarray, columns: int) -> np.ndarray:
-    """``[N, h, w]`` as one picture, ``columns`` in a row, one NaN line between neighbours."""
+    """Arrange pictures ``[N, h, w]`` in a grid with one line of NaN between neighbours."""
     count, height, width = pictures.shape
     rows = -(-count // columns)
     sheet = np.full((rows * columns, height + 1, width + 1), np.nan)
@@ -97,7 +101,7 @@ def tile(pictures: np.ndarray, columns: int) -> np.ndarray:
 
 
 def label_tiles(axis: Axes, count: int, columns: int, height: int, numbers: Sequence[int]) -> None:
-    """Number the rows of :func:`tile` by their first picture."""
+    """Label each row of :func:`tile` with the number of its first picture."""
     rows = range(-(-count // columns))
     axis.set_yticks(
         [row * (height + 1) + (height - 1) / 2 for row in rows],

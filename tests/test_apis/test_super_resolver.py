@@ -9,7 +9,7 @@ from aft_mm.apis import SuperResolver
 from aft_mm.datasets import SuperResolutionPair
 from aft_mm.engine.seeds import derived_seed
 from aft_mm.errors import UserError
-from aft_mm.sampling.super_resolution import super_resolve
+from aft_mm.visualization import super_resolve
 
 
 @pytest.fixture(scope='module')

@@ -40,14 +40,20 @@ if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
 import numpy as np
+from networks import build_dataset, spread_samples
 from PIL import Image
 
-from aft_mm.apis import ImageGenerator, SuperResolver, build_dataset, spread_samples, task_of
+from aft_mm.apis import ImageGenerator, SuperResolver
+from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.command_line import DATA_ERRORS, check_checkpoint, read_config
-from aft_mm.sampling.images import given_rows
-from aft_mm.sampling.super_resolution import super_resolve
-from aft_mm.visualization import draw_completions, draw_header, draw_super_resolution
+from aft_mm.visualization import (
+    draw_completions,
+    draw_header,
+    draw_super_resolution,
+    given_rows,
+    super_resolve,
+)
 
 KINDS = {'SuperResolver': SuperResolver, 'ImageGenerator': ImageGenerator}
 

@@ -29,16 +29,92 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
 import numpy as np
 import torch
+from browse_dataset import draw_titled_images
+from matplotlib.figure import Figure
+from networks import build_dataset, class_names, load_network, network_inputs, shown_image
 from sklearn.metrics import confusion_matrix
 
-from aft_mm.apis import build_dataset, class_names, load_network, network_inputs, shown_image
 from aft_mm.checks import check_int
 from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save, write_csv
 from aft_mm.cli.progress import with_bar
-from aft_mm.visualization import draw_confusion, draw_titled_images, most_confident_mistakes
+from aft_mm.visualization.figures import new_figure
+
+MOST_NAMES = 40
+MOST_COUNTS = 20
+
+
+def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -> Figure:
+    """Draw a confusion matrix, rows the true classes, columns the predicted ones.
+
+    The colour is the share of the true class, 0 (dark) to 1 (light); up to 20 classes the fields
+    hold the numbers, and the title the accuracy.
+
+    Args:
+        counts: ints [K, K], images by true and predicted class.
+        names: Of the K classes.
+        footer: Small print below the figure.
+
+    Raises:
+        ValueError: counts is not [K, K] of as many names.
+    """
+    counts = np.asarray(counts)
+    if counts.shape != (len(names), len(names)) or not len(names):
+        raise UserError(
+            f'counts must be [K, K] of the {len(names)} names, got {list(counts.shape)}'
+        )
+    share = counts / np.maximum(1, counts.sum(1, keepdims=True))
+    edge = min(10.0, max(3.5, 0.42 * len(names)))
+    accuracy = counts.trace() / max(1, counts.sum())
+    figure = new_figure(
+        edge + 2.2, edge + 1.6, f'{counts.sum()} images, accuracy {100 * accuracy:.1f} %', footer
+    )
+    axis = figure.subplots()
+    picture = axis.imshow(share, cmap='cividis', vmin=0, vmax=1, interpolation='nearest')
+    if len(names) <= MOST_NAMES:
+        axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+        axis.set_yticks(range(len(names)), names, fontsize=7)
+    else:
+        axis.tick_params(labelsize=7)
+    if len(names) <= MOST_COUNTS:
+        for (row, column), count in np.ndenumerate(counts):
+            if count:
+                axis.text(
+                    column,
+                    row,
+                    str(count),
+                    ha='center',
+                    va='center',
+                    fontsize=6,
+                    color='white' if share[row, column] < 0.5 else 'black',
+                )
+    axis.set_xlabel('predicted class', fontsize=8)
+    axis.set_ylabel('true class', fontsize=8)
+    bar = figure.colorbar(picture, ax=axis, fraction=0.04, pad=0.01)
+    bar.set_label('share of the true class', fontsize=7)
+    bar.ax.tick_params(labelsize=6)
+    return figure
+
+
+def most_confident_mistakes(
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    limit: int,
+) -> np.ndarray:
+    """Indices of the wrongly classified images, the most probable prediction first.
+
+    Args:
+        probabilities: [N, K].
+        labels: ints [N], the true classes.
+        limit: how many at most.
+    """
+    predicted = probabilities.argmax(1)
+    (wrong,) = (predicted != labels).nonzero()
+    order = np.argsort(-probabilities[wrong, predicted[wrong]], kind='stable')
+    return wrong[order][:limit]
 
 
 def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:

@@ -33,11 +33,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from mmengine.utils.dl_utils import is_norm
-
-from aft_mm.apis import (
+from networks import (
     Network,
     build_dataset,
     class_names,
@@ -48,9 +49,55 @@ from aft_mm.apis import (
     shown_image,
     spread_samples,
 )
+from recording import as_map
+
 from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save
-from aft_mm.visualization import as_map, draw_cams
+from aft_mm.visualization.figures import new_figure
+
+
+def draw_cams(
+    images: Sequence[np.ndarray],
+    cams: Sequence[np.ndarray],
+    titles: Sequence[str],
+    footer: str = '',
+) -> Figure:
+    """Draw each image, and beside it the image under its class activation map.
+
+    Args:
+        images: uint8 [H, W, 3].
+        cams: floats [H, W], 0 (dark) to 1 (light).
+        titles: What each map is of, such as the class and its probability.
+        footer: Small print below the figure.
+
+    Raises:
+        ValueError: there is no image, or their numbers or sizes differ.
+    """
+    if not len(images) or not len(images) == len(cams) == len(titles):
+        raise UserError(
+            'images, cams and titles must be as many, and at least one, got '
+            f'{len(images)}, {len(cams)} and {len(titles)}'
+        )
+    pairs = min(3, len(images))
+    rows = -(-len(images) // pairs)
+    figure = new_figure(3.4 * pairs + 0.8, 2.1 * rows + 0.7, 'Class activation maps', footer)
+    axes = figure.subplots(rows, 2 * pairs, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for pair, image, cam, title in zip(axes.reshape(-1, 2), images, cams, titles, strict=False):
+        if image.shape[:2] != cam.shape:
+            raise UserError(
+                f'cams must have the sizes of their images {list(image.shape[:2])}, '
+                f'got {list(cam.shape)}'
+            )
+        pair[0].imshow(image)
+        pair[0].set_title(title, fontsize=7)
+        pair[1].imshow(image.mean(-1), cmap='gray', vmin=0, vmax=255)
+        picture = pair[1].imshow(cam, cmap='inferno', vmin=0, vmax=1, alpha=0.6)
+    bar = figure.colorbar(picture, ax=axes, fraction=0.03, pad=0.01)
+    bar.set_label('activation / largest', fontsize=6)
+    bar.ax.tick_params(labelsize=6)
+    return figure
 
 
 def target_layer(network: Network) -> str:

@@ -7,7 +7,8 @@ python tools/analysis_tools/plot_curves.py --group AFT aft_seed0 aft_seed1 aft_s
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from aft_mm.cli.arguments import MOST_DPI, PICTURES, add_runs, check_output
 from aft_mm.errors import UserError, one_sentence
@@ -43,8 +44,278 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
-from aft_mm.checks import check_int
-from aft_mm.visualization import draw_curves, read_scalars
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from run_logs import (
+    epoch_length,
+    mean_and_error,
+    read_scalars,
+    seconds_at,
+    trained,
+    validated_metrics,
+    validations,
+)
+
+from aft_mm.checks import check_choice, check_int
+
+#: What a curve can be drawn over.
+AXES = ('iteration', 'epoch', 'time')
+# With more runs the legend would hide the curves.
+LEGEND_INSIDE = 4
+BITS = 'bits_per_'
+# The units of the hosts' metrics; ours have them in their names.
+UNITS = {
+    **dict.fromkeys(('accuracy/top1', 'accuracy/top5', 'aAcc', 'mAcc', 'mIoU', 'mDice'), '%'),
+    'time': 's/iteration',
+    'data_time': 's/iteration',
+    'memory': 'MB',
+}
+
+Records = Sequence[dict]
+Points = Sequence[tuple[int, float]]
+
+
+def metric_label(metric: str) -> str:
+    """A metric with its unit, as it stands at an axis: ``bits_per_char`` is ``bits/char``."""
+    for ending, unit in (('_percent', '%'), ('_db', 'dB')):
+        if metric.endswith(ending):
+            return f'{metric.removesuffix(ending)} [{unit}]'
+    unit = f' [{UNITS[metric]}]' if metric in UNITS else ''
+    return metric.replace('_per_', '/') + unit
+
+
+def draw_curves(
+    runs: Mapping[str, Records | Sequence[Records]],
+    metric: str | Sequence[str] | None = None,
+    references: Mapping[str, float] | None = None,
+    over: str = 'iteration',
+) -> Figure:
+    """Draw metrics of runs, each on an axis of its own: thin lines in training, dots in validation.
+
+    The loss of a run that was validated in bits is in nats per prediction; it stands on the axis
+    of the bits, as bits. Several runs that differ by their seed are drawn as their mean, in a band
+    of one standard error, at the iterations that all of them have.
+
+    Args:
+        runs: Label to the records of :func:`read_scalars`, or to a list of such for runs that
+            differ by their seed.
+        metric: Name of a metric of training or validation, or several. By default the first that
+            was validated in bits; where there is none, the loss and the first one validated.
+        references: Label to a value of the (last) metric, drawn as horizontal lines.
+        over: 'iteration', 'epoch', or 'time', the seconds of training as in :func:`seconds_at`.
+
+    Returns:
+        A figure with an Agg canvas of its own, for ``figure.savefig(path)``.
+
+    Raises:
+        ValueError: There is no run, a run or every run lacks the metric, a run was validated in
+            another unit, seeds have no iteration in common, or a log does not tell ``over``.
+    """
+    check_choice('over', over, AXES)
+    if not runs:
+        raise UserError('runs must hold at least one log, but it is empty.')
+    groups = {label: _seeds(label, records) for label, records in runs.items()}
+    metrics = [metric] if isinstance(metric, str) else list(metric or _default_metrics(groups))
+    _check_metrics(groups, metrics)
+    figure = Figure(figsize=(7, 0.9 + 3.6 * len(metrics)), layout='constrained')
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(metrics), sharex=True, squeeze=False)[:, 0]
+    unit, divisor = _unit(groups, over)
+    for axis, name in zip(axes, metrics, strict=True):
+        for number, (label, seeds) in enumerate(groups.items()):
+            _draw_group(axis, f'C{number}', label, seeds, name, over, divisor)
+        axis.set_ylabel(metric_label(name))
+        axis.grid(alpha=0.3)
+        if len(groups) <= LEGEND_INSIDE:
+            axis.legend(fontsize=8)
+    for label, value in (references or {}).items():
+        axes[-1].axhline(value, color='grey', linestyle='--', linewidth=1)
+        axes[-1].annotate(
+            f'{label}: {value:g}',
+            (1, value),
+            xycoords=('axes fraction', 'data'),
+            ha='right',
+            va='bottom',
+            fontsize=8,
+            color='dimgrey',
+        )
+    axes[-1].set_xlabel(unit)
+    several = any(len(seeds) > 1 for seeds in groups.values())
+    axes[0].set_title(
+        'thin: training, dots: validation' + several * ', band: ± standard error', fontsize=8
+    )
+    if len(groups) > LEGEND_INSIDE:
+        figure.legend(*axes[-1].get_legend_handles_labels(), fontsize=8, loc='outside right upper')
+    return figure
+
+
+def _seeds(label: str, records: Records | Sequence[Records]) -> list[Records]:
+    """The runs behind a label."""
+    if not records:
+        raise UserError(f'the log {label!r} is empty.')
+    if isinstance(records[0], dict):
+        return [cast(Records, records)]
+    return list(cast(Sequence[Records], records))
+
+
+def _default_metrics(groups: Mapping[str, Sequence[Records]]) -> list[str]:
+    names = list(
+        dict.fromkeys(
+            name
+            for seeds in groups.values()
+            for records in seeds
+            for name in validated_metrics(records)
+        )
+    )
+    bits = [name for name in names if name.startswith(BITS)]
+    if bits:
+        return bits[:1]
+    has_loss = any(trained(records, 'loss') for seeds in groups.values() for records in seeds)
+    return ['loss'] * (has_loss or not names) + names[:1]
+
+
+def _check_metrics(groups: Mapping[str, Sequence[Records]], metrics: Sequence[str]) -> None:
+    """Refuse a metric that a run lacks, unless its loss stands on the same axis."""
+    everything = [records for seeds in groups.values() for records in seeds]
+    for metric in metrics:
+        if metric != 'loss' and not any(
+            _lines(records, metric)[1] or trained(records, metric) for records in everything
+        ):
+            found = ', '.join(
+                dict.fromkeys(name for records in everything for name in _names(records))
+            )
+            raise UserError(
+                f'metric must be one that a run has ({found or "there is none"}), got {metric!r}.'
+            )
+        for label, seeds in groups.items():
+            for records in seeds:
+                units = [n for n in validated_metrics(records) if n.startswith(BITS)]
+                if metric.startswith(BITS) and units and metric not in units:
+                    raise UserError(
+                        'runs on one axis must have the same unit, but '
+                        f'{label!r} has {", ".join(units)} and no {metric}.'
+                    )
+                if not any(_lines(records, metric)):
+                    raise UserError(
+                        f'the log {label!r} has no {metric}; it has '
+                        f'{", ".join(_names(records)) or "no metric"}.'
+                    )
+
+
+def _names(records: Records) -> list[str]:
+    """The numbers of a log that can be drawn."""
+    training = (
+        name
+        for record in records
+        if 'iter' in record
+        for name, value in record.items()
+        if isinstance(value, int | float) and name not in ('iter', 'step', 'epoch')
+    )
+    return list(dict.fromkeys([*validated_metrics(records), *training]))
+
+
+def _lines(records: Records, metric: str) -> tuple[Points, Points]:
+    """What is drawn of a run on the axis of a metric: in training, in validation."""
+    if metric.startswith(BITS):
+        loss = trained(records, 'loss')
+        return [(step, value / math.log(2)) for step, value in loss], validations(records, metric)
+    return trained(records, metric), validations(records, metric)
+
+
+def _unit(groups: Mapping[str, Sequence[Records]], over: str) -> tuple[str, float]:
+    """The title of the axis below, and the seconds of its unit."""
+    if over != 'time':
+        return over, 1
+    ends = [
+        max((r['iter'] for r in records if 'iter' in r), default=0)
+        for seeds in groups.values()
+        for records in seeds
+    ]
+    clocks = [_places(label, records, over) for label, seeds in groups.items() for records in seeds]
+    longest = max(float(clock([end])[0]) for clock, end in zip(clocks, ends, strict=True))
+    unit, seconds = next(
+        (pair for pair in (('h', 3600), ('min', 60)) if longest >= 2 * pair[1]), ('s', 1)
+    )
+    return f'time of training [{unit}], without validation', seconds
+
+
+def _places(label: str, records: Records, over: str) -> Callable[[Sequence[int]], np.ndarray]:
+    """The function from iterations of a run to places on the axis below."""
+    if over == 'time':
+
+        def clock(steps: Sequence[int]) -> np.ndarray:
+            try:
+                return seconds_at(records, steps)
+            except ValueError as error:
+                raise UserError(f'{label!r} cannot be drawn over time: {error}') from None
+
+        return clock
+    length = epoch_length(records) if over == 'epoch' else 1
+    if length is None:
+        raise UserError(f'{label!r} cannot be drawn over epochs: its log does not count them.')
+    return lambda steps: np.asarray(steps, dtype=float) / length
+
+
+def _draw_group(
+    axis: Axes,
+    colour: str,
+    label: str,
+    seeds: Sequence[Records],
+    metric: str,
+    over: str,
+    divisor: float,
+) -> None:
+    """Both lines of the runs behind a label; only one of them stands in the legend."""
+    lines = [_lines(records, metric) for records in seeds]
+    clocks = [_places(label, records, over) for records in seeds]
+    validated = any(points for _, points in lines)
+    for part, kind in enumerate(('training', 'validation')):
+        runs = [dict(points[part]) for points in lines]
+        if not any(runs):
+            continue
+        steps = sorted(set.intersection(*map(set, runs)))
+        if not steps:
+            raise UserError(
+                f'the runs of {label!r} have no iteration in common at which they all '
+                f'have {metric} in {kind}.'
+            )
+        x = np.mean([clock(steps) for clock in clocks], axis=0) / divisor
+        mean, error = zip(
+            *(mean_and_error([run[step] for run in runs]) for step in steps), strict=True
+        )
+        if part:
+            last = f'{mean[-1]:.3f}' + ('' if error[-1] is None else f' ± {error[-1]:.3f}')
+            axis.plot(
+                x,
+                mean,
+                'o-',
+                color=colour,
+                markersize=3,
+                label=f'{label}: {last} at the end'
+                + (f', {len(runs)} runs' if len(runs) > 1 else ''),
+            )
+        else:
+            # A leading underscore keeps a line out of the legend, where its validation stands.
+            axis.plot(
+                x,
+                mean,
+                color=colour,
+                alpha=0.5 if validated else 1,
+                linewidth=1,
+                label='_' * validated + f'{label}, training',
+            )
+        if len(runs) > 1:
+            axis.fill_between(
+                x,
+                np.subtract(mean, error),
+                np.add(mean, error),
+                color=colour,
+                alpha=0.2,
+                linewidth=0,
+            )
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -29,15 +29,75 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from networks import build_dataset, class_names, load_network, network_inputs, spread_samples
 from sklearn.manifold import TSNE
 
-from aft_mm.apis import build_dataset, class_names, load_network, network_inputs, spread_samples
 from aft_mm.checks import check_number
 from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save
-from aft_mm.visualization import draw_features
+from aft_mm.visualization.figures import new_figure
+
+# Names of more classes would overlap.
+MOST_LEGEND = 20
+# Okabe and Ito's, which colour-blind people can tell apart, with as many markers and one more, so
+# that 72 classes differ.
+COLOURS = ('#000000', '#e69f00', '#56b4e9', '#009e73', '#cc79a7', '#0072b2', '#d55e00', '#999999')
+MARKERS = 'osv^DP*X<'
+
+
+def draw_features(
+    points: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    title: str = 'Features',
+    footer: str = '',
+) -> Figure:
+    """Draw points in the plane, a colour and a marker per class.
+
+    Args:
+        points: [N, 2], such as those of t-SNE, whose axes have no unit.
+        labels: ints [N].
+        names: Of the classes.
+        title: Above the figure.
+        footer: Small print below it.
+
+    Raises:
+        ValueError: points and labels are not as many, or a label has no name.
+    """
+    if not len(labels) or len(labels) != len(points):
+        raise UserError(
+            f'labels must be as many as points, and at least one, got {len(labels)} and {len(points)}'
+        )
+    if labels.min() < 0 or labels.max() >= len(names):
+        raise UserError(
+            f'labels must be 0 to {len(names) - 1}, the classes with names, got '
+            f'{labels.min()} to {labels.max()}'
+        )
+    figure = new_figure(7, 4.6, title, footer)
+    axis = figure.subplots()
+    axis.set_aspect('equal', adjustable='datalim')
+    for index, name in enumerate(names):
+        x, y = points[labels == index].T
+        axis.scatter(
+            x,
+            y,
+            s=14,
+            color=COLOURS[index % len(COLOURS)],
+            marker=MARKERS[index % len(MARKERS)],
+            linewidths=0,
+            label=name,
+        )
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.set_xlabel('t-SNE, without a unit', fontsize=7)
+    if len(names) <= MOST_LEGEND:
+        figure.legend(loc='outside right upper', fontsize=7)
+    return figure
+
 
 BATCH = 50
 

@@ -8,7 +8,7 @@ python tools/analysis_tools/plot_seed_curves.py --out curves.png --bits --label 
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output
@@ -56,8 +56,127 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from run_logs import read_scalars
+
 from aft_mm.checks import check_int
-from aft_mm.visualization import draw_seed_curves, read_scalars
+
+COLOURS = 10  # of matplotlib's cycle
+LINES = ('-', '--', '-.')  # with the colours 30 styles; neighbours differ in both
+
+
+def mean_curve(
+    runs: Sequence[Sequence[dict]],
+    scale: float = 1.0,
+    smooth: int = 1,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Iterations, mean loss and its standard error over runs, where all of them have logged one.
+
+    The error of a single run is 0.
+
+    Args:
+        runs: The records of :func:`read_scalars`, one list per run.
+        scale: What the loss is multiplied by, such as 1 / ln 2 for bits.
+        smooth: A loss is the mean of as many that were logged, it and those before it.
+
+    Raises:
+        ValueError: There is no iteration with a loss in all runs, or fewer than are averaged.
+    """
+    check_int('smooth', smooth, 1)
+    losses = [
+        {r['iter']: r['loss'] for r in records if 'iter' in r and 'loss' in r} for records in runs
+    ]
+    common = sorted(set.intersection(*map(set, losses))) if losses else []
+    if not common:
+        raise UserError('runs of a group must have logged a loss at the same iterations.')
+    if smooth > len(common):
+        raise UserError(
+            f'smooth must be at most the {len(common)} losses that all runs of a '
+            f'group have logged, got {smooth}'
+        )
+    values = scale * np.array([[loss[i] for i in common] for loss in losses])
+    values = np.lib.stride_tricks.sliding_window_view(values, smooth, axis=1).mean(-1)
+    error = values.std(0, ddof=1) / len(losses) ** 0.5 if len(losses) > 1 else 0 * values[0]
+    return np.array(common[smooth - 1 :]), values.mean(0), error
+
+
+def draw_seed_curves(
+    groups: Mapping[str, Sequence[Sequence[dict]]],
+    label: str,
+    scale: float = 1.0,
+    milliseconds: Mapping[str, float] | None = None,
+    top: float | None = None,
+    smooth: int = 1,
+) -> Figure:
+    """Draw the mean training loss of each group with a band of one standard error to both sides.
+
+    Args:
+        groups: Name to the records of its runs, one list per seed; a single run has no band.
+        label: What the loss is, with its unit.
+        scale: What the loss is multiplied by.
+        milliseconds: Name to the time of an iteration; with it a second panel shows the same curves
+            against the time of the training, on a logarithmic axis.
+        top: Where the axis of the loss ends, for the first losses are far above those that follow.
+        smooth: See :func:`mean_curve`.
+
+    Returns:
+        A figure with an Agg canvas of its own, for ``figure.savefig(path)``.
+
+    Raises:
+        ValueError: There is no group, the runs of one have no common iteration or fewer than are
+            averaged, one has no time, or all of a curve lies above the top.
+    """
+    if not groups:
+        raise UserError('groups must hold at least one group of runs, but it is empty.')
+    without = [name for name in groups if milliseconds is not None and name not in milliseconds]
+    if without:
+        raise UserError(f'milliseconds must hold every group, but {without[0]!r} is missing.')
+    curves = {name: mean_curve(runs, scale, smooth) for name, runs in groups.items()}
+    lowest = {name: mean.min() for name, (_, mean, _) in curves.items()}
+    above = [name for name in groups if top is not None and not lowest[name] < top]
+    if above:
+        raise UserError(
+            f'top must be above the lowest loss of every group, but {above[0]!r} has '
+            f'{lowest[above[0]]:.4g}, got {top}'
+        )
+    panels = 1 if milliseconds is None else 2
+    figure = Figure(figsize=(2.2 + 4.6 * panels, 5), layout='constrained')
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, panels, squeeze=False, sharey=True)[0]
+    for number, (name, (iterations, mean, error)) in enumerate(curves.items()):
+        style = dict(color=f'C{number % COLOURS}', linestyle=LINES[number % len(LINES)])
+        _draw(axes[0], iterations, mean, error, style, f'{name} ({len(groups[name])})')
+        if milliseconds is not None:
+            _draw(axes[1], iterations * milliseconds[name] / 1e3, mean, error, style, '_' + name)
+    for axis, title in zip(axes, ('iteration', 'time of training, s'), strict=False):
+        axis.set_xlabel(title)
+        axis.grid(alpha=0.3)
+    if milliseconds is not None:
+        axes[1].set_xscale('log')
+        axes[1].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes[1].xaxis.set_major_formatter(ScalarFormatter())
+        axes[1].xaxis.set_minor_formatter(NullFormatter())
+    axes[0].set_ylabel(label)
+    if top is not None:
+        least = min(lowest.values())
+        axes[0].set_ylim(least - 0.05 * (top - least), top)
+    figure.legend(fontsize=8, loc='outside right upper', title='(runs)', title_fontsize=8)
+    return figure
+
+
+def _draw(
+    axis: Axes, x: np.ndarray, mean: np.ndarray, error: np.ndarray, style: Mapping, name: str
+) -> None:
+    axis.plot(x, mean, linewidth=1.2, label=name, **style)
+    if error.any():
+        axis.fill_between(
+            x, mean - error, mean + error, color=style['color'], alpha=0.2, linewidth=0
+        )
 
 
 def read_times(path: Path) -> dict[str, float]:

@@ -58,7 +58,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
-from aft_mm.visualization import read_scalars
+from run_logs import read_scalars
 
 TOOLS = Path(__file__).parents[1]
 

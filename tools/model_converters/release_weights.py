@@ -12,6 +12,7 @@ uploaded.
 import argparse
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,20 +36,21 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+sys.path.append(str(Path(__file__).parents[1] / 'analysis_tools'))
+
 from publish_model import publish, save
+from run_logs import read_scalars, validated_metrics, validations
 
 from aft_mm.checkpoint import latest_checkpoint, load_from_local, register_safe_loading
-from aft_mm.visualization import read_scalars, validated_metrics, validations
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 
 
 def metrics_at(work_dir: str, iteration: int) -> dict[str, float]:
     """What the validation after an iteration of a run gave; nothing if there was none."""
-    try:
-        log = read_scalars(work_dir)
-    except FileNotFoundError:
+    if not any(Path(work_dir).glob('*/vis_data/scalars.json')):
         return {}
+    log = read_scalars(work_dir)
     points = {name: dict(validations(log, name)) for name in validated_metrics(log)}
     return {name: values[iteration] for name, values in points.items() if iteration in values}
 

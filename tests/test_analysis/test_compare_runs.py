@@ -4,16 +4,13 @@ import csv
 import json
 import re
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
+from compare_runs import run_table
 from mmengine.config import Config
 
-from aft_mm.visualization import run_table
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / 'tools' / 'analysis_tools'))
+ROOT = Path(__file__).parents[2]
 
 from compare_runs import main  # noqa: E402
 from model_complexity import analyse_config  # noqa: E402

@@ -3,18 +3,13 @@
 import json
 import math
 import statistics
-import sys
 from pathlib import Path
 
 import matplotlib.image
 import numpy as np
-import pytest
-
-from aft_mm.visualization import draw_seed_curves
-
-sys.path.insert(0, str(Path(__file__).parents[2] / 'tools' / 'analysis_tools'))
-
 import plot_seed_curves  # noqa: E402
+import pytest
+from plot_seed_curves import draw_seed_curves
 
 
 def run(losses, step=5):

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import sys
 from pathlib import Path
 
 import matplotlib.image
@@ -15,10 +14,9 @@ from mmengine.registry import MODELS, init_default_scope
 
 from aft_mm.errors import UserError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / 'tools' / 'analysis_tools'
 QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-quickstart_*.py'))
-sys.path.insert(0, str(TOOLS))
 
 from model_complexity import Likelihood, analyse, analyse_config  # noqa: E402
 from reference_bits import sorted_points_bits  # noqa: E402

@@ -1,23 +1,22 @@
 """tools/analysis_tools/explore.py: what its page says when a person clicks, and what it refuses."""
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from explore import (
+    ExplorerLayer,
+    explorer_page,
+    main,  # noqa: E402
+)
 from mmengine.config import Config
 from PIL import Image
 
 from aft_mm.apis import ImageClassifier
-from aft_mm.visualization import ExplorerLayer, explorer_page
 
-from .chromium import CHROMIUM, Page
-
-sys.path.insert(0, str(Path(__file__).parents[1] / 'tools' / 'analysis_tools'))
-
-from explore import main  # noqa: E402
+from ..chromium import CHROMIUM, Page
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason='needs Chromium')
 

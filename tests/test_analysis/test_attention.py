@@ -5,15 +5,13 @@ import pytest
 import timm
 import torch
 from mmengine.registry import MODELS, init_default_scope
-
-from aft_mm.visualization import (
+from plot_attention import (
     MeanAttention,
-    RecordAttention,
-    attention_probabilities,
     draw_relative_attention,
     mean_attention_distance,
     mean_relative_attention,
 )
+from recording import RecordAttention, attention_probabilities
 
 
 def test_mean_over_the_queries_that_have_a_token_at_an_offset():
@@ -158,5 +156,5 @@ def test_panels_show_the_heads_and_distances_are_means():
 def test_more_heads_than_fit_beside_each_other_are_refused():
     attention = {'0': torch.rand(384, 3, 5)}
     draw_relative_attention(attention, 'even:24')
-    with pytest.raises(ValueError, match="at most 24 .*'even:12', got 'all', which are 384"):
+    with pytest.raises(ValueError, match="at most 24 .*'even:12', got 'all', which chooses 384"):
         draw_relative_attention(attention, 'all')

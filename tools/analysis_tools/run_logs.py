@@ -3,14 +3,18 @@
 import json
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from aft_mm.errors import UserError
+
 #: Of a record of a validation, what is no metric.
 _CLOCKS = ('step', 'time', 'data_time')
 # mmengine's line of an iteration; the scalars do not tell how long an epoch is.
+MOST_DECIMALS = 8
 _EPOCH_LENGTH = re.compile(r'Epoch\(train\)\s*\[\s*\d+\]\[\s*\d+/(\d+)\]')
 
 
@@ -30,7 +34,7 @@ def read_scalars(path: str | Path) -> list[dict]:
     path = Path(path)
     files = sorted(path.glob('*/vis_data/scalars.json')) if path.is_dir() else [path]
     if not files or not files[0].is_file():
-        raise FileNotFoundError(
+        raise UserError(
             f'{str(path)!r} is neither a log of scalars (JSON lines) nor a work dir that holds one.'
         )
     records: list[dict] = []
@@ -47,9 +51,9 @@ def _read(file: Path) -> list[dict]:
     try:
         records = [json.loads(line) for line in file.read_text(encoding='utf-8').splitlines()]
     except ValueError as error:  # neither text nor JSON
-        raise ValueError(f'{str(file)!r} is not a log of JSON lines: {error}') from error
+        raise UserError(f'{str(file)!r} is not a log of JSON lines: {error}') from error
     if not all(isinstance(record, dict) for record in records):
-        raise ValueError(f'{str(file)!r} is not a log of JSON lines: a line holds no dict.')
+        raise UserError(f'{str(file)!r} is not a log of JSON lines: a line holds no dict.')
     for text_log in file.parent.parent.glob('*.log') if file.name == 'scalars.json' else ():
         length = _EPOCH_LENGTH.search(text_log.read_text(encoding='utf-8', errors='replace'))
         if length:
@@ -125,10 +129,37 @@ def seconds_at(records: Sequence[dict], iterations: Sequence[int]) -> np.ndarray
     """
     times = np.array(trained(records, 'time'), dtype=float).reshape(-1, 2)
     if not len(times):
-        raise ValueError('the log has no time of an iteration, which IterTimerHook gives.')
+        raise UserError('the log has no time of an iteration, which IterTimerHook gives.')
     iteration, mean = times.T
     clock = np.cumsum(np.diff(iteration, prepend=0) * mean)
     wanted = np.asarray(iterations, dtype=float)
     # After the last record an iteration takes what it took there.
     beyond = np.maximum(wanted - iteration[-1], 0) * mean[-1]
     return np.interp(wanted, [0, *iteration], [0, *clock]) + beyond
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard error of the mean, s / √n with the sample deviation s; None for n = 1."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return statistics.mean(values), error
+
+
+def difference_and_error(
+    values: Sequence[float],
+    reference: Sequence[float],
+) -> tuple[float, float | None]:
+    """Difference of two means and its standard error after Welch, √(se₁² + se₂²).
+
+    The error is None where one of the means has none.
+    """
+    (mean, error), (other, other_error) = mean_and_error(values), mean_and_error(reference)
+    known = error is not None and other_error is not None
+    return mean - other, math.hypot(error, other_error) if known else None
+
+
+def decimals_of(errors: Sequence[float | None], means: Sequence[float]) -> int:
+    """Digits after the point: two of the smallest error, or four of the smallest mean."""
+    known = [error for error in errors if error]
+    sizes = known or [abs(mean) for mean in means if mean] or [1.0]
+    digits = 2 if known else 4
+    return min(MOST_DECIMALS, max(0, digits - 1 - math.floor(math.log10(min(sizes)))))

@@ -10,8 +10,7 @@ import pytest
 import yaml
 from modelindex.load_model_index import load
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / 'tools' / 'analysis_tools'))
+ROOT = Path(__file__).parents[2]
 
 import config_tables  # noqa: E402
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-
-from aft_mm.visualization import position_bias_table
+from plot_position_bias import position_bias_table
 
 
 def test_a_kernel_with_one_place_and_a_flat_one():

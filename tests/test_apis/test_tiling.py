@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aft_mm.sampling.tiling import cross_fade_weights, cut_tiles, join_tiles, tile_starts
+from aft_mm.apis.tiling import cross_fade_weights, cut_tiles, join_tiles, tile_starts
 
 every_length = pytest.mark.parametrize(
     ('length', 'size', 'overlap'),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from aft_mm.errors import UserError
-from aft_mm.sampling.points import check_points, check_settings, sample_points
 from aft_mm.tokenizers import encode_points
+from aft_mm.visualization import check_points, check_settings, sample_points
 
 from ..generation_models import points_model, super_resolution_model
 
@@ -50,7 +50,7 @@ def test_other_models_are_named(model):
         with pytest.raises(UserError, match=f'point clouds with num_bits={bits} needs {2**bits} '):
             check_points(other, bits)
     check_points(model, 5, num_points=5)
-    with pytest.raises(UserError, match='holds 5 points of 3 tokens each, but num_points is 4'):
+    with pytest.raises(UserError, match='num_points must be 5, .* got 4'):
         check_points(model, 5, num_points=4)
     for num in (0, 2.5):
         with pytest.raises(ValueError, match=f'num must be an int, 1 or larger, got {num}'):
@@ -60,9 +60,9 @@ def test_other_models_are_named(model):
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
-        (dict(num_points=8, up='y'), 'but lacks num_bits$'),
-        (dict(num_bits=8), 'but lacks num_points, up$'),
-        (8, 'but lacks num_points, num_bits, up$'),
+        (dict(num_points=8, up='y'), 'got one without num_bits$'),
+        (dict(num_bits=8), 'got one without num_points, up$'),
+        (8, 'got one without num_points, num_bits, up$'),
         (dict(num_points=8, num_bits='8', up='y'), "num_bits of point_cloud must be .*, got '8'"),
         (dict(num_points=8, num_bits=8, up=2), 'must be one of x, y, z, got 2'),
     ],

@@ -13,20 +13,6 @@ from torch.overrides import TorchFunctionMode
 from aft_mm.checks import refuse
 
 
-def mixers_with_bias(model: nn.Module) -> dict[str, nn.Module]:
-    """The token mixers of a model that have a position bias over their own tokens, by layer name.
-
-    Of a model with an encoder those of the decoder, which are on one grid.
-    """
-    return {
-        name: module
-        for name, module in getattr(model, 'decoder', model).named_modules()
-        if callable(getattr(module, 'position_bias', None))
-        and module.position_bias() is not None
-        and not module.biased_memory
-    }
-
-
 def mixers_with_keys(model: nn.Module) -> dict[str, nn.Module]:
     """The token mixers of a model that project keys, by layer name."""
     return {

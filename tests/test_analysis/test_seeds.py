@@ -4,9 +4,8 @@ import math
 import statistics
 
 import pytest
-
-from aft_mm.visualization import draw_seeds, seed_table
-from aft_mm.visualization.seeds import difference_and_error, mean_and_error
+from compare_seeds import draw_seeds, seed_table
+from run_logs import difference_and_error, mean_and_error
 
 A, B, ONE = [2.61, 2.58, 2.63], [2.51, 2.55], [2.4]
 

@@ -2,15 +2,11 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).parents[1] / 'tools' / 'analysis_tools'))
-
 from compare_seeds import main  # noqa: E402
+from PIL import Image
 
 
 @pytest.fixture

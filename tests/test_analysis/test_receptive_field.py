@@ -5,16 +5,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS, init_default_scope
-from torch import nn
-
-from aft_mm.visualization import (
-    as_map,
+from plot_receptive_field import (
     draw_receptive_field,
     energy_within,
-    grid_of,
     radius_of_share,
     receptive_field,
 )
+from recording import as_map, grid_of
+from torch import nn
 
 
 def test_linear_convolutions_have_the_square_of_their_joint_kernel():

@@ -6,7 +6,7 @@ import torch
 
 from aft_mm.datasets import PackSequence
 from aft_mm.errors import UserError
-from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
+from aft_mm.visualization import check_super_resolution, super_resolve
 
 from ..generation_models import IMAGE, SOURCE, points_model, super_resolution_model
 

@@ -1,13 +1,9 @@
 """tools/analysis_tools/train_grid.py: which runs it makes, in which order, and at which rate."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / 'tools' / 'analysis_tools'))
-
 import train_grid  # noqa: E402
 
 GRID = [

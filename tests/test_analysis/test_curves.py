@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
-
-from aft_mm.visualization import draw_curves, read_scalars
+from plot_curves import draw_curves
+from run_logs import read_scalars
 
 
 def log(epochs, length=6, interval=4, first=1, offset=0.0):
@@ -202,7 +202,7 @@ def test_the_length_of_a_single_epoch_is_in_the_text_log(tmp_path):
 
 def test_bad_logs_are_named(tmp_path):
     for path in (tmp_path, tmp_path / 'no.json'):
-        with pytest.raises(FileNotFoundError, match=f"'{path}' is neither a log of scalars"):
+        with pytest.raises(ValueError, match=f"'{path}' is neither a log of scalars"):
             read_scalars(path)
     for text in (b'{"loss": 1}\nloss 2\n', b'\x80', b'[1]\n'):
         (tmp_path / 'a.json').write_bytes(text)

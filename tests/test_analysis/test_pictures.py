@@ -13,10 +13,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
-from packaging.specifiers import SpecifierSet
-from PIL import Image
-
-from aft_mm.apis import (
+from networks import (
     build_dataset,
     class_names,
     load_images,
@@ -24,9 +21,12 @@ from aft_mm.apis import (
     network_inputs,
     shown_image,
 )
-from aft_mm.visualization import key_maps, position_bias_table
+from packaging.specifiers import SpecifierSet
+from PIL import Image
+from plot_keys import key_maps
+from plot_position_bias import position_bias_table
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NEEDS_GRAD_CAM = pytest.mark.skipif(
     not importlib.util.find_spec('pytorch_grad_cam'), reason='needs the extra "analysis"'
 )
