@@ -9,7 +9,7 @@ from PIL import Image
 
 from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator
 from aft_mm.datasets import Digits
-from aft_mm.models import step_graph
+from aft_mm.models.decoding import step_graph
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
 
 

@@ -1,4 +1,4 @@
-"""Images cut into overlapping tiles, and put together again without seams."""
+"""Cut images into overlapping tiles, and join tiles without seams."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,15 @@ from aft_mm.checks import check_int
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
-    """Where tiles of ``size`` begin that cover ``length`` and overlap by ``overlap`` or more.
+    """Return the starts of the fewest tiles that cover an axis with a minimum overlap.
 
-    As few tiles as will do, spread evenly, the first and the last at the ends; ``length`` is at
-    least ``size``.
+    Args:
+        length: Length of the axis, at least ``size``.
+        size: Length of a tile.
+        overlap: Minimum overlap of neighbouring tiles, 0 to size − 1.
 
-    Raises:
-        ValueError: ``overlap`` is not in 0..size − 1.
+    Returns:
+        Evenly spaced starts; the first tile begins and the last one ends with the axis.
     """
     check_int('overlap (--tile)', overlap, 0, size - 1)
     count = -(-(length - size) // (size - overlap)) + 1
@@ -22,12 +24,11 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
 
 
 def cross_fade_weights(starts: Sequence[int], size: int, overlap: int) -> np.ndarray:
-    """The weight of every tile at every pixel of an axis: float64 ``[tiles, length]``.
+    """Return the weight of each tile at each pixel of an axis, float64 ``[tiles, length]``.
 
-    A tile's weight rises linearly over its first ``overlap`` pixels and falls over its last. Then
-    the weights of a pixel are divided by their sum: they sum to one, and where exactly two tiles
-    overlap by ``overlap`` pixels, one fades linearly into the other. No tile begins or ends with a
-    step, except with ``overlap`` = 0.
+    The weight of a tile rises linearly over its first ``overlap`` pixels and falls linearly over
+    its last ones. The weights of a pixel are normalised to a sum of one, so where two tiles overlap
+    by exactly ``overlap`` pixels, one fades linearly into the other.
     """
     place = np.arange(size) + 0.5
     window = np.minimum(1, np.minimum(place, size - place) / max(overlap, 0.5))
@@ -40,7 +41,7 @@ def cross_fade_weights(starts: Sequence[int], size: int, overlap: int) -> np.nda
 def cut_tiles(
     image: np.ndarray, rows: Sequence[int], columns: Sequence[int], size: tuple[int, int]
 ) -> np.ndarray:
-    """The tiles ``[rows · columns, h, w, C]`` of an image ``[H, W, C]``, row by row."""
+    """Cut an image ``[H, W, C]`` into tiles ``[rows · columns, h, w, C]``, row by row."""
     height, width = size
     return np.stack([image[y : y + height, x : x + width] for y in rows for x in columns])
 
@@ -48,13 +49,16 @@ def cut_tiles(
 def join_tiles(
     tiles: np.ndarray, rows: Sequence[int], columns: Sequence[int], overlap: int
 ) -> np.ndarray:
-    """Cross-fade tiles: uint8 ``[rows · columns, N, h, w, C]`` to ``[N, H, W, C]``.
+    """Join overlapping tiles by cross-fading.
 
     Args:
-        tiles: N versions of every tile, row by row.
-        rows: Where the tiles begin, from above, ascending [pixels of the tiles].
-        columns: The same from the left.
+        tiles: N samples of each tile, row by row: uint8 ``[rows · columns, N, h, w, C]``.
+        rows: Ascending first rows of the tiles, in pixels of the tiles.
+        columns: Ascending first columns of the tiles.
         overlap: As for :func:`cross_fade_weights`.
+
+    Returns:
+        uint8 ``[N, H, W, C]``.
     """
     height, width = tiles.shape[2:4]
     vertical = cross_fade_weights(rows, height, overlap)
