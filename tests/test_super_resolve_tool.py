@@ -163,13 +163,13 @@ def test_a_model_of_one_channel_reads_grey(enlarge, module, untrained, tmp_path,
     [
         (
             ['large.png', 'a.png'],
-            r"'large.png': image must be of 4 x 4 pixels \(height x width\), got "
-            '6 x 9; --fit, .*--tile',
+            r"'large.png': image must be 4 x 4 pixels \(height x width\), got "
+            '6 x 9; --fit .*--tile',
         ),
-        (['tiny.png', 'a.png', '--fit'], "'tiny.png': image must have at least 4 x 4 .* has 3 x 9"),
+        (['tiny.png', 'a.png', '--fit'], "'tiny.png': image must have at least 4 x 4 .* got 3 x 9"),
         (
             ['tiny.png', 'a.png', '--tile'],
-            "'tiny.png': image must have at least 4 x 4 .* has 3 x 9",
+            "'tiny.png': image must have at least 4 x 4 .* got 3 x 9",
         ),
         (
             ['large.png', 'a.png', '--fit', 0],

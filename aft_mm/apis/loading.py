@@ -8,7 +8,6 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import CheckpointLoader
-from torch import nn
 
 import aft_mm.registry  # noqa: F401, registers the safe loading of checkpoints
 from aft_mm.cli.command_line import check_checkpoint, read_config
@@ -82,7 +81,7 @@ def load_model(
     checkpoint: str | os.PathLike | None,
     device: str | torch.device | None = None,
     task: str | None = None,
-) -> tuple[Config, nn.Module]:
+) -> tuple[Config, Any]:
     """Build the model of a config and load a checkpoint into it, safely and strictly.
 
     Args:

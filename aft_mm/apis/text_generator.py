@@ -123,7 +123,7 @@ class TextGenerator:
 
     def _length(self, longest: int, num_chars: int | None) -> int:
         """Return the total number of bytes, including those of the longest prompt."""
-        limit = int(self.model.decoder.max_length)
+        limit = self.model.decoder.max_length
         if longest + (num_chars or 1) > limit:
             wanted = 'at least 1' if num_chars is None else num_chars
             raise UserError(

@@ -83,7 +83,7 @@ def test_a_config_is_for_one_class(untrained, kind, generator):
     if generator is owner:
         assert isinstance(generator(*untrained[kind], device='cpu').config, Config)
         return
-    message = f'{kind}.py is a config for {owner.__name__} and not for {generator.__name__}, '
+    message = f'{kind}.py is a config for {owner.__name__}, not for {generator.__name__}, '
     with pytest.raises(UserError, match=f'{message}because it {reason}$'):
         generator(*untrained[kind], device='cpu')
 
@@ -228,5 +228,5 @@ class TestTextGenerator:
 
 def test_the_task_is_named_before_a_checkpoint_that_does_not_fit(untrained):
     config, checkpoint = untrained['tiny_clouds'][0], untrained['tiny_text'][1]
-    with pytest.raises(UserError, match='is a config for PointCloudGenerator and not for'):
+    with pytest.raises(UserError, match='is a config for PointCloudGenerator, not for'):
         SuperResolver(config, checkpoint, device='cpu')

@@ -85,7 +85,7 @@ class TestNames:
         ('name', 'checkpoint', 'message'),
         [
             ('aft-conv', None, "name must be one of list_models.., got 'aft-conv'"),
-            (NAME.replace('h96', 'h9'), None, f'close to it are .*{NAME}'),
+            (NAME.replace('h96', 'h9'), None, f'did you mean .*{NAME}'),
             (NAME, 'no.pth', "checkpoint 'no.pth' does not exist"),
         ],
     )

@@ -57,7 +57,7 @@ def test_a_ply_file_holds_the_points(tmp_path):
 
 def test_a_ply_file_of_something_else_is_named(tmp_path):
     for shape in ((2, 7, 3), (7, 2), (0, 3), (3,)):
-        with pytest.raises(UserError, match=re.escape(f'one cloud, [P, 3], got {list(shape)}')):
+        with pytest.raises(UserError, match=re.escape(f'one cloud [P, 3], got {list(shape)}')):
             write_ply(tmp_path / 'a.ply', np.zeros(shape))
     for name in ('a.pcd', 'a'):
         with pytest.raises(UserError, match=f"ends in .ply, got '.*/{name}'"):

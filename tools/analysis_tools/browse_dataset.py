@@ -1,7 +1,8 @@
-"""Draw what the pipeline of a config feeds its model: images, boxes, masks, text, clouds, sound.
+"""Draw samples of a dataset as its pipeline feeds them to the model.
 
-Images are drawn after the pipeline and before they are normalised; what a data preprocessor adds
-later, such as Mixup, is not there.
+Supported are images, boxes, masks, segmentation maps, text, point clouds and speech features.
+Images are drawn after the pipeline and before normalisation, so without the steps of the data
+preprocessor, such as Mixup.
 
     python tools/analysis_tools/browse_dataset.py CONFIG --split train --num 9 --out samples.png
 """
@@ -20,8 +21,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('config', help='path of any config')
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
-    parser.add_argument('--num', type=int, default=9, help='samples; %(default)s')
-    parser.add_argument('--seed', type=int, default=0, help='of the random steps; %(default)s')
+    parser.add_argument('--num', type=int, default=9, help='number of samples; default %(default)s')
+    parser.add_argument(
+        '--seed', type=int, default=0, help='seed of random transforms; default %(default)s'
+    )
     add_picture_arguments(parser)
     return parser.parse_args(argv)
 
@@ -48,7 +51,7 @@ from aft_mm.tokenizers import decode_points
 from aft_mm.visualization import draw_header, draw_point_clouds
 from aft_mm.visualization.figures import new_figure
 
-# Okabe and Ito's colours, as in the pictures of classes.
+# Okabe and Ito's colours.
 COLOURS = (
     (230, 159, 0),
     (86, 180, 233),
@@ -59,14 +62,13 @@ COLOURS = (
     (240, 228, 66),
     (153, 153, 153),
 )
-# The fonts of boxes and text are in pixels.
-FONT, FONT_SIZE, LINE = 'DejaVu Sans Mono', 11, 14
-LEAST_EDGE = 160  # pixels, to which small images are enlarged
-LARGE = 200  # pixels, from which on what is drawn over an image grows with it
+FONT, FONT_SIZE, LINE = 'DejaVu Sans Mono', 11, 14  # sizes in pixels
+LEAST_EDGE = 160  # pixels, to which small images are magnified
+LARGE = 200  # pixels; in larger images, fonts and lines grow with the image
 
 
 def enlarge(image: np.ndarray, edge: int = LEAST_EDGE) -> np.ndarray:
-    """An image [H, W, C] by a whole factor, so that its longer edge has at least so many pixels."""
+    """Magnify an image [H, W, C] by an integer factor until its longer edge has ``edge`` pixels."""
     factor = max(1, -(-edge // max(image.shape[:2])))
     return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
@@ -78,30 +80,29 @@ def draw_instances(
     masks: Tensor | None = None,
     classes: Sequence[str] = (),
 ) -> np.ndarray:
-    """Draw boxes with the names of their classes, and masks.
+    """Draw boxes with class names, and masks.
 
     Args:
-        image: uint8 [H, W, 3], RGB.
+        image: RGB uint8 [H, W, 3].
         boxes: [N, 4], x1, y1, x2, y2 in pixels.
-        names: N of them.
+        names: N class names.
         masks: bool [N, H, W].
-        classes: All names there are, in whose order they get their colours, so that these are the
-            same in every picture; by default those of this one.
+        classes: All class names. Colours follow their order, so that they agree between pictures;
+            by default the names of this picture.
 
     Returns:
         uint8 [H, W, 3].
 
     Raises:
-        ValueError: boxes, names and masks are not as many, or masks have another size.
+        UserError: Boxes, names and masks differ in number, or masks in size from the image.
     """
     if len(boxes) != len(names) or (
         masks is not None and masks.shape != (len(boxes), *image.shape[:2])
     ):
         found = None if masks is None else list(masks.shape)
         raise UserError(
-            f'boxes, names and masks must be as many and masks of the size of the '
-            f'image {list(image.shape[:2])}, got {len(boxes)}, {len(names)} and '
-            f'{found}'
+            'boxes, names and masks must be equal in number, and masks of the size of the image '
+            f'{list(image.shape[:2])}, got {len(boxes)}, {len(names)} and {found}'
         )
     kinds = list(dict.fromkeys([*classes, *sorted(set(names))]))
     colours = [COLOURS[kinds.index(name) % len(COLOURS)] for name in names]
@@ -110,7 +111,7 @@ def draw_instances(
         laid[mask] = (0.5 * laid[mask] + 0.5 * np.array(colour)).astype(np.uint8)
     picture = Image.fromarray(laid)
     draw = ImageDraw.Draw(picture)
-    # A large image is drawn smaller than it is.
+    # Large images are reduced in the figure.
     scale = max(1, max(image.shape[:2]) / LARGE)
     font = ImageFont.truetype(findfont(FONT), FONT_SIZE * scale)
     for (x1, y1, x2, y2), colour in zip(boxes.tolist(), colours, strict=True):
@@ -126,16 +127,16 @@ def draw_instances(
 def draw_segments(
     image: np.ndarray, labels: np.ndarray, names: Sequence[str] = (), ignore: int = 255
 ) -> np.ndarray:
-    """Lay a colour per class over an image, and name below it the classes that are there.
+    """Overlay an image with one colour per class, and add a legend of its classes below.
 
     Args:
-        image: uint8 [H, W, 3], RGB.
+        image: RGB uint8 [H, W, 3].
         labels: ints [H, W].
-        names: Of the classes; without, nothing is written.
-        ignore: The label that is none, whose pixels stay as they are.
+        names: Class names; without them there is no legend.
+        ignore: Label of pixels without a class, which keep their colour.
 
     Raises:
-        ValueError: the sizes differ.
+        UserError: The sizes differ.
     """
     if labels.shape != image.shape[:2]:
         raise UserError(
@@ -152,12 +153,12 @@ def draw_segments(
 
 
 def _class_colours(labels: np.ndarray) -> np.ndarray:
-    """A colour per label, [..., 3]; beyond eight classes they come again, darker."""
+    """Return a colour per label, [..., 3]; after eight classes colours repeat, darker."""
     return np.array(COLOURS)[labels % len(COLOURS)] / (1 + labels // len(COLOURS))[..., None]
 
 
 def _legend(labels: Sequence[int], names: Sequence[str], width: int) -> np.ndarray:
-    """The names of some classes beside their colours, in lines of a width: uint8 [H, width, 3]."""
+    """Draw the names and colours of classes, wrapped to a width: uint8 [H, width, 3]."""
     scale = max(1, width / LARGE)
     font = ImageFont.truetype(findfont(FONT), FONT_SIZE * scale)
     line, gap = round(LINE * scale), round(LINE * scale / 2)
@@ -178,9 +179,9 @@ def _legend(labels: Sequence[int], names: Sequence[str], width: int) -> np.ndarr
 
 
 def draw_matrix(values: Tensor) -> np.ndarray:
-    """Features over time, ``[T, F]``: uint8 [F', T', 3], time to the right, the first one lowest.
+    """Draw features over time ``[T, F]`` as uint8 [F', T', 3], from dark (smallest) to light.
 
-    From the smallest value (dark) to the largest (light).
+    Time increases to the right, and the first feature is the lowest row.
     """
     picture = values.double().T.flip(0)
     low, high = picture.min(), picture.max()
@@ -189,7 +190,7 @@ def draw_matrix(values: Tensor) -> np.ndarray:
 
 
 def draw_text(text: str, columns: int = 64, rows: int = 12) -> np.ndarray:
-    """Text in black on white, wrapped, at most so many lines: uint8 [H, W, 3]."""
+    """Draw wrapped text in black on white with at most ``rows`` lines: uint8 [H, W, 3]."""
     lines = [
         part
         for line in text.splitlines()
@@ -214,26 +215,26 @@ def draw_titled_images(
     footer: str = '',
     columns: int | None = None,
 ) -> Figure:
-    """Draw images side by side, each under its own title, enlarged without smoothing.
+    """Draw a grid of images with a title each, magnified without smoothing.
 
     Args:
-        images: uint8 [H, W, 3] or [H, W], sizes may differ.
-        titles: One per image.
-        title: Above the figure.
-        footer: Small print below it.
-        columns: Images in a row; by default the grid is as square as it can be.
+        images: uint8 [H, W, 3] or [H, W]; sizes may differ.
+        titles: One title per image.
+        title: Title of the figure.
+        footer: Small print below the figure.
+        columns: Images per row; by default the grid is as square as possible.
 
     Raises:
-        ValueError: there is no image, or not as many titles.
+        UserError: There is no image, or the number of titles differs.
     """
     if not len(images) or len(images) != len(titles):
         raise UserError(
-            'images and titles must be as many, and at least one, got '
+            'images and titles must be equal in number, and at least one, got '
             f'{len(images)} and {len(titles)}'
         )
     columns = columns or int(np.ceil(np.sqrt(len(images))))
     rows = -(-len(images) // columns)
-    # A wide picture, such as lines of text, gets a wide place.
+    # Wide pictures, such as lines of text, get wide panels.
     aspect = max(image.shape[1] / image.shape[0] for image in images)
     figure = new_figure(1.8 * min(3.0, max(1.0, aspect)) * columns, 2.1 * rows + 0.6, title, footer)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -245,15 +246,14 @@ def draw_titled_images(
     return figure
 
 
-#: Tokens of a sequence of numbers that are shown.
-MOST_TOKENS = 200
+MOST_TOKENS = 200  # shown tokens of a sequence of numbers
 
 
 def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
-    """A packed sample as a picture, uint8 [H, W, 3], and its title.
+    """Return a picture of a packed sample, uint8 [H, W, 3], and its title.
 
     Raises:
-        UserError: there is no picture of this kind of sample.
+        UserError: This kind of sample is not supported.
     """
     known = sample['data_samples']
     names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
@@ -282,23 +282,23 @@ def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
     if tokens.dim() == 1:
         return as_text(dataset, tokens, known), title
     raise UserError(
-        f'{config.filename} feeds its model a {tokens.dtype} {list(tokens.shape)} per '
-        'sample, of which there is no picture'
+        f'samples of {config.filename} must be images, text, point clouds or speech features, got '
+        f'{tokens.dtype} {list(tokens.shape)}'
     )
 
 
 def name_of(names: Sequence[str], index: int) -> str:
-    """The name of a class, or its number."""
+    """Return the name of a class, or its number."""
     return str(names[index]) if index < len(names) else str(index)
 
 
 def shortened(words: str, most: int = 40) -> str:
-    """Words that fit over a picture."""
+    """Shorten a title to the width of a picture."""
     return words if len(words) <= most else words[: most - 1] + '…'
 
 
 def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.ndarray, str]:
-    """Boxes and masks of mmdet over the image."""
+    """Draw boxes and masks of an mmdet sample; returns the picture and its title."""
     instances = known.gt_instances
     boxes = getattr(instances.bboxes, 'tensor', instances.bboxes)
     labels = [name_of(names, index) for index in instances.labels.tolist()]
@@ -310,22 +310,22 @@ def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.n
 
 
 def as_image(config: Config, tokens: torch.Tensor, known) -> np.ndarray:
-    """The image that a sequence is, and beside it the one it is to be drawn from."""
+    """Draw the image that a sequence encodes, next to its source if there is one."""
 
     def picture(values: torch.Tensor, shape: Sequence[int]) -> np.ndarray:
         image = values.numpy().astype(np.uint8).reshape(shape)
         return enlarge(np.broadcast_to(image, (*image.shape[:2], 3)))
 
-    drawn = picture(tokens, config.image_shape)
+    target = picture(tokens, config.image_shape)
     if 'source' not in known:
-        return drawn
+        return target
     source = picture(known.source, config.source_shape)
-    pair = np.concatenate([source, np.full((len(source), 4, 3), 255, np.uint8), drawn], axis=1)
+    pair = np.concatenate([source, np.full((len(source), 4, 3), 255, np.uint8), target], axis=1)
     return np.concatenate([draw_header(['input', 'target'], pair.shape[1]), pair])
 
 
 def as_text(dataset, tokens: torch.Tensor, known) -> np.ndarray:
-    """Tokens in words; an arrow ends what they are made from, a bar what is only given."""
+    """Draw tokens as text: ``source → context | predicted tokens``."""
     given = known.get('num_context', 0)
     parts = [words_of(dataset, part) for part in (tokens[:given], tokens[given:]) if len(part)]
     words = ' | '.join(parts)
@@ -335,7 +335,7 @@ def as_text(dataset, tokens: torch.Tensor, known) -> np.ndarray:
 
 
 def words_of(dataset, tokens: torch.Tensor) -> str:
-    """Bytes and subwords as the text that they are, other tokens as numbers."""
+    """Decode bytes and subwords to text, and write other tokens as numbers."""
     if type(dataset).__name__ == 'TextFile':
         return bytes(tokens.tolist()).decode('utf-8', 'replace')
     if hasattr(dataset, 'subwords'):
@@ -364,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ),
             args,
         )
-    print(f'{len(images)} of {len(dataset)} samples drawn to {args.out}')
+    print(f'drew {len(images)} of {len(dataset)} samples to {args.out}')
 
 
 if __name__ == '__main__':

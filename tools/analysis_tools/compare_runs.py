@@ -1,11 +1,11 @@
-"""Refill the tables of a paper from runs: configs by metrics, parameters, FLOPs and speed.
+"""Make a table of runs: metrics, parameters, FLOPs and speed, as Markdown, CSV or LaTeX.
 
     python tools/analysis_tools/compare_runs.py AFT=work_dirs/aft DeiT=work_dirs/deit --out a.tex
-    python tools/analysis_tools/compare_runs.py --group AFT aft_seed0 aft_seed1 --group DeiT
-        deit_seed0 deit_seed1 --metric accuracy/top1 --out table.md table.csv
+    python tools/analysis_tools/compare_runs.py --group AFT aft_seed0 aft_seed1 \\
+        --group DeiT deit_seed0 deit_seed1 --metric accuracy/top1 --out table.md table.csv
 
-A metric is that of the last validation, a time the median of the log's, for one process: compare
-times only of runs on one machine. FLOPs are those of model_complexity.py.
+Metrics are those of the last validation. The iteration time is the median of the log, per process;
+compare it only between runs on the same machine. FLOPs are counted as in model_complexity.py.
 """
 
 import argparse
@@ -31,10 +31,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         '--metric',
         action='append',
         metavar='NAME',
-        help='a validated metric, given once for each; by default all there are',
+        help='a validation metric; repeat for several; default: all',
     )
     parser.add_argument(
-        '--out', nargs='+', default=[], metavar='FILE', help='.md, .csv or .tex, also several'
+        '--out',
+        nargs='+',
+        default=[],
+        metavar='FILE',
+        help='write the table to these files (.md, .csv or .tex)',
     )
     return parser.parse_intermixed_args(argv)
 
@@ -58,7 +62,6 @@ from run_logs import (
 
 from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
 
-#: What a table can be written as, by the ending of its file.
 TABLES = ('.md', '.csv', '.tex')
 MISSING = '–'
 _LATEX = {
@@ -72,23 +75,23 @@ Runs = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def run_table(runs: Runs, kind: str = '.md') -> str:
-    """A row per name, a column per number: mean ± standard error of the mean of its values.
+    """Return a table of mean ± standard error, a row per name and a column per metric.
 
-    The numbers of a column end where the second digit of its smallest standard error stands, in
-    CSV they are whole, with a column of their own for the standard error.
+    Numbers of a column have as many decimals as the second digit of its smallest standard error.
+    CSV has full precision and separate columns of the standard errors.
 
     Args:
-        runs: Name of a row to its columns, each the values of the runs behind it, one per seed; a
-            column that a row lacks, or has no value of, is a dash there.
-        kind: '.md', '.csv' or '.tex' (a ``tabular`` of the package booktabs).
+        runs: Row name to its columns, each a list of values, one per seed. Missing values are a
+            dash.
+        kind: '.md', '.csv' or '.tex' (a ``tabular`` with the package booktabs).
 
     Raises:
-        ValueError: There is no run, or ``kind`` is another.
+        UserError: There is no run, or ``kind`` is not one of these.
     """
     if not runs:
-        raise UserError('runs must hold at least one, but it is empty.')
+        raise UserError('runs must hold at least one run, got none')
     if kind not in TABLES:
-        raise UserError(f'kind must be one of {", ".join(TABLES)}, got {kind!r}.')
+        raise UserError(f'kind must be one of {", ".join(TABLES)}, got {kind!r}')
     columns = list(dict.fromkeys(column for values in runs.values() for column in values))
     numbers = {
         name: [
@@ -126,7 +129,6 @@ def _cell(mean: float | None, error: float | None, places: int, between: str) ->
 def _csv(columns: Sequence[str], numbers: Mapping[str, Sequence[tuple]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator='\n')
-    # A standard error has a column where there is any.
     known = [any(row[i][1] is not None for row in numbers.values()) for i in range(len(columns))]
     writer.writerow(
         [
@@ -191,31 +193,31 @@ def _escaped(text: str) -> str:
     return re.sub('|'.join(map(re.escape, _LATEX)), lambda found: _LATEX[found.group()], text)
 
 
-# What two seeds of one config may differ in.
+# Entries of the config in which runs of one group may differ.
 RUN_ONLY = ('work_dir', 'randomness', 'resume', 'load_from', 'launcher', 'experiment_name')
 
 
 def config_of(work_dir: str) -> str:
-    """The file that the latest training of a work dir wrote its whole config to.
+    """Return the path of the config that the latest training wrote to its work dir.
 
     Raises:
-        UserError: there is none.
+        UserError: There is none.
     """
     found = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
     path = found[-1].with_name('config.py') if found else None
     if path is None or not path.is_file():
         raise UserError(
-            f'{work_dir!r} is no work dir of a training: it has no '
-            '*/vis_data/scalars.json with a config.py beside'
+            f'{work_dir!r} is not the work dir of a training: it has no '
+            '*/vis_data/scalars.json with a config.py next to it'
         )
     return str(path)
 
 
 def same_but_for_the_seed(label: str, paths: Sequence[str]) -> Config:
-    """The config that runs have in common.
+    """Return the common config of runs.
 
     Raises:
-        UserError: they differ in more than the seed.
+        UserError: The configs differ in more than the seed.
     """
     configs = [read_config(path) for path in paths]
     for config in configs[1:]:
@@ -226,23 +228,23 @@ def same_but_for_the_seed(label: str, paths: Sequence[str]) -> Config:
         ]
         if different:
             raise UserError(
-                f'--group {label} needs runs that differ by their seed only, but they '
-                f'differ in {", ".join(different)}'
+                f'--group {label} must have runs that differ by their seed only, got a difference '
+                f'in {", ".join(different)}'
             )
     return configs[0]
 
 
 def costs(label: str, path: str, config: Config) -> dict[str, list[float]]:
-    """Parameters and FLOPs; what cannot be counted is said on stderr and left out."""
+    """Return parameters and FLOPs; reports on stderr what cannot be counted."""
     try:
         counted = analyse_config(path)
     except UserError as error:
-        print(f'FLOPs of {label!r} are left out: {error}', file=sys.stderr)
+        print(f'FLOPs of {label!r} are omitted: {error}', file=sys.stderr)
         init_default_scope(config.get('default_scope', 'mmengine'))
         model = MODELS.build(config.model)
         return {'parameters [M]': [sum(p.numel() for p in model.parameters()) / 1e6]}
     if counted['uncounted']:
-        print(f'FLOPs of {label!r} lack {", ".join(counted["uncounted"])}', file=sys.stderr)
+        print(f'FLOPs of {label!r} exclude {", ".join(counted["uncounted"])}', file=sys.stderr)
     return {'parameters [M]': [counted['parameters'] / 1e6], 'FLOPs [G]': [counted['flops'] / 1e9]}
 
 
@@ -251,10 +253,10 @@ def row(
     work_dirs: Sequence[str],
     metrics: Sequence[str] | None,
 ) -> dict[str, list[float]]:
-    """The columns of the runs behind a label.
+    """Return the table columns of the runs of a label.
 
     Raises:
-        UserError: a work dir is none, the runs do not belong together, or one lacks a metric.
+        UserError: A folder is not a work dir, the configs differ, or a run does not have a metric.
     """
     paths = [config_of(folder) for folder in work_dirs]
     config = same_but_for_the_seed(label, paths)
@@ -265,8 +267,8 @@ def row(
             points = validations(log, name)
             if not points and metrics:
                 raise UserError(
-                    f'{folder!r} was never validated in {name}, but in '
-                    f'{", ".join(validated_metrics(log)) or "nothing"}'
+                    f'--metric must be a validation metric of {folder!r} '
+                    f'({", ".join(validated_metrics(log)) or "which has none"}), got {name}'
                 )
             columns.setdefault(metric_label(name), []).append(points[-1][1])
     columns |= costs(label, paths[0], config)
@@ -286,14 +288,14 @@ def row(
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    # What mmengine has to say on the way is no part of the table.
+    # stdout is for the table; mmengine's messages go to stderr.
     with one_sentence(*CONFIG_ERRORS), contextlib.redirect_stdout(sys.stderr):
         for path in args.out:
             check_output('--out', path, TABLES)
         rows = {
             label: row(label, work_dirs, args.metric) for label, work_dirs in runs_of(args).items()
         }
-        # What every run has comes last, also where the first run has fewer metrics.
+        # Metrics come first, even those that only later runs have.
         last = ('parameters [M]', 'FLOPs [G]', 's/iteration', 'samples/s')
         names = dict.fromkeys(name for columns in rows.values() for name in columns)
         order = [*(n for n in names if n not in last), *(n for n in last if n in names)]

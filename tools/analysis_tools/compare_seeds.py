@@ -1,7 +1,7 @@
-"""Compare groups of runs that differ by their seed only: mean and standard error of a metric.
+"""Compare groups of runs that differ by their seed: mean and standard error of a metric.
 
-python tools/analysis_tools/compare_seeds.py --metric bits_per_char --out seeds.png
-    --group AFT-local local_seed*.json --group transformer transformer_seed*.json
+    python tools/analysis_tools/compare_seeds.py --metric bits_per_char --out seeds.png \\
+        --group AFT-local local_seed*.json --group transformer transformer_seed*.json
 """
 
 import argparse
@@ -24,19 +24,19 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action='append',
         required=True,
         metavar=('LABEL', 'FILE'),
-        help='runs of one kind, a file of tools/test.py --out for each seed; the first group is '
-        'what the others are compared with',
+        help='runs that differ by their seed, a file of tools/test.py --out for each; the other '
+        'groups are compared with the first',
     )
-    parser.add_argument('--metric', required=True, help='which number of the files')
-    parser.add_argument('--label', help='what it is called, with its unit, such as bits/char')
-    parser.add_argument('--out', metavar='PNG', help='where the picture goes')
-    parser.add_argument('--table', metavar='MD', help='where the table goes too')
+    parser.add_argument('--metric', required=True, help='name of the metric in the files')
+    parser.add_argument('--label', help='axis label with the unit, such as bits/char')
+    parser.add_argument('--out', metavar='PNG', help='write a picture to this file')
+    parser.add_argument('--table', metavar='MD', help='write the table to this file')
     parser.add_argument(
         '--numbers',
         metavar='TITLE',
-        help='the labels are numbers: draw them on a logarithmic axis of this title',
+        help='the group labels are numbers: use a logarithmic axis with this title',
     )
-    parser.add_argument('--dpi', type=int, default=150)
+    parser.add_argument('--dpi', type=int, default=150, help='default %(default)s')
     return parser.parse_args(argv)
 
 
@@ -45,29 +45,26 @@ if __name__ == '__main__':
 
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from run_logs import decimals_of, difference_and_error, mean_and_error
 
 from aft_mm.checks import check_int
+from aft_mm.visualization.figures import new_figure
 
 # Beyond it a number is rounding noise of the sums behind the metric.
 MOST_DECIMALS = 8
 
 
 def seed_table(groups: Mapping[str, Sequence[float]], label: str) -> str:
-    """A Markdown table: a row per group, with the difference to the first one.
+    """Return a Markdown table with a row per group and its difference to the first group.
 
-    Numbers end where the second digit of the smallest standard error stands. What needs two runs
-    and has one is a dash.
+    Numbers have as many decimals as the second digit of the smallest standard error. A dash marks
+    values that need at least two runs.
 
     Args:
         groups: Name to the values of its runs, one per seed.
-        label: What is measured, with its unit.
-
-    Raises:
-        ValueError: There is no group, or one is empty.
+        label: Name of the metric with its unit.
     """
     _check_groups(groups)
     first, *_ = groups
@@ -109,29 +106,25 @@ def draw_seeds(
     label: str,
     numbers: str | None = None,
 ) -> Figure:
-    """Draw the mean of each group with a bar of one standard error to both sides, and its runs.
+    """Plot the mean of each group with error bars of ± one standard error, and its runs.
 
-    Groups stand below one another in their order, a dashed line at the mean of the first. Where
-    their names are numbers, such as windows, they may stand on a logarithmic axis instead; then a
-    0 stands on a linear piece at its left end.
+    Groups are listed from top to bottom, with a dashed line at the mean of the first. If their
+    names are numbers, such as window sizes, they can be placed on a logarithmic x axis instead,
+    which is linear near 0 if 0 is one of them.
 
     Args:
         groups: Name to the values of its runs, one per seed. A single run has no bar.
-        label: What is measured, with its unit: the title of the axis of values.
-        numbers: The title of the axis of numbers; None leaves names as they are.
-
-    Returns:
-        A figure with an Agg canvas of its own, for ``figure.savefig(path)``.
+        label: Name of the metric with its unit.
+        numbers: Label of the axis of numbers; None lists the names.
 
     Raises:
-        ValueError: There is no group, one is empty, or ``numbers`` is given and a name is no
-            number of 0 or larger, or two are the same number.
+        UserError: There is no group, one is empty, or ``numbers`` is given and a name is not a
+            number ≥ 0, or two names are the same number.
     """
     _check_groups(groups)
     places = range(len(groups)) if numbers is None else _numbers(groups)
     size = (7, 0.4 * len(groups) + 1.2) if numbers is None else (7, 4.5)
-    figure = Figure(figsize=size, layout='constrained')
-    FigureCanvasAgg(figure)
+    figure = new_figure(*size)
     axis = figure.subplots()
     for place, values in zip(places, groups.values(), strict=True):
         mean, error = mean_and_error(values)
@@ -157,20 +150,15 @@ def draw_seeds(
 
 
 def _check_groups(groups: Mapping[str, Sequence[float]]) -> None:
-    """Refuse to count nothing.
-
-    Raises:
-        ValueError: There is no group, or one is empty.
-    """
     if not groups:
-        raise UserError('groups must hold at least one group of runs, but it is empty.')
+        raise UserError('groups must hold at least one group of runs, got none')
     for name, values in groups.items():
         if not values:
-            raise UserError(f'groups must hold at least one run each, but {name!r} is empty.')
+            raise UserError(f'groups must hold at least one run each, got none for {name!r}')
 
 
 def _numbers(names: Mapping[str, Sequence[float]]) -> list[float]:
-    """The names as numbers."""
+    """Convert the names to numbers."""
     places = []
     for name in names:
         try:
@@ -178,20 +166,16 @@ def _numbers(names: Mapping[str, Sequence[float]]) -> list[float]:
         except ValueError:
             places.append(math.nan)
         if not 0 <= places[-1] < math.inf:
-            raise UserError(
-                'groups on an axis of numbers must be named by numbers, 0 or larger, '
-                f'but one is {name!r}.'
-            )
+            raise UserError(f'--numbers needs groups named by numbers, 0 or larger, got {name!r}')
     if len(set(places)) < len(places):
         raise UserError(
-            'groups on an axis of numbers must be named by numbers that differ, but '
-            f'they are {", ".join(names)}.'
+            f'--numbers needs groups named by different numbers, got {", ".join(names)}'
         )
     return places
 
 
 def _name_groups(axis: Axes, groups: Mapping[str, Sequence[float]], label: str) -> None:
-    """Values to the right, groups downwards: names of any length stand beside one another."""
+    """Label the axes: values to the right, groups downwards."""
     axis.axvline(
         mean_and_error(next(iter(groups.values())))[0],
         color='C0',
@@ -212,7 +196,7 @@ def _number_groups(
     label: str,
     title: str,
 ) -> None:
-    """Numbers to the right, values upwards, a line through the means."""
+    """Label the axes, numbers to the right and values upwards, and connect the means."""
     places = sorted(names)
     axis.plot(
         places,
@@ -234,10 +218,10 @@ def _number_groups(
 
 
 def read_metric(path: Path, metric: str) -> float:
-    """A number out of a file of ``tools/test.py --out``.
+    """Read a metric from a file of ``tools/test.py --out``.
 
     Raises:
-        UserError: the file cannot be read, or does not hold it as a finite number.
+        UserError: The file cannot be read, or the metric is missing or not a finite number.
     """
     try:
         metrics = json.loads(path.read_text(encoding='utf-8'))
@@ -247,7 +231,7 @@ def read_metric(path: Path, metric: str) -> float:
         raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
     if not isinstance(metrics, dict):
         raise UserError(
-            f'{str(path)!r} needs metrics as written by tools/test.py --out, but holds '
+            f'{str(path)!r} must hold metrics as written by tools/test.py --out, got '
             f'a {type(metrics).__name__}'
         )
     if metric not in metrics:
@@ -262,23 +246,25 @@ def read_metric(path: Path, metric: str) -> float:
 
 
 def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, list[float]]:
-    """Label to the values of its files, in the order of the command line.
+    """Read the metric from the files of each group.
 
     Raises:
-        UserError: a label is a file or comes twice, a group has no file or a file comes twice.
+        UserError: A label is a file or is repeated, a group has no file, or a file is repeated.
     """
     groups: dict[str, list[float]] = {}
     seen: set[Path] = set()
     for label, *files in arguments:
-        # Without its label a group would lose a run to it.
+        # If the label was forgotten, the first file would be taken for it.
         if Path(label).is_file() or not files:
-            raise UserError(f'--group needs LABEL FILE [FILE ...], got {" ".join([label, *files])}')
+            raise UserError(
+                f'--group must be LABEL FILE [FILE ...], got {" ".join([label, *files])}'
+            )
         if label in groups:
-            raise UserError(f'--group needs labels that differ, got {label!r} twice')
+            raise UserError(f'--group must have unique labels, got {label!r} twice')
         for file in files:
             path = Path(file).resolve()
             if path in seen:
-                raise UserError(f'--group needs a file for every run, got {file!r} twice')
+                raise UserError(f'--group must have different files, got {file!r} twice')
             seen.add(path)
         groups[label] = [read_metric(Path(file), metric) for file in files]
     return groups

@@ -1,6 +1,6 @@
-"""Confusion matrix, accuracy per class and the most confident mistakes of a classifier's split.
+"""Plot the confusion matrix of a classifier; optionally list classes and draw its worst mistakes.
 
-    python tools/analysis_tools/confusion_matrix.py CONFIG CHECKPOINT --out matrix.png \
+    python tools/analysis_tools/confusion_matrix.py CONFIG CHECKPOINT --out matrix.png \\
         --csv classes.csv --mistakes mistakes.png
 """
 
@@ -18,10 +18,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('config', help='path of the config of a classifier')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='test')
-    parser.add_argument('--batch-size', type=int, default=50)
-    parser.add_argument('--csv', help='write images, accuracy and precision per class')
-    parser.add_argument('--mistakes', metavar='PNG', help='draw the most confident mistakes')
-    parser.add_argument('--num', type=int, default=16, help='how many; %(default)s')
+    parser.add_argument('--batch-size', type=int, default=50, help='default %(default)s')
+    parser.add_argument('--csv', help='write images, accuracy and precision per class to this file')
+    parser.add_argument(
+        '--mistakes', metavar='PNG', help='draw the most confident mistakes to this file'
+    )
+    parser.add_argument(
+        '--num', type=int, default=16, help='number of mistakes; default %(default)s'
+    )
     add_picture_arguments(parser)
     return parser.parse_args(argv)
 
@@ -43,29 +47,27 @@ from aft_mm.cli.pictures import check_picture, footer, save, write_csv
 from aft_mm.cli.progress import with_bar
 from aft_mm.visualization.figures import new_figure
 
-MOST_NAMES = 40
-MOST_COUNTS = 20
+MOST_NAMES = 40  # with more classes, the axes show numbers
+MOST_COUNTS = 20  # with more classes, cells are too small for counts
 
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -> Figure:
-    """Draw a confusion matrix, rows the true classes, columns the predicted ones.
+    """Draw a confusion matrix with true classes as rows and predicted classes as columns.
 
-    The colour is the share of the true class, 0 (dark) to 1 (light); up to 20 classes the fields
-    hold the numbers, and the title the accuracy.
+    Colour is the share of the true class, 0 (dark) to 1 (light). With at most 20 classes the cells
+    contain the counts.
 
     Args:
         counts: ints [K, K], images by true and predicted class.
-        names: Of the K classes.
+        names: Names of the K classes.
         footer: Small print below the figure.
 
     Raises:
-        ValueError: counts is not [K, K] of as many names.
+        UserError: ``counts`` is not [K, K] with K names.
     """
     counts = np.asarray(counts)
     if counts.shape != (len(names), len(names)) or not len(names):
-        raise UserError(
-            f'counts must be [K, K] of the {len(names)} names, got {list(counts.shape)}'
-        )
+        raise UserError(f'counts must be [K, K] for {len(names)} names, got {list(counts.shape)}')
     share = counts / np.maximum(1, counts.sum(1, keepdims=True))
     edge = min(10.0, max(3.5, 0.42 * len(names)))
     accuracy = counts.trace() / max(1, counts.sum())
@@ -104,12 +106,12 @@ def most_confident_mistakes(
     labels: np.ndarray,
     limit: int,
 ) -> np.ndarray:
-    """Indices of the wrongly classified images, the most probable prediction first.
+    """Return the indices of misclassified images, highest predicted probability first.
 
     Args:
         probabilities: [N, K].
-        labels: ints [N], the true classes.
-        limit: how many at most.
+        labels: True classes, ints [N].
+        limit: Maximum number of indices.
     """
     predicted = probabilities.argmax(1)
     (wrong,) = (predicted != labels).nonzero()
@@ -118,7 +120,7 @@ def most_confident_mistakes(
 
 
 def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
-    """Images, accuracy (recall) and precision per class; empty where there is no image."""
+    """Return images, accuracy (recall) and precision per class; empty if there is no image."""
     hits, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     return [
         {
@@ -132,7 +134,7 @@ def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
 
 
 def predict(network, dataset, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities [N, K] and labels [N] of a data set."""
+    """Return probabilities [N, K] and labels [N] for a dataset."""
     probabilities, labels = [], []
     for first in with_bar(range(0, len(dataset), batch_size), 'classifying'):
         samples = [dataset[i] for i in range(first, min(first + batch_size, len(dataset)))]
@@ -153,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_output('--mistakes', args.mistakes, PICTURES)
         network = load_network(args.config, args.checkpoint)
         if network.config is None or not hasattr(network.model, 'head'):
-            raise UserError(f'{args.config} is no classifier of mmpretrain')
+            raise UserError(f'{args.config} is not a classifier of mmpretrain')
         dataset = build_dataset(network.config, args.split)
         probabilities, labels = predict(network, dataset, args.batch_size)
         names = class_names(dataset, probabilities.shape[1])
@@ -166,20 +168,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         wrong = most_confident_mistakes(probabilities, labels, args.num)
         if args.mistakes and len(wrong):
             titles = [
-                f'{names[predicted[i]]} {probabilities[i, predicted[i]]:.2f}\n'
-                f'is {names[labels[i]]} {probabilities[i, labels[i]]:.2f}'
+                f'predicted {names[predicted[i]]} {probabilities[i, predicted[i]]:.2f}\n'
+                f'true {names[labels[i]]} {probabilities[i, labels[i]]:.2f}'
                 for i in wrong
             ]
             images = [shown_image(network.config, dataset[int(i)]) for i in wrong]
             draw_titled_images(
                 images,
                 titles,
-                'The most confident mistakes: prediction, truth, probabilities',
+                'Most confident mistakes, with probabilities',
                 small,
             ).savefig(args.mistakes, dpi=args.dpi)
     print(
         f'\n{counts.sum()} images, accuracy {100 * counts.trace() / counts.sum():.2f} %, '
-        f'drawn to {args.out}'
+        f'written to {args.out}'
     )
 
 

@@ -1,8 +1,8 @@
-"""Write one HTML page to explore the position biases of a checkpoint, and its keys of images.
+"""Write an interactive HTML page of the position biases of a checkpoint and its keys on images.
 
     python tools/analysis_tools/explore.py CONFIG CHECKPOINT a.jpg b.jpg --out page.html
 
-A browser opens it from disk; it loads nothing.
+Open the file in a browser. It needs no network connection.
 """
 
 import argparse
@@ -25,8 +25,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('config', help='path of the config')
     parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
-    parser.add_argument('images', nargs='*', help='image files whose keys are shown; a classifier')
-    parser.add_argument('--out', required=True, metavar='HTML', help='where the page goes')
+    parser.add_argument(
+        'images', nargs='*', help='image files to show keys for; the model must be a classifier'
+    )
+    parser.add_argument('--out', required=True, metavar='HTML', help='path of the page')
     return parser.parse_intermixed_args(argv)
 
 
@@ -45,17 +47,15 @@ from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
 from aft_mm.cli.pictures import footer
 from aft_mm.visualization import mixers_with_bias
 
-_FOLDER = Path(__file__).parent
-#: Numbers that a browser opens in seconds, 134 MB.
-MOST_NUMBERS = 2**25
+MOST_NUMBERS = 2**25  # 134 MB, which a browser opens in seconds
 
 
 class ExplorerLayer(NamedTuple):
-    """What the page shows of a token mixer.
+    """The position bias of a token mixer.
 
     ``bias`` is w, [h, kernel_h, kernel_w] by offset or [h, T, T] with T = P + H·W for P prefix
-    tokens. With ``causal`` the sources after the query in raster order are not summed over, without
-    ``connected`` those outside the kernel are not.
+    tokens. The sum excludes sources after the query in raster order if ``causal``, and sources
+    outside the kernel unless ``connected``.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ExplorerLayer(NamedTuple):
 
 
 class ExplorerImage(NamedTuple):
-    """An image, uint8 [H, W, 3], and what each layer projects of it: keys [T, channels] or None."""
+    """An image, uint8 [H, W, 3], and its keys [T, channels] (or None) in each layer."""
 
     name: str
     image: np.ndarray
@@ -80,28 +80,28 @@ def explorer_page(
     title: str = 'Position biases',
     about: str = '',
 ) -> str:
-    """The page as a text, to be written to a file that a browser opens from disk.
+    """Return the HTML page as text.
 
-    It shows w of all layers and heads side by side, ``w[t, t']`` of a query over the grid, the
-    kernel of a head, and of each image ``e^k`` over its mean and the share of each source in the
-    sum of the query, ``W e^k / Σ W e^k``. Biases are kept in float32, keys of an image and layer in
-    2^16 steps between the least and the largest.
+    It shows w of all layers and heads, ``w[t, t']`` of a query over the grid, the kernel of a head,
+    and for each image ``e^k`` over its mean and the weight of each source for the query,
+    ``W e^k / Σ W e^k``. Biases are stored in float32, keys in 2^16 steps between the smallest and
+    the largest key of an image and layer.
 
     Args:
-        layers: In the order of the model.
+        layers: Layers in the order of the model.
         grid: (H, W) of the tokens.
-        num_prefix_tokens: P class tokens in front; sources only, and not drawn.
-        images: To look at keys with.
-        title, about: The head of the page, and a line below it.
+        num_prefix_tokens: P class tokens before the grid, which are sources but not drawn.
+        images: Images with their keys.
+        title, about: Title of the page, and the line below it.
 
     Raises:
-        ValueError: there is no layer, they hold more than 2^25 numbers, the grid is not of two
-            dimensions, or a bias or keys do not fit it.
+        UserError: There is no layer, the layers hold more than 2^25 numbers, the grid does not
+            have two dimensions, or a bias or keys do not match it.
     """
     if len(grid) != 2:
-        raise UserError(f'grid must have two dimensions, got {tuple(grid)}.')
+        raise UserError(f'grid must have two dimensions, got {tuple(grid)}')
     if not layers:
-        raise UserError('layers must hold at least one, but it is empty.')
+        raise UserError('layers must hold at least one layer, got none')
     num_tokens = num_prefix_tokens + grid[0] * grid[1]
     entries, biases = _layers(layers, images, num_tokens, grid)
     pictures, keys = _images(images, num_tokens)
@@ -113,11 +113,12 @@ def explorer_page(
         layers=entries,
         images=pictures,
     )
-    page = (_FOLDER / 'explorer.html').read_text(encoding='utf-8')
+    folder = Path(__file__).parent
+    page = (folder / 'explorer.html').read_text(encoding='utf-8')
     for name, text in (
-        ('SCRIPT', (_FOLDER / 'explorer.js').read_text(encoding='utf-8')),
+        ('SCRIPT', (folder / 'explorer.js').read_text(encoding='utf-8')),
         ('TITLE', html.escape(title)),
-        # A name may hold what would end the element.
+        # A name may contain a closing tag.
         ('META', json.dumps(meta).replace('<', r'\u003c')),
         ('BIASES', _packed(biases)),
         ('KEYS', _packed(keys)),
@@ -132,7 +133,7 @@ def _layers(
     num_tokens: int,
     grid: Sequence[int],
 ) -> tuple[list[dict], np.ndarray]:
-    """What the page has to know of the layers, and their biases one after the other."""
+    """Return the metadata of the layers, and their concatenated biases."""
     entries, biases = [], []
     start = 0
     for i, layer in enumerate(layers):
@@ -141,8 +142,8 @@ def _layers(
         if w.ndim != 3 or not (dense or (w.shape[1] % 2 and w.shape[2] % 2)):
             raise UserError(
                 f'the bias of {layer.name} must be [h, kernel_h, kernel_w] with odd '
-                f'sizes or [h, {num_tokens}, {num_tokens}] of the grid {tuple(grid)}, '
-                f'got {list(w.shape)}.'
+                f'sizes or [h, {num_tokens}, {num_tokens}] for the grid {tuple(grid)}, '
+                f'got {list(w.shape)}'
             )
         channels = [image.keys[i].shape[1] for image in images if image.keys[i] is not None]
         entries.append(
@@ -161,15 +162,15 @@ def _layers(
         start += w.size
         if start > MOST_NUMBERS:
             raise UserError(
-                f'layers must hold at most {MOST_NUMBERS:,} numbers, but the first '
-                f'{i + 1} hold {start:,}.'
+                f'layers must hold at most {MOST_NUMBERS:,} numbers, got {start:,} in the first '
+                f'{i + 1}'
             )
         biases.append(w.ravel())
     return entries, np.concatenate(biases).astype('<f4')
 
 
 def _images(images: Sequence[ExplorerImage], num_tokens: int) -> tuple[list[dict], np.ndarray]:
-    """What the page has to know of the images, and the steps of their keys, [channels, T] each."""
+    """Return the metadata of the images, and their quantised keys, [channels, T] each."""
     pictures: list[dict] = []
     parts = [np.empty(0, '<u2')]
     start = 0
@@ -182,7 +183,7 @@ def _images(images: Sequence[ExplorerImage], num_tokens: int) -> tuple[list[dict
             if key.dim() != 2 or len(key) != num_tokens:
                 raise UserError(
                     f'the keys of {image.name} must be [{num_tokens}, channels], got '
-                    f'{list(key.shape)}.'
+                    f'{list(key.shape)}'
                 )
             values = key.detach().cpu().double().numpy().T
             low = float(values.min())
@@ -205,18 +206,18 @@ def _packed(values: np.ndarray) -> str:
 
 
 def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLayer]:
-    """The biases of the mixers.
+    """Return the biases of the mixers.
 
     Raises:
-        UserError: there are none, or they are not on one grid of two dimensions.
+        UserError: There is no mixer, or they do not share one 2-d grid.
     """
     if not mixers:
         raise UserError(f'the model of {config.filename} has no token mixer with a position bias')
     grids = {mixer.grid for mixer in mixers.values()}
     if len(grids) > 1 or len(next(iter(grids)) or ()) != 2:
         raise UserError(
-            'explore.py shows biases on one grid of two dimensions, but the tokens of '
-            f'{config.filename} are on {grids}; plot_position_bias.py draws those'
+            f'explore.py needs position biases on one 2-d grid, got {grids} in {config.filename}; '
+            'use plot_position_bias.py'
         )
     return [
         ExplorerLayer(
@@ -226,19 +227,19 @@ def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLaye
     ]
 
 
-def look_at(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]) -> ExplorerImage:
-    """An image as the model sees it, with the keys of each mixer.
+def keys_of(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]) -> ExplorerImage:
+    """Return an image as the model gets it, with the keys of each mixer.
 
     Raises:
-        UserError: it is no image, or has another grid of tokens than the biases.
+        UserError: The file is not an image, or its grid of tokens differs from that of the biases.
     """
     inputs = classifier.preprocess(path)['inputs']
     mixer = next(iter(mixers.values()))
     grid = classifier.model.backbone.patch_embed.grid_of(*inputs.shape[1:])
     if grid != mixer.grid:
         raise UserError(
-            f'image {path!r} has a grid of {grid} tokens in the model, but the biases '
-            f'are of {mixer.grid}; give one of another size'
+            f'image {path!r} must have a grid of {mixer.grid} tokens like the biases, got {grid}; '
+            'give one of another size'
         )
     projections = {
         name: mixers[name].key for name in mixers_with_keys(classifier.model) if name in mixers
@@ -271,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             _, model = load_model(config, args.checkpoint, 'cpu')
         mixers = mixers_with_bias(model)
         layers = layers_of(mixers, config)
-        images = [look_at(classifier, path, mixers) for path in args.images]
+        images = [keys_of(classifier, path, mixers) for path in args.images]
         mixer = next(iter(mixers.values()))
         about = (
             f'{type(mixer).__name__}, {len(layers)} layers · {footer(args.config, args.checkpoint)}'
@@ -286,8 +287,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         Path(args.out).write_text(page, encoding='utf-8')
     print(
-        f'{len(layers)} layers and {len(images)} images written to {args.out}, '
-        f'{len(page.encode()) / 1e6:.1f} MB'
+        f'wrote {len(layers)} layers and {len(images)} images to {args.out} '
+        f'({len(page.encode()) / 1e6:.1f} MB)'
     )
 
 

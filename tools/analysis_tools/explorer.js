@@ -1,4 +1,4 @@
-// The page of explorer.html. `meta` says where in `biases` and `keys` each layer begins.
+// Script of explorer.html. `meta` has the offsets of each layer in `biases` and `keys`.
 const $ = id => document.getElementById(id);
 const meta = JSON.parse($('meta').textContent);
 const [H, W] = meta.grid;
@@ -15,7 +15,7 @@ async function unpack(id) {
 }
 
 const layerOf = i => meta.layers[i];
-// Source (r, c) as the query (qr, qc) sees it: w, or null where it is not summed over.
+// w of source (r, c) for query (qr, qc), or null if the sum excludes it.
 function biasAt(layer, head, qr, qc, r, c) {
   if (layer.causal && r * W + c > qr * W + qc) return null;
   if (layer.kernel) {
@@ -33,13 +33,13 @@ const measures = {more: Math.expm1, ratio: Math.exp, w: x => x};
 const measured = w => measures[$('measure').value](w);
 const neutral = () => ($('measure').value === 'ratio' ? 1 : 0);
 
-// The largest distance from the neutral value: of a layer, or of all.
+// The largest distance from the neutral value in one or all layers.
 function limitOf(index) {
   const layers = $('shared').value ? meta.layers : [layerOf(index)];
   const ends = layers.flatMap(layer => [layer.low, layer.high]);
   return Math.max(1e-9, ...ends.map(w => Math.abs(measured(w) - neutral())));
 }
-// Linear up to a distance of 1, logarithmic beyond: exp(w) − 1 ends at −1 on one side only.
+// Linear up to a distance of 1, logarithmic beyond, since exp(w) − 1 is bounded on one side only.
 const bend = x => (Math.abs(x) <= 1 ? x : Math.sign(x) * (1 + Math.log(Math.abs(x))));
 const rgb = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim()
   .split(' ').map(Number);
@@ -50,7 +50,7 @@ function colour(position) {          // −1 … 1
 }
 const shade = (value, limit) => colour(bend(value) / bend(limit));
 
-// Paint rows × columns of colours into a rectangle; null stays empty.
+// Paint rows × columns of colours into a rectangle; null is transparent.
 function paint(context, x, y, width, height, rows, columns, colourAt) {
   const small = new OffscreenCanvas(columns, rows), inner = small.getContext('2d');
   const pixels = inner.createImageData(columns, rows);
@@ -78,7 +78,7 @@ function outline(context, x, y, width, height, name = '--ink', thick = 2) {
   context.strokeRect(x + thick / 2, y + thick / 2, width - thick, height - thick);
 }
 
-// --- the overview: a row per layer and a column per head, or all layers of one head in rows
+// --- overview: a row per layer and a column per head, or with one head the layers in rows
 const mostHeads = Math.max(...meta.layers.map(layer => layer.heads));
 const oneHead = mostHeads === 1;
 const depth = meta.layers.length;
@@ -132,7 +132,7 @@ function drawOverview() {
     : `heads ${state.first} to ${last} of ${mostHeads}`;
 }
 
-// --- the grid of tokens and the kernel
+// --- grid of tokens and kernel
 const tileOf = cells => Math.max(6, Math.min(56, Math.floor(392 / cells)));
 const tile = tileOf(Math.max(H, W));
 function drawQuery() {
@@ -163,7 +163,7 @@ function drawKernel() {
   }
 }
 
-// --- given images: e^k over its mean, and the share of each source in the query's sum
+// --- images: e^k over its mean, and the weight of each source for the query
 function keyMap(image) {
   const {keyChannels, heads} = layerOf(state.layer), T = meta.prefix + H * W;
   if (!image.keys[state.layer]) return null;
@@ -178,7 +178,7 @@ function keyRatios(k) {              // e^k over its mean on the grid
   const mean = powers.reduce((a, b) => a + b) / powers.length;
   return powers.map(x => x / mean);
 }
-function shares(k) {                 // W e^k / Σ W e^k over all sources, class tokens too
+function shares(k) {                 // W e^k / Σ W e^k over all sources, including class tokens
   const layer = layerOf(state.layer), T = meta.prefix + H * W;
   const t = meta.prefix + state.row * W + state.column;
   const logits = k.map((x, s) => {
@@ -212,7 +212,7 @@ function drawImages() {
   });
 }
 
-// --- words
+// --- readout
 const number = x => (x === null ? 'not summed over' : Number(x.toPrecision(7)).toString());
 const say = text => { $('readout').textContent = text; };
 const percent = x => `${(100 * x).toPrecision(4)} %`;
@@ -260,7 +260,7 @@ function draw() {
   drawScale(); drawOverview(); drawQuery(); drawKernel(); drawImages();
 }
 
-// --- what a person does
+// --- events
 const clamp = (x, most) => Math.max(0, Math.min(most, x));
 const arrows = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]};
 function choose(layer, head) {
@@ -375,7 +375,7 @@ async function start() {
     section.id = `image-${i}`;
     const title = Object.assign(document.createElement('h2'), {textContent: image.name});
     const row = Object.assign(document.createElement('div'), {className: 'row'});
-    for (const [id, text] of [['picture', 'the image, as the model sees it'],
+    for (const [id, text] of [['picture', 'the image at the input of the model'],
                               ['keymap', 'key: exp(k) over its mean'],
                               ['share', 'share of each source in the sum of the query']]) {
       const figure = document.createElement('figure'), caption = document.createElement('figcaption');

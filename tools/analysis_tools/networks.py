@@ -1,4 +1,4 @@
-"""Image networks of every kind for the tools that look into them: ours, mmpretrain's and timm's."""
+"""Image networks of aft_mm, mmpretrain and timm, and their inputs, for the analysis tools."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ SPLITS = ('train', 'val', 'test')
 
 
 def build_dataset(config: Config, split: str = 'test') -> Any:
-    """The data set of a split of a config, with its pipeline.
+    """Build the dataset of a split of a config, with its pipeline.
 
     Raises:
-        UserError: the config has none, its files are not there, or no sample is left of them.
+        UserError: The config does not have the split, files are missing, or the dataset is empty.
     """
     if not config.get(f'{split}_dataloader'):
         raise UserError(f'{config.filename} has no {split}_dataloader')
@@ -37,16 +37,16 @@ def build_dataset(config: Config, split: str = 'test') -> Any:
         try:
             return DATASETS.build(config[f'{split}_dataloader'].dataset)
         except ValueError as error:
-            if 'need at least one array' not in str(error):  # as mmengine joins the samples
+            if 'need at least one array' not in str(error):  # raised by mmengine for no samples
                 raise
             raise UserError(
-                f'{split}_dataloader.dataset of {config.filename} is empty: no file '
-                'that it reads has what it takes, such as objects of its classes'
+                f'{split}_dataloader.dataset of {config.filename} is empty: no file has the '
+                'content that it needs, such as objects of its classes'
             ) from error
 
 
 def class_names(dataset: Any, count: int) -> list[str]:
-    """The names of ``count`` classes that a data set tells, or their numbers."""
+    """Return the class names of a dataset, or numbers if it does not have ``count`` names."""
     names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     names = [names] if isinstance(names, str) else list(names)
     return (
@@ -57,15 +57,15 @@ def class_names(dataset: Any, count: int) -> list[str]:
 
 
 def spread_samples(dataset: Any, num: int) -> list[dict]:
-    """``num`` samples, evenly spread over a data set, which is often sorted by class.
+    """Return ``num`` evenly spaced samples of a dataset, since many are sorted by class.
 
     Raises:
-        UserError: it has fewer.
+        UserError: The dataset has fewer samples.
     """
     check_int('--num', num, 1)
     if num > len(dataset):
         raise UserError(
-            f'--num must be at most the {len(dataset)} samples of the data set, got {num}'
+            f'--num must be at most {len(dataset)}, the samples of the dataset, got {num}'
         )
     return [dataset[int(index)] for index in np.linspace(0, len(dataset) - 1, num).round()]
 
@@ -73,10 +73,10 @@ def spread_samples(dataset: Any, num: int) -> list[dict]:
 def load_images(
     config: Config, paths: Sequence[str | os.PathLike], split: str = 'test'
 ) -> list[dict]:
-    """Image files of any kind through the pipeline of a classifier's split.
+    """Load image files through the pipeline of a split of a classifier's config.
 
     Raises:
-        UserError: a file is no image.
+        UserError: A file is not an image.
     """
     pipeline = list(config[f'{split}_dataloader'].dataset.pipeline)
     reads_files = pipeline[0].type.endswith('LoadImageFromFile')
@@ -95,10 +95,10 @@ def load_images(
 
 
 def read_image(path: str | os.PathLike) -> tuple[np.ndarray, list[str]]:
-    """As :func:`aft_mm.datasets.read_rgb`, for a file that a person named.
+    """Read an image file like :func:`aft_mm.datasets.read_rgb`.
 
     Raises:
-        UserError: it is no image.
+        UserError: The file is not an image.
     """
     try:
         return read_rgb(os.fspath(path))
@@ -107,7 +107,7 @@ def read_image(path: str | os.PathLike) -> tuple[np.ndarray, list[str]]:
 
 
 def shown_image(config: Config, sample: dict) -> np.ndarray:
-    """The image of a packed sample, before it is normalised: uint8 [H, W, 3], RGB."""
+    """Return the image of a packed sample before normalisation: RGB uint8 [H, W, 3]."""
     image = sample['inputs'].numpy().transpose(1, 2, 0)
     if image.shape[-1] == 1:
         return image.repeat(3, axis=-1)
@@ -115,17 +115,15 @@ def shown_image(config: Config, sample: dict) -> np.ndarray:
 
 
 def network_inputs(config: Config, samples: Sequence[dict]) -> Tensor:
-    """The normalised batch [B, C, H, W] of packed samples, as the model gets it in a test.
+    """Return the normalised batch [B, C, H, W] of packed samples, as in a test.
 
     Raises:
-        UserError: the images have different sizes.
+        UserError: The images differ in size.
     """
     sizes = {tuple(sample['inputs'].shape) for sample in samples}
     if len(sizes) > 1:
-        raise UserError(
-            f'the images of a batch must have one size, got {sorted(sizes)}; give one at a time'
-        )
-    # A classifier's stands outside of its model, where mmengine's Runner looks for it.
+        raise UserError(f'images must have the same size, got {sorted(sizes)}; give one at a time')
+    # A classifier's data preprocessor is outside of its model config, as mmengine's Runner expects.
     settings = config.model.get('data_preprocessor') or config.get('data_preprocessor') or {}
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
         preprocessor = MODELS.build({'type': 'ClsDataPreprocessor', **settings})
@@ -133,17 +131,16 @@ def network_inputs(config: Config, samples: Sequence[dict]) -> Tensor:
         return preprocessor(pseudo_collate(list(samples)), False)['inputs']
 
 
-#: What a network is called that timm makes.
-TIMM = 'timm:'
-#: The children of a backbone that hold its layers one after another, by name.
+TIMM = 'timm:'  # prefix of the names of timm's networks
+# Names of the children of a backbone that are stacks of layers.
 STACKS = ('layers', 'blocks', 'stages', 'features')
 
 
 class Network(NamedTuple):
     """An image network in evaluation mode.
 
-    ``run`` takes normalised images [B, C, H, W] through ``backbone``, without the head of a
-    classifier of mmpretrain; ``config`` is None for one of timm.
+    ``run`` applies ``backbone`` to normalised images [B, C, H, W], without the head of a classifier
+    of mmpretrain. ``config`` is None for networks of timm.
     """
 
     model: nn.Module
@@ -156,25 +153,25 @@ class Network(NamedTuple):
 
 
 def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Network:
-    """A network by the path of a config, by mmpretrain's name of it, or by ``timm:`` and timm's.
+    """Load a network given by the path of a config, a name of mmpretrain, or ``timm:NAME``.
 
-    Without a checkpoint its weights are random, seed 0. Nothing is downloaded.
+    Without a checkpoint its weights are random with seed 0. Nothing is downloaded.
 
     Raises:
-        UserError: there is no such config or name, or the checkpoint is of another network.
+        UserError: There is no such config or name, or the checkpoint belongs to another network.
     """
     if name.startswith(TIMM):
         return _timm_network(name.removeprefix(TIMM), checkpoint)
     config = read_config(name) if name.endswith('.py') else _config_of_mmpretrain(name)
     if not (config.get('model') or {}).get('backbone'):
-        raise UserError(f'{name} has no model with a backbone, which the images would go through')
+        raise UserError(f'{name} must be the config of a model with a backbone, got one without')
     _, model = load_model(config, checkpoint, 'cpu')
     backbone = model.backbone
     run: Callable[[Tensor], Any] = backbone
     if getattr(backbone, 'with_mask_channel', False):
 
         def with_mask(images: Tensor) -> Any:
-            missing = backbone.in_channels + 1 - images.shape[1]  # a preprocessor has added it
+            missing = backbone.in_channels + 1 - images.shape[1]  # else added by the preprocessor
             return backbone(F.pad(images, (0, 0, 0, 0, 0, missing), value=1.0))
 
         run = with_mask
@@ -191,7 +188,7 @@ def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Netw
 
 
 def num_prefix_tokens(backbone: nn.Module) -> int:
-    """Class tokens and the like, as mmpretrain (``num_extra_tokens``) or timm and ours tell."""
+    """Return the number of class tokens and similar ones of a backbone of any library."""
     for name in ('num_extra_tokens', 'num_prefix_tokens'):
         if hasattr(backbone, name):
             return int(getattr(backbone, name))
@@ -199,10 +196,10 @@ def num_prefix_tokens(backbone: nn.Module) -> int:
 
 
 def layers_of(backbone: nn.Module) -> list[str]:
-    """Names of the layers of a backbone: the items of its longest stack, or of ``layer1`` to 4.
+    """Return the names of the layers of a backbone: items of its longest stack, or ``layer1``, ...
 
     Raises:
-        UserError: it has neither, so that names must be given.
+        UserError: It has neither, so the names must be given.
     """
     stacks = {
         name: child
@@ -221,16 +218,15 @@ def layers_of(backbone: nn.Module) -> list[str]:
         return numbered
     children = ', '.join(name for name, _ in backbone.named_children())
     raise UserError(
-        f'the layers of {type(backbone).__name__} must be named by --layers; its parts '
-        f'are {children}'
+        f'--layers must name the layers of {type(backbone).__name__}; its children are {children}'
     )
 
 
 def modules_named(backbone: nn.Module, names: list[str]) -> dict[str, nn.Module]:
-    """Parts of a backbone by name.
+    """Return submodules of a backbone by name.
 
     Raises:
-        UserError: it has no such part.
+        UserError: There is no such submodule.
     """
     parts = dict(backbone.named_modules())
     for name in names:
@@ -243,7 +239,7 @@ def modules_named(backbone: nn.Module, names: list[str]) -> dict[str, nn.Module]
 
 
 def noise_images(network: Network, count: int, size: tuple[int, int] | None = None) -> Tensor:
-    """Normalised images of nothing, N(0, 1) per pixel with seed 0: [count, C, H, W]."""
+    """Return images [count, C, H, W] of N(0, 1) noise with seed 0."""
     shape = (count, network.in_channels, *(size or network.image_size))
     return torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32))
 
@@ -251,16 +247,16 @@ def noise_images(network: Network, count: int, size: tuple[int, int] | None = No
 def batches_for(
     network: Network, paths: Sequence[str | os.PathLike] | None, num: int, batch_size: int
 ) -> list[Tensor]:
-    """Normalised images [B, C, H, W]: of files, else of the test split of a network's config.
+    """Return batches [B, C, H, W] of normalised images from files or from the test split.
 
-    Images of timm's networks are resized to its size, stretched, and normalised as it says.
+    Images for networks of timm are resized to the input size, without keeping the aspect ratio.
 
     Raises:
-        UserError: a file is no image, or the network is of timm and there is no file.
+        UserError: A file is not an image, or the network is from timm and there is no file.
     """
     if network.config is None:
         if not paths:
-            raise UserError('a network of timm has no data set: give --images')
+            raise UserError('--images must be given for networks of timm, which have no dataset')
         batch = torch.stack([_timm_image(network, path) for path in paths])
         return list(batch.split(batch_size))
     samples = (
@@ -291,8 +287,8 @@ def _config_of_mmpretrain(name: str) -> Config:
         return ModelHub.get(name).config
     except ValueError as error:
         raise UserError(
-            f'{name!r} is neither the path of a config (.py) nor the name of a model '
-            f'of mmpretrain, nor timm:NAME'
+            f'NETWORK must be the path of a config (.py), the name of a model of mmpretrain, or '
+            f'timm:NAME, got {name!r}'
         ) from error
 
 
@@ -300,7 +296,7 @@ def _timm_network(name: str, checkpoint: str | os.PathLike | None) -> Network:
     try:
         import timm
     except ImportError as error:
-        raise UserError('networks of timm need it: pip install timm') from error
+        raise UserError('networks of timm need timm: pip install timm') from error
     if name not in timm.list_models():
         raise UserError(f'timm has no model {name!r}')
     path = None if checkpoint is None else os.fspath(checkpoint)

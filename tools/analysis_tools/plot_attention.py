@@ -1,7 +1,7 @@
-"""Draw the mean relative attention of a softmax ViT, figures 1 (left) and 5 of arXiv 2105.14103.
+"""Plot the mean relative attention of a softmax ViT, figures 1 (left) and 5 of arXiv 2105.14103.
 
-The attention of NETWORK must be torch's scaled_dot_product_attention, as in the ViT and DeiT of
-mmpretrain and timm. The paper takes 256 images. --csv has the mean distance per layer and head.
+NETWORK must use torch's scaled_dot_product_attention, like the ViT and DeiT of mmpretrain and timm.
+The paper averages over 256 images. --csv writes the mean distance per layer and head.
 
     python tools/analysis_tools/plot_attention.py NETWORK CHECKPOINT --num 256 --out attention.png
     python tools/analysis_tools/plot_attention.py NETWORK CHECKPOINT --layers 0,2,4 --out a.png
@@ -47,11 +47,11 @@ from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 def mean_relative_attention(
     attention: Tensor, grid: Sequence[int], num_prefix_tokens: int = 0
 ) -> Tensor:
-    """Attention by offset to the source, ``[B, h, T, T]`` to ``[h, 2H − 1, 2W − 1]``.
+    """Average attention ``[B, h, T, T]`` by offset to the source: ``[h, 2H − 1, 2W − 1]``.
 
-    The mean over images and over those queries of the grid that have a token at this offset. As in
-    the paper prefix tokens are dropped, so that a query's weights sum to one less what it reads
-    from them. The centre is the query itself; the row above it lies above.
+    The mean is over images and over the queries of the grid with a token at the offset. As in the
+    paper, prefix tokens are dropped, so the weights of a query sum to one minus its attention to
+    them. The centre of a map is the query itself.
 
     Raises:
         ValueError: T is not ``num_prefix_tokens`` + H·W.
@@ -71,7 +71,7 @@ def mean_relative_attention(
     total, count = inner.new_zeros(len(inner), *shape), inner.new_zeros(shape)
     for row in range(height):
         for column in range(width):
-            # The query in the middle of a (2H − 1) x (2W − 1) picture: where the grid lies in it.
+            # The position of the grid in a (2H − 1) x (2W − 1) map with the query at its centre.
             rows = slice(height - 1 - row, 2 * height - 1 - row)
             columns = slice(width - 1 - column, 2 * width - 1 - column)
             total[:, rows, columns] += inner[:, row, column]
@@ -86,21 +86,18 @@ def draw_relative_attention(
 ) -> Figure:
     """Draw mean relative attention, one row per layer, one column per head.
 
-    Every panel has its own colour scale from 0 (dark) to its maximum (light), which its title
-    names in per cent of a query's attention: a head that looks at one place would hide the others.
+    Each panel has its own colour scale from 0 (dark) to its maximum (light), since heads differ
+    widely. The title gives the maximum in per cent of the attention of a query.
 
     Args:
         attention: Layer name to ``[h, 2H − 1, 2W − 1]`` of :func:`mean_relative_attention`.
-        heads: Which heads to draw, see :func:`choose`.
+        heads: Heads to draw, see :func:`aft_mm.visualization.choose`.
         footer: Small print below the figure.
-
-    Raises:
-        ValueError: there is no layer, or a head is not there.
     """
     if not attention:
-        raise UserError('attention must hold at least one layer, but it is empty.')
+        raise UserError('attention must hold at least one layer, got none')
     chosen = choose('heads', heads, min(map(len, attention.values())), MOST_PANELS)
-    title = 'Mean relative attention; a colour scale per panel, 0 to its maximum'
+    title = 'Mean relative attention; one colour scale per panel, 0 to its maximum'
     figure = new_figure(1.25 * len(chosen) + 0.6, 1.6 * len(attention) + 0.7, title, footer)
     axes = figure.subplots(len(attention), len(chosen), squeeze=False)
     for row, (name, maps) in zip(axes, attention.items(), strict=True):
@@ -124,14 +121,13 @@ def draw_relative_attention(
 
 
 class MeanAttention:
-    """The mean relative attention of each layer over batches, to be given to RecordAttention.
+    """Mean relative attention of each layer over batches, with ``take`` for RecordAttention.
 
-    ``take`` is called once per layer and batch, in the order of the layers; :meth:`next_batch`
-    before each batch.
+    Call :meth:`next_batch` before each batch. ``take`` is called for each layer in order.
 
     Args:
-        image_size: (H, W) in pixels, from which the grid of a layer's tokens follows.
-        num_prefix_tokens: class tokens in front of the grid's.
+        image_size: (H, W) in pixels, which determines the grid of the tokens.
+        num_prefix_tokens: Class tokens before those of the grid.
     """
 
     def __init__(self, image_size: Sequence[int], num_prefix_tokens: int) -> None:
@@ -143,15 +139,14 @@ class MeanAttention:
         """Add the attention [B, h, T, T] of the next layer.
 
         Raises:
-            ValueError: its tokens do not lie on a grid, as those of windows do not.
+            UserError: Its tokens are not a grid over the image, such as those of a window.
         """
         tokens = attention.shape[-1] - self.num_prefix_tokens
         grid = grid_of(tokens, self.image_size)
         if grid is None or len(attention) != self.batch:
             raise UserError(
-                f'attention must be over whole images, but that of {len(attention)} x '
-                f'{tokens} tokens is not over {self.batch} images of '
-                f'{self.image_size} pixels'
+                f'attention must be over {self.batch} whole images of {self.image_size} pixels, '
+                f'got {len(attention)} x {tokens} tokens'
             )
         mean = mean_relative_attention(attention, grid, self.num_prefix_tokens)
         if self.layer == len(self.sums):
@@ -160,21 +155,21 @@ class MeanAttention:
         self.layer += 1
 
     def next_batch(self, size: int) -> None:
-        """So many images follow; the next call of ``take`` is that of the first layer."""
+        """Start a batch of ``size`` images."""
         self.batch = size
         self.images += size
         self.layer = 0
 
     def means(self) -> dict[str, Tensor]:
-        """Layer name to ``[h, 2H − 1, 2W − 1]``; empty where no attention was seen."""
+        """Return layer name to ``[h, 2H − 1, 2W − 1]``; empty if there was no attention."""
         return {f'layer {i}': (total / self.images).cpu() for i, total in enumerate(self.sums)}
 
 
 def mean_attention_distance(relative: Tensor) -> np.ndarray:
-    """Mean distance [tokens] of what the queries of a grid read, per head: ``[h]``.
+    """Return the attention-weighted mean distance [tokens] of the sources per head: ``[h]``.
 
-    ``Σ n a |offset| / Σ n a`` of the maps a ``[h, 2H − 1, 2W − 1]`` of
-    :func:`mean_relative_attention`, n the queries that have a token at the offset.
+    ``Σ n a |offset| / Σ n a`` for the maps a ``[h, 2H − 1, 2W − 1]`` of
+    :func:`mean_relative_attention`, where n is the number of queries with a token at the offset.
     """
     rows, columns = (torch.arange(size) - size // 2 for size in relative.shape[1:])
     distance = torch.hypot(rows[:, None].double(), columns[None].double())
@@ -200,27 +195,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(
                 f"{args.config} has no layer that calls torch's scaled_dot_product_attention"
             )
-        drawn = dict(layers[i] for i in choose('--layers', args.layers, len(layers)))
-        save(
-            draw_relative_attention(
-                drawn, args.heads, f'{footer(args.config, args.checkpoint)} · {mean.images} images'
-            ),
-            args,
-        )
-        distances = [
-            (name, head, float(distance))
-            for name, maps in drawn.items()
-            for head, distance in enumerate(mean_attention_distance(maps))
-        ]
+        chosen = dict(layers[i] for i in choose('--layers', args.layers, len(layers)))
+        small = f'{footer(args.config, args.checkpoint)} · {mean.images} images'
+        save(draw_relative_attention(chosen, args.heads, small), args)
         if args.csv:
-            write_csv(
-                args.csv,
-                [
-                    dict(zip(('layer', 'head', 'distance_tokens'), row, strict=True))
-                    for row in distances
-                ],
-            )
-    print(f'\n{len(drawn)} of {len(layers)} layers over {mean.images} images drawn to {args.out}')
+            rows = [
+                dict(layer=name, head=head, distance_tokens=float(distance))
+                for name, maps in chosen.items()
+                for head, distance in enumerate(mean_attention_distance(maps))
+            ]
+            write_csv(args.csv, rows)
+    print(f'\ndrew {len(chosen)} of {len(layers)} layers over {mean.images} images to {args.out}')
 
 
 if __name__ == '__main__':

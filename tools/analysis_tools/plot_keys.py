@@ -1,4 +1,4 @@
-"""Draw the keys of images per layer and head, figures 9 to 12 of arXiv 2105.14103.
+"""Plot the keys on images per layer and head, figures 9 to 12 of arXiv 2105.14103.
 
 python tools/analysis_tools/plot_keys.py CONFIG CHECKPOINT --images a.jpg --out keys.png
 """
@@ -52,14 +52,14 @@ from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure, ratio_
 
 
 def key_maps(key: Tensor, grid: tuple[int, int], num_prefix_tokens: int = 0) -> Tensor:
-    """``e^k`` over its mean on the grid, [T, h] to [h, H, W].
+    """Return ``e^k`` over its mean on the grid, keys [T, h] to maps [h, H, W].
 
-    A constant added to a key channel changes nothing in AFT; in this measure neither, and 1 is a
-    token that counts as an average one does (before the position bias). With as many key channels
-    as heads, as in AFT-conv, a map is a head; else a channel.
+    Like the output of AFT, this ratio does not change if a constant is added to a key channel. A
+    token with 1 has the mean weight (before the position bias). There is one map per key channel,
+    which is one per head in AFT-conv.
 
     Raises:
-        ValueError: T is not ``num_prefix_tokens`` + H·W.
+        UserError: T is not ``num_prefix_tokens`` + H·W.
     """
     inner = key[num_prefix_tokens:]
     if key.dim() != 2 or len(inner) != grid[0] * grid[1]:
@@ -79,35 +79,32 @@ def draw_key_maps(
 ) -> Figure:
     """Draw an image and its key maps, one row per layer, one column per head.
 
-    White is 1, a token that counts as much as the mean one; red counts more, blue less. A
-    logarithmic colour scale per layer, of the heads that are drawn.
+    White is 1, a token with the mean weight; red tokens count more, blue ones less. Each layer has
+    a logarithmic colour scale.
 
     Args:
         image: uint8 [H, W, 3].
         keys: Layer name to the maps [h, H', W'] of :func:`key_maps`.
-        heads: Which heads to draw, see :func:`choose`.
+        heads: Heads to draw, see :func:`aft_mm.visualization.choose`.
         footer: Small print below the figure.
-
-    Raises:
-        ValueError: there is no layer, or a head is not there.
     """
     if not keys:
-        raise UserError('keys must hold at least one layer, but it is empty.')
+        raise UserError('keys must hold at least one layer, got none')
     chosen = choose('heads', heads, min(map(len, keys.values())), MOST_PANELS)
     figure = new_figure(
         1.15 * (len(chosen) + 1) + 1.2,
         1.4 * len(keys) + 0.7,
-        'Keys: exp(k) over its mean on the image; a colour scale per layer',
+        'Keys: exp(k) over its mean on the image; one colour scale per layer',
         footer,
     )
     axes = figure.subplots(len(keys), len(chosen) + 1, squeeze=False)
     for row, (name, maps) in zip(axes, keys.items(), strict=True):
-        drawn = maps[chosen].detach().cpu().numpy()
-        norm = ratio_norm([drawn])
+        chosen_maps = maps[chosen].detach().cpu().numpy()
+        norm = ratio_norm([chosen_maps])
         row[0].imshow(image)
         row[0].set_title('image', fontsize=7)
         row[0].set_ylabel(name, fontsize=7)
-        for axis, head, values in zip(row[1:], chosen, drawn, strict=True):
+        for axis, head, values in zip(row[1:], chosen, chosen_maps, strict=True):
             picture = axis.imshow(values, cmap='RdBu_r', norm=norm, interpolation='nearest')
             axis.set_title(f'head {head}', fontsize=7)
         for axis in row:
@@ -151,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def keys_of(network, mixers: dict, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The key maps [h, H, W] of one image [1, C, H', W'] per layer."""
+    """Return the key maps [h, H, W] of each layer for one image [1, C, H', W']."""
     with record_outputs({name: mixer.key for name, mixer in mixers.items()}) as keys:
         with torch.no_grad():
             network.run(inputs)
@@ -161,8 +158,8 @@ def keys_of(network, mixers: dict, inputs: torch.Tensor) -> dict[str, torch.Tens
         grid = grid_of(key.shape[1] - prefix, inputs.shape[2:])
         if grid is None:
             raise UserError(
-                f'the {key.shape[1]} tokens of {name} do not lie on a grid over images '
-                f'of {tuple(inputs.shape[2:])} pixels'
+                f'the tokens of {name} must form a grid over images of '
+                f'{tuple(inputs.shape[2:])} pixels, got {key.shape[1]}'
             )
         maps[name] = key_maps(key[0], grid, prefix)
     return maps

@@ -1,7 +1,7 @@
-"""Draw the learned position biases of a checkpoint, exp(w) - 1 or exp(w), per layer and head.
+"""Plot the position biases of a checkpoint, exp(w) - 1 or exp(w), per layer and head.
 
     python tools/analysis_tools/plot_position_bias.py CONFIG CHECKPOINT --heads first:16 --out a.png
-    python tools/analysis_tools/plot_position_bias.py CONFIG CHECKPOINT --view matrix \
+    python tools/analysis_tools/plot_position_bias.py CONFIG CHECKPOINT --view matrix \\
         --quantity exp --out a.png
 """
 
@@ -20,37 +20,43 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         'checkpoint',
         nargs='?',
-        help='path of the checkpoint, as tools/train.py writes it; else random weights',
+        help='path of a checkpoint written by tools/train.py; default: random weights',
     )
     add_picture_arguments(parser)
     add_choice_arguments(parser)
     parser.add_argument(
         '--queries',
         default='even:12',
-        help='tokens of the grid whose row of a dense bias is drawn, in the same words, or '
-        "'prefix' for the class token; %(default)s",
+        help='query tokens of the grid for a dense bias, in the same notation, or '
+        "'prefix' for the class token; default %(default)s",
     )
     parser.add_argument(
         '--view',
         choices=('queries', 'matrix'),
         default='queries',
-        help='draw a dense bias on a grid by queries, or as T x T with the class token',
+        help='for a dense bias on a grid: rows of some queries, or the T x T matrix with the class '
+        'token; default %(default)s',
     )
     parser.add_argument(
-        '--quantity', choices=('exp-1', 'exp'), default='exp-1', help='exp(w) - 1 or exp(w)'
+        '--quantity',
+        choices=('exp-1', 'exp'),
+        default='exp-1',
+        help='exp(w) - 1 or exp(w); default %(default)s',
     )
     parser.add_argument(
         '--scale',
         choices=('layer', 'all'),
         default='layer',
-        help='a colour scale per layer, or one for all layers',
+        help='one colour scale per layer, or one for all layers; default %(default)s',
     )
     parser.add_argument(
         '--csv',
-        help='write share of the mass in the largest places, entropy, centre and width of '
-        'every layer and head to this file',
+        help='write statistics of exp(w) / sum exp(w) per layer and head to this file: share of '
+        'the --top largest positions, entropy, centre, width',
     )
-    parser.add_argument('--top', type=int, default=5, help='how many places are the largest')
+    parser.add_argument(
+        '--top', type=int, default=5, help='number of largest positions; default %(default)s'
+    )
     return parser.parse_args(argv)
 
 
@@ -67,7 +73,7 @@ from aft_mm.cli.command_line import CONFIG_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save, write_csv
 from aft_mm.visualization import choose, draw_position_bias, mixers_with_bias
 
-#: What the offsets of a grid of so many dimensions are called.
+# Names of the offsets by number of dimensions.
 AXES = {1: ('offset',), 2: ('row', 'column'), 3: ('depth', 'row', 'column')}
 
 
@@ -78,23 +84,20 @@ def position_bias_table(
     causal: bool = False,
     top: int = 5,
 ) -> list[dict[str, str | int | float]]:
-    """Statistics of ``p = exp(w) / Σ exp(w)``, a dict of a CSV's row per layer and head.
+    """Compute statistics of ``p = exp(w) / Σ exp(w)``, one row (dict) per layer and head.
 
-    ========================  ==================================================================
-    ``layer``, ``head``       as in ``biases``; a dense w has one head
-    ``top``                   share of the mass in the ``top`` largest places of p
-    ``entropy_bits``          −Σ p log₂ p; the regulariser of equation 9 is its sum in nats
-    ``centre_row``, …         Σ p · offset, source − target, in tokens
-    ``width``                 √(Σ p (offset − centre)²) in tokens, over all dimensions
-    ========================  ==================================================================
+    - ``layer``, ``head``: as in ``biases``; a dense w has one head
+    - ``top_N``: share of the N = ``top`` largest positions in p
+    - ``entropy_bits``: −Σ p log₂ p; the regulariser of equation 9 is its sum in nats
+    - ``centre_row``, …: Σ p · offset, source − target, in tokens
+    - ``width``: √(Σ p (offset − centre)²) in tokens, over all dimensions
 
-    Of ``[h, *kernel]`` p is over the kernel alone. Of ``[1, T, T]`` it is a distribution over the
-    sources of each target token of the grid, prefix tokens left out and, if ``causal``, without
-    later ones, and the numbers are means over the targets.
+    For ``[h, *kernel]``, p is a distribution over the kernel. For ``[1, T, T]`` it is one over the
+    sources of each target token of the grid, without prefix tokens and, if ``causal``, without
+    later tokens; the statistics are means over the targets.
 
     Raises:
-        ValueError: ``top`` is below 1, or a w is neither ``[h, *kernel]`` nor ``[1, T, T]`` of the
-            grid.
+        ValueError: ``top`` is below 1, or w has another shape.
     """
     check_int('top', top, 1)
     table = []
@@ -128,7 +131,7 @@ def position_bias_table(
 def _distribution(
     name: str, w: Tensor, grid: Sequence[int] | None, num_prefix_tokens: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """p ``[h, targets, sources]`` and the offsets ``[targets, sources, dims]``."""
+    """Return p ``[h, targets, sources]`` and the offsets ``[targets, sources, dims]``."""
     tokens = None if grid is None else num_prefix_tokens + int(torch.Size(grid).numel())
     if grid is not None and w.shape == (1, tokens, tokens):
         w = w[:, num_prefix_tokens:, num_prefix_tokens:]
@@ -139,7 +142,7 @@ def _distribution(
     if not 2 <= w.dim() <= 4:
         raise UserError(
             f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '
-            f'dimensions or [1, T, T] of the grid {grid}, got {list(w.shape)}.'
+            f'dimensions or [1, T, T] of the grid {grid}, got {list(w.shape)}'
         )
     axes = (torch.arange(size) - size // 2 for size in w.shape[1:])
     offset = torch.cartesian_prod(*axes).view(1, -1, w.dim() - 1)
@@ -176,16 +179,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 args.csv,
                 position_bias_table(biases, **place, causal=mixers[0].causal, top=args.top),
             )
-    print(f'{len(biases)} of {len(mixers)} layers drawn to {args.out}{left_out(biases, args)}')
-
-
-def left_out(biases: dict, args: argparse.Namespace) -> str:
-    """How many heads are not in the picture."""
     w = next(iter(biases.values()))
-    kernel = w.dim() != 3 or len(w) > 1
-    drawn = len(choose('--heads', args.heads, len(w)))
-    rest = len(w) - drawn
-    return f'; {drawn} heads of each, {rest} left out' if kernel and rest else ''
+    heads = len(choose('--heads', args.heads, len(w)))
+    omitted = f' ({heads} of {len(w)} heads)' if heads < len(w) else ''
+    print(f'drew {len(biases)} of {len(mixers)} layers{omitted} to {args.out}')
 
 
 if __name__ == '__main__':

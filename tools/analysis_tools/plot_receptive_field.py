@@ -1,7 +1,7 @@
-"""Draw effective receptive fields: the energy of the gradients of a place towards the pixels.
+"""Plot effective receptive fields: squared gradients of one position with respect to the pixels.
 
-Without a checkpoint the weights of NETWORK are random; where it has no data set and no images are
-given, the input is noise.
+Without a checkpoint NETWORK has random weights. The input is noise if NETWORK has no dataset and no
+images are given.
 
     python tools/analysis_tools/plot_receptive_field.py CONFIG CHECKPOINT --num 64 --out field.png
     python tools/analysis_tools/plot_receptive_field.py timm:resnet18 --size 224 --out field.png
@@ -23,15 +23,15 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_choice_arguments(
         parser,
         heads=False,
-        layers=f'{LAYERS}, or names of parts of the backbone with commas between them',
+        layers=f'{LAYERS}, or comma-separated names of submodules of the backbone',
     )
-    parser.add_argument('--size', type=int, help='edge of the noise [px]')
+    parser.add_argument('--size', type=int, help='edge of the noise images [px]')
     parser.add_argument(
         '--place',
         type=int,
         nargs=2,
         metavar=('ROW', 'COLUMN'),
-        help='of the map of a layer; the middle unless given',
+        help='position in the feature map; default: the centre',
     )
     parser.add_argument(
         '--radius',
@@ -64,8 +64,7 @@ from aft_mm.cli.progress import with_bar
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import new_figure
 
-# Below this share of the largest pixel everything has the darkest colour.
-FAINTEST = 1e-6
+FAINTEST = 1e-6  # lower end of the colour scale, relative to the largest pixel
 
 
 def receptive_field(
@@ -75,27 +74,27 @@ def receptive_field(
     probes: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Energy of the input gradients of one place of a feature map, after Luo et al. 2016.
+    """Compute the energy of the input gradients of one position of a feature map.
 
     ``E[y, x] = mean over images of Σ_c Σ_i (∂ f_c[place] / ∂ image_i[y, x])²`` over the channels c
-    of the map and i of the image: the squared Jacobian, which no sum over channels can cancel (that
-    of a layer norm's channels is constant). It is estimated without bias by random projections
-    v ~ N(0, 1) of the channels, ``E (vᵀ J)²``, one per image and probe; with one channel it is
-    exact but for a factor.
+    of the map and i of the image (Luo et al. 2016, with the squared Jacobian in place of the
+    gradient of a sum over channels, which is constant after a layer norm). The estimate by random
+    projections v ~ N(0, 1) of the channels, ``E (vᵀ J)²``, is unbiased; with one channel it is
+    exact up to a factor.
 
     Args:
-        features: images [B, C, H, W] to a map [B, D, H', W'] in which images do not mix.
-        images: [B, C, H, W], as the network takes them.
-        place: row and column in the map; the middle unless given, ``(H' // 2, W' // 2)``.
-        probes: projections per image.
-        generator: of the projections.
+        features: Function from images [B, C, H, W] to a map [B, D, H', W'] that does not mix images.
+        images: Normalised images [B, C, H, W].
+        place: Row and column in the map; by default the centre ``(H' // 2, W' // 2)``.
+        probes: Projections per image.
+        generator: Random generator of the projections.
 
     Returns:
         The energy [H, W] in float64, with a sum of one.
 
     Raises:
-        ValueError: ``features`` gives something else, the place is not there, or no pixel of the
-            images has a gradient.
+        ValueError: ``features`` returns another shape, ``place`` is out of range, or all gradients
+            are zero.
     """
     check_int('probes', probes, 1)
     with torch.enable_grad():
@@ -117,29 +116,26 @@ def receptive_field(
             energy += gradient.double().square().sum((0, 1))
     total = energy.sum()
     if not total > 0 or not total.isfinite():
-        raise UserError('features must depend on the images, but the gradient is 0 or no number')
+        raise UserError('features must depend on the images, but the gradient is 0 or not finite')
     return (energy / total).cpu()
 
 
 def energy_within(energy: Tensor, radii: Sequence[float]) -> Tensor:
-    """Share of the energy [H, W] in pixels at most so far [px] from its centre of mass."""
+    """Return the share of the energy [H, W] within each radius [px] of its centre of mass."""
     distance = _distance(energy)
     return torch.stack([energy[distance <= radius].sum() for radius in radii]) / energy.sum()
 
 
 def radius_of_share(energy: Tensor, share: float) -> float:
-    """The smallest radius [px] around the centre of mass that holds a share of the energy [H, W]."""
+    """Return the smallest radius [px] around the centre of mass with a share of the energy [H, W]."""
     distance, order = _distance(energy).flatten().sort()
     held = energy.flatten()[order].cumsum(0) / energy.sum()
-    # Rounding may leave the sum of all a little below one.
+    # Rounding may leave the total slightly below one.
     return float(distance[(held >= share - 1e-12).nonzero()[0, 0]])
 
 
 def centre_of_mass(energy: Tensor) -> tuple[float, float]:
-    """Row and column [px] of the energy [H, W]; whole numbers are the middles of pixels.
-
-    Where a place of a map lies over the image depends on all paddings on the way; its field tells.
-    """
+    """Return row and column [px] of the centre of the energy [H, W]; pixel centres are integers."""
     row, column = (
         float((energy.sum(1 - axis) * torch.arange(energy.shape[axis])).sum() / energy.sum())
         for axis in (0, 1)
@@ -152,7 +148,7 @@ def _distance(energy: Tensor) -> Tensor:
         torch.arange(size, dtype=torch.float64) - middle
         for size, middle in zip(energy.shape, centre_of_mass(energy), strict=True)
     )
-    # Rounding of the centre must not part what is equally far from it.
+    # Rounding of the centre must not separate pixels at equal distances.
     return torch.hypot(rows[:, None], columns[None]).mul(1e6).round().div(1e6)
 
 
@@ -161,21 +157,19 @@ def draw_receptive_field(
     title: str = 'Effective receptive field',
     footer: str = '',
 ) -> Figure:
-    """Draw the energy of each layer over the input, and below the share within a radius.
+    """Draw the energy of each layer over the input, and the share within a radius below.
 
-    Every map has the same logarithmic scale, from a millionth of its largest pixel (dark) to that
-    (light); circles around the centre of mass hold half (solid) and nine tenths (dashed).
+    Maps have a logarithmic colour scale relative to their largest pixel, from 10⁻⁶ (dark) to 1
+    (light). The circles around the centre of mass contain 50 % (solid) and 90 % (dashed) of the
+    energy.
 
     Args:
-        fields: Name to energy [H, W] of :func:`receptive_field`.
-        title: Above the figure.
-        footer: Small print below it.
-
-    Raises:
-        ValueError: there is no field.
+        fields: Layer name to energy [H, W] of :func:`receptive_field`.
+        title: Title of the figure.
+        footer: Small print below the figure.
     """
     if not fields:
-        raise UserError('fields must hold at least one layer, but it is empty.')
+        raise UserError('fields must hold at least one layer, got none')
     columns = min(4, len(fields))
     rows = -(-len(fields) // columns)
     figure = new_figure(2.3 * columns + 0.9, 2.6 * rows + 3.1, title, footer)
@@ -208,7 +202,7 @@ def draw_receptive_field(
 
 
 def _draw_energy(axis: Axes, name: str, energy: Tensor) -> AxesImage:
-    """The map of a layer and its two circles."""
+    """Draw the map of a layer with its two circles."""
     relative = (energy / energy.max()).clamp(min=FAINTEST).numpy()
     image = axis.imshow(
         relative, cmap='cividis', norm=LogNorm(FAINTEST, 1), interpolation='nearest'
@@ -270,11 +264,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             ),
             end='',
         )
-    print(f'\ndrawn to {args.out}')
+    print(f'\nwritten to {args.out}')
 
 
 def names(words: str, backbone: torch.nn.Module) -> list[str]:
-    """The names of the layers that ``--layers`` means."""
+    """Return the names of the layers chosen by ``--layers``."""
     if re.fullmatch(r'all|(first|even):\d+|[\d,]+', words):
         known = layers_of(backbone)
         return [known[index] for index in choose('--layers', words, len(known))]
@@ -282,7 +276,7 @@ def names(words: str, backbone: torch.nn.Module) -> list[str]:
 
 
 def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None) -> torch.Tensor:
-    """The field of one layer, the mean over the batches."""
+    """Return the receptive field of one layer, the mean over the batches."""
     generator = torch.Generator().manual_seed(0)
 
     def features(images: torch.Tensor) -> torch.Tensor:
@@ -298,7 +292,7 @@ def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None)
 
 
 def numbers(name: str, energy: torch.Tensor, radii: Sequence[float]) -> dict[str, str | float]:
-    """What a table says of a layer."""
+    """Return the table row of a layer."""
     shares = energy_within(energy, radii)
     return {
         'layer': name,

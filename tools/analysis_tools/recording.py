@@ -1,4 +1,4 @@
-"""What the layers of a model compute on its way to an output: position biases, keys, attention."""
+"""Record what the layers of a model compute: outputs, keys, attention."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from aft_mm.checks import refuse
 
 
 def mixers_with_keys(model: nn.Module) -> dict[str, nn.Module]:
-    """The token mixers of a model that project keys, by layer name."""
+    """Return the token mixers of a model that project keys, by layer name."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -24,7 +24,7 @@ def mixers_with_keys(model: nn.Module) -> dict[str, nn.Module]:
 
 @contextmanager
 def record_outputs(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """The latest output of each module, by its name, of what is computed inside the block."""
+    """Record the latest output of each module inside the block, by name."""
     outputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
@@ -39,11 +39,10 @@ def record_outputs(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]
 
 
 class RecordAttention(TorchFunctionMode):
-    """Hands the probabilities of every softmax attention inside the block to ``take``.
+    """Pass the probabilities ``[B, h, T, S]`` of each softmax attention inside the block to ``take``.
 
-    ``take`` is called with ``[B, h, T, S]`` in the order of the calls. It sees whatever calls
-    torch's ``scaled_dot_product_attention``: mmpretrain's ViT and DeiT, timm's, torchvision's and
-    our SoftmaxAttention, and not a layer that multiplies queries by keys itself.
+    It sees calls of torch's ``scaled_dot_product_attention`` (ViT and DeiT of mmpretrain and timm,
+    torchvision, our SoftmaxAttention), but not layers that multiply queries and keys themselves.
     """
 
     def __init__(self, take: Callable[[Tensor], Any]) -> None:
@@ -51,10 +50,9 @@ class RecordAttention(TorchFunctionMode):
         self.take = take
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        """See torch: every call of a function of tensors comes through here."""
+        """Called by torch for every function of tensors."""
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            # The arguments of the attention itself have names that torch's function takes, too.
             self.take(attention_probabilities(*args, **kwargs))
         return func(*args, **kwargs)
 
@@ -69,9 +67,9 @@ def attention_probabilities(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The weights ``softmax(q kᵀ · scale)`` [..., T, S] of torch's attention, before dropout.
+    """Compute the weights ``softmax(q kᵀ · scale)`` [..., T, S] of torch's attention before dropout.
 
-    Arguments as of ``torch.nn.functional.scaled_dot_product_attention``.
+    The arguments are those of ``torch.nn.functional.scaled_dot_product_attention``.
     """
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
@@ -88,9 +86,9 @@ def attention_probabilities(
 
 
 def grid_of(num_tokens: int, image_size: Sequence[int]) -> tuple[int, int] | None:
-    """Rows and columns of the tokens of an image (H, W) that square patches cover, or None.
+    """Return rows and columns of square patches that cover an image (H, W), or None.
 
-    The last patches of a row or column may reach beyond the image.
+    The last patches of a row or column may exceed the image.
     """
     grids = (
         (rows, num_tokens // rows) for rows in range(1, num_tokens + 1) if num_tokens % rows == 0
@@ -99,13 +97,13 @@ def grid_of(num_tokens: int, image_size: Sequence[int]) -> tuple[int, int] | Non
 
 
 def as_map(output: Any, image_size: Sequence[int], num_prefix_tokens: int = 0) -> Tensor:
-    """The output of a layer as a map [B, D, H', W'] over images of ``image_size`` (H, W).
+    """Convert the output of a layer to a map [B, D, H', W'] over images of ``image_size`` (H, W).
 
-    Takes maps [B, D, H', W'] and [B, H', W', D], and tokens [B, P + H'·W', D] in raster order after
-    P prefix tokens, whose grid :func:`grid_of` finds; of a sequence its first tensor.
+    The output is a map [B, D, H', W'] or [B, H', W', D], or tokens [B, P + H'·W', D] in raster order
+    after P prefix tokens, or a sequence whose first item is one of these.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: The output has another shape.
     """
     while isinstance(output, Sequence) and len(output):
         output = output[0]
@@ -125,7 +123,7 @@ def as_map(output: Any, image_size: Sequence[int], num_prefix_tokens: int = 0) -
 
 
 def _fits(grid: Sequence[int], image_size: Sequence[int]) -> bool:
-    """Whether square patches, the last of a row or column maybe cut off, give this grid."""
+    """Return whether square patches, possibly cut off at the border, form this grid."""
     cells = {-(-pixels // count) for pixels, count in zip(image_size, grid, strict=True)}
     return any(
         all(-(-pixels // cell) == count for pixels, count in zip(image_size, grid, strict=True))

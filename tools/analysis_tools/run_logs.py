@@ -1,4 +1,4 @@
-"""What the log of a run holds: its metrics by iteration, and how long it trained."""
+"""Read the logs of runs: metrics by iteration and training time; means over seeds."""
 
 import json
 import math
@@ -11,31 +11,31 @@ import numpy as np
 
 from aft_mm.errors import UserError
 
-#: Of a record of a validation, what is no metric.
+# Entries of a validation record that are not metrics.
 _CLOCKS = ('step', 'time', 'data_time')
-# mmengine's line of an iteration; the scalars do not tell how long an epoch is.
-MOST_DECIMALS = 8
+MOST_DECIMALS = 8  # beyond this, rounding noise of the sums behind a metric
+# mmengine's line of an iteration in the text log; the scalars do not contain the epoch length.
 _EPOCH_LENGTH = re.compile(r'Epoch\(train\)\s*\[\s*\d+\]\[\s*\d+/(\d+)\]')
 
 
 def read_scalars(path: str | Path) -> list[dict]:
-    """The log of one run, a dict of scalars per record, as mmengine's LocalVisBackend writes it.
+    """Read the log of a run as written by mmengine's LocalVisBackend, one dict per record.
 
     Args:
-        path: A file of JSON lines (``vis_data/scalars.json``), or a work dir, of which all logs
-            are read: a resumed run has several, and an iteration that ran again counts as it ran
-            last. Where the text log stands beside, its length of an epoch becomes the entry
-            ``epoch_length`` of the training records.
+        path: A file of JSON lines (``vis_data/scalars.json``), or a work dir. A resumed run has
+            several logs in its work dir; for repeated iterations the last log counts. If there is
+            a text log next to the file, its epoch length becomes the entry ``epoch_length`` of the
+            training records.
 
     Raises:
-        FileNotFoundError: ``path`` does not exist, or is a folder without logs.
-        ValueError: A line is not a dict in JSON.
+        UserError: ``path`` does not exist, is a folder without logs, or has a line that is not a
+            JSON dict.
     """
     path = Path(path)
     files = sorted(path.glob('*/vis_data/scalars.json')) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise UserError(
-            f'{str(path)!r} is neither a log of scalars (JSON lines) nor a work dir that holds one.'
+            f'{str(path)!r} is neither a log of scalars (JSON lines) nor a work dir with one'
         )
     records: list[dict] = []
     for file in files:
@@ -53,7 +53,7 @@ def _read(file: Path) -> list[dict]:
     except ValueError as error:  # neither text nor JSON
         raise UserError(f'{str(file)!r} is not a log of JSON lines: {error}') from error
     if not all(isinstance(record, dict) for record in records):
-        raise UserError(f'{str(file)!r} is not a log of JSON lines: a line holds no dict.')
+        raise UserError(f'{str(file)!r} is not a log of JSON lines: a line is not a dict')
     for text_log in file.parent.parent.glob('*.log') if file.name == 'scalars.json' else ():
         length = _EPOCH_LENGTH.search(text_log.read_text(encoding='utf-8', errors='replace'))
         if length:
@@ -64,12 +64,12 @@ def _read(file: Path) -> list[dict]:
 
 
 def is_training(record: dict) -> bool:
-    """Whether a record is of training iterations; the others are of validations."""
+    """Return whether a record is from training; other records are from validations."""
     return 'iter' in record
 
 
 def validated_metrics(records: Sequence[dict]) -> list[str]:
-    """The names of the numbers that validations gave, in the order of the log."""
+    """Return the names of the validation metrics in the order of the log."""
     return list(
         dict.fromkeys(
             name
@@ -82,11 +82,11 @@ def validated_metrics(records: Sequence[dict]) -> list[str]:
 
 
 def epoch_length(records: Sequence[dict]) -> int | None:
-    """Iterations of an epoch, None for a run that does not count epochs.
+    """Return the number of iterations per epoch, None for a run that does not count epochs.
 
-    mmengine logs every k-th iteration of each epoch, so that the first records of two epochs lie
-    whole epochs apart, whatever k is. Of a single epoch without ``epoch_length`` only the last
-    logged iteration is known, and taken for its end.
+    mmengine logs every k-th iteration of each epoch, so the first records of two epochs are whole
+    epochs apart for any k. For a single epoch without ``epoch_length``, the last logged iteration
+    is taken as its end.
     """
     first: dict[int, int] = {}
     for record in records:
@@ -101,14 +101,14 @@ def epoch_length(records: Sequence[dict]) -> int | None:
 
 
 def trained(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
-    """``(iteration, value)`` of every training record that has a metric, such as the loss."""
+    """Return ``(iteration, value)`` of each training record with a metric, such as the loss."""
     return [(r['iter'], r[metric]) for r in records if is_training(r) and metric in r]
 
 
 def validations(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
-    """``(iteration, value)`` of every validation that has a metric.
+    """Return ``(iteration, value)`` of each validation with a metric.
 
-    mmengine numbers the validations of a run by epoch with epochs, else with iterations.
+    mmengine's validation steps are epochs in a run by epoch and iterations otherwise.
     """
     found = [(r['step'], r[metric]) for r in records if not is_training(r) and metric in r]
     last_epoch = max((r.get('epoch', 0) for r in records if is_training(r)), default=0)
@@ -119,27 +119,26 @@ def validations(records: Sequence[dict], metric: str) -> list[tuple[int, float]]
 
 
 def seconds_at(records: Sequence[dict], iterations: Sequence[int]) -> np.ndarray:
-    """Seconds of training until each iteration, of validations and checkpoints none.
+    """Return the training time in seconds up to each iteration, without validation.
 
-    They are summed from the mean ``time`` of an iteration that each record has, over the
-    iterations since the record before.
+    Each record has the mean ``time`` of the iterations since the previous record.
 
     Raises:
-        ValueError: No record has a time.
+        UserError: No record has a time.
     """
     times = np.array(trained(records, 'time'), dtype=float).reshape(-1, 2)
     if not len(times):
-        raise UserError('the log has no time of an iteration, which IterTimerHook gives.')
+        raise UserError('the log must have the iteration time of IterTimerHook, got none')
     iteration, mean = times.T
     clock = np.cumsum(np.diff(iteration, prepend=0) * mean)
     wanted = np.asarray(iterations, dtype=float)
-    # After the last record an iteration takes what it took there.
+    # After the last record, iterations are assumed to take as long as there.
     beyond = np.maximum(wanted - iteration[-1], 0) * mean[-1]
     return np.interp(wanted, [0, *iteration], [0, *clock]) + beyond
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard error of the mean, s / √n with the sample deviation s; None for n = 1."""
+    """Return mean and standard error s / √n, s the sample standard deviation; None for n = 1."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return statistics.mean(values), error
 
@@ -148,9 +147,9 @@ def difference_and_error(
     values: Sequence[float],
     reference: Sequence[float],
 ) -> tuple[float, float | None]:
-    """Difference of two means and its standard error after Welch, √(se₁² + se₂²).
+    """Return the difference of two means and its standard error √(se₁² + se₂²) (Welch).
 
-    The error is None where one of the means has none.
+    The error is None if one of the means has none.
     """
     (mean, error), (other, other_error) = mean_and_error(values), mean_and_error(reference)
     known = error is not None and other_error is not None
@@ -158,7 +157,7 @@ def difference_and_error(
 
 
 def decimals_of(errors: Sequence[float | None], means: Sequence[float]) -> int:
-    """Digits after the point: two of the smallest error, or four of the smallest mean."""
+    """Return the number of decimals: two digits of the smallest error, or four of the smallest mean."""
     known = [error for error in errors if error]
     sizes = known or [abs(mean) for mean in means if mean] or [1.0]
     digits = 2 if known else 4
