@@ -208,7 +208,9 @@ def test_a_detector_is_refused_without_its_backbone(tool, files, tmp_path):
     path = Path(config)
     path.write_text(path.read_text().replace("'ImageClassifier'", "'mmdet.RetinaNet'"))
     words = [config, str(tmp_path / 'no.pth'), str(tmp_path / 'model.pt2')]
-    with pytest.raises(SystemExit, match=r'RetinaNet, is no classifier; use --backbone$'):
+    with pytest.raises(
+        SystemExit, match=r'must be an image classifier, got mmdet.RetinaNet; use --backbone$'
+    ):
         tool.main(words)
     with pytest.raises(SystemExit, match=r"no\.pth' does not exist"):
         tool.main([*words, '--backbone'])

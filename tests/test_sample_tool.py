@@ -268,29 +268,32 @@ class TestPlotCurves:
             '--metric',
             'bits_per_char',
         )
-        assert capsys.readouterr().out == '2 runs drawn to new/a.png\n'
+        assert capsys.readouterr().out == 'drew 2 runs to new/a.png\n'
         assert picture(tmp_path / 'new/a.png').std() > 1
 
     def test_seeds_are_a_group_and_one_run_is_one(self, plot, capsys):
         plot('--out', 'a.png', '--dpi', 50, '--over', 'epoch', 'log.jsonl')
-        assert capsys.readouterr().out == '1 run drawn to a.png\n'
+        assert capsys.readouterr().out == 'drew 1 run to a.png\n'
         plot('--group', 'b', 'log.jsonl', 'copy.jsonl', '--out', 'a.png', '--dpi', 50)
-        assert capsys.readouterr().out == '2 runs drawn to a.png\n'
+        assert capsys.readouterr().out == 'drew 2 runs to a.png\n'
 
     @pytest.mark.parametrize(
         ('words', 'message'),
         [
-            (['log.jsonl', 'log.jsonl'], "LOG needs labels that differ, got 'log.jsonl' twice"),
-            (['a=log.jsonl', 'a=log.jsonl'], "LOG needs labels that differ, got 'a' twice"),
-            (['log.jsonl', '--reference', 'a=1', 'a=2'], "--reference needs labels .* 'a' twice"),
-            (['log.jsonl', '--metric', 'bits_per_dim'], 'metric must be one that a run has'),
+            (['log.jsonl', 'log.jsonl'], "LOG must have unique labels, got 'log.jsonl' twice"),
+            (['a=log.jsonl', 'a=log.jsonl'], "LOG must have unique labels, got 'a' twice"),
+            (
+                ['log.jsonl', '--reference', 'a=1', 'a=2'],
+                "--reference must have unique labels .* 'a' twice",
+            ),
+            (['log.jsonl', '--metric', 'bits_per_dim'], 'metric must be one of the logs'),
             (['no.jsonl'], "'no.jsonl' is neither a log"),
             (
                 ['log.jsonl', '--reference', 'xz=much'],
-                '--reference needs LABEL=VALUE .* got xz=much',
+                '--reference must be LABEL=VALUE .* got xz=much',
             ),
-            (['log.jsonl', '--group', 'b', 'a', 'a'], '--group needs LABEL LOG .* got b a a'),
-            ([], r'\[LABEL=\]LOG or --group must name at least one log, got none'),
+            (['log.jsonl', '--group', 'b', 'a', 'a'], '--group must be LABEL LOG .* got b a a'),
+            ([], r'\[LABEL=\]LOG or --group must give at least one log, got none'),
         ],
     )
     def test_bad_arguments_end_in_one_sentence(self, plot, words, message):

@@ -174,7 +174,7 @@ def test_damaged_meshes_are_named_and_counted(convert, tmp_path):
         (['meshes', 'out', '--ratio', '0', '0', '0'], '--ratio must be three shares, got'),
         (['meshes', 'out', '--ratio', '1', '1', '-1'], '--ratio must be three shares, got'),
         (['meshes', 'out', '--jobs', '0'], '--jobs must be at least 1, got 0'),
-        (['bad'], "no mesh below 'bad' became a point cloud, the first one is 'bad/crate/a.off': "),
+        (['bad'], "no mesh below 'bad' could be sampled; the first error is 'bad/crate/a.off': "),
         (
             ['twice'],
             "'twice/crate/a.obj' and 'twice/crate/a.off' are both model 'a' of class 'crate'",

@@ -213,7 +213,7 @@ def test_bad_input_is_named(translator, files, data, tmp_path):
         translator(['a', 3])
     with pytest.raises(ValueError, match='batch_size must be an int, 1 or larger, got 0'):
         translator(['a'], batch_size=0)
-    with pytest.raises(UserError, match='is a config for Translator and not for TextGenerator, '):
+    with pytest.raises(UserError, match='is a config for Translator, not for TextGenerator, '):
         TextGenerator(*files)
     converter('subwords').main(
         [str(data / 'train.de'), '--vocab-size', '64', '--out', str(tmp_path / 'other.model')]

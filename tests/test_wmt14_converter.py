@@ -60,7 +60,7 @@ def test_the_parts_become_three_pairs_of_files(archives, tmp_path, capsys):
         'val.de': 'fuenf\n', 'val.en': 'five\n',
         'test.en': 'A & B\ntwo lines\n', 'test.de': 'A & B\nÜber lines\n',
     }  # fmt: skip
-    assert '4 pairs written to' in capsys.readouterr().out
+    assert 'wrote 4 pairs to' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_the_parts_become_three_pairs_of_files(archives, tmp_path, capsys):
     [
         (
             dict(commoncrawl_de_en_de=None),
-            r'no archive holds commoncrawl.de-en.\* in both languages',
+            r'the archives must hold commoncrawl.de-en.\* in both languages',
         ),
-        (dict(newstest2013_de=b'a\nb\n'), 'has 1 lines in English and 2 in German'),
+        (dict(newstest2013_de=b'a\nb\n'), 'got 1 in English and 2 in German'),
         (dict(), 'archive .*none.tgz. does not exist'),
         (None, 'archive .*europarl.tgz. is damaged'),
     ],

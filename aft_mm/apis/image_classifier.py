@@ -37,7 +37,7 @@ class ImageClassifier:
 
         classify = ImageClassifier('config.py', 'epoch_100.pth')
         classify('photos/')[0]  # {'path': 'photos/a.jpg', 'label': 3, 'class_name': 'cat', ...}
-        classify.visualize('photos/', 'drawn/')
+        classify.visualize('photos/', 'pictures/')
 
     Images go through the pipeline of ``test_dataloader``, as in a test.
 
@@ -165,7 +165,7 @@ class ImageClassifier:
         visualizer = UniversalVisualizer()
         if folder is not None:
             mkdir_or_exist(folder)
-        drawn = []
+        pictures = []
         for number, (image, result) in enumerate(
             zip(inputs, self(inputs, batch_size, progress), strict=True)
         ):
@@ -174,7 +174,7 @@ class ImageClassifier:
             enlarge = -(-SHORT_EDGE // min(pixels.shape[:2]))
             name = f'{number:04}' + (f'_{Path(result["path"]).stem}' if 'path' in result else '')
             sample = DataSample().set_pred_label(result['label']).set_pred_score(result['scores'])
-            drawn.append(
+            pictures.append(
                 visualizer.visualize_cls(
                     imrescale(pixels, enlarge, interpolation='nearest'),
                     sample,
@@ -184,7 +184,7 @@ class ImageClassifier:
                     out_file=None if folder is None else os.path.join(folder, f'{name}.png'),
                 )
             )
-        return drawn
+        return pictures
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
         """Return a list of files and arrays, with folders replaced by their files."""

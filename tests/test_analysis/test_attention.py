@@ -136,7 +136,7 @@ def test_the_mean_over_batches_is_that_of_all_images():
     assert mean.images == 5 and len(mean.means()) == 3
     expected = mean_relative_attention(attention[:, 1], (4, 4), 1)
     torch.testing.assert_close(mean.means()['layer 1'], expected)
-    with pytest.raises(ValueError, match='attention must be over whole images'):
+    with pytest.raises(ValueError, match='attention must be over 3 whole images'):
         mean.take(attention[:, 0])  # five, where a batch of three was announced
 
 

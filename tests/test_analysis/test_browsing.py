@@ -34,7 +34,7 @@ def test_boxes_and_masks_lie_where_they_are():
     changed = (drawn != image).any(-1)
     assert changed[30:50, 20:40].all() and not changed[52:, :].any() and not changed[:, :15].any()
     np.testing.assert_array_equal(draw_instances(image, boxes[:0], []), image)
-    with pytest.raises(ValueError, match='must be as many .* got 2, 1 and None'):
+    with pytest.raises(ValueError, match='must be equal in number.* got 2, 1 and None'):
         draw_instances(image, boxes, ['a'])
     # A class has one colour, whichever others a picture has.
     edges = [
@@ -147,7 +147,7 @@ def test_pictures_of_every_kind_of_sample(browse):
     lightness = picture[::40, ::40].sum(-1, dtype=int)
     assert (np.argsort(lightness[::-1].T.ravel()) == np.arange(12)).all()
 
-    with pytest.raises(ValueError, match='of which there is no picture'):
+    with pytest.raises(ValueError, match='must be images, text, point clouds or speech features'):
         browse.picture_of(Config({}), None, dict(inputs=torch.zeros(4, 2, 2), data_samples=given))
 
 
@@ -165,7 +165,7 @@ def test_a_data_set_is_browsed(browse, digits_classifier, tmp_path, capsys):
             '40',
         ]
     )
-    assert '4 of 65 samples drawn' in capsys.readouterr().out
+    assert 'drew 4 of 65 samples' in capsys.readouterr().out
     assert np.asarray(Image.open(tmp_path / 'b.png')).std() > 5
     config = Config.fromfile(digits_classifier[0])
     dataset = build_dataset(config)

@@ -79,19 +79,22 @@ def test_a_model_whose_flops_depend_on_its_boxes_has_none(capsys):
     config.dump(path)
     main(['b'])
     out, err = capsys.readouterr()
-    assert "FLOPs of 'b' are left out: model.backbone of" in err
+    assert "FLOPs of 'b' are omitted: --shape must be given for" in err
     assert 'parameters [M]' in out and 'FLOPs' not in out
 
 
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        (['no'], "'no' is no work dir of a training"),
-        (['a0', '--metric', 'mIoU'], "'a0' was never validated in mIoU, but in accuracy/top1"),
+        (['no'], "'no' is not the work dir of a training"),
+        (
+            ['a0', '--metric', 'mIoU'],
+            "--metric must be a validation metric of 'a0' .accuracy/top1., got mIoU",
+        ),
         (
             ['--group', 'a', 'a0', 'b'],
-            '--group a needs runs that differ by their seed only, but they '
-            'differ in model, train_dataloader',
+            '--group a must have runs that differ by their seed only, got a '
+            'difference in model, train_dataloader',
         ),
         (
             ['a0', '--out', 'a.html'],

@@ -84,7 +84,7 @@ def test_runs_on_one_axis_have_one_unit():
             draw_curves(runs, metric)
     with pytest.raises(
         ValueError,
-        match=r'one that a run has \(bits_per_char, loss, lr\), got '
+        match=r'one of the logs \(bits_per_char, loss, lr\), got '
         "'bits_per_cha'",
     ):
         draw_curves({'a': log(2)}, 'bits_per_cha')
@@ -144,7 +144,7 @@ def test_any_metric_over_epochs_or_time():
     assert training.get_ydata().tolist() == [0.5, 0.5, 1.5, 0.5, 0.5, 0.5]
     np.testing.assert_allclose(60 * training.get_xdata(), [25, 50, 155, 180, 215, 240])
     np.testing.assert_allclose(60 * validation.get_xdata(), [80, 190, 250])
-    assert figure.axes[-1].get_xlabel() == 'time of training [min], without validation'
+    assert figure.axes[-1].get_xlabel() == 'training time [min], without validation'
 
 
 def test_seeds_are_their_mean_and_its_standard_error():
@@ -165,8 +165,8 @@ def test_seeds_are_their_mean_and_its_standard_error():
     ('metric', 'over', 'message'),
     [
         ('accuracy/top1', 'iteration', "the log 'b' has no accuracy/top1; it has loss"),
-        ('loss', 'epoch', "'b' cannot be drawn over epochs: its log does not count them"),
-        ('loss', 'time', "'b' cannot be drawn over time: the log has no time of an iteration"),
+        ('loss', 'epoch', "'b' cannot be plotted over epochs: its log does not have them"),
+        ('loss', 'time', "'b' cannot be plotted over time: the log must have the iteration time"),
         ('loss', 'hours', "over must be one of iteration, epoch, time, got 'hours'"),
     ],
 )

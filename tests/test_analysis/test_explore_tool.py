@@ -155,10 +155,10 @@ def test_a_page_of_aft_conv_small_is_small():
     ('words', 'message'),
     [
         (['--out', 'page.txt'], "--out needs a file name that ends in .html, got 'page.txt'"),
-        (['no.jpg', '--out', 'a.html'], "images must hold images, but 'no.jpg' is none"),
+        (['no.jpg', '--out', 'a.html'], "images must be readable images, got 'no.jpg'"),
         (
             ['classifier.py', '--out', 'a.html'],
-            "images must hold images, but 'classifier.py' is none",
+            "images must be readable images, got 'classifier.py'",
         ),
     ],
 )
@@ -173,7 +173,7 @@ def test_an_image_on_another_grid_is_named(tiny_classifier, picture, tmp_path):
     config = Config.fromfile(tiny_classifier[0])
     config.test_dataloader.dataset.pipeline[1].scale = (8, 12)  # as many tokens in another order
     config.dump(tmp_path / 'upright.py')
-    with pytest.raises(SystemExit, match=r'has a grid of \(6, 4\) tokens .* are of \(4, 6\)'):
+    with pytest.raises(SystemExit, match=r'must have a grid of \(4, 6\) tokens .* got \(6, 4\)'):
         main(
             [
                 str(tmp_path / 'upright.py'),
@@ -186,7 +186,7 @@ def test_an_image_on_another_grid_is_named(tiny_classifier, picture, tmp_path):
 
 
 def test_a_sequence_is_no_grid(untrained, tmp_path):
-    with pytest.raises(SystemExit, match='Error: explore.py shows biases on one grid of two dim'):
+    with pytest.raises(SystemExit, match='Error: explore.py needs position biases on one 2-d grid'):
         main([*untrained['tiny_text'], '--out', str(tmp_path / 'a.html')])
 
 
@@ -198,7 +198,7 @@ def test_a_sequence_is_no_grid(untrained, tmp_path):
         (
             [ExplorerLayer('a', torch.zeros(1, 1, 1).expand(1, 5795, 5795))],
             (2, 3),
-            'layers must hold at most 33,554,432 numbers, but the first 1 hold 33,582,025',
+            'layers must hold at most 33,554,432 numbers, got 33,582,025 in the first 1',
         ),
         (
             [ExplorerLayer('a', torch.zeros(1, 4, 3))],

@@ -77,7 +77,7 @@ def test_the_table_of_position_biases(analysis, digits_classifier, tmp_path, cap
     for row, numbers in zip(found, expected, strict=True):
         assert float(row['entropy_bits']) == pytest.approx(numbers['entropy_bits'], rel=1e-5)
     assert colourful(tmp_path / 'a.png')
-    assert '1 of 2 layers drawn' in capsys.readouterr().out
+    assert 'drew 1 of 2 layers' in capsys.readouterr().out
 
 
 def test_keys_are_those_of_the_mixer(analysis, digits_classifier, tmp_path):
@@ -287,11 +287,15 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
         ('plot_position_bias', '{} --layers 2 --out a.png', "--layers must be 'all', .* got '2'"),
         ('plot_position_bias', '{} --heads 4 --out a.png', 'heads must be .* 0 to 3'),
         ('plot_keys', '{} --images no.jpg --out a.png', "image 'no.jpg' cannot be read"),
-        ('plot_keys', '{} --num 99 --out a.png', '--num must be at most the 65 samples'),
+        ('plot_keys', '{} --num 99 --out a.png', '--num must be at most 65, the samples'),
         ('plot_attention', '{} --num 1 --out a.png', 'no layer that calls torch'),
         ('plot_attention', 'timm:no a.pth --out a.png', 'checkpoint .a.pth. does not exist'),
         ('plot_receptive_field', 'timm:no --out a.png', "timm has no model 'no'"),
-        ('plot_receptive_field', 'no --out a.png', "'no' is neither the path of a config"),
+        (
+            'plot_receptive_field',
+            'no --out a.png',
+            "NETWORK must be the path of a config .* got 'no'",
+        ),
         ('plot_receptive_field', '{} --layers norm9 --out a.png', "AFTViT has no layer 'norm9'"),
         ('plot_cam', '{} --category 10 --out a.png', '--category must be 0 to 9, got 10'),
         ('plot_features', '{} --num 20 --out a.png', '--perplexity must be below --num 20'),

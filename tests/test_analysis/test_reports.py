@@ -296,7 +296,7 @@ def test_plot_position_bias_draws_every_layer(run, checkpoint, tmp_path):
     done = run('plot_position_bias.py', QUICKSTART, checkpoint, '--out', tmp_path / 'new/bias.png')
 
     assert done.returncode == 0, done.stderr
-    assert '4 layers drawn to' in done.stdout
+    assert 'drew 4 of 4 layers' in done.stdout
     image = matplotlib.image.imread(tmp_path / 'new/bias.png')[..., :3]
     red, blue = image[..., 0] - image[..., 2] > 0.3, image[..., 2] - image[..., 0] > 0.3
     assert red.mean() > 0.01 and blue.mean() > 0.01
@@ -421,7 +421,7 @@ def test_reference_bits_of_point_clouds(run, tmp_path, shared_data):
 
 def test_a_classifier_has_no_bits_to_compare_with(run):
     done = run('reference_bits.py', QUICKSTART)
-    assert 'has no autoregressive model, with a decoder, whose bits' in only_error(done)
+    assert 'must be the config of an autoregressive model' in only_error(done)
 
 
 def test_reference_bits_name_an_image_of_another_size(run, untrained):

@@ -57,7 +57,7 @@ def test_a_group_that_is_slower_is_stretched_in_time():
         ({'a': [run([1.0]), run([1.0], step=7)]}, {}, 'at the same iterations'),
         ({'a': RUNS}, dict(milliseconds=dict(b=1.0)), "every group, but 'a' is missing"),
         ({'b': RUNS[:1], 'a': RUNS[2:]}, dict(top=2.6), "top must .* but 'a' has 2.6, got 2.6"),
-        ({'a': RUNS}, dict(smooth=3), 'smooth must be at most the 2 losses .* got 3'),
+        ({'a': RUNS}, dict(smooth=3), 'smooth must be at most 2, the losses .* got 3'),
         ({'a': RUNS}, dict(smooth=0), 'smooth must be an int'),
     ],
 )
@@ -85,9 +85,9 @@ def test_the_tool_finds_the_time_by_the_name_of_the_config(tmp_path, monkeypatch
     assert drawn['args'][2:] == (1.0, {'x': 250.0}, 2.9, 2)
     assert matplotlib.image.imread('a.png').std() > 0.05
     Path('empty.json').write_text('{}')
-    with pytest.raises(SystemExit, match="'empty.json' has no time of each config"):
+    with pytest.raises(SystemExit, match="--times must be .*, got 'empty.json'"):
         plot_seed_curves.main([*words, 'empty.json'])
     Path('x-mini_seed0.jsonl').rename('y-mini_seed0.jsonl')
     words[5:8] = ['x', 'y-mini_seed0.jsonl']
-    with pytest.raises(SystemExit, match="--times has no config 'y-mini'"):
+    with pytest.raises(SystemExit, match="--times must have the config 'y-mini'"):
         plot_seed_curves.main(words[:7] + ['--times', 'times.json'])

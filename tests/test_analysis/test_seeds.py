@@ -126,12 +126,12 @@ def test_no_labels_overlap():
     ('groups', 'numbers', 'message'),
     [
         ({}, None, 'at least one group'),
-        ({'a': A, 'b': []}, None, "at least one run each, but 'b' is empty"),
-        ({'2': A, 'transformer': B}, 'window', "numbers, 0 or larger, but one is 'transformer'"),
+        ({'a': A, 'b': []}, None, "at least one run each, got none for 'b'"),
+        ({'2': A, 'transformer': B}, 'window', "numbers, 0 or larger, got 'transformer'"),
         ({'-1': A}, 'window', "'-1'"),
         ({'nan': A}, 'window', "'nan'"),
         ({'inf': A}, 'window', "'inf'"),
-        ({'2': A, '2.0': B}, 'window', 'numbers that differ, but they are 2, 2.0'),
+        ({'2': A, '2.0': B}, 'window', 'different numbers, got 2, 2.0'),
     ],
 )
 def test_what_cannot_be_drawn_is_said(groups, numbers, message):

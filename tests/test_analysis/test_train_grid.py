@@ -84,7 +84,7 @@ def test_rates_first_then_seed_after_seed_each_at_its_best_rate(runs, capsys):
 
 def test_a_second_call_makes_what_is_missing(runs, capsys):
     train_grid.main([*GRID, '--minutes', '0'])
-    assert runs == [] and capsys.readouterr().out == 'there are runs left\n'
+    assert runs == [] and capsys.readouterr().out == 'stopped before all runs were done\n'
     train_grid.main([*GRID, '--seeds', '5'])
     Path('out/b_seed5.json').unlink()
     runs.clear()

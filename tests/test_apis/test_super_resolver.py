@@ -139,7 +139,7 @@ def test_other_images_are_named(resolver, method):
         with pytest.raises(UserError, match=r'image must be uint8 \[height, width, 3\], got'):
             draw(wrong)
     for height, width in ((3, 9), (9, 3), (0, 0)):
-        with pytest.raises(UserError, match=f'least 4 x 4 pixels .* but has {height} x {width}'):
+        with pytest.raises(UserError, match=f'least 4 x 4 pixels .* got {height} x {width}'):
             draw(random_image(height, width))
 
 
