@@ -124,14 +124,14 @@ def test_torch_export_equals_the_model_at_any_size(mixer, tool, files, tmp_path)
 
 
 class Op(nn.Module):
-    """AFT-conv without tokens beyond the kernel: what only the keys decide on."""
+    """AFT-conv without global connectivity, whose form depends on the keys only."""
 
     def forward(self, key, value, weight):
         options = dict(grid=(3, 5), global_connectivity=False, gate='none')
         return ops.aft_conv(None, key, value, weight, **options)
 
 
-def test_decisions_hold_for_keys_that_the_example_has_not():
+def test_the_graph_is_valid_for_keys_unlike_the_example():
     small, value, weight = torch.randn(2, 15, 2), torch.randn(2, 15, 4), torch.randn(2, 3, 3)
     with ops.record_decisions() as decisions:
         Op()(small, value, weight)
@@ -146,7 +146,7 @@ def test_decisions_hold_for_keys_that_the_example_has_not():
 
 
 class Window(nn.Module):
-    """AFT-window on the grid of its inputs [B, H, W, D]."""
+    """AFT-local-hard on the grid of its inputs [B, H, W, D]."""
 
     def forward(self, key, value):
         options = dict(window=(4, 6), grid=tuple(key.shape[1:3]), gate='none')
@@ -167,7 +167,7 @@ def test_a_window_fits_every_grid_of_an_open_graph():
         torch.testing.assert_close(program(300 * key, value), Window()(300 * key, value))
 
 
-def test_decisions_of_another_model_are_not_taken_for_its_own():
+def test_decisions_of_another_model_are_rejected():
     key, value, weight = torch.randn(2, 15, 2), torch.randn(2, 15, 4), torch.randn(2, 3, 3)
     with pytest.raises(RuntimeError, match='took 1 decisions of a model that takes 2'):
         with ops.repeat_decisions([True, True]):
@@ -184,7 +184,7 @@ def test_decisions_of_another_model_are_not_taken_for_its_own():
         (CONV, ['m.pt2', '--size', '0', '32'], '--size must be at least 1, got 0 32'),
     ],
 )
-def test_what_cannot_be_exported_is_refused(mixer, words, message, tool, files, tmp_path):
+def test_bad_arguments_are_rejected(mixer, words, message, tool, files, tmp_path):
     config, checkpoint, _ = files(mixer)
     with pytest.raises(SystemExit, match=message) as error:
         tool.main([config, checkpoint, str(tmp_path / words[0]), *words[1:]])

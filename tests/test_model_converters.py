@@ -1,4 +1,4 @@
-"""What deit_to_aft.py makes of a checkpoint: DeiT as a start of AFT-conv."""
+"""deit_to_aft.py: AFT-conv initialised from DeiT."""
 
 import importlib.util
 import re
@@ -108,7 +108,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def convert(deit_to_aft, config, tmp_path, capsys):
-    """Convert a checkpoint to aft.pth; what was printed."""
+    """Convert a checkpoint to aft.pth and return the printed text."""
 
     def call(checkpoint, *options):
         torch.save(checkpoint, tmp_path / 'deit.pth')
@@ -154,7 +154,7 @@ def test_without_mixing_it_is_deit(naming, size, deit, config, convert, tmp_path
 
 
 @pytest.mark.parametrize('naming', NAMINGS)
-def test_of_a_distilled_deit_the_first_classifier_is_taken(naming, distilled, config, convert):
+def test_the_first_classifier_of_a_distilled_deit_is_copied(naming, distilled, config, convert):
     printed = re.sub(r'[^\S\n]+', ' ', convert(NAMINGS[naming](distilled)))
     model, cfg = build(config)
     load_checkpoint(model, cfg.load_from)
@@ -167,7 +167,7 @@ def test_of_a_distilled_deit_the_first_classifier_is_taken(naming, distilled, co
     assert f'│ {second}.weight │ 1 │ not copied: its input is the distillation token │' in printed
 
 
-def test_no_head_leaves_the_classifier_as_the_run_starts_it(deit, config, convert, tmp_path):
+def test_no_head_keeps_the_initial_classifier(deit, config, convert, tmp_path):
     config.write_text(config.read_text().replace('num_classes=7', 'num_classes=5'))
     printed = re.sub(r'[^\S\n]+', ' ', convert(deit.state_dict(), '--no-head'))
     assert '│ head.weight │ 1 │ not copied: --no-head omits it │' in printed
@@ -180,7 +180,7 @@ def test_no_head_leaves_the_classifier_as_the_run_starts_it(deit, config, conver
     assert torch.equal(model.backbone.norm.weight, deit.norm.weight)
 
 
-def test_query_and_key_start_as_the_model_starts_them(deit, deit_to_aft, config, convert, tmp_path):
+def test_query_and_key_keep_their_initial_values(deit, deit_to_aft, config, convert, tmp_path):
     convert(deit.state_dict())
     state = torch.load(tmp_path / 'aft.pth', weights_only=True)['state_dict']
     fresh = deit_to_aft.build_backbone(Config.fromfile(config), query=False).state_dict()
@@ -226,7 +226,7 @@ def test_the_backbone_alone_loads_it_as_its_start(deit, config, convert, tmp_pat
     assert torch.equal(backbone.layers[1].token_mixer.value.weight, weight)
 
 
-def test_the_table_says_what_became_of_every_tensor(deit, convert):
+def test_the_table_lists_every_tensor(deit, convert):
     printed = re.sub(r'[^\S\n]+', ' ', convert(deit.state_dict()))
     for line in (
         '│ pos_embed │ 1 │ not copied: AFT-conv has a position bias instead │',
@@ -234,7 +234,7 @@ def test_the_table_says_what_became_of_every_tensor(deit, convert):
         f'│ blocks.*.mlp.fc2.weight │ {DEPTH} │ backbone.layers.*.mlp.3.weight │',
         f'│ blocks.*.attn.qkv.bias (value) │ {DEPTH} │ backbone.layers.*.token_mixer.value.bias │',
         f'│ blocks.*.attn.qkv.bias (key) │ {DEPTH} │ not copied: it has another meaning in AFT; '
-        '--average-keys takes it │',
+        '--average-keys copies it │',
         f'│ │ {DEPTH} │ backbone.layers.*.token_mixer.query.weight is newly initialised │',
     ):
         assert line in printed
@@ -288,7 +288,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('what', REFUSED)
-def test_other_checkpoints_are_refused_in_one_sentence(what, deit, convert, tmp_path):
+def test_other_checkpoints_give_a_one_line_message(what, deit, convert, tmp_path):
     change, message = REFUSED[what]
     with pytest.raises(SystemExit, match=message) as error:
         convert(change(dict(deit.state_dict())))
@@ -307,7 +307,7 @@ def test_other_checkpoints_are_refused_in_one_sentence(what, deit, convert, tmp_
         ),
     ],
 )
-def test_configs_without_what_is_taken_are_refused(change, options, message, deit, config, convert):
+def test_configs_of_other_models_are_rejected(change, options, message, deit, config, convert):
     mixer = f'num_heads={HEADS}, kernel_size=5'
     delete = '_delete_=True, ' if 'type' in change else ''
     config.write_text(config.read_text().replace(mixer, delete + change))
@@ -322,7 +322,7 @@ def test_configs_without_what_is_taken_are_refused(change, options, message, dei
         ("model['head'].update(type='StackedLinearClsHead', mid_channels=[8])", 'StackedLinearCls'),
     ],
 )
-def test_only_a_linear_head_takes_a_classifier(change, got, deit, config, convert):
+def test_a_head_must_be_linear(change, got, deit, config, convert):
     config.write_text(f'{config.read_text()}{change}\n')
     with pytest.raises(
         SystemExit, match=f'linear layer such as LinearClsHead, got {got}.*; --no-head'

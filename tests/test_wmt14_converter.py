@@ -1,4 +1,4 @@
-"""What tools/dataset_converters/wmt14.py makes of the archives."""
+"""tools/dataset_converters/wmt14.py: archives to text files."""
 
 import io
 import re
@@ -36,7 +36,7 @@ MEMBERS = {
 
 @pytest.fixture
 def archives(tmp_path):
-    """Writes the archives with some members changed; their paths."""
+    """Write the archives with some members changed and return their paths."""
 
     def call(**changes):
         for name, members in MEMBERS.items():
@@ -75,7 +75,7 @@ def test_the_parts_become_three_pairs_of_files(archives, tmp_path, capsys):
         (None, 'archive .*europarl.tgz. is damaged'),
     ],
 )
-def test_what_is_missing_or_damaged_is_named_and_nothing_written(
+def test_missing_or_damaged_archives_are_reported_and_nothing_is_written(
     archives, tmp_path, changes, message
 ):
     paths = archives(**(changes or {}))

@@ -153,7 +153,7 @@ def test_panels_show_the_heads_and_distances_are_means():
     np.testing.assert_allclose(mean_attention_distance(maps), [0, (3 * 1 + 2 * 2) / 5])
 
 
-def test_more_heads_than_fit_beside_each_other_are_refused():
+def test_too_many_heads_for_a_row_are_rejected():
     attention = {'0': torch.rand(384, 3, 5)}
     draw_relative_attention(attention, 'even:24')
     with pytest.raises(ValueError, match="at most 24 .*'even:12', got 'all', which chooses 384"):

@@ -1,4 +1,4 @@
-"""What browse_dataset.py and compare_models.py draw, against what the data sets give."""
+"""Pictures of browse_dataset.py and compare_models.py against the samples of the datasets."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def browse(tool):
     return tool('analysis_tools/browse_dataset')
 
 
-def test_boxes_and_masks_lie_where_they_are():
+def test_boxes_and_masks_have_their_positions():
     image = np.full((60, 80, 3), 100, np.uint8)
     masks = torch.zeros(2, 60, 80, dtype=torch.bool)
     masks[0, 30:50, 20:40] = True
@@ -52,7 +52,7 @@ def test_segments_have_a_colour_each_and_the_ignored_none():
     assert colours[0] == colours[1] and len(set(colours)) == 4 and colours[4] == (0, 0, 0)
     np.testing.assert_array_equal(draw_segments(image, labels)[:, 4:], image[:, 4:])
 
-    # Below it the names of the classes that are there, in lines, each beside its colour.
+    # Below are the names of the present classes next to their colours.
     two = np.array([[0, 2, 255] * 3 + [0] * 61] * 9)
     named = draw_segments(np.zeros((9, 70, 3), np.uint8), two, ['sky', 'bus', 'tree'])
     opaque = {tuple(colour) for colour in named[9:].reshape(-1, 3).tolist()}
@@ -151,7 +151,7 @@ def test_pictures_of_every_kind_of_sample(browse):
         browse.picture_of(Config({}), None, dict(inputs=torch.zeros(4, 2, 2), data_samples=given))
 
 
-def test_a_data_set_is_browsed(browse, digits_classifier, tmp_path, capsys):
+def test_a_dataset_is_browsed(browse, digits_classifier, tmp_path, capsys):
     browse.main(
         [
             digits_classifier[0],
@@ -174,7 +174,7 @@ def test_a_data_set_is_browsed(browse, digits_classifier, tmp_path, capsys):
     np.testing.assert_array_equal(picture[::20, ::20, 0], dataset[3]['inputs'][0])
 
 
-def test_models_stand_side_by_side():
+def test_models_are_drawn_next_to_each_other():
     rng = np.random.default_rng(0)
     inputs = rng.integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
     first, second = rng.integers(0, 256, (2, 2, 1, 8, 8, 3), dtype=np.uint8)

@@ -20,7 +20,7 @@ QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-qui
 
 @pytest.fixture(autouse=True)
 def work_dirs(tmp_path, monkeypatch):
-    """Runs as a training leaves them: two seeds of a classifier, and one with another model."""
+    """Work dirs of training runs: two seeds of a classifier, and one with another model."""
     monkeypatch.chdir(tmp_path)
     for name, accuracy, seconds, change in (
         ('a0', 90.0, 0.25, {}),
@@ -61,7 +61,7 @@ def test_a_row_per_config_in_every_format(capsys):
     assert latex.startswith(r'\begin{tabular}{lrrrrr}')
 
 
-def test_what_a_run_lacks_is_a_dash():
+def test_missing_values_are_a_dash():
     runs = {'a': {'x': [1.5, 1.7], 'y': [2.0]}, 'b': {'x': [3.0]}}
     assert '| b | 3.00 | – |' in run_table(runs)
     assert run_table(runs, '.csv').splitlines() == [
@@ -102,7 +102,7 @@ def test_a_model_whose_flops_depend_on_its_boxes_has_none(capsys):
         ),
     ],
 )
-def test_bad_arguments_end_in_one_sentence(words, message):
+def test_bad_arguments_give_a_one_line_message(words, message):
     with pytest.raises(SystemExit) as stopped:
         main(words)
     assert re.match(f'Error: .*{message}', str(stopped.value)) and '\n' not in str(stopped.value)

@@ -1,4 +1,4 @@
-"""tools/analysis_tools/compare_seeds.py: files to groups, and what it refuses."""
+"""tools/analysis_tools/compare_seeds.py: groups of files, and rejected arguments."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from PIL import Image
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """A folder with the metrics of two groups and of what is none."""
+    """A folder with the metrics of two groups, and files without metrics."""
     monkeypatch.chdir(tmp_path)
     values = dict(
         a_seed0=2.61,
@@ -94,7 +94,7 @@ def test_the_table_alone_from_the_shell(root, run, files):
         ([*A, '--out', 'a.what'], r"--out needs a file name that ends in .*, got 'a.what'"),
     ],
 )
-def test_bad_arguments_end_in_one_sentence(files, words, message):
+def test_bad_arguments_give_a_one_line_message(files, words, message):
     metric = [] if '--metric' in words else ['--metric', 'bits_per_char']
     with pytest.raises(SystemExit) as stopped:
         main([*metric, *words])

@@ -75,7 +75,7 @@ def test_every_readme_is_up_to_date(monkeypatch, capsys):
         ('README.md', '| 117.3 |\n<!-- end', '| 117.3 |\n| another | 1 | 2 |\n<!-- end'),
     ],
 )
-def test_an_edit_is_noticed_and_the_tool_writes_what_the_metafile_says(
+def test_an_edit_is_noticed_and_the_tool_updates_the_table(
     file, there, edited, tmp_path, monkeypatch
 ):
     task = tmp_path / 'point_cloud'
@@ -124,7 +124,7 @@ def test_a_table_without_its_counterpart_is_refused(
 
 
 @every_task
-def test_every_leaf_is_in_a_table(task):
+def test_every_config_is_in_a_table(task):
     regions = ''.join(
         found[2] for found in config_tables.REGION.findall((task / 'README.md').read_text())
     )

@@ -10,7 +10,7 @@ from run_logs import read_scalars
 
 
 def log(epochs, length=6, interval=4, first=1, offset=0.0):
-    """Records as mmengine writes them: the losses by iteration, the validations by epoch."""
+    """Records of mmengine: losses by iteration, validations by epoch."""
     records = []
     for epoch in range(first, epochs + 1):
         records += [
@@ -122,8 +122,8 @@ def classifier(seed=0, length=120, interval=50, epochs=3, time=0.5):
     return records
 
 
-def test_a_classifier_has_its_own_loss_and_its_accuracy_beside():
-    """And the validation stands at the end of its epoch where that is not logged: 120, not 110."""
+def test_a_classifier_has_loss_and_accuracy_axes():
+    """The validation is at the end of its epoch even if that is not logged: 120, not 110."""
     figure = draw_curves({'a': classifier()}, references={'chance': 10})
     loss, accuracy = figure.axes
     assert (loss.get_ylabel(), accuracy.get_ylabel()) == ('loss', 'accuracy/top1 [%]')
@@ -170,7 +170,7 @@ def test_seeds_are_their_mean_and_its_standard_error():
         ('loss', 'hours', "over must be one of iteration, epoch, time, got 'hours'"),
     ],
 )
-def test_what_a_log_does_not_tell_is_named(metric, over, message):
+def test_logs_without_epochs_or_times_are_rejected(metric, over, message):
     with pytest.raises(ValueError, match=message):
         draw_curves({'a': classifier(), 'b': [dict(loss=1.0, iter=4, step=4)]}, metric, over=over)
 

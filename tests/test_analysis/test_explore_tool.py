@@ -1,4 +1,4 @@
-"""tools/analysis_tools/explore.py: what its page says when a person clicks, and what it refuses."""
+"""tools/analysis_tools/explore.py: values shown by the page, and rejected arguments."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ def picture(tmp_path):
 
 @pytest.fixture
 def open_page(tmp_path):
-    """Open a file in a browser that is closed in the end; no script of a page may fail."""
+    """Open a file in a browser; scripts must not fail."""
     pages = []
 
     def open_file(path, dark=False):
@@ -50,7 +50,9 @@ def said(page):
 
 
 @needs_browser
-def test_a_page_says_what_the_model_has(tiny_classifier, picture, tmp_path, open_page, capsys):
+def test_the_page_shows_the_values_of_the_model(
+    tiny_classifier, picture, tmp_path, open_page, capsys
+):
     main([*tiny_classifier, str(picture), '--out', str(tmp_path / 'page.html')])
     assert '2 layers and 1 images written to' in capsys.readouterr().out
     page = open_page(tmp_path / 'page.html')
@@ -162,7 +164,9 @@ def test_a_page_of_aft_conv_small_is_small():
         ),
     ],
 )
-def test_bad_arguments_end_in_one_sentence(tiny_classifier, tmp_path, monkeypatch, words, message):
+def test_bad_arguments_give_a_one_line_message(
+    tiny_classifier, tmp_path, monkeypatch, words, message
+):
     monkeypatch.chdir(Path(tiny_classifier[0]).parent)
     with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
         main([*tiny_classifier, *words])
@@ -185,7 +189,7 @@ def test_an_image_on_another_grid_is_named(tiny_classifier, picture, tmp_path):
         )
 
 
-def test_a_sequence_is_no_grid(untrained, tmp_path):
+def test_a_sequence_is_rejected(untrained, tmp_path):
     with pytest.raises(SystemExit, match='Error: explore.py needs position biases on one 2-d grid'):
         main([*untrained['tiny_text'], '--out', str(tmp_path / 'a.html')])
 
@@ -207,6 +211,6 @@ def test_a_sequence_is_no_grid(untrained, tmp_path):
         ),
     ],
 )
-def test_biases_that_are_none_are_named(layers, grid, message):
+def test_invalid_biases_are_rejected(layers, grid, message):
     with pytest.raises(ValueError, match=message):
         explorer_page(layers, grid)

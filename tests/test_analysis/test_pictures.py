@@ -1,4 +1,4 @@
-"""The tools that look into a model: numbers of their files against the model's own."""
+"""Tools that inspect a model: numbers in their files against those of the model."""
 
 import csv
 import importlib.util
@@ -36,7 +36,7 @@ VIS_CAM = Path(mmpretrain.__file__).parent / '.mim/tools/visualization/vis_cam.p
 
 @pytest.fixture
 def analysis(tool, monkeypatch):
-    """Run the main function of a tool here, where its imports are paid for once."""
+    """Run the main function of a tool in this process, to import only once."""
 
     def call(name, *words):
         module = tool(f'analysis_tools/{name}')
@@ -303,7 +303,7 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
         ('browse_dataset', 'no.py --out a.png', "config 'no.py' does not exist"),
     ],
 )
-def test_bad_input_is_one_sentence(
+def test_bad_input_gives_a_one_line_message(
     name, words, message, analysis, digits_classifier, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

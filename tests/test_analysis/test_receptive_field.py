@@ -101,7 +101,7 @@ def test_share_within_a_radius():
     assert radius_of_share(moved, 0.9) == pytest.approx(3)
 
 
-def test_a_place_that_is_not_there_and_a_network_without_gradient():
+def test_a_place_out_of_range_and_a_network_without_gradient():
     images = torch.randn(1, 1, 8, 8)
     with pytest.raises(ValueError, match='place must be a row of 0 to 7'):
         receptive_field(nn.Identity(), images, place=(8, 0))

@@ -1,4 +1,4 @@
-"""What tools/analysis_tools print, count and draw."""
+"""Output of tools/analysis_tools: configs, FLOPs, position biases, reference values."""
 
 import itertools
 import json
@@ -24,13 +24,13 @@ from reference_bits import sorted_points_bits  # noqa: E402
 
 @pytest.fixture
 def run(run):
-    # Where the data lie is said to all of them, so that mmengine says it on the way.
+    # AFT_MM_DATA is set for all of them, so that mmengine logs it.
     env = dict(AFT_MM_DATA=os.environ.get('AFT_MM_DATA', 'data'))
     return lambda tool, *arguments: run(TOOLS / tool, *arguments, cwd=ROOT, env=env)
 
 
 def only_error(done):
-    """The one line that a failed tool leaves."""
+    """Return the one-line message of a failed tool."""
     assert done.returncode == 1 and 'Traceback' not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith('Error: ')]
     return line
@@ -222,7 +222,7 @@ def test_shape_is_that_of_the_config_or_the_one_given():
     assert 5.9 < larger['flops'] / default['flops'] < 8
 
 
-def test_images_are_whole_where_a_mask_channel_tells_padding(tmp_path):
+def test_the_mask_channel_of_padding_is_off(tmp_path):
     config = Config.fromfile(QUICKSTART)
     config.model.backbone.with_mask_channel = True
     config.dump(tmp_path / 'masked.py')
@@ -248,7 +248,7 @@ def test_a_detector_with_boxes_of_its_own_is_not_counted(tmp_path):
         ('model_converters/deit_to_aft.py', QUICKSTART, 'no.pth', '--config'),
     ],
 )
-def test_missing_libraries_are_one_sentence(run, words, missing_downstream):
+def test_missing_libraries_give_a_one_line_message(run, words, missing_downstream):
     if not missing_downstream:
         pytest.skip('they are installed')
     config = ROOT / 'configs/detection/retinanet-aft-conv-mini_1xb4-24e_bccd.py'
@@ -339,7 +339,7 @@ def test_plot_position_bias_refuses_a_checkpoint_of_another_model(run, checkpoin
         ('plot_position_bias.py', QUICKSTART, 'no.pth', '--out', 'bias.png'),
     ],
 )
-def test_a_missing_file_is_one_sentence(run, words):
+def test_a_missing_file_gives_a_one_line_message(run, words):
     line = only_error(run(*words))
     assert 'no.py' in line or 'no.pth' in line
 

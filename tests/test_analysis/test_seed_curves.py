@@ -61,7 +61,7 @@ def test_a_group_that_is_slower_is_stretched_in_time():
         ({'a': RUNS}, dict(smooth=0), 'smooth must be an int'),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(groups, options, message):
+def test_invalid_curves_are_rejected(groups, options, message):
     with pytest.raises(ValueError, match=message):
         draw_seed_curves(groups, 'bits', **options)
 

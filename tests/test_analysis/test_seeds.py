@@ -80,7 +80,7 @@ def test_numbers_end_at_the_second_digit_of_the_smallest_error(groups, means):
     assert [row[2] for row in cells(seed_table(groups, 'x'))[2:]] == means
 
 
-def test_groups_by_name_stand_below_one_another_in_their_order():
+def test_groups_by_name_are_listed_in_order():
     figure = draw_seeds({'b': B, 'a': A, 'one': ONE}, 'bits/char')
     axis = figure.axes[0]
     assert [text.get_text() for text in axis.get_yticklabels()] == ['b', 'a', 'one']
@@ -97,7 +97,7 @@ def test_groups_by_name_stand_below_one_another_in_their_order():
 @pytest.mark.parametrize(
     ('names', 'scale'), [(['32', '2'], 'log'), (['0', '2'], 'symlog'), (['0'], 'linear')]
 )
-def test_groups_by_number_stand_where_it_is(names, scale):
+def test_groups_by_number_are_placed_at_their_number(names, scale):
     figure = draw_seeds(dict(zip(names, [A, B], strict=False)), 'bits/char', numbers='window')
     axis = figure.axes[0]
     assert axis.get_xscale() == scale
@@ -134,6 +134,6 @@ def test_no_labels_overlap():
         ({'2': A, '2.0': B}, 'window', 'different numbers, got 2, 2.0'),
     ],
 )
-def test_what_cannot_be_drawn_is_said(groups, numbers, message):
+def test_invalid_groups_are_rejected(groups, numbers, message):
     with pytest.raises(ValueError, match=message):
         draw_seeds(groups, 'x', numbers)

@@ -1,4 +1,4 @@
-"""tools/analysis_tools/train_grid.py: which runs it makes, in which order, and at which rate."""
+"""tools/analysis_tools/train_grid.py: runs, their order and learning rates."""
 
 import json
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_rates_first_then_seed_after_seed_each_at_its_best_rate(runs, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == 'b_seed6 2.5'
 
 
-def test_a_second_call_makes_what_is_missing(runs, capsys):
+def test_a_second_call_makes_the_missing_runs(runs, capsys):
     train_grid.main([*GRID, '--minutes', '0'])
     assert runs == [] and capsys.readouterr().out == 'stopped before all runs were done\n'
     train_grid.main([*GRID, '--seeds', '5'])
@@ -106,12 +106,12 @@ def test_a_second_call_makes_what_is_missing(runs, capsys):
         ),
     ],
 )
-def test_bad_arguments_end_in_one_sentence(runs, words, message):
+def test_bad_arguments_give_a_one_line_message(runs, words, message):
     with pytest.raises(SystemExit, match=message):
         train_grid.main([*words, '--out', 'out'])
 
 
-def test_a_run_that_fails_says_why(tmp_path):
+def test_a_failed_run_reports_the_reason(tmp_path):
     log = tmp_path / 'a.log'
     with pytest.raises(train_grid.UserError, match='train.py no.py ended with .* said .*no.py'):
         train_grid.run_tool('train.py', ['no.py'], log)

@@ -1,4 +1,4 @@
-"""ImageClassifier: what it takes, batches, names and draws."""
+"""ImageClassifier: inputs, batches, class names, pictures."""
 
 import numpy as np
 import pytest
@@ -93,7 +93,7 @@ def test_images_of_several_sizes_are_classified_each_as_alone(tiny_classifier, f
         np.testing.assert_allclose(alone['scores'], expected.pred_score, rtol=1e-4)
 
 
-def test_names_are_never_those_of_another_data_set(tiny_classifier, tmp_path):
+def test_names_are_never_those_of_another_dataset(tiny_classifier, tmp_path):
     """mmpretrain's own inferencer takes ImageNet's where the checkpoint holds none."""
     config, path = tiny_classifier
     weights = torch.load(path, weights_only=True)
@@ -139,7 +139,7 @@ def test_pictures_show_the_prediction_large_enough(classify, folder, tmp_path):
         (np.zeros((8, 8, 3)), r'got float64 \[8, 8, 3\]'),
     ],
 )
-def test_what_is_no_image_is_one_sentence(classify, tmp_path, monkeypatch, images, message):
+def test_other_files_give_a_one_line_message(classify, tmp_path, monkeypatch, images, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message) as error:
         classify(images if isinstance(images, np.ndarray | str) else [images], progress=False)

@@ -1,4 +1,4 @@
-"""PointCloudGenerator, and the files that it can be written to."""
+"""PointCloudGenerator and PLY files."""
 
 import copy
 import re
@@ -55,7 +55,7 @@ def test_a_ply_file_holds_the_points(tmp_path):
     np.testing.assert_array_equal(found.vertices, points)
 
 
-def test_a_ply_file_of_something_else_is_named(tmp_path):
+def test_bad_points_for_a_ply_file_are_rejected(tmp_path):
     for shape in ((2, 7, 3), (7, 2), (0, 3), (3,)):
         with pytest.raises(UserError, match=re.escape(f'one cloud [P, 3], got {list(shape)}')):
             write_ply(tmp_path / 'a.ply', np.zeros(shape))

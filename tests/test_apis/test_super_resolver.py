@@ -1,4 +1,4 @@
-"""SuperResolver: images of the exact size, of any larger one, and what is refused."""
+"""SuperResolver: images of the exact size, larger images, rejected images."""
 
 import cv2
 import numpy as np
@@ -86,7 +86,7 @@ class TestTile:
         expected = resolver(image, num=2, seed=derived_seed(7, 0))
         np.testing.assert_array_equal(resolver.tile(image, num=2, seed=7), expected)
 
-    def test_outside_the_overlap_a_tile_is_as_it_was_drawn(self, resolver):
+    def test_a_tile_is_unchanged_outside_the_overlap(self, resolver):
         """5 x 6 pixels are four tiles of 4 x 4: rows 0 and 1, columns 0 and 2."""
         image = random_image(5, 6)
         found = resolver.tile(image, num=2, overlap=2, seed=7)
@@ -110,7 +110,7 @@ class TestTile:
         assert (resolver.tile(image, seed=1) != first).any()
         assert (resolver.tile(image) != resolver.tile(image)).any()
 
-    def test_many_tiles_are_drawn_in_parts_of_unlike_noise(self, resolver, capsys):
+    def test_batches_of_tiles_have_different_noise(self, resolver, capsys):
         """70 equal tiles without overlap: all of them differ, also those of the second part."""
         image = np.full((40, 28, 3), 99, np.uint8)
         large = resolver.tile(image, overlap=0, seed=0)[0]
@@ -127,7 +127,7 @@ class TestTile:
             resolver.tile(random_image(9, 9), overlap=overlap)
 
 
-def test_larger_images_are_refused_with_the_ways_out(resolver):
+def test_larger_images_are_rejected_with_alternatives(resolver):
     with pytest.raises(UserError, match='must be 4 x 4 pixels .* got 5 x 6; --fit .*and --tile'):
         resolver(random_image(5, 6))
 

@@ -1,4 +1,4 @@
-"""Tiles: what they cover, and that no seam is left."""
+"""Tiles cover an image and leave no seams."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_tiles_cover_everything_and_overlap_enough(length, size, overlap):
     assert starts[0] == 0 and starts[-1] == length - size
     steps = np.diff(starts)
     assert (steps > 0).all() and (steps <= size - overlap).all()
-    # One tile less could not do it.
+    # One tile fewer would not cover it.
     assert (len(starts) - 2) * (size - overlap) + size < length or len(starts) == 1
 
 
@@ -50,7 +50,7 @@ def test_two_tiles_fade_linearly_into_each_other():
 
 @pytest.mark.parametrize('length', [14, 15, 17, 63])
 def test_no_tile_begins_with_a_jump(length):
-    """Scaled by 4, as the drawn tiles are: 8 pixels of overlap. Without overlap there are jumps."""
+    """Scaled by 4 like the sampled tiles: 8 pixels of overlap. Without overlap there are jumps."""
     starts = [4 * start for start in tile_starts(length, 8, 2)]
     weights = cross_fade_weights(starts, 32, 8)
     assert np.abs(np.diff(weights, axis=1)).max() <= 1 / 8 + 1e-9
@@ -59,7 +59,7 @@ def test_no_tile_begins_with_a_jump(length):
 
 
 @pytest.mark.parametrize(('shape', 'overlap'), [((8, 8), 2), ((13, 22), 2), ((30, 9), 0)])
-def test_what_is_cut_is_put_together_again(shape, overlap):
+def test_cutting_and_joining_restores_an_image(shape, overlap):
     image = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     rows, columns = (tile_starts(length, 8, overlap) for length in shape)
     tiles = cut_tiles(image, rows, columns, (8, 8))

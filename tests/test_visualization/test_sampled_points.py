@@ -67,6 +67,6 @@ def test_other_models_are_named(model):
         (dict(num_points=8, num_bits=8, up=2), 'must be one of x, y, z, got 2'),
     ],
 )
-def test_settings_of_a_config_that_cannot_be_used_are_named(settings, message):
+def test_bad_settings_of_a_config_are_rejected(settings, message):
     with pytest.raises(ValueError, match=message):
         check_settings(settings)

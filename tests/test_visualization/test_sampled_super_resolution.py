@@ -1,4 +1,4 @@
-"""Samples of super-resolution: what the model is given and what comes back."""
+"""Samples of super-resolution: inputs and outputs of the model."""
 
 import numpy as np
 import pytest
