@@ -23,7 +23,7 @@ SIMPLE = dict(type='aft_mm.AFTSimple')
 
 @pytest.fixture(autouse=True)
 def scope_of_mmpretrain():
-    """Reset the default scope that runs of other tests have set in this process."""
+    """Set the default scope of the tools, whatever other tests have set in this process."""
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         yield
 

@@ -45,7 +45,7 @@ def test_a_cloud_fills_its_panel_whatever_its_size_and_place(scale):
 
 
 def test_axes_are_equally_long():
-    """A flat plate below a cube has the width of the cube and a smaller height."""
+    """A plate has the width of a cube with the same base, and a smaller height in proportion."""
     heights, widths = [], []
     for edge in (1, 0.1):
         top, bottom, left, right = inked(draw_point_clouds([CORNERS * (1, 1, edge)]))
