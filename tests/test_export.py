@@ -179,7 +179,7 @@ def test_decisions_of_another_model_are_rejected():
     'mixer, words, message',
     [
         (CONV, ['model.bin'], r'OUT must end in .onnx or .pt2'),
-        (LOCAL, ['m.pt2', '--dynamic'], '--dynamic is for the mixers AFTConv.* got AFTLocal'),
+        (LOCAL, ['m.pt2', '--dynamic'], '--dynamic needs one of the mixers AFTConv.* got AFTLocal'),
         (CONV, ['m.pt2', '--dynamic', '--size', '8', '32'], '--size must be at least 9, got 8 32'),
         (CONV, ['m.pt2', '--size', '0', '32'], '--size must be at least 1, got 0 32'),
     ],

@@ -1,11 +1,9 @@
-"""Helpers shared by the figures: canvas, selection of heads and layers, colours, tiles."""
+"""Helpers shared by the figures: canvas, selection of heads and layers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from aft_mm.checks import is_int, refuse
@@ -13,7 +11,6 @@ from aft_mm.checks import is_int, refuse
 NARROWEST = 4.2  # inches, so that the title fits
 #: Maximum number of panels per row with their own axes; more become tiles of one picture.
 MOST_PANELS = 24
-LARGEST_RATIO = 1e4  # the colour scale of ratios ends there and at its inverse
 
 Choice = str | Sequence[int]
 
@@ -74,38 +71,3 @@ def _parse(choice: str, count: int) -> list[int]:
         return list(range(limit)) if word == 'first' else sorted(set(even))
     numbers = choice.split(',')
     return [int(number) for number in numbers] if all(map(str.isdecimal, numbers)) else []
-
-
-def ratio_norm(values: Iterable[np.ndarray]) -> LogNorm:
-    """Return the norm of a diverging colour map for ratios: 1 in the middle, symmetric in log scale.
-
-    Its range covers the finite positive values, from at least 1.01 to at most 10⁴ and the inverse.
-    """
-    most = 1.01
-    for ratio in values:
-        known = ratio[np.isfinite(ratio) & (ratio > 0)]
-        if known.size:
-            most = max(most, float(known.max()), 1 / float(known.min()))
-    most = min(most, LARGEST_RATIO)
-    return LogNorm(1 / most, most)
-
-
-def tile(pictures: np.ndarray, columns: int) -> np.ndarray:
-    """Arrange pictures ``[N, h, w]`` in a grid with one line of NaN between neighbours."""
-    count, height, width = pictures.shape
-    rows = -(-count // columns)
-    sheet = np.full((rows * columns, height + 1, width + 1), np.nan)
-    sheet[:count, :-1, :-1] = pictures
-    sheet = sheet.reshape(rows, columns, height + 1, width + 1).transpose(0, 2, 1, 3)
-    return sheet.reshape(rows * (height + 1), columns * (width + 1))[:-1, :-1]
-
-
-def label_tiles(axis: Axes, count: int, columns: int, height: int, numbers: Sequence[int]) -> None:
-    """Label each row of :func:`tile` with the number of its first picture."""
-    rows = range(-(-count // columns))
-    axis.set_yticks(
-        [row * (height + 1) + (height - 1) / 2 for row in rows],
-        [str(numbers[row * columns]) for row in rows],
-    )
-    axis.set_xticks([])
-    axis.tick_params(labelsize=6, length=0)

@@ -1,6 +1,6 @@
 """Pictures of learned position biases, as in figures 1, 3 and 6 to 8 of arXiv 2105.14103."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from aft_mm.checks import check_choice
 
-from .figures import MOST_PANELS, Choice, choose, label_tiles, new_figure, tile
+from .figures import MOST_PANELS, Choice, choose, new_figure
 
 QUANTITIES = {'exp-1': 'exp(w) − 1', 'exp': 'exp(w)'}
 SCALES = {'layer': 'one colour scale per layer', 'all': 'one colour scale'}
@@ -192,7 +192,7 @@ def _kernel_panels(
         size = f'{values.shape[1]} × {values.shape[2]}'
         return [
             dict(
-                values=tile(values, columns),
+                values=_tile(values, columns),
                 tiles=(len(chosen), columns, values.shape[1], chosen),
                 title=f'{len(chosen)} heads in reading order, {columns} per row',
                 xlabel=f'{size} offsets to the source token for each head [tokens]',
@@ -283,6 +283,27 @@ def _band(w: np.ndarray, values: np.ndarray, num_prefix_tokens: int) -> dict[str
     )
 
 
+def _tile(pictures: np.ndarray, columns: int) -> np.ndarray:
+    """Arrange pictures ``[N, h, w]`` in a grid with one line of NaN between neighbours."""
+    count, height, width = pictures.shape
+    rows = -(-count // columns)
+    sheet = np.full((rows * columns, height + 1, width + 1), np.nan)
+    sheet[:count, :-1, :-1] = pictures
+    sheet = sheet.reshape(rows, columns, height + 1, width + 1).transpose(0, 2, 1, 3)
+    return sheet.reshape(rows * (height + 1), columns * (width + 1))[:-1, :-1]
+
+
+def _label_tiles(axis: Axes, count: int, columns: int, height: int, numbers: Sequence[int]) -> None:
+    """Label each row of :func:`_tile` with the number of its first picture."""
+    rows = range(-(-count // columns))
+    axis.set_yticks(
+        [row * (height + 1) + (height - 1) / 2 for row in rows],
+        [str(numbers[row * columns]) for row in rows],
+    )
+    axis.set_xticks([])
+    axis.tick_params(labelsize=6, length=0)
+
+
 def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: str) -> Any:
     """Draw one panel and return its image for the colour bar."""
     image = axis.imshow(
@@ -299,7 +320,7 @@ def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: st
     axis.set_xlabel(panel['xlabel'], fontsize=6)
     axis.tick_params(labelsize=5)
     if 'tiles' in panel:
-        label_tiles(axis, *panel['tiles'])
+        _label_tiles(axis, *panel['tiles'])
         axis.set_facecolor('dimgrey')  # lines between heads
     else:
         axis.locator_params(integer=True)

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from browse_dataset import draw_titled_images
 from matplotlib.figure import Figure
-from networks import build_dataset, class_names, load_network, network_inputs, shown_image
+from networks import build_dataset, class_names, load_classifier, network_inputs, shown_image
 from sklearn.metrics import confusion_matrix
 
 from aft_mm.checks import check_int
@@ -153,9 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_int('--num', args.num, 1)
         if args.mistakes:
             check_output('--mistakes', args.mistakes, PICTURES)
-        network = load_network(args.config, args.checkpoint)
-        if network.config is None or not hasattr(network.model, 'head'):
-            raise UserError(f'{args.config} is not a classifier of mmpretrain')
+        network = load_classifier(args.config, args.checkpoint)
         dataset = build_dataset(network.config, args.split)
         probabilities, labels = predict(network, dataset, args.batch_size)
         names = class_names(dataset, probabilities.shape[1])

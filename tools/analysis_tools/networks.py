@@ -187,6 +187,18 @@ def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Netw
     )
 
 
+def load_classifier(name: str, checkpoint: str | os.PathLike) -> Network:
+    """Load a classifier of mmpretrain with :func:`load_network`.
+
+    Raises:
+        UserError: As for :func:`load_network`, or it is another network.
+    """
+    network = load_network(name, checkpoint)
+    if network.config is None or not hasattr(network.model, 'head'):
+        raise UserError(f'{name} is not a classifier of mmpretrain')
+    return network
+
+
 def num_prefix_tokens(backbone: nn.Module) -> int:
     """Return the number of class tokens and similar ones of a backbone of any library."""
     for name in ('num_extra_tokens', 'num_prefix_tokens'):

@@ -42,8 +42,8 @@ from networks import (
     Network,
     build_dataset,
     class_names,
+    load_classifier,
     load_images,
-    load_network,
     modules_named,
     network_inputs,
     shown_image,
@@ -148,9 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with one_sentence(*DATA_ERRORS):
         check_picture(args)
-        network = load_network(args.config, args.checkpoint)
-        if network.config is None or not hasattr(network.model, 'head'):
-            raise UserError(f'{args.config} is not a classifier of mmpretrain')
+        network = load_classifier(args.config, args.checkpoint)
         name = args.layer or target_layer(network)
         layer = modules_named(network.backbone, [name])[name]
         dataset = None if args.images else build_dataset(network.config)

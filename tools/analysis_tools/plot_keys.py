@@ -33,6 +33,7 @@ if __name__ == '__main__':
 
 import numpy as np
 import torch
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from networks import (
     build_dataset,
@@ -48,7 +49,7 @@ from torch import Tensor
 from aft_mm.cli.command_line import DATA_ERRORS, numbered
 from aft_mm.cli.pictures import check_picture, footer
 from aft_mm.visualization import choose
-from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure, ratio_norm
+from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
 
 def key_maps(key: Tensor, grid: tuple[int, int], num_prefix_tokens: int = 0) -> Tensor:
@@ -100,7 +101,9 @@ def draw_key_maps(
     axes = figure.subplots(len(keys), len(chosen) + 1, squeeze=False)
     for row, (name, maps) in zip(axes, keys.items(), strict=True):
         chosen_maps = maps[chosen].detach().cpu().numpy()
-        norm = ratio_norm([chosen_maps])
+        # 1 is in the middle of the logarithmic scale, which is symmetric and has a minimum range.
+        most = min(1e4, max(1.01, chosen_maps.max(), 1 / max(1e-4, chosen_maps.min())))
+        norm = LogNorm(1 / most, most)
         row[0].imshow(image)
         row[0].set_title('image', fontsize=7)
         row[0].set_ylabel(name, fontsize=7)
