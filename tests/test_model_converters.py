@@ -257,7 +257,7 @@ REFUSED = {
     ),
     'missing': (
         without('blocks.1.mlp.fc1.bias'),
-        r'takes from it also backbone\.layers\.1\.mlp\.0\.bias',
+        r'also needs backbone\.layers\.1\.mlp\.0\.bias',
     ),
     'width': (
         lambda state: {**state, 'patch_embed.proj.bias': torch.ones(96),
