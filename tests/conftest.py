@@ -157,7 +157,9 @@ def tool(root, monkeypatch) -> Callable[[str], ModuleType | Command]:
     def load(name):
         if '/' not in name and name != 'launch':
             return Command(name)
-        spec = importlib.util.spec_from_file_location(f'tool_{name}', root / f'tools/{name}.py')
+        path = root / f'tools/{name}.py'
+        monkeypatch.syspath_prepend(str(path.parent))  # where a script finds its neighbours
+        spec = importlib.util.spec_from_file_location(f'tool_{name}', path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module

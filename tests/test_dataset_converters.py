@@ -1,4 +1,4 @@
-"""What tools/dataset_converters make of a raw download."""
+"""tools/dataset_converters/enwik8.py: archive to data file."""
 
 import gzip
 import importlib.util
@@ -38,7 +38,7 @@ def archive(request, tmp_path, content):
     return path
 
 
-def test_the_file_is_unpacked_for_the_data_set(enwik8, archive, tmp_path, content, capsys):
+def test_the_file_is_unpacked_for_the_dataset(enwik8, archive, tmp_path, content, capsys):
     folder = tmp_path / 'data/enwik8'
     enwik8.main([str(archive), str(folder), '--size', str(SIZE)])
     assert capsys.readouterr().out == f'written to {folder / "enwik8"}\n'

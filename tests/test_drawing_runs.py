@@ -1,4 +1,4 @@
-"""Whole runs that draw: pictures while the model learns, and samples in a test."""
+"""Training runs with pictures, and tests with samples."""
 
 import json
 
@@ -52,8 +52,10 @@ RUNS = [
 @pytest.mark.parametrize(
     ('name', 'write', 'picture', 'names'), RUNS, ids=[name for name, *_ in RUNS]
 )
-def test_a_run_draws(run, root, config, tmp_path, monkeypatch, name, write, picture, names):
-    """Two processes test five samples, of which the first three are drawn for."""
+def test_a_run_writes_samples_and_pictures(
+    run, root, config, tmp_path, monkeypatch, name, write, picture, names
+):
+    """Two processes test five samples, with sampled outputs for the first three."""
     write(tmp_path)
     result = run(
         root / 'tools/train.py',

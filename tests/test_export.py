@@ -124,14 +124,14 @@ def test_torch_export_equals_the_model_at_any_size(mixer, tool, files, tmp_path)
 
 
 class Op(nn.Module):
-    """AFT-conv without tokens beyond the kernel: what only the keys decide on."""
+    """AFT-conv without global connectivity, whose form depends on the keys only."""
 
     def forward(self, key, value, weight):
         options = dict(grid=(3, 5), global_connectivity=False, gate='none')
         return ops.aft_conv(None, key, value, weight, **options)
 
 
-def test_recorded_paths_are_exact_for_other_keys():
+def test_the_graph_is_valid_for_keys_unlike_the_example():
     small, value, weight = torch.randn(2, 15, 2), torch.randn(2, 15, 4), torch.randn(2, 3, 3)
     with ops.record_paths() as paths:
         Op()(small, value, weight)
@@ -146,7 +146,7 @@ def test_recorded_paths_are_exact_for_other_keys():
 
 
 class Window(nn.Module):
-    """AFT-window on the grid of its inputs [B, H, W, D]."""
+    """AFT-local-hard on the grid of its inputs [B, H, W, D]."""
 
     def forward(self, key, value):
         options = dict(window=(4, 6), grid=tuple(key.shape[1:3]), gate='none')
@@ -179,12 +179,12 @@ def test_paths_of_another_model_are_refused():
     'mixer, words, message',
     [
         (CONV, ['model.bin'], r'OUT must end in .onnx or .pt2'),
-        (LOCAL, ['m.pt2', '--dynamic'], '--dynamic is for the mixers AFTConv.* got AFTLocal'),
+        (LOCAL, ['m.pt2', '--dynamic'], '--dynamic needs one of the mixers AFTConv.* got AFTLocal'),
         (CONV, ['m.pt2', '--dynamic', '--size', '8', '32'], '--size must be at least 9, got 8 32'),
         (CONV, ['m.pt2', '--size', '0', '32'], '--size must be at least 1, got 0 32'),
     ],
 )
-def test_what_cannot_be_exported_is_refused(mixer, words, message, tool, files, tmp_path):
+def test_bad_arguments_are_rejected(mixer, words, message, tool, files, tmp_path):
     config, checkpoint, _ = files(mixer)
     with pytest.raises(SystemExit, match=message) as error:
         tool.main([config, checkpoint, str(tmp_path / words[0]), *words[1:]])
@@ -208,7 +208,9 @@ def test_a_detector_is_refused_without_its_backbone(tool, files, tmp_path):
     path = Path(config)
     path.write_text(path.read_text().replace("'ImageClassifier'", "'mmdet.RetinaNet'"))
     words = [config, str(tmp_path / 'no.pth'), str(tmp_path / 'model.pt2')]
-    with pytest.raises(SystemExit, match=r'RetinaNet, is no classifier; use --backbone$'):
+    with pytest.raises(
+        SystemExit, match=r'must be an image classifier, got mmdet.RetinaNet; use --backbone$'
+    ):
         tool.main(words)
     with pytest.raises(SystemExit, match=r"no\.pth' does not exist"):
         tool.main([*words, '--backbone'])

@@ -1,4 +1,4 @@
-"""What deit_to_aft.py makes of a checkpoint: DeiT as a start of AFT-conv."""
+"""deit_to_aft.py: AFT-conv initialised from DeiT."""
 
 import importlib.util
 import re
@@ -108,7 +108,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def convert(deit_to_aft, config, tmp_path, capsys):
-    """Convert a checkpoint to aft.pth; what was printed."""
+    """Convert a checkpoint to aft.pth and return the printed text."""
 
     def call(checkpoint, *options):
         torch.save(checkpoint, tmp_path / 'deit.pth')
@@ -154,7 +154,7 @@ def test_without_mixing_it_is_deit(naming, size, deit, config, convert, tmp_path
 
 
 @pytest.mark.parametrize('naming', NAMINGS)
-def test_of_a_distilled_deit_the_first_classifier_is_taken(naming, distilled, config, convert):
+def test_the_first_classifier_of_a_distilled_deit_is_copied(naming, distilled, config, convert):
     printed = re.sub(r'[^\S\n]+', ' ', convert(NAMINGS[naming](distilled)))
     model, cfg = build(config)
     load_checkpoint(model, cfg.load_from)
@@ -164,13 +164,13 @@ def test_of_a_distilled_deit_the_first_classifier_is_taken(naming, distilled, co
         torch.testing.assert_close(logits, distilled.head(features))
     assert (logits - other).abs().max() > 0.1
     second = 'head.layers.head_dist' if naming == 'mmpretrain' else 'head_dist'
-    assert f'│ {second}.weight │ 1 │ not taken: it reads the distillation token │' in printed
+    assert f'│ {second}.weight │ 1 │ not copied: its input is the distillation token │' in printed
 
 
-def test_no_head_leaves_the_classifier_as_the_run_starts_it(deit, config, convert, tmp_path):
+def test_no_head_keeps_the_initial_classifier(deit, config, convert, tmp_path):
     config.write_text(config.read_text().replace('num_classes=7', 'num_classes=5'))
     printed = re.sub(r'[^\S\n]+', ' ', convert(deit.state_dict(), '--no-head'))
-    assert '│ head.weight │ 1 │ not taken: --no-head leaves it out │' in printed
+    assert '│ head.weight │ 1 │ not copied: --no-head omits it │' in printed
     state = torch.load(tmp_path / 'aft.pth', weights_only=True)['state_dict']
     assert all(name.startswith('backbone.') for name in state)
     model, cfg = build(config)
@@ -180,7 +180,7 @@ def test_no_head_leaves_the_classifier_as_the_run_starts_it(deit, config, conver
     assert torch.equal(model.backbone.norm.weight, deit.norm.weight)
 
 
-def test_query_and_key_start_as_the_model_starts_them(deit, deit_to_aft, config, convert, tmp_path):
+def test_query_and_key_keep_their_initial_values(deit, deit_to_aft, config, convert, tmp_path):
     convert(deit.state_dict())
     state = torch.load(tmp_path / 'aft.pth', weights_only=True)['state_dict']
     fresh = deit_to_aft.build_backbone(Config.fromfile(config), query=False).state_dict()
@@ -193,7 +193,7 @@ def test_query_and_key_start_as_the_model_starts_them(deit, deit_to_aft, config,
 
 def test_a_converted_file_is_not_overwritten(deit, convert, tmp_path):
     (tmp_path / 'aft.pth').write_text('mine')
-    with pytest.raises(SystemExit, match=r"aft\.pth' exists already and is left as it is"):
+    with pytest.raises(SystemExit, match=r"aft\.pth' exists already and was not changed"):
         convert(deit.state_dict())
     assert (tmp_path / 'aft.pth').read_text() == 'mine'
 
@@ -226,16 +226,16 @@ def test_the_backbone_alone_loads_it_as_its_start(deit, config, convert, tmp_pat
     assert torch.equal(backbone.layers[1].token_mixer.value.weight, weight)
 
 
-def test_the_table_says_what_became_of_every_tensor(deit, convert):
+def test_the_table_lists_every_tensor(deit, convert):
     printed = re.sub(r'[^\S\n]+', ' ', convert(deit.state_dict()))
     for line in (
-        '│ pos_embed │ 1 │ not taken: the position bias of AFT-conv stands for it │',
+        '│ pos_embed │ 1 │ not copied: AFT-conv has a position bias instead │',
         '│ head.weight │ 1 │ head.fc.weight │',
         f'│ blocks.*.mlp.fc2.weight │ {DEPTH} │ backbone.layers.*.mlp.3.weight │',
         f'│ blocks.*.attn.qkv.bias (value) │ {DEPTH} │ backbone.layers.*.token_mixer.value.bias │',
-        f'│ blocks.*.attn.qkv.bias (key) │ {DEPTH} │ not taken: it means something else in AFT; '
-        '--average-keys takes it │',
-        f'│ │ {DEPTH} │ backbone.layers.*.token_mixer.query.weight starts anew │',
+        f'│ blocks.*.attn.qkv.bias (key) │ {DEPTH} │ not copied: it has another meaning in AFT; '
+        '--average-keys copies it │',
+        f'│ │ {DEPTH} │ backbone.layers.*.token_mixer.query.weight is newly initialised │',
     ):
         assert line in printed
 
@@ -249,7 +249,7 @@ REFUSED = {
     'no weights': (lambda state: dict(model=3), 'must be a DeiT or ViT in the'),
     'unknown': (
         lambda state: {**state, 'blocks.1.ls1.gamma': torch.ones(192)},
-        'has blocks.1.ls1.gamma, which a plain DeiT or ViT has not',
+        'must be a plain DeiT or ViT, got one with blocks.1.ls1.gamma',
     ),
     'fused shape': (
         lambda state: {**state, 'blocks.0.attn.qkv.weight': torch.ones(3 * 192 - 64, 192)},
@@ -257,16 +257,16 @@ REFUSED = {
     ),
     'missing': (
         without('blocks.1.mlp.fc1.bias'),
-        r'takes from it also backbone\.layers\.1\.mlp\.0\.bias',
+        r'also needs backbone\.layers\.1\.mlp\.0\.bias',
     ),
     'width': (
         lambda state: {**state, 'patch_embed.proj.bias': torch.ones(96),
                        'patch_embed.proj.weight': torch.ones(96, 3, 16, 16)},
-        'has 96 channels, but the model of the config has 192',
+        'must have the 192 channels of the model of --config, got 96',
     ),
     'depth': (
         lambda state: {**state, 'blocks.2.norm1.bias': torch.ones(192)},
-        r'has no place in it for backbone\.layers\.2\.norm1\.bias',
+        r'does not have backbone\.layers\.2\.norm1\.bias',
     ),
     'patch': (
         lambda state: {**state, 'patch_embed.proj.weight': torch.ones(192, 3, 8, 8)},
@@ -274,21 +274,21 @@ REFUSED = {
     ),
     'classes': (
         lambda state: {**state, 'head.weight': torch.ones(9, 192), 'head.bias': torch.ones(9)},
-        'a classifier of 9 classes, but the head of the config one of 7; --no-head starts with',
+        'must have 7 classes like the head of the config, got 9; --no-head initialises a new',
     ),
     'no head': (
         lambda state: without('head.weight')(without('head.bias')(state)),
-        'has no classifier; --no-head starts with a new one',
+        'has no classifier; --no-head initialises a new one',
     ),
     'hidden layer in the head': (
         lambda state: {**state, 'head.layers.pre_logits.bias': torch.ones(192)},
-        'has head.layers.pre_logits.bias, which .* has not; --no-head leaves the classifier out',
+        'got one with head.layers.pre_logits.bias; --no-head omits the classifier',
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize('what', REFUSED)
-def test_other_checkpoints_are_refused_in_one_sentence(what, deit, convert, tmp_path):
+def test_other_checkpoints_give_a_one_line_message(what, deit, convert, tmp_path):
     change, message = REFUSED[what]
     with pytest.raises(SystemExit, match=message) as error:
         convert(change(dict(deit.state_dict())))
@@ -300,10 +300,14 @@ def test_other_checkpoints_are_refused_in_one_sentence(what, deit, convert, tmp_
     'change, options, message',
     [
         ("type='aft_mm.AFTSimple'", [], 'must be aft_mm.AFTConv, got AFTSimple'),
-        (f'num_heads={HEADS}, kernel_size=5, query=False', ['--query'], '--query must be left out'),
+        (
+            f'num_heads={HEADS}, kernel_size=5, query=False',
+            ['--query'],
+            '--query needs a --config whose mixer has a query',
+        ),
     ],
 )
-def test_configs_without_what_is_taken_are_refused(change, options, message, deit, config, convert):
+def test_configs_of_other_models_are_rejected(change, options, message, deit, config, convert):
     mixer = f'num_heads={HEADS}, kernel_size=5'
     delete = '_delete_=True, ' if 'type' in change else ''
     config.write_text(config.read_text().replace(mixer, delete + change))
@@ -318,8 +322,10 @@ def test_configs_without_what_is_taken_are_refused(change, options, message, dei
         ("model['head'].update(type='StackedLinearClsHead', mid_channels=[8])", 'StackedLinearCls'),
     ],
 )
-def test_only_a_linear_head_takes_a_classifier(change, got, deit, config, convert):
+def test_a_head_must_be_linear(change, got, deit, config, convert):
     config.write_text(f'{config.read_text()}{change}\n')
-    with pytest.raises(SystemExit, match=f'linear layer, as LinearClsHead, got {got}.*; --no-head'):
+    with pytest.raises(
+        SystemExit, match=f'linear layer such as LinearClsHead, got {got}.*; --no-head'
+    ):
         convert(deit.state_dict())
     convert(deit.state_dict(), '--no-head')

@@ -147,7 +147,7 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
             ['photos', 'out', '--val', '1.5'],
             '--val must be a finite number above 0 and at most 0.9',
         ),
-        (['photos', '.'], "'train' is already there"),
+        (['photos', '.'], "'train' exists already"),
     ],
 )
 def test_what_cannot_be_split(photos, split_folder, monkeypatch, words, sentence):

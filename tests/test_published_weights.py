@@ -102,13 +102,13 @@ def test_published_files_keep_the_versions_of_the_layers(publish_model, tmp_path
 def test_nothing_is_overwritten_and_no_average_invented(trained, publish_model, tmp_path):
     words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')]
     publish_model.main(words)
-    with pytest.raises(SystemExit, match='exists already and is left as it is'):
+    with pytest.raises(SystemExit, match='exists already and was not changed'):
         publish_model.main(words)
     (tmp_path / 'm.json').write_text('[1]')
     with pytest.raises(SystemExit, match='m.json. must hold numbers by name'):
         publish_model.main([*words, '--metrics', str(tmp_path / 'm.json')])
     torch.save(dict(state_dict=trained[0]), words[0])
-    with pytest.raises(SystemExit, match='has no averaged weights, which --ema takes'):
+    with pytest.raises(SystemExit, match='--ema needs the averaged weights of EMAHook'):
         publish_model.main([*words, '--ema'])
     torch.save(trained[0], words[0])
     with pytest.raises(SystemExit, match='must hold a state_dict'):
@@ -146,9 +146,9 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path, mon
         module.main([str(run), '--out', str(tmp_path / 'b'), '--address', 'hf://org/name'])
     with pytest.raises(SystemExit, match="--address must begin with hf:// or https://, got 'org'"):
         module.main([str(run), '--out', str(tmp_path / 'c'), '--address', 'org'])
-    with pytest.raises(SystemExit, match='must be a folder that is new or empty'):
+    with pytest.raises(SystemExit, match='--out must be a new or empty folder'):
         module.main([str(run), '--out', str(tmp_path / 'out')])
-    with pytest.raises(SystemExit, match='holds no checkpoint of a run'):
+    with pytest.raises(SystemExit, match='has no checkpoint of a run'):
         module.main([str(tmp_path / 'out'), '--out', str(tmp_path / 'c')])
 
 

@@ -1,4 +1,4 @@
-"""tools/sample.py and tools/analysis_tools/plot_curves.py: what they write and what they refuse."""
+"""tools/sample.py and tools/analysis_tools/plot_curves.py: files and rejected arguments."""
 
 import json
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator
 from aft_mm.datasets import Digits
-from aft_mm.models import step_graph
+from aft_mm.models.decoding import step_graph
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
 
 
@@ -55,7 +55,7 @@ class TestImages:
         assert advances
         np.testing.assert_array_equal(picture('a.png'), picture('b.png'))
 
-    def test_sixteen_images_unless_said_otherwise(self, sample, untrained, capsys):
+    def test_sixteen_images_by_default(self, sample, untrained, capsys):
         sample(*untrained['tiny_pixels'], '--out', 'a.png')
         assert picture('a.png').shape == (4 * 98 + 2, 4 * 98 + 2, 3)  # 8 pixels of 12
         assert capsys.readouterr().out.endswith('written to a.png\n')
@@ -100,7 +100,7 @@ class TestText:
         written = (tmp_path / 'a.txt').read_bytes().decode()
         assert written.split('\n' + '-' * 80 + '\n') == expected and expected[0] != expected[1]
 
-    def test_one_text_as_long_as_the_table_unless_said_otherwise(self, sample, untrained, tmp_path):
+    def test_one_text_of_the_length_of_the_table_by_default(self, sample, untrained, tmp_path):
         sample(*untrained['tiny_text'], '--out', 'a.txt')
         expected = TextGenerator(*untrained['tiny_text'], device='cpu')(seed=0)
         assert (tmp_path / 'a.txt').read_bytes().decode() == expected
@@ -116,7 +116,7 @@ class TestClouds:
         for name, cloud in zip(names, clouds, strict=True):
             np.testing.assert_array_equal(trimesh.load(name).vertices, cloud)
 
-    def test_one_file_or_eight_clouds_unless_said_otherwise(self, sample, untrained, tmp_path):
+    def test_one_file_or_eight_clouds_by_default(self, sample, untrained, tmp_path):
         sample(*untrained['tiny_clouds'], '--out', 'a.ply')
         sample(*untrained['tiny_clouds'], '--out', 'a.png')
         clouds = PointCloudGenerator(*untrained['tiny_clouds'], device='cpu').sample(8, seed=0)
@@ -197,7 +197,7 @@ class TestClouds:
         ('tiny_text', ['--out', 'a.txt', '--top-k', 0], 'top_k must be'),
     ],
 )
-def test_bad_arguments_end_in_one_sentence(sample, untrained, tmp_path, kind, words, message):
+def test_bad_arguments_give_a_one_line_message(sample, untrained, tmp_path, kind, words, message):
     with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
         sample(*untrained[kind], *words)
     assert '\n' not in str(error.value) and '.py:' not in str(error.value)
@@ -215,7 +215,7 @@ def test_bad_arguments_end_in_one_sentence(sample, untrained, tmp_path, kind, wo
         ('tiny_text', [], 'file/b/a.txt', 'file/b/a.txt'),
     ],
 )
-def test_an_out_that_cannot_be_written_ends_before_anything_is_drawn(
+def test_an_unwritable_out_is_rejected_before_sampling(
     sample, untrained, tmp_path, monkeypatch, kind, words, out, wrong
 ):
     def draw(*args, **kwargs):
@@ -230,14 +230,14 @@ def test_an_out_that_cannot_be_written_ends_before_anything_is_drawn(
     assert len(list(tmp_path.iterdir())) <= 2
 
 
-def test_a_file_that_is_there_stays_until_there_is_another(sample, untrained, tmp_path):
+def test_an_existing_file_is_kept_until_it_is_replaced(sample, untrained, tmp_path):
     (tmp_path / 'a.png').write_bytes(b'old')
     with pytest.raises(SystemExit, match='temperature'):
         sample(*untrained['tiny_pixels'], '--out', 'a.png', '--temperature', 0)
     assert (tmp_path / 'a.png').read_bytes() == b'old'
 
 
-def test_missing_files_end_in_one_sentence(sample, untrained):
+def test_missing_files_give_a_one_line_message(sample, untrained):
     with pytest.raises(SystemExit, match="Error: config 'no.py' does not exist"):
         sample('no.py', 'no.pth', '--out', 'a.png')
     with pytest.raises(SystemExit, match="Error: checkpoint 'no.pth' does not exist"):
@@ -268,32 +268,35 @@ class TestPlotCurves:
             '--metric',
             'bits_per_char',
         )
-        assert capsys.readouterr().out == '2 runs drawn to new/a.png\n'
+        assert capsys.readouterr().out == 'drew 2 runs to new/a.png\n'
         assert picture(tmp_path / 'new/a.png').std() > 1
 
     def test_seeds_are_a_group_and_one_run_is_one(self, plot, capsys):
         plot('--out', 'a.png', '--dpi', 50, '--over', 'epoch', 'log.jsonl')
-        assert capsys.readouterr().out == '1 run drawn to a.png\n'
+        assert capsys.readouterr().out == 'drew 1 run to a.png\n'
         plot('--group', 'b', 'log.jsonl', 'copy.jsonl', '--out', 'a.png', '--dpi', 50)
-        assert capsys.readouterr().out == '2 runs drawn to a.png\n'
+        assert capsys.readouterr().out == 'drew 2 runs to a.png\n'
 
     @pytest.mark.parametrize(
         ('words', 'message'),
         [
-            (['log.jsonl', 'log.jsonl'], "LOG needs labels that differ, got 'log.jsonl' twice"),
-            (['a=log.jsonl', 'a=log.jsonl'], "LOG needs labels that differ, got 'a' twice"),
-            (['log.jsonl', '--reference', 'a=1', 'a=2'], "--reference needs labels .* 'a' twice"),
-            (['log.jsonl', '--metric', 'bits_per_dim'], 'metric must be one that a run has'),
+            (['log.jsonl', 'log.jsonl'], "LOG must have unique labels, got 'log.jsonl' twice"),
+            (['a=log.jsonl', 'a=log.jsonl'], "LOG must have unique labels, got 'a' twice"),
+            (
+                ['log.jsonl', '--reference', 'a=1', 'a=2'],
+                "--reference must have unique labels .* 'a' twice",
+            ),
+            (['log.jsonl', '--metric', 'bits_per_dim'], 'metric must be one of the logs'),
             (['no.jsonl'], "'no.jsonl' is neither a log"),
             (
                 ['log.jsonl', '--reference', 'xz=much'],
-                '--reference needs LABEL=VALUE .* got xz=much',
+                '--reference must be LABEL=VALUE .* got xz=much',
             ),
-            (['log.jsonl', '--group', 'b', 'a', 'a'], '--group needs LABEL LOG .* got b a a'),
-            ([], r'\[LABEL=\]LOG or --group must name at least one log, got none'),
+            (['log.jsonl', '--group', 'b', 'a', 'a'], '--group must be LABEL LOG .* got b a a'),
+            ([], r'\[LABEL=\]LOG or --group must give at least one log, got none'),
         ],
     )
-    def test_bad_arguments_end_in_one_sentence(self, plot, words, message):
+    def test_bad_arguments_give_a_one_line_message(self, plot, words, message):
         with pytest.raises(SystemExit, match=f'^Error: .*{message}') as error:
             plot(*words, '--out', 'a.png')
         assert '\n' not in str(error.value)

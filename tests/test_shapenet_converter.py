@@ -14,7 +14,7 @@ MODEL = 'models/model_normalized.obj'
 
 @pytest.fixture
 def convert(root, monkeypatch, capsys):
-    """Run the converter; its report."""
+    """Run the converter and return its report."""
     spec = importlib.util.spec_from_file_location(
         'shapenet_converter', root / 'tools/dataset_converters/shapenet.py'
     )
@@ -113,7 +113,7 @@ def test_every_kind_of_mesh_in_any_depth(convert, tmp_path):
     ]
 
 
-def test_a_second_run_goes_on_where_the_first_ended(convert, tmp_path):
+def test_a_second_run_resumes(convert, tmp_path):
     out = tmp_path / 'out'
     for name in 'abc':
         box(tmp_path / f'meshes/crate/train/{name}.off')
@@ -174,7 +174,7 @@ def test_damaged_meshes_are_named_and_counted(convert, tmp_path):
         (['meshes', 'out', '--ratio', '0', '0', '0'], '--ratio must be three shares, got'),
         (['meshes', 'out', '--ratio', '1', '1', '-1'], '--ratio must be three shares, got'),
         (['meshes', 'out', '--jobs', '0'], '--jobs must be at least 1, got 0'),
-        (['bad'], "no mesh below 'bad' became a point cloud, the first one is 'bad/crate/a.off': "),
+        (['bad'], "no mesh below 'bad' could be sampled; the first error is 'bad/crate/a.off': "),
         (
             ['twice'],
             "'twice/crate/a.obj' and 'twice/crate/a.off' are both model 'a' of class 'crate'",
@@ -186,9 +186,7 @@ def test_damaged_meshes_are_named_and_counted(convert, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_converted_ends_in_one_sentence(
-    convert, shapenet, monkeypatch, words, message
-):
+def test_bad_arguments_give_a_one_line_message(convert, shapenet, monkeypatch, words, message):
     monkeypatch.chdir(shapenet)
     (shapenet / 'nothing').mkdir()
     (shapenet / 'other.csv').write_text('a,b\n1,2\n')
@@ -213,9 +211,7 @@ def test_one_model_may_be_in_two_splits(convert, tmp_path):
 
 
 @pytest.mark.parametrize('blocked', ['out', 'out/crate', 'out/crate/train'])
-def test_a_place_that_cannot_be_written_is_named_before_sampling(
-    convert, tmp_path, monkeypatch, blocked
-):
+def test_an_unwritable_folder_is_reported_before_sampling(convert, tmp_path, monkeypatch, blocked):
     box(tmp_path / 'meshes/crate/train/a.off')
     (tmp_path / blocked).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / blocked).touch()

@@ -1,4 +1,4 @@
-"""`aft_mm super-resolve`: what it writes and what it refuses."""
+"""`aft_mm super-resolve`: files and rejected arguments."""
 
 import re
 
@@ -79,7 +79,7 @@ def test_one_picture_of_all(enlarge, resolver):
     np.testing.assert_array_equal(picture('a.png'), expected)
 
 
-def test_the_number_of_tiles_and_their_time_are_told(enlarge, capsys, monkeypatch):
+def test_the_number_of_tiles_and_their_time_are_reported(enlarge, capsys, monkeypatch):
     monkeypatch.setattr('aft_mm.apis.super_resolver.TILES_AT_ONCE', 5)
     enlarge('large.png', 'a.png', '--tile', 2, '--num', 3)
     out, err = capsys.readouterr()
@@ -89,7 +89,7 @@ def test_the_number_of_tiles_and_their_time_are_told(enlarge, capsys, monkeypatc
 
 
 @pytest.mark.parametrize('words', [[], ['--picture']])
-def test_an_out_that_cannot_be_written_ends_before_the_model_is_there(
+def test_an_unwritable_out_is_rejected_before_loading(
     enlarge, module, tmp_path, monkeypatch, words
 ):
     monkeypatch.setattr(module, 'SuperResolver', None)
@@ -119,7 +119,7 @@ def test_larger_images_are_fitted_or_tiled(enlarge, resolver):
     np.testing.assert_array_equal(picture('a.png'), expected)
 
 
-def test_a_grey_image_is_read_and_said_so(enlarge, resolver, capsys):
+def test_a_grey_image_is_converted_with_a_message(enlarge, resolver, capsys):
     enlarge('grey.png', 'a.png')
     assert 'grey.png: a grey image is read as three equal channels\n' in capsys.readouterr().out
     image = image_of((4, 4))[..., None].repeat(3, -1)
@@ -163,13 +163,13 @@ def test_a_model_of_one_channel_reads_grey(enlarge, module, untrained, tmp_path,
     [
         (
             ['large.png', 'a.png'],
-            r"'large.png': image must be of 4 x 4 pixels \(height x width\), got "
-            '6 x 9; --fit, .*--tile',
+            r"'large.png': image must be 4 x 4 pixels \(height x width\), got "
+            '6 x 9; --fit .*--tile',
         ),
-        (['tiny.png', 'a.png', '--fit'], "'tiny.png': image must have at least 4 x 4 .* has 3 x 9"),
+        (['tiny.png', 'a.png', '--fit'], "'tiny.png': image must have at least 4 x 4 .* got 3 x 9"),
         (
             ['tiny.png', 'a.png', '--tile'],
-            "'tiny.png': image must have at least 4 x 4 .* has 3 x 9",
+            "'tiny.png': image must have at least 4 x 4 .* got 3 x 9",
         ),
         (
             ['large.png', 'a.png', '--fit', 0],
@@ -191,7 +191,7 @@ def test_a_model_of_one_channel_reads_grey(enlarge, module, untrained, tmp_path,
         ),
     ],
 )
-def test_bad_arguments_end_in_one_sentence(enlarge, tmp_path, words, message):
+def test_bad_arguments_give_a_one_line_message(enlarge, tmp_path, words, message):
     (tmp_path / 'broken.png').write_bytes((tmp_path / 'small.png').read_bytes()[:50])
     with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
         enlarge(*words)

@@ -1,4 +1,4 @@
-"""What tools/dataset_converters/wmt14.py makes of the archives."""
+"""tools/dataset_converters/wmt14.py: archives to text files."""
 
 import io
 import re
@@ -36,7 +36,7 @@ MEMBERS = {
 
 @pytest.fixture
 def archives(tmp_path):
-    """Writes the archives with some members changed; their paths."""
+    """Write the archives with some members changed and return their paths."""
 
     def call(**changes):
         for name, members in MEMBERS.items():
@@ -60,7 +60,7 @@ def test_the_parts_become_three_pairs_of_files(archives, tmp_path, capsys):
         'val.de': 'fuenf\n', 'val.en': 'five\n',
         'test.en': 'A & B\ntwo lines\n', 'test.de': 'A & B\nÜber lines\n',
     }  # fmt: skip
-    assert '4 pairs written to' in capsys.readouterr().out
+    assert 'wrote 4 pairs to' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_the_parts_become_three_pairs_of_files(archives, tmp_path, capsys):
     [
         (
             dict(commoncrawl_de_en_de=None),
-            r'no archive holds commoncrawl.de-en.\* in both languages',
+            r'the archives must hold commoncrawl.de-en.\* in both languages',
         ),
-        (dict(newstest2013_de=b'a\nb\n'), 'has 1 lines in English and 2 in German'),
+        (dict(newstest2013_de=b'a\nb\n'), 'got 1 in English and 2 in German'),
         (dict(), 'archive .*none.tgz. does not exist'),
         (None, 'archive .*europarl.tgz. is damaged'),
     ],
 )
-def test_what_is_missing_or_damaged_is_named_and_nothing_written(
+def test_missing_or_damaged_archives_are_reported_and_nothing_is_written(
     archives, tmp_path, changes, message
 ):
     paths = archives(**(changes or {}))

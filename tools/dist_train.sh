@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Usage: bash tools/dist_train.sh CONFIG GPUS [arguments of train.py]
-# On several machines set NNODES, NODE_RANK, MASTER_ADDR and PORT; without GPUs the processes run on
-# the CPU. PYTHON names the interpreter.
+# For several machines set NNODES, NODE_RANK, MASTER_ADDR and PORT. Without GPUs the processes run on
+# the CPU. PYTHON is the interpreter.
 set -euo pipefail
 
 exec "${PYTHON:-python}" "$(dirname "$0")/launch.py" train "$@"

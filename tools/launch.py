@@ -1,7 +1,7 @@
-"""Start train.py or test.py in several processes, and say at the end why they ended.
+"""Start train.py or test.py in several processes, and report why they failed.
 
-Called by dist_train.sh and dist_test.sh. On several machines set NNODES, NODE_RANK, MASTER_ADDR and
-PORT, and RDZV_TIMEOUT, how many seconds they wait for each other at the start (600).
+Used by dist_train.sh and dist_test.sh. For several machines set NNODES, NODE_RANK, MASTER_ADDR,
+PORT, and RDZV_TIMEOUT, the seconds to wait for the other machines at the start (default 600).
 """
 
 import argparse
@@ -26,7 +26,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         words = tasks.add_parser(task, prog=f'dist_{task}.sh', help=f'run {task}.py')
         for file in files:
             words.add_argument(file, metavar=file.upper())
-        words.add_argument('gpus', metavar='GPUS', help='processes on this machine')
+        words.add_argument('gpus', metavar='GPUS', help='number of processes on this machine')
         words.add_argument('rest', nargs=argparse.REMAINDER, help=f'arguments of {task}.py')
     return parser.parse_args(argv)
 
@@ -40,15 +40,15 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.run import parse_args as parse_torchrun
 from torch.distributed.run import run
 
-# Variable, its value where it is not set, and the smallest that it may have.
+# Default and minimum of each environment variable.
 VARIABLES = dict(NNODES=(1, 1), NODE_RANK=(0, 0), PORT=(29500, 1), RDZV_TIMEOUT=(600, 1))
 
 
 def number(name: str, text: str, least: int) -> int:
-    """The number that ``text`` is.
+    """Parse an integer of at least ``least``.
 
     Raises:
-        UserError: it is none, or smaller than ``least``.
+        UserError: ``text`` is something else.
     """
     if not text.isdecimal() or int(text) < least:
         raise UserError(f'{name} must be a number of at least {least}, got {text!r}')
@@ -56,10 +56,10 @@ def number(name: str, text: str, least: int) -> int:
 
 
 def torchrun_words(args: argparse.Namespace) -> list[str]:
-    """The arguments of torchrun; what it would wait for in silence is checked and said.
+    """Return the arguments of torchrun, after checks for which torchrun would wait silently.
 
     Raises:
-        UserError: a number is none, the rank is none of the machines', or the port is taken.
+        UserError: A value is not a number, the rank is out of range, or the port is taken.
     """
     gpus = number('GPUS', args.gpus, 1)
     nodes, rank, port, timeout = (
@@ -68,14 +68,12 @@ def torchrun_words(args: argparse.Namespace) -> list[str]:
     )
     address = os.environ.get('MASTER_ADDR', '127.0.0.1')
     if rank >= nodes:
-        raise UserError(
-            f'NODE_RANK must be 0 to {nodes - 1} of NNODES={nodes} machines, got {rank}'
-        )
+        raise UserError(f'NODE_RANK must be 0 to {nodes - 1} with NNODES={nodes}, got {rank}')
     if rank == 0:
         check_port(port)
     if nodes > 1:
         print(
-            f'machine {rank} of {nodes} waits up to {timeout} s for the others, which meet at '
+            f'machine {rank} of {nodes} waits up to {timeout} s for the others at '
             f'{address}:{port} (NNODES, NODE_RANK, MASTER_ADDR, PORT, RDZV_TIMEOUT)',
             file=sys.stderr,
             flush=True,
@@ -97,7 +95,7 @@ def torchrun_words(args: argparse.Namespace) -> list[str]:
 
 
 def check_port(port: int) -> None:
-    """Raise a :class:`UserError` if another process listens at ``port`` already."""
+    """Raise a :class:`UserError` if another process uses ``port``."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -112,8 +110,8 @@ def check_port(port: int) -> None:
 
 
 def root_cause(failures: dict[int, ProcessFailure]) -> str:
-    """Which process ended first and why, in one sentence."""
-    # A process that was killed writes nothing, and the others then miss it before anyone sees that.
+    """Return a one-line message about the process that failed first."""
+    # A killed process leaves no message, and the others may report its loss first.
     order = sorted(
         failures,
         key=lambda rank: (
@@ -135,7 +133,7 @@ def root_cause(failures: dict[int, ProcessFailure]) -> str:
 
 
 def message_of(failure: ProcessFailure) -> str:
-    """The sentence that a process left, '' if it left none."""
+    """Return the error message of a process, '' if it left none."""
     if not failure.error_file_data or not Path(failure.error_file).is_file():
         return ''
     message = failure.message
@@ -154,15 +152,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(f'Error: {root_cause(error.failures)}') from None
     except SignalException as error:
         print(
-            f'{error.sigval.name} stopped the launcher, which has stopped its processes',
+            f'{error.sigval.name} stopped the launcher and its processes',
             file=sys.stderr,
         )
         raise SystemExit(128 + error.sigval) from None
     except DistError as error:
         reason = ' '.join(str(error).split())
         raise SystemExit(
-            f'Error: the machines did not meet ({reason:.200}); see that every one '
-            'has the same NNODES, MASTER_ADDR and PORT, and a NODE_RANK of its own'
+            f'Error: the machines did not meet ({reason:.200}); check that all have '
+            'the same NNODES, MASTER_ADDR and PORT, and different values of NODE_RANK'
         ) from None
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Usage: bash tools/slurm_test.sh PARTITION JOB_NAME CONFIG CHECKPOINT [arguments of test.py]
-# GPUS (8; 0 for one task on the CPU), GPUS_PER_NODE (8), CPUS_PER_TASK (5) and SRUN_ARGS shape the
-# job; PYTHON names the interpreter.
+# GPUS (8; 0 for one task on the CPU), GPUS_PER_NODE (8), CPUS_PER_TASK (5) and SRUN_ARGS configure the
+# job. PYTHON is the interpreter.
 set -euo pipefail
 
 if (($# < 4)); then
@@ -17,7 +17,7 @@ if ((GPUS > 0)); then
 else
     SHAPE='--ntasks=1'
 fi
-# SHAPE and SRUN_ARGS hold several words each.
+# SHAPE and SRUN_ARGS contain several words each.
 # shellcheck disable=SC2086
 srun --partition="$1" --job-name="$2" $SHAPE --cpus-per-task="${CPUS_PER_TASK:-5}" \
     --kill-on-bad-exit=1 ${SRUN_ARGS:-} \

@@ -1,4 +1,4 @@
-"""Classes of images from a trained classifier."""
+"""Classification of images with a trained model."""
 
 import itertools
 import os
@@ -23,13 +23,11 @@ from aft_mm.checks import check_int
 from aft_mm.datasets.image_files import IMAGE_SUFFIXES, read_rgb
 from aft_mm.errors import UserError
 
-from .inputs import takes_bgr
 from .loading import load_model
 
 Source = str | os.PathLike | np.ndarray
 LOADERS = ('LoadImageFromFile', 'mmpretrain.LoadImageFromFile', 'mmcv.LoadImageFromFile')
-# A picture of fewer pixels is enlarged to be seen.
-SHORT_EDGE = 224
+SHORT_EDGE = 224  # pixels, to which small images are magnified for display
 
 
 class ImageClassifier:
@@ -39,21 +37,20 @@ class ImageClassifier:
 
         classify = ImageClassifier('config.py', 'epoch_100.pth')
         classify('photos/')[0]  # {'path': 'photos/a.jpg', 'label': 3, 'class_name': 'cat', ...}
-        classify.visualize('photos/', 'drawn/')
+        classify.visualize('photos/', 'pictures/')
 
-    What happens to an image before the model sees it is what happens in a test: the pipeline of
-    ``test_dataloader``.
+    Images go through the pipeline of ``test_dataloader``, as in a test.
 
     Args:
-        config: Path of a config of mmpretrain's ImageClassifier, or the config itself.
+        config: Config of mmpretrain's ImageClassifier, or its path.
         checkpoint: Path or http address of a checkpoint.
-        device: Where to compute; by default an accelerator if there is one.
-        classes: Names of the classes; by default those that the checkpoint holds. Where it holds
-            none there are none: the names of a data set of the config could be another one's.
+        device: Device; by default an accelerator if there is one.
+        classes: Names of the classes; by default those stored in the checkpoint. If it stores none,
+            predictions have no class name, since the dataset of the config may be another one.
 
     Raises:
-        UserError: a file does not exist, the checkpoint is of another model, the config is none of
-            a classifier, or there are more or fewer names than classes.
+        UserError: A file does not exist, the checkpoint belongs to another model, the config is
+            not one of a classifier, or the number of names is not the number of classes.
     """
 
     def __init__(
@@ -73,7 +70,6 @@ class ImageClassifier:
                 f'classes must be {number} names, one for each output of the head, got '
                 f'{len(self.classes)}'
             )
-        # Of an image, and what follows once it is loaded.
         steps = self.config.test_dataloader.dataset.pipeline
         self._loads = any(step['type'] in LOADERS for step in steps)
         with DefaultScope.overwrite_default_scope('mmpretrain'):
@@ -81,7 +77,7 @@ class ImageClassifier:
             self._of_array = Compose(
                 [TRANSFORMS.build(step) for step in steps if step['type'] not in LOADERS]
             )
-        # mmcv reads BGR; a data set of arrays has the order that the data preprocessor expects.
+        # mmcv reads BGR; a dataset of arrays has the order that the data preprocessor expects.
         self.takes_bgr = self._loads or takes_bgr(self.config)
         self._channels = self.config.model.backbone.get('in_channels', 3)
 
@@ -91,27 +87,28 @@ class ImageClassifier:
         """Classify images.
 
         Args:
-            images: Path of a file, of a folder (its image files, and those of folders in it, in
-                the order of their paths), an array uint8 [H, W, 3] in RGB, or [H, W] or [H, W, 1]
-                for a model of grey images, or a list of such.
-            batch_size: Images that the model takes at once; those of one size together.
+            images: Path of a file, path of a folder (all image files below it, sorted by path), an
+                RGB array uint8 [H, W, 3], an array [H, W] or [H, W, 1] for a model of grey images,
+                or a list of these.
+            batch_size: Images per forward pass; consecutive images of one size are batched.
             progress: Show a progress bar on stderr.
 
         Returns:
-            One dict for each image: ``label`` (int), ``score`` of it, ``scores`` of all classes
-            (float32 [classes]), ``class_name`` (None where the checkpoint holds no names), and
-            ``path`` where it comes from a file.
+            One dict per image: ``label`` (int), its ``score``, the ``scores`` of all classes
+            (float32 [classes]), ``class_name`` (None if the model has no names), and ``path`` for
+            an image read from a file.
 
         Raises:
-            ValueError: an image is none, a file or folder does not exist or holds none, or
-                batch_size is below 1.
+            ValueError: A file or folder does not exist, holds no image or cannot be read, an array
+                has another shape or type, or ``batch_size`` is below 1.
         """
         check_int('batch_size', batch_size, 1)
         inputs = self._as_list(images)
         results: list[dict[str, Any]] = []
         batches = range(0, len(inputs), batch_size)
-        bar = dict(console=Console(stderr=True), disable=not progress)
-        for start in track(batches, 'classifying', **bar):
+        for start in track(
+            batches, 'classifying', console=Console(stderr=True), disable=not progress
+        ):
             part = inputs[start : start + batch_size]
             for image, sample in zip(part, self._predict(part), strict=True):
                 scores = sample.pred_score.float().cpu().numpy()
@@ -129,10 +126,10 @@ class ImageClassifier:
         return results
 
     def preprocess(self, image: Source) -> dict[str, Any]:
-        """One image as the data preprocessor takes it: ``inputs`` [C, H, W] and its sample.
+        """Return the packed sample of one image: ``inputs`` [C, H, W] and ``data_samples``.
 
         Raises:
-            UserError: it is none.
+            UserError: It is not an image.
         """
         try:
             if self._loads and not isinstance(image, np.ndarray):
@@ -142,11 +139,10 @@ class ImageClassifier:
             return self._of_array(dict(img=pixels.copy(), img_shape=size, ori_shape=size))
         except UserError:
             raise
-        except Exception as error:  # whatever a step of the pipeline raises on a bad file
+        except Exception as error:  # steps of the pipeline raise anything on a bad file
             what = 'an array' if isinstance(image, np.ndarray) else repr(os.fspath(image))
-            raise UserError(
-                f'images must hold images, but {what} is none ({" ".join(str(error).split())})'
-            ) from error
+            reason = ' '.join(str(error).split())
+            raise UserError(f'images must be readable images, got {what} ({reason})') from error
 
     def visualize(
         self,
@@ -155,21 +151,21 @@ class ImageClassifier:
         batch_size: int = 32,
         progress: bool = True,
     ) -> list[np.ndarray]:
-        """Draw the prediction onto each image, with the model's class names and scores.
+        """Draw the predicted class name and score onto each image.
 
         Args:
-            images, batch_size, progress: As of a call.
-            folder: Where to write the pictures, too: ``0000_cat.png`` of the image a/cat.jpg,
-                ``0001.png`` of an array.
+            images, batch_size, progress: As for calling the object.
+            folder: Folder to which the pictures are also written: ``0000_cat.png`` for the image
+                a/cat.jpg, ``0001.png`` for an array.
 
         Returns:
-            uint8 [H, W, 3] for each image, RGB, small ones enlarged to be seen.
+            RGB uint8 [H, W, 3] per image; small images are magnified.
         """
         inputs = self._as_list(images)
         visualizer = UniversalVisualizer()
         if folder is not None:
             mkdir_or_exist(folder)
-        drawn = []
+        pictures = []
         for number, (image, result) in enumerate(
             zip(inputs, self(inputs, batch_size, progress), strict=True)
         ):
@@ -178,7 +174,7 @@ class ImageClassifier:
             enlarge = -(-SHORT_EDGE // min(pixels.shape[:2]))
             name = f'{number:04}' + (f'_{Path(result["path"]).stem}' if 'path' in result else '')
             sample = DataSample().set_pred_label(result['label']).set_pred_score(result['scores'])
-            drawn.append(
+            pictures.append(
                 visualizer.visualize_cls(
                     imrescale(pixels, enlarge, interpolation='nearest'),
                     sample,
@@ -188,10 +184,10 @@ class ImageClassifier:
                     out_file=None if folder is None else os.path.join(folder, f'{name}.png'),
                 )
             )
-        return drawn
+        return pictures
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
-        """Files for folders, one by one."""
+        """Return a list of files and arrays, with folders replaced by their files."""
         alone = isinstance(images, str | os.PathLike | np.ndarray)
         found: list[Source] = []
         for image in [images] if alone else images:
@@ -210,39 +206,50 @@ class ImageClassifier:
                 )
                 if not files:
                     raise UserError(
-                        f'images must hold images, but the folder {str(image)!r} holds '
-                        f'none ({", ".join(IMAGE_SUFFIXES)})'
+                        f'images must be folders with images ({", ".join(IMAGE_SUFFIXES)}), got '
+                        f'{str(image)!r}'
                     )
                 found += files
             elif not Path(image).is_file():
-                raise UserError(f'images must be files that exist, but {str(image)!r} does not')
+                raise UserError(f'images must be files that exist, got {str(image)!r}')
             else:
                 found.append(image)
         return found
 
     def _checked(self, image: np.ndarray) -> np.ndarray:
-        """An array as [H, W, C] of the model's channels."""
+        """Return an array as [H, W, C] with the model's number of channels."""
         pixels = image[..., None] if image.ndim == 2 else image
         if pixels.dtype != np.uint8 or pixels.shape[2:] != (self._channels,) or not pixels.size:
             raise UserError(
-                f'images must be uint8 [H, W, {self._channels}] of this model, got '
+                f'images must be uint8 [H, W, {self._channels}] for this model, got '
                 f'{image.dtype} {list(image.shape)}'
             )
         return pixels
 
     def _pixels(self, image: Source) -> np.ndarray:
-        """uint8 [H, W, C], RGB or grey as the model takes them."""
+        """Return an image as uint8 [H, W, C], RGB or grey depending on the model."""
         if isinstance(image, np.ndarray):
             return self._checked(image)
-        pixels = read_rgb(image)[0]
+        pixels = read_rgb(os.fspath(image))[0]
         grey = self._channels == 1
         return np.asarray(Image.fromarray(pixels).convert('L'))[..., None] if grey else pixels
 
     def _predict(self, images: Sequence[Source]) -> list[DataSample]:
-        """The predictions of images, neighbours of one size at once."""
+        """Predict images; consecutive ones of the same size share a batch."""
         samples = [self.preprocess(image) for image in images]
         predictions: list[DataSample] = []
         with torch.no_grad():
             for _, same in itertools.groupby(samples, lambda sample: sample['inputs'].shape):
                 predictions += self.model.test_step(pseudo_collate(list(same)))
         return predictions
+
+
+def takes_bgr(config: Config) -> bool:
+    """Return whether the data preprocessor of a config converts images from BGR to RGB."""
+    settings = config.get('data_preprocessor') or {}
+    own = (config.get('model') or {}).get('data_preprocessor') or {}
+    for part in (settings, own, settings.get('preprocessor') or {}, own.get('preprocessor') or {}):
+        for key in ('to_rgb', 'bgr_to_rgb'):
+            if part.get(key) is not None:
+                return bool(part[key])
+    return False

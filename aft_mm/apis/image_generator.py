@@ -1,4 +1,4 @@
-"""Images from a trained model."""
+"""Sampling of images from a trained model."""
 
 import os
 from typing import Any
@@ -8,18 +8,13 @@ import torch
 from mmengine.config import Config
 
 from aft_mm.errors import UserError
-from aft_mm.sampling.images import (
-    check_image_shape,
-    complete_images,
-    given_rows,
-    sample_images,
-)
+from aft_mm.visualization import check_image_shape, complete_images, given_rows, sample_images
 
 from .loading import load_model
 
 
 class ImageGenerator:
-    """Draw and complete images, pixel by pixel.
+    """Sample and complete images, pixel by pixel.
 
     ::
 
@@ -28,16 +23,16 @@ class ImageGenerator:
         completed = generator.complete(images, keep=0.5)
 
     Both methods take the options of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
-    ``top_p``, ``greedy``, ``seed`` and ``progress``, which is on unless said otherwise.
+    ``top_p``, ``greedy``, ``seed`` and ``progress`` (on by default).
 
     Args:
-        config: Path of a config with ``image_shape = (H, W, C)``, or the config itself.
-        checkpoint: Path or http address of a checkpoint that ``tools/train.py`` wrote.
-        device: Where to compute; by default an accelerator if there is one.
+        config: Config with ``image_shape = (H, W, C)``, or its path.
+        checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
+        device: Device; by default an accelerator if there is one.
 
     Raises:
-        UserError: a file does not exist, the checkpoint is of another model, or the config is
-            none of images.
+        UserError: A file does not exist, the checkpoint belongs to another model, or the config is
+            not one of an image model.
     """
 
     def __init__(
@@ -51,7 +46,10 @@ class ImageGenerator:
         check_image_shape(self.model, self.image_shape)
 
     def sample(self, num: int = 1, **options: Any) -> np.ndarray:
-        """Draw images: uint8 ``[num, H, W, C]``.
+        """Sample images.
+
+        Returns:
+            uint8 ``[num, H, W, C]``.
 
         Raises:
             ValueError: ``num`` is below 1, or an option is out of range.
@@ -59,12 +57,15 @@ class ImageGenerator:
         return sample_images(self.model, self.image_shape, num, **{'progress': True, **options})
 
     def complete(self, images: np.ndarray, keep: float = 0.5, **options: Any) -> np.ndarray:
-        """Draw the lower part of images: uint8 ``[N, H, W, C]``.
+        """Sample the lower part of images.
 
         Args:
-            images: uint8 ``[N, H, W, C]``, RGB where C = 3.
-            keep: Share of the rows, from the top, that stays; at least one row stays and one is
-                drawn.
+            images: uint8 ``[N, H, W, C]``, RGB if C = 3.
+            keep: Share of the rows, from the top, that is given to the model. At least one row
+                must be given and one left.
+
+        Returns:
+            uint8 ``[N, H, W, C]``.
 
         Raises:
             ValueError: ``images`` is empty or has another shape or type, or ``keep`` or an option

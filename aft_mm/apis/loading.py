@@ -1,4 +1,4 @@
-"""A trained model from its config and checkpoint."""
+"""Load a trained model from its config and checkpoint."""
 
 import os
 from typing import Any
@@ -8,15 +8,13 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import CheckpointLoader
-from torch import nn
 
-import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
+import aft_mm.registry  # noqa: F401, registers the safe loading of checkpoints
 from aft_mm.cli.command_line import check_checkpoint, read_config
 from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
 from aft_mm.errors import UserError
 
-#: Who draws from the model of a config, or reads with it, and the entry of the config that tells;
-#: the first that is there decides.
+#: Inferencer for each entry of a config; the first entry found decides.
 ENTRIES = {
     'Translator': 'subwords',
     'SpeechRecognizer': 'units',
@@ -25,30 +23,29 @@ ENTRIES = {
     'ImageGenerator': 'image_shape',
 }
 
-#: mmpretrain's classifier, as a config may name it.
+#: Names of mmpretrain's classifier in configs.
 CLASSIFIERS = ('ImageClassifier', 'mmpretrain.ImageClassifier')
 
 
 def task_of(config: Config) -> str:
-    """The name of the class that draws from the model of a config, TextGenerator for the rest."""
+    """Return the name of the inferencer for the model of a config, TextGenerator by default."""
     return next((name for name, entry in ENTRIES.items() if entry in config), 'TextGenerator')
 
 
 def check_draws(config: Config) -> None:
-    """Raise a :class:`UserError` unless the model of a config is an autoregressive one."""
+    """Raise a :class:`UserError` unless the model of a config is autoregressive."""
     if 'decoder' not in (config.get('model') or {}):
-        raise UserError(
-            f'{config.filename} has no autoregressive model, with a decoder, to draw from'
-        )
+        raise UserError(f'{config.filename} has no autoregressive model (one with a decoder)')
 
 
 def check_task(config: Config, name: str) -> None:
-    """Raise a :class:`UserError` if a class other than ``name`` is for a config's model."""
+    """Raise a :class:`UserError` unless the inferencer ``name`` supports the model of a config."""
     if name == 'ImageClassifier':
-        if (config.get('model') or {}).get('type') not in CLASSIFIERS:
+        kind = (config.get('model') or {}).get('type')
+        if kind not in CLASSIFIERS:
             raise UserError(
-                f'{config.filename} is no config of an image classifier: its model is '
-                f'{(config.get("model") or {}).get("type")!r}'
+                f'{config.filename} must be the config of an image classifier, got a model of '
+                f'type {kind!r}'
             )
         return
     found = task_of(config)
@@ -58,20 +55,25 @@ def check_task(config: Config, name: str) -> None:
         reason = (
             f'has {ENTRIES[found]}'
             if found in ENTRIES
-            else (f'has none of {", ".join(ENTRIES.values())}')
+            else f'has none of {", ".join(ENTRIES.values())}'
         )
         raise UserError(
-            f'{config.filename} is a config for {found} and not for {name}, because it {reason}'
+            f'{config.filename} is a config for {found}, not for {name}, because it {reason}'
         )
 
 
-def build_model(config: Config) -> nn.Module:
-    """The model of a config in its scope, with the config's data preprocessor, as a Runner's."""
+def build_model(config: Config) -> Any:
+    """Build the model of a config as a Runner does: in its scope and with its data preprocessor.
+
+    Its ``dataset_meta``, the attribute that mmdet and mmseg use, is empty.
+    """
     settings = config.model.copy()
     if config.get('data_preprocessor') is not None:
         settings.setdefault('data_preprocessor', config.data_preprocessor)
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
-        return MODELS.build(settings)
+        model = MODELS.build(settings)
+    model.dataset_meta = {}
+    return model
 
 
 def load_model(
@@ -79,38 +81,35 @@ def load_model(
     checkpoint: str | os.PathLike | None,
     device: str | torch.device | None = None,
     task: str | None = None,
-) -> tuple[Config, nn.Module]:
-    """Build the model of a config and load a checkpoint of training, safely and completely.
+) -> tuple[Config, Any]:
+    """Build the model of a config and load a checkpoint into it, safely and strictly.
 
     Args:
-        config: Path of the config, or the config itself.
-        checkpoint: Path or address of the checkpoint; None for random weights, seed 0.
-        device: Where the model shall be; by default an accelerator if there is one.
-        task: Name of the class that will draw from the model, if that is all it is for.
+        config: The config, or its path.
+        checkpoint: Path or address of the checkpoint; None for random weights with seed 0.
+        device: Device; by default an accelerator if there is one.
+        task: Name of the inferencer that will use the model; None accepts any model.
 
     Returns:
-        The config and the model, in evaluation mode and without gradients. Its ``dataset_meta`` is
-        what the checkpoint tells of its data, such as the names of classes.
+        The config and the model, in evaluation mode and without gradients. The ``dataset_meta`` of
+        the model is that of the checkpoint, such as the names of classes.
 
     Raises:
-        UserError: a file does not exist, the config is for another task or for missing libraries,
-            or the checkpoint is of another model.
-        pickle.UnpicklingError: the checkpoint is damaged, or holds more than training state.
+        UserError: A file does not exist, the config is for another task or needs missing libraries,
+            or the checkpoint belongs to another model.
+        pickle.UnpicklingError: The checkpoint is damaged, or holds more than training state.
     """
     if not isinstance(config, Config):
         config = read_config(os.fspath(config))
     if task is not None:
         check_task(config, task)
-    meta: dict[str, Any] = {}
     if checkpoint is None:
         torch.manual_seed(0)
-        model = build_model(config)
     else:
         check_checkpoint(os.fspath(checkpoint))
-        model = build_model(config)
+    model = build_model(config)
+    if checkpoint is not None:
         weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
         load_fitting(model, weights, name=str(config.filename))
-        meta = weights.get('meta') or {}
-    # As mmdet and mmseg call it: what the training said about its data.
-    model.dataset_meta = meta.get('dataset_meta') or {}
+        model.dataset_meta = (weights.get('meta') or {}).get('dataset_meta') or {}
     return config, model.to(device or get_device()).eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The models of the configs by name, through mmpretrain's ModelHub."""
+"""Models by name, through mmpretrain's ModelHub."""
 
 import functools
 import os
@@ -21,12 +21,12 @@ from .loading import build_model, load_model
 
 @functools.cache
 def register_models() -> dict[str, Model]:
-    """Let mmpretrain's ModelHub know our models, once; returns them by name.
+    """Register our models in mmpretrain's ModelHub, once, and return them by name.
 
-    After it ``mmpretrain.get_model`` and mmpretrain's inferencers take the names, too.
+    Afterwards ``mmpretrain.get_model`` and mmpretrain's inferencers accept the names.
 
     Raises:
-        UserError: the package was installed without its configs.
+        UserError: The package was installed without its configs.
     """
     path = home() / INDEX
     ModelHub.register_model_index(path, config_prefix=path.parent)
@@ -36,10 +36,10 @@ def register_models() -> dict[str, Model]:
 
 
 def list_models(pattern: str | None = None) -> list[str]:
-    """The names of our models, which are those of their configs.
+    """Return the names of our models, which are those of their configs.
 
     Args:
-        pattern: As of a shell, such as ``'aft-conv-*_in1k'``; whatever follows it matches, too.
+        pattern: Shell pattern for the beginning of a name, such as ``'aft-conv-*_in1k'``.
     """
     return [
         name
@@ -53,34 +53,33 @@ def get_model(
     pretrained: str | os.PathLike | None = None,
     device: str | torch.device | None = None,
 ) -> nn.Module:
-    """Build a model by its name, of any task, for evaluation.
+    """Build a model of any task by its name, in evaluation mode.
 
-    mmpretrain's inferencers take the model, too, as ``FeatureExtractor(get_model(name, path))``.
-    No weights of ours are published, so ``pretrained`` is a file of one's own.
+    mmpretrain's inferencers accept the model: ``FeatureExtractor(get_model(name, path))``. There
+    are no published weights, so ``pretrained`` is a checkpoint of your own.
 
     Args:
         name: One of :func:`list_models`.
-        pretrained: Path or http address of a checkpoint, loaded safely and completely, with its
-            names of classes; None leaves the model as it is built.
-        device: Where the model shall be; by default an accelerator if there is one.
+        pretrained: Path or http address of a checkpoint, loaded safely and strictly, with its
+            names of classes; None keeps the initial weights.
+        device: Device; by default an accelerator if there is one.
 
     Raises:
-        UserError: the name is unknown, the checkpoint does not exist or is of another model, or the
-            model needs libraries that are missing.
+        UserError: The name is unknown, the checkpoint does not exist or belongs to another model,
+            or the model needs missing libraries.
     """
     models = register_models()
     if name not in models:
         close = get_close_matches(name, models, n=3)
         raise UserError(
             f'name must be one of list_models(), got {name!r}'
-            + (f'; close to it are {", ".join(close)}' if close else '')
+            + (f'; did you mean {", ".join(close)}?' if close else '')
         )
     config = read_config(str(home() / models[name].config))
     if pretrained is None:
         model = build_model(config).to(device or get_device()).eval()
-        model.dataset_meta = {}
     else:
         config, model = load_model(config, pretrained, device)
-    # What mmpretrain's inferencers read.
+    # Read by mmpretrain's inferencers.
     model._config, model._dataset_meta, model._metainfo = config, model.dataset_meta, models[name]
     return model

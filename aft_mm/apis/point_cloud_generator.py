@@ -1,4 +1,4 @@
-"""Point clouds from a trained model."""
+"""Sampling of point clouds from a trained model."""
 
 import os
 from typing import Any
@@ -8,13 +8,13 @@ import torch
 from mmengine.config import Config
 
 from aft_mm.errors import UserError
-from aft_mm.sampling.points import check_points, check_settings, sample_points
+from aft_mm.visualization import check_points, check_settings, sample_points
 
 from .loading import load_model
 
 
 class PointCloudGenerator:
-    """Draw point clouds, coordinate by coordinate.
+    """Sample point clouds, coordinate by coordinate.
 
     ::
 
@@ -23,14 +23,14 @@ class PointCloudGenerator:
         write_ply('chair.ply', clouds[0])
 
     Args:
-        config: Path of a config with ``point_cloud = dict(num_points=..., num_bits=..., up=...)``,
-            or the config itself.
-        checkpoint: Path or http address of a checkpoint that ``tools/train.py`` wrote.
-        device: Where to compute; by default an accelerator if there is one.
+        config: Config with ``point_cloud = dict(num_points=..., num_bits=..., up=...)``, or its
+            path.
+        checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
+        device: Device; by default an accelerator if there is one.
 
     Raises:
-        UserError: a file does not exist, the checkpoint is of another model, or the config is
-            none of point clouds, or of others than its model draws.
+        UserError: A file does not exist, the checkpoint belongs to another model, the config is
+            not one of a point cloud model, or its ``point_cloud`` does not match its model.
     """
 
     def __init__(
@@ -46,32 +46,33 @@ class PointCloudGenerator:
         self.num_bits = settings.num_bits
 
     def sample(self, num: int = 1, **options: Any) -> np.ndarray:
-        """Draw clouds: float32 ``[num, P, 3]``, columns x, y, z, in the cube of side 1 around 0.
+        """Sample clouds.
 
         Args:
-            num: How many.
-            **options: Those of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
-                ``top_p``, ``greedy``, ``seed`` and ``progress``, which is on unless said
-                otherwise.
+            num: Number of clouds.
+            **options: Options of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
+                ``top_p``, ``greedy``, ``seed`` and ``progress`` (on by default).
+
+        Returns:
+            float32 ``[num, P, 3]``, columns x, y, z, in the cube of side 1 around 0.
 
         Raises:
-            ValueError: ``num`` is below 1.
-            ValueError: An option is out of range.
+            ValueError: ``num`` is below 1, or an option is out of range.
         """
         return sample_points(self.model, num, self.num_bits, **{'progress': True, **options})
 
 
 def write_ply(path: str | os.PathLike, points: np.ndarray) -> None:
-    """Write a cloud ``[P, 3]`` as a binary PLY file; trimesh knows the format.
+    """Write a cloud ``[P, 3]`` as a binary PLY file.
 
     Raises:
         UserError: ``points`` has another shape or is empty, or ``path`` does not end in .ply.
     """
     shape = np.shape(points)
     if len(shape) != 2 or shape[1] != 3 or not shape[0]:
-        raise UserError(f'write_ply needs the points of one cloud, [P, 3], got {list(shape)}')
+        raise UserError(f'points must be one cloud [P, 3], got {list(shape)}')
     if os.path.splitext(path)[1] != '.ply':
-        raise UserError(f'write_ply needs a file name that ends in .ply, got {str(path)!r}')
-    import trimesh  # late: nothing else that is drawn needs it
+        raise UserError(f'path must be a file name that ends in .ply, got {str(path)!r}')
+    import trimesh  # slow to import, and needed here only
 
     trimesh.PointCloud(points).export(os.fspath(path), file_type='ply')

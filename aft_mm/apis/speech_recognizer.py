@@ -1,4 +1,4 @@
-"""What was said, by a trained model."""
+"""Speech recognition with a trained model."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -20,16 +20,16 @@ from .loading import load_model
 
 
 class Recognition(NamedTuple):
-    """What was recognised in one file."""
+    """The result for one file."""
 
-    text: str  # characters, or phonemes with a space between
-    score: float  # log probability in nats, of the beam or of the best alignment
-    alternatives: tuple[tuple[str, float], ...]  # texts and scores, the best one included
-    log_probs: np.ndarray  # [T, V] of blank, <unk> and symbols
+    text: str  # characters, or phonemes separated by spaces
+    score: float  # log-probability in nats, of the beam or of the best alignment
+    alternatives: tuple[tuple[str, float], ...]  # texts and scores, including the best one
+    log_probs: np.ndarray  # [T, V]: blank, <unk> and symbols
 
 
 class SpeechRecognizer:
-    """Recognise speech in files: sound, cepstra of Sphinx or places in archives of Kaldi.
+    """Recognise speech in sound files, Sphinx cepstra or entries of Kaldi archives.
 
     ::
 
@@ -38,18 +38,17 @@ class SpeechRecognizer:
         for found in recognizer(['a.wav', 'b.flac'], beam_size=16):
             print(found.text, found.alternatives)
 
-    A file goes through the pipeline of the test set. Where that normalises per speaker, a file is
-    its own speaker.
+    Files go through the pipeline of the test set. If it normalises per speaker, every file counts
+    as a speaker of its own.
 
     Args:
-        config: Path of a config of speech recognition, which says its ``units``, or the config
-            itself.
-        checkpoint: Path or http address of a checkpoint that ``tools/train.py`` wrote.
-        device: Where to compute; by default an accelerator if there is one.
+        config: Config of speech recognition with the entry ``units``, or its path.
+        checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
+        device: Device; by default an accelerator if there is one.
 
     Raises:
-        UserError: a file does not exist, the checkpoint is of another model, or the config is
-            none of speech.
+        UserError: A file does not exist, the checkpoint belongs to another model, or the config is
+            not one of speech recognition.
     """
 
     def __init__(
@@ -62,8 +61,8 @@ class SpeechRecognizer:
         self.units = TextUnits(**self.config.units)
         if len(self.units.names) != self.model.head.num_classes:
             raise UserError(
-                f'{self.config.filename} has {len(self.units.names)} units, <blank> '
-                f'and <unk> included, but its head has {self.model.head.num_classes}'
+                f'units of {self.config.filename} must be {self.model.head.num_classes} with '
+                f'<blank> and <unk>, the classes of its head, got {len(self.units.names)}'
             )
         scope = self.config.get('default_scope', 'mmengine')
         with DefaultScope.overwrite_default_scope(scope):
@@ -72,7 +71,7 @@ class SpeechRecognizer:
 
     @property
     def seconds_per_frame(self) -> float:
-        """Of the rows of ``log_probs``."""
+        """Duration of a row of ``log_probs``."""
         return SHIFT * prod(
             step.num_frames for step in self.pipeline if isinstance(step, StackFrames)
         )
@@ -83,23 +82,30 @@ class SpeechRecognizer:
         beam_size: int | None = None,
         batch_size: int = 8,
     ) -> Recognition | list[Recognition]:
-        """Recognise one file, or a list of them in their order.
+        """Recognise one file or a list of files.
 
         Args:
-            paths: The file, or a list.
-            beam_size: Prefixes that are kept; 1 is greedy, None what the config says.
-            batch_size: Files that are computed together.
+            paths: A path, or a list of paths.
+            beam_size: Number of prefixes in the beam; 1 is greedy, None the value of the config.
+            batch_size: Files per forward pass.
+
+        Returns:
+            A result for a path, a list of results for a list.
 
         Raises:
-            UserError: a file cannot be read, or is longer than the model reads.
-            ValueError: a number is out of range.
+            UserError: A file cannot be read, or is longer than the model's position table.
+            ValueError: A number is out of range.
         """
-        if isinstance(paths, str | os.PathLike):
-            return self([paths], beam_size, batch_size)[0]
-        return list(self.stream([self.read(path) for path in paths], beam_size, batch_size))
+        files = [paths] if isinstance(paths, str | os.PathLike) else paths
+        found = list(self.stream([self.read(path) for path in files], beam_size, batch_size))
+        return found[0] if isinstance(paths, str | os.PathLike) else found
 
     def read(self, path: str | os.PathLike) -> dict:
-        """The sample of a file, for :meth:`stream`; raises UserError as calling does."""
+        """Return the sample of a file for :meth:`stream`.
+
+        Raises:
+            UserError: The file cannot be read, or is longer than the model's position table.
+        """
         check_path('path', path)
         results: dict = dict(path=os.fspath(path), name=os.fspath(path))
         try:
@@ -111,7 +117,7 @@ class SpeechRecognizer:
         if limit is not None and len(results['inputs']) > limit:
             seconds = limit * self.seconds_per_frame
             raise UserError(
-                f'{os.fspath(path)!r} must not be longer than {seconds:.2f} s, the '
+                f'{os.fspath(path)!r} must be at most {seconds:.2f} s long, the '
                 f'position table of the model, got '
                 f'{len(results["inputs"]) * self.seconds_per_frame:.2f} s; cut it'
             )
@@ -121,7 +127,11 @@ class SpeechRecognizer:
     def stream(
         self, samples: Sequence[dict], beam_size: int | None = None, batch_size: int = 8
     ) -> Iterator[Recognition]:
-        """Recognise what :meth:`read` gave, batch by batch; raises as calling does."""
+        """Recognise samples of :meth:`read`, batch by batch.
+
+        Raises:
+            ValueError: A number is out of range.
+        """
         check_int('batch_size', batch_size, 1)
         if beam_size is not None:
             check_int('beam_size', beam_size, 1)

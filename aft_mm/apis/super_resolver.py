@@ -1,4 +1,4 @@
-"""Large images from small ones."""
+"""Super-resolution of images with a trained model."""
 
 import os
 import sys
@@ -15,37 +15,36 @@ from aft_mm.datasets.transforms.images import central_square, shrink
 from aft_mm.engine.seeds import derived_seed
 from aft_mm.errors import UserError
 from aft_mm.models.decoding import check_sampling
-from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
-from aft_mm.sampling.tiling import cut_tiles, join_tiles, tile_starts
+from aft_mm.visualization import check_super_resolution, super_resolve
 
 from .loading import load_model
+from .tiling import cut_tiles, join_tiles, tile_starts
 
 TILES_AT_ONCE = 64
 
 
 class SuperResolver:
-    """Draw what an image of a few pixels may have looked like.
+    """Sample enlargements of small images.
 
     ::
 
         resolver = SuperResolver('config.py', 'epoch_200.pth')
-        samples = resolver(image, num=4, seed=0)            # of an image of exactly 8 x 8 pixels
-        samples = resolver(resolver.fit(photo), num=4)      # of the middle of any larger one
-        samples = resolver.tile(photo)                      # of all of it, tile by tile
+        samples = resolver(image, num=4, seed=0)        # an image of exactly 8 x 8 pixels
+        samples = resolver(resolver.fit(photo), num=4)  # the centre of a larger image
+        samples = resolver.tile(photo)                  # a larger image, tile by tile
 
-    Every drawing method takes the options of ``AutoregressiveModel.generate``: ``temperature``
-    (0.8 unless said otherwise), ``top_k``, ``top_p``, ``greedy``, ``seed`` and ``progress``, which
-    is on.
+    Calling and :meth:`tile` take the options of ``AutoregressiveModel.generate``: ``temperature``
+    (0.8 by default), ``top_k``, ``top_p``, ``greedy``, ``seed`` and ``progress`` (on by default).
 
     Args:
-        config: Path of a config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``,
-            or the config itself.
-        checkpoint: Path or http address of a checkpoint that ``tools/train.py`` wrote.
-        device: Where to compute; by default an accelerator if there is one.
+        config: Config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``, or its
+            path.
+        checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
+        device: Device; by default an accelerator if there is one.
 
     Raises:
-        UserError: a file does not exist, the checkpoint is of another model, or the config is
-            none of super-resolution.
+        UserError: A file does not exist, the checkpoint belongs to another model, or the config is
+            not one of super-resolution.
     """
 
     def __init__(
@@ -60,49 +59,55 @@ class SuperResolver:
         check_super_resolution(self.model, self.image_shape, self.source_shape)
 
     def __call__(self, image: np.ndarray, num: int = 1, **options: Any) -> np.ndarray:
-        """Draw ``num`` samples of one image: uint8 ``[num, H, W, C]``.
+        """Sample enlargements of one image.
 
         Args:
-            image: uint8 ``[h, w, C]`` of exactly ``source_shape``, RGB where C = 3.
-            num: How many.
+            image: uint8 ``[h, w, C]`` of exactly ``source_shape``, RGB if C = 3.
+            num: Number of samples.
+            **options: Options of ``AutoregressiveModel.generate``.
+
+        Returns:
+            uint8 ``[num, H, W, C]``.
 
         Raises:
             UserError: ``image`` has another shape or type.
-            ValueError: ``num`` is below 1.
-            ValueError: An option is out of range.
+            ValueError: ``num`` is below 1, or an option is out of range.
         """
         image = self._checked(image)
         if image.shape != self.source_shape:
             height, width, _ = self.source_shape
             raise UserError(
-                f'image must be of {height} x {width} pixels (height x width), got '
-                f'{image.shape[0]} x {image.shape[1]}; --fit, in Python fit(image), shrinks its '
-                'middle to that size, and --tile, tile(image), cuts it into such tiles'
+                f'image must be {height} x {width} pixels (height x width), got '
+                f'{image.shape[0]} x {image.shape[1]}; --fit (in Python fit(image)) shrinks its '
+                'centre to that size, and --tile (tile(image)) cuts it into tiles of that size'
             )
-        return self._draw(image[None], num, **options)[0]
+        return self._sample(image[None], num, **options)[0]
 
     def fit(self, image: np.ndarray, crop_size: int | None = None) -> np.ndarray:
-        """Shrink the middle of a larger image to what the model reads: uint8 ``[h, w, C]``.
+        """Shrink the centre of a larger image to the input size of the model.
 
-        The central square is shrunk by area. In training it is shrunk twice, to the size of the
-        output and then to this one, and rounded each time, so that a value may differ by one. For a
-        model of whole things, such as aligned faces.
+        The central square is shrunk by area averaging. This suits models of whole objects, such as
+        aligned faces. Training shrinks twice, to the output size and then to the input size, with
+        rounding after each step, so values may differ by one.
 
         Args:
             image: uint8 ``[H', W', C]``.
-            crop_size: Edge of the square [px], by default the largest that there is; a face should
-                fill it as in the images that the model was trained on.
+            crop_size: Edge of the square [px], by default the largest possible. A face should fill
+                the square as in the training images.
+
+        Returns:
+            uint8 ``[h, w, C]``.
 
         Raises:
-            UserError: ``image`` has another type or is smaller than what the model reads,
-                ``crop_size`` is smaller than that or larger than the image, or the model does not
-                read squares.
+            UserError: ``image`` has another type or is smaller than the input of the model,
+                ``crop_size`` is smaller than that or larger than the image, or the input of the
+                model is not square.
         """
         image = self._checked(image)
         size, width, _ = self.source_shape
         if width != size:
             raise UserError(
-                f'fit (--fit) gives squares, but the model reads {size} x {width} '
+                f'fit (--fit) needs a model with square inputs, got one with {size} x {width} '
                 'pixels (height x width)'
             )
         edge = min(image.shape[:2])
@@ -116,20 +121,23 @@ class SuperResolver:
         return shrink(central_square(image, chosen), size)
 
     def tile(self, image: np.ndarray, num: int = 1, overlap: int = 2, **options: Any) -> np.ndarray:
-        """Draw ``num`` samples of a larger image tile by tile: uint8 ``[num, H'·f, W'·f, C]``.
+        """Sample enlargements of a larger image, tile by tile.
 
-        The image is cut into tiles of h x w pixels that overlap, as few as will do, spread evenly.
-        :meth:`tile_starts` tells how many they are, and the work is ``num`` samples of each.
-        Every tile is drawn on its own and knows nothing of its neighbours; where two overlap, one
-        fades linearly into the other, pixel by pixel. That hides the seams, but an overlap is the
-        mean of independent samples and therefore smoother than the rest, and what spans several
-        tiles need not fit together. For a model that was trained on crops of images.
+        The image is covered with as few overlapping tiles of h x w pixels as possible, evenly
+        spaced; see :meth:`tile_starts`. ``num`` samples of each tile are drawn independently of its
+        neighbours, and overlapping tiles fade linearly into each other. This hides the seams, but
+        overlaps are means of independent samples and hence smoother than the rest, and structures
+        larger than a tile may not fit together. It suits models trained on crops of images.
 
         Args:
             image: uint8 ``[H', W', C]``.
-            num: How many.
-            overlap: Pixels of ``image`` by which neighbours overlap at least, 0 to the edge of a
-                tile − 1.
+            num: Number of samples.
+            overlap: Minimum overlap of neighbouring tiles in pixels of ``image``, 0 to the edge of
+                a tile − 1.
+            **options: Options of ``AutoregressiveModel.generate``.
+
+        Returns:
+            uint8 ``[num, H'·f, W'·f, C]`` with f = H / h.
 
         Raises:
             UserError: ``image`` has another type or is smaller than a tile, or ``overlap`` or
@@ -141,7 +149,7 @@ class SuperResolver:
         tiles = cut_tiles(image, rows, columns, (height, width))
         seed = options.pop('seed', None)
         check_sampling(seed=seed)
-        drawn: list[np.ndarray] = []
+        samples: list[np.ndarray] = []
         start = monotonic()
         for first in range(0, len(tiles), TILES_AT_ONCE):
             part = tiles[first : first + TILES_AT_ONCE]
@@ -153,20 +161,20 @@ class SuperResolver:
                     file=sys.stderr,
                 )
             noise = None if seed is None else derived_seed(seed, first)
-            drawn.append(self._draw(part, num, seed=noise, **options))
+            samples.append(self._sample(part, num, seed=noise, **options))
         factor = self.image_shape[0] // height
         return join_tiles(
-            np.concatenate(drawn),
+            np.concatenate(samples),
             [factor * start for start in rows],
             [factor * start for start in columns],
             factor * overlap,
         )
 
     def tile_starts(self, image: np.ndarray, overlap: int = 2) -> tuple[list[int], list[int]]:
-        """The rows and the columns of ``image`` where the tiles of :meth:`tile` begin.
+        """Return the rows and columns of ``image`` where the tiles of :meth:`tile` begin.
 
         Raises:
-            UserError: as :meth:`tile`.
+            UserError: As for :meth:`tile`.
         """
         image = self._checked(image)
         height, width, _ = self.source_shape
@@ -175,12 +183,12 @@ class SuperResolver:
             tile_starts(image.shape[1], width, overlap),
         )
 
-    def _draw(self, images: np.ndarray, num: int, **options: Any) -> np.ndarray:
+    def _sample(self, images: np.ndarray, num: int, **options: Any) -> np.ndarray:
         options = {'temperature': 0.8, 'progress': True, **options}
         return super_resolve(self.model, images, self.image_shape, num, **options)
 
     def _checked(self, image: np.ndarray) -> np.ndarray:
-        """The image as an array, of the type and the channels that the model reads, and no smaller."""
+        """Return the image as an array with checked type, number of channels and minimum size."""
         image = np.asarray(image)
         height, width, channels = self.source_shape
         if image.ndim != 3 or image.shape[2] != channels or image.dtype != np.uint8:
@@ -191,6 +199,6 @@ class SuperResolver:
         if image.shape[0] < height or image.shape[1] < width:
             raise UserError(
                 f'image must have at least {height} x {width} pixels (height x width), '
-                f'but has {image.shape[0]} x {image.shape[1]}'
+                f'got {image.shape[0]} x {image.shape[1]}'
             )
         return image

@@ -1,4 +1,4 @@
-"""Text from a trained model."""
+"""Sampling and scoring of text with a trained model."""
 
 import os
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ class TextGenerator:
         generator.score('In 1989 ').sum()  # log p, in nats
 
     Args:
-        config: Path of a config of a text model, or the config itself.
-        checkpoint: Path or http address of a checkpoint that ``tools/train.py`` wrote.
-        device: Where to compute; by default an accelerator if there is one.
+        config: Config of a text model, or its path.
+        checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
+        device: Device; by default an accelerator if there is one.
 
     Raises:
-        UserError: a file does not exist, the checkpoint is of another model, or the config is
-            none of text.
+        UserError: A file does not exist, the checkpoint belongs to another model, or the config is
+            not one of a text model.
     """
 
     def __init__(
@@ -47,19 +47,21 @@ class TextGenerator:
         num_chars: int | None = None,
         **options: Any,
     ) -> str | list[str]:
-        """The prompt and ``num_chars`` bytes after it; of a list of prompts, a list.
+        """Continue a prompt, or each prompt of a list.
 
         Args:
             prompt: Text to continue, or a list of texts of any lengths; None starts from nothing.
-            num_chars: Bytes to draw, by default as many as the model's position table holds after
-                the longest prompt. Text is UTF-8, so a character may take several bytes; bytes
-                that are no text become U+FFFD.
-            **options: Those of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
-                ``top_p``, ``greedy``, ``seed`` and ``progress``, which is on unless said
-                otherwise.
+            num_chars: Number of bytes to sample, by default as many as the model's position table
+                holds after the longest prompt. Text is UTF-8, so a character may take several
+                bytes; invalid bytes become U+FFFD.
+            **options: Options of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
+                ``top_p``, ``greedy``, ``seed`` and ``progress`` (on by default).
+
+        Returns:
+            The prompt followed by the sampled bytes; a list for a list of prompts.
 
         Raises:
-            ValueError: A prompt is empty or no text, prompt and ``num_chars`` exceed the model's
+            ValueError: A prompt is empty or not a str, prompt and ``num_chars`` exceed the model's
                 position table, or an option is out of range.
         """
         if num_chars is not None:
@@ -80,12 +82,15 @@ class TextGenerator:
 
     @torch.no_grad()
     def score(self, text: str | Sequence[str]) -> np.ndarray | list[np.ndarray]:
-        """``log p(byte | bytes before it)`` in nats, float64 [bytes]; of a list of texts, a list.
+        """Compute ``log p(byte | previous bytes)`` of a text, or of each text of a list.
 
         The sum is the log-probability of the text, ``-scores.mean() / log(2)`` its bits per byte.
 
+        Returns:
+            float64 [bytes] in nats; a list for a list of texts.
+
         Raises:
-            ValueError: A text is empty or none, or exceeds the model's position table.
+            ValueError: A text is empty or not a str, or exceeds the model's position table.
         """
         texts = self._texts('text', text)
         scores = []
@@ -107,7 +112,7 @@ class TextGenerator:
 
     @staticmethod
     def _texts(name: str, text: str | Sequence[str], hint: str = '') -> list[str]:
-        """One or several texts as a list."""
+        """Check one or several texts and return them as a list."""
         texts = [text] if isinstance(text, str | bytes) else list(text)
         if not texts or not all(isinstance(part, str) and part for part in texts):
             raise UserError(
@@ -117,7 +122,7 @@ class TextGenerator:
         return texts
 
     def _length(self, longest: int, num_chars: int | None) -> int:
-        """Bytes in all, those of the longest prompt included."""
+        """Return the total number of bytes, including those of the longest prompt."""
         limit = self.model.decoder.max_length
         if longest + (num_chars or 1) > limit:
             wanted = 'at least 1' if num_chars is None else num_chars
@@ -129,5 +134,5 @@ class TextGenerator:
 
 
 def decode(tokens: torch.Tensor) -> str:
-    """The text of bytes ``[T]``."""
+    """Decode bytes ``[T]`` as UTF-8."""
     return bytes(tokens.tolist()).decode(errors='replace')

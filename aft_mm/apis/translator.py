@@ -1,4 +1,4 @@
-"""Translations from a trained model."""
+"""Translation with a trained model."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ from .loading import load_model
 
 
 class Translation(NamedTuple):
-    """A text and its score, see :func:`aft_mm.models.beam_search`."""
+    """A translation and its score, see :func:`aft_mm.models.beam_search`."""
 
     text: str
     score: float
@@ -33,14 +33,14 @@ class Translator:
         print(translator('Ein Hund rennt.'))
 
     Args:
-        config: Path of a config of a translation model, or the config itself; its entry
-            ``subwords`` names the vocabulary.
-        checkpoint: Path or http address of a checkpoint that ``tools/train.py`` wrote.
-        device: Where to compute; by default an accelerator if there is one.
+        config: Config of a translation model, or its path; the entry ``subwords`` is the path of
+            the vocabulary.
+        checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
+        device: Device; by default an accelerator if there is one.
 
     Raises:
-        UserError: a file does not exist, the checkpoint is of another model or was trained with
-            another vocabulary, or the config is none of translation.
+        UserError: A file does not exist, the checkpoint belongs to another model or was trained
+            with another vocabulary, or the config is not one of translation.
     """
 
     def __init__(
@@ -63,18 +63,20 @@ class Translator:
     def __call__(
         self, text: str | Sequence[str], batch_size: int = 32, **options: Any
     ) -> str | list[str]:
-        """The translation of a sentence, or the list of those of a list.
+        """Translate one sentence or a list of sentences.
 
         Args:
-            text: A sentence, or several. One without a word gives an empty text; of one that is
-                longer than the model's position table the beginning is translated, and the log
-                says so.
-            batch_size: Sentences at a time.
-            **options: Those of :func:`aft_mm.models.beam_search`: ``beam_size``,
+            text: A sentence, or a list. The translation of a blank sentence is empty. A sentence
+                longer than the model's position table is truncated with a warning in the log.
+            batch_size: Sentences per batch.
+            **options: Options of :func:`aft_mm.models.beam_search`: ``beam_size``,
                 ``length_penalty`` and ``max_length``.
 
+        Returns:
+            The translation; a list for a list of sentences.
+
         Raises:
-            ValueError: ``text`` is no text, or an option is out of range.
+            ValueError: ``text`` is not a str or a list of str, or an option is out of range.
         """
         best = self.n_best([text] if isinstance(text, str) else text, 1, batch_size, **options)
         texts = [found.text for (found,) in best]
@@ -83,8 +85,10 @@ class Translator:
     def n_best(
         self, texts: Sequence[str], num_best: int, batch_size: int = 32, **options: Any
     ) -> list[list[Translation]]:
-        """The ``num_best`` best translations of each sentence, best first, or all that a beam of
-        ``beam_size``, at least as large, has found.
+        """Return the ``num_best`` best translations of each sentence, best first.
+
+        There may be fewer, if the beam has found fewer. Arguments are as for calling the object;
+        ``beam_size`` must be at least ``num_best``.
         """
 
         def search(sources: list[torch.Tensor]) -> list[list[Translation]]:
@@ -100,27 +104,27 @@ class Translator:
         return self._in_batches(texts, batch_size, search)
 
     def sample(self, texts: Sequence[str], batch_size: int = 32, **options: Any) -> list[str]:
-        """A translation of each sentence drawn at random.
+        """Sample a translation of each sentence.
 
         Args:
             texts: Sentences.
-            batch_size: Sentences at a time; which stand together changes what is drawn.
-            **options: Those of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
+            batch_size: Sentences per batch; samples depend on it.
+            **options: Options of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
                 ``top_p``, ``greedy`` and ``seed``.
         """
 
-        def draw(sources: list[torch.Tensor]) -> list[list[Translation]]:
+        def sample(sources: list[torch.Tensor]) -> list[list[Translation]]:
             limits = [default_length(self.model, len(source)) for source in sources]
             rows = self.model.generate(
                 max(limits), source=sources, end_token=self.subwords.end, **options
             )
-            # As of a beam, the last token is the end.
+            # The last token is the end, as in a beam.
             return [
                 [Translation(self.subwords.decode(row[: limit - 1].tolist()), 0.0)]
                 for row, limit in zip(rows, limits, strict=True)
             ]
 
-        return [drawn.text for (drawn,) in self._in_batches(texts, batch_size, draw)]
+        return [sampled.text for (sampled,) in self._in_batches(texts, batch_size, sample)]
 
     def _in_batches(
         self,
@@ -128,10 +132,10 @@ class Translator:
         batch_size: int,
         translate: Callable[[list[torch.Tensor]], list[list[Translation]]],
     ) -> list[list[Translation]]:
-        """What ``translate`` makes of sources of similar length, in the order of ``texts``."""
+        """Apply ``translate`` to batches of similar length; results are in the order of ``texts``."""
         check_int('batch_size', batch_size, 1)
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise UserError(f'text must be a str or a list of such, got {texts!r:.80}')
+            raise UserError(f'text must be a str or a list of str, got {texts!r:.80}')
         results = [[Translation('', 0.0)] for _ in texts]
         given = [i for i, text in enumerate(texts) if text.strip()]
         sources = dict(zip(given, self._sources([texts[i] for i in given]), strict=True))
@@ -149,8 +153,8 @@ class Translator:
         for text, tokens in zip(texts, self.subwords.encode(texts), strict=True):
             if len(tokens) > limit:
                 print_log(
-                    f'a sentence of {len(tokens)} subwords is longer than the position table '
-                    f'of {limit}, so that its end is left out: {text[:40]!r}…',
+                    f'truncated a sentence of {len(tokens)} subwords to {limit}, the size of the '
+                    f'position table: {text[:40]!r}…',
                     'current',
                     logging.WARNING,
                 )

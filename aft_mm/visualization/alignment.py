@@ -1,4 +1,4 @@
-"""What a recogniser heard when."""
+"""CTC posteriors over time."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -7,8 +7,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Of units that are never more likely than this no row is drawn.
-FAINT = 0.05
+FAINT = 0.05  # units that never exceed this probability get no row
 
 
 def draw_alignment(
@@ -17,27 +16,27 @@ def draw_alignment(
     seconds_per_frame: float,
     transcript: str | None = None,
 ) -> Figure:
-    """Draw the posteriors of CTC over time, and the units of the most likely alignment.
+    """Draw CTC posteriors over time with the most likely alignment.
 
-    Rows are the units that are likely at some time, in the order in which they first are, below
-    them the blank. Each unit of the alignment is written above the frame where it is most likely.
+    There is one row for each unit that is likely at some time, in order of first appearance, and a
+    last row for the blank. Each unit of the alignment is written above its most likely frame.
 
     Args:
-        log_probs: [T, V], the blank first.
-        names: Of the V units.
-        seconds_per_frame: Of the T frames.
-        transcript: What was said, for the title.
+        log_probs: Log-probabilities [T, V], the blank first.
+        names: The V units.
+        seconds_per_frame: Duration of a frame.
+        transcript: Reference text, used as title.
 
     Returns:
-        A figure with an Agg canvas of its own, for ``figure.savefig(path)``.
+        A figure with its own Agg canvas, for ``figure.savefig(path)``.
 
     Raises:
-        ValueError: ``log_probs`` is not [T, V] with the V of ``names``.
+        ValueError: ``log_probs`` is not [T, V] with V names.
     """
     if np.ndim(log_probs) != 2 or not len(log_probs) or log_probs.shape[1] != len(names):
         raise ValueError(
             f'log_probs must be [T, {len(names)}] for as many names, got '
-            f'{list(np.shape(log_probs))}.'
+            f'{list(np.shape(log_probs))}'
         )
     probs = np.exp(log_probs)
     path, start, peaks = probs.argmax(1), 0, []
@@ -67,7 +66,7 @@ def draw_alignment(
     axis.set_yticks(range(len(rows)), [names[unit].replace(' ', '␣') for unit in rows], fontsize=8)
     axis.set_xlabel('seconds')
     for number, (frame, unit) in enumerate(peaks):
-        # By turns higher and lower, as units may follow each other within a frame's width.
+        # Alternate between two heights, since labels of neighbouring units may overlap.
         axis.text(
             (frame + 0.5) * seconds_per_frame,
             -0.7 - 0.9 * (number % 2),

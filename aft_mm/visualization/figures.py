@@ -1,29 +1,30 @@
-"""What the figures share: a canvas that needs no display, what is drawn of many, colours, tiles."""
+"""Helpers shared by the figures: canvas, selection of heads and layers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from aft_mm.checks import is_int, refuse
 
 NARROWEST = 4.2  # inches, so that the title fits
-#: How many panels of a row have axes of their own; more of them are tiles of one picture.
+#: Maximum number of panels per row with their own axes; more become tiles of one picture.
 MOST_PANELS = 24
-#: Ratios are drawn up to this one, and down to its inverse.
-LARGEST_RATIO = 1e4
 
 Choice = str | Sequence[int]
 
 
 def new_figure(width: float, height: float, title: str = '', footer: str = '') -> Figure:
-    """An empty figure of so many inches with an Agg canvas of its own.
+    """Create an empty figure with its own Agg canvas.
 
-    ``figure.savefig(path)`` needs no display and leaves the backend of ``pyplot`` as it is. The
-    footer, such as the names of config and checkpoint, stands in small letters below.
+    ``figure.savefig(path)`` needs no display and does not change the backend of ``pyplot``.
+
+    Args:
+        width: Inches, at least :data:`NARROWEST`.
+        height: Inches.
+        title: Text above the figure.
+        footer: Small print below the figure, such as the names of config and checkpoint.
     """
     figure = Figure(figsize=(max(NARROWEST, width), height), layout='constrained')
     FigureCanvasAgg(figure)
@@ -35,17 +36,17 @@ def new_figure(width: float, height: float, title: str = '', footer: str = '') -
 
 
 def choose(name: str, choice: Choice, count: int, most: int | None = None) -> list[int]:
-    """Which of ``count`` heads, layers or tokens to draw.
+    """Return the indices of the heads, layers or tokens to draw.
 
     Args:
-        name: Of the argument, for the message.
-        choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spread, both ends among them),
-            ``'0,3,7'`` or a sequence of ints; of the words with a number at most so many.
-        count: How many there are.
-        most: How many can be drawn beside each other; None for any number.
+        name: Name of the argument, for the message.
+        choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spaced with both ends), ``'0,3,7'``
+            or a sequence of ints. ``first`` and ``even`` give fewer where there are fewer.
+        count: Number to choose from.
+        most: Maximum number to choose; None for any number.
 
     Raises:
-        ValueError: it is none of these, names one that is not there, or too many.
+        ValueError: ``choice`` has another form, an index is out of range, or there are too many.
     """
     chosen = _parse(choice, count) if isinstance(choice, str) else list(choice)
     if not chosen or not all(is_int(index) and 0 <= index < count for index in chosen):
@@ -54,8 +55,8 @@ def choose(name: str, choice: Choice, count: int, most: int | None = None) -> li
         )
     if most is not None and len(chosen) > most:
         raise ValueError(
-            f'{name} must choose at most {most} to be drawn in a row, such as '
-            f"'even:12', got {choice!r}, which are {len(chosen)}"
+            f'{name} must choose at most {most} panels for a row, such as '
+            f"'even:12', got {choice!r}, which chooses {len(chosen)}"
         )
     return chosen
 
@@ -70,38 +71,3 @@ def _parse(choice: str, count: int) -> list[int]:
         return list(range(limit)) if word == 'first' else sorted(set(even))
     numbers = choice.split(',')
     return [int(number) for number in numbers] if all(map(str.isdecimal, numbers)) else []
-
-
-def ratio_norm(values: Iterable[np.ndarray]) -> LogNorm:
-    """Colours of ratios for a diverging map: 1 in the middle, r and 1 / r equally far from it.
-
-    It spans what is finite and positive, at most 10⁴ to either side, and some span always.
-    """
-    most = 1.01
-    for ratio in values:
-        known = ratio[np.isfinite(ratio) & (ratio > 0)]
-        if known.size:
-            most = max(most, float(known.max()), 1 / float(known.min()))
-    most = min(most, LARGEST_RATIO)
-    return LogNorm(1 / most, most)
-
-
-def tile(pictures: np.ndarray, columns: int) -> np.ndarray:
-    """``[N, h, w]`` as one picture, ``columns`` in a row, one NaN line between neighbours."""
-    count, height, width = pictures.shape
-    rows = -(-count // columns)
-    sheet = np.full((rows * columns, height + 1, width + 1), np.nan)
-    sheet[:count, :-1, :-1] = pictures
-    sheet = sheet.reshape(rows, columns, height + 1, width + 1).transpose(0, 2, 1, 3)
-    return sheet.reshape(rows * (height + 1), columns * (width + 1))[:-1, :-1]
-
-
-def label_tiles(axis: Axes, count: int, columns: int, height: int, numbers: Sequence[int]) -> None:
-    """Number the rows of :func:`tile` by their first picture."""
-    rows = range(-(-count // columns))
-    axis.set_yticks(
-        [row * (height + 1) + (height - 1) / 2 for row in rows],
-        [str(numbers[row * columns]) for row in rows],
-    )
-    axis.set_xticks([])
-    axis.tick_params(labelsize=6, length=0)

@@ -1,6 +1,7 @@
-"""Pictures of learned position biases, after figures 1, 3 and 6 to 8 of arXiv 2105.14103."""
+"""Pictures of learned position biases, as in figures 1, 3 and 6 to 8 of arXiv 2105.14103."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -8,18 +9,18 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
+from torch import nn
 
 from aft_mm.checks import check_choice
 
-from .figures import MOST_PANELS, Choice, choose, label_tiles, new_figure, tile
+from .figures import MOST_PANELS, Choice, choose, new_figure
 
 QUANTITIES = {'exp-1': 'exp(w) − 1', 'exp': 'exp(w)'}
-SCALES = {'layer': 'a colour scale per layer', 'all': 'one colour scale'}
+SCALES = {'layer': 'one colour scale per layer', 'all': 'one colour scale'}
 VIEWS = ('queries', 'matrix')
 PREFIX = 'prefix'
-# Layers of one panel each stand side by side.
-MOST_IN_A_ROW = 4
-# Beyond a hundredfold range most of a linear scale would be one colour.
+MOST_IN_A_ROW = 4  # layers with a single panel
+# Above this ratio of largest to smallest value, most of a linear scale would be one colour.
 LINEAR_RANGE = 100
 
 
@@ -36,54 +37,54 @@ def draw_position_bias(
 ) -> Figure:
     """Draw ``exp(w) - 1`` or ``exp(w)``, one row per layer, one column per head or query token.
 
-    Of ``exp(w) - 1`` white is W = exp(w) = 1, where a source token counts as it would without a
-    bias; red counts more, blue less; the scale is symmetric around 0, linear up to 1 and
-    logarithmic beyond: exp(w) − 1 ends at −1 on one side and nowhere on the other. Of ``exp(w)``
-    the scale runs from the smallest to the largest value, dark to light, and is logarithmic where
-    they are more than a factor of 100 apart.
+    For ``exp(w) - 1`` white means W = exp(w) = 1, a source token that counts as it would without a
+    bias; red tokens count more, blue ones less. The scale is symmetric around 0, linear up to 1 and
+    logarithmic beyond, since exp(w) − 1 is bounded by −1 on one side only. For ``exp(w)`` the scale
+    goes from the smallest (dark) to the largest value (light); it is logarithmic if their ratio
+    exceeds 100.
 
-    What a row shows depends on the shape of its w:
+    The content of a row depends on the shape of w:
 
-    - ``[h, kernel_h, kernel_w]``: the kernel of each head, the axes are offsets to the source
-      token; of ``[h, kernel_d, kernel_h, kernel_w]`` the plane in the middle. More than 24 heads
-      are tiles of one picture, in reading order;
-    - ``[h, kernel]``: one panel, heads by offsets;
-    - ``[1, T, T]`` on a 2-d grid, ``view='queries'``: for some query tokens the row of w, folded
-      onto the grid, the query marked by a cross;
-    - ``[1, T, T]`` on any other grid, or ``view='matrix'``: one panel, target tokens by source
-      tokens, prefix tokens first, or by their offset (source − target) where w is 0 outside a band
-      narrower than a quarter of T.
+    - ``[h, kernel_h, kernel_w]``: the kernel of each head over the offset to the source token; for
+      ``[h, kernel_d, kernel_h, kernel_w]`` its middle plane. More than 24 heads are tiles of one
+      picture, in reading order.
+    - ``[h, kernel]``: one panel, heads by offsets.
+    - ``[1, T, T]`` on a 2-d grid with ``view='queries'``: the row of w of some query tokens, folded
+      onto the grid. A cross marks the query.
+    - ``[1, T, T]`` on another grid, or with ``view='matrix'``: one panel, target tokens by source
+      tokens with prefix tokens first. If w is 0 outside a band narrower than a quarter of T, the
+      panel shows target tokens by offset (source − target).
 
     Args:
-        biases: Layer name to position bias w, as a mixer's ``position_bias()`` gives it.
+        biases: Layer name to position bias w, as returned by a mixer's ``position_bias()``.
         grid: The grid of the tokens, needed for ``[1, T, T]`` only.
-        num_prefix_tokens: Tokens before those of the grid (class tokens); maps over the grid leave
-            them out, the matrix has them.
-        heads: Which heads to draw, see :func:`choose`.
-        queries: Which tokens of the grid, in raster order, ask; ``'prefix'`` for the prefix tokens.
-        view: What to draw of ``[1, T, T]`` on a 2-d grid, ``'queries'`` or ``'matrix'``.
+        num_prefix_tokens: Tokens before those of the grid (class tokens); omitted from maps over
+            the grid, included in the matrix.
+        heads: Heads to draw, see :func:`choose`.
+        queries: Query tokens of the grid, in raster order; ``'prefix'`` for the prefix tokens.
+        view: ``'queries'`` or ``'matrix'``, for ``[1, T, T]`` on a 2-d grid.
         quantity: ``'exp-1'`` or ``'exp'``.
-        scale: ``'layer'`` for a colour scale per layer, ``'all'`` for one; the title says which.
+        scale: ``'layer'`` for one colour scale per layer, ``'all'`` for a common one.
         footer: Small print below the figure.
 
     Returns:
-        A figure with an Agg canvas of its own: ``figure.savefig(path)`` needs no display and
-        leaves the backend of ``pyplot`` as it is.
+        A figure with its own Agg canvas: ``figure.savefig(path)`` needs no display and does not
+        change the backend of ``pyplot``.
 
     Raises:
-        ValueError: ``biases`` is empty, a w has a shape other than those above, a head or query is
-            not there, or a word is none of the allowed ones.
+        ValueError: ``biases`` is empty, w has another shape, a head or query is out of range, or
+            another argument is not one of its allowed values.
     """
     check_choice('view', view, VIEWS)
     check_choice('quantity', quantity, QUANTITIES)
     check_choice('scale', scale, SCALES)
     if not biases:
-        raise ValueError('biases must hold at least one layer, but it is empty.')
+        raise ValueError('biases must hold at least one layer, got none')
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, w in biases.items():
         w = w.detach().float().cpu()
         values = (torch.expm1(w) if quantity == 'exp-1' else w.exp()).numpy()
-        if grid is not None and values.shape == (1, *2 * (num_prefix_tokens + _size(grid),)):
+        if grid is not None and values.shape == (1, *2 * (num_prefix_tokens + prod(grid),)):
             if view == 'matrix' or len(grid) != 2:
                 rows[name] = [_band(w[0].numpy(), values[0], num_prefix_tokens)]
             else:
@@ -94,14 +95,10 @@ def draw_position_bias(
     return _draw_rows(rows, quantity, scale == 'all', title, footer)
 
 
-def _size(grid: tuple[int, ...]) -> int:
-    return int(np.prod(grid))
-
-
 def _draw_rows(
     rows: Mapping[str, list[dict[str, Any]]], quantity: str, shared: bool, title: str, footer: str
 ) -> Figure:
-    """A row of panels per layer; layers of one panel each stand side by side."""
+    """Draw one row of panels per layer, or several layers per row if each has a single panel."""
     single = all(len(panels) == 1 for panels in rows.values())
     columns = min(MOST_IN_A_ROW, len(rows)) if single else max(map(len, rows.values()))
     tiled = single and 'tiles' in next(iter(rows.values()))[0]
@@ -132,7 +129,7 @@ def _draw_rows(
 
 
 def _draw_scale(figure: Figure, image: Any, axes: list[Axes], label: str) -> None:
-    """The colour bar beside some axes, with few enough ticks."""
+    """Add a colour bar with a few ticks next to ``axes``."""
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.01)
     if isinstance(image.norm, SymLogNorm):
         most = int(np.log10(image.norm.vmax))
@@ -152,13 +149,13 @@ def _draw_scale(figure: Figure, image: Any, axes: list[Axes], label: str) -> Non
 
 
 def _tiles_height(rows: Mapping[str, list[dict[str, Any]]]) -> float:
-    """Inches of a row of tiles 9 inches wide."""
+    """Return the height in inches of a row of tiles 9 inches wide."""
     shapes = [panel['values'].shape for panels in rows.values() for panel in panels]
     return max(9 * height / width for height, width in shapes) + 0.35
 
 
 def _norm(pictures: list[np.ndarray], quantity: str) -> Normalize:
-    """The colour scale of some panels."""
+    """Return the colour scale for some panels."""
     known = np.concatenate([picture[np.isfinite(picture)] for picture in pictures])
     if quantity == 'exp-1':
         limit = max(1e-3, float(np.abs(known).max()))
@@ -177,12 +174,11 @@ def _norm(pictures: list[np.ndarray], quantity: str) -> Normalize:
 def _kernel_panels(
     name: str, values: np.ndarray, grid: tuple[int, ...] | None, heads: Choice
 ) -> list[dict[str, Any]]:
-    """Panels of ``[h, *kernel]``: values, title, labels and extent of each."""
+    """Return the panels for ``[h, *kernel]``: values, title, labels and extent of each."""
     if values.ndim not in (2, 3, 4):
         raise ValueError(
             f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '
-            f'dimensions or [1, T, T] of the grid {grid}, got '
-            f'{list(values.shape)}.'
+            f'dimensions or [1, T, T] of the grid {grid}, got {list(values.shape)}'
         )
     chosen = choose('heads', heads, len(values))
     values = values[chosen]
@@ -196,10 +192,10 @@ def _kernel_panels(
         size = f'{values.shape[1]} × {values.shape[2]}'
         return [
             dict(
-                values=tile(values, columns),
+                values=_tile(values, columns),
                 tiles=(len(chosen), columns, values.shape[1], chosen),
-                title=f'{len(chosen)} heads in reading order, {columns} in a row',
-                xlabel=f'{size} offsets to the source token of each head [tokens]',
+                title=f'{len(chosen)} heads in reading order, {columns} per row',
+                xlabel=f'{size} offsets to the source token for each head [tokens]',
                 ylabel='first head of the row',
             )
         ]
@@ -216,7 +212,7 @@ def _kernel_panels(
 
 
 def _lines(values: np.ndarray, heads: list[int]) -> dict[str, Any]:
-    """The panel of 1-d kernels: heads by offsets."""
+    """Return the panel for 1-d kernels: heads by offsets."""
     reach = values.shape[1] / 2
     shown = choose('heads', 'even:12', len(heads))
     return dict(
@@ -233,14 +229,13 @@ def _lines(values: np.ndarray, heads: list[int]) -> dict[str, Any]:
 def _query_panels(
     values: np.ndarray, grid: tuple[int, ...], num_prefix_tokens: int, queries: Choice
 ) -> list[dict[str, Any]]:
-    """Panels of a dense bias ``[T, T]``: what some queries see of the grid."""
+    """Return the panels for a dense bias ``[T, T]``: rows of some queries, folded onto the grid."""
     sources = values[:, num_prefix_tokens:].reshape(-1, *grid)
     labels = dict(xlabel='column', ylabel='row')
     if isinstance(queries, str) and queries == PREFIX:
         if not num_prefix_tokens:
             raise ValueError(
-                'queries must name tokens of the grid, as there is no prefix token, '
-                f'got {queries!r}'
+                f'queries must be tokens of the grid without a prefix token, got {queries!r}'
             )
         return [
             dict(
@@ -257,12 +252,12 @@ def _query_panels(
             title='query ({}, {})'.format(*divmod(query, grid[1])),
             mark=divmod(query, grid[1]),
         )
-        for query in choose('queries', queries, _size(grid))
+        for query in choose('queries', queries, prod(grid))
     ]
 
 
 def _band(w: np.ndarray, values: np.ndarray, num_prefix_tokens: int) -> dict[str, Any]:
-    """The panel of ``[T, T]`` by source tokens, or by offset: a window is a thin line otherwise."""
+    """Return the panel for ``[T, T]``, by offset if w is 0 outside a narrow band."""
     target, source = w.nonzero()
     offset = source - target
     if not len(offset) or 4 * (np.ptp(offset) + 1) >= len(values):
@@ -288,8 +283,29 @@ def _band(w: np.ndarray, values: np.ndarray, num_prefix_tokens: int) -> dict[str
     )
 
 
+def _tile(pictures: np.ndarray, columns: int) -> np.ndarray:
+    """Arrange pictures ``[N, h, w]`` in a grid with one line of NaN between neighbours."""
+    count, height, width = pictures.shape
+    rows = -(-count // columns)
+    sheet = np.full((rows * columns, height + 1, width + 1), np.nan)
+    sheet[:count, :-1, :-1] = pictures
+    sheet = sheet.reshape(rows, columns, height + 1, width + 1).transpose(0, 2, 1, 3)
+    return sheet.reshape(rows * (height + 1), columns * (width + 1))[:-1, :-1]
+
+
+def _label_tiles(axis: Axes, count: int, columns: int, height: int, numbers: Sequence[int]) -> None:
+    """Label each row of :func:`_tile` with the number of its first picture."""
+    rows = range(-(-count // columns))
+    axis.set_yticks(
+        [row * (height + 1) + (height - 1) / 2 for row in rows],
+        [str(numbers[row * columns]) for row in rows],
+    )
+    axis.set_xticks([])
+    axis.tick_params(labelsize=6, length=0)
+
+
 def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: str) -> Any:
-    """Draw one panel; gives the image that the colour bar explains."""
+    """Draw one panel and return its image for the colour bar."""
     image = axis.imshow(
         panel['values'],
         cmap='RdBu_r' if quantity == 'exp-1' else 'cividis',
@@ -304,10 +320,24 @@ def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: st
     axis.set_xlabel(panel['xlabel'], fontsize=6)
     axis.tick_params(labelsize=5)
     if 'tiles' in panel:
-        label_tiles(axis, *panel['tiles'])
-        axis.set_facecolor('dimgrey')  # of the lines between heads
+        _label_tiles(axis, *panel['tiles'])
+        axis.set_facecolor('dimgrey')  # lines between heads
     else:
         axis.locator_params(integer=True)
     if 'yticks' in panel:
         axis.set_yticks(*panel['yticks'])
     return image
+
+
+def mixers_with_bias(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the token mixers with a position bias over their own tokens, by layer name.
+
+    For a model with an encoder, only those of the decoder, whose tokens share one grid.
+    """
+    return {
+        name: module
+        for name, module in getattr(model, 'decoder', model).named_modules()
+        if callable(getattr(module, 'position_bias', None))
+        and module.position_bias() is not None
+        and not module.biased_memory
+    }

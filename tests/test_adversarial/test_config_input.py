@@ -221,7 +221,7 @@ def test_arguments_of_the_complexity(tool, bias_checkpoint, words, message):
 
 
 def test_a_classifier_draws_nothing(tool, bias_checkpoint):
-    message = 'config.py has no autoregressive model, with a decoder, to draw from'
+    message = 'config.py has no autoregressive model (one with a decoder)'
     fails(lambda: tool('sample', *bias_checkpoint, '--out', 'a.png'), message)
     message = 'config.py is no config of super-resolution, .* has no source_shape'
     fails(lambda: tool('super_resolve', *bias_checkpoint, 'a.png', 'b.png'), message)

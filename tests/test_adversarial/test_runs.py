@@ -271,7 +271,7 @@ class TestLauncher:
         ('variables', 'sentence'),
         [
             (dict(NNODES='two'), "NNODES must be a number of at least 1, got 'two'"),
-            (dict(NODE_RANK=2, NNODES=2), 'NODE_RANK must be 0 to 1 of NNODES=2 machines, got 2'),
+            (dict(NODE_RANK=2, NNODES=2), 'NODE_RANK must be 0 to 1 with NNODES=2, got 2'),
             (dict(PORT=0), "PORT must be a number of at least 1, got '0'"),
             (dict(PORT=99999), 'PORT=99999 cannot be used on this machine'),
         ],

@@ -1,4 +1,4 @@
-"""Which class draws from which model, ImageGenerator and TextGenerator."""
+"""ImageGenerator and TextGenerator, and the choice of the inferencer for a config."""
 
 import math
 import pickle
@@ -49,7 +49,7 @@ class TestLoadModel:
             assert torch.equal(value, weights[name]), name
         assert not model.training and not any(p.requires_grad for p in model.parameters())
 
-    def test_a_config_object_serves(self, untrained):
+    def test_a_config_object_is_accepted(self, untrained):
         config = Config.fromfile(untrained['tiny_text'][0])
         _, model = load_model(config, untrained['tiny_text'][1], device='cpu')
         assert model.decoder.max_length == 32
@@ -83,7 +83,7 @@ def test_a_config_is_for_one_class(untrained, kind, generator):
     if generator is owner:
         assert isinstance(generator(*untrained[kind], device='cpu').config, Config)
         return
-    message = f'{kind}.py is a config for {owner.__name__} and not for {generator.__name__}, '
+    message = f'{kind}.py is a config for {owner.__name__}, not for {generator.__name__}, '
     with pytest.raises(UserError, match=f'{message}because it {reason}$'):
         generator(*untrained[kind], device='cpu')
 
@@ -194,7 +194,7 @@ class TestTextGenerator:
         for options in (dict(seed=1), dict(seed=0, temperature=0.1), dict(seed=0, top_p=0.1)):
             assert text('abc', **options) != first
 
-    def test_bytes_that_are_no_text_are_replaced(self, text):
+    def test_invalid_bytes_are_replaced(self, text):
         with torch.no_grad():
             text.model.head.bias[0xFF] = 1e6
             try:
@@ -203,7 +203,7 @@ class TestTextGenerator:
                 text.model.head.bias[0xFF] = 0
 
     @pytest.mark.parametrize('prompt', ['', [], ['a', ''], b'a', [b'a'], [1, 2], ['a', None]])
-    def test_a_prompt_that_is_empty_or_no_text_is_named(self, text, prompt):
+    def test_an_empty_or_other_prompt_is_rejected(self, text, prompt):
         with pytest.raises(UserError, match='prompt must be a str of at least one character'):
             text(prompt)
 
@@ -228,5 +228,5 @@ class TestTextGenerator:
 
 def test_the_task_is_named_before_a_checkpoint_that_does_not_fit(untrained):
     config, checkpoint = untrained['tiny_clouds'][0], untrained['tiny_text'][1]
-    with pytest.raises(UserError, match='is a config for PointCloudGenerator and not for'):
+    with pytest.raises(UserError, match='is a config for PointCloudGenerator, not for'):
         SuperResolver(config, checkpoint, device='cpu')

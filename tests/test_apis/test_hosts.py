@@ -1,4 +1,4 @@
-"""Tools of mmpretrain, timm and mmengine, as they are, on our models."""
+"""Unmodified tools of mmpretrain, timm and mmengine on our models."""
 
 import importlib.util
 
@@ -23,7 +23,7 @@ SIMPLE = dict(type='aft_mm.AFTSimple')
 
 @pytest.fixture(autouse=True)
 def scope_of_mmpretrain():
-    """That of the tools, whatever runs of other tests have left in this process."""
+    """Set the default scope of the tools, whatever other tests have set in this process."""
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         yield
 
@@ -75,7 +75,7 @@ class TestNames:
         name = 'aft-local-32-mini_1xb16-2e_mnist'
         assert type(get_model(name)).__name__ == 'AutoregressiveModel'
 
-    def test_a_package_without_its_configs_says_so(self, tmp_path, monkeypatch):
+    def test_a_package_without_configs_is_reported(self, tmp_path, monkeypatch):
         monkeypatch.setattr('aft_mm.cli.config_files.PACKAGE', tmp_path / 'aft_mm')
         home.cache_clear()
         with pytest.raises(UserError, match='install aft_mm from a wheel that holds them'):
@@ -85,11 +85,11 @@ class TestNames:
         ('name', 'checkpoint', 'message'),
         [
             ('aft-conv', None, "name must be one of list_models.., got 'aft-conv'"),
-            (NAME.replace('h96', 'h9'), None, f'close to it are .*{NAME}'),
+            (NAME.replace('h96', 'h9'), None, f'did you mean .*{NAME}'),
             (NAME, 'no.pth', "checkpoint 'no.pth' does not exist"),
         ],
     )
-    def test_what_is_not_there_is_named(self, name, checkpoint, message):
+    def test_unknown_names_are_rejected(self, name, checkpoint, message):
         with pytest.raises(UserError, match=message):
             get_model(name, checkpoint)
 
@@ -159,7 +159,7 @@ class TestTimm:
 
 
 def test_mmengine_counts_less_than_our_tool(tool, tiny_classifier):
-    """As docs/analysis.md says; then one of them is to be mended."""
+    """As described in docs/analysis.md; if this fails, update one of them."""
     analyse = tool('analysis_tools/model_complexity').analyse
     backbone = Config.fromfile(tiny_classifier[0]).model.backbone
     model = AFTViT(**{name: value for name, value in backbone.items() if name != 'type'}).eval()

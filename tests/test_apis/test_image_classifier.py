@@ -1,4 +1,4 @@
-"""ImageClassifier: what it takes, batches, names and draws."""
+"""ImageClassifier: inputs, batches, class names, pictures."""
 
 import numpy as np
 import pytest
@@ -93,7 +93,7 @@ def test_images_of_several_sizes_are_classified_each_as_alone(tiny_classifier, f
         np.testing.assert_allclose(alone['scores'], expected.pred_score, rtol=1e-4)
 
 
-def test_names_are_never_those_of_another_data_set(tiny_classifier, tmp_path):
+def test_names_are_never_those_of_another_dataset(tiny_classifier, tmp_path):
     """mmpretrain's own inferencer takes ImageNet's where the checkpoint holds none."""
     config, path = tiny_classifier
     weights = torch.load(path, weights_only=True)
@@ -131,15 +131,15 @@ def test_pictures_show_the_prediction_large_enough(classify, folder, tmp_path):
 @pytest.mark.parametrize(
     ('images', 'message'),
     [
-        ('no.jpg', "images must be files that exist, but 'no.jpg' does not"),
-        ('.', 'images must hold images, but the folder .* holds none'),
-        (__file__, "images must hold images, but '.*py' is none"),
+        ('no.jpg', "images must be files that exist, got 'no.jpg'"),
+        ('.', 'images must be folders with images'),
+        (__file__, "images must be readable images, got '.*py'"),
         (3, 'images must be a path, an array or a list of these, got int'),
         (np.zeros((8, 8, 4), np.uint8), r'must be uint8 \[H, W, 3\] .* got uint8 \[8, 8, 4\]'),
         (np.zeros((8, 8, 3)), r'got float64 \[8, 8, 3\]'),
     ],
 )
-def test_what_is_no_image_is_one_sentence(classify, tmp_path, monkeypatch, images, message):
+def test_other_files_give_a_one_line_message(classify, tmp_path, monkeypatch, images, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message) as error:
         classify(images if isinstance(images, np.ndarray | str) else [images], progress=False)
@@ -147,7 +147,7 @@ def test_what_is_no_image_is_one_sentence(classify, tmp_path, monkeypatch, image
 
 
 def test_another_task_is_named(untrained):
-    with pytest.raises(UserError, match='is no config of an image classifier: .* is .*Auto'):
+    with pytest.raises(UserError, match='must be the config of an image classifier, got .*Auto'):
         ImageClassifier(*untrained['tiny_text'])
     with pytest.raises(ValueError, match='batch_size must be an int, 1 or larger, got 0'):
         ImageClassifier.__call__(None, [], batch_size=0)

@@ -1,4 +1,4 @@
-"""PointCloudGenerator, and the files that it can be written to."""
+"""PointCloudGenerator and PLY files."""
 
 import copy
 import re
@@ -10,7 +10,7 @@ from mmengine.config import Config
 
 from aft_mm.apis import PointCloudGenerator, write_ply
 from aft_mm.errors import UserError
-from aft_mm.sampling.points import sample_points
+from aft_mm.visualization import sample_points
 
 
 @pytest.fixture(scope='module')
@@ -36,9 +36,9 @@ def test_bad_input_is_named(generator, untrained):
     config = Config.fromfile(untrained['tiny_clouds'][0])
     for name, value, message in (
         ('num_bits', 7, 'num_bits=7 needs 128 values per token'),
-        ('num_points', 9, 'position table holds 8 points .* but num_points is 9'),
+        ('num_points', 9, 'num_points must be 8, .* position table, got 9'),
         ('up', 'w', "must be one of x, y, z, got 'w'"),
-        ('up', None, 'but lacks up'),
+        ('up', None, 'got one without up'),
     ):
         other = copy.deepcopy(config)
         other.point_cloud[name] = value
@@ -55,9 +55,9 @@ def test_a_ply_file_holds_the_points(tmp_path):
     np.testing.assert_array_equal(found.vertices, points)
 
 
-def test_a_ply_file_of_something_else_is_named(tmp_path):
+def test_bad_points_for_a_ply_file_are_rejected(tmp_path):
     for shape in ((2, 7, 3), (7, 2), (0, 3), (3,)):
-        with pytest.raises(UserError, match=re.escape(f'one cloud, [P, 3], got {list(shape)}')):
+        with pytest.raises(UserError, match=re.escape(f'one cloud [P, 3], got {list(shape)}')):
             write_ply(tmp_path / 'a.ply', np.zeros(shape))
     for name in ('a.pcd', 'a'):
         with pytest.raises(UserError, match=f"ends in .ply, got '.*/{name}'"):

@@ -1,4 +1,4 @@
-"""SuperResolver: images of the exact size, of any larger one, and what is refused."""
+"""SuperResolver: images of the exact size, larger images, rejected images."""
 
 import cv2
 import numpy as np
@@ -9,7 +9,7 @@ from aft_mm.apis import SuperResolver
 from aft_mm.datasets import SuperResolutionPair
 from aft_mm.engine.seeds import derived_seed
 from aft_mm.errors import UserError
-from aft_mm.sampling.super_resolution import super_resolve
+from aft_mm.visualization import super_resolve
 
 
 @pytest.fixture(scope='module')
@@ -67,7 +67,10 @@ class TestFit:
         config = Config.fromfile(untrained['tiny_super_resolution'][0])
         config.update(source_shape=(2, 8, 3), image_shape=(4, 16, 3))
         wide = SuperResolver(config, untrained['tiny_super_resolution'][1], 'cpu')
-        with pytest.raises(UserError, match=r'fit \(--fit\) gives squares, .* reads 2 x 8 pixels'):
+        with pytest.raises(
+            UserError,
+            match=r'fit \(--fit\) needs a model with square inputs, got one with 2 x 8 pixels',
+        ):
             wide.fit(random_image(9, 15))
         assert [len(starts) for starts in wide.tile_starts(random_image(9, 15), 0)] == [5, 2]
 
@@ -83,7 +86,7 @@ class TestTile:
         expected = resolver(image, num=2, seed=derived_seed(7, 0))
         np.testing.assert_array_equal(resolver.tile(image, num=2, seed=7), expected)
 
-    def test_outside_the_overlap_a_tile_is_as_it_was_drawn(self, resolver):
+    def test_a_tile_is_unchanged_outside_the_overlap(self, resolver):
         """5 x 6 pixels are four tiles of 4 x 4: rows 0 and 1, columns 0 and 2."""
         image = random_image(5, 6)
         found = resolver.tile(image, num=2, overlap=2, seed=7)
@@ -107,7 +110,7 @@ class TestTile:
         assert (resolver.tile(image, seed=1) != first).any()
         assert (resolver.tile(image) != resolver.tile(image)).any()
 
-    def test_many_tiles_are_drawn_in_parts_of_unlike_noise(self, resolver, capsys):
+    def test_batches_of_tiles_have_different_noise(self, resolver, capsys):
         """70 equal tiles without overlap: all of them differ, also those of the second part."""
         image = np.full((40, 28, 3), 99, np.uint8)
         large = resolver.tile(image, overlap=0, seed=0)[0]
@@ -124,10 +127,8 @@ class TestTile:
             resolver.tile(random_image(9, 9), overlap=overlap)
 
 
-def test_larger_images_are_refused_with_the_ways_out(resolver):
-    with pytest.raises(
-        UserError, match='must be of 4 x 4 pixels .* got 5 x 6; --fit, .*and --tile, tile'
-    ):
+def test_larger_images_are_rejected_with_alternatives(resolver):
+    with pytest.raises(UserError, match='must be 4 x 4 pixels .* got 5 x 6; --fit .*and --tile'):
         resolver(random_image(5, 6))
 
 
@@ -138,7 +139,7 @@ def test_other_images_are_named(resolver, method):
         with pytest.raises(UserError, match=r'image must be uint8 \[height, width, 3\], got'):
             draw(wrong)
     for height, width in ((3, 9), (9, 3), (0, 0)):
-        with pytest.raises(UserError, match=f'least 4 x 4 pixels .* but has {height} x {width}'):
+        with pytest.raises(UserError, match=f'least 4 x 4 pixels .* got {height} x {width}'):
             draw(random_image(height, width))
 
 

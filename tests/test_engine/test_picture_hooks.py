@@ -9,10 +9,13 @@ import torch
 from aft_mm.datasets import PackSequence
 from aft_mm.engine import PointCloudHook, SuperResolutionHook
 from aft_mm.errors import UserError
-from aft_mm.sampling.points import sample_points
-from aft_mm.sampling.super_resolution import super_resolve
 from aft_mm.structures import SequenceSample
-from aft_mm.visualization import draw_point_clouds, draw_super_resolution
+from aft_mm.visualization import (
+    draw_point_clouds,
+    draw_super_resolution,
+    sample_points,
+    super_resolve,
+)
 
 from ..generation_models import IMAGE, SOURCE, points_model, super_resolution_model
 

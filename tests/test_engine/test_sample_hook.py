@@ -12,8 +12,7 @@ from PIL import Image
 from aft_mm.datasets import PackSequence
 from aft_mm.engine import SampleHook
 from aft_mm.errors import UserError
-from aft_mm.sampling.images import complete_images, sample_images
-from aft_mm.visualization import draw_completions, draw_samples
+from aft_mm.visualization import complete_images, draw_completions, draw_samples, sample_images
 
 # Image shape, tokens of PackSequence, grid, embedding, head: every way to lay out an image.
 LAYOUTS = dict(
@@ -127,7 +126,9 @@ class TestImageSampling:
         with pytest.raises(ValueError, match=r'image_shape \(H, W, C\) must be 3 ints'):
             sample_images(model, (6, 4), 1)
         for rows in (0, 6):
-            with pytest.raises(UserError, match=f'1 to 5 given rows of an image of 6, .* {rows}'):
+            with pytest.raises(
+                UserError, match=f'num_given_rows must be 1 to 5 for an image of 6 rows, got {rows}'
+            ):
                 complete_images(model, images_of(shape), rows)
 
 

@@ -45,7 +45,7 @@ def test_a_cloud_fills_its_panel_whatever_its_size_and_place(scale):
 
 
 def test_axes_are_equally_long():
-    """A plate on the ground is as wide as the cube above it, and as much less high as it is."""
+    """A plate has the width of a cube with the same base, and a smaller height in proportion."""
     heights, widths = [], []
     for edge in (1, 0.1):
         top, bottom, left, right = inked(draw_point_clouds([CORNERS * (1, 1, edge)]))
@@ -69,7 +69,7 @@ def test_up_is_up(up, axis):
 
 @pytest.mark.parametrize('up', ['x', 'y', 'z'])
 def test_nothing_is_mirrored(up):
-    """Turning the axes of a cloud and of the picture alike changes nothing."""
+    """Permuting the axes of cloud and picture in the same way changes nothing."""
     cloud = np.random.default_rng(0).normal(size=(200, 3))
     turned = np.roll(cloud, {'x': 1, 'y': 2, 'z': 0}[up], axis=1)
     expected = draw_point_clouds([cloud])

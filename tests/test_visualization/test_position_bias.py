@@ -9,7 +9,7 @@ from aft_mm.visualization import draw_position_bias
 
 
 def images(figure):
-    """The panels that show an image, layer by layer, colour bars left out."""
+    """Return the panels with an image by layer, without colour bars."""
     return [axis.images[0] for axis in figure.axes if axis.images and axis.get_title()]
 
 
@@ -94,7 +94,7 @@ def test_kernels_of_one_and_three_dimensions():
         ([5], [5]),
     ],
 )
-def test_heads_are_those_that_were_asked_for(heads, expected):
+def test_the_chosen_heads_are_drawn(heads, expected):
     w = torch.randn(192, 3, 3)
     panels = images(draw_position_bias({'layer 0': w}, heads=heads))
     assert [panel.axes.get_title() for panel in panels] == [f'head {head}' for head in expected]
@@ -137,7 +137,7 @@ def test_a_matrix_has_the_class_token_and_exp_of_w():
     assert panel.get_clim() == again.get_clim()  # the first layer has the larger values
 
 
-def test_one_scale_serves_all_layers_and_the_title_says_so():
+def test_one_scale_for_all_layers_is_in_the_title():
     biases = {'small': torch.full((2, 3, 3), -0.1), 'large': torch.full((2, 3, 3), 2.0)}
     figure = draw_position_bias(biases, scale='all', footer='a.py · b.pth')
     assert len({panel.get_clim() for panel in images(figure)}) == 1
@@ -156,7 +156,7 @@ def test_one_scale_serves_all_layers_and_the_title_says_so():
         (dict(scale='head'), 'scale must be one of'),
     ],
 )
-def test_what_is_not_there_is_named(options, message):
+def test_unknown_names_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         draw_position_bias({'layer 0': torch.zeros(4, 3, 3)}, **options)
 
@@ -174,7 +174,7 @@ def test_file_is_written_without_touching_the_backend(tmp_path):
     assert matplotlib.image.imread(tmp_path / 'bias.png').std() > 0.01
 
 
-def test_no_layer_is_named():
+def test_no_layer_is_rejected():
     with pytest.raises(ValueError, match='at least one layer'):
         draw_position_bias({})
 

@@ -24,7 +24,7 @@ def cells(grid, height, width, scale):
 
 
 @pytest.mark.parametrize(('columns', 'scale'), [(None, 1), (None, 3), (2, 2)])
-def test_images_stand_row_by_row_on_white(images, columns, scale):
+def test_images_are_arranged_row_by_row_on_white(images, columns, scale):
     grid = draw_samples(images, columns, scale)
     found = cells(grid, 5, 4, scale)
     width = columns or 3
@@ -70,5 +70,5 @@ def test_other_arrays_are_named(images):
             draw_samples(wrong)
     with pytest.raises(ValueError, match='at least one image'):
         draw_samples(images[:0])
-    with pytest.raises(ValueError, match=r'completions must be \[N, K, H, W, C\] of images \[7'):
+    with pytest.raises(ValueError, match=r'completions must be \[N, K, H, W, C\] for images \[7'):
         draw_completions(images, images, 2)

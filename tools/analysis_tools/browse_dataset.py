@@ -1,12 +1,14 @@
-"""Draw what the pipeline of a config feeds its model: images, boxes, masks, text, clouds, sound.
+"""Draw samples of a dataset as its pipeline feeds them to the model.
 
-Images are drawn after the pipeline and before they are normalised; what a data preprocessor adds
-later, such as Mixup, is not there.
+Supported are images, boxes, masks, segmentation maps, text, point clouds and speech features.
+Images are drawn after the pipeline and before normalisation, so without the steps of the data
+preprocessor, such as Mixup.
 
     python tools/analysis_tools/browse_dataset.py CONFIG --split train --num 9 --out samples.png
 """
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import add_picture_arguments
@@ -19,8 +21,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('config', help='path of any config')
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
-    parser.add_argument('--num', type=int, default=9, help='samples; %(default)s')
-    parser.add_argument('--seed', type=int, default=0, help='of the random steps; %(default)s')
+    parser.add_argument('--num', type=int, default=9, help='number of samples; default %(default)s')
+    parser.add_argument(
+        '--seed', type=int, default=0, help='seed of random transforms; default %(default)s'
+    )
     add_picture_arguments(parser)
     return parser.parse_args(argv)
 
@@ -28,36 +32,228 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
 import numpy as np
 import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont
 from mmengine.config import Config
 from mmengine.runner import set_random_seed
+from networks import build_dataset, shown_image, spread_samples
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
-from aft_mm.apis import build_dataset, shown_image, spread_samples
 from aft_mm.checks import check_int
 from aft_mm.cli.command_line import DATA_ERRORS, read_config
 from aft_mm.cli.pictures import check_picture, save
 from aft_mm.tokenizers import decode_points
-from aft_mm.visualization import (
-    draw_header,
-    draw_instances,
-    draw_matrix,
-    draw_point_clouds,
-    draw_segments,
-    draw_text,
-    draw_titled_images,
-    enlarge,
-)
+from aft_mm.visualization import draw_header, draw_point_clouds
+from aft_mm.visualization.figures import new_figure
 
-#: Tokens of a sequence of numbers that are shown.
-MOST_TOKENS = 200
+# Okabe and Ito's colours.
+COLOURS = (
+    (230, 159, 0),
+    (86, 180, 233),
+    (0, 158, 115),
+    (204, 121, 167),
+    (0, 114, 178),
+    (213, 94, 0),
+    (240, 228, 66),
+    (153, 153, 153),
+)
+FONT, FONT_SIZE, LINE = 'DejaVu Sans Mono', 11, 14  # sizes in pixels
+LEAST_EDGE = 160  # pixels, to which small images are magnified
+LARGE = 200  # pixels; in larger images, fonts and lines grow with the image
+
+
+def enlarge(image: np.ndarray, edge: int = LEAST_EDGE) -> np.ndarray:
+    """Magnify an image [H, W, C] by an integer factor until its longer edge has ``edge`` pixels."""
+    factor = max(1, -(-edge // max(image.shape[:2])))
+    return image.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def draw_instances(
+    image: np.ndarray,
+    boxes: Tensor,
+    names: Sequence[str],
+    masks: Tensor | None = None,
+    classes: Sequence[str] = (),
+) -> np.ndarray:
+    """Draw boxes with class names, and masks.
+
+    Args:
+        image: RGB uint8 [H, W, 3].
+        boxes: [N, 4], x1, y1, x2, y2 in pixels.
+        names: N class names.
+        masks: bool [N, H, W].
+        classes: All class names. Colours follow their order, so that they agree between pictures;
+            by default the names of this picture.
+
+    Returns:
+        uint8 [H, W, 3].
+
+    Raises:
+        UserError: Boxes, names and masks differ in number, or masks in size from the image.
+    """
+    if len(boxes) != len(names) or (
+        masks is not None and masks.shape != (len(boxes), *image.shape[:2])
+    ):
+        found = None if masks is None else list(masks.shape)
+        raise UserError(
+            'boxes, names and masks must be equal in number, and masks of the size of the image '
+            f'{list(image.shape[:2])}, got {len(boxes)}, {len(names)} and {found}'
+        )
+    kinds = list(dict.fromkeys([*classes, *sorted(set(names))]))
+    colours = [COLOURS[kinds.index(name) % len(COLOURS)] for name in names]
+    laid = image.copy()
+    for mask, colour in zip(masks.numpy() if masks is not None else (), colours, strict=False):
+        laid[mask] = (0.5 * laid[mask] + 0.5 * np.array(colour)).astype(np.uint8)
+    picture = Image.fromarray(laid)
+    draw = ImageDraw.Draw(picture)
+    # Large images are reduced in the figure.
+    scale = max(1, max(image.shape[:2]) / LARGE)
+    font = ImageFont.truetype(findfont(FONT), FONT_SIZE * scale)
+    for (x1, y1, x2, y2), colour in zip(boxes.tolist(), colours, strict=True):
+        # A crop may leave boxes without area.
+        draw.rectangle((x1, y1, max(x1, x2), max(y1, y2)), outline=colour, width=round(2 * scale))
+    for (x1, y1, *_), name, colour in zip(boxes.tolist(), names, colours, strict=True):
+        draw.text(
+            (x1 + 2, y1 + 1), name, colour, font, stroke_width=round(2 * scale), stroke_fill='black'
+        )
+    return np.asarray(picture)
+
+
+def draw_segments(
+    image: np.ndarray, labels: np.ndarray, names: Sequence[str] = (), ignore: int = 255
+) -> np.ndarray:
+    """Overlay an image with one colour per class, and add a legend of its classes below.
+
+    Args:
+        image: RGB uint8 [H, W, 3].
+        labels: ints [H, W].
+        names: Class names; without them there is no legend.
+        ignore: Label of pixels without a class, which keep their colour.
+
+    Raises:
+        UserError: The sizes differ.
+    """
+    if labels.shape != image.shape[:2]:
+        raise UserError(
+            f'labels must have the size of the image {list(image.shape[:2])}, got '
+            f'{list(labels.shape)}'
+        )
+    colours = _class_colours(labels)
+    laid = (0.4 * image + 0.6 * colours).astype(np.uint8)
+    laid = np.where((labels == ignore)[..., None], image, laid)
+    there = [int(label) for label in np.unique(labels) if label != ignore and label < len(names)]
+    if not there:
+        return laid
+    return np.concatenate([laid, _legend(there, names, image.shape[1])])
+
+
+def _class_colours(labels: np.ndarray) -> np.ndarray:
+    """Return a colour per label, [..., 3]; after eight classes colours repeat, darker."""
+    return np.array(COLOURS)[labels % len(COLOURS)] / (1 + labels // len(COLOURS))[..., None]
+
+
+def _legend(labels: Sequence[int], names: Sequence[str], width: int) -> np.ndarray:
+    """Draw the names and colours of classes, wrapped to a width: uint8 [H, width, 3]."""
+    scale = max(1, width / LARGE)
+    font = ImageFont.truetype(findfont(FONT), FONT_SIZE * scale)
+    line, gap = round(LINE * scale), round(LINE * scale / 2)
+    places, x, y = [], gap, gap
+    for label in labels:
+        length = line + gap + round(font.getlength(names[label])) + gap
+        if x + length > width and x > gap:
+            x, y = gap, y + line + gap
+        places.append((x, y))
+        x += length
+    picture = Image.new('RGB', (width, y + line + gap), 'white')
+    draw = ImageDraw.Draw(picture)
+    for label, (x, y) in zip(labels, places, strict=True):
+        colour = tuple(_class_colours(np.array(label)).astype(int).tolist())
+        draw.rectangle((x, y, x + line - 1, y + line - 1), colour)
+        draw.text((x + line + gap, y), names[label], 'black', font)
+    return np.asarray(picture)
+
+
+def draw_matrix(values: Tensor) -> np.ndarray:
+    """Draw features over time ``[T, F]`` as uint8 [F', T', 3], from dark (smallest) to light.
+
+    Time increases to the right, and the first feature is the lowest row.
+    """
+    picture = values.double().T.flip(0)
+    low, high = picture.min(), picture.max()
+    colours = colormaps['cividis'](((picture - low) / (high - low).clamp(min=1e-12)).numpy())
+    return enlarge((255 * colours[..., :3]).round().astype(np.uint8))
+
+
+def draw_text(text: str, columns: int = 64, rows: int = 12) -> np.ndarray:
+    """Draw wrapped text in black on white with at most ``rows`` lines: uint8 [H, W, 3]."""
+    lines = [
+        part
+        for line in text.splitlines()
+        for part in textwrap.wrap(line, columns, drop_whitespace=False, replace_whitespace=False)
+        or ['']
+    ]
+    if len(lines) > rows:
+        lines = [*lines[: rows - 1], '…']
+    font = ImageFont.truetype(findfont(FONT), FONT_SIZE)
+    size = int(columns * font.getlength('0')) + 8, LINE * max(4, len(lines)) + 8
+    picture = Image.new('RGB', size, 'white')
+    draw = ImageDraw.Draw(picture)
+    for index, line in enumerate(lines):
+        draw.text((4, 4 + LINE * index), line, 'black', font)
+    return np.asarray(picture)
+
+
+def draw_titled_images(
+    images: Sequence[np.ndarray],
+    titles: Sequence[str],
+    title: str = '',
+    footer: str = '',
+    columns: int | None = None,
+) -> Figure:
+    """Draw a grid of images with a title each, magnified without smoothing.
+
+    Args:
+        images: uint8 [H, W, 3] or [H, W]; sizes may differ.
+        titles: One title per image.
+        title: Title of the figure.
+        footer: Small print below the figure.
+        columns: Images per row; by default the grid is as square as possible.
+
+    Raises:
+        UserError: There is no image, or the number of titles differs.
+    """
+    if not len(images) or len(images) != len(titles):
+        raise UserError(
+            'images and titles must be equal in number, and at least one, got '
+            f'{len(images)} and {len(titles)}'
+        )
+    columns = columns or int(np.ceil(np.sqrt(len(images))))
+    rows = -(-len(images) // columns)
+    # Wide pictures, such as lines of text, get wide panels.
+    aspect = max(image.shape[1] / image.shape[0] for image in images)
+    figure = new_figure(1.8 * min(3.0, max(1.0, aspect)) * columns, 2.1 * rows + 0.6, title, footer)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes:
+        axis.set_axis_off()
+    for axis, image, words in zip(axes, images, titles, strict=False):
+        axis.imshow(image, cmap='gray', vmin=0, vmax=255, interpolation='nearest')
+        axis.set_title(words, fontsize=6)
+    return figure
+
+
+MOST_TOKENS = 200  # shown tokens of a sequence of numbers
 
 
 def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
-    """A packed sample as a picture, uint8 [H, W, 3], and its title.
+    """Return a picture of a packed sample, uint8 [H, W, 3], and its title.
 
     Raises:
-        UserError: there is no picture of this kind of sample.
+        UserError: This kind of sample is not supported.
     """
     known = sample['data_samples']
     names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
@@ -86,23 +282,23 @@ def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
     if tokens.dim() == 1:
         return as_text(dataset, tokens, known), title
     raise UserError(
-        f'{config.filename} feeds its model a {tokens.dtype} {list(tokens.shape)} per '
-        'sample, of which there is no picture'
+        f'samples of {config.filename} must be images, text, point clouds or speech features, got '
+        f'{tokens.dtype} {list(tokens.shape)}'
     )
 
 
 def name_of(names: Sequence[str], index: int) -> str:
-    """The name of a class, or its number."""
+    """Return the name of a class, or its number."""
     return str(names[index]) if index < len(names) else str(index)
 
 
 def shortened(words: str, most: int = 40) -> str:
-    """Words that fit over a picture."""
+    """Shorten a title to the width of a picture."""
     return words if len(words) <= most else words[: most - 1] + '…'
 
 
 def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.ndarray, str]:
-    """Boxes and masks of mmdet over the image."""
+    """Draw boxes and masks of an mmdet sample; returns the picture and its title."""
     instances = known.gt_instances
     boxes = getattr(instances.bboxes, 'tensor', instances.bboxes)
     labels = [name_of(names, index) for index in instances.labels.tolist()]
@@ -114,22 +310,22 @@ def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.n
 
 
 def as_image(config: Config, tokens: torch.Tensor, known) -> np.ndarray:
-    """The image that a sequence is, and beside it the one it is to be drawn from."""
+    """Draw the image that a sequence encodes, next to its source if there is one."""
 
     def picture(values: torch.Tensor, shape: Sequence[int]) -> np.ndarray:
         image = values.numpy().astype(np.uint8).reshape(shape)
         return enlarge(np.broadcast_to(image, (*image.shape[:2], 3)))
 
-    drawn = picture(tokens, config.image_shape)
+    target = picture(tokens, config.image_shape)
     if 'source' not in known:
-        return drawn
+        return target
     source = picture(known.source, config.source_shape)
-    pair = np.concatenate([source, np.full((len(source), 4, 3), 255, np.uint8), drawn], axis=1)
+    pair = np.concatenate([source, np.full((len(source), 4, 3), 255, np.uint8), target], axis=1)
     return np.concatenate([draw_header(['input', 'target'], pair.shape[1]), pair])
 
 
 def as_text(dataset, tokens: torch.Tensor, known) -> np.ndarray:
-    """Tokens in words; an arrow ends what they are made from, a bar what is only given."""
+    """Draw tokens as text: ``source → context | predicted tokens``."""
     given = known.get('num_context', 0)
     parts = [words_of(dataset, part) for part in (tokens[:given], tokens[given:]) if len(part)]
     words = ' | '.join(parts)
@@ -139,7 +335,7 @@ def as_text(dataset, tokens: torch.Tensor, known) -> np.ndarray:
 
 
 def words_of(dataset, tokens: torch.Tensor) -> str:
-    """Bytes and subwords as the text that they are, other tokens as numbers."""
+    """Decode bytes and subwords to text, and write other tokens as numbers."""
     if type(dataset).__name__ == 'TextFile':
         return bytes(tokens.tolist()).decode('utf-8', 'replace')
     if hasattr(dataset, 'subwords'):
@@ -168,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ),
             args,
         )
-    print(f'{len(images)} of {len(dataset)} samples drawn to {args.out}')
+    print(f'drew {len(images)} of {len(dataset)} samples to {args.out}')
 
 
 if __name__ == '__main__':

@@ -1,10 +1,10 @@
-"""Draw what several models make of the same images: enlarged faces or completions side by side.
+"""Draw samples of several models for the same images next to each other.
 
-All of them are super-resolution models (figures 6 and 7 of the ICLR submission), or all of them
-models of images, which complete the lower half. The images are those of the first config's test
-split, evenly spread.
+The models are either all super-resolution models (figures 6 and 7 of the ICLR submission) or all
+image models, which complete the lower part. The images are evenly spaced samples of the test split
+of the first config.
 
-    python tools/analysis_tools/compare_models.py --num 8 --out faces.png \
+    python tools/analysis_tools/compare_models.py --num 8 --out faces.png \\
         --model local2d CONFIG CHECKPOINT --model transformer CONFIG CHECKPOINT
 """
 
@@ -25,14 +25,18 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action='append',
         required=True,
         metavar=('NAME', 'CONFIG', 'CHECKPOINT'),
-        help='once per model',
+        help='repeat for each model',
     )
-    parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
-    parser.add_argument('--num', type=int, default=4, help='images; %(default)s')
-    parser.add_argument('--temperature', type=float, help='0.8 for super-resolution, else 1')
-    parser.add_argument('--keep', type=float, default=0.5, help='share of the rows that is given')
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--device', help='by default an accelerator if there is one')
+    parser.add_argument('--out', required=True, metavar='PNG', help='path of the picture')
+    parser.add_argument('--num', type=int, default=4, help='number of images; default %(default)s')
+    parser.add_argument(
+        '--temperature', type=float, help='default: 0.8 for super-resolution, otherwise 1'
+    )
+    parser.add_argument(
+        '--keep', type=float, default=0.5, help='share of given rows; default %(default)s'
+    )
+    parser.add_argument('--seed', type=int, default=0, help='default %(default)s')
+    parser.add_argument('--device', help='default: an accelerator if there is one')
     return parser.parse_args(argv)
 
 
@@ -40,42 +44,46 @@ if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
 import numpy as np
+from networks import build_dataset, spread_samples
 from PIL import Image
 
-from aft_mm.apis import ImageGenerator, SuperResolver, build_dataset, spread_samples, task_of
+from aft_mm.apis import ImageGenerator, SuperResolver
+from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.command_line import DATA_ERRORS, check_checkpoint, read_config
-from aft_mm.sampling.images import given_rows
-from aft_mm.sampling.super_resolution import super_resolve
-from aft_mm.visualization import draw_completions, draw_header, draw_super_resolution
+from aft_mm.visualization import (
+    draw_completions,
+    draw_header,
+    draw_super_resolution,
+    given_rows,
+    super_resolve,
+)
 
 KINDS = {'SuperResolver': SuperResolver, 'ImageGenerator': ImageGenerator}
 
 
 def load_models(args: argparse.Namespace) -> dict:
-    """Name to what draws from it, all of one kind and shape.
+    """Load the models by name, all for one task and shape.
 
     Raises:
-        UserError: they differ, a name comes twice, or a model draws no images.
+        UserError: Tasks or shapes differ, a name is repeated, or a model is not one of images.
     """
     configs = {}
     for name, path, checkpoint in args.model:
         if name in configs:
-            raise UserError(f'--model needs a name of its own for each, got {name!r} twice')
+            raise UserError(f'--model must have unique names, got {name!r} twice')
         check_checkpoint(checkpoint)
         configs[name] = read_config(path)
-    # A text model, of which task_of knows nothing else, has no shape of images either.
     first, *others = configs.values()
     kind = task_of(first)
     if kind not in KINDS:
-        raise UserError(f'{first.filename} has no image_shape: its model draws no images')
+        raise UserError(f'{first.filename} must be the config of an image model with image_shape')
     for config in others:
         for entry in ('image_shape', 'source_shape'):
             if config.get(entry) != first.get(entry):
                 raise UserError(
-                    f'models that are compared must have the same {entry}, but '
-                    f'{first.filename} has {first.get(entry)} and {config.filename} '
-                    f'{config.get(entry)}'
+                    f'all models must have the same {entry}, got {first.get(entry)} in '
+                    f'{first.filename} and {config.get(entry)} in {config.filename}'
                 )
     return {
         name: KINDS[kind](configs[name], checkpoint, args.device)
@@ -84,7 +92,7 @@ def load_models(args: argparse.Namespace) -> dict:
 
 
 def images_of(config, num: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Test images uint8 [N, H, W, C], and their inputs [N, h, w, C] if there are such."""
+    """Return test images uint8 [N, H, W, C], and inputs [N, h, w, C] for super-resolution."""
     samples = spread_samples(build_dataset(config), num)
     images = np.stack(
         [
@@ -123,15 +131,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         else:
             options['temperature'] = 1.0 if args.temperature is None else args.temperature
-            drawn = np.stack(
+            completed = np.stack(
                 [model.complete(images, args.keep, **options) for model in models.values()], axis=1
             )
-            grid = draw_completions(images, drawn, given_rows(args.keep, images.shape[1]))
+            grid = draw_completions(images, completed, given_rows(args.keep, images.shape[1]))
             picture = np.concatenate(
                 [draw_header(['given', *models, 'original'], grid.shape[1]), grid]
             )
     Image.fromarray(picture).save(args.out)
-    print(f'\n{len(models)} models on {len(images)} images written to {args.out}')
+    print(f'\ndrew {len(models)} models on {len(images)} images to {args.out}')
 
 
 if __name__ == '__main__':

@@ -1,18 +1,21 @@
-"""Refill the tables of a paper from runs: configs by metrics, parameters, FLOPs and speed.
+"""Make a table of runs: metrics, parameters, FLOPs and speed, as Markdown, CSV or LaTeX.
 
     python tools/analysis_tools/compare_runs.py AFT=work_dirs/aft DeiT=work_dirs/deit --out a.tex
-    python tools/analysis_tools/compare_runs.py --group AFT aft_seed0 aft_seed1 --group DeiT
-        deit_seed0 deit_seed1 --metric accuracy/top1 --out table.md table.csv
+    python tools/analysis_tools/compare_runs.py --group AFT aft_seed0 aft_seed1 \\
+        --group DeiT deit_seed0 deit_seed1 --metric accuracy/top1 --out table.md table.csv
 
-A metric is that of the last validation, a time the median of the log's, for one process: compare
-times only of runs on one machine. FLOPs are those of model_complexity.py.
+Metrics are those of the last validation. The iteration time is the median of the log, per process;
+compare it only between runs on the same machine. FLOPs are counted as in model_complexity.py.
 """
 
 import argparse
 import contextlib
+import csv
+import io
+import re
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import add_runs, check_output
@@ -28,10 +31,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         '--metric',
         action='append',
         metavar='NAME',
-        help='a validated metric, given once for each; by default all there are',
+        help='a validation metric; repeat for several; default: all',
     )
     parser.add_argument(
-        '--out', nargs='+', default=[], metavar='FILE', help='.md, .csv or .tex, also several'
+        '--out',
+        nargs='+',
+        default=[],
+        metavar='FILE',
+        help='write the table to these files (.md, .csv or .tex)',
     )
     return parser.parse_intermixed_args(argv)
 
@@ -39,47 +46,178 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from model_complexity import analyse_config
-from plot_curves import runs_of
-
-from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
-from aft_mm.visualization import (
-    TABLES,
-    metric_label,
+from plot_curves import metric_label, runs_of
+from run_logs import (
+    decimals_of,
+    mean_and_error,
     read_scalars,
-    run_table,
     trained,
     validated_metrics,
     validations,
 )
 
-# What two seeds of one config may differ in.
+from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
+
+TABLES = ('.md', '.csv', '.tex')
+MISSING = '–'
+_LATEX = {
+    '\\': r'\textbackslash{}',
+    '~': r'\textasciitilde{}',
+    '^': r'\textasciicircum{}',
+    **{character: f'\\{character}' for character in '&%$#_{}'},
+}
+
+Runs = Mapping[str, Mapping[str, Sequence[float]]]
+
+
+def run_table(runs: Runs, kind: str = '.md') -> str:
+    """Return a table of mean ± standard error, a row per name and a column per metric.
+
+    Numbers of a column have as many decimals as the second digit of its smallest standard error.
+    CSV has full precision and separate columns of the standard errors.
+
+    Args:
+        runs: Row name to its columns, each a list of values, one per seed. Missing values are a
+            dash.
+        kind: '.md', '.csv' or '.tex' (a ``tabular`` with the package booktabs).
+
+    Raises:
+        UserError: There is no run, or ``kind`` is not one of these.
+    """
+    if not runs:
+        raise UserError('runs must hold at least one run, got none')
+    if kind not in TABLES:
+        raise UserError(f'kind must be one of {", ".join(TABLES)}, got {kind!r}')
+    columns = list(dict.fromkeys(column for values in runs.values() for column in values))
+    numbers = {
+        name: [
+            mean_and_error(values[column]) if values.get(column) else (None, None)
+            for column in columns
+        ]
+        for name, values in runs.items()
+    }
+    if kind == '.csv':
+        return _csv(columns, numbers)
+    digits = [
+        decimals_of([error for _, error in column], [mean for mean, _ in column if mean])
+        for column in zip(*numbers.values(), strict=True)
+    ]
+    between = ' ± ' if kind == '.md' else r' \pm '
+    rows = [
+        [
+            name,
+            *(
+                _cell(mean, error, places, between)
+                for (mean, error), places in zip(row, digits, strict=True)
+            ),
+        ]
+        for name, row in numbers.items()
+    ]
+    return (_markdown if kind == '.md' else _latex)(['run', *columns], rows)
+
+
+def _cell(mean: float | None, error: float | None, places: int, between: str) -> str:
+    if mean is None:
+        return MISSING
+    return f'{mean:.{places}f}' + ('' if error is None else f'{between}{error:.{places}f}')
+
+
+def _csv(columns: Sequence[str], numbers: Mapping[str, Sequence[tuple]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator='\n')
+    known = [any(row[i][1] is not None for row in numbers.values()) for i in range(len(columns))]
+    writer.writerow(
+        [
+            'run',
+            *(
+                name
+                for column, has_error in zip(columns, known, strict=True)
+                for name in [column, f'{column} standard error'][: 1 + has_error]
+            ),
+        ]
+    )
+    for name, row in numbers.items():
+        writer.writerow(
+            [
+                name,
+                *(
+                    value
+                    for pair, has_error in zip(row, known, strict=True)
+                    for value in pair[: 1 + has_error]
+                ),
+            ]
+        )
+    return text.getvalue()
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ['---', *['---:'] * (len(header) - 1)], *rows]
+    return ''.join(
+        f'| {" | ".join(cell.replace("|", chr(92) + "|") for cell in line)} |\n' for line in lines
+    )
+
+
+def _latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [
+        rf'\begin{{tabular}}{{l{"r" * (len(header) - 1)}}}',
+        r'\toprule',
+        _latex_line(map(_escaped, header)),
+        r'\midrule',
+        *(
+            _latex_line(
+                [
+                    _escaped(name),
+                    *(
+                        cell.replace(MISSING, '--') if cell == MISSING else f'${cell}$'
+                        for cell in cells
+                    ),
+                ]
+            )
+            for name, *cells in rows
+        ),
+        r'\bottomrule',
+        r'\end{tabular}',
+    ]
+    return '\n'.join(lines) + '\n'
+
+
+def _latex_line(cells: Iterable[str]) -> str:
+    return ' & '.join(cells) + r' \\'
+
+
+def _escaped(text: str) -> str:
+    return re.sub('|'.join(map(re.escape, _LATEX)), lambda found: _LATEX[found.group()], text)
+
+
+# Entries of the config in which runs of one group may differ.
 RUN_ONLY = ('work_dir', 'randomness', 'resume', 'load_from', 'launcher', 'experiment_name')
 
 
 def config_of(work_dir: str) -> str:
-    """The file that the latest training of a work dir wrote its whole config to.
+    """Return the path of the config that the latest training wrote to its work dir.
 
     Raises:
-        UserError: there is none.
+        UserError: There is none.
     """
     found = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
     path = found[-1].with_name('config.py') if found else None
     if path is None or not path.is_file():
         raise UserError(
-            f'{work_dir!r} is no work dir of a training: it has no '
-            '*/vis_data/scalars.json with a config.py beside'
+            f'{work_dir!r} is not the work dir of a training: it has no '
+            '*/vis_data/scalars.json with a config.py next to it'
         )
     return str(path)
 
 
 def same_but_for_the_seed(label: str, paths: Sequence[str]) -> Config:
-    """The config that runs have in common.
+    """Return the common config of runs.
 
     Raises:
-        UserError: they differ in more than the seed.
+        UserError: The configs differ in more than the seed.
     """
     configs = [read_config(path) for path in paths]
     for config in configs[1:]:
@@ -90,23 +228,23 @@ def same_but_for_the_seed(label: str, paths: Sequence[str]) -> Config:
         ]
         if different:
             raise UserError(
-                f'--group {label} needs runs that differ by their seed only, but they '
-                f'differ in {", ".join(different)}'
+                f'--group {label} must have runs that differ by their seed only, got a difference '
+                f'in {", ".join(different)}'
             )
     return configs[0]
 
 
 def costs(label: str, path: str, config: Config) -> dict[str, list[float]]:
-    """Parameters and FLOPs; what cannot be counted is said on stderr and left out."""
+    """Return parameters and FLOPs; reports on stderr what cannot be counted."""
     try:
         counted = analyse_config(path)
     except UserError as error:
-        print(f'FLOPs of {label!r} are left out: {error}', file=sys.stderr)
+        print(f'FLOPs of {label!r} are omitted: {error}', file=sys.stderr)
         init_default_scope(config.get('default_scope', 'mmengine'))
         model = MODELS.build(config.model)
         return {'parameters [M]': [sum(p.numel() for p in model.parameters()) / 1e6]}
     if counted['uncounted']:
-        print(f'FLOPs of {label!r} lack {", ".join(counted["uncounted"])}', file=sys.stderr)
+        print(f'FLOPs of {label!r} exclude {", ".join(counted["uncounted"])}', file=sys.stderr)
     return {'parameters [M]': [counted['parameters'] / 1e6], 'FLOPs [G]': [counted['flops'] / 1e9]}
 
 
@@ -115,10 +253,10 @@ def row(
     work_dirs: Sequence[str],
     metrics: Sequence[str] | None,
 ) -> dict[str, list[float]]:
-    """The columns of the runs behind a label.
+    """Return the table columns of the runs of a label.
 
     Raises:
-        UserError: a work dir is none, the runs do not belong together, or one lacks a metric.
+        UserError: A folder is not a work dir, the configs differ, or a run does not have a metric.
     """
     paths = [config_of(folder) for folder in work_dirs]
     config = same_but_for_the_seed(label, paths)
@@ -129,8 +267,8 @@ def row(
             points = validations(log, name)
             if not points and metrics:
                 raise UserError(
-                    f'{folder!r} was never validated in {name}, but in '
-                    f'{", ".join(validated_metrics(log)) or "nothing"}'
+                    f'--metric must be a validation metric of {folder!r} '
+                    f'({", ".join(validated_metrics(log)) or "which has none"}), got {name}'
                 )
             columns.setdefault(metric_label(name), []).append(points[-1][1])
     columns |= costs(label, paths[0], config)
@@ -150,14 +288,14 @@ def row(
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    # What mmengine has to say on the way is no part of the table.
+    # stdout is for the table; mmengine's messages go to stderr.
     with one_sentence(*CONFIG_ERRORS), contextlib.redirect_stdout(sys.stderr):
         for path in args.out:
             check_output('--out', path, TABLES)
         rows = {
             label: row(label, work_dirs, args.metric) for label, work_dirs in runs_of(args).items()
         }
-        # What every run has comes last, also where the first run has fewer metrics.
+        # Metrics come first, even those that only later runs have.
         last = ('parameters [M]', 'FLOPs [G]', 's/iteration', 'samples/s')
         names = dict.fromkeys(name for columns in rows.values() for name in columns)
         order = [*(n for n in names if n not in last), *(n for n in last if n in names)]

@@ -1,13 +1,13 @@
-"""Compare groups of runs that differ by their seed only: mean and standard error of a metric.
+"""Compare groups of runs that differ by their seed: mean and standard error of a metric.
 
-python tools/analysis_tools/compare_seeds.py --metric bits_per_char --out seeds.png
-    --group AFT-local local_seed*.json --group transformer transformer_seed*.json
+    python tools/analysis_tools/compare_seeds.py --metric bits_per_char --out seeds.png \\
+        --group AFT-local local_seed*.json --group transformer transformer_seed*.json
 """
 
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output, check_writable
@@ -24,34 +24,204 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action='append',
         required=True,
         metavar=('LABEL', 'FILE'),
-        help='runs of one kind, a file of tools/test.py --out for each seed; the first group is '
-        'what the others are compared with',
+        help='runs that differ by their seed, a file of tools/test.py --out for each; the other '
+        'groups are compared with the first',
     )
-    parser.add_argument('--metric', required=True, help='which number of the files')
-    parser.add_argument('--label', help='what it is called, with its unit, such as bits/char')
-    parser.add_argument('--out', metavar='PNG', help='where the picture goes')
-    parser.add_argument('--table', metavar='MD', help='where the table goes too')
+    parser.add_argument('--metric', required=True, help='name of the metric in the files')
+    parser.add_argument('--label', help='axis label with the unit, such as bits/char')
+    parser.add_argument('--out', metavar='PNG', help='write a picture to this file')
+    parser.add_argument('--table', metavar='MD', help='write the table to this file')
     parser.add_argument(
         '--numbers',
         metavar='TITLE',
-        help='the labels are numbers: draw them on a logarithmic axis of this title',
+        help='the group labels are numbers: use a logarithmic axis with this title',
     )
-    parser.add_argument('--dpi', type=int, default=150)
+    parser.add_argument('--dpi', type=int, default=150, help='default %(default)s')
     return parser.parse_args(argv)
 
 
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from run_logs import decimals_of, difference_and_error, mean_and_error
+
 from aft_mm.checks import check_int
-from aft_mm.visualization import draw_seeds, seed_table
+from aft_mm.visualization.figures import new_figure
+
+# Beyond it a number is rounding noise of the sums behind the metric.
+MOST_DECIMALS = 8
+
+
+def seed_table(groups: Mapping[str, Sequence[float]], label: str) -> str:
+    """Return a Markdown table with a row per group and its difference to the first group.
+
+    Numbers have as many decimals as the second digit of the smallest standard error. A dash marks
+    values that need at least two runs.
+
+    Args:
+        groups: Name to the values of its runs, one per seed.
+        label: Name of the metric with its unit.
+    """
+    _check_groups(groups)
+    first, *_ = groups
+    rows = [
+        (
+            name.replace('|', r'\|'),
+            len(values),
+            *mean_and_error(values),
+            *((None, None) if name == first else difference_and_error(values, groups[first])),
+        )
+        for name, values in groups.items()
+    ]
+    decimals = decimals_of([row[3] for row in rows], [row[2] for row in rows])
+    lines = [
+        f'| group | n | {label}, mean | standard error | difference to {rows[0][0]} | its '
+        'standard error |',
+        '| --- | ---: | ---: | ---: | ---: | ---: |',
+    ]
+    for name, count, mean, error, difference, difference_error in rows:
+        cells = [
+            name,
+            str(count),
+            *(
+                '–' if number is None else f'{number:{sign}.{decimals}f}'
+                for number, sign in (
+                    (mean, ''),
+                    (error, ''),
+                    (difference, '+'),
+                    (difference_error, ''),
+                )
+            ),
+        ]
+        lines.append(f'| {" | ".join(cells)} |')
+    return '\n'.join(lines) + '\n'
+
+
+def draw_seeds(
+    groups: Mapping[str, Sequence[float]],
+    label: str,
+    numbers: str | None = None,
+) -> Figure:
+    """Plot the mean of each group with error bars of ± one standard error, and its runs.
+
+    Groups are listed from top to bottom, with a dashed line at the mean of the first. If their
+    names are numbers, such as window sizes, they can be placed on a logarithmic x axis instead,
+    which is linear near 0 if 0 is one of them.
+
+    Args:
+        groups: Name to the values of its runs, one per seed. A single run has no bar.
+        label: Name of the metric with its unit.
+        numbers: Label of the axis of numbers; None lists the names.
+
+    Raises:
+        UserError: There is no group, one is empty, or ``numbers`` is given and a name is not a
+            number ≥ 0, or two names are the same number.
+    """
+    _check_groups(groups)
+    places = range(len(groups)) if numbers is None else _numbers(groups)
+    size = (7, 0.4 * len(groups) + 1.2) if numbers is None else (7, 4.5)
+    figure = new_figure(*size)
+    axis = figure.subplots()
+    for place, values in zip(places, groups.values(), strict=True):
+        mean, error = mean_and_error(values)
+        x, y = (mean, place) if numbers is None else (place, mean)
+        runs, along = list(values), [place] * len(values)
+        axis.plot(
+            *((runs, along) if numbers is None else (along, runs)),
+            'o',
+            color='grey',
+            alpha=0.5,
+            markersize=3,
+            zorder=1,
+        )
+        bar = {'xerr' if numbers is None else 'yerr': error}
+        axis.errorbar(x, y, **bar, fmt='o', color='C0', markersize=4, capsize=4, zorder=2)
+    if numbers is None:
+        _name_groups(axis, groups, label)
+    else:
+        _number_groups(axis, groups, dict(zip(places, groups, strict=True)), label, numbers)
+    axis.grid(alpha=0.3)
+    axis.set_title('blue: mean ± standard error, grey: runs', fontsize=8)
+    return figure
+
+
+def _check_groups(groups: Mapping[str, Sequence[float]]) -> None:
+    if not groups:
+        raise UserError('groups must hold at least one group of runs, got none')
+    for name, values in groups.items():
+        if not values:
+            raise UserError(f'groups must hold at least one run each, got none for {name!r}')
+
+
+def _numbers(names: Mapping[str, Sequence[float]]) -> list[float]:
+    """Convert the names to numbers."""
+    places = []
+    for name in names:
+        try:
+            places.append(float(name))
+        except ValueError:
+            places.append(math.nan)
+        if not 0 <= places[-1] < math.inf:
+            raise UserError(f'--numbers needs groups named by numbers, 0 or larger, got {name!r}')
+    if len(set(places)) < len(places):
+        raise UserError(
+            f'--numbers needs groups named by different numbers, got {", ".join(names)}'
+        )
+    return places
+
+
+def _name_groups(axis: Axes, groups: Mapping[str, Sequence[float]], label: str) -> None:
+    """Label the axes: values to the right, groups downwards."""
+    axis.axvline(
+        mean_and_error(next(iter(groups.values())))[0],
+        color='C0',
+        linestyle='--',
+        linewidth=1,
+        alpha=0.5,
+        zorder=0,
+    )
+    axis.set_yticks(range(len(groups)), list(groups))
+    axis.set_ylim(len(groups) - 0.5, -0.5)
+    axis.set_xlabel(label)
+
+
+def _number_groups(
+    axis: Axes,
+    groups: Mapping[str, Sequence[float]],
+    names: Mapping[float, str],
+    label: str,
+    title: str,
+) -> None:
+    """Label the axes, numbers to the right and values upwards, and connect the means."""
+    places = sorted(names)
+    axis.plot(
+        places,
+        [mean_and_error(groups[names[place]])[0] for place in places],
+        color='C0',
+        linewidth=1,
+        alpha=0.4,
+        zorder=0,
+    )
+    positive = [place for place in places if place]
+    if len(positive) == len(places):
+        axis.set_xscale('log')
+    elif positive:
+        axis.set_xscale('symlog', linthresh=positive[0])
+    axis.set_xticks(places, [names[place] for place in places])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlabel(title)
+    axis.set_ylabel(label)
 
 
 def read_metric(path: Path, metric: str) -> float:
-    """A number out of a file of ``tools/test.py --out``.
+    """Read a metric from a file of ``tools/test.py --out``.
 
     Raises:
-        UserError: the file cannot be read, or does not hold it as a finite number.
+        UserError: The file cannot be read, or the metric is missing or not a finite number.
     """
     try:
         metrics = json.loads(path.read_text(encoding='utf-8'))
@@ -61,7 +231,7 @@ def read_metric(path: Path, metric: str) -> float:
         raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
     if not isinstance(metrics, dict):
         raise UserError(
-            f'{str(path)!r} needs metrics as written by tools/test.py --out, but holds '
+            f'{str(path)!r} must hold metrics as written by tools/test.py --out, got '
             f'a {type(metrics).__name__}'
         )
     if metric not in metrics:
@@ -76,23 +246,25 @@ def read_metric(path: Path, metric: str) -> float:
 
 
 def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, list[float]]:
-    """Label to the values of its files, in the order of the command line.
+    """Read the metric from the files of each group.
 
     Raises:
-        UserError: a label is a file or comes twice, a group has no file or a file comes twice.
+        UserError: A label is a file or is repeated, a group has no file, or a file is repeated.
     """
     groups: dict[str, list[float]] = {}
     seen: set[Path] = set()
     for label, *files in arguments:
-        # Without its label a group would lose a run to it.
+        # If the label was forgotten, the first file would be taken for it.
         if Path(label).is_file() or not files:
-            raise UserError(f'--group needs LABEL FILE [FILE ...], got {" ".join([label, *files])}')
+            raise UserError(
+                f'--group must be LABEL FILE [FILE ...], got {" ".join([label, *files])}'
+            )
         if label in groups:
-            raise UserError(f'--group needs labels that differ, got {label!r} twice')
+            raise UserError(f'--group must have unique labels, got {label!r} twice')
         for file in files:
             path = Path(file).resolve()
             if path in seen:
-                raise UserError(f'--group needs a file for every run, got {file!r} twice')
+                raise UserError(f'--group must have different files, got {file!r} twice')
             seen.add(path)
         groups[label] = [read_metric(Path(file), metric) for file in files]
     return groups

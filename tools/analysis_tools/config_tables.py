@@ -1,15 +1,15 @@
-"""The tables in the READMEs of configs/, made of the numbers that the metafiles beside them hold.
+"""Update the tables in the READMEs of configs/ from the metafile.yml next to each README.
 
-A table stands in README.md between ``<!-- table: NAME -->`` and ``<!-- end of table -->``. Of the
-metafile.yml beside it are read
+A table is the text of README.md between ``<!-- table: NAME -->`` and ``<!-- end of table -->``. The
+metafile has
 
-- Tables: the columns of each NAME, a header and the entry of a row that stands below it;
-- Models, the configs, and Others, which only papers have. Each of their Results is a row of the
-  tables that it lists in Tables, Others first. Its entries are its Metrics, the Metadata, and what
-  was measured here: the Metrics of those Results of the model that name a Log.
+- Tables: for each NAME the columns, as header and name of the entry;
+- Models (configs) and Others (models of papers only). Each of their Results is a row of the tables
+  listed in its Tables, Others first. Its entries are its Metrics, the Metadata, and the measured
+  values, which are the Metrics of the model's Results with a Log.
 
-Numbers are written as in the metafile, but for Parameters, which are in millions. A missing entry
-is a dash, and a column of dashes is left out: one for what was measured here may wait for it.
+Numbers are written as in the metafile, except Parameters, which are in millions. A missing entry is
+a dash, and a column without entries is omitted.
 
     python tools/analysis_tools/config_tables.py [configs/TASK ...]    # after an edit of a metafile
     python tools/analysis_tools/config_tables.py --check               # changes nothing
@@ -30,7 +30,7 @@ REGION = re.compile(r'(<!-- table: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of tabl
 
 
 def read_metafile(task: Path) -> dict[str, Any]:
-    """The metafile of a folder; numbers stay the text that they are, 2.80 for instance."""
+    """Read the metafile of a folder; numbers stay text, so that 2.80 keeps its zero."""
     try:
         text = (task / 'metafile.yml').read_text(encoding='utf-8')
         return {'Tables': {}, 'Others': [], **yaml.load(text, yaml.BaseLoader)}
@@ -40,7 +40,7 @@ def read_metafile(task: Path) -> dict[str, Any]:
 
 
 def rows(metafile: dict[str, Any], table: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """First cell and entries of each row of a table."""
+    """Yield first cell and entries of each row of a table."""
     for model in metafile['Others'] + metafile['Models']:
         metadata, measured = model.get('Metadata', {}), {}
         for result in model['Results']:
@@ -59,7 +59,7 @@ def cell(entries: dict[str, str], name: str) -> str:
 
 
 def render(metafile: dict[str, Any], table: str) -> str:
-    """A table in Markdown, with a newline at its end."""
+    """Return a table in Markdown, ending with a newline."""
     found = list(rows(metafile, table))
     columns = {
         header: name
@@ -74,7 +74,7 @@ def render(metafile: dict[str, Any], table: str) -> str:
 
 
 def check_names(task: Path, metafile: dict[str, Any], readme: str) -> None:
-    """Raise a UserError unless README, Tables and Results name the same tables, each once."""
+    """Raise a UserError unless README, Tables and Results have the same table names."""
     regions = [name for _, name, _, _ in REGION.findall(readme)]
     listed = [
         name
@@ -90,13 +90,13 @@ def check_names(task: Path, metafile: dict[str, Any], readme: str) -> None:
         ]:
             if not there:
                 raise UserError(
-                    f"the table '{name}' of {task} must stand in Tables, in a Result "
-                    f'and in README.md, but it is not in {place}'
+                    f'table {name!r} of {task} must be in Tables, in a Result and in README.md, '
+                    f'but it is not in {place}'
                 )
 
 
 def updated(task: Path) -> str:
-    """README.md of a folder with its tables made anew."""
+    """Return the README.md of a folder with updated tables."""
     metafile = read_metafile(task)
     readme = (task / 'README.md').read_text(encoding='utf-8')
     check_names(task, metafile, readme)
@@ -112,9 +112,9 @@ def main() -> None:
         nargs='*',
         type=Path,
         metavar='configs/TASK',
-        help='folders with README.md and metafile.yml, by default all whose metafile has Tables',
+        help='folders with README.md and metafile.yml; default: all whose metafile has Tables',
     )
-    parser.add_argument('--check', action='store_true', help='end with 1 where a README is stale')
+    parser.add_argument('--check', action='store_true', help='fail if a README is out of date')
     args = parser.parse_args()
     tasks = args.tasks or [
         path.parent
@@ -127,11 +127,11 @@ def main() -> None:
             continue
         if args.check:
             raise UserError(
-                f'the tables of {readme} are not those of its metafile; run '
+                f'the tables of {readme} differ from its metafile; run '
                 'python tools/analysis_tools/config_tables.py'
             )
         readme.write_text(text, encoding='utf-8')
-        print(f'{readme} has new tables')
+        print(f'updated {readme}')
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
-"""Confusion matrix, accuracy per class and the most confident mistakes of a classifier's split.
+"""Plot the confusion matrix of a classifier; optionally list classes and draw its worst mistakes.
 
-    python tools/analysis_tools/confusion_matrix.py CONFIG CHECKPOINT --out matrix.png \
+    python tools/analysis_tools/confusion_matrix.py CONFIG CHECKPOINT --out matrix.png \\
         --csv classes.csv --mistakes mistakes.png
 """
 
@@ -18,10 +18,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('config', help='path of the config of a classifier')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='test')
-    parser.add_argument('--batch-size', type=int, default=50)
-    parser.add_argument('--csv', help='write images, accuracy and precision per class')
-    parser.add_argument('--mistakes', metavar='PNG', help='draw the most confident mistakes')
-    parser.add_argument('--num', type=int, default=16, help='how many; %(default)s')
+    parser.add_argument('--batch-size', type=int, default=50, help='default %(default)s')
+    parser.add_argument('--csv', help='write images, accuracy and precision per class to this file')
+    parser.add_argument(
+        '--mistakes', metavar='PNG', help='draw the most confident mistakes to this file'
+    )
+    parser.add_argument(
+        '--num', type=int, default=16, help='number of mistakes; default %(default)s'
+    )
     add_picture_arguments(parser)
     return parser.parse_args(argv)
 
@@ -29,20 +33,94 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
 import numpy as np
 import torch
+from browse_dataset import draw_titled_images
+from matplotlib.figure import Figure
+from networks import build_dataset, class_names, load_classifier, network_inputs, shown_image
 from sklearn.metrics import confusion_matrix
 
-from aft_mm.apis import build_dataset, class_names, load_network, network_inputs, shown_image
 from aft_mm.checks import check_int
 from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save, write_csv
 from aft_mm.cli.progress import with_bar
-from aft_mm.visualization import draw_confusion, draw_titled_images, most_confident_mistakes
+from aft_mm.visualization.figures import new_figure
+
+MOST_NAMES = 40  # with more classes, the axes show numbers
+MOST_COUNTS = 20  # with more classes, cells are too small for counts
+
+
+def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -> Figure:
+    """Draw a confusion matrix with true classes as rows and predicted classes as columns.
+
+    Colour is the share of the true class, 0 (dark) to 1 (light). With at most 20 classes the cells
+    contain the counts.
+
+    Args:
+        counts: ints [K, K], images by true and predicted class.
+        names: Names of the K classes.
+        footer: Small print below the figure.
+
+    Raises:
+        UserError: ``counts`` is not [K, K] with K names.
+    """
+    counts = np.asarray(counts)
+    if counts.shape != (len(names), len(names)) or not len(names):
+        raise UserError(f'counts must be [K, K] for {len(names)} names, got {list(counts.shape)}')
+    share = counts / np.maximum(1, counts.sum(1, keepdims=True))
+    edge = min(10.0, max(3.5, 0.42 * len(names)))
+    accuracy = counts.trace() / max(1, counts.sum())
+    figure = new_figure(
+        edge + 2.2, edge + 1.6, f'{counts.sum()} images, accuracy {100 * accuracy:.1f} %', footer
+    )
+    axis = figure.subplots()
+    picture = axis.imshow(share, cmap='cividis', vmin=0, vmax=1, interpolation='nearest')
+    if len(names) <= MOST_NAMES:
+        axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+        axis.set_yticks(range(len(names)), names, fontsize=7)
+    else:
+        axis.tick_params(labelsize=7)
+    if len(names) <= MOST_COUNTS:
+        for (row, column), count in np.ndenumerate(counts):
+            if count:
+                axis.text(
+                    column,
+                    row,
+                    str(count),
+                    ha='center',
+                    va='center',
+                    fontsize=6,
+                    color='white' if share[row, column] < 0.5 else 'black',
+                )
+    axis.set_xlabel('predicted class', fontsize=8)
+    axis.set_ylabel('true class', fontsize=8)
+    bar = figure.colorbar(picture, ax=axis, fraction=0.04, pad=0.01)
+    bar.set_label('share of the true class', fontsize=7)
+    bar.ax.tick_params(labelsize=6)
+    return figure
+
+
+def most_confident_mistakes(
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    limit: int,
+) -> np.ndarray:
+    """Return the indices of misclassified images, highest predicted probability first.
+
+    Args:
+        probabilities: [N, K].
+        labels: True classes, ints [N].
+        limit: Maximum number of indices.
+    """
+    predicted = probabilities.argmax(1)
+    (wrong,) = (predicted != labels).nonzero()
+    order = np.argsort(-probabilities[wrong, predicted[wrong]], kind='stable')
+    return wrong[order][:limit]
 
 
 def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
-    """Images, accuracy (recall) and precision per class; empty where there is no image."""
+    """Return images, accuracy (recall) and precision per class; empty if there is no image."""
     hits, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     return [
         {
@@ -56,7 +134,7 @@ def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
 
 
 def predict(network, dataset, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities [N, K] and labels [N] of a data set."""
+    """Return probabilities [N, K] and labels [N] for a dataset."""
     probabilities, labels = [], []
     for first in with_bar(range(0, len(dataset), batch_size), 'classifying'):
         samples = [dataset[i] for i in range(first, min(first + batch_size, len(dataset)))]
@@ -75,9 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_int('--num', args.num, 1)
         if args.mistakes:
             check_output('--mistakes', args.mistakes, PICTURES)
-        network = load_network(args.config, args.checkpoint)
-        if network.config is None or not hasattr(network.model, 'head'):
-            raise UserError(f'{args.config} is no classifier of mmpretrain')
+        network = load_classifier(args.config, args.checkpoint)
         dataset = build_dataset(network.config, args.split)
         probabilities, labels = predict(network, dataset, args.batch_size)
         names = class_names(dataset, probabilities.shape[1])
@@ -90,20 +166,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         wrong = most_confident_mistakes(probabilities, labels, args.num)
         if args.mistakes and len(wrong):
             titles = [
-                f'{names[predicted[i]]} {probabilities[i, predicted[i]]:.2f}\n'
-                f'is {names[labels[i]]} {probabilities[i, labels[i]]:.2f}'
+                f'predicted {names[predicted[i]]} {probabilities[i, predicted[i]]:.2f}\n'
+                f'true {names[labels[i]]} {probabilities[i, labels[i]]:.2f}'
                 for i in wrong
             ]
             images = [shown_image(network.config, dataset[int(i)]) for i in wrong]
             draw_titled_images(
                 images,
                 titles,
-                'The most confident mistakes: prediction, truth, probabilities',
+                'Most confident mistakes, with probabilities',
                 small,
             ).savefig(args.mistakes, dpi=args.dpi)
     print(
         f'\n{counts.sum()} images, accuracy {100 * counts.trace() / counts.sum():.2f} %, '
-        f'drawn to {args.out}'
+        f'written to {args.out}'
     )
 
 

@@ -1,13 +1,19 @@
-"""Write one HTML page to explore the position biases of a checkpoint, and its keys of images.
+"""Write an interactive HTML page of the position biases of a checkpoint and its keys on images.
 
     python tools/analysis_tools/explore.py CONFIG CHECKPOINT a.jpg b.jpg --out page.html
 
-A browser opens it from disk; it loads nothing.
+Open the file in a browser. It needs no network connection.
 """
 
 import argparse
+import base64
+import gzip
+import html
+import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from aft_mm.cli.arguments import check_output
 from aft_mm.errors import UserError, one_sentence
@@ -19,43 +25,199 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('config', help='path of the config')
     parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
-    parser.add_argument('images', nargs='*', help='image files whose keys are shown; a classifier')
-    parser.add_argument('--out', required=True, metavar='HTML', help='where the page goes')
+    parser.add_argument(
+        'images', nargs='*', help='image files to show keys for; the model must be a classifier'
+    )
+    parser.add_argument('--out', required=True, metavar='HTML', help='path of the page')
     return parser.parse_intermixed_args(argv)
 
 
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
+import numpy as np
 from mmengine.config import Config
-from torch import nn
+from PIL import Image
+from recording import mixers_with_keys, record_outputs
+from torch import Tensor, nn
 
 from aft_mm.apis import ImageClassifier, load_model
 from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
 from aft_mm.cli.pictures import footer
-from aft_mm.visualization import (
-    ExplorerImage,
-    ExplorerLayer,
-    explorer_page,
-    mixers_with_bias,
-    mixers_with_keys,
-    record_outputs,
-)
+from aft_mm.visualization import mixers_with_bias
+
+MOST_NUMBERS = 2**25  # 134 MB, which a browser opens in seconds
+
+
+class ExplorerLayer(NamedTuple):
+    """The position bias of a token mixer.
+
+    ``bias`` is w, [h, kernel_h, kernel_w] by offset or [h, T, T] with T = P + H·W for P prefix
+    tokens. The sum excludes sources after the query in raster order if ``causal``, and sources
+    outside the kernel unless ``connected``.
+    """
+
+    name: str
+    bias: Tensor
+    causal: bool = False
+    connected: bool = True
+
+
+class ExplorerImage(NamedTuple):
+    """An image, uint8 [H, W, 3], and its keys [T, channels] (or None) in each layer."""
+
+    name: str
+    image: np.ndarray
+    keys: Sequence[Tensor | None]
+
+
+def explorer_page(
+    layers: Sequence[ExplorerLayer],
+    grid: Sequence[int],
+    num_prefix_tokens: int = 0,
+    images: Sequence[ExplorerImage] = (),
+    title: str = 'Position biases',
+    about: str = '',
+) -> str:
+    """Return the HTML page as text.
+
+    It shows w of all layers and heads, ``w[t, t']`` of a query over the grid, the kernel of a head,
+    and for each image ``e^k`` over its mean and the weight of each source for the query,
+    ``W e^k / Σ W e^k``. Biases are stored in float32, keys in 2^16 steps between the smallest and
+    the largest key of an image and layer.
+
+    Args:
+        layers: Layers in the order of the model.
+        grid: (H, W) of the tokens.
+        num_prefix_tokens: P class tokens before the grid, which are sources but not drawn.
+        images: Images with their keys.
+        title, about: Title of the page, and the line below it.
+
+    Raises:
+        UserError: There is no layer, the layers hold more than 2^25 numbers, the grid does not
+            have two dimensions, or a bias or keys do not match it.
+    """
+    if len(grid) != 2:
+        raise UserError(f'grid must have two dimensions, got {tuple(grid)}')
+    if not layers:
+        raise UserError('layers must hold at least one layer, got none')
+    num_tokens = num_prefix_tokens + grid[0] * grid[1]
+    entries, biases = _layers(layers, images, num_tokens, grid)
+    pictures, keys = _images(images, num_tokens)
+    meta = dict(
+        title=title,
+        about=about,
+        grid=list(grid),
+        prefix=num_prefix_tokens,
+        layers=entries,
+        images=pictures,
+    )
+    folder = Path(__file__).parent
+    page = (folder / 'explorer.html').read_text(encoding='utf-8')
+    for name, text in (
+        ('SCRIPT', (folder / 'explorer.js').read_text(encoding='utf-8')),
+        ('TITLE', html.escape(title)),
+        # A name may contain a closing tag.
+        ('META', json.dumps(meta).replace('<', r'\u003c')),
+        ('BIASES', _packed(biases)),
+        ('KEYS', _packed(keys)),
+    ):
+        page = page.replace(f'@{name}@', text)
+    return page
+
+
+def _layers(
+    layers: Sequence[ExplorerLayer],
+    images: Sequence[ExplorerImage],
+    num_tokens: int,
+    grid: Sequence[int],
+) -> tuple[list[dict], np.ndarray]:
+    """Return the metadata of the layers, and their concatenated biases."""
+    entries, biases = [], []
+    start = 0
+    for i, layer in enumerate(layers):
+        w = layer.bias.detach().cpu().float().numpy()
+        dense = w.ndim == 3 and w.shape[1:] == (num_tokens, num_tokens)
+        if w.ndim != 3 or not (dense or (w.shape[1] % 2 and w.shape[2] % 2)):
+            raise UserError(
+                f'the bias of {layer.name} must be [h, kernel_h, kernel_w] with odd '
+                f'sizes or [h, {num_tokens}, {num_tokens}] for the grid {tuple(grid)}, '
+                f'got {list(w.shape)}'
+            )
+        channels = [image.keys[i].shape[1] for image in images if image.keys[i] is not None]
+        entries.append(
+            dict(
+                name=layer.name,
+                heads=len(w),
+                start=start,
+                kernel=None if dense else w.shape[1:],
+                causal=layer.causal,
+                connected=layer.connected,
+                low=float(w.min()),
+                high=float(w.max()),
+                keyChannels=channels[0] if channels else len(w),
+            )
+        )
+        start += w.size
+        if start > MOST_NUMBERS:
+            raise UserError(
+                f'layers must hold at most {MOST_NUMBERS:,} numbers, got {start:,} in the first '
+                f'{i + 1}'
+            )
+        biases.append(w.ravel())
+    return entries, np.concatenate(biases).astype('<f4')
+
+
+def _images(images: Sequence[ExplorerImage], num_tokens: int) -> tuple[list[dict], np.ndarray]:
+    """Return the metadata of the images, and their quantised keys, [channels, T] each."""
+    pictures: list[dict] = []
+    parts = [np.empty(0, '<u2')]
+    start = 0
+    for image in images:
+        places: list[dict | None] = []
+        for key in image.keys:
+            if key is None:
+                places.append(None)
+                continue
+            if key.dim() != 2 or len(key) != num_tokens:
+                raise UserError(
+                    f'the keys of {image.name} must be [{num_tokens}, channels], got '
+                    f'{list(key.shape)}'
+                )
+            values = key.detach().cpu().double().numpy().T
+            low = float(values.min())
+            step = (float(values.max()) - low) / 65535 or 1.0
+            parts.append(np.rint((values - low) / step).astype('<u2').ravel())
+            places.append(dict(start=start, low=low, step=step))
+            start += values.size
+        pictures.append(dict(name=image.name, data=_png(image.image), keys=places))
+    return pictures, np.concatenate(parts)
+
+
+def _png(image: np.ndarray) -> str:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, 'PNG')
+    return 'data:image/png;base64,' + base64.b64encode(file.getvalue()).decode()
+
+
+def _packed(values: np.ndarray) -> str:
+    return base64.b64encode(gzip.compress(values.tobytes(), mtime=0)).decode()
 
 
 def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLayer]:
-    """The biases of the mixers.
+    """Return the biases of the mixers.
 
     Raises:
-        UserError: there are none, or they are not on one grid of two dimensions.
+        UserError: There is no mixer, or they do not share one 2-d grid.
     """
     if not mixers:
         raise UserError(f'the model of {config.filename} has no token mixer with a position bias')
     grids = {mixer.grid for mixer in mixers.values()}
     if len(grids) > 1 or len(next(iter(grids)) or ()) != 2:
         raise UserError(
-            'explore.py shows biases on one grid of two dimensions, but the tokens of '
-            f'{config.filename} are on {grids}; plot_position_bias.py draws those'
+            f'explore.py needs position biases on one 2-d grid, got {grids} in {config.filename}; '
+            'use plot_position_bias.py'
         )
     return [
         ExplorerLayer(
@@ -65,19 +227,19 @@ def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLaye
     ]
 
 
-def look_at(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]) -> ExplorerImage:
-    """An image as the model sees it, with the keys of each mixer.
+def keys_of(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]) -> ExplorerImage:
+    """Return an image as the model gets it, with the keys of each mixer.
 
     Raises:
-        UserError: it is no image, or has another grid of tokens than the biases.
+        UserError: The file is not an image, or its grid of tokens differs from that of the biases.
     """
     inputs = classifier.preprocess(path)['inputs']
     mixer = next(iter(mixers.values()))
     grid = classifier.model.backbone.patch_embed.grid_of(*inputs.shape[1:])
     if grid != mixer.grid:
         raise UserError(
-            f'image {path!r} has a grid of {grid} tokens in the model, but the biases '
-            f'are of {mixer.grid}; give one of another size'
+            f'image {path!r} must have a grid of {mixer.grid} tokens like the biases, got {grid}; '
+            'give one of another size'
         )
     projections = {
         name: mixers[name].key for name in mixers_with_keys(classifier.model) if name in mixers
@@ -110,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             _, model = load_model(config, args.checkpoint, 'cpu')
         mixers = mixers_with_bias(model)
         layers = layers_of(mixers, config)
-        images = [look_at(classifier, path, mixers) for path in args.images]
+        images = [keys_of(classifier, path, mixers) for path in args.images]
         mixer = next(iter(mixers.values()))
         about = (
             f'{type(mixer).__name__}, {len(layers)} layers · {footer(args.config, args.checkpoint)}'
@@ -125,8 +287,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         Path(args.out).write_text(page, encoding='utf-8')
     print(
-        f'{len(layers)} layers and {len(images)} images written to {args.out}, '
-        f'{len(page.encode()) / 1e6:.1f} MB'
+        f'wrote {len(layers)} layers and {len(images)} images to {args.out} '
+        f'({len(page.encode()) / 1e6:.1f} MB)'
     )
 
 

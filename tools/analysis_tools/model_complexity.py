@@ -1,16 +1,14 @@
-"""Parameters, FLOPs and activations of the models of configs, AFT's own operations included.
+"""Count parameters, FLOPs and activations of the models of configs, including the AFT operations.
 
-Convention: a multiplication with the addition that follows it is one FLOP (a MAC counts once), as
-in most papers on image models. An exponential or another element-wise operation is one FLOP per
-element it writes, a sum one per element it reads, a softmax or layer norm five per element;
-comparisons, selections and moving data are free. Activations are the elements that the counted
-operations write.
+A multiply-add is one FLOP, as in most papers on image models. Other element-wise operations are one
+FLOP per output element, sums one per input element, softmax and layer norm five per element.
+Comparisons, selections and data movement are free. Activations are the output elements of the
+counted operations.
 
-All is for one image and for the operations that run in evaluation mode on the CPU, so the algorithm
-an AFT op chooses matters: AFT-local may sum over its window or be a dense product, if T is small.
-Of an autoregressive model it is the likelihood of one sequence as long as the position table: all
-tokens at once through decoder and head, after a source as long as the encoder's table through that.
-An image is whole: the mask channel, which hides the padding of a batch, is switched off.
+Counts are for one image in evaluation mode on the CPU. They depend on the algorithm that an AFT op
+chooses: AFT-local sums over its window, or uses a dense product if T is small. For an
+autoregressive model, the likelihood of one sequence of the length of the position table is counted,
+with a source of the length of the encoder's table. The mask channel of padded images is off.
 """
 
 import argparse
@@ -31,10 +29,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('configs', nargs='+', help='paths of configs')
     parser.add_argument(
-        '--shape', nargs=2, type=int, metavar=('HEIGHT', 'WIDTH'), help='default: the config says'
+        '--shape',
+        nargs=2,
+        type=int,
+        metavar=('HEIGHT', 'WIDTH'),
+        help='image size; default: img_size of the config',
     )
     parser.add_argument(
-        '--json', metavar='FILE', help='write all counts, also by operator and by module'
+        '--json', metavar='FILE', help='write all counts by operator and by module to this file'
     )
     return parser.parse_args(argv)
 
@@ -52,7 +54,7 @@ from torch import Tensor, nn
 from aft_mm.checks import check_int
 from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
 
-# mmengine counts convolutions, linear layers, matrix products and norms; the rest is ours.
+# mmengine has rules for convolutions, linear layers, matrix products and norms only.
 ELEMENTWISE = (
     'abs',
     'add',
@@ -92,7 +94,7 @@ OTHERS = (
     'scaled_dot_product_attention',
     'softmax',
 )
-# Free, and unknown to mmengine's own list of such.
+# Free operators that are not in mmengine's list.
 FREE = (
     '__or__',
     'alias',
@@ -129,7 +131,7 @@ Handle = Callable[[list[Any], list[Any]], int]
 
 
 def _elements(value: Any) -> int:
-    """Elements of a traced tensor; indices and truth values are not counted."""
+    """Return the number of elements of a traced floating-point tensor, 0 for other types."""
     shape = value.type().sizes() if value.isCompleteTensor() else None
     return prod(shape) if shape is not None and value.type().dtype().is_floating_point else 0
 
@@ -151,18 +153,18 @@ def _baddbmm(inputs: list[Any], outputs: list[Any]) -> int:
 
 
 def _attention(inputs: list[Any], outputs: list[Any]) -> int:
-    """Scaled dot products of ``[B, h, T, d]`` with ``[B, h, S, d]``, softmax, mean of v."""
+    """Count ``q kᵀ`` of ``[B, h, T, d]`` and ``[B, h, S, d]``, softmax, product with v."""
     query, key, value = (x.type().sizes() for x in inputs[:3])
     return prod(query[:-1]) * key[-2] * (query[-1] + value[-1] + 5)
 
 
 def _handles(names: Sequence[str], handle: Handle | None) -> dict[str, Handle | None]:
-    """The handle for each operator and for its in-place form; None makes it free."""
+    """Map each operator and its in-place form to a handle; None makes it free."""
     return {f'aten::{name}{suffix}': handle for name in names for suffix in ('', '_')}
 
 
 class Likelihood(nn.Module):
-    """An autoregressive model as a module that takes tokens only: −log p of each, in nats."""
+    """Wrap an autoregressive model as a function of tokens: −log p of each token in nats."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -179,12 +181,13 @@ def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) ->
     """Count one forward pass of the model in evaluation mode.
 
     Args:
-        model: Any module that takes tensors, of floats unless ``tokens`` says integers.
+        model: Any module of tensors.
         shapes: Shape of each input without the batch, such as ``(3, 224, 224)``.
+        tokens: Whether the inputs are integers.
 
     Returns:
         parameters, flops and activations (ints), flops_by_operator and flops_by_module (dicts), and
-        uncounted: operators that no rule covers, with the number of their calls.
+        uncounted: operators without a rule, with their number of calls.
     """
     inputs = tuple(
         torch.zeros(1, *shape, dtype=torch.long) if tokens else torch.randn(1, *shape)
@@ -196,7 +199,7 @@ def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) ->
         **_handles(REDUCTIONS, _read),
         **_handles(FREE, None),
         **{
-            # Of the normalisers without a quotient the logarithm is the fifth.
+            # Normalisers without a quotient have a logarithm as their fifth operation.
             **_handles(('cross_entropy_loss', 'log_softmax', 'logsumexp', 'softmax'), _softmax),
             'aten::baddbmm': _baddbmm,
             'aten::scaled_dot_product_attention': _attention,
@@ -220,14 +223,14 @@ def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) ->
 
 
 def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, Any]:
-    """:func:`analyse` the model of a config; `shape` is (height, width), or else the config's."""
+    """Apply :func:`analyse` to the model of a config; ``shape`` overrides (height, width)."""
     config = read_config(os.fspath(path))
     init_default_scope(config.get('default_scope', 'mmengine'))
     if 'decoder' in config.model:
         if shape is not None:
             raise UserError(
-                f'{path} has a decoder, which is counted on the whole of its position '
-                'table, without --shape'
+                f'--shape cannot be used with {path}: a decoder is counted at the length of its '
+                'position table'
             )
         model = Likelihood(MODELS.build(config.model))
         parts = [part for part in (model.decoder, model.encoder) if part is not None]
@@ -235,8 +238,8 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
         return dict(config=Path(path).stem, shape=shapes[0], **analyse(model, *shapes, tokens=True))
     if 'roi_head' in config.model:
         raise UserError(
-            f'{path} is a detector with a roi_head, whose work depends on how many '
-            'boxes it proposes, so it is not counted'
+            f'{path} cannot be counted: the FLOPs of its roi_head depend on the number of '
+            'proposed boxes'
         )
     backbone = config.model.get('backbone', {})
     if 'with_mask_channel' in backbone:
@@ -244,15 +247,15 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
     if shape is None:
         size = backbone.get('img_size')
         if size is None:
-            raise UserError(f'model.backbone of {path} says no img_size, so --shape is needed')
+            raise UserError(f'--shape must be given for {path}, which has no img_size')
         shape = (size, size) if isinstance(size, int) else tuple(size)
     shape = (backbone.get('in_channels', 3), *shape)
     return dict(config=Path(path).stem, shape=shape, **analyse(MODELS.build(config.model), shape))
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    """One line per config, and the operators that were not counted, if there were any."""
-    table = Table('config', 'input', title='of one image or sequence; a multiply-add is one FLOP')
+    """Print one row per config, and the operators without a rule."""
+    table = Table('config', 'input', title='per image or sequence; a multiply-add is one FLOP')
     for column in ('parameters [M]', 'FLOPs [G]', 'activations [M]'):
         table.add_column(column, justify='right')
     for row in rows:
@@ -267,26 +270,21 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
     console.print(table)
     uncounted = {name for row in rows for name in row['uncounted']}
     if uncounted:
-        console.print(f'Not counted, no rule for: {", ".join(sorted(uncounted))}')
+        console.print(f'Not counted (no rule): {", ".join(sorted(uncounted))}')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
     with one_sentence(FileNotFoundError, *CONFIG_ERRORS):
-        count(args)
-
-
-def count(args: argparse.Namespace) -> None:
-    """Analyse and print what the arguments say."""
-    for name, size in zip(('HEIGHT', 'WIDTH'), args.shape or (), strict=False):
-        check_int(f'{name} of --shape', size, 1)
-    if args.json:
-        check_output('--json', args.json, ('.json',))
-    rows = [analyse_config(path, args.shape) for path in args.configs]
-    print_table(rows)
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=2))
+        for name, size in zip(('HEIGHT', 'WIDTH'), args.shape or (), strict=False):
+            check_int(f'{name} of --shape', size, 1)
+        if args.json:
+            check_output('--json', args.json, ('.json',))
+        rows = [analyse_config(path, args.shape) for path in args.configs]
+        print_table(rows)
+        if args.json:
+            Path(args.json).write_text(json.dumps(rows, indent=2))
 
 
 if __name__ == '__main__':

@@ -1,14 +1,14 @@
-"""Draw the mean relative attention of a softmax ViT, figures 1 (left) and 5 of arXiv 2105.14103.
+"""Plot the mean relative attention of a softmax ViT, figures 1 (left) and 5 of arXiv 2105.14103.
 
-The attention of NETWORK must be torch's scaled_dot_product_attention, as in the ViT and DeiT of
-mmpretrain and timm. The paper takes 256 images. --csv has the mean distance per layer and head.
+NETWORK must use torch's scaled_dot_product_attention, like the ViT and DeiT of mmpretrain and timm.
+The paper averages over 256 images. --csv writes the mean distance per layer and head.
 
     python tools/analysis_tools/plot_attention.py NETWORK CHECKPOINT --num 256 --out attention.png
     python tools/analysis_tools/plot_attention.py NETWORK CHECKPOINT --layers 0,2,4 --out a.png
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aft_mm.cli.arguments import add_choice_arguments, add_network_arguments
 from aft_mm.errors import UserError, one_sentence
@@ -27,20 +27,155 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
-import torch
 
-from aft_mm.apis import batches_for, load_network
-from aft_mm.checks import check_int
+import numpy as np
+import torch
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from networks import batches_for, load_network
+from recording import RecordAttention, grid_of
+from torch import Tensor
+
+from aft_mm.checks import check_int, refuse
 from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save, write_csv
 from aft_mm.cli.progress import with_bar
-from aft_mm.visualization import (
-    MeanAttention,
-    RecordAttention,
-    choose,
-    draw_relative_attention,
-    mean_attention_distance,
-)
+from aft_mm.visualization import choose
+from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
+
+
+def mean_relative_attention(
+    attention: Tensor, grid: Sequence[int], num_prefix_tokens: int = 0
+) -> Tensor:
+    """Average attention ``[B, h, T, T]`` by offset to the source: ``[h, 2H − 1, 2W − 1]``.
+
+    The mean is over images and over the queries of the grid with a token at the offset. As in the
+    paper, prefix tokens are dropped, so the weights of a query sum to one minus its attention to
+    them. The centre of a map is the query itself.
+
+    Raises:
+        ValueError: T is not ``num_prefix_tokens`` + H·W.
+    """
+    height, width = grid
+    tokens = num_prefix_tokens + height * width
+    if attention.dim() != 4 or attention.shape[-2:] != (tokens, tokens):
+        refuse(
+            'attention',
+            f'[B, h, {tokens}, {tokens}] for the grid {tuple(grid)} and '
+            f'{num_prefix_tokens} prefix tokens',
+            attention,
+        )
+    inner = attention[..., num_prefix_tokens:, num_prefix_tokens:].double().mean(0)
+    inner = inner.reshape(-1, height, width, height, width)
+    shape = (2 * height - 1, 2 * width - 1)
+    total, count = inner.new_zeros(len(inner), *shape), inner.new_zeros(shape)
+    for row in range(height):
+        for column in range(width):
+            # The position of the grid in a (2H − 1) x (2W − 1) map with the query at its centre.
+            rows = slice(height - 1 - row, 2 * height - 1 - row)
+            columns = slice(width - 1 - column, 2 * width - 1 - column)
+            total[:, rows, columns] += inner[:, row, column]
+            count[rows, columns] += 1
+    return total / count
+
+
+def draw_relative_attention(
+    attention: Mapping[str, Tensor],
+    heads: Choice = 'even:12',
+    footer: str = '',
+) -> Figure:
+    """Draw mean relative attention, one row per layer, one column per head.
+
+    Each panel has its own colour scale from 0 (dark) to its maximum (light), since heads differ
+    widely. The title gives the maximum in per cent of the attention of a query.
+
+    Args:
+        attention: Layer name to ``[h, 2H − 1, 2W − 1]`` of :func:`mean_relative_attention`.
+        heads: Heads to draw, see :func:`aft_mm.visualization.choose`.
+        footer: Small print below the figure.
+    """
+    if not attention:
+        raise UserError('attention must hold at least one layer, got none')
+    chosen = choose('heads', heads, min(map(len, attention.values())), MOST_PANELS)
+    title = 'Mean relative attention; one colour scale per panel, 0 to its maximum'
+    figure = new_figure(1.25 * len(chosen) + 0.6, 1.6 * len(attention) + 0.7, title, footer)
+    axes = figure.subplots(len(attention), len(chosen), squeeze=False)
+    for row, (name, maps) in zip(axes, attention.items(), strict=True):
+        for axis, head in zip(row, chosen, strict=True):
+            values = maps[head].numpy()
+            reach_y, reach_x = values.shape[0] / 2, values.shape[1] / 2
+            most = float(values.max())
+            axis.imshow(
+                values,
+                cmap='cividis',
+                norm=Normalize(0, most),
+                extent=(-reach_x, reach_x, reach_y, -reach_y),
+                interpolation='nearest',
+            )
+            axis.set_title(f'head {head}, max {100 * most:.2g} %', fontsize=6)
+            axis.set_xlabel('column offset', fontsize=6)
+            axis.tick_params(labelsize=5)
+            axis.locator_params(integer=True)
+        row[0].set_ylabel(f'{name}\nrow offset', fontsize=7)
+    return figure
+
+
+class MeanAttention:
+    """Mean relative attention of each layer over batches, with ``take`` for RecordAttention.
+
+    Call :meth:`next_batch` before each batch. ``take`` is called for each layer in order.
+
+    Args:
+        image_size: (H, W) in pixels, which determines the grid of the tokens.
+        num_prefix_tokens: Class tokens before those of the grid.
+    """
+
+    def __init__(self, image_size: Sequence[int], num_prefix_tokens: int) -> None:
+        self.image_size, self.num_prefix_tokens = tuple(image_size), num_prefix_tokens
+        self.sums: list[Tensor] = []
+        self.layer = self.batch = self.images = 0
+
+    def take(self, attention: Tensor) -> None:
+        """Add the attention [B, h, T, T] of the next layer.
+
+        Raises:
+            UserError: Its tokens are not a grid over the image, such as those of a window.
+        """
+        tokens = attention.shape[-1] - self.num_prefix_tokens
+        grid = grid_of(tokens, self.image_size)
+        if grid is None or len(attention) != self.batch:
+            raise UserError(
+                f'attention must be over {self.batch} whole images of {self.image_size} pixels, '
+                f'got {len(attention)} x {tokens} tokens'
+            )
+        mean = mean_relative_attention(attention, grid, self.num_prefix_tokens)
+        if self.layer == len(self.sums):
+            self.sums.append(torch.zeros_like(mean))
+        self.sums[self.layer] += mean * len(attention)
+        self.layer += 1
+
+    def next_batch(self, size: int) -> None:
+        """Start a batch of ``size`` images."""
+        self.batch = size
+        self.images += size
+        self.layer = 0
+
+    def means(self) -> dict[str, Tensor]:
+        """Return layer name to ``[h, 2H − 1, 2W − 1]``; empty if there was no attention."""
+        return {f'layer {i}': (total / self.images).cpu() for i, total in enumerate(self.sums)}
+
+
+def mean_attention_distance(relative: Tensor) -> np.ndarray:
+    """Return the attention-weighted mean distance [tokens] of the sources per head: ``[h]``.
+
+    ``Σ n a |offset| / Σ n a`` for the maps a ``[h, 2H − 1, 2W − 1]`` of
+    :func:`mean_relative_attention`, where n is the number of queries with a token at the offset.
+    """
+    rows, columns = (torch.arange(size) - size // 2 for size in relative.shape[1:])
+    distance = torch.hypot(rows[:, None].double(), columns[None].double())
+    count = (len(rows) // 2 + 1 - rows.abs())[:, None] * (len(columns) // 2 + 1 - columns.abs())
+    read = relative * count
+    return ((read * distance).sum((1, 2)) / read.sum((1, 2))).numpy()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -60,27 +195,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(
                 f"{args.config} has no layer that calls torch's scaled_dot_product_attention"
             )
-        drawn = dict(layers[i] for i in choose('--layers', args.layers, len(layers)))
-        save(
-            draw_relative_attention(
-                drawn, args.heads, f'{footer(args.config, args.checkpoint)} · {mean.images} images'
-            ),
-            args,
-        )
-        distances = [
-            (name, head, float(distance))
-            for name, maps in drawn.items()
-            for head, distance in enumerate(mean_attention_distance(maps))
-        ]
+        chosen = dict(layers[i] for i in choose('--layers', args.layers, len(layers)))
+        small = f'{footer(args.config, args.checkpoint)} · {mean.images} images'
+        save(draw_relative_attention(chosen, args.heads, small), args)
         if args.csv:
-            write_csv(
-                args.csv,
-                [
-                    dict(zip(('layer', 'head', 'distance_tokens'), row, strict=True))
-                    for row in distances
-                ],
-            )
-    print(f'\n{len(drawn)} of {len(layers)} layers over {mean.images} images drawn to {args.out}')
+            rows = [
+                dict(layer=name, head=head, distance_tokens=float(distance))
+                for name, maps in chosen.items()
+                for head, distance in enumerate(mean_attention_distance(maps))
+            ]
+            write_csv(args.csv, rows)
+    print(f'\ndrew {len(chosen)} of {len(layers)} layers over {mean.images} images to {args.out}')
 
 
 if __name__ == '__main__':

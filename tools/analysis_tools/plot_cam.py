@@ -1,4 +1,4 @@
-"""Draw class activation maps of a classifier by the library grad-cam, aft_mm[analysis].
+"""Plot class activation maps of a classifier with the library grad-cam (aft_mm[analysis]).
 
 python tools/analysis_tools/plot_cam.py CONFIG CHECKPOINT --images a.jpg b.jpg --out cam.png
 """
@@ -16,16 +16,16 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('config', help="path of the config of a classifier, or mmpretrain's name")
+    parser.add_argument('config', help='config of a classifier, or a model name of mmpretrain')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     add_image_arguments(parser, num=6)
-    parser.add_argument('--category', type=int, help='number of a class; else the predicted one')
+    parser.add_argument('--category', type=int, help='class number; default: the predicted class')
     parser.add_argument(
         '--layer',
-        help="a part of the backbone; else, as in mmpretrain's vis_cam.py, the last "
-        'norm, or with a class token that before the last mixing of tokens',
+        help="submodule of the backbone; default as in mmpretrain's vis_cam.py: the last norm, or "
+        'with a class token the norm before the last token mixer',
     )
-    parser.add_argument('--method', choices=METHODS, default='GradCAM')
+    parser.add_argument('--method', choices=METHODS, default='GradCAM', help='default %(default)s')
     add_picture_arguments(parser)
     return parser.parse_args(argv)
 
@@ -33,36 +33,85 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from mmengine.utils.dl_utils import is_norm
-
-from aft_mm.apis import (
+from networks import (
     Network,
     build_dataset,
     class_names,
+    load_classifier,
     load_images,
-    load_network,
     modules_named,
     network_inputs,
     shown_image,
     spread_samples,
 )
+from recording import as_map
+
 from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save
-from aft_mm.visualization import as_map, draw_cams
+from aft_mm.visualization.figures import new_figure
+
+
+def draw_cams(
+    images: Sequence[np.ndarray],
+    cams: Sequence[np.ndarray],
+    titles: Sequence[str],
+    footer: str = '',
+) -> Figure:
+    """Draw each image next to the same image with its class activation map.
+
+    Args:
+        images: uint8 [H, W, 3].
+        cams: floats [H, W], 0 (dark) to 1 (light).
+        titles: Titles of the maps, such as class and probability.
+        footer: Small print below the figure.
+
+    Raises:
+        UserError: There is no image, or the numbers or sizes differ.
+    """
+    if not len(images) or not len(images) == len(cams) == len(titles):
+        raise UserError(
+            'images, cams and titles must be equal in number, and at least one, got '
+            f'{len(images)}, {len(cams)} and {len(titles)}'
+        )
+    pairs = min(3, len(images))
+    rows = -(-len(images) // pairs)
+    figure = new_figure(3.4 * pairs + 0.8, 2.1 * rows + 0.7, 'Class activation maps', footer)
+    axes = figure.subplots(rows, 2 * pairs, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for pair, image, cam, title in zip(axes.reshape(-1, 2), images, cams, titles, strict=False):
+        if image.shape[:2] != cam.shape:
+            raise UserError(
+                f'cams must have the size of their images {list(image.shape[:2])}, '
+                f'got {list(cam.shape)}'
+            )
+        pair[0].imshow(image)
+        pair[0].set_title(title, fontsize=7)
+        pair[1].imshow(image.mean(-1), cmap='gray', vmin=0, vmax=255)
+        picture = pair[1].imshow(cam, cmap='inferno', vmin=0, vmax=1, alpha=0.6)
+    bar = figure.colorbar(picture, ax=axes, fraction=0.03, pad=0.01)
+    bar.set_label('activation / largest', fontsize=6)
+    bar.ax.tick_params(labelsize=6)
+    return figure
 
 
 def target_layer(network: Network) -> str:
-    """The last norm after which tokens still reach the classifier.
+    """Return the name of the last norm whose tokens all influence the output.
 
     Raises:
-        UserError: the backbone has no norm.
+        UserError: The backbone has fewer than three norms.
     """
     norms = [name for name, part in network.backbone.named_modules() if is_norm(part)]
     if len(norms) < 3:
-        raise UserError(f'{type(network.backbone).__name__} has too few norms: give --layer')
-    # After the last mixer only the class token is read: its own norm and that of the MLP follow.
+        raise UserError(
+            f'--layer must be given for {type(network.backbone).__name__} without norms'
+        )
+    # After the last mixer only the class token matters; the MLP's norm and the final norm follow.
     return norms[-3 if network.num_prefix_tokens else -1]
 
 
@@ -73,7 +122,7 @@ def activation_maps(
     categories: Sequence[int],
     method: str = 'GradCAM',
 ) -> np.ndarray:
-    """Maps [B, H, W] from 0 to 1 of images [B, C, H, W] for a class each.
+    """Compute maps [B, H, W] from 0 to 1 for images [B, C, H, W] and one class per image.
 
     Raises:
         UserError: grad-cam is not installed.
@@ -99,9 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with one_sentence(*DATA_ERRORS):
         check_picture(args)
-        network = load_network(args.config, args.checkpoint)
-        if network.config is None or not hasattr(network.model, 'head'):
-            raise UserError(f'{args.config} is no classifier of mmpretrain')
+        network = load_classifier(args.config, args.checkpoint)
         name = args.layer or target_layer(network)
         layer = modules_named(network.backbone, [name])[name]
         dataset = None if args.images else build_dataset(network.config)
@@ -136,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ),
             args,
         )
-    print(f'{args.method} at {name} of {len(cams)} images drawn to {args.out}')
+    print(f'drew {args.method} at {name} for {len(cams)} images to {args.out}')
 
 
 if __name__ == '__main__':

@@ -1,15 +1,16 @@
-"""Draw the training curves of runs: any metric, over iterations, epochs or time.
+"""Plot training curves of runs: any metric over iterations, epochs or time.
 
-python tools/analysis_tools/plot_curves.py AFT=work_dirs/aft DeiT=work_dirs/deit --out a.png
-python tools/analysis_tools/plot_curves.py --group AFT aft_seed0 aft_seed1 aft_seed2 --out a.png
-    --metric accuracy/top1 --over time
+    python tools/analysis_tools/plot_curves.py AFT=work_dirs/aft DeiT=work_dirs/deit --out a.png
+    python tools/analysis_tools/plot_curves.py --group AFT aft_seed0 aft_seed1 aft_seed2 \\
+        --metric accuracy/top1 --over time --out a.png
 """
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
-from aft_mm.cli.arguments import MOST_DPI, PICTURES, add_runs, check_output
+from aft_mm.cli.arguments import add_picture_arguments, add_runs
 from aft_mm.errors import UserError, one_sentence
 
 
@@ -18,16 +19,16 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_runs(parser, 'work dir or file of JSON lines (vis_data/scalars.json)')
-    parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
+    add_picture_arguments(parser)
     parser.add_argument(
         '--metric',
         action='append',
         metavar='NAME',
-        help='number of training or validation, on an axis of its own each time it is given; by '
-        'default the first validated in bits, or else the loss and the first one validated',
+        help='training or validation metric; repeat for several, each with its own axes; default: '
+        'the first validation metric in bits, otherwise the loss and the first validation metric',
     )
     parser.add_argument(
-        '--over', choices=('iteration', 'epoch', 'time'), default='iteration', help='the axis below'
+        '--over', choices=('iteration', 'epoch', 'time'), default='iteration', help='x axis'
     )
     parser.add_argument(
         '--reference',
@@ -36,29 +37,293 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar='LABEL=VALUE',
         help='horizontal lines at values of the (last) metric',
     )
-    parser.add_argument('--dpi', type=int, default=150)
-    return parser.parse_intermixed_args(argv)  # logs may stand behind options
+    return parser.parse_intermixed_args(argv)  # logs may follow options
 
 
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
-from aft_mm.checks import check_int
-from aft_mm.visualization import draw_curves, read_scalars
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from run_logs import (
+    epoch_length,
+    mean_and_error,
+    read_scalars,
+    seconds_at,
+    trained,
+    validated_metrics,
+    validations,
+)
+
+from aft_mm.checks import check_choice
+from aft_mm.cli.pictures import check_picture, save
+from aft_mm.visualization.figures import new_figure
+
+AXES = ('iteration', 'epoch', 'time')
+LEGEND_INSIDE = 4  # with more runs the legend would hide the curves
+BITS = 'bits_per_'
+# Units of the metrics of mmengine, mmpretrain and mmseg; the names of ours contain them.
+UNITS = {
+    **dict.fromkeys(('accuracy/top1', 'accuracy/top5', 'aAcc', 'mAcc', 'mIoU', 'mDice'), '%'),
+    'time': 's/iteration',
+    'data_time': 's/iteration',
+    'memory': 'MB',
+}
+
+Records = Sequence[dict]
+Points = Sequence[tuple[int, float]]
+
+
+def metric_label(metric: str) -> str:
+    """Return the axis label of a metric with its unit, such as ``bits/char`` for bits_per_char."""
+    for ending, unit in (('_percent', '%'), ('_db', 'dB')):
+        if metric.endswith(ending):
+            return f'{metric.removesuffix(ending)} [{unit}]'
+    unit = f' [{UNITS[metric]}]' if metric in UNITS else ''
+    return metric.replace('_per_', '/') + unit
+
+
+def draw_curves(
+    runs: Mapping[str, Records | Sequence[Records]],
+    metric: str | Sequence[str] | None = None,
+    references: Mapping[str, float] | None = None,
+    over: str = 'iteration',
+) -> Figure:
+    """Plot metrics of runs, each on its own axes: thin lines for training, dots for validation.
+
+    For a run with a validation metric in bits, the training loss (nats per prediction) is converted
+    to bits and drawn on the same axes. Runs that differ by their seed are drawn as their mean with
+    a band of one standard error, at their common iterations.
+
+    Args:
+        runs: Label to the records of :func:`read_scalars`, or to a list of records for runs that
+            differ by their seed.
+        metric: One or several training or validation metrics. By default the first validation
+            metric in bits; if there is none, the loss and the first validation metric.
+        references: Label to a value of the (last) metric, drawn as a horizontal line.
+        over: 'iteration', 'epoch', or 'time' (see :func:`seconds_at`).
+
+    Raises:
+        UserError: There is no run, a run does not have the metric or has it in another unit, seeds
+            have no common iteration, or a log has no epochs or times.
+    """
+    check_choice('over', over, AXES)
+    if not runs:
+        raise UserError('runs must hold at least one log, got none')
+    groups = {label: _seeds(label, records) for label, records in runs.items()}
+    metrics = [metric] if isinstance(metric, str) else list(metric or _default_metrics(groups))
+    _check_metrics(groups, metrics)
+    figure = new_figure(7, 0.9 + 3.6 * len(metrics))
+    axes = figure.subplots(len(metrics), sharex=True, squeeze=False)[:, 0]
+    unit, divisor = _unit(groups, over)
+    for axis, name in zip(axes, metrics, strict=True):
+        for number, (label, seeds) in enumerate(groups.items()):
+            _draw_group(axis, f'C{number}', label, seeds, name, over, divisor)
+        axis.set_ylabel(metric_label(name))
+        axis.grid(alpha=0.3)
+        if len(groups) <= LEGEND_INSIDE:
+            axis.legend(fontsize=8)
+    for label, value in (references or {}).items():
+        axes[-1].axhline(value, color='grey', linestyle='--', linewidth=1)
+        axes[-1].annotate(
+            f'{label}: {value:g}',
+            (1, value),
+            xycoords=('axes fraction', 'data'),
+            ha='right',
+            va='bottom',
+            fontsize=8,
+            color='dimgrey',
+        )
+    axes[-1].set_xlabel(unit)
+    several = any(len(seeds) > 1 for seeds in groups.values())
+    axes[0].set_title(
+        'thin: training, dots: validation' + several * ', band: ± standard error', fontsize=8
+    )
+    if len(groups) > LEGEND_INSIDE:
+        figure.legend(*axes[-1].get_legend_handles_labels(), fontsize=8, loc='outside right upper')
+    return figure
+
+
+def _seeds(label: str, records: Records | Sequence[Records]) -> list[Records]:
+    """Return the runs of a label as a list."""
+    if not records:
+        raise UserError(f'the log {label!r} is empty')
+    if isinstance(records[0], dict):
+        return [cast(Records, records)]
+    return list(cast(Sequence[Records], records))
+
+
+def _default_metrics(groups: Mapping[str, Sequence[Records]]) -> list[str]:
+    names = list(
+        dict.fromkeys(
+            name
+            for seeds in groups.values()
+            for records in seeds
+            for name in validated_metrics(records)
+        )
+    )
+    bits = [name for name in names if name.startswith(BITS)]
+    if bits:
+        return bits[:1]
+    has_loss = any(trained(records, 'loss') for seeds in groups.values() for records in seeds)
+    return ['loss'] * (has_loss or not names) + names[:1]
+
+
+def _check_metrics(groups: Mapping[str, Sequence[Records]], metrics: Sequence[str]) -> None:
+    """Check that each run has the metrics, or a loss that is drawn on the same axes."""
+    everything = [records for seeds in groups.values() for records in seeds]
+    for metric in metrics:
+        if metric != 'loss' and not any(
+            _lines(records, metric)[1] or trained(records, metric) for records in everything
+        ):
+            found = ', '.join(
+                dict.fromkeys(name for records in everything for name in _names(records))
+            )
+            raise UserError(
+                f'metric must be one of the logs ({found or "which have none"}), got {metric!r}'
+            )
+        for label, seeds in groups.items():
+            for records in seeds:
+                units = [n for n in validated_metrics(records) if n.startswith(BITS)]
+                if metric.startswith(BITS) and units and metric not in units:
+                    raise UserError(
+                        'runs on the same axes must have the same unit, but '
+                        f'{label!r} has {", ".join(units)} and no {metric}'
+                    )
+                if not any(_lines(records, metric)):
+                    raise UserError(
+                        f'the log {label!r} has no {metric}; it has '
+                        f'{", ".join(_names(records)) or "no metric"}'
+                    )
+
+
+def _names(records: Records) -> list[str]:
+    """Return the names of the metrics of a log."""
+    training = (
+        name
+        for record in records
+        if 'iter' in record
+        for name, value in record.items()
+        if isinstance(value, int | float) and name not in ('iter', 'step', 'epoch')
+    )
+    return list(dict.fromkeys([*validated_metrics(records), *training]))
+
+
+def _lines(records: Records, metric: str) -> tuple[Points, Points]:
+    """Return the training and validation curves of a run for the axes of a metric."""
+    if metric.startswith(BITS):
+        loss = trained(records, 'loss')
+        return [(step, value / math.log(2)) for step, value in loss], validations(records, metric)
+    return trained(records, metric), validations(records, metric)
+
+
+def _unit(groups: Mapping[str, Sequence[Records]], over: str) -> tuple[str, float]:
+    """Return the label of the x axis, and its unit in seconds."""
+    if over != 'time':
+        return over, 1
+    ends = [
+        max((r['iter'] for r in records if 'iter' in r), default=0)
+        for seeds in groups.values()
+        for records in seeds
+    ]
+    clocks = [_places(label, records, over) for label, seeds in groups.items() for records in seeds]
+    longest = max(float(clock([end])[0]) for clock, end in zip(clocks, ends, strict=True))
+    unit, seconds = next(
+        (pair for pair in (('h', 3600), ('min', 60)) if longest >= 2 * pair[1]), ('s', 1)
+    )
+    return f'training time [{unit}], without validation', seconds
+
+
+def _places(label: str, records: Records, over: str) -> Callable[[Sequence[int]], np.ndarray]:
+    """Return the function from iterations of a run to positions on the x axis."""
+    if over == 'time':
+
+        def clock(steps: Sequence[int]) -> np.ndarray:
+            try:
+                return seconds_at(records, steps)
+            except ValueError as error:
+                raise UserError(f'{label!r} cannot be plotted over time: {error}') from None
+
+        return clock
+    length = epoch_length(records) if over == 'epoch' else 1
+    if length is None:
+        raise UserError(f'{label!r} cannot be plotted over epochs: its log does not have them')
+    return lambda steps: np.asarray(steps, dtype=float) / length
+
+
+def _draw_group(
+    axis: Axes,
+    colour: str,
+    label: str,
+    seeds: Sequence[Records],
+    metric: str,
+    over: str,
+    divisor: float,
+) -> None:
+    """Draw the training and validation curves of a label; only one gets a legend entry."""
+    lines = [_lines(records, metric) for records in seeds]
+    clocks = [_places(label, records, over) for records in seeds]
+    validated = any(points for _, points in lines)
+    for part, kind in enumerate(('training', 'validation')):
+        runs = [dict(points[part]) for points in lines]
+        if not any(runs):
+            continue
+        steps = sorted(set.intersection(*map(set, runs)))
+        if not steps:
+            raise UserError(
+                f'the runs of {label!r} have no iteration in common at which they all '
+                f'have {metric} in {kind}'
+            )
+        x = np.mean([clock(steps) for clock in clocks], axis=0) / divisor
+        mean, error = zip(
+            *(mean_and_error([run[step] for run in runs]) for step in steps), strict=True
+        )
+        if part:
+            last = f'{mean[-1]:.3f}' + ('' if error[-1] is None else f' ± {error[-1]:.3f}')
+            axis.plot(
+                x,
+                mean,
+                'o-',
+                color=colour,
+                markersize=3,
+                label=f'{label}: {last} at the end'
+                + (f', {len(runs)} runs' if len(runs) > 1 else ''),
+            )
+        else:
+            # A leading underscore hides a line from the legend if its validation has an entry.
+            axis.plot(
+                x,
+                mean,
+                color=colour,
+                alpha=0.5 if validated else 1,
+                linewidth=1,
+                label='_' * validated + f'{label}, training',
+            )
+        if len(runs) > 1:
+            axis.fill_between(
+                x,
+                np.subtract(mean, error),
+                np.add(mean, error),
+                color=colour,
+                alpha=0.2,
+                linewidth=0,
+            )
 
 
 def pair(text: str) -> tuple[str, str]:
-    """``LABEL=VALUE`` as a pair; the label may be missing, and hold further equals signs."""
+    """Split ``[LABEL=]VALUE``; the label may contain equals signs."""
     label, _, value = text.rpartition('=')
     return label or value, value
 
 
 def by_label(argument: str, pairs: Sequence[tuple]) -> dict:
-    """Pairs as a dict; two of one label would hide each other."""
+    """Convert pairs to a dict after checking that labels are unique."""
     labels = [label for label, _ in pairs]
     for label in labels:
         if labels.count(label) > 1:
-            raise UserError(f'{argument} needs labels that differ, got {label!r} twice')
+            raise UserError(f'{argument} must have unique labels, got {label!r} twice')
     return dict(pairs)
 
 
@@ -68,26 +333,26 @@ def number(label: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UserError(f'--reference needs LABEL=VALUE with a finite number, got {label}={text}')
+        raise UserError(f'--reference must be LABEL=VALUE with a finite number, got {label}={text}')
     return value
 
 
 def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Label to the logs of its runs.
+    """Return the logs of each label.
 
     Raises:
-        UserError: there is none, a label comes twice, or a group has no log or one of them twice.
+        UserError: There is no log, a label is repeated, or a group is empty or repeats a log.
     """
     pairs = [(label, [path]) for label, path in map(pair, args.logs)]
     for label, *paths in args.group:
         if not paths or len(set(paths)) < len(paths):
             raise UserError(
-                '--group needs LABEL LOG [LOG ...] with logs that differ, got '
+                '--group must be LABEL LOG [LOG ...] with different logs, got '
                 f'{" ".join([label, *paths])}'
             )
         pairs.append((label, paths))
     if not pairs:
-        raise UserError('[LABEL=]LOG or --group must name at least one log, got none')
+        raise UserError('[LABEL=]LOG or --group must give at least one log, got none')
     return by_label('[LABEL=]LOG', pairs)
 
 
@@ -95,19 +360,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
     with one_sentence(ValueError, OSError):
-        check_output('--out', args.out, PICTURES)
-        check_int('--dpi', args.dpi, 1, MOST_DPI)
+        check_picture(args)
         logs = runs_of(args)
         references = by_label('--reference', [pair(text) for text in args.reference])
-        figure = draw_curves(
+        curves = draw_curves(
             {label: [read_scalars(path) for path in paths] for label, paths in logs.items()},
             metric=args.metric,
             references={label: number(label, text) for label, text in references.items()},
             over=args.over,
         )
-        figure.savefig(args.out, dpi=args.dpi)
+        save(curves, args)
     count = sum(map(len, logs.values()))
-    print(f'{count} run{"s" if count > 1 else ""} drawn to {args.out}')
+    print(f'drew {count} run{"s" if count > 1 else ""} to {args.out}')
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
-"""Draw the features of a classifier's test split in the plane by t-SNE (scikit-learn).
+"""Plot the features of a classifier on the test split with t-SNE (scikit-learn).
 
-The features are what the last linear layer reads. How well classes are apart is a number in the
-title: the share of images whose nearest neighbour in feature space is of the same class.
+Features are the inputs of the last linear layer. The title gives a measure of class separation: the
+share of images whose nearest neighbour in feature space belongs to the same class.
 
     python tools/analysis_tools/plot_features.py CONFIG CHECKPOINT --num 300 --out features.png
 """
@@ -19,9 +19,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('config', help='path of the config of a classifier')
     parser.add_argument('checkpoint', help='path of the checkpoint')
-    parser.add_argument('--num', type=int, default=300, help='images; %(default)s')
-    parser.add_argument('--perplexity', type=float, default=30, help='of t-SNE; %(default)s')
-    parser.add_argument('--seed', type=int, default=0, help='of t-SNE')
+    parser.add_argument(
+        '--num', type=int, default=300, help='number of images; default %(default)s'
+    )
+    parser.add_argument(
+        '--perplexity', type=float, default=30, help='perplexity of t-SNE; default %(default)s'
+    )
+    parser.add_argument('--seed', type=int, default=0, help='seed of t-SNE; default %(default)s')
     add_picture_arguments(parser)
     return parser.parse_args(argv)
 
@@ -29,21 +33,80 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from networks import build_dataset, class_names, load_network, network_inputs, spread_samples
 from sklearn.manifold import TSNE
 
-from aft_mm.apis import build_dataset, class_names, load_network, network_inputs, spread_samples
 from aft_mm.checks import check_number
 from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save
-from aft_mm.visualization import draw_features
+from aft_mm.visualization.figures import new_figure
+
+MOST_LEGEND = 20  # names of more classes would overlap
+# Okabe and Ito's colours, suited for colour blindness. With nine markers, 72 classes differ.
+COLOURS = ('#000000', '#e69f00', '#56b4e9', '#009e73', '#cc79a7', '#0072b2', '#d55e00', '#999999')
+MARKERS = 'osv^DP*X<'
+
+
+def draw_features(
+    points: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    title: str = 'Features',
+    footer: str = '',
+) -> Figure:
+    """Draw points in the plane with a colour and marker per class.
+
+    Args:
+        points: [N, 2] of t-SNE.
+        labels: ints [N].
+        names: Class names.
+        title: Title of the figure.
+        footer: Small print below the figure.
+
+    Raises:
+        UserError: Points and labels differ in number, or a label has no name.
+    """
+    if not len(labels) or len(labels) != len(points):
+        raise UserError(
+            'labels and points must be equal in number, and at least one, got '
+            f'{len(labels)} and {len(points)}'
+        )
+    if labels.min() < 0 or labels.max() >= len(names):
+        raise UserError(
+            f'labels must be 0 to {len(names) - 1}, the classes with names, got '
+            f'{labels.min()} to {labels.max()}'
+        )
+    figure = new_figure(7, 4.6, title, footer)
+    axis = figure.subplots()
+    axis.set_aspect('equal', adjustable='datalim')
+    for index, name in enumerate(names):
+        x, y = points[labels == index].T
+        axis.scatter(
+            x,
+            y,
+            s=14,
+            color=COLOURS[index % len(COLOURS)],
+            marker=MARKERS[index % len(MARKERS)],
+            linewidths=0,
+            label=name,
+        )
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.set_xlabel('t-SNE (no unit)', fontsize=7)
+    if len(names) <= MOST_LEGEND:
+        figure.legend(loc='outside right upper', fontsize=7)
+    return figure
+
 
 BATCH = 50
 
 
 def neighbour_share(features: torch.Tensor, labels: np.ndarray) -> float:
-    """Share of the features [N, D] whose nearest neighbour has the same label."""
+    """Return the share of features [N, D] whose nearest neighbour has the same label."""
     distance = torch.cdist(features.double(), features.double()).fill_diagonal_(torch.inf)
     return float((labels[distance.argmin(1).numpy()] == labels).mean())
 
@@ -58,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         network = load_network(args.config, args.checkpoint)
         head = getattr(network.model, 'head', None)
         if not hasattr(head, 'pre_logits'):
-            raise UserError(f'{args.config} is no classifier of mmpretrain')
+            raise UserError(f'{args.config} is not a classifier of mmpretrain')
         dataset = build_dataset(network.config)
         samples = spread_samples(dataset, args.num)
         labels = np.array([int(sample['data_samples'].gt_label) for sample in samples])
@@ -82,14 +145,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                 points,
                 labels,
                 class_names(dataset, max(network.config.model.head.num_classes, 1)),
-                f'{len(labels)} images; the nearest neighbour of {100 * share:.1f} % is of their class',
+                f'{len(labels)} images; nearest neighbour of the same class: {100 * share:.1f} %',
                 f'{footer(args.config, args.checkpoint)} · perplexity {args.perplexity:g}',
             ),
             args,
         )
     print(
-        f'{len(labels)} images drawn to {args.out}; the nearest neighbour in feature space of '
-        f'{100 * share:.1f} % is of their class'
+        f'drew {len(labels)} images to {args.out}; nearest neighbour in feature space of the same '
+        f'class: {100 * share:.1f} %'
     )
 
 

@@ -1,10 +1,10 @@
-"""Draw the keys of images per layer and head, figures 9 to 12 of arXiv 2105.14103.
+"""Plot the keys on images per layer and head, figures 9 to 12 of arXiv 2105.14103.
 
 python tools/analysis_tools/plot_keys.py CONFIG CHECKPOINT --images a.jpg --out keys.png
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aft_mm.cli.arguments import (
     add_choice_arguments,
@@ -30,9 +30,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
-import torch
 
-from aft_mm.apis import (
+import numpy as np
+import torch
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from networks import (
     build_dataset,
     load_images,
     load_network,
@@ -40,16 +43,83 @@ from aft_mm.apis import (
     shown_image,
     spread_samples,
 )
+from recording import grid_of, mixers_with_keys, record_outputs
+from torch import Tensor
+
 from aft_mm.cli.command_line import DATA_ERRORS, numbered
 from aft_mm.cli.pictures import check_picture, footer
-from aft_mm.visualization import (
-    choose,
-    draw_key_maps,
-    grid_of,
-    key_maps,
-    mixers_with_keys,
-    record_outputs,
-)
+from aft_mm.visualization import choose
+from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
+
+
+def key_maps(key: Tensor, grid: tuple[int, int], num_prefix_tokens: int = 0) -> Tensor:
+    """Return ``e^k`` over its mean on the grid, keys [T, h] to maps [h, H, W].
+
+    Like the output of AFT, this ratio does not change if a constant is added to a key channel. A
+    token with 1 has the mean weight (before the position bias). There is one map per key channel,
+    which is one per head in AFT-conv.
+
+    Raises:
+        UserError: T is not ``num_prefix_tokens`` + H·W.
+    """
+    inner = key[num_prefix_tokens:]
+    if key.dim() != 2 or len(inner) != grid[0] * grid[1]:
+        raise UserError(
+            f'key must be [{num_prefix_tokens + grid[0] * grid[1]}, h] for the grid '
+            f'{tuple(grid)} and {num_prefix_tokens} prefix tokens, got '
+            f'{list(key.shape)}'
+        )
+    return (inner.double().softmax(0) * len(inner)).T.unflatten(1, grid)
+
+
+def draw_key_maps(
+    image: np.ndarray,
+    keys: Mapping[str, Tensor],
+    heads: Choice = 'even:12',
+    footer: str = '',
+) -> Figure:
+    """Draw an image and its key maps, one row per layer, one column per head.
+
+    White is 1, a token with the mean weight; red tokens count more, blue ones less. Each layer has
+    a logarithmic colour scale.
+
+    Args:
+        image: uint8 [H, W, 3].
+        keys: Layer name to the maps [h, H', W'] of :func:`key_maps`.
+        heads: Heads to draw, see :func:`aft_mm.visualization.choose`.
+        footer: Small print below the figure.
+    """
+    if not keys:
+        raise UserError('keys must hold at least one layer, got none')
+    chosen = choose('heads', heads, min(map(len, keys.values())), MOST_PANELS)
+    figure = new_figure(
+        1.15 * (len(chosen) + 1) + 1.2,
+        1.4 * len(keys) + 0.7,
+        'Keys: exp(k) over its mean on the image; one colour scale per layer',
+        footer,
+    )
+    axes = figure.subplots(len(keys), len(chosen) + 1, squeeze=False)
+    for row, (name, maps) in zip(axes, keys.items(), strict=True):
+        chosen_maps = maps[chosen].detach().cpu().numpy()
+        # 1 is in the middle of the logarithmic scale, which is symmetric and has a minimum range.
+        most = min(1e4, max(1.01, chosen_maps.max(), 1 / max(1e-4, chosen_maps.min())))
+        norm = LogNorm(1 / most, most)
+        row[0].imshow(image)
+        row[0].set_title('image', fontsize=7)
+        row[0].set_ylabel(name, fontsize=7)
+        for axis, head, values in zip(row[1:], chosen, chosen_maps, strict=True):
+            picture = axis.imshow(values, cmap='RdBu_r', norm=norm, interpolation='nearest')
+            axis.set_title(f'head {head}', fontsize=7)
+        for axis in row:
+            axis.set_xticks([])
+            axis.set_yticks([])
+        bar = figure.colorbar(picture, ax=list(row), fraction=0.04, pad=0.01)
+        ticks = [1 / norm.vmax, 1, norm.vmax]
+        bar.set_ticks(ticks, labels=[f'{ratio:.3g}' for ratio in ticks])
+        bar.ax.minorticks_off()
+        bar.ax.tick_params(labelsize=6)
+        bar.set_label('exp(k) / mean', fontsize=6)
+    return figure
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -81,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def keys_of(network, mixers: dict, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The key maps [h, H, W] of one image [1, C, H', W'] per layer."""
+    """Return the key maps [h, H, W] of each layer for one image [1, C, H', W']."""
     with record_outputs({name: mixer.key for name, mixer in mixers.items()}) as keys:
         with torch.no_grad():
             network.run(inputs)
@@ -91,8 +161,8 @@ def keys_of(network, mixers: dict, inputs: torch.Tensor) -> dict[str, torch.Tens
         grid = grid_of(key.shape[1] - prefix, inputs.shape[2:])
         if grid is None:
             raise UserError(
-                f'the {key.shape[1]} tokens of {name} do not lie on a grid over images '
-                f'of {tuple(inputs.shape[2:])} pixels'
+                f'the tokens of {name} must form a grid over images of '
+                f'{tuple(inputs.shape[2:])} pixels, got {key.shape[1]}'
             )
         maps[name] = key_maps(key[0], grid, prefix)
     return maps

@@ -1,12 +1,12 @@
-"""Draw the learned position biases of a checkpoint, exp(w) - 1 or exp(w), per layer and head.
+"""Plot the position biases of a checkpoint, exp(w) - 1 or exp(w), per layer and head.
 
     python tools/analysis_tools/plot_position_bias.py CONFIG CHECKPOINT --heads first:16 --out a.png
-    python tools/analysis_tools/plot_position_bias.py CONFIG CHECKPOINT --view matrix \
+    python tools/analysis_tools/plot_position_bias.py CONFIG CHECKPOINT --view matrix \\
         --quantity exp --out a.png
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aft_mm.cli.arguments import add_choice_arguments, add_picture_arguments
 from aft_mm.errors import UserError, one_sentence
@@ -20,53 +20,133 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         'checkpoint',
         nargs='?',
-        help='path of the checkpoint, as tools/train.py writes it; else random weights',
+        help='path of a checkpoint written by tools/train.py; default: random weights',
     )
     add_picture_arguments(parser)
     add_choice_arguments(parser)
     parser.add_argument(
         '--queries',
         default='even:12',
-        help='tokens of the grid whose row of a dense bias is drawn, in the same words, or '
-        "'prefix' for the class token; %(default)s",
+        help='query tokens of the grid for a dense bias, in the same notation, or '
+        "'prefix' for the class token; default %(default)s",
     )
     parser.add_argument(
         '--view',
         choices=('queries', 'matrix'),
         default='queries',
-        help='draw a dense bias on a grid by queries, or as T x T with the class token',
+        help='for a dense bias on a grid: rows of some queries, or the T x T matrix with the class '
+        'token; default %(default)s',
     )
     parser.add_argument(
-        '--quantity', choices=('exp-1', 'exp'), default='exp-1', help='exp(w) - 1 or exp(w)'
+        '--quantity',
+        choices=('exp-1', 'exp'),
+        default='exp-1',
+        help='exp(w) - 1 or exp(w); default %(default)s',
     )
     parser.add_argument(
         '--scale',
         choices=('layer', 'all'),
         default='layer',
-        help='a colour scale per layer, or one for all layers',
+        help='one colour scale per layer, or one for all layers; default %(default)s',
     )
     parser.add_argument(
         '--csv',
-        help='write share of the mass in the largest places, entropy, centre and width of '
-        'every layer and head to this file',
+        help='write statistics of exp(w) / sum exp(w) per layer and head to this file: share of '
+        'the --top largest positions, entropy, centre, width',
     )
-    parser.add_argument('--top', type=int, default=5, help='how many places are the largest')
+    parser.add_argument(
+        '--top', type=int, default=5, help='number of largest positions; default %(default)s'
+    )
     return parser.parse_args(argv)
 
 
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
+import torch
+from torch import Tensor
+
 from aft_mm.apis import load_model
 from aft_mm.checks import check_int
 from aft_mm.cli.command_line import CONFIG_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save, write_csv
-from aft_mm.visualization import (
-    choose,
-    draw_position_bias,
-    mixers_with_bias,
-    position_bias_table,
-)
+from aft_mm.visualization import choose, draw_position_bias, mixers_with_bias
+
+# Names of the offsets by number of dimensions.
+AXES = {1: ('offset',), 2: ('row', 'column'), 3: ('depth', 'row', 'column')}
+
+
+def position_bias_table(
+    biases: Mapping[str, Tensor],
+    grid: Sequence[int] | None = None,
+    num_prefix_tokens: int = 0,
+    causal: bool = False,
+    top: int = 5,
+) -> list[dict[str, str | int | float]]:
+    """Compute statistics of ``p = exp(w) / Σ exp(w)``, one row (dict) per layer and head.
+
+    - ``layer``, ``head``: as in ``biases``; a dense w has one head
+    - ``top_N``: share of the N = ``top`` largest positions in p
+    - ``entropy_bits``: −Σ p log₂ p; the regulariser of equation 9 is its sum in nats
+    - ``centre_row``, …: Σ p · offset, source − target, in tokens
+    - ``width``: √(Σ p (offset − centre)²) in tokens, over all dimensions
+
+    For ``[h, *kernel]``, p is a distribution over the kernel. For ``[1, T, T]`` it is one over the
+    sources of each target token of the grid, without prefix tokens and, if ``causal``, without
+    later tokens; the statistics are means over the targets.
+
+    Raises:
+        ValueError: ``top`` is below 1, or w has another shape.
+    """
+    check_int('top', top, 1)
+    table = []
+    for name, w in biases.items():
+        weight, offset = _distribution(
+            name, w.detach().double().cpu(), grid, num_prefix_tokens, causal
+        )
+        centre = torch.einsum('hts,tsd->htd', weight, offset)
+        square = torch.einsum('hts,tsd->ht', weight, offset.square()) - centre.square().sum(-1)
+        largest = weight.topk(min(top, weight.shape[-1]), dim=-1).values.sum(-1)
+        entropy = torch.special.entr(weight).sum(-1) / torch.tensor(2.0).log()
+        for head in range(len(weight)):
+            table.append(
+                {
+                    'layer': name,
+                    'head': head,
+                    f'top_{top}': float(largest[head].mean()),
+                    'entropy_bits': float(entropy[head].mean()),
+                    **{
+                        f'centre_{axis}': float(part)
+                        for axis, part in zip(
+                            AXES[offset.shape[-1]], centre[head].mean(0), strict=True
+                        )
+                    },
+                    'width': float(square[head].clamp(min=0).sqrt().mean()),
+                }
+            )
+    return table
+
+
+def _distribution(
+    name: str, w: Tensor, grid: Sequence[int] | None, num_prefix_tokens: int, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Return p ``[h, targets, sources]`` and the offsets ``[targets, sources, dims]``."""
+    tokens = None if grid is None else num_prefix_tokens + int(torch.Size(grid).numel())
+    if grid is not None and w.shape == (1, tokens, tokens):
+        w = w[:, num_prefix_tokens:, num_prefix_tokens:]
+        place = torch.cartesian_prod(*(torch.arange(size) for size in grid)).view(-1, len(grid))
+        later = torch.ones(w.shape[1:], dtype=torch.bool).triu(1)
+        w = w.masked_fill(later, -torch.inf) if causal else w
+        return w.softmax(-1), (place - place[:, None]).double()
+    if not 2 <= w.dim() <= 4:
+        raise UserError(
+            f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '
+            f'dimensions or [1, T, T] of the grid {grid}, got {list(w.shape)}'
+        )
+    axes = (torch.arange(size) - size // 2 for size in w.shape[1:])
+    offset = torch.cartesian_prod(*axes).view(1, -1, w.dim() - 1)
+    return w.flatten(1).softmax(-1)[:, None], offset.double()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -99,16 +179,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 args.csv,
                 position_bias_table(biases, **place, causal=mixers[0].causal, top=args.top),
             )
-    print(f'{len(biases)} of {len(mixers)} layers drawn to {args.out}{left_out(biases, args)}')
-
-
-def left_out(biases: dict, args: argparse.Namespace) -> str:
-    """How many heads are not in the picture."""
     w = next(iter(biases.values()))
-    kernel = w.dim() != 3 or len(w) > 1
-    drawn = len(choose('--heads', args.heads, len(w)))
-    rest = len(w) - drawn
-    return f'; {drawn} heads of each, {rest} left out' if kernel and rest else ''
+    heads = len(choose('--heads', args.heads, len(w)))
+    omitted = f' ({heads} of {len(w)} heads)' if heads < len(w) else ''
+    print(f'drew {len(biases)} of {len(mixers)} layers{omitted} to {args.out}')
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
-"""Draw effective receptive fields: the energy of the gradients of a place towards the pixels.
+"""Plot effective receptive fields: squared gradients of one position with respect to the pixels.
 
-Without a checkpoint the weights of NETWORK are random; where it has no data set and no images are
-given, the input is noise.
+Without a checkpoint NETWORK has random weights. The input is noise if NETWORK has no dataset and no
+images are given.
 
     python tools/analysis_tools/plot_receptive_field.py CONFIG CHECKPOINT --num 64 --out field.png
     python tools/analysis_tools/plot_receptive_field.py timm:resnet18 --size 224 --out field.png
@@ -9,10 +9,10 @@ given, the input is noise.
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from aft_mm.cli.arguments import LAYERS, add_choice_arguments, add_network_arguments
-from aft_mm.errors import one_sentence
+from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -23,15 +23,15 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_choice_arguments(
         parser,
         heads=False,
-        layers=f'{LAYERS}, or names of parts of the backbone with commas between them',
+        layers=f'{LAYERS}, or comma-separated names of submodules of the backbone',
     )
-    parser.add_argument('--size', type=int, help='edge of the noise [px]')
+    parser.add_argument('--size', type=int, help='edge of the noise images [px]')
     parser.add_argument(
         '--place',
         type=int,
         nargs=2,
         metavar=('ROW', 'COLUMN'),
-        help='of the map of a layer; the middle unless given',
+        help='position in the feature map; default: the centre',
     )
     parser.add_argument(
         '--radius',
@@ -46,22 +46,185 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
-import torch
 
-from aft_mm.apis import batches_for, layers_of, load_network, modules_named, noise_images
-from aft_mm.checks import check_int
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from networks import batches_for, layers_of, load_network, modules_named, noise_images
+from recording import as_map, record_outputs
+from torch import Tensor
+
+from aft_mm.checks import check_int, refuse
 from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save, write_csv
 from aft_mm.cli.progress import with_bar
-from aft_mm.visualization import (
-    as_map,
-    choose,
-    draw_receptive_field,
-    energy_within,
-    radius_of_share,
-    receptive_field,
-    record_outputs,
-)
+from aft_mm.visualization import choose
+from aft_mm.visualization.figures import new_figure
+
+FAINTEST = 1e-6  # lower end of the colour scale, relative to the largest pixel
+
+
+def receptive_field(
+    features: Callable[[Tensor], Tensor],
+    images: Tensor,
+    place: tuple[int, int] | None = None,
+    probes: int = 1,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Compute the energy of the input gradients of one position of a feature map.
+
+    ``E[y, x] = mean over images of Σ_c Σ_i (∂ f_c[place] / ∂ image_i[y, x])²`` over the channels c
+    of the map and i of the image (Luo et al. 2016, with the squared Jacobian in place of the
+    gradient of a sum over channels, which is constant after a layer norm). The estimate by random
+    projections v ~ N(0, 1) of the channels, ``E (vᵀ J)²``, is unbiased; with one channel it is
+    exact up to a factor.
+
+    Args:
+        features: Function from images [B, C, H, W] to a map [B, D, H', W'] that does not mix images.
+        images: Normalised images [B, C, H, W].
+        place: Row and column in the map; by default the centre ``(H' // 2, W' // 2)``.
+        probes: Projections per image.
+        generator: Random generator of the projections.
+
+    Returns:
+        The energy [H, W] in float64, with a sum of one.
+
+    Raises:
+        ValueError: ``features`` returns another shape, ``place`` is out of range, or all gradients
+            are zero.
+    """
+    check_int('probes', probes, 1)
+    with torch.enable_grad():
+        images = images.detach().requires_grad_()
+        maps = features(images)
+        if not isinstance(maps, Tensor) or maps.dim() != 4 or len(maps) != len(images):
+            refuse('features', f'a function that gives a map [{len(images)}, D, H, W]', maps)
+        height, width = maps.shape[2:]
+        row, column = place or (height // 2, width // 2)
+        if not (0 <= row < height and 0 <= column < width):
+            refuse('place', f'a row of 0 to {height - 1} and a column of 0 to {width - 1}', place)
+        vector = maps[:, :, row, column]
+        energy = torch.zeros(images.shape[2:], dtype=torch.float64, device=images.device)
+        for probe in range(probes):
+            projection = torch.randn(vector.shape, generator=generator).to(vector)
+            (gradient,) = torch.autograd.grad(
+                (vector * projection).sum(), images, retain_graph=probe + 1 < probes
+            )
+            energy += gradient.double().square().sum((0, 1))
+    total = energy.sum()
+    if not total > 0 or not total.isfinite():
+        raise UserError('features must depend on the images, but the gradient is 0 or not finite')
+    return (energy / total).cpu()
+
+
+def energy_within(energy: Tensor, radii: Sequence[float]) -> Tensor:
+    """Return the share of the energy [H, W] within each radius [px] of its centre of mass."""
+    distance = _distance(energy)
+    return torch.stack([energy[distance <= radius].sum() for radius in radii]) / energy.sum()
+
+
+def radius_of_share(energy: Tensor, share: float) -> float:
+    """Return the smallest radius [px] around the centre of mass with a share of the energy [H, W]."""
+    distance, order = _distance(energy).flatten().sort()
+    held = energy.flatten()[order].cumsum(0) / energy.sum()
+    # Rounding may leave the total slightly below one.
+    return float(distance[(held >= share - 1e-12).nonzero()[0, 0]])
+
+
+def centre_of_mass(energy: Tensor) -> tuple[float, float]:
+    """Return row and column [px] of the centre of the energy [H, W]; pixel centres are integers."""
+    row, column = (
+        float((energy.sum(1 - axis) * torch.arange(energy.shape[axis])).sum() / energy.sum())
+        for axis in (0, 1)
+    )
+    return row, column
+
+
+def _distance(energy: Tensor) -> Tensor:
+    rows, columns = (
+        torch.arange(size, dtype=torch.float64) - middle
+        for size, middle in zip(energy.shape, centre_of_mass(energy), strict=True)
+    )
+    # Rounding of the centre must not separate pixels at equal distances.
+    return torch.hypot(rows[:, None], columns[None]).mul(1e6).round().div(1e6)
+
+
+def draw_receptive_field(
+    fields: Mapping[str, Tensor],
+    title: str = 'Effective receptive field',
+    footer: str = '',
+) -> Figure:
+    """Draw the energy of each layer over the input, and the share within a radius below.
+
+    Maps have a logarithmic colour scale relative to their largest pixel, from 10⁻⁶ (dark) to 1
+    (light). The circles around the centre of mass contain 50 % (solid) and 90 % (dashed) of the
+    energy.
+
+    Args:
+        fields: Layer name to energy [H, W] of :func:`receptive_field`.
+        title: Title of the figure.
+        footer: Small print below the figure.
+    """
+    if not fields:
+        raise UserError('fields must hold at least one layer, got none')
+    columns = min(4, len(fields))
+    rows = -(-len(fields) // columns)
+    figure = new_figure(2.3 * columns + 0.9, 2.6 * rows + 3.1, title, footer)
+    grid = figure.add_gridspec(rows + 1, columns, height_ratios=[1.0] * rows + [1.0])
+    curve = figure.add_subplot(grid[rows, :])
+    axes = []
+    for index, (name, energy) in enumerate(fields.items()):
+        axis = figure.add_subplot(grid[divmod(index, columns)])
+        axes.append(axis)
+        image = _draw_energy(axis, name, energy)
+        radii = np.linspace(0, float(_distance(energy).max()), 200)
+        curve.plot(
+            radii,
+            100 * energy_within(energy, radii),
+            label=name,
+            linewidth=1,
+            color=f'C{index % 10}',
+            linestyle=('-', '--', ':')[index // 10 % 3],
+        )
+    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.01)
+    bar.set_label('energy / largest', fontsize=6)
+    bar.ax.tick_params(labelsize=6)
+    curve.set_xlabel('radius [px]', fontsize=7)
+    curve.set_ylabel('share of the energy [%]', fontsize=7)
+    curve.set_ylim(0, 102)
+    curve.tick_params(labelsize=6)
+    curve.grid(alpha=0.3)
+    curve.legend(fontsize=6, ncols=max(1, len(fields) // 6), loc='lower right')
+    return figure
+
+
+def _draw_energy(axis: Axes, name: str, energy: Tensor) -> AxesImage:
+    """Draw the map of a layer with its two circles."""
+    relative = (energy / energy.max()).clamp(min=FAINTEST).numpy()
+    image = axis.imshow(
+        relative, cmap='cividis', norm=LogNorm(FAINTEST, 1), interpolation='nearest'
+    )
+    half, most = (radius_of_share(energy, share) for share in (0.5, 0.9))
+    centre = centre_of_mass(energy)
+    angle = np.linspace(0, 2 * np.pi, 200)
+    for radius, style in ((half, '-'), (most, '--')):
+        axis.plot(
+            centre[1] + radius * np.cos(angle),
+            centre[0] + radius * np.sin(angle),
+            style,
+            color='white',
+            linewidth=0.8,
+        )
+    axis.set_xlim(-0.5, energy.shape[1] - 0.5)
+    axis.set_ylim(energy.shape[0] - 0.5, -0.5)
+    axis.set_title(f'{name}\nhalf within {half:.3g} px, 90 % within {most:.3g} px', fontsize=6)
+    axis.tick_params(labelsize=5)
+    axis.set_xlabel('column [px]', fontsize=6)
+    axis.set_ylabel('row [px]', fontsize=6)
+    return image
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -101,11 +264,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             ),
             end='',
         )
-    print(f'\ndrawn to {args.out}')
+    print(f'\nwritten to {args.out}')
 
 
 def names(words: str, backbone: torch.nn.Module) -> list[str]:
-    """The names of the layers that ``--layers`` means."""
+    """Return the names of the layers chosen by ``--layers``."""
     if re.fullmatch(r'all|(first|even):\d+|[\d,]+', words):
         known = layers_of(backbone)
         return [known[index] for index in choose('--layers', words, len(known))]
@@ -113,7 +276,7 @@ def names(words: str, backbone: torch.nn.Module) -> list[str]:
 
 
 def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None) -> torch.Tensor:
-    """The field of one layer, the mean over the batches."""
+    """Return the receptive field of one layer, the mean over the batches."""
     generator = torch.Generator().manual_seed(0)
 
     def features(images: torch.Tensor) -> torch.Tensor:
@@ -129,7 +292,7 @@ def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None)
 
 
 def numbers(name: str, energy: torch.Tensor, radii: Sequence[float]) -> dict[str, str | float]:
-    """What a table says of a layer."""
+    """Return the table row of a layer."""
     shares = energy_within(energy, radii)
     return {
         'layer': name,

@@ -1,17 +1,17 @@
-"""Draw the training loss of groups of runs that differ by their seed, against steps and time.
+"""Plot the mean training loss of groups of runs that differ by their seed, over steps and time.
 
-python tools/analysis_tools/plot_seed_curves.py --out curves.png --bits --label bits/char
-    --group AFT-local local_seed*.jsonl --group transformer transformer_seed*.jsonl
-    --times iterations.json --top 4.2 --smooth 5
+    python tools/analysis_tools/plot_seed_curves.py --out curves.png --bits --label bits/char \\
+        --group AFT-local local_seed*.jsonl --group transformer transformer_seed*.jsonl \\
+        --times iterations.json --top 4.2 --smooth 5
 """
 
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output
+from aft_mm.cli.arguments import add_picture_arguments
 from aft_mm.errors import UserError, one_sentence
 
 
@@ -25,66 +25,180 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action='append',
         required=True,
         metavar=('LABEL', 'LOG'),
-        help='runs of one kind, a file of JSON lines for each seed',
+        help='runs that differ by their seed, a file of JSON lines for each',
     )
-    parser.add_argument('--label', required=True, help='what the loss is, with its unit')
-    parser.add_argument('--bits', action='store_true', help='of a loss in nats')
+    parser.add_argument('--label', required=True, help='name of the loss with its unit')
+    parser.add_argument('--bits', action='store_true', help='convert the loss from nats to bits')
     parser.add_argument(
         '--times',
         type=Path,
         metavar='JSON',
-        help='of tools/benchmarks/benchmark_iterations.py; logs are named CONFIG_seedN.jsonl then',
+        help='output of tools/benchmarks/benchmark_iterations.py; adds a panel over time; logs must '
+        'be named CONFIG_seedN.jsonl',
     )
     parser.add_argument(
         '--top',
         type=float,
         metavar='LOSS',
-        help='where its axis ends, the first losses being far above the others',
+        help='upper end of the loss axis; first losses are high',
     )
     parser.add_argument(
         '--smooth',
         type=int,
         default=1,
         metavar='N',
-        help='a loss is the mean of the last N that were logged',
+        help='average each loss with the previous N - 1; default %(default)s',
     )
-    parser.add_argument('--out', required=True, metavar='PNG', help='where the picture goes')
-    parser.add_argument('--dpi', type=int, default=150)
+    add_picture_arguments(parser)
     return parser.parse_args(argv)
 
 
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from run_logs import read_scalars
+
 from aft_mm.checks import check_int
-from aft_mm.visualization import draw_seed_curves, read_scalars
+from aft_mm.cli.pictures import check_picture, save
+from aft_mm.visualization.figures import new_figure
+
+COLOURS = 10  # of matplotlib's cycle
+LINES = ('-', '--', '-.')  # 30 styles with the colours; neighbours differ in both
+
+
+def mean_curve(
+    runs: Sequence[Sequence[dict]],
+    scale: float = 1.0,
+    smooth: int = 1,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return common iterations, mean loss and its standard error (0 for a single run).
+
+    Args:
+        runs: The records of :func:`read_scalars`, one list per run.
+        scale: Factor of the loss, such as 1 / ln 2 for bits.
+        smooth: Number of logged losses in a moving average.
+
+    Raises:
+        UserError: The runs have fewer than ``smooth`` iterations with a loss in common.
+    """
+    check_int('smooth', smooth, 1)
+    losses = [
+        {r['iter']: r['loss'] for r in records if 'iter' in r and 'loss' in r} for records in runs
+    ]
+    common = sorted(set.intersection(*map(set, losses))) if losses else []
+    if not common:
+        raise UserError('runs of a group must have logged a loss at the same iterations')
+    if smooth > len(common):
+        raise UserError(
+            f'smooth must be at most {len(common)}, the losses that all runs of a '
+            f'group have logged, got {smooth}'
+        )
+    values = scale * np.array([[loss[i] for i in common] for loss in losses])
+    values = np.lib.stride_tricks.sliding_window_view(values, smooth, axis=1).mean(-1)
+    error = values.std(0, ddof=1) / len(losses) ** 0.5 if len(losses) > 1 else 0 * values[0]
+    return np.array(common[smooth - 1 :]), values.mean(0), error
+
+
+def draw_seed_curves(
+    groups: Mapping[str, Sequence[Sequence[dict]]],
+    label: str,
+    scale: float = 1.0,
+    milliseconds: Mapping[str, float] | None = None,
+    top: float | None = None,
+    smooth: int = 1,
+) -> Figure:
+    """Plot the mean training loss of each group with a band of ± one standard error.
+
+    Args:
+        groups: Name to the records of its runs, one list per seed; a single run has no band.
+        label: Name of the loss with its unit.
+        scale: Factor of the loss.
+        milliseconds: Name to the duration of an iteration; adds a panel with the same curves over
+            training time on a logarithmic axis.
+        top: Upper end of the loss axis.
+        smooth: See :func:`mean_curve`.
+
+    Raises:
+        UserError: There is no group, its runs have too few common iterations, a group has no time,
+            or all of a curve is above ``top``.
+    """
+    if not groups:
+        raise UserError('groups must hold at least one group of runs, got none')
+    without = [name for name in groups if milliseconds is not None and name not in milliseconds]
+    if without:
+        raise UserError(f'milliseconds must hold every group, got none for {without[0]!r}')
+    curves = {name: mean_curve(runs, scale, smooth) for name, runs in groups.items()}
+    lowest = {name: mean.min() for name, (_, mean, _) in curves.items()}
+    above = [name for name in groups if top is not None and not lowest[name] < top]
+    if above:
+        raise UserError(
+            f'top must be above the lowest loss of each group ({lowest[above[0]]:.4g} for '
+            f'{above[0]!r}), got {top}'
+        )
+    panels = 1 if milliseconds is None else 2
+    figure = new_figure(2.2 + 4.6 * panels, 5)
+    axes = figure.subplots(1, panels, squeeze=False, sharey=True)[0]
+    for number, (name, (iterations, mean, error)) in enumerate(curves.items()):
+        style = dict(color=f'C{number % COLOURS}', linestyle=LINES[number % len(LINES)])
+        _draw(axes[0], iterations, mean, error, style, f'{name} ({len(groups[name])})')
+        if milliseconds is not None:
+            _draw(axes[1], iterations * milliseconds[name] / 1e3, mean, error, style, '_' + name)
+    for axis, title in zip(axes, ('iteration', 'training time [s]'), strict=False):
+        axis.set_xlabel(title)
+        axis.grid(alpha=0.3)
+    if milliseconds is not None:
+        axes[1].set_xscale('log')
+        axes[1].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes[1].xaxis.set_major_formatter(ScalarFormatter())
+        axes[1].xaxis.set_minor_formatter(NullFormatter())
+    axes[0].set_ylabel(label)
+    if top is not None:
+        least = min(lowest.values())
+        axes[0].set_ylim(least - 0.05 * (top - least), top)
+    figure.legend(fontsize=8, loc='outside right upper', title='(runs)', title_fontsize=8)
+    return figure
+
+
+def _draw(
+    axis: Axes, x: np.ndarray, mean: np.ndarray, error: np.ndarray, style: Mapping, name: str
+) -> None:
+    axis.plot(x, mean, linewidth=1.2, label=name, **style)
+    if error.any():
+        axis.fill_between(
+            x, mean - error, mean + error, color=style['color'], alpha=0.2, linewidth=0
+        )
 
 
 def read_times(path: Path) -> dict[str, float]:
-    """Config to milliseconds of an iteration, of a file of benchmark_iterations.py.
+    """Read milliseconds per iteration of each config from a file of benchmark_iterations.py.
 
     Raises:
-        UserError: the file is not of this tool.
+        UserError: The file has another content.
     """
     try:
         rows = json.loads(path.read_text(encoding='utf-8'))['rows']
         return {row['config']: float(row['milliseconds']) for row in rows}
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(
-            '--times needs a JSON of tools/benchmarks/benchmark_iterations.py, but '
-            f'{str(path)!r} has no time of each config'
+            '--times must be a JSON file of tools/benchmarks/benchmark_iterations.py with a time '
+            f'for each config, got {str(path)!r}'
         ) from error
 
 
 def time_of(files: Sequence[str], times: dict[str, float]) -> float:
-    """That of the config that the name of the first file, CONFIG_seedN.jsonl, names.
+    """Return the time of the config in the name of the first file, CONFIG_seedN.jsonl.
 
     Raises:
-        UserError: there is none.
+        UserError: There is no time for it.
     """
     config = Path(files[0]).stem.rpartition('_seed')[0]
     if config not in times:
-        raise UserError(f'--times has no config {config!r}, of which {files[0]!r} is a run')
+        raise UserError(f'--times must have the config {config!r} of {files[0]!r}, but does not')
     return times[config]
 
 
@@ -92,11 +206,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
     with one_sentence(ValueError, OSError):
-        check_output('--out', args.out, PICTURES)
-        check_int('--dpi', args.dpi, 1, MOST_DPI)
+        check_picture(args)
         for label, *files in args.group:
             if not files:
-                raise UserError(f'--group needs LABEL LOG [LOG ...], got {label}')
+                raise UserError(f'--group must be LABEL LOG [LOG ...], got {label}')
         groups = {label: [read_scalars(file) for file in files] for label, *files in args.group}
         times = args.times and read_times(args.times)
         figure = draw_seed_curves(
@@ -107,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             args.top,
             args.smooth,
         )
-        figure.savefig(args.out, dpi=args.dpi)
+        save(figure, args)
 
 
 if __name__ == '__main__':

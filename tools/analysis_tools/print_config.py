@@ -1,4 +1,4 @@
-"""Print a config with everything it inherits and the variables of the environment filled in."""
+"""Print a config with its inherited entries and with environment variables expanded."""
 
 import argparse
 import contextlib
@@ -25,7 +25,7 @@ from aft_mm.cli.command_line import configured
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    # What mmengine has to say on the way is no part of the config.
+    # stdout is for the config; mmengine's messages go to stderr.
     with one_sentence(FileNotFoundError), contextlib.redirect_stdout(sys.stderr):
         config = configured(args)
     print(config.pretty_text)

@@ -1,10 +1,10 @@
-"""What a trained model has to beat on the test split of a config, in bits per predicted dimension.
+"""Compute reference values for a model on the test split of a config, in bits per value.
 
-- order 0: the entropy of the split's own histogram, the least that any model without context needs;
-- xz -9: a general compressor on the same bytes in the same order;
-- sorted points, of point clouds: what is left of order 0, with a histogram for each of z, y and x,
-  once it is known that the points come in order, which says nothing about the shape. Of points that
-  were sorted before they were quantised, z alone comes in order.
+- order 0: entropy of the histogram of the split, the lower bound for a model without context;
+- xz -9: a general-purpose compressor on the same bytes in the same order;
+- sorted points (point clouds): order 0 with one histogram for each of z, y and x, minus the
+  information in the known order of the points, which is unrelated to their shape. If points were
+  sorted before quantisation, only z is in order.
 
     python tools/analysis_tools/reference_bits.py CONFIG --out references.json
 """
@@ -23,7 +23,7 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('config', help='path of the config of an autoregressive model')
-    parser.add_argument('--out', type=Path, metavar='JSON', help='write the numbers to this file')
+    parser.add_argument('--out', type=Path, metavar='JSON', help='write the values to this file')
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
     return parser.parse_args()
@@ -41,23 +41,23 @@ from aft_mm.cli.progress import with_bar
 
 
 def order_0_bits(values: np.ndarray) -> float:
-    """Entropy of the histogram of uint8 values, bits per value."""
+    """Return the entropy of the histogram of uint8 values in bits per value."""
     share = np.bincount(values, minlength=256) / len(values)
     return float(-(share[share > 0] * np.log2(share[share > 0])).sum())
 
 
 def xz_bits(values: np.ndarray) -> float:
-    """Size of ``xz -9`` over the number of uint8 values, bits per value."""
+    """Return the size of uint8 values after ``xz -9`` in bits per value."""
     return len(lzma.compress(values.tobytes(), preset=9)) * 8 / len(values)
 
 
 def sorted_points_bits(clouds: np.ndarray) -> float:
-    """Bits per coordinate of independent points in order, uint8 clouds [N, P, 3].
+    """Return the bits per coordinate of independent points in known order, uint8 clouds [N, P, 3].
 
-    The P points of a cloud have ``P! / Π m!`` orders, m points having the same key, and one of them
-    is left: ``Σ −log₂ p(z) p(y) p(x) − log₂ (P! / Π m!)`` bits, p the shares in all clouds. The key
-    is (z, y, x) where all clouds are sorted by it. Else it is z, as in clouds that were sorted by
-    their real coordinates: within a bin of z their points can stand in any order.
+    The P points of a cloud have ``P! / Π m!`` orders, where m points share a sort key. The known
+    order reduces ``Σ −log₂ p(z) p(y) p(x)``, p the histograms of all clouds, by
+    ``log₂ (P! / Π m!)``. The key is (z, y, x) if all clouds are sorted by it. Otherwise it is z:
+    clouds that were sorted by real coordinates have points in any order within a bin of z.
     """
     points = clouds.reshape(-1, 3)
     bits = len(points) * sum(order_0_bits(column) for column in points.T)
@@ -76,8 +76,7 @@ def main() -> None:
         cfg = load_config(args)
         if 'decoder' not in (cfg.get('model') or {}):
             raise UserError(
-                f'{args.config} has no autoregressive model, with a decoder, whose '
-                'bits these are to be compared with'
+                f'{args.config} must be the config of an autoregressive model (one with a decoder)'
             )
         check_data(cfg, 'test')
     with one_sentence(*DATA_ERRORS):
@@ -87,7 +86,7 @@ def main() -> None:
     with one_sentence():
         for index in with_bar(range(len(dataset)), 'reading'):
             sample = dataset[index]
-            # Context that is only given, not predicted, was counted in the sample before.
+            # The context is not predicted, and was counted with the previous sample.
             parts.append(sample['inputs'][sample['data_samples'].get('num_context', 0) :].flatten())
     values = np.concatenate(parts).astype(np.uint8)
     bits = {'values': len(values), 'order 0': order_0_bits(values), 'xz -9': xz_bits(values)}

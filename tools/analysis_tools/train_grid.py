@@ -1,15 +1,15 @@
-"""Train configs that are compared: a learning rate for each by short runs, then several seeds.
+"""Train several configs for a comparison: choose learning rates by short runs, then run seeds.
 
     python tools/analysis_tools/train_grid.py CONFIG ... --out FOLDER --rates 1e-4 3e-4 1e-3
         --short train_dataloader.dataset.samples_per_epoch=800 --seeds 0 1 2 --amp
         --cfg-options train_cfg.max_epochs=1 train_dataloader.dataset.samples_per_epoch=2000
 
-FOLDER gets two files for each run of a seed: NAME_seedN.json with what tools/test.py measures and
-the rate, and NAME_seedN.jsonl with the scalars of the training; and for each short run
-NAME_lrX.json with its last validation. The rate with the best validation is the one of all seeds;
-short runs have the first seed. A run that has its file, and is of that rate, is not run again, so
-that the same command goes on where an earlier one was stopped: all rates of all configs first, then
-seed after seed. A folder belongs to one set of options.
+For each seed, FOLDER gets NAME_seedN.json with the metrics of tools/test.py and the learning rate,
+and NAME_seedN.jsonl with the scalars of the training. For each short run, which uses the first
+seed, it gets NAME_lrX.json with the last validation. All seeds use the rate with the best
+validation. The order is all rates of all configs, then seed after seed. Runs whose files exist with
+the right rate are skipped, so the same command resumes after an interruption. Use one folder per
+set of options.
 """
 
 import argparse
@@ -27,30 +27,44 @@ from aft_mm.errors import UserError, one_sentence
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG')
-    parser.add_argument('--out', type=Path, required=True, metavar='FOLDER', help='of the results')
-    parser.add_argument('--work-dir', type=Path, default=Path('work_dirs'), help='of the runs')
-    parser.add_argument('--rates', type=float, nargs='*', default=[], metavar='LR')
-    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], metavar='N')
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG', help='paths of configs')
+    parser.add_argument(
+        '--out', type=Path, required=True, metavar='FOLDER', help='folder of the results'
+    )
+    parser.add_argument(
+        '--work-dir', type=Path, default=Path('work_dirs'), help='folder of the runs'
+    )
+    parser.add_argument(
+        '--rates', type=float, nargs='*', default=[], metavar='LR', help='learning rates to try'
+    )
+    parser.add_argument(
+        '--seeds', type=int, nargs='+', default=[0, 1, 2], metavar='N', help='default 0 1 2'
+    )
     parser.add_argument(
         '--metric',
         default='bits_per_char',
-        help='that rates are chosen by, less is better; %(default)s',
+        help='validation metric for choosing the rate, lower is better; default %(default)s',
     )
-    parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
+    parser.add_argument('--amp', action='store_true', help='automatic mixed precision (bfloat16)')
     parser.add_argument(
-        '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='of all runs'
+        '--cfg-options',
+        nargs='+',
+        default=[],
+        metavar='KEY=VALUE',
+        help='config options of all runs',
     )
     parser.add_argument(
         '--short',
         nargs='+',
         default=[],
         metavar='KEY=VALUE',
-        help='of the runs that choose the rate, on top',
+        help='additional config options of the short runs',
     )
     parser.add_argument(
-        '--minutes', type=float, default=float('inf'), help='no run starts later than that'
+        '--minutes', type=float, default=float('inf'), help='start no run after this time'
     )
     return parser.parse_args(argv)
 
@@ -58,16 +72,16 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
-from aft_mm.visualization import read_scalars
+from run_logs import read_scalars
 
 TOOLS = Path(__file__).parents[1]
 
 
 def train(config: Path, work_dir: Path, options: Sequence[str], amp: bool) -> Path:
-    """Train anew in `work_dir`; the last checkpoint.
+    """Train from scratch in ``work_dir`` and return the last checkpoint.
 
     Raises:
-        UserError: the training failed.
+        UserError: The training failed.
     """
     shutil.rmtree(work_dir, ignore_errors=True)
     words = [config, '--work-dir', work_dir, *['--amp'] * amp, '--cfg-options', *options]
@@ -76,10 +90,10 @@ def train(config: Path, work_dir: Path, options: Sequence[str], amp: bool) -> Pa
 
 
 def run_tool(tool: str, words: Sequence[object], log: Path) -> None:
-    """A tool in a process of its own, forked from one that holds the imports and nothing else.
+    """Run a tool in its own process, forked from a server that has only done the imports.
 
     Raises:
-        UserError: it failed, as the last line of its log says.
+        UserError: It failed; the message has the last line of its log.
     """
     context = get_context('forkserver')
     context.set_forkserver_preload(['aft_mm.apis', 'aft_mm.cli.command_line'])
@@ -89,7 +103,9 @@ def run_tool(tool: str, words: Sequence[object], log: Path) -> None:
     process.join()
     if process.exitcode:
         lines = log.read_text().strip().splitlines() or ['nothing']
-        raise UserError(f'{tool} {words[0]} ended with {process.exitcode} and said {lines[-1]!r}')
+        raise UserError(
+            f'{tool} {words[0]} failed with status {process.exitcode}; last line: {lines[-1]!r}'
+        )
 
 
 def _run(tool: str, words: list[str], log: str) -> None:
@@ -101,19 +117,19 @@ def _run(tool: str, words: list[str], log: str) -> None:
 
 
 def validated(work_dir: Path, metric: str) -> float:
-    """The last validation of a run.
+    """Return the last value of a validation metric of a run.
 
     Raises:
-        UserError: it was not validated by this metric.
+        UserError: The run does not have this metric.
     """
     values = [record[metric] for record in read_scalars(work_dir) if metric in record]
     if not values:
-        raise UserError(f'--metric must be one that the runs validate, got {metric!r}')
+        raise UserError(f'--metric must be a validation metric of the runs, got {metric!r}')
     return values[-1]
 
 
 def short_run(config: Path, rate: float, args: argparse.Namespace) -> None:
-    """Train a while at `rate` and keep the validation."""
+    """Train a short run at ``rate`` and write its validation."""
     work_dir = args.work_dir / f'{config.stem}_lr{rate:g}'
     options = [
         *args.cfg_options,
@@ -127,7 +143,7 @@ def short_run(config: Path, rate: float, args: argparse.Namespace) -> None:
 
 
 def seed_run(config: Path, seed: int, args: argparse.Namespace) -> None:
-    """Train with `seed` at the best rate, and test."""
+    """Train with ``seed`` at the best rate, test, and write the results."""
     work_dir = args.work_dir / f'{config.stem}_seed{seed}'
     rate = best_rate(config, args)
     options = [*args.cfg_options, f'randomness.seed={seed}']
@@ -143,7 +159,7 @@ def seed_run(config: Path, seed: int, args: argparse.Namespace) -> None:
 
 
 def best_rate(config: Path, args: argparse.Namespace) -> float | None:
-    """The rate of the best short run; the one there is, or None for that of the config."""
+    """Return the rate of the best short run, a single given rate, or None for that of the config."""
     if len(args.rates) < 2:
         return args.rates[0] if args.rates else None
     runs = [
@@ -153,14 +169,14 @@ def best_rate(config: Path, args: argparse.Namespace) -> float | None:
 
 
 def write(path: Path, content: dict) -> None:
-    """A whole file or none: one that is there is taken for a run that is over."""
+    """Write a file atomically, since an existing file means that the run is complete."""
     unfinished = path.with_suffix('.unfinished')
     unfinished.write_text(json.dumps(content, indent=2) + '\n')
     unfinished.replace(path)
 
 
 def missing(args: argparse.Namespace) -> Iterator[tuple]:
-    """What is left to run: ``(path, function, config, rate or seed)``."""
+    """Yield the remaining runs as ``(path, function, config, rate or seed)``."""
     for config in args.configs:
         for rate in args.rates if len(args.rates) > 1 else []:
             path = args.out / f'{config.stem}_lr{rate:g}.json'
@@ -182,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         for path, function, config, value in missing(args):
             if time.monotonic() - start > 60 * args.minutes:
-                print('there are runs left')
+                print('stopped before all runs were done')
                 return
             function(config, value, args)
             print(path.stem, json.loads(path.read_text())[args.metric], flush=True)

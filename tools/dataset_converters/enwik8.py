@@ -1,6 +1,6 @@
-"""Unpack enwik8 from enwik8.zip (as Matt Mahoney distributes it) or enwik8.gz.
+"""Unpack enwik8 from enwik8.zip (as distributed by Matt Mahoney) or enwik8.gz.
 
-The result is <folder>/enwik8, which aft_mm.TextFile maps into memory. Nothing is downloaded.
+The result is FOLDER/enwik8, which aft_mm.TextFile maps into memory. Nothing is downloaded.
 """
 
 import argparse
@@ -20,7 +20,7 @@ SIZE = 100_000_000  # bytes
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[BinaryIO]:
-    """The file inside a .zip (its member ``enwik8``) or .gz archive."""
+    """Open the file inside a .zip (its member ``enwik8``) or .gz archive."""
     if path.suffix == '.zip':
         with zipfile.ZipFile(path) as archive, archive.open('enwik8') as file:
             yield file
@@ -32,7 +32,7 @@ def open_archive(path: Path) -> Iterator[BinaryIO]:
 
 
 def copy(source: BinaryIO, out: BinaryIO, limit: int) -> int:
-    """Copy ``limit`` bytes or what there is, and say how many."""
+    """Copy at most ``limit`` bytes and return their number."""
     found = 0
     while block := source.read(min(2**20, limit - found)):
         out.write(block)
@@ -41,10 +41,10 @@ def copy(source: BinaryIO, out: BinaryIO, limit: int) -> int:
 
 
 def unpack(archive: Path, folder: Path, size: int) -> Path:
-    """Write ``<folder>/enwik8``, whole or not at all.
+    """Write ``<folder>/enwik8`` atomically.
 
     Raises:
-        UserError: the archive is missing, damaged, or holds another number of bytes than ``size``.
+        UserError: The archive is missing, damaged, or does not hold ``size`` bytes.
     """
     if not archive.is_file():
         raise UserError(f'archive {str(archive)!r} does not exist')
@@ -58,7 +58,7 @@ def unpack(archive: Path, folder: Path, size: int) -> Path:
         if found != size:
             raise UserError(
                 f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds '
-                f'{found:,}; of a part of it say so with --size {found}'
+                f'{found:,}; for a part of the file use --size {found}'
             )
         os.replace(part, target)
     except (zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, KeyError) as error:
@@ -72,10 +72,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('archive', type=Path, help='enwik8.zip or enwik8.gz')
     parser.add_argument(
-        'folder', type=Path, nargs='?', default=Path('data/enwik8'), help='data/enwik8'
+        'folder',
+        type=Path,
+        nargs='?',
+        default=Path('data/enwik8'),
+        help='output folder; default %(default)s',
     )
     parser.add_argument(
-        '--size', type=int, default=SIZE, help='bytes to expect, fewer for a part of the file'
+        '--size', type=int, default=SIZE, help='expected bytes; default %(default)s'
     )
     args = parser.parse_args(argv)
     with one_sentence(OSError):

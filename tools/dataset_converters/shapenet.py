@@ -1,15 +1,15 @@
-"""Sample meshes on their surface: 15,000 points each, in the layout of ShapeNetCore.v2.PC15k.
+"""Sample 15,000 points on the surface of meshes, in the layout of ShapeNetCore.v2.PC15k.
 
-MESHES is a folder with one folder per class, below which the meshes lie in any depth, as
+MESHES is a folder with one folder per class. Meshes may be at any depth below it, such as
 
     <synset>/<model>/models/model_normalized.obj       ShapeNetCore v2
     <class>/{train,test}/<model>.off                   ModelNet
 
-and OUT gets <synset or class>/{train,val,test}/<model>.npy, float32 [15000, 3] in the unit and
-orientation of the mesh, which aft_mm.PointClouds reads. A mesh below a folder train, val or test
-stays in that split; others follow --splits, or a hash of class and model by --ratio. The points of
-a model are the same in every run; one that is there already is left alone, so that a run that was
-stopped can be started again. Nothing is downloaded.
+OUT gets <synset or class>/{train,val,test}/<model>.npy, float32 [15000, 3] in the unit and
+orientation of the mesh, for aft_mm.PointClouds. A mesh below a folder train, val or test stays in
+that split. Other meshes are split by --splits, or by --ratio with a hash of class and model. The
+points of a model are the same in every run. Existing files are kept, so an interrupted run can be
+restarted. Nothing is downloaded.
 """
 
 import argparse
@@ -34,19 +34,19 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=Path,
         nargs='?',
         default=Path('data/ShapeNetCore.v2.PC15k'),
-        help='data/ShapeNetCore.v2.PC15k',
+        help='output folder; default %(default)s',
     )
     parser.add_argument(
         '--classes',
         nargs='+',
         metavar='NAME',
-        help='only these: folders, or classes of ShapeNetCore v2 such as airplane',
+        help='convert only these folders or classes of ShapeNetCore v2, such as airplane',
     )
     parser.add_argument(
         '--splits',
         type=Path,
         metavar='CSV',
-        help='the official split, all.csv of ShapeNet; models that it does not list are left out',
+        help='the official split, all.csv of ShapeNet; models that it does not list are omitted',
     )
     parser.add_argument(
         '--ratio',
@@ -54,9 +54,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         nargs=3,
         default=(0.7, 0.1, 0.2),
         metavar=('TRAIN', 'VAL', 'TEST'),
-        help='shares of a split by hash, 0.7 0.1 0.2 as in the official one',
+        help='shares for a split by hash; default 0.7 0.1 0.2 as in the official split',
     )
-    parser.add_argument('--jobs', type=int, default=1, help='processes that sample, 1')
+    parser.add_argument('--jobs', type=int, default=1, help='number of processes; default 1')
     return parser.parse_args(argv)
 
 
@@ -76,24 +76,24 @@ SHAPENET_MODEL = ('models', 'model_normalized')  # the end of every path in Shap
 
 
 class Mesh(NamedTuple):
-    """One mesh file and where it belongs."""
+    """A mesh file with its class, name and split."""
 
     path: Path
     folder: str  # of the class
     name: str
-    split: str | None  # None: not said by the path
+    split: str | None  # None if the path does not contain it
 
     @property
     def digest(self) -> bytes:
-        """32 bytes that depend on class and model only."""
+        """Hash of class and model, 32 bytes."""
         return hashlib.sha256(f'{self.folder}/{self.name}'.encode()).digest()
 
 
 def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
-    """All meshes below the folders of ``classes``, or below all.
+    """Find the meshes below the folders of ``classes``, or below all folders.
 
     Raises:
-        UserError: the folder or that of a class is missing, or there is no mesh.
+        UserError: The folder or that of a class is missing, or there is no mesh.
     """
     if not root.is_dir():
         raise UserError(f'the folder of meshes {str(root)!r} does not exist')
@@ -123,10 +123,10 @@ def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
 
 
 def read_splits(path: Path) -> dict[tuple[str, str], str]:
-    """The split of every (synset, model) in a table with ``synsetId``, ``modelId`` and ``split``.
+    """Read the split of each (synset, model) from a table with synsetId, modelId and split.
 
     Raises:
-        UserError: the file is missing or another table.
+        UserError: The file is missing or has other columns.
     """
     if not path.is_file():
         raise UserError(f'--splits {str(path)!r} does not exist')
@@ -136,23 +136,23 @@ def read_splits(path: Path) -> dict[tuple[str, str], str]:
     if not rows or any(None in key for key in found) or not {*found.values()} <= {*SPLITS}:
         raise UserError(
             f'--splits {str(path)!r} must be a table with the columns synsetId, '
-            f'modelId and split ({", ".join(SPLITS)}), as the all.csv of ShapeNet'
+            f'modelId and split ({", ".join(SPLITS)}) like the all.csv of ShapeNet'
         )
     return found
 
 
 def split_by_hash(mesh: Mesh, ratio: Sequence[float]) -> str:
-    """The split of a mesh: the same in every run and whatever other meshes there are."""
+    """Return the split of a mesh, which does not depend on the other meshes."""
     position = int.from_bytes(mesh.digest[:8], 'big') / 2**64 * sum(ratio)
     bounds = np.cumsum(ratio)
     return SPLITS[min(int(np.searchsorted(bounds, position, side='right')), 2)]
 
 
 def find_targets(meshes: Sequence[Mesh], args: argparse.Namespace) -> dict[Path, Mesh]:
-    """The file of every mesh; --splits may leave some out.
+    """Return the output file of each mesh, without those that --splits does not list.
 
     Raises:
-        UserError: the splits cannot be used, or two meshes would be written to one file.
+        UserError: The splits cannot be used, or two meshes have the same output file.
     """
     official = None if args.splits is None else read_splits(args.splits)
     targets: dict[Path, Mesh] = {}
@@ -174,18 +174,18 @@ def find_targets(meshes: Sequence[Mesh], args: argparse.Namespace) -> dict[Path,
 
 
 def sample(mesh: Mesh, target: Path) -> str | None:
-    """Write the points of a mesh, whole or not at all; the reason if it cannot be sampled."""
+    """Write the points of a mesh atomically; returns the reason if it cannot be sampled."""
     try:
-        # Materials would only be looked for and warned about.
+        # Missing materials would only cause warnings.
         surface = trimesh.load_mesh(mesh.path, process=False, skip_materials=True)
-        if not 0 < surface.area < np.inf:  # false for NaN, too
+        if not 0 < surface.area < np.inf:  # also false for NaN
             raise ValueError('it has no surface')
         seed = int.from_bytes(mesh.digest[8:16], 'big')
         points, _ = trimesh.sample.sample_surface(surface, NUM_POINTS, seed=seed)
         single = points.astype(np.float32)
         if np.abs(single - points).max() > 1e-4 * np.ptp(points, axis=0).max():
             raise ValueError('it is too far from the origin to keep its shape in float32')
-    except Exception as error:  # what a parser meets in a damaged file, it has not foreseen
+    except Exception as error:  # parsers raise anything on damaged files
         return ' '.join(f'{str(mesh.path)!r}: {type(error).__name__}: {error}'.split())
     part = target.with_suffix('.part')
     try:
@@ -198,10 +198,10 @@ def sample(mesh: Mesh, target: Path) -> str | None:
 
 
 def convert(args: argparse.Namespace) -> str:
-    """Sample what is not there yet; a report in words.
+    """Sample the meshes without an output file and return a report.
 
     Raises:
-        UserError: an argument does not fit, or no mesh at all can be sampled or written.
+        UserError: An argument is out of range, or no mesh can be sampled or written.
     """
     if min(args.ratio) < 0 or not sum(args.ratio) > 0:
         raise UserError(f'--ratio must be three shares, got {args.ratio}')
@@ -214,17 +214,17 @@ def convert(args: argparse.Namespace) -> str:
         f'not in {args.splits}': len(meshes) - len(targets),
         'there already': len(targets) - len(tasks),
     }
-    # One file in every folder, under the name that is written first.
+    # Check one file per folder, with the temporary name that is written first.
     probes = {target.parent: str(target.with_suffix('.part')) for _, target in tasks}
     check_writable('OUT', list(probes.values()))
     damaged = []
-    if tasks:  # the progress bar refuses none
+    if tasks:  # the progress bar does not accept an empty list
         results = track_progress_rich(sample, tasks, nproc=args.jobs, description='sampling')
         damaged = [reason for reason in results if reason is not None]
     written = len(tasks) - len(damaged)
     if not written and not counts['there already']:
-        reason = f', the first one is {damaged[0]}' if damaged else ''
-        raise UserError(f'no mesh below {str(args.meshes)!r} became a point cloud{reason}')
+        reason = f'; the first error is {damaged[0]}' if damaged else ''
+        raise UserError(f'no mesh below {str(args.meshes)!r} could be sampled{reason}')
     others = ''.join(f', {count} {what}' for what, count in counts.items() if count)
     lines = [f'{args.out}: {written} written{others}']
     if damaged:

@@ -1,10 +1,10 @@
-"""Divide a folder of class folders into a training and a validation part.
+"""Split a folder of class folders into a training and a validation set.
 
     python tools/dataset_converters/split_folder.py photos data/my_images --val 0.2
 
-reads photos/cat/1.jpg and writes data/my_images/train/cat/1.jpg or data/my_images/val/cat/1.jpg. Of
-every class the same share is held back, drawn with a seed; the files are linked if both folders lie
-on one disk and copied elsewhere, and photos stays as it is.
+turns photos/cat/1.jpg into data/my_images/train/cat/1.jpg or data/my_images/val/cat/1.jpg. The same
+share of each class is chosen at random for validation. Files are hard links if both folders are on
+the same disk, and copies otherwise.
 """
 
 import argparse
@@ -20,10 +20,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('source', type=Path, help='the folder with a folder for each class')
-    parser.add_argument('out', type=Path, help='where train/ and val/ are made')
-    parser.add_argument('--val', type=float, default=0.2, help='share held back of each class')
-    parser.add_argument('--seed', type=int, default=0, help='of the draw')
+    parser.add_argument('source', type=Path, help='folder with one folder per class')
+    parser.add_argument('out', type=Path, help='output folder of train/ and val/')
+    parser.add_argument(
+        '--val', type=float, default=0.2, help='share of validation images; default %(default)s'
+    )
+    parser.add_argument('--seed', type=int, default=0, help='random seed; default %(default)s')
     return parser.parse_args(argv)
 
 
@@ -38,10 +40,10 @@ from aft_mm.datasets.image_files import IMAGE_SUFFIXES
 
 
 def split(source: Path, share: float, seed: int) -> dict[str, list[Path]]:
-    """The image files of each part, as paths inside of ``source``.
+    """Return the image files of each part, relative to ``source``.
 
     Raises:
-        UserError: there is no such folder, no image, or a class with fewer than two.
+        UserError: The folder does not exist or has no image, or a class has fewer than two.
     """
     if not source.is_dir():
         raise UserError(f'the folder {str(source)!r} does not exist')
@@ -53,7 +55,7 @@ def split(source: Path, share: float, seed: int) -> dict[str, list[Path]]:
     if not files:
         raise UserError(
             f'the folder {str(source)!r} must hold a folder of images for each class, '
-            f'got none that ends with {", ".join(IMAGE_SUFFIXES)}'
+            f'got no file that ends in {", ".join(IMAGE_SUFFIXES)}'
         )
     parts: dict[str, list[Path]] = {'train': [], 'val': []}
     for name in sorted({path.parts[0] for path in files}):
@@ -85,15 +87,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_number('--val', args.val, above=0, most=0.9)
         for part in ('train', 'val'):
             if (args.out / part).exists():
-                raise UserError(f'{str(args.out / part)!r} is already there')
+                raise UserError(f'{str(args.out / part)!r} exists already')
         parts = split(args.source, args.val, args.seed)
         for part, files in parts.items():
             for path in with_bar(files, part):
                 place(args.source / path, args.out / part / path)
     classes = len({path.parts[0] for path in parts['val']})
     print(
-        f'{args.out}: {classes} classes, {len(parts["train"])} images to train and '
-        f'{len(parts["val"])} to validate'
+        f'{args.out}: {classes} classes, {len(parts["train"])} images for training and '
+        f'{len(parts["val"])} for validation'
     )
 
 

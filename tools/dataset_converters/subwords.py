@@ -1,10 +1,10 @@
-"""Train the subwords of a pair of languages: byte-pair encoding by sentencepiece, one for both.
+"""Train a shared subword vocabulary for a pair of languages (byte-pair encoding, sentencepiece).
 
-    python tools/dataset_converters/subwords.py data/multi30k/train.de data/multi30k/train.en \
+    python tools/dataset_converters/subwords.py data/multi30k/train.de data/multi30k/train.en \\
         --vocab-size 4000 --out data/multi30k/subwords.model
 
-The text is taken as it is, without normalisation: what is decoded is what was encoded but for
-spaces that follow one another. The same files give the same vocabulary.
+The text is not normalised: decoding restores it except for repeated spaces. The same files give the
+same vocabulary.
 """
 
 import argparse
@@ -22,10 +22,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        'files', nargs='+', metavar='FILE', help='text of the training set, one sentence a line'
+        'files', nargs='+', metavar='FILE', help='training text, one sentence per line'
     )
-    parser.add_argument('--vocab-size', type=int, required=True, help='subwords in all')
-    parser.add_argument('--out', required=True, metavar='MODEL', help='FOLDER/subwords.model')
+    parser.add_argument('--vocab-size', type=int, required=True, help='number of subwords')
+    parser.add_argument(
+        '--out', required=True, metavar='MODEL', help='output file, such as FOLDER/subwords.model'
+    )
     return parser.parse_args(argv)
 
 
@@ -37,23 +39,21 @@ from aft_mm.datasets import read_lines
 
 
 def train(files: Sequence[str], vocab_size: int) -> bytes:
-    """The model of the subwords of text files, plain or gzip.
+    """Train the subword model on text files, plain or gzip.
 
     Raises:
-        UserError: sentencepiece is missing, or cannot make so many subwords of the text.
+        UserError: sentencepiece is missing, or the text does not allow ``vocab_size`` subwords.
     """
     try:
         import sentencepiece
     except ImportError:
-        raise UserError(
-            'subwords need sentencepiece, which pip install aft_mm[text] installs'
-        ) from None
+        raise UserError('subwords need sentencepiece: pip install aft_mm[text]') from None
     model = io.BytesIO()
     lines = [line for path in files for line in read_lines(path) if line.strip()]
     if not lines:
         raise UserError(f'there is no text in {", ".join(files)}')
     try:
-        # Every character gets a subword, so that of known languages nothing is unknown.
+        # With full coverage, every character of the training text has a subword.
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
             model_writer=model,
@@ -70,7 +70,9 @@ def train(files: Sequence[str], vocab_size: int) -> bytes:
         )
     except RuntimeError as error:
         reason = ' '.join(str(error).split()).split('] ')[-1]
-        raise UserError(f'--vocab-size {vocab_size} does not suit the text: {reason}') from error
+        raise UserError(
+            f'--vocab-size {vocab_size} is not possible for the text: {reason}'
+        ) from error
     return model.getvalue()
 
 
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         part = Path(f'{args.out}.part')
         part.write_bytes(train(args.files, args.vocab_size))
         os.replace(part, args.out)
-        print(f'{args.vocab_size} subwords written to {args.out}')
+        print(f'wrote {args.vocab_size} subwords to {args.out}')
 
 
 if __name__ == '__main__':

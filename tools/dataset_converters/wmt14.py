@@ -1,12 +1,12 @@
-"""Lay out WMT14 English-German, of the archives of statmt.org, for aft_mm.ParallelText.
+"""Extract WMT14 English-German from the archives of statmt.org for aft_mm.ParallelText.
 
-    python tools/dataset_converters/wmt14.py training-parallel-europarl-v7.tgz \
-        training-parallel-commoncrawl.tgz training-parallel-nc-v9.tgz dev.tgz test-full.tgz \
+    python tools/dataset_converters/wmt14.py training-parallel-europarl-v7.tgz \\
+        training-parallel-commoncrawl.tgz training-parallel-nc-v9.tgz dev.tgz test-full.tgz \\
         --out data/wmt14_en_de
 
 The result is train.en and train.de (Europarl v7, Common Crawl and News Commentary, about 4.5
-million pairs), val.* (newstest2013) and test.* (newstest2014, as test-full.tgz has it), raw text of
-one sentence a line. Nothing is downloaded; the archives may stand in any order.
+million pairs), val.* (newstest2013) and test.* (newstest2014 of test-full.tgz), raw text with one
+sentence per line. The order of the archives does not matter. Nothing is downloaded.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from aft_mm.cli.progress import with_bar
 from aft_mm.errors import UserError, one_sentence
 
 LANGUAGES = ('en', 'de')
-# Of each split, the parts that make it; {} is the language, and the two sides of an .sgm differ.
+# File names of the parts of each split; {} is the language. The two sides of an .sgm differ.
 PARTS = {
     'train': (
         r'europarl-v7\.de-en\.{}',
@@ -36,7 +36,7 @@ SEGMENT = re.compile(rb'<seg[^>]*>(.*?)</seg>', re.DOTALL | re.IGNORECASE)
 
 
 def text_of(content: bytes, name: str) -> bytes:
-    """The lines of a member, those of an .sgm without the markup; the last ends as the others."""
+    """Return the lines of a member, without .sgm markup and with a final newline."""
     if name.endswith('.sgm'):
         rows = [html.unescape(row.decode()) for row in SEGMENT.findall(content)]
         return ''.join(f'{" ".join(row.split())}\n' for row in rows).encode()
@@ -44,10 +44,10 @@ def text_of(content: bytes, name: str) -> bytes:
 
 
 def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
-    """The text of each part that the archives hold, by split, pattern of the part and language.
+    """Read the text of the parts in the archives by split, pattern of the part and language.
 
     Raises:
-        UserError: an archive is missing or damaged.
+        UserError: An archive is missing or damaged.
     """
     found = {}
     for path in with_bar(archives, 'archives'):
@@ -65,7 +65,7 @@ def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
 
 
 def keys_of(name: str) -> list[tuple[str, str, str]]:
-    """Which part in which language a file of an archive is, if any."""
+    """Return the (split, part, language) of a file name, if any."""
     return [
         (split, part, language)
         for split, parts in PARTS.items()
@@ -76,10 +76,10 @@ def keys_of(name: str) -> list[tuple[str, str, str]]:
 
 
 def write(found: dict[tuple[str, str, str], bytes], folder: Path) -> None:
-    """Write the files of all splits, whole or not at all.
+    """Write the files of all splits atomically.
 
     Raises:
-        UserError: a part is missing, or its sides differ in their numbers of lines.
+        UserError: A part is missing, or its languages differ in the number of lines.
     """
     for split, parts in PARTS.items():
         for part in parts:
@@ -92,13 +92,13 @@ def write(found: dict[tuple[str, str, str], bytes], folder: Path) -> None:
             if None in lines:
                 shown = part.format('*').replace('\\', '').replace('d+', '*')
                 raise UserError(
-                    f'no archive holds {shown} in both languages, which is a part of '
-                    f'the {split} set'
+                    f'the archives must hold {shown} in both languages for the {split} set, but '
+                    'do not'
                 )
             if lines[0] != lines[1]:
                 raise UserError(
-                    f'{part.format("*")} has {lines[0]:,} lines in English and '
-                    f'{lines[1]:,} in German'
+                    f'{part.format("*")} must have as many lines in both languages, got '
+                    f'{lines[0]:,} in English and {lines[1]:,} in German'
                 )
     folder.mkdir(parents=True, exist_ok=True)
     for split, parts in PARTS.items():
@@ -108,7 +108,7 @@ def write(found: dict[tuple[str, str, str], bytes], folder: Path) -> None:
                 file.writelines(found[split, part, language] for part in parts)
             os.replace(partial, target)
         size = sum(found[split, part, LANGUAGES[0]].count(b'\n') for part in parts)
-        print(f'{size:,} pairs written to {folder / split}.{{{",".join(LANGUAGES)}}}')
+        print(f'wrote {size:,} pairs to {folder / split}.{{{",".join(LANGUAGES)}}}')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -116,7 +116,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('archives', type=Path, nargs='+', help='the .tgz files')
-    parser.add_argument('--out', type=Path, default=Path('data/wmt14_en_de'), metavar='FOLDER')
+    parser.add_argument(
+        '--out',
+        type=Path,
+        default=Path('data/wmt14_en_de'),
+        metavar='FOLDER',
+        help='output folder; default %(default)s',
+    )
     args = parser.parse_args(argv)
     with one_sentence(OSError):
         write(read(args.archives), args.out)

@@ -1,13 +1,12 @@
-"""Start AFT-conv from a trained DeiT or ViT, as §5.3 "Compatibility" of arXiv 2105.14103 does.
+"""Initialise AFT-conv from a trained DeiT or ViT (section 5.3 "Compatibility" of arXiv 2105.14103).
 
 SRC is a checkpoint in the naming of timm, of the official DeiT (a dict with 'model') or of
-mmpretrain. Taken are patch embedding, norms, MLPs, of the attention the value and the output
-projection, and the classifier. Query and key, which mean something else in AFT, stay as the model
-of --config starts them (seed 0), and so do the position biases; position embedding and class token
-have no place in it, nor has the second classifier of a distilled DeiT. The file holds the whole
-backbone and the head, so that a config loads it through load_from='DST.pth' or, without the head,
-through model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='DST.pth',
-prefix='backbone'))). For other classes than those of the checkpoint give --no-head.
+mmpretrain. Patch embedding, norms, MLPs, value and output projections and the classifier are
+copied. Queries and keys, which have another meaning in AFT, and position biases keep the initial
+values of the model of --config (seed 0). Position embedding, class token and the second classifier
+of a distilled DeiT are dropped. A config loads the file with load_from='DST.pth' or, without the
+head, with model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='DST.pth',
+prefix='backbone'))). Use --no-head for a dataset with other classes.
 """
 
 import argparse
@@ -31,23 +30,21 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('src', metavar='SRC.pth', help='checkpoint of DeiT or ViT')
-    parser.add_argument('dst', metavar='DST.pth', help='where the converted one goes')
+    parser.add_argument('dst', metavar='DST.pth', help='path of the converted checkpoint')
     parser.add_argument(
-        '--config',
-        default=str(CONFIG),
-        help='config whose model shall start from it; that of table 8 unless given',
+        '--config', default=str(CONFIG), help='config of the model; default: that of table 8'
     )
-    parser.add_argument('--query', action='store_true', help='take the query projection, too')
+    parser.add_argument('--query', action='store_true', help='also copy the query projection')
     parser.add_argument(
         '--average-keys',
         action='store_true',
-        help='take the keys, too: the key of head i is the mean over its D/h channels',
+        help='also copy the keys: the key of head i is the mean over its D/h channels',
     )
     parser.add_argument(
         '--no-head',
         dest='head',
         action='store_false',
-        help='leave out the classifier, for other classes than those of the checkpoint',
+        help='omit the classifier, for a dataset with other classes',
     )
     return parser.parse_args(argv)
 
@@ -68,7 +65,7 @@ from aft_mm.cli.command_line import CONFIG_ERRORS, check_checkpoint, read_config
 from aft_mm.layers.mixers import AFTConv
 from aft_mm.models import AFTViT
 
-# The modules of a checkpoint and ours; the star is the number of the layer.
+# Names of modules in checkpoints and in our model; the star is the number of the layer.
 TIMM = {
     'patch_embed.proj': 'backbone.patch_embed.projection',
     'blocks.*.norm1': 'backbone.layers.*.norm1',
@@ -94,13 +91,13 @@ MMPRETRAIN = {
 NO_PLACE = {
     'cls_token': 'AFT-conv averages the tokens',
     'dist_token': 'AFT-conv averages the tokens',
-    'pos_embed': 'the position bias of AFT-conv stands for it',
-    'head_dist': 'it reads the distillation token',
+    'pos_embed': 'AFT-conv has a position bias instead',
+    'head_dist': 'its input is the distillation token',
 }
 
 
 class Row(NamedTuple):
-    """One tensor of the checkpoint: what became of it, and the reason if it was left out."""
+    """A tensor of the checkpoint, its name in our model, or the reason why it is not copied."""
 
     source: str
     target: str | None
@@ -108,10 +105,10 @@ class Row(NamedTuple):
 
 
 def find_weights(checkpoint: Mapping, path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights of a checkpoint, without the prefix 'backbone.', and the table of their names.
+    """Return the weights of a checkpoint without the prefix 'backbone.', and their table of names.
 
     Raises:
-        UserError: the naming is none of those that are known.
+        UserError: The naming is unknown.
     """
     weights = checkpoint.get('model', checkpoint.get('state_dict', checkpoint))
     if isinstance(weights, Mapping):
@@ -125,34 +122,34 @@ def find_weights(checkpoint: Mapping, path: str) -> tuple[dict[str, Tensor], dic
                 return weights, naming
     raise UserError(
         f'{path!r} must be a DeiT or ViT in the naming of timm (blocks.0.attn.qkv), the official '
-        'DeiT (the same below model) or mmpretrain (backbone.layers.0.attn.qkv), but has neither'
+        'DeiT (the same below model) or mmpretrain (backbone.layers.0.attn.qkv)'
     )
 
 
 def reason_against(name: str, head: bool) -> str | None:
-    """Why a tensor of the checkpoint is not taken; None if it is."""
+    """Return the reason why a tensor of the checkpoint is not copied, or None."""
     parts = name.split('.')
     reason = next((NO_PLACE[part] for part in parts if part in NO_PLACE), None)
     if reason is None and parts[0] == 'head' and not head:
-        return '--no-head leaves it out'
+        return '--no-head omits it'
     return reason
 
 
 def starred(name: str) -> str:
-    """A parameter's name with a star for the number of its layer."""
+    """Replace the number of the layer in a parameter name by a star."""
     return re.sub(r'\.\d+\.', '.*.', name, count=1)
 
 
 def our_name(name: str, naming: Mapping[str, str], path: str) -> str:
-    """The name of a parameter in our model, '….token_mixer.qkv.…' for the fused attention.
+    """Return the name of a parameter in our model, '….token_mixer.qkv.…' for fused attention.
 
     Raises:
-        UserError: our model has nothing of this kind.
+        UserError: Our model does not have such a parameter.
     """
     module, _, kind = starred(name).rpartition('.')
     if module not in naming:
-        way_out = '; --no-head leaves the classifier out' if name.startswith('head.') else ''
-        raise UserError(f'{path!r} has {name}, which a plain DeiT or ViT has not{way_out}')
+        way_out = '; --no-head omits the classifier' if name.startswith('head.') else ''
+        raise UserError(f'{path!r} must be a plain DeiT or ViT, got one with {name}{way_out}')
     number = re.search(r'\.(\d+)\.', name)
     ours = naming[module] if number is None else naming[module].replace('*', number[1])
     return f'{ours}.{kind}'
@@ -161,10 +158,10 @@ def our_name(name: str, naming: Mapping[str, str], path: str) -> str:
 def split_attention(
     name: str, fused: Tensor, backbone: AFTViT, query: bool, average_keys: bool
 ) -> dict[str, Tensor]:
-    """What AFT-conv takes of query, key and value [3·D, …], by the name of our projection.
+    """Split query, key and value [3·D, …] and return those to copy, by name of our projection.
 
     Raises:
-        UserError: the rows are not 3·D.
+        UserError: There are not 3·D rows.
     """
     dims, heads = backbone.embed_dims, backbone.layers[0].token_mixer.num_heads
     if len(fused) != 3 * dims:
@@ -186,17 +183,17 @@ def convert(
     query: bool,
     average_keys: bool,
 ) -> tuple[dict[str, Tensor], list[Row]]:
-    """The state of the model with all that a DeiT gives it, and what became of every tensor.
+    """Return the state of the model initialised from a DeiT, and a row per tensor.
 
     Raises:
-        UserError: the checkpoint is no DeiT or ViT, or does not fit the model.
+        UserError: The checkpoint is not a DeiT or ViT, or does not fit the model.
     """
     weights, naming = find_weights(checkpoint, path)
     dims = len(next(x for name, x in weights.items() if name.startswith('patch_embed.')))
     if dims != backbone.embed_dims:
         raise UserError(
-            f'{path!r} has {dims} channels, but the model of the config has {backbone.embed_dims}; '
-            'give one of its width with --config'
+            f'{path!r} must have the {backbone.embed_dims} channels of the model of --config, got '
+            f'{dims}'
         )
     found: dict[str, Tensor] = {}
     rows = []
@@ -217,7 +214,7 @@ def convert(
                 found[ours] = parts[part]
                 rows.append(Row(f'{name} ({part})', ours))
             else:
-                reason = f'it means something else in AFT; {option} takes it'
+                reason = f'it has another meaning in AFT; {option} copies it'
                 rows.append(Row(f'{name} ({part})', None, reason))
     modules = dict(backbone=backbone) if head is None else dict(backbone=backbone, head=head)
     state = nn.ModuleDict(modules).state_dict()
@@ -227,34 +224,34 @@ def convert(
 
 
 def check_classes(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
-    """Refuse a classifier of other classes than those of our head, where there is one.
+    """Check that the classifier has the classes of our head, if there is one.
 
     Raises:
-        UserError: the checkpoint has none, or its number of classes differs.
+        UserError: The checkpoint has no classifier, or its number of classes differs.
     """
     theirs, ours = (weights.get('head.fc.weight') for weights in (found, state))
     if ours is None:
         return
     if theirs is None:
-        raise UserError(f'{path!r} has no classifier; --no-head starts with a new one')
+        raise UserError(f'{path!r} has no classifier; --no-head initialises a new one')
     if len(theirs) != len(ours):
         raise UserError(
-            f'{path!r} has a classifier of {len(theirs)} classes, but the head of the config one '
-            f'of {len(ours)}; --no-head starts with a new one'
+            f'{path!r} must have {len(ours)} classes like the head of the config, got '
+            f'{len(theirs)}; --no-head initialises a new classifier'
         )
 
 
 def check_fit(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
-    """Refuse a checkpoint of another size.
+    """Check that the tensors fit the model.
 
     Raises:
-        UserError: a tensor is missing, too much or of another shape.
+        UserError: A tensor is missing, unknown, or has another shape.
     """
     initialised = re.compile(r'pos_embed|token_mixer\.(query|key|pos_bias)')
     lacking = [name for name in state if name not in found and not initialised.search(name)]
     for complaint, names in (
-        ('has no place in it for', [name for name in found if name not in state]),
-        ('takes from it also', lacking),
+        ('does not have', [name for name in found if name not in state]),
+        ('also needs', lacking),
     ):
         if names:
             raise UserError(
@@ -270,10 +267,10 @@ def check_fit(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: st
 
 
 def build_backbone(config: Config, query: bool) -> AFTViT:
-    """The backbone of a config, as it starts.
+    """Build the backbone of a config with seed 0.
 
     Raises:
-        UserError: it is no AFTViT with AFT-conv, or has no query to take.
+        UserError: It is not AFTViT with AFT-conv, or does not have the wanted query.
     """
     settings = config.model.get('backbone', {})
     if settings.get('type') != 'aft_mm.AFTViT':
@@ -289,38 +286,38 @@ def build_backbone(config: Config, query: bool) -> AFTViT:
             f'the token mixer of --config must be aft_mm.AFTConv, got {type(mixer).__name__}'
         )
     if query and mixer.query is None:
-        raise UserError('--query must be left out for a --config whose mixer has no query')
+        raise UserError('--query needs a --config whose mixer has a query')
     return backbone
 
 
 def build_head(config: Config) -> nn.Module:
-    """The head of a config, as it starts.
+    """Build the head of a config.
 
     Raises:
-        UserError: it is not a single linear layer, of which the classifier would be taken.
+        UserError: It is not a single linear layer.
     """
     settings = config.model.get('head') or {}
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
         head = MODELS.build(settings) if settings else nn.Identity()
     if head.state_dict().keys() != {'fc.weight', 'fc.bias'}:
         raise UserError(
-            'the head of --config must be a linear layer, as LinearClsHead, got '
-            f'{settings.get("type")}; --no-head leaves the classifier out'
+            'the head of --config must be a linear layer such as LinearClsHead, got '
+            f'{settings.get("type")}; --no-head omits the classifier'
         )
     return head
 
 
 def print_rows(rows: Sequence[Row], state: Mapping[str, Tensor]) -> None:
-    """A table of what was taken, what was not and why; layers share a line."""
+    """Print a table of copied tensors, and of others with the reason; layers share a line."""
     lines = Counter(
         (starred(source), target and starred(target), reason) for source, target, reason in rows
     )
-    table = Table('in the checkpoint', 'tensors', 'taken as, or why not')
+    table = Table('in the checkpoint', 'tensors', 'copied to, or reason')
     for (source, target, reason), number in lines.items():
-        table.add_row(source, str(number), target or f'not taken: {reason}')
+        table.add_row(source, str(number), target or f'not copied: {reason}')
     taken = {target for _, target, _ in rows}
     for name, number in Counter(starred(name) for name in state if name not in taken).items():
-        table.add_row('', str(number), f'{name} starts anew')
+        table.add_row('', str(number), f'{name} is newly initialised')
     console = Console(width=None if Console().is_terminal else 120)
     console.print(table)
 
@@ -331,16 +328,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     with one_sentence(*CONFIG_ERRORS):
         check_checkpoint(args.src)
         if Path(args.dst).exists():
-            raise UserError(f'{args.dst!r} exists already and is left as it is')
+            raise UserError(f'{args.dst!r} exists already and was not changed')
         check_writable('DST.pth', [args.dst])
         config = read_config(args.config)
         backbone = build_backbone(config, args.query)
         head = build_head(config) if args.head else None
         checkpoint = load_from_local(args.src, map_location='cpu')
         state, rows = convert(checkpoint, args.src, backbone, head, args.query, args.average_keys)
-        meta = dict(
-            experiment_name=f'{Path(args.src).name} as the start of {Path(args.config).stem}'
-        )
+        meta = dict(experiment_name=f'{Path(args.src).name} converted for {Path(args.config).stem}')
         weights = {name: tensor.contiguous() for name, tensor in state.items()}
         torch.save(dict(meta=meta, state_dict=weights), args.dst)
     print_rows(rows, state)

@@ -1,15 +1,15 @@
 """Export a trained classifier or its backbone: OUT.onnx for ONNX (opset 18), OUT.pt2 for torch.
 
-The graph takes `image` [B, C, H, W], normalised as the data_preprocessor of the config does, but
-without mask channel, and gives `scores`, before the softmax, or with --backbone a map
-[B, D, H', W'] per entry of out_indices. With --dynamic B is free, and so are H and W from one patch
-and a pixel on.
+The input of the graph is `image` [B, C, H, W], normalised like the data_preprocessor of the config
+but without mask channel. The output is `scores` before the softmax, or with --backbone a map
+[B, D, H', W'] per entry of out_indices. With --dynamic, B is arbitrary, and H and W are at least
+one patch plus one pixel.
 
-AFT chooses among forms of its sums by the values of keys and biases, which a graph cannot look at.
-Here the position biases of the checkpoint decide alone, as if keys spread without bound, so that
-the graph holds for any image. Biases that spread over more than 60 nats, and windows without the
-tokens beyond them, take a form that is slower. What was written is run on other images, with
---dynamic of other sizes, and held to the model.
+AFT chooses among several forms of its sums depending on the values of keys and biases, which a
+graph cannot do. The exported form depends on the position biases of the checkpoint only and is
+valid for keys of any range, and hence for any image. A slower form is used for biases with a range
+above 60 nats and for windows without global connectivity. The exported file is compared with the
+model on other images, with --dynamic also of other sizes.
 """
 
 import argparse
@@ -27,18 +27,20 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('config', help='path of the config')
-    parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
+    parser.add_argument('checkpoint', help='path of a checkpoint written by tools/train.py')
     parser.add_argument('out', metavar='OUT', type=Path, help='OUT.onnx or OUT.pt2')
-    parser.add_argument('--dynamic', action='store_true', help='for images of any size and number')
+    parser.add_argument(
+        '--dynamic', action='store_true', help='support any image size and batch size'
+    )
     parser.add_argument(
         '--size',
         nargs=2,
         type=int,
         metavar=('H', 'W'),
-        help='of the image in pixels; that of the config unless given',
+        help='image size in pixels; default: that of the config',
     )
     parser.add_argument(
-        '--backbone', action='store_true', help='the maps of the backbone instead of the scores'
+        '--backbone', action='store_true', help='export feature maps instead of scores'
     )
     return parser.parse_args(argv)
 
@@ -60,12 +62,12 @@ from aft_mm.ops import record_paths, replay_paths
 OPSET = 18
 TOLERANCE = 1e-4
 PACKAGES = ('onnx', 'onnxscript', 'onnxruntime')
-# The others cut the tokens into blocks by the size of the grid.
+# Other mixers split the tokens into blocks that depend on the grid size.
 ANY_SIZE = (AFTConv, AFTFull, AFTSimple, SoftmaxAttention)
 
 
 class Exported(nn.Module):
-    """A classifier or a backbone as a function of tensors."""
+    """Wrap a classifier or a backbone as a function of tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -79,12 +81,12 @@ class Exported(nn.Module):
 def trace(
     model: nn.Module, example: Tensor, smallest: int | None
 ) -> tuple[ExportedProgram, list[bool]]:
-    """The graph of a model and the paths in it.
+    """Return the graph of a model, and the recorded choices of AFT's forms.
 
     Args:
-        model: takes an image.
-        example: of the size [B, C, H, W] that the graph is for.
-        smallest: with it the graph is for any B, and for any H and W that are not smaller.
+        model: Function of an image.
+        example: Input [B, C, H, W] of the size of the graph.
+        smallest: If given, the graph supports any B, and any H and W not below this size.
     """
     shapes = None
     if smallest is not None:
@@ -99,11 +101,11 @@ def trace(
 
 
 def write(program: ExportedProgram, names: Sequence[str], path: Path) -> None:
-    """Write a graph in the format that the name of the file says."""
+    """Write a graph in the format given by the file suffix."""
     if path.suffix == '.pt2':
         torch.export.save(program, path)
         return
-    # It warns of every op with several outputs that it leaves as it is.
+    # It warns about every op with several outputs that it does not optimise.
     logging.getLogger('onnxscript.optimizer').setLevel(logging.ERROR)
     onnx_program = torch.onnx.export(
         program,
@@ -117,7 +119,7 @@ def write(program: ExportedProgram, names: Sequence[str], path: Path) -> None:
 
 
 def load(path: Path) -> Callable[[Tensor], Sequence[Tensor]]:
-    """The function that a file holds."""
+    """Load an exported file as a function of an image."""
     if path.suffix == '.pt2':
         return torch.export.load(path).module()
     import onnxruntime
@@ -131,10 +133,10 @@ def load(path: Path) -> Callable[[Tensor], Sequence[Tensor]]:
 
 
 def check(path: Path, model: nn.Module, shapes: Sequence[Sequence[int]]) -> float:
-    """Hold a file to the model on images of some shapes; the largest difference.
+    """Compare a file with the model on random images and return the largest difference.
 
     Raises:
-        UserError: it is larger than 1e-4 of the output, or of 1.
+        UserError: The difference exceeds 1e-4 times the largest output, or times 1.
     """
     call, worst = load(path), 0.0
     for shape in shapes:
@@ -152,10 +154,10 @@ def check(path: Path, model: nn.Module, shapes: Sequence[Sequence[int]]) -> floa
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Read the config and refuse arguments that cannot be used.
+    """Check the arguments and return the config.
 
     Raises:
-        UserError: an argument, a file or an installed package does not serve.
+        UserError: An argument or a file cannot be used, or a package is missing.
     """
     if args.out.suffix not in ('.onnx', '.pt2'):
         raise UserError(f'OUT must end in .onnx or .pt2, got {str(args.out)!r}')
@@ -169,35 +171,36 @@ def check_args(args: argparse.Namespace) -> Config:
         raise UserError(
             f'the backbone of {args.config} must be aft_mm.AFTViT, got {settings.get("type")}'
         )
-    settings.with_mask_channel = False  # it hides the padding of a batch; a graph gets whole images
+    settings.with_mask_channel = False  # marks padding, which images of a graph do not have
     if args.backbone:
         settings.out_type = 'featmap'
     elif config.model.type.rpartition('.')[2] != 'ImageClassifier':
         raise UserError(
-            f'the model of {args.config}, {config.model.type}, is no classifier; use --backbone'
+            f'the model of {args.config} must be an image classifier, got {config.model.type}; use '
+            '--backbone'
         )
     return config
 
 
 def smallest_side(backbone: AFTViT) -> int:
-    """The smallest side of an image that a graph of any size takes, in pixels.
+    """Return the minimum image side in pixels for a graph of any size.
 
     Raises:
-        UserError: there is no such graph of the mixers.
+        UserError: The mixer does not support such a graph.
     """
     mixer = backbone.layers[0].token_mixer
     if not isinstance(mixer, ANY_SIZE):
         allowed = ', '.join(kind.__name__ for kind in ANY_SIZE)
-        raise UserError(f'--dynamic is for the mixers {allowed}, got {type(mixer).__name__}')
-    # A grid of one row or column is another graph: torch broadcasts sizes of 1.
+        raise UserError(f'--dynamic needs one of the mixers {allowed}, got {type(mixer).__name__}')
+    # A grid with one row or column has another graph, since torch broadcasts sizes of 1.
     return backbone.patch_embed.patch_size + 1
 
 
 def export(args: argparse.Namespace) -> str:
-    """Write the graph; what it is in words.
+    """Export and check the graph, and return a description of it.
 
     Raises:
-        UserError: something cannot be exported.
+        UserError: The model cannot be exported with these arguments.
     """
     config = check_args(args)
     _, model = load_model(config, args.checkpoint, device='cpu')
@@ -215,18 +218,18 @@ def export(args: argparse.Namespace) -> str:
     exported = Exported(backbone if args.backbone else model).eval()
     program, paths = trace(exported, torch.randn(*shapes[0]), smallest)
     write(program, names, args.out)
-    if args.dynamic:  # another number of patches on each side, and sides that no patch divides
+    if args.dynamic:  # other grids, and sizes that are not a multiple of the patch size
         shapes += [
             (1, channels, width + patch, height),
             (3, channels, height, width + patch // 2 + 1),
         ]
     try:
         difference = check(args.out, exported, shapes)
-    except BaseException:  # also an interrupt: no file stays that was not held to the model
+    except BaseException:  # including interrupts: keep no file that was not checked
         args.out.unlink()
         raise
     sides = f'H and W from {smallest}' if args.dynamic else f'{height} x {width}'
-    safe = f', {paths.count(False)} paths for the safe form' if not all(paths) else ''
+    safe = f', {paths.count(False)} sums in the safe form' if not all(paths) else ''
     kind = f'ONNX opset {OPSET}' if args.out.suffix == '.onnx' else f'torch {torch.__version__}'
     return (
         f'{args.out}: {kind}, {"any batch" if args.dynamic else "batch 1"}, {sides}{safe}; '

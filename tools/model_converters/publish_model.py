@@ -1,9 +1,9 @@
-"""Make a checkpoint of training ready to be given away: weights, classes and the config's text.
+"""Prepare a training checkpoint for publication: weights, class names and the text of the config.
 
-Optimizer, schedules, log and the state of the run stay behind; what the metrics were, the licence
-and the command that made the weights come along. Two files are written that hold the same,
-OUT-0123abcd.safetensors and OUT-4567cdef.pth, each with the first 8 digits of its sha256 in its
-name, where torch.hub and aft_mm check them. Neither needs code to be read.
+Optimizer, schedules, log and run state are removed; metrics, licence and training command are
+added. Two files with the same content are written, OUT-0123abcd.safetensors and OUT-4567cdef.pth.
+The name contains the first 8 digits of the sha256, which torch.hub and aft_mm verify. Reading
+either file executes no code.
 """
 
 import argparse
@@ -25,17 +25,19 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('checkpoint', metavar='IN.pth', help='as tools/train.py writes it')
+    parser.add_argument('checkpoint', metavar='IN.pth', help='checkpoint of tools/train.py')
     parser.add_argument(
-        'out', metavar='OUT.pth', type=Path, help='becomes OUT-<8 digits>, of both kinds'
+        'out', metavar='OUT.pth', type=Path, help='output name, to which the digits are appended'
     )
     parser.add_argument(
-        '--ema', action='store_true', help='the weights that EMAHook averaged instead of the last'
+        '--ema', action='store_true', help='publish the averaged weights of EMAHook'
     )
-    parser.add_argument('--metrics', metavar='JSON', help='what tools/test.py --out wrote of them')
-    parser.add_argument('--license', default=LICENSE, help='of the weights; %(default)s')
+    parser.add_argument('--metrics', metavar='JSON', help='metrics written by tools/test.py --out')
     parser.add_argument(
-        '--command', help='what made them; by default the training of the config in the file'
+        '--license', default=LICENSE, help='licence of the weights; default %(default)s'
+    )
+    parser.add_argument(
+        '--command', help='training command; default: tools/train.py with the config of the run'
     )
     return parser.parse_args(argv)
 
@@ -49,10 +51,9 @@ from torch import Tensor
 from aft_mm.checkpoint import load_from_local, register_safe_loading, write_safetensors
 from aft_mm.cli.command_line import check_checkpoint
 
-# What mmengine writes into meta and a reader of the weights has a use for.
+# The published entries of mmengine's meta.
 META = ('cfg', 'epoch', 'iter', 'experiment_name', 'mmengine_version')
 DATASET_META = ('classes', 'palette')
-#: The files that are written, by their endings.
 WRITERS = {
     '.safetensors': lambda published, file: write_safetensors(file, published),
     '.pth': lambda published, file: torch.save(dict(published), file),
@@ -60,19 +61,19 @@ WRITERS = {
 
 
 def choose_weights(checkpoint: Mapping, path: str, ema: bool) -> dict[str, Tensor]:
-    """The weights of a checkpoint, with `ema` those that EMAHook averaged.
+    """Return the trained weights of a checkpoint, or with ``ema`` the averaged ones.
 
-    EMAHook swaps the two as it saves: the averaged ones lie in state_dict, those that were trained
-    in ema_state_dict.
+    EMAHook swaps the two when it saves: state_dict has the averaged weights, and ema_state_dict the
+    trained ones.
 
     Raises:
-        UserError: the checkpoint holds no state_dict, or for `ema` no averaged weights.
+        UserError: The checkpoint has no state_dict, or with ``ema`` no averaged weights.
     """
     weights, swapped = checkpoint.get('state_dict'), checkpoint.get('ema_state_dict')
     if not isinstance(weights, Mapping):
-        raise UserError(f'{path!r} must hold a state_dict, as tools/train.py writes it')
+        raise UserError(f'{path!r} must hold a state_dict as written by tools/train.py')
     if ema and swapped is None:
-        raise UserError(f'{path!r} has no averaged weights, which --ema takes and EMAHook makes')
+        raise UserError(f'--ema needs the averaged weights of EMAHook, but {path!r} has none')
     if ema or swapped is None:
         return dict(weights)
     trained = {
@@ -91,15 +92,18 @@ def publish(
     license: str = LICENSE,  # noqa: A002 - as model cards call it
     command: str | None = None,
 ) -> dict[str, Any]:
-    """What is left of a checkpoint; raises as :func:`choose_weights`.
+    """Return the published content of a checkpoint.
 
     Args:
-        checkpoint: As tools/train.py writes it.
-        path: Of it.
+        checkpoint: A checkpoint of tools/train.py.
+        path: Its path, for messages.
         ema: See :func:`choose_weights`.
-        metrics: Name to number, of the test that the weights were put to.
-        license: Of the weights.
-        command: What made them; by default the training of the config whose text they hold.
+        metrics: Test metrics by name.
+        license: Licence of the weights.
+        command: Training command; by default tools/train.py with the config of the run.
+
+    Raises:
+        UserError: As for :func:`choose_weights`.
     """
     meta = checkpoint.get('meta') or {}
     kept = {name: meta[name] for name in META if name in meta}
@@ -108,12 +112,12 @@ def publish(
     kept['license'] = license
     if metrics:
         kept['metrics'] = dict(metrics)
-    # mmengine calls a run by its config and its beginning.
+    # mmengine names a run by its config and start time.
     name = re.sub(r'_\d{8}_\d{6}$', '', meta.get('experiment_name', ''))
     if command or name:
         kept['command'] = command or f'python tools/train.py {name}.py'
     weights = choose_weights(checkpoint, path, ema)
-    # A view would bring all that it is a view of along.
+    # Saving a view would save its whole storage.
     state = OrderedDict((name, x.detach().clone()) for name, x in weights.items())
     if hasattr(checkpoint['state_dict'], '_metadata'):  # the versions of the layers
         state._metadata = checkpoint['state_dict']._metadata
@@ -121,10 +125,10 @@ def publish(
 
 
 def save(published: Mapping, out: Path) -> dict[Path, str]:
-    """Write the files under names with their hashes; their names and sha256.
+    """Write the files and return their paths and sha256.
 
     Raises:
-        UserError: one of them is there already.
+        UserError: One of them exists already.
     """
     written = {}
     for suffix, write in WRITERS.items():
@@ -135,7 +139,7 @@ def save(published: Mapping, out: Path) -> dict[Path, str]:
             digest = hashlib.sha256(part.read_bytes()).hexdigest()
             final = out.with_name(f'{out.stem}-{digest[:8]}{suffix}')
             if final.exists():
-                raise UserError(f'{str(final)!r} exists already and is left as it is')
+                raise UserError(f'{str(final)!r} exists already and was not changed')
             part.rename(final)
         finally:
             part.unlink(missing_ok=True)
@@ -144,10 +148,10 @@ def save(published: Mapping, out: Path) -> dict[Path, str]:
 
 
 def read_metrics(path: str) -> dict[str, float]:
-    """The numbers of a file that tools/test.py wrote with --out.
+    """Read the metrics of a file of ``tools/test.py --out``.
 
     Raises:
-        UserError: it cannot be read, or holds anything but numbers by name.
+        UserError: The file cannot be read, or has other content than numbers by name.
     """
     try:
         metrics = json.loads(Path(path).read_text(encoding='utf-8'))
@@ -157,7 +161,7 @@ def read_metrics(path: str) -> dict[str, float]:
         isinstance(value, int | float) for value in metrics.values()
     ):
         raise UserError(
-            f'--metrics {path!r} must hold numbers by name, as tools/test.py --out writes them'
+            f'--metrics {path!r} must hold numbers by name as written by tools/test.py --out'
         )
     return metrics
 
@@ -169,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_checkpoint(args.checkpoint)
         if args.out.suffix not in WRITERS:
             raise UserError(
-                f'OUT.pth needs a file name that ends in {" or ".join(WRITERS)}, got '
+                f'OUT.pth must be a file name that ends in {" or ".join(WRITERS)}, got '
                 f'{str(args.out)!r}'
             )
         metrics = read_metrics(args.metrics) if args.metrics else None

@@ -1,17 +1,17 @@
-"""Write the weights of finished runs as release files, with a list of their names and hashes.
+"""Write release files of finished runs, with a list of names and hashes.
 
     python tools/model_converters/release_weights.py work_dirs/quickstart --out release
 
-Of each work dir the last checkpoint is published as publish_model.py does it, the averaged weights
-where EMAHook made them, since these are what was validated. Beside the files lie SHA256SUMS, for
-`sha256sum -c`, and weights.json with config, metrics, licence and command of each. With `--address`
-the metafiles of configs/ list the files by name and hash, for a release that is about to be
-uploaded.
+The last checkpoint of each work dir is published as by publish_model.py, with the averaged weights
+if the run used EMAHook, since those were validated. The output folder also gets SHA256SUMS, for
+`sha256sum -c`, and weights.json with config, metrics, licence and command of each file. With
+`--address`, addresses and hashes of the files are written to the metafiles of configs/.
 """
 
 import argparse
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,12 +22,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('work_dirs', nargs='+', metavar='WORK_DIR', help='of a finished run')
-    parser.add_argument('--out', required=True, type=Path, help='a folder that is new or empty')
+    parser.add_argument(
+        'work_dirs', nargs='+', metavar='WORK_DIR', help='work dirs of finished runs'
+    )
+    parser.add_argument('--out', required=True, type=Path, help='a new or empty folder')
     parser.add_argument(
         '--address',
         metavar='hf://ORG/NAME',
-        help='where the files will lie, also https://…: list them in the metafiles of configs/',
+        help='future address of the files (or https://...), to add to the metafiles of configs/',
     )
     return parser.parse_args(argv)
 
@@ -35,33 +37,34 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+sys.path.append(str(Path(__file__).parents[1] / 'analysis_tools'))
+
 from publish_model import publish, save
+from run_logs import read_scalars, validated_metrics, validations
 
 from aft_mm.checkpoint import latest_checkpoint, load_from_local, register_safe_loading
-from aft_mm.visualization import read_scalars, validated_metrics, validations
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 
 
 def metrics_at(work_dir: str, iteration: int) -> dict[str, float]:
-    """What the validation after an iteration of a run gave; nothing if there was none."""
-    try:
-        log = read_scalars(work_dir)
-    except FileNotFoundError:
+    """Return the validation metrics of a run after an iteration, if any."""
+    if not any(Path(work_dir).glob('*/vis_data/scalars.json')):
         return {}
+    log = read_scalars(work_dir)
     points = {name: dict(validations(log, name)) for name in validated_metrics(log)}
     return {name: values[iteration] for name, values in points.items() if iteration in values}
 
 
 def release(work_dir: str, out: Path) -> list[dict]:
-    """Publish the last checkpoint of a run; an entry of weights.json per file.
+    """Publish the last checkpoint of a run and return an entry of weights.json per file.
 
     Raises:
-        UserError: there is no checkpoint, or none that is whole.
+        UserError: There is no complete checkpoint.
     """
     path, _ = latest_checkpoint(work_dir)
     if path is None:
-        raise UserError(f'{work_dir!r} holds no checkpoint of a run')
+        raise UserError(f'{work_dir!r} has no checkpoint of a run')
     checkpoint = load_from_local(path, map_location='cpu')
     metrics = metrics_at(work_dir, checkpoint['meta']['iter'])
     published = publish(checkpoint, path, 'ema_state_dict' in checkpoint, metrics)
@@ -77,10 +80,10 @@ def release(work_dir: str, out: Path) -> list[dict]:
 
 
 def list_weights(name: str, address: str) -> None:
-    """Write `Weights`, the address of a file, into the entry of a model in the metafile.
+    """Write the address of a file as `Weights` into the metafile entry of a model.
 
     Raises:
-        UserError: no metafile has an entry of this name.
+        UserError: No metafile has an entry with this name.
     """
     for path in CONFIGS.glob('*/metafile.yml'):
         text = path.read_text(encoding='utf-8')
@@ -90,7 +93,7 @@ def list_weights(name: str, address: str) -> None:
             entry = f'{first}\n    Weights: {address}\n{rest}'
             path.write_text(text.replace(found[0], entry), encoding='utf-8')
             return
-    raise UserError(f'no metafile of configs/ has an entry {name!r} for the weights of that run')
+    raise UserError(f'no metafile of configs/ has an entry {name!r} for the weights of its run')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -100,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.address and not args.address.startswith(('hf://', 'https://')):
             raise UserError(f'--address must begin with hf:// or https://, got {args.address!r}')
         if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-            raise UserError(f'--out {str(args.out)!r} must be a folder that is new or empty')
+            raise UserError(f'--out must be a new or empty folder, got {str(args.out)!r}')
         args.out.mkdir(parents=True, exist_ok=True)
         register_safe_loading()
         entries = [entry for work_dir in args.work_dirs for entry in release(work_dir, args.out)]
@@ -112,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if args.address and entry['file'].endswith('.safetensors'):
                 address = f'{args.address.rstrip("/")}/{entry["file"]}#sha256={entry["sha256"]}'
                 list_weights(entry['name'], address)
-    print(f'{len(entries)} files of {len(args.work_dirs)} runs written to {args.out}')
+    print(f'wrote {len(entries)} files of {len(args.work_dirs)} runs to {args.out}')
 
 
 if __name__ == '__main__':

@@ -8,14 +8,8 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 from PIL import Image
 
-from aft_mm.apis import (
-    ImageGenerator,
-    PointCloudGenerator,
-    TextGenerator,
-    check_draws,
-    task_of,
-    write_ply,
-)
+from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator, write_ply
+from aft_mm.apis.loading import check_draws, task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.arguments import check_writable
@@ -28,8 +22,7 @@ from aft_mm.cli.command_line import (
     sampling_options,
 )
 from aft_mm.errors import UserError, one_sentence
-from aft_mm.sampling.images import given_rows
-from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
+from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples, given_rows
 
 # Of each kind of model: the names that a file may end in, and the arguments that only it knows.
 SUFFIXES = dict(

@@ -7,7 +7,8 @@ import numpy as np
 from mmengine.config import Config
 from PIL import Image
 
-from aft_mm.apis import SuperResolver, task_of
+from aft_mm.apis import SuperResolver
+from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.arguments import check_writable

@@ -9,7 +9,8 @@ from mmengine.config import Config
 from rich.console import Console
 from rich.progress import track
 
-from aft_mm.apis import Recognition, SpeechRecognizer, task_of
+from aft_mm.apis import Recognition, SpeechRecognizer
+from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.arguments import PICTURES, check_output

@@ -8,8 +8,7 @@ from mmengine.runner import Runner
 from aft_mm.checks import check_int, check_number
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
-from aft_mm.sampling.points import check_points, check_up, sample_points
-from aft_mm.visualization import draw_point_clouds
+from aft_mm.visualization import check_points, check_up, draw_point_clouds, sample_points
 
 from .picture_hook import PictureHook
 from .task_model import task_model

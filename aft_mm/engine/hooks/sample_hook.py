@@ -7,8 +7,13 @@ from mmengine.runner import Runner
 
 from aft_mm.checks import check_int, check_number, check_sizes
 from aft_mm.registry import HOOKS
-from aft_mm.sampling.images import check_image_shape, complete_images, sample_images
-from aft_mm.visualization import draw_completions, draw_samples
+from aft_mm.visualization import (
+    check_image_shape,
+    complete_images,
+    draw_completions,
+    draw_samples,
+    sample_images,
+)
 
 from .picture_hook import PictureHook, validation_samples
 from .task_model import task_model

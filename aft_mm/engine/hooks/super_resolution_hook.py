@@ -8,8 +8,7 @@ from mmengine.runner import Runner
 from aft_mm.checks import check_int, check_number, check_sizes
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
-from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
-from aft_mm.visualization import draw_super_resolution
+from aft_mm.visualization import check_super_resolution, draw_super_resolution, super_resolve
 
 from .picture_hook import PictureHook, validation_samples
 from .task_model import task_model

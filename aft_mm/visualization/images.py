@@ -1,0 +1,200 @@
+"""Sampled images and completions, and grids of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import nn
+
+from aft_mm.checks import check_int, check_number, check_sizes
+from aft_mm.errors import UserError
+
+GREY = 127  # pixels hidden from the model
+HEADER = 20  # pixels
+CELL = 96  # minimum width of a picture in a grid, in pixels
+
+
+def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:
+    """Check that an image has as many values as the sequences of ``model``.
+
+    Raises:
+        UserError: Images of ``image_shape`` (H, W, C) have another number of values.
+    """
+    values = model.decoder.max_length * model.head.dims_per_token
+    check_sizes('image_shape (H, W, C)', image_shape, (3,))
+    if np.prod(image_shape) != values:
+        raise UserError(
+            f'image_shape must be (H, W, C) with H·W·C = {values}, the size of the '
+            f"model's position table, got {tuple(image_shape)}"
+        )
+
+
+def sample_images(
+    model: nn.Module, image_shape: Sequence[int], num: int, **options: Any
+) -> np.ndarray:
+    """Sample images.
+
+    Args:
+        model: An autoregressive model without an encoder.
+        image_shape: (H, W, C).
+        num: Number of images.
+        **options: Passed to ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
+
+    Returns:
+        uint8 ``[num, H, W, C]``.
+
+    Raises:
+        UserError: The model was built for another ``image_shape``.
+        ValueError: ``num`` or an option is out of range.
+    """
+    check_image_shape(model, image_shape)
+    check_int('num', num, 1)
+    tokens = model.generate(model.decoder.max_length, batch_size=num, **options)
+    return to_images(tokens, image_shape)
+
+
+def complete_images(
+    model: nn.Module, images: np.ndarray, num_given_rows: int, **options: Any
+) -> np.ndarray:
+    """Sample the rest of images from their first rows.
+
+    Args:
+        model: An autoregressive model without an encoder.
+        images: uint8 ``[N, H, W, C]``.
+        num_given_rows: Rows from the top that the model is given, 1 to H − 1.
+        **options: As for :func:`sample_images`.
+
+    Returns:
+        uint8 ``[N, H, W, C]``.
+
+    Raises:
+        UserError: The model was built for another image shape, there is no image, or
+            ``num_given_rows`` is out of range.
+        ValueError: An option is out of range.
+    """
+    image_shape = images.shape[1:]
+    check_image_shape(model, image_shape)
+    if not len(images):
+        raise UserError('images must hold at least one image, got none')
+    height = image_shape[0]
+    check_int('num_given_rows', num_given_rows)
+    if not 1 <= num_given_rows < height:
+        raise UserError(
+            f'num_given_rows must be 1 to {height - 1} for an image of {height} rows, '
+            f'got {num_given_rows}'
+        )
+    token_shape: tuple[int, ...] = model.head.token_shape
+    tokens = torch.from_numpy(images.astype(np.int64)).reshape(len(images), -1, *token_shape)
+    length = tokens.shape[1]
+    prompts = tokens[:, : length * num_given_rows // height]
+    return to_images(model.generate(length, prompts=prompts, **options), image_shape)
+
+
+def given_rows(keep: float, height: int) -> int:
+    """Convert a share of an image into a number of rows.
+
+    Raises:
+        UserError: No row would be given, or none would be left to sample.
+    """
+    check_number('keep (--complete)', keep)
+    rows = round(keep * height)
+    if not 1 <= rows < height:
+        raise UserError(
+            f'keep (--complete) must be the share of 1 to {height - 1} of {height} '
+            f'rows, between 0 and 1, got {keep}'
+        )
+    return rows
+
+
+def to_images(tokens: torch.Tensor, image_shape: Sequence[int]) -> np.ndarray:
+    """Reshape tokens ``[N, T]`` or ``[N, T, C]`` in raster order to uint8 ``[N, H, W, C]``."""
+    return tokens.cpu().numpy().astype(np.uint8).reshape(len(tokens), *image_shape)
+
+
+def enlargement(width: int) -> int:
+    """Return the smallest integer factor that makes a picture at least :data:`CELL` wide."""
+    return -(-CELL // width)
+
+
+def draw_samples(
+    images: np.ndarray, columns: int | None = None, scale: int | None = None
+) -> np.ndarray:
+    """Arrange images in a grid, two pixels apart on white.
+
+    Args:
+        images: uint8 ``[N, H, W, C]``, C = 1 or 3 (RGB).
+        columns: Images per row; by default the grid is as square as possible.
+        scale: Integer magnification; by default images become at least 96 pixels wide.
+
+    Returns:
+        uint8 ``[H', W', 3]``.
+
+    Raises:
+        ValueError: ``images`` has another shape or type, or is empty.
+    """
+    # Imported here because the tools check first that torchvision matches torch.
+    from torchvision.utils import make_grid
+
+    images = np.asarray(images)
+    if images.ndim != 4 or images.shape[-1] not in (1, 3) or images.dtype != np.uint8:
+        raise ValueError(
+            'images must be uint8 [N, H, W, C] with 1 or 3 channels, got '
+            f'{images.dtype} {list(images.shape)}'
+        )
+    if not len(images):
+        raise ValueError('images must hold at least one image, got none')
+    columns = columns or int(np.ceil(np.sqrt(len(images))))
+    scale = scale or enlargement(images.shape[2])
+    large = images.repeat(scale, axis=1).repeat(scale, axis=2).transpose(0, 3, 1, 2)
+    grid = make_grid(torch.from_numpy(large), nrow=columns, padding=2, pad_value=255)
+    return grid.permute(1, 2, 0).numpy()
+
+
+def draw_completions(
+    images: np.ndarray, completions: np.ndarray, num_given_rows: int, scale: int | None = None
+) -> np.ndarray:
+    """Arrange one row per image: the given part, its K completions, the original.
+
+    Args:
+        images: uint8 ``[N, H, W, C]``.
+        completions: uint8 ``[N, K, H, W, C]``.
+        num_given_rows: Rows from the top that the model was given; the rest of the first picture
+            of a row is grey.
+        scale: As for :func:`draw_samples`.
+
+    Returns:
+        uint8 ``[H', W', 3]``, K + 2 pictures per row.
+
+    Raises:
+        ValueError: The shapes do not match, or as for :func:`draw_samples`.
+    """
+    images, completions = np.asarray(images), np.asarray(completions)
+    expected = (*images.shape[:1], *completions.shape[1:2], *images.shape[1:])
+    if completions.shape != expected:
+        raise ValueError(
+            f'completions must be [N, K, H, W, C] for images {list(images.shape)}, got '
+            f'{list(completions.shape)}'
+        )
+    given = images.copy()
+    given[:, num_given_rows:] = GREY
+    rows = np.concatenate([given[:, None], completions, images[:, None]], axis=1)
+    return draw_samples(rows.reshape(-1, *images.shape[1:]), columns=rows.shape[1], scale=scale)
+
+
+def draw_header(names: Sequence[str], width: int) -> np.ndarray:
+    """Draw column titles, black on white: uint8 ``[20, width, 3]``.
+
+    All titles have the largest font size at which the longest one fits its column, at least 6
+    pixels.
+    """
+    picture = Image.new('RGB', (width, HEADER), 'white')
+    draw, column = ImageDraw.Draw(picture), width / len(names)
+    for size in range(13, 5, -1):
+        font = ImageFont.load_default(size=size)  # has no ×
+        if max(map(font.getlength, names)) < column:
+            break
+    for index, name in enumerate(names):
+        draw.text(((index + 0.5) * column, HEADER / 2), name, 'black', font, anchor='mm')
+    return np.asarray(picture)

@@ -1,0 +1,160 @@
+"""Mean relative attention, and attention as it is recorded from models of three libraries."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from mmengine.registry import MODELS, init_default_scope
+from plot_attention import (
+    MeanAttention,
+    draw_relative_attention,
+    mean_attention_distance,
+    mean_relative_attention,
+)
+from recording import RecordAttention, attention_probabilities
+
+
+def test_mean_over_the_queries_that_have_a_token_at_an_offset():
+    torch.manual_seed(0)
+    height, width, prefix = 2, 3, 1
+    attention = torch.randn(4, 2, 7, 7).softmax(-1)
+    found = mean_relative_attention(attention, (height, width), prefix)
+
+    assert found.shape == (2, 3, 5)
+    for head in range(2):
+        for row in range(-1, 2):
+            for column in range(-2, 3):
+                seen = [
+                    float(attention[image, head, prefix + t, prefix + s])
+                    for image in range(4)
+                    for t in range(6)
+                    for s in range(6)
+                    if divmod(s, width)[0] - divmod(t, width)[0] == row
+                    and s % width - t % width == column
+                ]
+                assert float(found[head, row + 1, column + 2]) == pytest.approx(np.mean(seen))
+    with pytest.raises(ValueError, match=r'attention must be \[B, h, 7, 7\]'):
+        mean_relative_attention(attention[..., 1:], (height, width), prefix)
+
+
+def test_probabilities_are_those_of_torch():
+    """Times the identity as values, for a mask of each kind, a scale and shared keys."""
+    torch.manual_seed(0)
+    query, key, eye = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.eye(5)
+    for options in (
+        dict(),
+        dict(is_causal=True),
+        dict(attn_mask=torch.randn(5, 5)),
+        dict(attn_mask=torch.eye(5) > 0),
+        dict(scale=0.7),
+    ):
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            query, key, eye.expand(2, 4, 5, 5), **options
+        )
+        torch.testing.assert_close(attention_probabilities(query, key, key, **options), expected)
+    shared = attention_probabilities(query, key[:, ::2], key[:, ::2], enable_gqa=True)
+    torch.testing.assert_close(shared, attention_probabilities(query, key[:, [0, 0, 2, 2]], key))
+
+
+def first_attention_of_timm(model, image):
+    x = model.norm_pre(model._pos_embed(model.patch_embed(image)))
+    block = model.blocks[0]
+    qkv = block.attn.qkv(block.norm1(x))
+    q, k, _ = qkv.unflatten(-1, (3, block.attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+
+
+def first_attention_of_ours(model, image):
+    x, _ = model._embed(image)
+    mixer, x = model.layers[0].token_mixer, model.layers[0].norm1(x)
+    q, k = (layer(x).unflatten(-1, (4, -1)).transpose(1, 2) for layer in (mixer.query, mixer.key))
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+
+
+def first_attention_of_mmpretrain(model, image):
+    x = torch.cat([model.cls_token, model.patch_embed(image)[0]], 1) + model.pos_embed
+    layer = model.layers[0]
+    qkv = layer.attn.qkv(layer.ln1(x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+    return (qkv[0] @ qkv[1].mT / qkv.shape[-1] ** 0.5).softmax(-1)
+
+
+@torch.no_grad()
+def test_attention_of_three_libraries_is_recorded():
+    init_default_scope('mmpretrain')
+    torch.manual_seed(0)
+    models = {
+        'ours': (
+            MODELS.build(
+                dict(
+                    type='aft_mm.AFTViT',
+                    arch=dict(embed_dims=16, num_layers=2),
+                    img_size=16,
+                    patch_size=4,
+                    with_cls_token=True,
+                    out_type='cls_token',
+                    token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=4),
+                )
+            ),
+            first_attention_of_ours,
+        ),
+        'mmpretrain': (
+            MODELS.build(
+                dict(
+                    type='VisionTransformer',
+                    img_size=16,
+                    patch_size=4,
+                    arch=dict(embed_dims=16, num_layers=2, num_heads=4, feedforward_channels=32),
+                )
+            ),
+            first_attention_of_mmpretrain,
+        ),
+        'timm': (
+            timm.models.VisionTransformer(
+                img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=4, num_classes=2
+            ),
+            first_attention_of_timm,
+        ),
+    }
+    image = torch.randn(1, 3, 16, 16)
+    for name, (model, first) in models.items():
+        seen = []
+        model.eval()  # which mmpretrain's does not return
+        with RecordAttention(seen.append):
+            model(image)
+        assert [tuple(attention.shape) for attention in seen] == 2 * [(1, 4, 17, 17)], name
+        torch.testing.assert_close(seen[0], first(model, image), msg=name)
+
+
+def test_the_mean_over_batches_is_that_of_all_images():
+    torch.manual_seed(0)
+    attention = torch.randn(5, 3, 2, 17, 17).softmax(-1)  # images, layers
+    mean = MeanAttention((16, 16), 1)
+    for part in attention.split([2, 3]):
+        mean.next_batch(len(part))
+        for layer in range(3):
+            mean.take(part[:, layer])
+    assert mean.images == 5 and len(mean.means()) == 3
+    expected = mean_relative_attention(attention[:, 1], (4, 4), 1)
+    torch.testing.assert_close(mean.means()['layer 1'], expected)
+    with pytest.raises(ValueError, match='attention must be over 3 whole images'):
+        mean.take(attention[:, 0])  # five, where a batch of three was announced
+
+
+def test_panels_show_the_heads_and_distances_are_means():
+    maps = torch.zeros(2, 3, 5, dtype=torch.float64)
+    maps[0, 1, 2] = 0.5  # the query itself
+    maps[1, 0, 2] = maps[1, 1, 4] = 0.25  # one row above, two columns to the right
+    figure = draw_relative_attention({'layer 0': maps}, heads='1,0', footer='f')
+    panels = [axis.images[0] for axis in figure.axes]
+    np.testing.assert_array_equal(panels[0].get_array(), maps[1])
+    assert panels[0].get_extent() == [-2.5, 2.5, 1.5, -1.5]
+    assert panels[1].axes.get_title() == 'head 0, max 50 %'
+    # Of a grid of 2 x 3 tokens three have one above, and two have one two columns to the right.
+    np.testing.assert_allclose(mean_attention_distance(maps), [0, (3 * 1 + 2 * 2) / 5])
+
+
+def test_too_many_heads_for_a_row_are_rejected():
+    attention = {'0': torch.rand(384, 3, 5)}
+    draw_relative_attention(attention, 'even:24')
+    with pytest.raises(ValueError, match="at most 24 .*'even:12', got 'all', which chooses 384"):
+        draw_relative_attention(attention, 'all')

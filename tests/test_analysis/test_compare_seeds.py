@@ -1,0 +1,102 @@
+"""tools/analysis_tools/compare_seeds.py: groups of files, and rejected arguments."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from compare_seeds import main  # noqa: E402
+from PIL import Image
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with the metrics of two groups, and files without metrics."""
+    monkeypatch.chdir(tmp_path)
+    values = dict(
+        a_seed0=2.61,
+        a_seed1=2.58,
+        a_seed2=2.63,
+        b_seed0=2.51,
+        text='2.5',
+        nan=float('nan'),
+        true=True,
+    )
+    for name, value in values.items():
+        metrics = dict(bits_per_char=value, perplexity_per_char=6.1)
+        Path(f'{name}.json').write_text(json.dumps(metrics))
+    Path('list.json').write_text('[2.5]')
+    Path('half.json').write_text('{"bits_per_char": 2.')
+    Path('bytes.json').write_bytes(b'\x80\x00')
+    return tmp_path
+
+
+A = ['--group', 'a', 'a_seed0.json', 'a_seed1.json', 'a_seed2.json']
+B = ['--group', 'b', 'b_seed0.json']
+TABLE = """\
+| group | n | bits/char, mean | standard error | difference to a | its standard error |
+| --- | ---: | ---: | ---: | ---: | ---: |
+| a | 3 | 2.607 | 0.015 | – | – |
+| b | 1 | 2.510 | – | -0.097 | – |
+"""
+
+
+def test_table_and_picture(files, capsys):
+    main(
+        [
+            '--metric',
+            'bits_per_char',
+            *A,
+            *B,
+            '--out',
+            'new/a.png',
+            '--table',
+            'new/a.md',
+            '--dpi',
+            '50',
+        ]
+    )
+    assert capsys.readouterr().out == TABLE == Path('new/a.md').read_text(encoding='utf-8')
+    with Image.open('new/a.png') as image:
+        assert image.width == 350
+
+
+def test_the_table_alone_from_the_shell(root, run, files):
+    tool = root / 'tools/analysis_tools/compare_seeds.py'
+    result = run(tool, '--metric', 'bits_per_char', '--label', 'test loss [bits]', *A, cwd=files)
+    assert 'test loss [bits], mean' in result.stdout, result.stderr
+    assert not list(files.glob('*.png'))
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (
+            ['--metric', 'bits_per_dim', *A],
+            r"'a_seed0.json' has no metric 'bits_per_dim'; it holds bits_per_char, perplexity_per_char$",
+        ),
+        ([*A, '--group', 'c', 'half.json'], "'half.json' is damaged or not JSON: "),
+        ([*A, '--group', 'c', 'bytes.json'], "'bytes.json' is damaged or not JSON: "),
+        ([*A, '--group', 'c', 'list.json'], "'list.json' must hold metrics .*, got a list"),
+        ([*A, '--group', 'c', 'no.json'], "'no.json' cannot be read: No such file"),
+        ([*A, '--group', 'c', 'text.json'], "bits_per_char of 'text.json' must be .* got '2.5'"),
+        ([*A, '--group', 'c', 'nan.json'], 'must be a finite number, got nan'),
+        ([*A, '--group', 'c', 'true.json'], 'must be a finite number, got True'),
+        ([*A, '--group', 'c'], r'--group must be LABEL FILE \[FILE ...\], got c'),
+        (
+            [*A, '--group', 'b_seed0.json', 'b_seed0.json'],
+            '--group must be LABEL FILE .* got b_seed0',
+        ),
+        ([*A, '--group', 'a', 'b_seed0.json'], "--group must have unique labels, got 'a' twice"),
+        ([*A, *A[:1], 'c', './a_seed0.json'], "different files, got './a_seed0.json' twice"),
+        ([*A, *B, '--numbers', 'window', '--out', 'a.png'], "named by numbers, .* got 'a'"),
+        ([*A, '--out', 'a_seed0.json/a.png'], "--out 'a_seed0.json/a.png' cannot be written"),
+        ([*A, '--out', 'a.what'], r"--out needs a file name that ends in .*, got 'a.what'"),
+    ],
+)
+def test_bad_arguments_give_a_one_line_message(files, words, message):
+    metric = [] if '--metric' in words else ['--metric', 'bits_per_char']
+    with pytest.raises(SystemExit) as stopped:
+        main([*metric, *words])
+    sentence = str(stopped.value)
+    assert '\n' not in sentence and re.search(f'^Error: .*{message}', sentence)

@@ -1,0 +1,316 @@
+"""Tables in the READMEs of configs/ hold the numbers of the metafiles, and those of the papers."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from modelindex.load_model_index import load
+
+ROOT = Path(__file__).parents[2]
+
+import config_tables  # noqa: E402
+
+TASKS = [
+    ROOT / 'configs' / task
+    for task in (
+        'copy_task',
+        'image_ar',
+        'image_classification',
+        'language_modeling',
+        'machine_translation',
+        'point_cloud',
+        'speech_recognition',
+        'super_resolution',
+    )
+]
+every_task = pytest.mark.parametrize('task', TASKS, ids=lambda task: task.name)
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, 'argv', ['config_tables.py', *map(str, arguments)])
+    with config_tables.one_sentence(OSError):
+        config_tables.main()
+
+
+def read_tables(task):
+    """The tables of a README as a reader sees them, {table: {first cell: {header: cell}}}."""
+    tables = {}
+    for _, name, table, _ in config_tables.REGION.findall((task / 'README.md').read_text()):
+        (_, *headers), _, *lines = [
+            [cell.strip() for cell in line.strip('|\n').split('|')] for line in table.splitlines()
+        ]
+        tables[name] = {
+            re.sub(r'\[(.+)\]\(.+\)', r'\1', first): dict(zip(headers, cells, strict=True))
+            for first, *cells in lines
+        }
+    return tables
+
+
+def shown(metafile, model, result):
+    """Names of the entries with a column in a table of a result or, if measured, of its model."""
+    tables = [
+        name
+        for other in (model['Results'] if 'Log' in result else [result])
+        for name in other.get('Tables', [])
+    ]
+    return {entry for table in tables for entry in metafile['Tables'][table].values()}
+
+
+def test_every_readme_is_up_to_date(monkeypatch, capsys):
+    run(monkeypatch, '--check')
+    assert capsys.readouterr().out == ''
+
+
+@pytest.mark.parametrize(
+    'file, there, edited',
+    [
+        ('metafile.yml', 'Bits/Dim (paper): 3.99', 'Bits/Dim (paper): 3.89'),
+        ('metafile.yml', 'Bits/Dim: 4.271', 'Bits/Dim: 4.27'),
+        ('metafile.yml', 'Parameters: 38485760', 'Parameters: 38495760'),
+        ('README.md', '| 38.49 | 144.6 | 3.64 | 3.99 |', '| 38.49 | 144.6 | 3.64 | 3.9 |'),
+        ('README.md', '| 117.3 |\n<!-- end', '| 117.3 |\n| another | 1 | 2 |\n<!-- end'),
+    ],
+)
+def test_an_edit_is_noticed_and_the_tool_updates_the_table(
+    file, there, edited, tmp_path, monkeypatch
+):
+    task = tmp_path / 'point_cloud'
+    shutil.copytree(ROOT / 'configs' / 'point_cloud', task)
+    run(monkeypatch, task, '--check')
+    before = (task / file).read_text()
+    assert there in before
+    (task / file).write_text(before.replace(there, edited))
+
+    with pytest.raises(SystemExit, match='^Error: the tables of .*README.md are not those of'):
+        run(monkeypatch, task, '--check')
+    run(monkeypatch, task)
+    run(monkeypatch, task, '--check')
+    assert ((task / 'README.md').read_text() == before) == (file == 'README.md')
+
+
+@pytest.mark.parametrize(
+    'file, there, edited, problem',
+    [
+        (
+            'README.md',
+            '<!-- table: small -->',
+            '<!-- table: large -->',
+            "'large' .* is not in Tables",
+        ),
+        ('README.md', '<!-- table: small -->', '', "'small' .* is not in README.md, once"),
+        (
+            'README.md',
+            '<!-- end of table -->\n\nThe paper',
+            'The paper',
+            "'I table 7' .* is not in README.md, once",
+        ),
+        ('metafile.yml', 'Tables: [small]', 'Tables: [tiny]', "'small' .* is not in a Result"),
+        ('metafile.yml', 'Models:', 'Models: [', 'metafile.yml is not YAML: .*'),
+    ],
+)
+def test_a_table_without_its_counterpart_is_refused(
+    file, there, edited, problem, tmp_path, monkeypatch
+):
+    task = tmp_path / 'point_cloud'
+    shutil.copytree(ROOT / 'configs' / 'point_cloud', task)
+    path = task / file
+    path.write_text(path.read_text().replace(there, edited))
+    with pytest.raises(SystemExit, match=f'^Error: .*{problem}'):
+        run(monkeypatch, task)
+
+
+@every_task
+def test_every_config_is_in_a_table(task):
+    regions = ''.join(
+        found[2] for found in config_tables.REGION.findall((task / 'README.md').read_text())
+    )
+    assert set(re.findall(r'\]\((.+?)\)', regions)) == {leaf.name for leaf in task.glob('*.py')}
+
+
+@every_task
+def test_every_number_of_the_metafile_is_shown(task):
+    metafile = config_tables.read_metafile(task)
+    for model in metafile['Others'] + metafile['Models']:
+        for result in model['Results']:
+            hidden = set(result.get('Metrics', {})) - shown(metafile, model, result)
+            assert not hidden, (model['Name'], hidden)
+        columns = set().union(*(shown(metafile, model, result) for result in model['Results']))
+        assert set(model.get('Metadata', {})) - {'Label'} <= columns, model['Name']
+
+
+@every_task
+def test_numbers_measured_here_are_those_of_the_logs(task):
+    for model in config_tables.read_metafile(task)['Models']:
+        for result in model['Results']:
+            measured = {name for name in result.get('Metrics', {}) if '(paper)' not in name}
+            assert bool(measured) == ('Log' in result), model['Name']
+            for name in measured:
+                text = result['Metrics'][name]
+                last = (ROOT / result['Log']).read_text().strip().splitlines()[-1]
+                logged = json.loads(last).values()
+                assert text in [f'{value:.{len(text.split(".")[1])}f}' for value in logged]
+
+
+def test_the_model_index_reads_the_metafiles():
+    index = load(str(ROOT / 'model-index.yml'))
+    leaves = {leaf.stem for task in TASKS for leaf in task.glob('*.py')}
+    assert leaves <= {model.name for model in index.models}
+    for task in TASKS:
+        for model in yaml.safe_load((task / 'metafile.yml').read_text())['Models']:
+            for result in model['Results']:
+                assert {'Task', 'Dataset'} <= set(result)
+                for name, number in result.get('Metrics', {}).items():
+                    assert isinstance(number, (int, float)), (model['Name'], name)
+
+
+@pytest.mark.parametrize(
+    'task, table, row, expected',
+    [
+        (
+            'image_ar',
+            'A table 2',
+            'Transformer, L 24, d 256, 2 heads',
+            {'train': '2.90', 'test': '2.86', 'iterations/s': '1.36', 'GB': '30.4'},
+        ),
+        (
+            'image_ar',
+            'A table 3',
+            'AFT-local-256, L 24, d 256, bias not factorised',
+            {'in the paper, per layer': '9.6', 'train': '2.82', 'test': '2.84'},
+        ),
+        (
+            'image_ar',
+            'I table 2',
+            'AFT-simple, L 24, d 256',
+            {
+                'in the papers': '20',
+                'train': '2.82',
+                'test': '2.89',
+                'iterations/s': '2.15',
+                'GB': '9.5',
+            },
+        ),
+        (
+            'image_ar',
+            'I table 2',
+            "AFT-local-learned, L 24, d 256, d' 64",
+            {
+                'in the papers': '29',
+                'train': '2.75',
+                'test': '2.74',
+                'iterations/s': '1.67',
+                'GB': '12.8',
+            },
+        ),
+        ('image_ar', 'L table 1', 'linear attention', {'bits/dim': '0.644', 'images/s': '142.8'}),
+        (
+            'image_ar',
+            'L table 2',
+            'softmax attention, stateful',
+            {'bits/dim': '3.47', 'images/s': '0.32'},
+        ),
+        (
+            'image_classification',
+            'A table 7',
+            'ResNet50, not in this package',
+            {'in the paper': '25.6', 'top-1, %': '76.9', 'images/s': '1257', 'GB': '6.5'},
+        ),
+        (
+            'image_classification',
+            'A table 8',
+            'DeiT base, 384 px, pretrained, not in this package',
+            {'in the paper': '86.9', 'top-1, %': '82.9', 'images/s': '89.6', 'GB': '13.6'},
+        ),
+        (
+            'image_classification',
+            'A table 9',
+            'AFT-full small, w not factorised',
+            {'train loss': '3.17', 'top-1, %': '78.2'},
+        ),
+        (
+            'image_classification',
+            'A table 10',
+            'AFT-conv small, 384 heads, 7×7',
+            {'train loss': '2.94', 'top-1, %': '80.8'},
+        ),
+        (
+            'image_classification',
+            'A table 11',
+            'AFT-conv small, 384 heads, 25×25',
+            {'train loss': '2.93', 'top-1, %': '80.7'},
+        ),
+        (
+            'image_classification',
+            'A table 12',
+            'AFT-conv small, 384 heads, 15×15, without query',
+            {'top-1, %': '79.5'},
+        ),
+        (
+            'language_modeling',
+            'A table 4',
+            'Performer, L 12, d 512, 8 heads',
+            {
+                'in the papers': '–',
+                'train': '1.002',
+                'test': '1.199',
+                'iterations/s': '1.44',
+                'GB': '10.1',
+            },
+        ),
+        (
+            'language_modeling',
+            'A table 5',
+            'AFT-local-8, L 24, d 256',
+            {'train': '0.983', 'test': '1.162'},
+        ),
+        (
+            'language_modeling',
+            'A table 6',
+            'AFT-local-32, L 24, d 256, T 4096',
+            {'train': '0.945', 'test': '1.134'},
+        ),
+        (
+            'language_modeling',
+            'I table 3',
+            'AFT-local-learned-32, L 24, d 256, T 2048',
+            {
+                'in the papers': '45',
+                'train': '0.942',
+                'test': '1.139',
+                'iterations/s': '0.97',
+                'GB': '21.9',
+            },
+        ),
+        (
+            'language_modeling',
+            'I table 4',
+            'AFT-simple (window 0), L 24, d 256',
+            {'train': '1.046', 'test': '1.209'},
+        ),
+        ('point_cloud', 'I table 7', 'AFT-local-256, chair', {'train': '3.67', 'test': '3.96'}),
+        (
+            'speech_recognition',
+            'L section 4.3',
+            'LSH-4, L 9, 6 heads',
+            {'phoneme errors, %': '9.33', 'seconds per epoch': '2250'},
+        ),
+        (
+            'super_resolution',
+            'I table 6',
+            'AFT-local2d, 16 × 16, L 32, d 256',
+            {
+                'in the paper': '25',
+                'train': '2.39',
+                'dev': '2.59',
+                'iterations/s': '1.43',
+                'GB': '10.4',
+            },
+        ),
+    ],
+)
+def test_tables_print_what_the_papers_print(task, table, row, expected):
+    assert expected.items() <= read_tables(ROOT / 'configs' / task)[table][row].items()

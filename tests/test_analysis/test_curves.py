@@ -1,0 +1,214 @@
+"""Training curves."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from plot_curves import draw_curves
+from run_logs import read_scalars
+
+
+def log(epochs, length=6, interval=4, first=1, offset=0.0):
+    """Records of mmengine: losses by iteration, validations by epoch."""
+    records = []
+    for epoch in range(first, epochs + 1):
+        records += [
+            dict(
+                loss=math.log(2) * (8 - iteration / 10 + offset),
+                lr=1e-3,
+                epoch=epoch,
+                iter=iteration,
+                step=iteration,
+            )
+            for iteration in range((epoch - 1) * length + interval, epoch * length + 1, interval)
+        ]
+        records.append(dict(bits_per_char=8 - epoch + offset, time=0.1, step=epoch))
+    return records
+
+
+def lines(figure):
+    return {
+        line.get_label().partition(':')[0].lstrip('_'): line.get_xydata()
+        for line in figure.axes[0].get_lines()
+        if not line.get_label().startswith('_child')
+    }
+
+
+def test_losses_in_bits_by_iteration_and_validations_at_the_end_of_their_epochs():
+    drawn = lines(draw_curves({'a': log(8)}))
+    x, y = drawn['a, training'].T
+    assert x.tolist() == [6 * epoch + 4 for epoch in range(8)]
+    np.testing.assert_allclose(y, 8 - x / 10)
+    assert drawn['a'].tolist() == [[6.0 * epoch, 8.0 - epoch] for epoch in range(1, 9)]
+
+
+def test_validations_that_are_numbered_by_iteration():
+    records = [record for record in log(3) if 'loss' in record]
+    records += [dict(bits_per_char=3.0, step=16), dict(bits_per_char=2.0, step=18)]
+    assert lines(draw_curves({'a': records}))['a'].tolist() == [[16, 3], [18, 2]]
+
+
+def test_several_runs_and_references():
+    figure = draw_curves({'a': log(2), 'b': log(3, offset=1.0)}, references={'xz -9': 2.28})
+    drawn = lines(figure)
+    assert list(drawn) == ['a, training', 'a', 'b, training', 'b']
+    assert drawn['b'][-1].tolist() == [18, 6]
+    horizontal = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == '--']
+    assert [line.get_ydata() for line in horizontal] == [[2.28, 2.28]]
+    assert [text.get_text() for text in figure.axes[0].texts] == ['xz -9: 2.28']
+    assert figure.axes[0].get_ylabel() == 'bits/char'
+
+
+def test_the_metric_may_be_chosen():
+    records = log(2)
+    records[-1]['bits_per_word'] = 11.0
+    figure = draw_curves({'a': records}, metric='bits_per_word')
+    assert lines(figure)['a'][:, 1].tolist() == [11]
+    assert figure.axes[0].get_ylabel() == 'bits/word'
+
+
+def test_runs_on_one_axis_have_one_unit():
+    pixels = [
+        {**record, 'bits_per_dim': 3.0} if 'loss' not in record else record for record in log(2)
+    ]
+    for record in pixels:
+        record.pop('bits_per_char', None)
+    for runs, metric in [
+        ({'a': log(2), 'b': pixels}, None),
+        ({'a': log(2), 'b': pixels}, 'bits_per_char'),
+    ]:
+        with pytest.raises(
+            ValueError, match="same unit, but 'b' has bits_per_dim and no bits_per_char"
+        ):
+            draw_curves(runs, metric)
+    with pytest.raises(
+        ValueError,
+        match=r'one of the logs \(bits_per_char, loss, lr\), got '
+        "'bits_per_cha'",
+    ):
+        draw_curves({'a': log(2)}, 'bits_per_cha')
+    training = [record for record in log(2) if 'loss' in record]
+    assert len(lines(draw_curves({'a': training, 'b': pixels}))) == 3
+
+
+def test_the_legend_of_many_runs_does_not_hide_the_curves():
+    few, many = (draw_curves({str(i): log(1) for i in range(n)}) for n in (4, 5))
+    assert few.axes[0].get_legend() and not few.legends
+    assert many.legends and not many.axes[0].get_legend()
+    assert [text.get_text()[:1] for text in many.legends[0].get_texts()] == list('01234')
+
+
+def test_a_run_without_validation():
+    records = [record for record in log(2) if 'loss' in record]
+    assert list(lines(draw_curves({'a': records}))) == ['a, training']
+
+
+def classifier(seed=0, length=120, interval=50, epochs=3, time=0.5):
+    """Records of mmpretrain: a cross entropy, and an accuracy in per cent."""
+    records = []
+    for epoch in range(1, epochs + 1):
+        records += [
+            dict(
+                loss=2 - iteration / 1000 + seed,
+                time=time,
+                epoch=epoch,
+                iter=iteration,
+                step=iteration,
+            )
+            for iteration in range((epoch - 1) * length + interval, epoch * length + 1, interval)
+        ]
+        records.append({'accuracy/top1': 10.0 * epoch + seed, 'time': 0.1, 'step': epoch})
+    return records
+
+
+def test_a_classifier_has_loss_and_accuracy_axes():
+    """The validation is at the end of its epoch even if that is not logged: 120, not 110."""
+    figure = draw_curves({'a': classifier()}, references={'chance': 10})
+    loss, accuracy = figure.axes
+    assert (loss.get_ylabel(), accuracy.get_ylabel()) == ('loss', 'accuracy/top1 [%]')
+    (line,) = loss.get_lines()
+    np.testing.assert_allclose(line.get_ydata(), 2 - line.get_xdata() / 1000)
+    dots, chance = accuracy.get_lines()
+    assert dots.get_xydata().tolist() == [[120, 10], [240, 20], [360, 30]]
+    assert chance.get_ydata() == [10, 10]
+
+
+def test_any_metric_over_epochs_or_time():
+    figure = draw_curves({'a': classifier()}, 'accuracy/top1', over='epoch')
+    assert figure.axes[0].get_lines()[0].get_xdata().tolist() == [1, 2, 3]
+    records = classifier()
+    records[3]['time'] = 1.5  # what each of the iterations 101 to 170 took
+    figure = draw_curves({'a': records}, ['time', 'accuracy/top1'], over='time')
+    training, validation = (axis.get_lines()[0] for axis in figure.axes)
+    assert training.get_ydata().tolist() == [0.5, 0.5, 1.5, 0.5, 0.5, 0.5]
+    np.testing.assert_allclose(60 * training.get_xdata(), [25, 50, 155, 180, 215, 240])
+    np.testing.assert_allclose(60 * validation.get_xdata(), [80, 190, 250])
+    assert figure.axes[-1].get_xlabel() == 'training time [min], without validation'
+
+
+def test_seeds_are_their_mean_and_its_standard_error():
+    seeds = [classifier(seed) for seed in range(3)]
+    del seeds[1][-1]  # one was not validated in the end
+    (axis,) = draw_curves({'a': seeds, 'b': classifier()}, 'accuracy/top1').axes
+    mean, _ = axis.get_lines()
+    assert mean.get_xydata().tolist() == [[120, 11], [240, 21]]
+    (band,) = axis.collections
+    low, high = band.get_paths()[0].get_extents().intervaly
+    np.testing.assert_allclose([low, high], [11 - 3**-0.5, 21 + 3**-0.5])
+    assert mean.get_label() == 'a: 21.000 ± 0.577 at the end, 3 runs'
+    with pytest.raises(ValueError, match="of 'a' have no iteration in common .* accuracy/top1 in"):
+        draw_curves({'a': [classifier(), classifier(length=130)]}, 'accuracy/top1')
+
+
+@pytest.mark.parametrize(
+    ('metric', 'over', 'message'),
+    [
+        ('accuracy/top1', 'iteration', "the log 'b' has no accuracy/top1; it has loss"),
+        ('loss', 'epoch', "'b' cannot be plotted over epochs: its log does not have them"),
+        ('loss', 'time', "'b' cannot be plotted over time: the log must have the iteration time"),
+        ('loss', 'hours', "over must be one of iteration, epoch, time, got 'hours'"),
+    ],
+)
+def test_logs_without_epochs_or_times_are_rejected(metric, over, message):
+    with pytest.raises(ValueError, match=message):
+        draw_curves({'a': classifier(), 'b': [dict(loss=1.0, iter=4, step=4)]}, metric, over=over)
+
+
+def write(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(''.join(json.dumps(record) + '\n' for record in records))
+
+
+def test_a_resumed_run_counts_as_it_ran_last(tmp_path):
+    write(tmp_path / '20260101_000000/vis_data/scalars.json', log(3))
+    write(tmp_path / '20260102_000000/vis_data/scalars.json', log(4, first=3, offset=0.5))
+    write(tmp_path / '20260102_000000/vis_data/config.json', [])
+    expected = [*log(2), *log(4, first=3, offset=0.5)]
+    assert read_scalars(tmp_path) == expected
+    assert read_scalars(tmp_path / '20260101_000000/vis_data/scalars.json') == log(3)
+
+
+def test_the_length_of_a_single_epoch_is_in_the_text_log(tmp_path):
+    write(tmp_path / '20260101_000000/vis_data/scalars.json', classifier(epochs=1))
+    (axis,) = draw_curves({'a': read_scalars(tmp_path)}, 'accuracy/top1').axes
+    assert axis.get_lines()[0].get_xdata().tolist() == [100]  # all that the scalars tell
+    (tmp_path / '20260101_000000/20260101_000000.log').write_text(
+        '2026/01/01 00:00:01 - mmengine - INFO - Epoch(train)  [1][ 50/120]  lr: 1.0e-03\n'
+    )
+    (axis,) = draw_curves({'a': read_scalars(tmp_path)}, 'accuracy/top1').axes
+    assert axis.get_lines()[0].get_xdata().tolist() == [120]
+
+
+def test_bad_logs_are_named(tmp_path):
+    for path in (tmp_path, tmp_path / 'no.json'):
+        with pytest.raises(ValueError, match=f"'{path}' is neither a log of scalars"):
+            read_scalars(path)
+    for text in (b'{"loss": 1}\nloss 2\n', b'\x80', b'[1]\n'):
+        (tmp_path / 'a.json').write_bytes(text)
+        with pytest.raises(ValueError, match="a.json' is not a log of JSON lines"):
+            read_scalars(tmp_path / 'a.json')
+    with pytest.raises(ValueError, match='at least one log'):
+        draw_curves({})
+    with pytest.raises(ValueError, match="the log 'a' has no loss; it has no metric"):
+        draw_curves({'a': [dict(step=1)]})

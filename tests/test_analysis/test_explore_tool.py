@@ -1,0 +1,216 @@
+"""tools/analysis_tools/explore.py: values shown by the page, and rejected arguments."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from explore import (
+    ExplorerLayer,
+    explorer_page,
+    main,  # noqa: E402
+)
+from mmengine.config import Config
+from PIL import Image
+
+from aft_mm.apis import ImageClassifier
+
+from ..chromium import CHROMIUM, Page
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason='needs Chromium')
+
+
+@pytest.fixture
+def picture(tmp_path):
+    values = np.random.default_rng(0).integers(0, 256, (8, 12, 3), dtype=np.uint8)
+    Image.fromarray(values).save(tmp_path / 'a<b.png')
+    return tmp_path / 'a<b.png'
+
+
+@pytest.fixture
+def open_page(tmp_path):
+    """Open a file in a browser; scripts must not fail."""
+    pages = []
+
+    def open_file(path, dark=False):
+        pages.append(Page(path, tmp_path / 'profile', dark))
+        return pages[-1]
+
+    yield open_file
+    for page in pages:
+        page.close()
+        assert page.errors == []
+
+
+def said(page):
+    """Place and numbers in the line that reads out values."""
+    text = page.run('document.getElementById("readout").textContent')
+    return text, [float(number) for number in re.findall(r'= (-?[\d.e-]+)', text)]
+
+
+@needs_browser
+def test_the_page_shows_the_values_of_the_model(
+    tiny_classifier, picture, tmp_path, open_page, capsys
+):
+    main([*tiny_classifier, str(picture), '--out', str(tmp_path / 'page.html')])
+    assert '2 layers and 1 images written to' in capsys.readouterr().out
+    page = open_page(tmp_path / 'page.html')
+    assert page.run('document.title') == 'classifier'
+    assert not page.run(
+        "performance.getEntriesByType('resource').filter("
+        "entry => !entry.name.startsWith('data:')).length"
+    )
+
+    classify = ImageClassifier(*tiny_classifier, 'cpu')
+    mixer = classify.model.backbone.layers[1].token_mixer
+    w = mixer.position_bias()
+    keys = []
+    mixer.key.register_forward_hook(lambda module, given, output: keys.append(output[0]))
+    (result,) = classify(picture, progress=False)
+    assert f'{result["class_name"]}, score {result["score"]:.2f}' in page.run(
+        "document.querySelector('#image-0 h2').textContent"
+    )
+
+    # Head 2 of layer 1; tiles of 46 pixels, 6 apart, below the numbers of the heads.
+    page.mouse('overview', 64 + 2 * 52 + 23, 22 + 52 + 23)
+    tile = page.run('tile')
+    page.mouse('query', 4.5 * tile, 1.5 * tile)  # the query in row 1, column 4
+    page.mouse('query', 3.5 * tile, 2.5 * tile, click=False)
+    text, numbers = said(page)
+    assert 'layer 1, head 2, query (1, 4), source (2, 3)' in text
+    expected = float(w[2, 1 + 1, 2 - 1])
+    assert numbers == pytest.approx([expected, np.exp(expected)], rel=1e-6)
+    for _ in range(2):
+        page.key('query', 'ArrowLeft', shift=True)  # three columns away: outside of the kernel
+    assert 'source (2, 1): w = 0, exp(w) = 1' in said(page)[0]
+    page.key('query', 'ArrowDown')
+    text, numbers = said(page)
+    assert 'query (2, 4), source (2, 4)' in text
+    assert numbers[0] == pytest.approx(float(w[2, 1, 2]), rel=1e-6)
+    page.key('kernel', 'ArrowUp')
+    text, numbers = said(page)
+    assert 'offset (-1, 0)' in text and numbers[0] == pytest.approx(float(w[2, 0, 2]), rel=1e-6)
+
+    page.key('overview', 'ArrowRight')  # head 3, whose keys are the fourth channel
+    key = keys[0][:, 3]
+    read = float(re.search(r'a<b.png: .*: key ([\d.e-]+), share', said(page)[0]).group(1))
+    assert read == pytest.approx(float(24 * key.softmax(0)[16]), rel=1e-3)  # of source (2, 4)
+    page.mouse('keymap-0', 0.5 * tile, 3.5 * tile, click=False)
+    text, numbers = said(page)
+    assert 'layer 1, head 3, source (3, 0)' in text
+    assert numbers[-1] == pytest.approx(float(24 * key.softmax(0)[18]), rel=1e-3)
+    bias = torch.zeros(4, 6)  # of the query (2, 4)
+    bias[1:4, 2:6] = w[3][:, :4]
+    page.mouse('share-0', 5.5 * tile, 3.5 * tile, click=False)
+    share = float(re.search(r'([\d.e-]+) % of the sum', said(page)[0]).group(1))
+    assert share == pytest.approx(100 * float((key + bias.flatten()).softmax(0)[23]), rel=2e-3)
+
+
+@needs_browser
+def test_dense_and_causal_biases_with_a_class_token_in_both_themes(tmp_path, open_page):
+    torch.manual_seed(0)
+    dense, kernel = torch.randn(1, 7, 7), torch.randn(1, 3, 3)
+    layers = [
+        ExplorerLayer('dense', dense),
+        ExplorerLayer('causal', kernel, causal=True),
+        ExplorerLayer('cut', kernel, connected=False),
+    ]
+    (tmp_path / 'page.html').write_text(explorer_page(layers, (2, 3), 1), encoding='utf-8')
+    page = open_page(tmp_path / 'page.html', dark=True)
+    tile = page.run('tile')
+
+    def pixel():  # of the first tile, which differs from the background of either theme
+        return page.run(
+            "[...document.getElementById('query').getContext('2d')"
+            '.getImageData(5, 5, 1, 1).data].join()'
+        )
+
+    page.mouse('query', 1.5 * tile, 0.5 * tile)  # query (0, 1)
+    page.mouse('query', 2.5 * tile, 1.5 * tile, click=False)  # source (1, 2)
+    assert said(page)[1][0] == pytest.approx(float(dense[0, 1 + 1, 1 + 5]), rel=1e-6)
+    dark = page.run('getComputedStyle(document.body).backgroundColor'), pixel()
+    page.run("document.getElementById('theme').click()")
+    light = page.run('getComputedStyle(document.body).backgroundColor'), pixel()
+    assert dark[0] == 'rgb(20, 23, 27)' and light[0] == 'rgb(255, 255, 255)'
+    assert dark[1] != light[1]
+
+    page.key('overview', 'ArrowRight')  # the later token is not summed over
+    page.mouse('query', 2.5 * tile, 1.5 * tile, click=False)
+    assert said(page)[0].endswith('layer 1, head 0, query (0, 1), source (1, 2): not summed over')
+    page.key('overview', 'ArrowRight')
+    page.mouse('query', 2.5 * tile, 1.5 * tile, click=False)
+    assert said(page)[1][0] == pytest.approx(float(kernel[0, 2, 2]), rel=1e-6)
+    page.mouse('query', 0.5 * tile, 0.5 * tile)  # query (0, 0); the kernel is 3 x 3
+    page.mouse('query', 2.5 * tile, 0.5 * tile, click=False)
+    assert said(page)[0].endswith('source (0, 2): not summed over')
+
+
+def test_a_page_of_aft_conv_small_is_small():
+    layers = [ExplorerLayer(str(i), torch.randn(384, 11, 11)) for i in range(12)]
+    page = explorer_page(layers, (14, 14))
+    assert len(page) < 4e6
+    assert not re.search(r'(src|href)="|https?://|import\(|fetch\(', page)
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['--out', 'page.txt'], "--out needs a file name that ends in .html, got 'page.txt'"),
+        (['no.jpg', '--out', 'a.html'], "images must be readable images, got 'no.jpg'"),
+        (
+            ['classifier.py', '--out', 'a.html'],
+            "images must be readable images, got 'classifier.py'",
+        ),
+    ],
+)
+def test_bad_arguments_give_a_one_line_message(
+    tiny_classifier, tmp_path, monkeypatch, words, message
+):
+    monkeypatch.chdir(Path(tiny_classifier[0]).parent)
+    with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
+        main([*tiny_classifier, *words])
+    assert '\n' not in str(error.value) and not Path('a.html').exists()
+
+
+def test_an_image_on_another_grid_is_named(tiny_classifier, picture, tmp_path):
+    config = Config.fromfile(tiny_classifier[0])
+    config.test_dataloader.dataset.pipeline[1].scale = (8, 12)  # as many tokens in another order
+    config.dump(tmp_path / 'upright.py')
+    with pytest.raises(SystemExit, match=r'must have a grid of \(4, 6\) tokens .* got \(6, 4\)'):
+        main(
+            [
+                str(tmp_path / 'upright.py'),
+                tiny_classifier[1],
+                str(picture),
+                '--out',
+                str(tmp_path / 'a.html'),
+            ]
+        )
+
+
+def test_a_sequence_is_rejected(untrained, tmp_path):
+    with pytest.raises(SystemExit, match='Error: explore.py needs position biases on one 2-d grid'):
+        main([*untrained['tiny_text'], '--out', str(tmp_path / 'a.html')])
+
+
+@pytest.mark.parametrize(
+    ('layers', 'grid', 'message'),
+    [
+        ([], (2, 3), 'layers must hold at least one'),
+        ([ExplorerLayer('a', torch.zeros(1, 3, 3))], (6,), 'grid must have two dimensions'),
+        (
+            [ExplorerLayer('a', torch.zeros(1, 1, 1).expand(1, 5795, 5795))],
+            (2, 3),
+            'layers must hold at most 33,554,432 numbers, got 33,582,025 in the first 1',
+        ),
+        (
+            [ExplorerLayer('a', torch.zeros(1, 4, 3))],
+            (2, 3),
+            r'bias of a must be .* got \[1, 4, 3\]',
+        ),
+    ],
+)
+def test_invalid_biases_are_rejected(layers, grid, message):
+    with pytest.raises(ValueError, match=message):
+        explorer_page(layers, grid)

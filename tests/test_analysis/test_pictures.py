@@ -1,0 +1,323 @@
+"""Tools that inspect a model: numbers in their files against those of the model."""
+
+import csv
+import importlib.util
+import runpy
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import mmpretrain
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from networks import (
+    build_dataset,
+    class_names,
+    load_images,
+    load_network,
+    network_inputs,
+    shown_image,
+)
+from packaging.specifiers import SpecifierSet
+from PIL import Image
+from plot_keys import key_maps
+from plot_position_bias import position_bias_table
+
+ROOT = Path(__file__).parents[2]
+NEEDS_GRAD_CAM = pytest.mark.skipif(
+    not importlib.util.find_spec('pytorch_grad_cam'), reason='needs the extra "analysis"'
+)
+OF_VIS_CAM = '<1.5'  # vis_cam.py passes use_cuda, which later ones do not take
+VIS_CAM = Path(mmpretrain.__file__).parent / '.mim/tools/visualization/vis_cam.py'
+
+
+@pytest.fixture
+def analysis(tool, monkeypatch):
+    """Run the main function of a tool in this process, to import only once."""
+
+    def call(name, *words):
+        module = tool(f'analysis_tools/{name}')
+        module.main([str(word) for word in words])
+        return module
+
+    return call
+
+
+def rows_of(path):
+    with open(path, newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def colourful(path):
+    return np.asarray(Image.open(path).convert('RGB')).std() > 5
+
+
+def test_the_table_of_position_biases(analysis, digits_classifier, tmp_path, capsys):
+    analysis(
+        'plot_position_bias',
+        *digits_classifier,
+        '--out',
+        tmp_path / 'a.png',
+        '--csv',
+        tmp_path / 'a.csv',
+        '--layers',
+        '1',
+        '--heads',
+        'first:3',
+        '--dpi',
+        40,
+    )
+    bias = load_network(*digits_classifier).backbone.layers[1].token_mixer.position_bias()
+    expected = position_bias_table({'layer 1': bias})
+    found = rows_of(tmp_path / 'a.csv')
+    assert [row['head'] for row in found] == ['0', '1', '2', '3']
+    for row, numbers in zip(found, expected, strict=True):
+        assert float(row['entropy_bits']) == pytest.approx(numbers['entropy_bits'], rel=1e-5)
+    assert colourful(tmp_path / 'a.png')
+    assert 'drew 1 of 2 layers' in capsys.readouterr().out
+
+
+def test_keys_are_those_of_the_mixer(analysis, digits_classifier, tmp_path):
+    module = analysis(
+        'plot_keys', *digits_classifier, '--out', tmp_path / 'k.png', '--num', 2, '--dpi', 40
+    )
+    assert colourful(tmp_path / 'k-1.png') and colourful(tmp_path / 'k-2.png')
+
+    network = load_network(*digits_classifier)
+    layer = network.backbone.layers[0]
+    inputs = network_inputs(network.config, [build_dataset(network.config)[5]])
+    found = module.keys_of(network, {'layer 0': layer.token_mixer}, inputs)['layer 0']
+    key = layer.token_mixer.key(layer.norm1(network.backbone._embed(inputs)[0]))[0].double()
+    expected = key.exp() / key.exp().mean(0)
+    torch.testing.assert_close(found, expected.T.view(4, 4, 4))
+    torch.testing.assert_close(key_maps(key + 30 * torch.randn(4).double(), (4, 4)), found)
+    with pytest.raises(ValueError, match=r'key must be \[15, h\] for the grid \(3, 5\)'):
+        key_maps(key, (3, 5))
+
+
+@NEEDS_GRAD_CAM
+def test_class_activation_maps_are_the_formula(tool, analysis, digits_classifier, tmp_path):
+    """After the last norm and the mean over tokens only the head's weights are left."""
+    analysis('plot_cam', *digits_classifier, '--out', tmp_path / 'c.png', '--num', 2, '--dpi', 40)
+    assert colourful(tmp_path / 'c.png')
+
+    module, network = tool('analysis_tools/plot_cam'), load_network(*digits_classifier)
+    name = module.target_layer(network)
+    inputs = network_inputs(network.config, [build_dataset(network.config)[i] for i in (0, 9)])
+    # Of other classes the whole map may be below 0.
+    categories = network.model(inputs).argmax(1).tolist()
+    found = module.activation_maps(network, network.backbone.norm, inputs, categories)
+    assert name == 'norm' and found.shape == (2, 8, 8)
+    with torch.no_grad():
+        x, grid = network.backbone._embed(inputs)
+        for layer in network.backbone.layers:
+            x = layer(x, grid)
+        for image, category in enumerate(categories):
+            weight = network.model.head.fc.weight[category]
+            expected = (network.backbone.norm(x[image]) @ weight).relu().view(4, 4)
+            # The library enlarges bilinearly from 4 to 8 pixels, and scales to 0 … 1 then.
+            enlarged = torch.nn.functional.interpolate(
+                expected[None, None], size=8, mode='bilinear'
+            )[0, 0]
+            low, high = enlarged.min(), enlarged.max()
+            np.testing.assert_allclose(found[image], (enlarged - low) / (high - low), atol=1e-4)
+
+
+@NEEDS_GRAD_CAM
+@pytest.mark.skipif(not VIS_CAM.is_file(), reason='mmpretrain came without its tools')
+@pytest.mark.parametrize('with_cls_token', [False, True])
+def test_vis_cam_of_mmpretrain_works_unchanged(with_cls_token, tmp_path, monkeypatch, capsys):
+    if version('grad-cam') not in SpecifierSet(OF_VIS_CAM):
+        pytest.skip(f'vis_cam.py needs grad-cam{OF_VIS_CAM}, which the lock has')
+    config = Config.fromfile(ROOT / 'tests/configs/tiny_images.py', import_custom_modules=False)
+    config.custom_imports.imports = ['aft_mm.registry']
+    config.model.backbone.out_type = 'cls_token' if with_cls_token else 'avg_featmap'
+    if with_cls_token:
+        config.model.backbone.with_cls_token = True
+        config.model.backbone.token_mixer = dict(type='aft_mm.AFTFull', rank=4)
+    config.test_dataloader.dataset.pipeline = config.train_dataloader.dataset.pipeline
+    config.dump(tmp_path / 'images.py')
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = MODELS.build(config.model)
+    torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'images.pth')
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / 'a.png')
+    monkeypatch.setattr(
+        sys,
+        'argv',
+        [
+            'vis_cam.py',
+            str(tmp_path / 'a.png'),
+            str(tmp_path / 'images.py'),
+            str(tmp_path / 'images.pth'),
+            '--vit-like',
+            '--save-path',
+            str(tmp_path / 'cam.png'),
+        ],
+    )
+    with DefaultScope.overwrite_default_scope('mmpretrain'):  # other tests leave their own
+        runpy.run_path(str(VIS_CAM), run_name='__main__')
+    layer = 'backbone.layers.1.norm1' if with_cls_token else 'backbone.norm'
+    assert f'"{layer}"' in capsys.readouterr().out
+    assert Image.open(tmp_path / 'cam.png').size == (8, 8)
+
+
+def test_confusions_accuracy_and_mistakes(analysis, digits_classifier, tmp_path, capsys):
+    module = analysis(
+        'confusion_matrix',
+        *digits_classifier,
+        '--out',
+        tmp_path / 'm.png',
+        '--csv',
+        tmp_path / 'm.csv',
+        '--mistakes',
+        tmp_path / 'w.png',
+        '--num',
+        4,
+        '--batch-size',
+        13,
+        '--dpi',
+        40,
+    )
+    network = load_network(*digits_classifier)
+    dataset = build_dataset(network.config)
+    samples = [dataset[i] for i in range(len(dataset))]
+    with torch.no_grad():
+        predicted = network.model(network_inputs(network.config, samples)).argmax(1).tolist()
+    labels = [int(sample['data_samples'].gt_label) for sample in samples]
+    rows = rows_of(tmp_path / 'm.csv')
+    assert len(rows) == 10 and sum(int(row['images']) for row in rows) == len(labels) == 65
+    for number, row in enumerate(rows):
+        mine = [p == number for p, label in zip(predicted, labels, strict=True) if label == number]
+        assert float(row['accuracy']) == pytest.approx(np.mean(mine), rel=1e-5)
+    right = np.mean(np.equal(predicted, labels))
+    assert f'65 images, accuracy {100 * right:.2f} %' in capsys.readouterr().out
+    assert colourful(tmp_path / 'w.png') and colourful(tmp_path / 'm.png')
+
+    probabilities = np.array([[0.6, 0.4, 0], [0.1, 0.9, 0], [0.3, 0, 0.7], [0.2, 0.8, 0]])
+    wrong = module.most_confident_mistakes(probabilities, np.array([1, 1, 0, 2]), 2)
+    assert wrong.tolist() == [3, 2]
+    figure = module.draw_confusion(np.array([[3, 1], [0, 4]]), ['a', 'b'])
+    np.testing.assert_allclose(figure.axes[0].images[0].get_array(), [[0.75, 0.25], [0, 1]])
+    assert figure.get_suptitle() == '8 images, accuracy 87.5 %'
+
+
+def test_features_and_their_neighbours(analysis, digits_classifier, tmp_path):
+    module = analysis(
+        'plot_features',
+        *digits_classifier,
+        '--out',
+        tmp_path / 'f.png',
+        '--num',
+        40,
+        '--perplexity',
+        5,
+        '--dpi',
+        40,
+    )
+    assert colourful(tmp_path / 'f.png')
+    features = torch.tensor([[0.0, 0], [1, 0], [1.5, 0], [9, 9], [9, 8]])
+    # The nearest of each: 1, 2, 1, 4, 3.
+    assert module.neighbour_share(features, np.array([0, 0, 1, 1, 1])) == pytest.approx(3 / 5)
+    figure = module.draw_features(features.numpy(), np.array([0, 0, 1, 1, 1]), ['a', 'b'])
+    first, second = figure.axes[0].collections
+    np.testing.assert_array_equal(second.get_offsets(), features[2:])
+    assert (first.get_facecolor() != second.get_facecolor()).any()
+
+
+@pytest.mark.parametrize(
+    'words, layers',
+    [
+        ('{config} {checkpoint} --num 2 --layers 0', ['layers.0']),
+        ('timm:resnet18 --size 32 --num 1 --layers layer1,layer2.0', ['layer1', 'layer2.0']),
+        ('convnext-tiny_32xb128_in1k --noise --size 32 --num 1 --layers first:1', ['stages.0']),
+    ],
+)
+def test_fields_of_networks_of_three_libraries(
+    words, layers, analysis, digits_classifier, tmp_path
+):
+    config, checkpoint = digits_classifier
+    words = words.format(config=config, checkpoint=checkpoint).split()
+    analysis(
+        'plot_receptive_field',
+        *words,
+        '--out',
+        tmp_path / 'f.png',
+        '--csv',
+        tmp_path / 'f.csv',
+        '--radius',
+        5,
+        100,
+        '--dpi',
+        40,
+    )
+    rows = rows_of(tmp_path / 'f.csv')
+    assert [row['layer'] for row in rows] == layers and colourful(tmp_path / 'f.png')
+    for row in rows:
+        assert 0 < float(row['within_5_px']) <= float(row['within_100_px']) == 1
+        assert 0 < float(row['half_px']) <= float(row['most_px'])
+
+
+def test_files_go_through_the_pipeline_of_the_config(tmp_path):
+    """As mmcv reads them, BGR, and as they are shown, RGB."""
+    config = Config.fromfile(
+        ROOT / 'configs/image_classification/aft-conv-mini-h96-k7_1xb50-40e_imagenette-64px.py'
+    )
+    pixels = np.zeros((73, 90, 3), np.uint8)
+    pixels[..., 0] = 200
+    Image.fromarray(pixels).save(tmp_path / 'red.png')
+    (sample,) = load_images(config, [tmp_path / 'red.png'])
+    assert sample['inputs'].shape == (3, 64, 64) and (sample['inputs'][2] == 200).all()
+    np.testing.assert_array_equal(shown_image(config, sample), pixels[:64, :64])
+    red = network_inputs(config, [sample])[0, :, 5, 5]
+    np.testing.assert_allclose(
+        red,
+        ([200, 0, 0] - np.array([123.675, 116.28, 103.53])) / [58.395, 57.12, 57.375],
+        rtol=1e-5,
+    )
+    assert class_names(None, 3) == ['0', '1', '2']
+
+
+@pytest.mark.parametrize(
+    'name, words, message',
+    [
+        ('plot_position_bias', '{} --layers 2 --out a.png', "--layers must be 'all', .* got '2'"),
+        ('plot_position_bias', '{} --heads 4 --out a.png', 'heads must be .* 0 to 3'),
+        ('plot_keys', '{} --images no.jpg --out a.png', "image 'no.jpg' cannot be read"),
+        ('plot_keys', '{} --num 99 --out a.png', '--num must be at most 65, the samples'),
+        ('plot_attention', '{} --num 1 --out a.png', 'no layer that calls torch'),
+        ('plot_attention', 'timm:no a.pth --out a.png', 'checkpoint .a.pth. does not exist'),
+        ('plot_receptive_field', 'timm:no --out a.png', "timm has no model 'no'"),
+        (
+            'plot_receptive_field',
+            'no --out a.png',
+            "NETWORK must be the path of a config .* got 'no'",
+        ),
+        ('plot_receptive_field', '{} --layers norm9 --out a.png', "AFTViT has no layer 'norm9'"),
+        ('plot_cam', '{} --category 10 --out a.png', '--category must be 0 to 9, got 10'),
+        ('plot_features', '{} --num 20 --out a.png', '--perplexity must be below --num 20'),
+        ('confusion_matrix', '{} --mistakes a.txt --out a.png', '--mistakes needs a file name'),
+        ('browse_dataset', 'no.py --out a.png', "config 'no.py' does not exist"),
+    ],
+)
+def test_bad_input_gives_a_one_line_message(
+    name, words, message, analysis, digits_classifier, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=f'Error: .*{message}'):
+        analysis(name, *words.format(' '.join(digits_classifier)).split())
+    assert not (tmp_path / 'a.png').exists()
+
+
+def test_a_checkpoint_of_another_config(analysis, digits_classifier, untrained, tmp_path):
+    with pytest.raises(SystemExit, match='Error: the checkpoint does not fit AFTViT'):
+        analysis(
+            'plot_keys',
+            digits_classifier[0],
+            untrained['tiny_text'][1],
+            '--out',
+            tmp_path / 'a.png',
+        )

@@ -1,0 +1,151 @@
+"""Receptive fields of networks whose field is known."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS, init_default_scope
+from plot_receptive_field import (
+    draw_receptive_field,
+    energy_within,
+    radius_of_share,
+    receptive_field,
+)
+from recording import as_map, grid_of
+from torch import nn
+
+
+def test_linear_convolutions_have_the_square_of_their_joint_kernel():
+    """Of one channel: whatever the projection and the images are."""
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 5, padding=2)
+    energy = receptive_field(lambda x: second(first(x)), torch.randn(3, 1, 21, 17), place=(9, 10))
+
+    # Full convolution of the two flipped kernels is what a place reads.
+    joint = (
+        F.conv2d(second.weight, first.weight.flip(2, 3), padding=2).detach().double().square()[0, 0]
+    )
+    assert joint.shape == (7, 7)
+    expected = torch.zeros(21, 17, dtype=torch.float64)
+    expected[6:13, 7:14] = joint / joint.sum()
+    torch.testing.assert_close(energy, expected, atol=1e-7, rtol=1e-4)
+
+
+def test_several_channels_are_the_squared_jacobian():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 5, 3, 2, 1))
+    images = torch.randn(1, 2, 8, 8)
+    jacobian = (
+        torch.autograd.functional.jacobian(lambda x: network(x)[0, :, 2, 2], images)
+        .double()
+        .square()
+        .sum((0, 1, 2))
+    )
+    energy = receptive_field(
+        network, images, place=(2, 2), probes=4000, generator=torch.Generator().manual_seed(1)
+    )
+    torch.testing.assert_close(energy, jacobian / jacobian.sum(), atol=2e-3, rtol=0.1)
+
+
+def test_patches_and_windows_of_a_transformer_are_its_field():
+    """A layer without global connectivity reads the patches under its kernel, two read one more."""
+    init_default_scope('mmpretrain')
+    torch.manual_seed(0)
+    network = MODELS.build(
+        dict(
+            type='aft_mm.AFTViT',
+            arch=dict(embed_dims=16, num_layers=2),
+            img_size=28,
+            patch_size=4,
+            token_mixer=dict(
+                type='aft_mm.AFTConv',
+                num_heads=4,
+                kernel_size=3,
+                init_std=0.5,
+                reparameterize=False,
+                global_connectivity=False,
+            ),
+            out_type='featmap',
+            out_indices=(0, 1),
+        )
+    ).eval()
+    for layer, reach in ((0, 1), (1, 2)):
+        energy = receptive_field(lambda x, i=layer: network(x)[i], torch.randn(2, 3, 28, 28))
+        seen = (energy.view(7, 4, 7, 4).sum((1, 3)) > 0).nonzero()
+        expected = [
+            [row, column]
+            for row in range(3 - reach, 4 + reach)
+            for column in range(3 - reach, 4 + reach)
+        ]
+        assert seen.tolist() == expected
+
+
+def test_the_mean_of_a_layer_norm_is_constant_but_its_field_is_not_empty():
+    """A sum over the channels in place of projections would have no gradient at all."""
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8)
+    energy = receptive_field(
+        lambda x: norm(conv(x).movedim(1, -1)).movedim(-1, 1), torch.randn(1, 3, 12, 12)
+    )
+    assert energy[4:8, 4:8].sum() == pytest.approx(1)
+
+
+def test_share_within_a_radius():
+    energy = torch.zeros(9, 9, dtype=torch.float64)
+    energy[4, 4], energy[4, 2], energy[4, 6], energy[1, 4], energy[7, 4] = 0.4, 0.2, 0.2, 0.1, 0.1
+    shares = energy_within(energy, [0, 1.9, 2, 2.9, 3])
+    assert shares.tolist() == pytest.approx([0.4, 0.4, 0.8, 0.8, 1])
+    assert [radius_of_share(energy, share) for share in (0.4, 0.5, 0.9, 1)] == [0, 2, 3, 3]
+    # The same away from the middle: radii are around the centre of mass.
+    moved = F.pad(energy, (5, 0, 0, 3))
+    assert radius_of_share(moved, 0.9) == pytest.approx(3)
+
+
+def test_a_place_out_of_range_and_a_network_without_gradient():
+    images = torch.randn(1, 1, 8, 8)
+    with pytest.raises(ValueError, match='place must be a row of 0 to 7'):
+        receptive_field(nn.Identity(), images, place=(8, 0))
+    with pytest.raises(ValueError, match='the gradient is 0'):
+        receptive_field(lambda x: x * 0, images)
+    with pytest.raises(ValueError, match=r'features must be a function .* got torch.float32 \[8'):
+        receptive_field(lambda x: x[0, 0], images)
+
+
+@pytest.mark.parametrize(
+    'count, image, grid',
+    [
+        (196, (224, 224), (14, 14)),
+        (32, (64, 32), (8, 4)),
+        (15 * 20, (120, 158), (15, 20)),  # the last patch of a row is cut off
+        (3, (8, 8), None),
+    ],
+)
+def test_the_grid_of_tokens(count, image, grid):
+    assert grid_of(count, image) == grid
+
+
+def test_outputs_of_all_kinds_are_maps():
+    torch.manual_seed(0)
+    expected = torch.randn(2, 5, 4, 2)
+    tokens = expected.flatten(2).transpose(1, 2)
+    for output, prefix in (
+        (expected, 0),
+        (expected.movedim(1, -1), 0),
+        (tokens, 0),
+        ((tokens, (4, 2)), 0),
+        (torch.cat([tokens[:, :1], tokens], 1), 1),
+    ):
+        torch.testing.assert_close(as_map(output, (32, 16), prefix), expected)
+    with pytest.raises(ValueError, match='the output of the layer must be a map'):
+        as_map(tokens, (32, 16), 1)
+
+
+def test_the_picture_shows_the_energy_and_the_shares():
+    energy = torch.zeros(9, 9, dtype=torch.float64)
+    energy[4, 4], energy[4, 2], energy[4, 6] = 0.5, 0.25, 0.25
+    figure = draw_receptive_field({'layers.0': energy, 'layers.1': energy.T})
+    curve, first, second, _ = figure.axes
+    np.testing.assert_allclose(second.images[0].get_array(), (energy.T / 0.5).clamp(min=1e-6))
+    assert first.get_title() == 'layers.0\nhalf within 0 px, 90 % within 2 px'
+    radius, share = curve.lines[0].get_data()
+    assert share[0] == 50 and share[-1] == 100 and share[radius < 2].max() == 50

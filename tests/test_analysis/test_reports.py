@@ -1,0 +1,434 @@
+"""Output of tools/analysis_tools: configs, FLOPs, position biases, reference values."""
+
+import itertools
+import json
+import os
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+
+from aft_mm.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / 'tools' / 'analysis_tools'
+QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-quickstart_*.py'))
+
+from model_complexity import Likelihood, analyse, analyse_config  # noqa: E402
+from reference_bits import sorted_points_bits  # noqa: E402
+
+
+@pytest.fixture
+def run(run):
+    # AFT_MM_DATA is set for all of them, so that mmengine logs it.
+    env = dict(AFT_MM_DATA=os.environ.get('AFT_MM_DATA', 'data'))
+    return lambda tool, *arguments: run(TOOLS / tool, *arguments, cwd=ROOT, env=env)
+
+
+def only_error(done):
+    """Return the one-line message of a failed tool."""
+    assert done.returncode == 1 and 'Traceback' not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith('Error: ')]
+    return line
+
+
+# A 6 x 9 grid of tokens with 48 channels.
+GRID, T, D = (6, 9), 54, 48
+PROJECTIONS = 4 * T * D * D
+# exp, times v, the two sums, and what follows: the quotient, the sigmoid, the gate.
+WEIGHTED_MEAN = T * D * (1 + 1 + 2)
+GATE = 3 * T * D
+
+
+@pytest.mark.parametrize(
+    'mixer, expected',
+    [
+        # Queries by keys, softmax, weights by values.
+        (dict(type='SoftmaxAttention', num_heads=4), PROJECTIONS + T * T * (2 * D + 5 * 4)),
+        (dict(type='AFTSimple'), PROJECTIONS + WEIGHTED_MEAN + GATE),
+        # u v^T, exp(w), and exp(w) by numerator and denominator.
+        (
+            dict(type='AFTFull', rank=16),
+            PROJECTIONS + T * T * (16 + 1) + 2 * T * T * D + 2 * T * D + GATE,
+        ),
+        (dict(type='AFTFull', rank=None), PROJECTIONS + T * T + 2 * T * T * D + 2 * T * D + GATE),
+        # A key of 12 channels, a 5 x 5 kernel on value and on key channels, and the two global sums.
+        (
+            dict(type='AFTConv', num_heads=12, kernel_size=5),
+            PROJECTIONS - T * D * (D - 12) + (25 + 2) * T * (D + 12) + T * (D + 12) + GATE,
+        ),
+        (
+            dict(type='AFTConv', num_heads=48, kernel_size=5),
+            PROJECTIONS + (25 + 2) * T * 2 * D + 2 * T * D + GATE,
+        ),
+        (
+            dict(type='AFTConv', num_heads=12, kernel_size=5, query=False),
+            PROJECTIONS
+            - T * D * D
+            - T * D * (D - 12)
+            + (25 + 2) * T * (D + 12)
+            + T * (D + 12)
+            + T * D,
+        ),
+    ],
+)
+def test_flops_are_those_of_the_formula(mixer, expected):
+    """Shifts against overflow and the like come on top: at most 8 per cent of the layer."""
+    module = MODELS.build(dict(mixer, type=f'aft_mm.{mixer["type"]}', embed_dims=D, grid=GRID))
+    counted = analyse(module, (T, D))
+
+    assert counted['uncounted'] == {}
+    assert expected <= counted['flops'] <= 1.08 * expected
+
+
+DENSE = PROJECTIONS + T * T * (16 + 1) + 2 * T * T * D + 2 * T * D + GATE
+
+
+@pytest.mark.parametrize(
+    'mixer, least, most',
+    [
+        # The biases of the 5 x 5 tokens |Δ| < 3, or a dense product, which is faster when T is small.
+        (dict(type='AFTLocal', window=3, rank=16), PROJECTIONS + 25 * T * D + GATE, DENSE),
+        (dict(type='AFTLocalLearned', window=3, rank=16), PROJECTIONS + 25 * T * D + GATE, DENSE),
+        # Eight sources, 4 in either block; columns, rows and blocks are added once where they double.
+        (
+            dict(type='AFTLocalHard', window=(4, 4)),
+            PROJECTIONS + 2 * (1 + 3) * T * D + GATE,
+            PROJECTIONS + 2 * (1 + 7) * T * D + GATE,
+        ),
+        # Blocks of 3 x 3 tokens, which see as many on all sides as there are.
+        (
+            dict(type='LocalSoftmaxAttention', num_heads=4, window=3),
+            PROJECTIONS + 2 * 9 * T * D,
+            PROJECTIONS + 81 * T * (2 * D + 5 * 4),
+        ),
+    ],
+)
+def test_flops_of_a_window_are_between_bounds(mixer, least, most):
+    module = MODELS.build(dict(mixer, type=f'aft_mm.{mixer["type"]}', embed_dims=D, grid=GRID))
+    counted = analyse(module, (T, D))
+
+    assert counted['uncounted'] == {}
+    assert least < counted['flops'] < 1.08 * most
+
+
+def test_a_decoder_is_counted_on_its_whole_length_with_its_head(tmp_path):
+    config = Config.fromfile(ROOT / 'tests/configs/tiny_text.py', import_custom_modules=False)
+    length, dims, values = 300, 24, 100
+    config.model.decoder.token_mixer = dict(type='aft_mm.AFTSimple')
+    config.model.decoder.update(embed_dims=dims, grid=(length,))
+    config.model.decoder.embedding.vocab_size = values
+    config.model.head.update(embed_dims=dims, num_classes=values)
+    config.custom_imports.imports = ['aft_mm.registry']
+    config.dump(tmp_path / 'decoder.py')
+    counted = analyse_config(tmp_path / 'decoder.py')
+
+    projections, mean_and_gate = 4 * dims * dims, (4 + 3) * dims
+    mlp, norms, residuals = (2 * 4 * dims + 4) * dims, 2 * 5 * dims, 2 * dims
+    block = projections + mean_and_gate + mlp + norms + residuals
+    # Positions are added, the last norm, the logits and their cross entropy.
+    expected = length * (2 * block + (1 + 5) * dims + values * dims + 5 * values)
+    assert counted['shape'] == (length,) and counted['uncounted'] == {}
+    assert expected <= counted['flops'] <= 1.03 * expected
+    assert counted['parameters'] == sum(
+        p.numel()
+        for p in MODELS.build(dict(config.model, type='aft_mm.AutoregressiveModel')).parameters()
+    )
+
+
+def test_an_encoder_and_the_mixing_with_its_memory_are_counted_too():
+    length, rows, dims, heads = 300, 35, 24, 3
+    parts = dict(
+        embed_dims=dims,
+        embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3),
+        token_mixer=dict(type='aft_mm.AFTSimple'),
+    )
+    decoder = dict(parts, type='aft_mm.SequenceDecoder', num_layers=2, grid=(length,))
+    head = dict(type='aft_mm.LogisticMixtureHead', embed_dims=dims, num_channels=3)
+    alone = MODELS.build(dict(type='aft_mm.AutoregressiveModel', decoder=decoder, head=head))
+    both = MODELS.build(
+        dict(
+            type='aft_mm.AutoregressiveModel',
+            head=head,
+            decoder=dict(
+                decoder, cross_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=heads)
+            ),
+            encoder=dict(parts, type='aft_mm.SequenceEncoder', num_layers=1, grid=(5, 7)),
+        )
+    )
+    before = analyse(Likelihood(alone), (length, 3), tokens=True)
+    after = analyse(Likelihood(both), (length, 3), (rows, 3), tokens=True)
+
+    block = (4 + 8) * dims * dims + (4 + 3 + 4 + 2 * 5 + 2) * dims
+    encoder = rows * (3 * dims + block + (1 + 5) * dims)  # pixels, positions, the last norm
+    projections = 2 * (length + rows) * dims * dims
+    attention = length * rows * (2 * dims + 5 * heads) + length * (5 + 1) * dims
+    expected = encoder + 2 * (projections + attention)
+    assert after['uncounted'] == before['uncounted'] == {}
+    assert expected <= after['flops'] - before['flops'] <= 1.03 * expected
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'image_ar/aft-local-32-mini_1xb8-2e-pixels_cifar10',
+        'image_ar/aft-local-32-mini_1xb16-2e_mnist',
+        'super_resolution/aft-local2d-mini_1xb8-16e_celeba-8to32',
+        'point_cloud/aft-local-96-mini_1xb4-40e_modelnet10-chair',
+    ],
+)
+def test_every_operator_of_images_and_points_is_counted(name):
+    config = ROOT / f'configs/{name}.py'
+    assert analyse_config(config)['uncounted'] == {}
+    with pytest.raises(UserError, match='counted on the whole of its position table'):
+        analyse_config(config, (8, 8))
+
+
+def test_parameters_and_activations_of_a_known_network():
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+            self.fc = torch.nn.Linear(8, 5)
+
+        def forward(self, x):
+            x = self.conv(x).sigmoid()
+            return self.fc(x.flatten(2).transpose(1, 2)).softmax(-1)
+
+    counted = analyse(Network(), (3, 7, 4))
+    assert counted['parameters'] == 3 * 8 * 9 + 8 + 8 * 5 + 5
+    assert counted['flops'] == 28 * (8 * 27 + 8 + 8 * 5 + 5 * 5)
+    assert counted['activations'] == 28 * (8 + 8 + 5 + 5)
+
+
+def test_unknown_operators_are_reported():
+    class Network(torch.nn.Module):
+        def forward(self, x):
+            return torch.erfinv(x)
+
+    assert analyse(Network(), (4,))['uncounted'] == {'aten::erfinv': 1}
+
+
+def test_shape_is_that_of_the_config_or_the_one_given():
+    default, larger = analyse_config(QUICKSTART), analyse_config(QUICKSTART, (16, 24))
+
+    assert default['shape'] == (1, 8, 8) and larger['shape'] == (1, 16, 24)
+    assert larger['parameters'] == default['parameters']
+    # Six times the tokens: linear in them but for the kernel, larger than the grid of 4 x 4.
+    assert 5.9 < larger['flops'] / default['flops'] < 8
+
+
+def test_the_mask_channel_of_padding_is_off(tmp_path):
+    config = Config.fromfile(QUICKSTART)
+    config.model.backbone.with_mask_channel = True
+    config.dump(tmp_path / 'masked.py')
+    plain, masked = analyse_config(QUICKSTART), analyse_config(tmp_path / 'masked.py')
+    assert masked == dict(plain, config='masked')
+
+
+def test_a_detector_with_boxes_of_its_own_is_not_counted(tmp_path):
+    config = Config.fromfile(QUICKSTART)
+    config.model.roi_head = dict(type='StandardRoIHead')
+    config.dump(tmp_path / 'two_stages.py')
+    with pytest.raises(UserError, match='is a detector with a roi_head'):
+        analyse_config(tmp_path / 'two_stages.py')
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        ('analysis_tools/print_config.py',),
+        ('analysis_tools/model_complexity.py',),
+        ('analysis_tools/plot_position_bias.py', 'no.pth', '--out', 'bias.png'),
+        ('model_converters/export_onnx.py', 'no.pth', 'no.pt2', '--backbone'),
+        ('model_converters/deit_to_aft.py', QUICKSTART, 'no.pth', '--config'),
+    ],
+)
+def test_missing_libraries_give_a_one_line_message(run, words, missing_downstream):
+    if not missing_downstream:
+        pytest.skip('they are installed')
+    config = ROOT / 'configs/detection/retinanet-aft-conv-mini_1xb4-24e_bccd.py'
+    tool, *rest = words
+    rest = [*rest, config] if '--config' in rest else [config, *rest]
+    assert '`make downstream` installs' in only_error(run(f'../{tool}', *rest))
+
+
+def test_model_complexity_writes_its_table(run, tmp_path):
+    done = run('model_complexity.py', QUICKSTART, '--json', tmp_path / 'counts.json')
+
+    assert done.returncode == 0, done.stderr
+    assert QUICKSTART.stem in done.stdout and 'Not counted' not in done.stdout
+    (counts,) = json.loads((tmp_path / 'counts.json').read_text())
+    assert sum(counts['flops_by_operator'].values()) == counts['flops']
+    assert counts['flops_by_module'][''] == counts['flops']
+    assert counts['flops_by_module']['head.fc'] == 64 * 10
+
+
+def test_print_config_prints_the_config_alone_with_what_is_inherited_and_overridden(run):
+    config = QUICKSTART.with_name('aft-conv-mini-h96-k7_1xb100-8e_cifar10.py')
+    done = run('print_config.py', config, '--cfg-options', 'train_cfg.max_epochs=7')
+
+    assert done.returncode == 0, done.stderr
+    assert 'AFT_MM_DATA' in done.stderr  # what mmengine says on the way
+    printed = Config.fromstring(done.stdout, '.py')
+    assert printed.train_cfg.max_epochs == 7
+    assert printed.default_scope == 'mmpretrain' and '_base_' not in printed
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """The quickstart model with biases that are not 0, saved as a checkpoint."""
+    config = Config.fromfile(QUICKSTART)
+    init_default_scope(config.default_scope)
+    torch.manual_seed(0)
+    model = MODELS.build(config.model)
+    for layer in model.backbone.layers:
+        torch.nn.init.constant_(layer.token_mixer.pos_bias.gamma, 1.0)
+    torch.save(dict(meta={}, state_dict=model.state_dict()), tmp_path / 'model.pth')
+    return tmp_path / 'model.pth'
+
+
+def test_plot_position_bias_draws_every_layer(run, checkpoint, tmp_path):
+    done = run('plot_position_bias.py', QUICKSTART, checkpoint, '--out', tmp_path / 'new/bias.png')
+
+    assert done.returncode == 0, done.stderr
+    assert 'drew 4 of 4 layers' in done.stdout
+    image = matplotlib.image.imread(tmp_path / 'new/bias.png')[..., :3]
+    red, blue = image[..., 0] - image[..., 2] > 0.3, image[..., 2] - image[..., 0] > 0.3
+    assert red.mean() > 0.01 and blue.mean() > 0.01
+
+
+def test_plot_position_bias_refuses_a_model_without_one(run, tmp_path):
+    config = Config.fromfile(QUICKSTART)
+    config.model.backbone.token_mixer = dict(type='aft_mm.AFTSimple')
+    config.dump(tmp_path / 'simple.py')
+    init_default_scope(config.default_scope)
+    torch.save(dict(state_dict=MODELS.build(config.model).state_dict()), tmp_path / 'simple.pth')
+    done = run(
+        'plot_position_bias.py',
+        tmp_path / 'simple.py',
+        tmp_path / 'simple.pth',
+        '--out',
+        tmp_path / 'bias.png',
+    )
+
+    assert done.returncode == 1
+    assert 'no token mixer with a position bias' in only_error(done)
+    assert not (tmp_path / 'bias.png').exists()
+
+
+def test_plot_position_bias_refuses_a_checkpoint_of_another_model(run, checkpoint, tmp_path):
+    config = Config.fromfile(QUICKSTART)
+    config.model.backbone.arch.num_layers = 3
+    config.dump(tmp_path / 'shallow.py')
+    done = run(
+        'plot_position_bias.py', tmp_path / 'shallow.py', checkpoint, '--out', tmp_path / 'bias.png'
+    )
+    assert 'does not fit AFTViT with 3 layers' in only_error(done)
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        ('print_config.py', 'no.py'),
+        ('model_complexity.py', 'no.py'),
+        ('plot_position_bias.py', QUICKSTART, 'no.pth', '--out', 'bias.png'),
+    ],
+)
+def test_a_missing_file_gives_a_one_line_message(run, words):
+    line = only_error(run(*words))
+    assert 'no.py' in line or 'no.pth' in line
+
+
+def test_reference_bits_of_known_bytes(run, tmp_path):
+    """One byte costs nothing, two equal shares a bit, and xz finds the repetition."""
+    data = np.tile(np.frombuffer(b'ab', np.uint8), 500)
+    data[-100:] = ord('c')  # the test part alone
+    path = tmp_path / 'text'
+    path.write_bytes(data.tobytes())
+    config = ROOT / 'configs/language_modeling/aft-local-32-mini_1xb16-6e_enwik8-t256.py'
+    out = tmp_path / 'bits.json'
+    for ratio, order_0 in ((0.1, 0.0), (0.5, 1.5219)):
+        options = [
+            f'test_dataloader.dataset.data_file={path}',
+            'test_dataloader.dataset.context_length=16',
+            f'test_dataloader.dataset.split_ratio=({1 - ratio},0.0,{ratio})',
+        ]
+        result = run('reference_bits.py', config, '--out', out, '--cfg-options', *options)
+        assert result.returncode == 0, result.stderr
+        bits = json.loads(out.read_text())
+        assert bits['values'] == 1000 * ratio
+        assert bits['order 0'] == pytest.approx(order_0, abs=1e-3)
+    assert bits['xz -9'] < bits['order 0']
+
+
+def test_the_bits_of_sorted_points_are_a_code_of_all_clouds():
+    """The clouds of three points, their shares given, have probabilities that sum to one."""
+    shares = np.array([[1, 2], [2, 1], [1.5, 1.5]]) / 3  # of the values 0 and 1, of z, y and x
+    total = 0.0
+    for cloud in itertools.combinations_with_replacement(itertools.product((0, 1), repeat=3), 3):
+        cloud = np.array(cloud)
+        bits = -np.log2([share[column] for share, column in zip(shares, cloud.T, strict=True)])
+        # In its own histograms, from which the function starts.
+        own = -np.log2([(column == value).mean() for column in cloud.T for value in column])
+        orders = own.sum() - 9 * sorted_points_bits(cloud[None].astype(np.uint8))
+        total += 2 ** (orders - bits.sum())
+    assert total == pytest.approx(1)
+
+
+def test_the_bits_of_points_in_order_of_z_are_a_code_of_all_sequences():
+    """Sequences of three points whose z never falls; beside them one whose y does, so that only z
+    is known to be in order."""
+    shares = np.array([[1, 2], [2, 1], [1.5, 1.5]]) / 3
+    beside = [(0, 1, 1), (0, 0, 1), (1, 0, 0)]  # two of them could change places
+    total = 0.0
+    for cloud in itertools.product(itertools.product((0, 1), repeat=3), repeat=3):
+        clouds = np.array([cloud, beside], dtype=np.uint8)
+        if (np.diff(clouds[0, :, 0].astype(int)) < 0).any():
+            continue
+        bits = -np.log2([share[column] for share, column in zip(shares, clouds[0].T, strict=True)])
+        own = -np.log2(
+            [(column == value).mean() for column in clouds.reshape(-1, 3).T for value in column]
+        )
+        orders = own.sum() - 18 * sorted_points_bits(clouds) - np.log2(3)
+        total += 2 ** (orders - bits.sum())
+    assert total == pytest.approx(1)
+
+
+def test_reference_bits_of_point_clouds(run, tmp_path, shared_data):
+    if not (shared_data / 'modelnet10_pcd').is_dir():
+        pytest.skip(f'the modelnet10_pcd pack is not at {shared_data}')
+    config = ROOT / 'configs/point_cloud/aft-local-96-mini_1xb4-40e_modelnet10-chair.py'
+    result = run(
+        'reference_bits.py',
+        config,
+        '--out',
+        tmp_path / 'bits.json',
+        '--cfg-options',
+        f'test_dataloader.dataset.data_root={shared_data}/modelnet10_pcd',
+    )
+    assert result.returncode == 0, result.stderr
+    bits = json.loads((tmp_path / 'bits.json').read_text())
+    assert bits['values'] == 40 * 1024 * 3
+    # log2(1024!) / 3072 bits are worth the order of points that all differ.
+    assert 2 < bits['order 0'] - bits['sorted points'] < 3.5
+    assert bits['sorted points'] < bits['xz -9'] < bits['order 0'] < 8
+
+
+def test_a_classifier_has_no_bits_to_compare_with(run):
+    done = run('reference_bits.py', QUICKSTART)
+    assert 'must be the config of an autoregressive model' in only_error(done)
+
+
+def test_reference_bits_name_an_image_of_another_size(run, untrained):
+    done = run(
+        'reference_bits.py',
+        untrained['tiny_pixels'][0],
+        '--cfg-options',
+        'test_dataloader.dataset.pipeline.0.image_shape=(8,9,1)',
+    )
+    assert 'image 0 must be uint8 of image_shape (8, 9, 1)' in only_error(done)

@@ -1,0 +1,117 @@
+"""tools/analysis_tools/train_grid.py: runs, their order and learning rates."""
+
+import json
+from pathlib import Path
+
+import pytest
+import train_grid  # noqa: E402
+
+GRID = [
+    'a.py',
+    'b.py',
+    '--out',
+    'out',
+    '--rates',
+    '1e-4',
+    '1e-3',
+    '--seeds',
+    '5',
+    '6',
+    '--short',
+    'data.samples=8',
+    '--cfg-options',
+    'data.samples=80',
+]
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """The runs so far, name and options; a.py is best at 1e-4, b.py at 1e-3."""
+    monkeypatch.chdir(tmp_path)
+    found = []
+
+    def run_tool(tool, words, log):
+        words = [str(word) for word in words]
+        options = words[words.index('--cfg-options') + 1 :]
+        work_dir = Path(words[words.index('--work-dir') + 1])
+        if tool == 'test.py':
+            assert words[1] == str(work_dir / 'epoch_1.pth') and options == ['data.samples=80']
+            Path(words[words.index('--out') + 1]).write_text('{"bits_per_char": 2.5}')
+            return
+        found.append((work_dir.name, options))
+        rate = float(next(o for o in options if o.startswith('optim')).partition('=')[2])
+        bits = 3.0 - 0.1 * ((rate == 1e-4) == (words[0] == 'a.py'))
+        scalars = work_dir / '1' / 'vis_data' / 'scalars.json'
+        scalars.parent.mkdir(parents=True)
+        scalars.write_text(json.dumps(dict(bits_per_char=bits, step=1)) + '\n')
+        (work_dir / 'last_checkpoint').write_text(str(work_dir / 'epoch_1.pth'))
+
+    monkeypatch.setattr(train_grid, 'run_tool', run_tool)
+    for name in ('a.py', 'b.py'):
+        Path(name).touch()
+    return found
+
+
+def test_rates_first_then_seed_after_seed_each_at_its_best_rate(runs, capsys):
+    train_grid.main(GRID)
+    assert [name for name, _ in runs] == [
+        'a_lr0.0001',
+        'a_lr0.001',
+        'b_lr0.0001',
+        'b_lr0.001',
+        'a_seed5',
+        'b_seed5',
+        'a_seed6',
+        'b_seed6',
+    ]
+    options = dict(runs)
+    assert options['b_lr0.0001'] == [
+        'data.samples=80',
+        'data.samples=8',
+        'optim_wrapper.optimizer.lr=0.0001',
+        'randomness.seed=5',
+    ]
+    assert options['a_seed6'] == [
+        'data.samples=80',
+        'randomness.seed=6',
+        'optim_wrapper.optimizer.lr=0.0001',
+    ]
+    assert options['b_seed6'][-1] == 'optim_wrapper.optimizer.lr=0.001'
+    assert json.loads(Path('out/b_seed5.json').read_text()) == dict(bits_per_char=2.5, lr=0.001)
+    assert json.loads(Path('out/a_seed5.jsonl').read_text())['bits_per_char'] == 2.9
+    assert capsys.readouterr().out.splitlines()[-1] == 'b_seed6 2.5'
+
+
+def test_a_second_call_makes_the_missing_runs(runs, capsys):
+    train_grid.main([*GRID, '--minutes', '0'])
+    assert runs == [] and capsys.readouterr().out == 'stopped before all runs were done\n'
+    train_grid.main([*GRID, '--seeds', '5'])
+    Path('out/b_seed5.json').unlink()
+    runs.clear()
+    train_grid.main([*GRID, '--seeds', '5', '7'])
+    assert [name for name, _ in runs] == ['b_seed5', 'a_seed7', 'b_seed7']
+    runs.clear()
+    Path('out/a_seed7.json').write_text('{"bits_per_char": 2.4, "lr": 1e-3}')  # not the best rate
+    train_grid.main([*GRID, '--seeds', '5', '7'])
+    assert [name for name, _ in runs] == ['a_seed7']
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['a.py', 'no.py'], "'no.py' is not a config file"),
+        (
+            ['a.py', '--rates', '1e-4', '1e-3', '--metric', 'loss_per_pixel'],
+            "--metric must be one that the runs validate, got 'loss_per_pixel'",
+        ),
+    ],
+)
+def test_bad_arguments_give_a_one_line_message(runs, words, message):
+    with pytest.raises(SystemExit, match=message):
+        train_grid.main([*words, '--out', 'out'])
+
+
+def test_a_failed_run_reports_the_reason(tmp_path):
+    log = tmp_path / 'a.log'
+    with pytest.raises(train_grid.UserError, match='train.py no.py ended with .* said .*no.py'):
+        train_grid.run_tool('train.py', ['no.py'], log)

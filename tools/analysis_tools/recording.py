@@ -1,0 +1,131 @@
+"""Record what the layers of a model compute: outputs, keys, attention."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from aft_mm.checks import refuse
+
+
+def mixers_with_keys(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the token mixers of a model that project keys, by layer name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, 'position_bias') and isinstance(getattr(module, 'key', None), nn.Linear)
+    }
+
+
+@contextmanager
+def record_outputs(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """Record the latest output of each module inside the block, by name."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: outputs.__setitem__(name, output)
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in modules.items()]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class RecordAttention(TorchFunctionMode):
+    """Pass the probabilities ``[B, h, T, S]`` of each softmax attention inside the block to ``take``.
+
+    It sees calls of torch's ``scaled_dot_product_attention`` (ViT and DeiT of mmpretrain and timm,
+    torchvision, our SoftmaxAttention), but not layers that multiply queries and keys themselves.
+    """
+
+    def __init__(self, take: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.take = take
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Called by torch for every function of tensors."""
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            self.take(attention_probabilities(*args, **kwargs))
+        return func(*args, **kwargs)
+
+
+def attention_probabilities(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Compute the weights ``softmax(q kᵀ · scale)`` [..., T, S] of torch's attention before dropout.
+
+    The arguments are those of ``torch.nn.functional.scaled_dot_product_attention``.
+    """
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    logits = (query @ key.mT).float() * (scale or 1 / math.sqrt(query.shape[-1]))
+    if is_causal:
+        attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+    if attn_mask is not None:
+        logits = (
+            logits.masked_fill(~attn_mask, -torch.inf)
+            if attn_mask.dtype == torch.bool
+            else logits + attn_mask
+        )
+    return logits.softmax(-1)
+
+
+def grid_of(num_tokens: int, image_size: Sequence[int]) -> tuple[int, int] | None:
+    """Return rows and columns of square patches that cover an image (H, W), or None.
+
+    The last patches of a row or column may exceed the image.
+    """
+    grids = (
+        (rows, num_tokens // rows) for rows in range(1, num_tokens + 1) if num_tokens % rows == 0
+    )
+    return next((grid for grid in grids if _fits(grid, image_size)), None)
+
+
+def as_map(output: Any, image_size: Sequence[int], num_prefix_tokens: int = 0) -> Tensor:
+    """Convert the output of a layer to a map [B, D, H', W'] over images of ``image_size`` (H, W).
+
+    The output is a map [B, D, H', W'] or [B, H', W', D], or tokens [B, P + H'·W', D] in raster order
+    after P prefix tokens, or a sequence whose first item is one of these.
+
+    Raises:
+        ValueError: The output has another shape.
+    """
+    while isinstance(output, Sequence) and len(output):
+        output = output[0]
+    if isinstance(output, Tensor) and output.dim() == 4:
+        last = _fits(output.shape[1:3], image_size) and not _fits(output.shape[2:], image_size)
+        return output.permute(0, 3, 1, 2) if last else output
+    if isinstance(output, Tensor) and output.dim() == 3:
+        grid = grid_of(output.shape[1] - num_prefix_tokens, image_size)
+        if grid is not None:
+            return output[:, num_prefix_tokens:].unflatten(1, grid).permute(0, 3, 1, 2)
+    refuse(
+        'the output of the layer',
+        'a map [B, D, H, W] or tokens [B, T, D] that cover images of '
+        f'{tuple(image_size)} pixels after {num_prefix_tokens} prefix tokens',
+        output,
+    )
+
+
+def _fits(grid: Sequence[int], image_size: Sequence[int]) -> bool:
+    """Return whether square patches, possibly cut off at the border, form this grid."""
+    cells = {-(-pixels // count) for pixels, count in zip(image_size, grid, strict=True)}
+    return any(
+        all(-(-pixels // cell) == count for pixels, count in zip(image_size, grid, strict=True))
+        for cell in cells
+    )

@@ -1,0 +1,164 @@
+"""Read the logs of runs: metrics by iteration and training time; means over seeds."""
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from aft_mm.errors import UserError
+
+# Entries of a validation record that are not metrics.
+_CLOCKS = ('step', 'time', 'data_time')
+MOST_DECIMALS = 8  # beyond this, rounding noise of the sums behind a metric
+# mmengine's line of an iteration in the text log; the scalars do not contain the epoch length.
+_EPOCH_LENGTH = re.compile(r'Epoch\(train\)\s*\[\s*\d+\]\[\s*\d+/(\d+)\]')
+
+
+def read_scalars(path: str | Path) -> list[dict]:
+    """Read the log of a run as written by mmengine's LocalVisBackend, one dict per record.
+
+    Args:
+        path: A file of JSON lines (``vis_data/scalars.json``), or a work dir. A resumed run has
+            several logs in its work dir; for repeated iterations the last log counts. If there is
+            a text log next to the file, its epoch length becomes the entry ``epoch_length`` of the
+            training records.
+
+    Raises:
+        UserError: ``path`` does not exist, is a folder without logs, or has a line that is not a
+            JSON dict.
+    """
+    path = Path(path)
+    files = sorted(path.glob('*/vis_data/scalars.json')) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise UserError(
+            f'{str(path)!r} is neither a log of scalars (JSON lines) nor a work dir with one'
+        )
+    records: list[dict] = []
+    for file in files:
+        later = _read(file)
+        first = next((record['iter'] for record in later if 'iter' in record), math.inf)
+        again = [i for i, record in enumerate(records) if record.get('iter', 0) >= first]
+        records = records[: again[0]] if again else records
+        records += later
+    return records
+
+
+def _read(file: Path) -> list[dict]:
+    try:
+        records = [json.loads(line) for line in file.read_text(encoding='utf-8').splitlines()]
+    except ValueError as error:  # neither text nor JSON
+        raise UserError(f'{str(file)!r} is not a log of JSON lines: {error}') from error
+    if not all(isinstance(record, dict) for record in records):
+        raise UserError(f'{str(file)!r} is not a log of JSON lines: a line is not a dict')
+    for text_log in file.parent.parent.glob('*.log') if file.name == 'scalars.json' else ():
+        length = _EPOCH_LENGTH.search(text_log.read_text(encoding='utf-8', errors='replace'))
+        if length:
+            for record in records:
+                if 'epoch' in record:
+                    record['epoch_length'] = int(length.group(1))
+    return records
+
+
+def is_training(record: dict) -> bool:
+    """Return whether a record is from training; other records are from validations."""
+    return 'iter' in record
+
+
+def validated_metrics(records: Sequence[dict]) -> list[str]:
+    """Return the names of the validation metrics in the order of the log."""
+    return list(
+        dict.fromkeys(
+            name
+            for record in records
+            if not is_training(record)
+            for name, value in record.items()
+            if name not in _CLOCKS and isinstance(value, int | float)
+        )
+    )
+
+
+def epoch_length(records: Sequence[dict]) -> int | None:
+    """Return the number of iterations per epoch, None for a run that does not count epochs.
+
+    mmengine logs every k-th iteration of each epoch, so the first records of two epochs are whole
+    epochs apart for any k. For a single epoch without ``epoch_length``, the last logged iteration
+    is taken as its end.
+    """
+    first: dict[int, int] = {}
+    for record in records:
+        if is_training(record) and 'epoch' in record:
+            if 'epoch_length' in record:
+                return record['epoch_length']
+            first.setdefault(record['epoch'], record['iter'])
+    if len(first) > 1:
+        begin, end = min(first), max(first)
+        return round((first[end] - first[begin]) / (end - begin))
+    return max((r['iter'] for r in records if is_training(r)), default=None) if first else None
+
+
+def trained(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
+    """Return ``(iteration, value)`` of each training record with a metric, such as the loss."""
+    return [(r['iter'], r[metric]) for r in records if is_training(r) and metric in r]
+
+
+def validations(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
+    """Return ``(iteration, value)`` of each validation with a metric.
+
+    mmengine's validation steps are epochs in a run by epoch and iterations otherwise.
+    """
+    found = [(r['step'], r[metric]) for r in records if not is_training(r) and metric in r]
+    last_epoch = max((r.get('epoch', 0) for r in records if is_training(r)), default=0)
+    length = epoch_length(records)
+    if length is None or any(step > last_epoch for step, _ in found):
+        return found
+    return [(step * length, value) for step, value in found]
+
+
+def seconds_at(records: Sequence[dict], iterations: Sequence[int]) -> np.ndarray:
+    """Return the training time in seconds up to each iteration, without validation.
+
+    Each record has the mean ``time`` of the iterations since the previous record.
+
+    Raises:
+        UserError: No record has a time.
+    """
+    times = np.array(trained(records, 'time'), dtype=float).reshape(-1, 2)
+    if not len(times):
+        raise UserError('the log must have the iteration time of IterTimerHook, got none')
+    iteration, mean = times.T
+    clock = np.cumsum(np.diff(iteration, prepend=0) * mean)
+    wanted = np.asarray(iterations, dtype=float)
+    # After the last record, iterations are assumed to take as long as there.
+    beyond = np.maximum(wanted - iteration[-1], 0) * mean[-1]
+    return np.interp(wanted, [0, *iteration], [0, *clock]) + beyond
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return mean and standard error s / √n, s the sample standard deviation; None for n = 1."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return statistics.mean(values), error
+
+
+def difference_and_error(
+    values: Sequence[float],
+    reference: Sequence[float],
+) -> tuple[float, float | None]:
+    """Return the difference of two means and its standard error √(se₁² + se₂²) (Welch).
+
+    The error is None if one of the means has none.
+    """
+    (mean, error), (other, other_error) = mean_and_error(values), mean_and_error(reference)
+    known = error is not None and other_error is not None
+    return mean - other, math.hypot(error, other_error) if known else None
+
+
+def decimals_of(errors: Sequence[float | None], means: Sequence[float]) -> int:
+    """Return the number of decimals: two digits of the smallest error, or four of the smallest mean."""
+    known = [error for error in errors if error]
+    sizes = known or [abs(mean) for mean in means if mean] or [1.0]
+    digits = 2 if known else 4
+    return min(MOST_DECIMALS, max(0, digits - 1 - math.floor(math.log10(min(sizes)))))
