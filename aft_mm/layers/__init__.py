@@ -1,5 +1,7 @@
 """Layers with parameters: token mixers, the block around them, embeddings, position biases."""
 
+from typing import TYPE_CHECKING
+
 from .block import Block
 from .embedding import (
     FrameEmbedding,
@@ -10,37 +12,36 @@ from .embedding import (
     TokenEmbedding,
 )
 from .grid import GridParameters
-from .mixers import (
-    AFTConv,
-    AFTFull,
-    AFTLocal,
-    AFTLocalHard,
-    AFTLocalLearned,
-    AFTMixer,
-    AFTSimple,
-    DenseSynthesizer,
-    FlaMixer,
-    LambdaLayer,
-    LinearAttention,
-    LocalSoftmaxAttention,
-    LSHAttention,
-    PerformerAttention,
-    SoftmaxAttention,
-    StridedAttention,
-    TokenMixer,
-)
+from .mixers import MIXERS, AFTMixer, TokenMixer
+
+if TYPE_CHECKING:  # for editors and type checkers; at run time MIXERS has every mixer
+    from .mixers.aft_conv import AFTConv
+    from .mixers.aft_full import AFTFull
+    from .mixers.aft_local import AFTLocal
+    from .mixers.aft_local_hard import AFTLocalHard
+    from .mixers.aft_local_learned import AFTLocalLearned
+    from .mixers.aft_simple import AFTSimple
+    from .mixers.dense_synthesizer import DenseSynthesizer
+    from .mixers.lambda_layer import LambdaLayer
+    from .mixers.linear_attention import LinearAttention
+    from .mixers.local_softmax_attention import LocalSoftmaxAttention
+    from .mixers.lsh_attention import LSHAttention
+    from .mixers.performer_attention import PerformerAttention
+    from .mixers.softmax_attention import SoftmaxAttention
+    from .mixers.strided_attention import StridedAttention
+
+globals().update(MIXERS)
 
 __all__ = [
     'AFTConv',
     'AFTFull',
     'AFTLocal',
+    'AFTLocalHard',
     'AFTLocalLearned',
     'AFTMixer',
     'AFTSimple',
-    'AFTLocalHard',
     'Block',
     'DenseSynthesizer',
-    'FlaMixer',
     'FrameEmbedding',
     'GridParameters',
     'LSHAttention',
@@ -57,3 +58,4 @@ __all__ = [
     'TokenEmbedding',
     'TokenMixer',
 ]
+__all__ += [name for name in MIXERS if name not in __all__]

@@ -165,7 +165,7 @@ def test_an_mlp_without_channels_is_refused():
     ids=str,
 )
 def test_a_mixer_that_cannot_read_a_memory_is_refused(cross):
-    message = 'cross_mixer must take a memory, not be causal and have no position bias but one over'
+    message = 'cross_mixer must take a memory, not be causal and have no position bias except one'
     with pytest.raises(ValueError, match=message):
         Block(8, MIXER, grid=(9,), cross_mixer=cross)
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from aft_mm.checks import refuse
 from aft_mm.registry import MODELS
 
-from .base import ProjectedMemory, TokenMixer, _hide
+from ..projections import ProjectedMemory, check_tokens, hide_tokens
+from .base import TokenMixer
 
 
 @MODELS.register_module()
@@ -65,13 +66,13 @@ class FlaMixer(TokenMixer):
         key_mask: Tensor | None = None,
     ) -> Tensor:
         """Mix the tokens x [B, T, D]; returns [B, T, D]. Raises as :meth:`TokenMixer.forward`."""
-        self._check_tokens('x', x)
+        check_tokens('x', x, 'B', 'T', self.embed_dims)
         self._resolve_grid(x.shape[1], grid)
         if memory is not None:
             raise ValueError('memory must be None for FlaMixer')
         # The library leaves hidden tokens out and gives 0 in their place.
         mask = None if key_mask is None else key_mask.int()
-        mixed, *_ = self.layer(_hide(x, key_mask), attention_mask=mask)
+        mixed, *_ = self.layer(hide_tokens(x, key_mask), attention_mask=mask)
         return self.proj_drop(mixed)
 
     def fuse_projections(self) -> None:

@@ -40,7 +40,7 @@ def build(**options) -> AFTConv:
 
 def fresh(mixer: AFTConv, x=X):
     """The output with a kernel of this moment."""
-    with mock.patch.object(ConvPositionBias, 'kept', ConvPositionBias.forward):
+    with mock.patch.object(ConvPositionBias, 'cached', ConvPositionBias.forward):
         return mixer(x)
 
 
@@ -159,7 +159,7 @@ def test_copies_have_their_own():
         other.pos_bias.gamma.neg_()
         outputs_differ_and_are_fresh(other, before)
         torch.testing.assert_close(mixer(X), before, rtol=0, atol=0)
-    assert not any('kept' in name for name in mixer.state_dict())
+    assert not any('cached' in name for name in mixer.state_dict())
 
 
 @torch.no_grad()
