@@ -1,7 +1,5 @@
 """Layers with parameters: token mixers, the block around them, embeddings, position biases."""
 
-from typing import TYPE_CHECKING
-
 from .block import Block
 from .embedding import (
     FrameEmbedding,
@@ -13,23 +11,22 @@ from .embedding import (
 )
 from .grid import GridParameters
 from .mixers import MIXERS, AFTMixer, TokenMixer
+from .mixers.aft_conv import AFTConv
+from .mixers.aft_full import AFTFull
+from .mixers.aft_local import AFTLocal
+from .mixers.aft_local_hard import AFTLocalHard
+from .mixers.aft_local_learned import AFTLocalLearned
+from .mixers.aft_simple import AFTSimple
+from .mixers.dense_synthesizer import DenseSynthesizer
+from .mixers.lambda_layer import LambdaLayer
+from .mixers.linear_attention import LinearAttention
+from .mixers.local_softmax_attention import LocalSoftmaxAttention
+from .mixers.lsh_attention import LSHAttention
+from .mixers.performer_attention import PerformerAttention
+from .mixers.softmax_attention import SoftmaxAttention
+from .mixers.strided_attention import StridedAttention
 
-if TYPE_CHECKING:  # for editors and type checkers; at run time MIXERS has every mixer
-    from .mixers.aft_conv import AFTConv
-    from .mixers.aft_full import AFTFull
-    from .mixers.aft_local import AFTLocal
-    from .mixers.aft_local_hard import AFTLocalHard
-    from .mixers.aft_local_learned import AFTLocalLearned
-    from .mixers.aft_simple import AFTSimple
-    from .mixers.dense_synthesizer import DenseSynthesizer
-    from .mixers.lambda_layer import LambdaLayer
-    from .mixers.linear_attention import LinearAttention
-    from .mixers.local_softmax_attention import LocalSoftmaxAttention
-    from .mixers.lsh_attention import LSHAttention
-    from .mixers.performer_attention import PerformerAttention
-    from .mixers.softmax_attention import SoftmaxAttention
-    from .mixers.strided_attention import StridedAttention
-
+# The imports above are for editors and type checkers; a new mixer is found without.
 globals().update(MIXERS)
 
 __all__ = [

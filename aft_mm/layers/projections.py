@@ -51,7 +51,7 @@ def fuse_linear(layers: Sequence[nn.Module]) -> FusedLinear | None:
         weight = torch.cat([weight.t() for weight in weights], 1).t()
     else:
         weight = torch.cat(tuple(weights))
-    bias = torch.cat(biases).detach() if biases else None
+    bias = torch.cat(tuple(biases)).detach() if biases else None
     return FusedLinear(weight.detach(), bias, [layer.out_features for layer in linear])
 
 

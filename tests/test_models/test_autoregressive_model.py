@@ -192,11 +192,11 @@ def test_bad_input_ends_in_one_sentence():
         (lambda: net.val_step(batch((0,), (0,))), 'num_context must .* got 0 of 0 tokens'),
         (
             lambda: model(dict(TIED, num_classes=8)),
-            r'tied=True needs a TokenEmbedding of \[8, 12\], got TokenEmbedding',
+            r'must be a TokenEmbedding \[8, 12\], got TokenEmbedding',
         ),
         (
             lambda: model(TIED, embedding=dict(type='aft_mm.PixelEmbedding', num_channels=1)),
-            r'tied=True needs a TokenEmbedding of \[7, 12\], got PixelEmbedding',
+            r'must be a TokenEmbedding \[7, 12\], got PixelEmbedding',
         ),
         (lambda: net.head.nats(torch.randn(2, 3, D), tokens(2, 4)), r'\[2, 3\], got .* \[2, 4\]'),
         (

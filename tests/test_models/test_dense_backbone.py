@@ -165,7 +165,9 @@ def test_maps_of_several_layers_make_an_fpn_or_uperhead_and_the_last_one_the_pyr
     pyramid = SimpleFeaturePyramid(12, out_channels=6, in_stride=8, strides=(2, 4, 8, 16))
     levels = pyramid(random_model(token_mixer=CONV)(image))
     assert [tuple(y.shape[2:]) for y in levels] == [(20, 28), (10, 14), (5, 7), (3, 4)]
-    with pytest.raises(ValueError, match='takes 1 map, that of one layer in out_indices .* got 3'):
+    with pytest.raises(
+        ValueError, match='inputs .* must be 1 map, of one layer in out_indices .* got 3'
+    ):
         pyramid(maps)
 
 

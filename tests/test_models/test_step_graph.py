@@ -7,8 +7,8 @@ from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from aft_mm.layers.block import BlockState
-from aft_mm.models import step_graph
 from aft_mm.models.decoders import DecoderState
+from aft_mm.models.decoding import step_graph
 from aft_mm.models.decoding.step_graph import (
     CapturedSteps,
     CompiledSteps,
@@ -173,7 +173,7 @@ def test_the_layout_for_steps_changes_no_result(mixing, columns):
         return torch.stack([steps(x[:, t]) for t in range(4)])
 
     expected, strides = rows(), [p.stride() for p in body.parameters()]
-    with step_graph.laid_out_for_steps(body, columns):
+    with step_graph.step_layout(body, columns):
         torch.testing.assert_close(rows(), expected)
         assert ([p.stride() for p in body.parameters()] == strides) != columns
     assert torch.equal(rows(), expected) and [p.stride() for p in body.parameters()] == strides
@@ -182,7 +182,7 @@ def test_the_layout_for_steps_changes_no_result(mixing, columns):
 def test_weights_come_back_after_an_error_and_are_read_anew():
     body, x = decoder(token_mixer=FIXED['AFTLocal']), tokens(3, 1)[:, 0]
     mixer, strides = body.layers[0].token_mixer, [p.stride() for p in body.parameters()]
-    with pytest.raises(KeyError), step_graph.laid_out_for_steps(body, True):
+    with pytest.raises(KeyError), step_graph.step_layout(body, True):
         raise KeyError
     assert [p.stride() for p in body.parameters()] == strides
 
@@ -194,7 +194,7 @@ def test_weights_come_back_after_an_error_and_are_read_anew():
     assert not torch.allclose(step(), before)
     seen = []
     mixer.key.register_forward_hook(lambda *call: seen.append(call))
-    with step_graph.laid_out_for_steps(body, False):
+    with step_graph.step_layout(body, False):
         seen.clear()
         mixer.step(torch.randn(2, D), mixer.init_state(2))
     assert len(seen) == 1  # a hook is not passed by
@@ -215,8 +215,8 @@ def test_a_graph_is_for_many_steps_of_a_state_that_stays(monkeypatch):
         for name, mixing in MIXINGS.items()
     }
     monkeypatch.setattr(step_graph, 'FEWEST_STEPS', 3)
-    assert {name for name, state in states.items() if step_graph.count_pays(state, 3)} == set(FIXED)
-    assert not any(step_graph.count_pays(state, 2) for state in states.values())
+    assert {name for name, state in states.items() if step_graph.graph_pays(state, 3)} == set(FIXED)
+    assert not any(step_graph.graph_pays(state, 2) for state in states.values())
     made = make_steps(None, torch.zeros(2), None, states['AFTSimple'], 3)
     assert type(made) is PlainSteps  # on a CPU
 
