@@ -342,7 +342,10 @@ def check_regularization(runner: Runner) -> None:
     Raises:
         UserError: the model has a ``regularization_loss``, but there is no RegularizationHook.
     """
-    penalised = any(hasattr(layer, 'regularization_loss') for layer in runner.model.modules())
+    penalised = any(
+        hasattr(layer, 'regularization_loss') and layer.regularization_loss() is not None
+        for layer in runner.model.modules()
+    )
     if penalised and not any(isinstance(hook, RegularizationHook) for hook in runner.hooks):
         raise UserError(
             "the model has a regularization_loss, as AFTConv(sparsity='entropy') does, but "

@@ -10,33 +10,33 @@ from .embedding import (
     TokenEmbedding,
 )
 from .grid import GridParameters
-from .mixers import (
-    AFTConv,
-    AFTFull,
-    AFTLocal,
-    AFTLocalHard,
-    AFTLocalLearned,
-    AFTMixer,
-    AFTSimple,
-    DenseSynthesizer,
-    LambdaLayer,
-    LinearAttention,
-    LocalSoftmaxAttention,
-    LSHAttention,
-    PerformerAttention,
-    SoftmaxAttention,
-    StridedAttention,
-    TokenMixer,
-)
+from .mixers import MIXERS, AFTMixer, TokenMixer
+from .mixers.aft_conv import AFTConv
+from .mixers.aft_full import AFTFull
+from .mixers.aft_local import AFTLocal
+from .mixers.aft_local_hard import AFTLocalHard
+from .mixers.aft_local_learned import AFTLocalLearned
+from .mixers.aft_simple import AFTSimple
+from .mixers.dense_synthesizer import DenseSynthesizer
+from .mixers.lambda_layer import LambdaLayer
+from .mixers.linear_attention import LinearAttention
+from .mixers.local_softmax_attention import LocalSoftmaxAttention
+from .mixers.lsh_attention import LSHAttention
+from .mixers.performer_attention import PerformerAttention
+from .mixers.softmax_attention import SoftmaxAttention
+from .mixers.strided_attention import StridedAttention
+
+# The imports above are for editors and type checkers; a new mixer is found without.
+globals().update(MIXERS)
 
 __all__ = [
     'AFTConv',
     'AFTFull',
     'AFTLocal',
+    'AFTLocalHard',
     'AFTLocalLearned',
     'AFTMixer',
     'AFTSimple',
-    'AFTLocalHard',
     'Block',
     'DenseSynthesizer',
     'FrameEmbedding',
@@ -55,3 +55,4 @@ __all__ = [
     'TokenEmbedding',
     'TokenMixer',
 ]
+__all__ += [name for name in MIXERS if name not in __all__]

@@ -17,7 +17,7 @@ __all__ = ['Block', 'BlockState']
 
 
 class BlockState(NamedTuple):
-    """What a block keeps between steps: the state of its mixer, and the memory, projected once."""
+    """State of a block between steps: that of its mixer, and the projected memory."""
 
     mixing: Any
     memory: ProjectedMemory | None
@@ -29,22 +29,28 @@ class BlockState(NamedTuple):
 
 
 class Block(nn.Module):
-    """Pre-norm block, ``x + drop(mixer(norm(x)))`` then ``x + drop(mlp(norm(x)))``, [B, T, D].
+    """Pre-norm block on [B, T, D].
 
-    With a cross mixer, ``x + drop(cross_mixer(norm(x), memory))`` stands between the two.
-    Linear layers start as in DeiT: N(0, 0.02²) truncated, bias 0.
+    ``x = x + drop(mixer(norm(x)))``, then ``x = x + drop(cross_mixer(norm(x), memory))`` if there
+    is a cross mixer, then ``x = x + drop(mlp(norm(x)))``. Linear layers are initialised as in DeiT:
+    truncated N(0, 0.02²), bias 0.
 
     Args:
         embed_dims: channels D.
-        token_mixer: config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``; the
-            block adds embed_dims, grid and num_prefix_tokens.
-        grid, num_prefix_tokens: see :class:`TokenMixer`.
-        mlp_ratio: width of the MLP over D; ValueError where that leaves it no channel.
+        token_mixer: config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``.
+            embed_dims, grid, num_prefix_tokens and proj_drop are added.
+        grid: see :class:`TokenMixer`.
+        num_prefix_tokens: see :class:`TokenMixer`.
+        mlp_ratio: hidden channels of the MLP over D.
         drop_rate: dropout probability inside the MLP and after the mixer.
-        drop_path_rate: probability that a sample skips a branch, while training.
-        cross_mixer: config of the mixer over the memory of an encoder, not causal; the block adds
-            embed_dims. Raises ValueError for a mixer that takes no memory, and for one whose
-            position bias is over its own tokens, see :attr:`TokenMixer.biased_memory`.
+        drop_path_rate: probability of skipping a branch, per sample, in training.
+        cross_mixer: config of a non-causal mixer over the memory of an encoder. embed_dims and
+            proj_drop are added.
+
+    Raises:
+        ValueError: `mlp_ratio` leaves the MLP without a channel; the cross mixer is causal, takes
+            no memory, or has a position bias that is not over the memory
+            (:attr:`TokenMixer.biased_memory`).
     """
 
     def __init__(
@@ -80,7 +86,7 @@ class Block(nn.Module):
         )
         self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
         self.token_mixer = MODELS.build({**context, **token_mixer})
-        self.norm_cross: nn.Module | None = None
+        self.norm_cross: Any = None
         self.cross_mixer: TokenMixer | None = None
         if cross_mixer is not None:
             self.norm_cross = nn.LayerNorm(embed_dims, eps=1e-6)
@@ -110,14 +116,26 @@ class Block(nn.Module):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
-        """x [B, T, D] on `grid`, key_mask [B, T] True = keep; returns [B, T, D].
+        """Run the block.
 
-        memory [B, S, D] and memory_mask [B, S] are for the cross mixer; ValueError for one without
-        the other.
+        Args:
+            x: tokens [B, T, D].
+            grid: grid of these tokens, if it is not the constructor's.
+            key_mask: bool [B, T], True = keep.
+            memory: tokens [B, S, D] for the cross mixer.
+            memory_mask: bool [B, S], True = keep.
+
+        Returns:
+            Tokens [B, T, D].
+
+        Raises:
+            ValueError: a memory without a cross mixer, or the reverse.
         """
-        projected = self._project(memory, memory_mask)
-        x = x + self.drop_path(self.token_mixer(self.norm1(x), grid=grid, key_mask=key_mask))
-        return self._after_mixing(x, projected)
+        projected = self._project_memory(memory, memory_mask)
+        x = x + self._drop(self.token_mixer(self.norm1(x), grid=grid, key_mask=key_mask))
+        if self.cross_mixer is not None:
+            x = x + self._drop(self.cross_mixer(self.norm_cross(x), memory=projected))
+        return x + self._drop(self.mlp(self.norm2(x)))
 
     @torch.no_grad()
     def prefill(
@@ -127,35 +145,52 @@ class Block(nn.Module):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> tuple[Tensor, BlockState]:
-        """A whole prompt, x [B, L, D] -> y [B, L, D], and the state after lengths [B] tokens.
+        """Run whole prompts in one pass, see :meth:`TokenMixer.prefill` and :meth:`forward`.
 
-        The steps after it read the same memory. Raises ValueError as :meth:`forward`.
+        Args:
+            x: prompts [B, L, D].
+            lengths: number of tokens of each prompt [B].
+            memory: tokens [B, S, D] for the cross mixer, which later steps read too.
+            memory_mask: bool [B, S], True = keep.
+
+        Returns:
+            Tokens [B, L, D] and the state for :meth:`step`.
         """
-        projected = self._project(memory, memory_mask)
+        projected = self._project_memory(memory, memory_mask)
         mixed, mixing = self.token_mixer.prefill(self.norm1(x), lengths)
-        y = self._after_mixing(x + self.drop_path(mixed), projected)
-        return y, BlockState(mixing, projected)
+        x = x + self._drop(mixed)
+        if self.cross_mixer is not None:
+            x = x + self._drop(self.cross_mixer(self.norm_cross(x), memory=projected))
+        x = x + self._drop(self.mlp(self.norm2(x)))
+        return x, BlockState(mixing, projected)
 
     @torch.no_grad()
     def step(self, x_t: Tensor, state: BlockState) -> tuple[Tensor, BlockState]:
-        """One token, x_t [B, D] -> y_t [B, D], and the next state; see :meth:`TokenMixer.step`."""
-        # A copy for who reads a memory: the mixer marks that of the state as used up.
-        position = None if self.cross_mixer is None else state.position.clone()
+        """Run one token x_t [B, D]; return it and the next state, see :meth:`TokenMixer.step`."""
+        memory = state.memory
+        # The step of the mixer overwrites the position of its state.
+        position = state.position if memory is None else state.position.clone()
         mixed, mixing = self.token_mixer.step(self.norm1(x_t), state.mixing)
         x_t = x_t + self._drop(mixed)
-        return self._after_mixing(x_t, state.memory, position), state._replace(mixing=mixing)
+        if self.cross_mixer is not None and memory is not None:
+            x_t = x_t + self._drop(
+                self.cross_mixer.step_memory(self.norm_cross(x_t), memory, position)
+            )
+        x_t = x_t + self._drop(self.mlp(self.norm2(x_t)))
+        return x_t, state._replace(mixing=mixing)
 
     def select_state(self, state: BlockState, rows: Tensor, same_memory: bool) -> BlockState:
-        """The state of the sequences rows [N] of its batch; the memory stays if it is that of the
-        rows as they lie.
+        """Return the state of the sequences rows [N].
+
+        With `same_memory` each place of the batch keeps the memory it has.
         """
         mixing = self.token_mixer.select_state(state.mixing, rows)
         return BlockState(mixing, state.memory if same_memory else select(state.memory, rows))
 
-    def _project(self, memory: Tensor | None, mask: Tensor | None) -> ProjectedMemory | None:
+    def _project_memory(self, memory: Tensor | None, mask: Tensor | None) -> ProjectedMemory | None:
         if (memory is None) != (self.cross_mixer is None):
             raise ValueError(
-                'memory must be given exactly where there is a cross_mixer, got '
+                'memory must be given if and only if there is a cross_mixer, got '
                 f'memory={None if memory is None else list(memory.shape)} with '
                 f'cross_mixer={type(self.cross_mixer).__name__}'
             )
@@ -163,21 +198,8 @@ class Block(nn.Module):
             return None
         return self.cross_mixer.project_memory(memory, mask)
 
-    def _after_mixing(
-        self, x: Tensor, memory: ProjectedMemory | None, position: Tensor | None = None
-    ) -> Tensor:
-        """The rest of the block for x [B, T, D], or in a step for one token [B, D] at position."""
-        if self.cross_mixer is not None and self.norm_cross is not None:
-            normed = self.norm_cross(x)
-            if position is None:
-                read = self.cross_mixer(normed, memory=memory)
-            else:
-                read = self.cross_mixer.step_memory(normed, memory, position)
-            x = x + self._drop(read)
-        return x + self._drop(self.mlp(self.norm2(x)))
-
     def _drop(self, branch: Tensor) -> Tensor:
-        # In a step of a small model every call of a module counts.
+        # In a step of a small model, the call of a module takes a measurable share of the time.
         return self.drop_path(branch) if self.training else branch
 
 
@@ -186,7 +208,7 @@ def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:
     biased = mixer.position_bias() is not None and not mixer.biased_memory
     if not mixer.takes_memory or mixer.causal or biased:
         raise ValueError(
-            'cross_mixer must take a memory, not be causal and have no position bias but one over '
-            f'the memory, got {config}'
+            'cross_mixer must take a memory, not be causal and have no position bias except one '
+            f'over the memory, got {config}'
         )
     return mixer

@@ -1,4 +1,4 @@
-"""Embeddings of patches, tokens, pixels and positions."""
+"""Embeddings of patches, tokens, pixels, frames and positions."""
 
 from collections.abc import Sequence
 
@@ -22,10 +22,14 @@ __all__ = [
 
 
 class PatchEmbedding(nn.Module):
-    """Cut an image into patches and project each, ``[B, C, H, W] -> [B, H'·W', D]``.
+    """Linear projection of image patches, ``[B, C, H, W] -> [B, H'·W', D]``.
 
-    ``H' = ⌈H / patch⌉``: an image that the patch does not divide is padded with zeros at the bottom
-    and on the right. Raises ValueError for a patch size below 1.
+    ``H' = ⌈H / patch⌉``; other image sizes are padded with zeros at the bottom and on the right.
+
+    Args:
+        in_channels: channels C of the image.
+        embed_dims: channels D of a token.
+        patch_size: side of a patch in pixels.
     """
 
     def __init__(self, in_channels: int, embed_dims: int, patch_size: int) -> None:
@@ -37,27 +41,33 @@ class PatchEmbedding(nn.Module):
         self.projection = nn.Conv2d(in_channels, embed_dims, patch_size, stride=patch_size)
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """The grid (H', W') of an image of this size."""
+        """Return the grid (H', W') of an image of this size in pixels."""
         # Not -(-height // patch): ONNX rounds the quotient of a negative number towards zero.
-        return tuple((n + self.patch_size - 1) // self.patch_size for n in (height, width))
+        patch = self.patch_size
+        return (height + patch - 1) // patch, (width + patch - 1) // patch
 
     def forward(self, image: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Tokens [B, H'·W', D] and the grid (H', W')."""
+        """Return tokens [B, H'·W', D] and the grid (H', W')."""
         height, width = image.shape[2:]
         grid = self.grid_of(height, width)
         bottom, right = grid[0] * self.patch_size - height, grid[1] * self.patch_size - width
-        # In an exported graph of any size they are no ints, and the patch may divide them or not.
+        # Symbolic sizes of an export are not ints, and the patch may or may not divide them.
         if not isinstance(bottom, int) or not isinstance(right, int) or bottom or right:
             image = F.pad(image, (0, right, 0, bottom))
         tokens = self.projection(image).flatten(2).transpose(1, 2)
-        # The residual stream inherits this layout: token-major here saves a copy in every layer.
+        # The residual stream keeps this layout: token-major here saves a copy in every layer.
         return tokens.contiguous(), grid
 
 
 class PositionEmbedding(GridParameters):
-    """One learned vector per token, [T, D], truncated N(0, 0.02²) at the start.
+    """One learned vector per token, [T, D], initialised from truncated N(0, 0.02²).
 
     Interpolated for another grid, see :class:`GridParameters`.
+
+    Args:
+        grid: sizes of the token grid.
+        embed_dims: channels D.
+        num_prefix_tokens: class tokens P in front of the grid, T = P + prod(grid).
     """
 
     def __init__(self, grid: Sequence[int], embed_dims: int, num_prefix_tokens: int = 0) -> None:
@@ -67,16 +77,19 @@ class PositionEmbedding(GridParameters):
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def forward(self, grid: Grid | None = None) -> Tensor:
-        """The vectors [T, D] of the tokens of `grid`."""
+        """Return the vectors [T, D] for the tokens of `grid`."""
         return self.on_grid(self.weight, grid)
 
 
 class SinusoidalPositions(nn.Module):
-    """A fixed vector per token, [T, D], of wavelengths from 2π to 10,000·2π.
+    """Fixed sinusoidal vectors, one per token, [T, D] (arXiv 1706.03762, §3.5).
 
-    ``p_t = [sin(t / 10000^(2i/D)), cos(t / 10000^(2i/D))]`` for i = 0 … D/2 − 1, sine and cosine in
-    turn (arXiv 1706.03762, §3.5). It is no part of a checkpoint. Raises ValueError for an odd D and
-    for a grid of more than one dimension.
+    ``p_t = [sin(t / 10000^(2i/D)), cos(t / 10000^(2i/D))]`` for i = 0 … D/2 − 1, sine and cosine
+    alternating; wavelengths from 2π to 10,000·2π tokens. Not saved in checkpoints.
+
+    Args:
+        grid: (T,).
+        embed_dims: channels D, even.
     """
 
     table: Tensor
@@ -93,21 +106,21 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer('table', table.to(torch.get_default_dtype()), persistent=False)
 
     def forward(self) -> Tensor:
-        """The vectors [T, D]."""
+        """Return the vectors [T, D]."""
         return self.table
 
 
 @MODELS.register_module()
 class TokenEmbedding(nn.Module):
-    """One learned vector per token value, ``[B, T] -> [B, T, D]``, N(0, 0.02²) truncated.
+    """One learned vector per token value, ``[B, T] -> [B, T, D]``, from truncated N(0, 0.02²).
 
     Args:
         embed_dims: channels D.
         vocab_size: number of values V; tokens are 0 … V − 1.
-        num_kinds: kinds of tokens that take turns, such as 3 for sub-pixels R, G, B, R, …; they
-            share the table [V, D], and above 1 a learned vector tells the kind.
-        scaled: multiply by √D what starts with the standard deviation 1/√D, as beside sinusoidal
-            positions, whose vectors are long (arXiv 1706.03762, §3.4).
+        num_kinds: number of alternating kinds of tokens, such as 3 for sub-pixels R, G, B, R, …
+            All share the table [V, D]; with more than one, a learned vector per kind is added.
+        scaled: initialise with standard deviation 1/√D and multiply by √D, to match the norm of
+            sinusoidal positions (arXiv 1706.03762, §3.4).
     """
 
     token_shape = ()
@@ -131,9 +144,18 @@ class TokenEmbedding(nn.Module):
             nn.init.trunc_normal_(parameter, std=1 / self.scale if scaled else 0.02)
 
     def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
-        """tokens [B, T] of any integer type; position [B] is that of the first token, 0 unless
-        given, as it is in steps. Raises ValueError for another shape and for a token outside the
-        vocabulary, in steps on a CPU only, see :meth:`SequenceDecoder.step`.
+        """Embed tokens.
+
+        Args:
+            tokens: [B, T] of any integer type.
+            position: index [B] of the first token, given in steps; 0 by default.
+
+        Returns:
+            Vectors [B, T, D].
+
+        Raises:
+            ValueError: another shape, or a token outside the vocabulary. In steps, values are
+                checked on a CPU only, see :meth:`SequenceDecoder.step`.
         """
         if not isinstance(tokens, Tensor) or tokens.dim() != 2:
             refuse('tokens', 'a tensor [B, T]', tokens)
@@ -151,11 +173,11 @@ class TokenEmbedding(nn.Module):
 
 @MODELS.register_module()
 class PixelEmbedding(nn.Module):
-    """Whole pixels as real numbers, ``x / 127.5 − 1`` through a linear layer, -> [B, T, D].
+    """Linear projection of whole pixels scaled to [−1, 1], ``W (x / 127.5 − 1) + b``.
 
     Args:
         embed_dims: channels D.
-        num_channels: colours C of a pixel, values 0 … 255; with 1 the tokens may be [B, T] too.
+        num_channels: colours C of a pixel, values 0 … 255. With 1, tokens may also be [B, T].
     """
 
     num_values = 256
@@ -168,8 +190,18 @@ class PixelEmbedding(nn.Module):
         self.projection = nn.Linear(num_channels, embed_dims)
 
     def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
-        """tokens [B, T, C] of any integer type; position is given in steps. Raises ValueError for
-        another number of channels and for a value outside 0 … 255, in steps on a CPU only.
+        """Embed pixels.
+
+        Args:
+            tokens: [B, T, C] of any integer type.
+            position: not used, except that it marks a step.
+
+        Returns:
+            Vectors [B, T, D].
+
+        Raises:
+            ValueError: another number of channels, or a value outside 0 … 255. In steps, values
+                are checked on a CPU only.
         """
         channels = self.projection.in_features
         if isinstance(tokens, Tensor) and tokens.dim() == 2 and channels == 1:
@@ -183,7 +215,7 @@ class PixelEmbedding(nn.Module):
 
 @MODELS.register_module()
 class FrameEmbedding(nn.Module):
-    """Frames of real features, such as filter banks, through a linear layer, -> [B, T, D].
+    """Linear projection of frames of real features, such as filter banks.
 
     Args:
         embed_dims: channels D.
@@ -197,7 +229,7 @@ class FrameEmbedding(nn.Module):
         self.projection = nn.Linear(num_features, embed_dims)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """frames [B, T, F] of floats; ValueError for another number of features."""
+        """Return vectors [B, T, D] for float frames [B, T, F]; ValueError for another F."""
         size = self.projection.in_features
         floats = isinstance(frames, Tensor) and frames.is_floating_point()
         if not floats or frames.dim() != 3 or frames.shape[-1] != size:
@@ -208,10 +240,10 @@ class FrameEmbedding(nn.Module):
 def _check_values(what: str, tokens: Tensor, size: int, in_step: bool) -> None:
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         refuse(f'a {what}', 'an integer', tokens)
-    # A compiled graph cannot look at values; an index outside the table stops it by itself.
+    # A compiled graph cannot read values; an index outside the table fails in it anyway.
     if torch.compiler.is_compiling() or not tokens.numel():
         return
-    # A look at one token on a device would cost more than the step.
+    # Reading one token from a device would cost more than the step.
     if in_step and tokens.device.type != 'cpu':
         return
     low, high = (int(value) for value in tokens.aminmax())

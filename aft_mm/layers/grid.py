@@ -1,4 +1,4 @@
-"""The grid of tokens: checking one, and carrying what is learned on one over to another."""
+"""Token grids: checks, and interpolation of learned parameters to another grid."""
 
 from collections.abc import Sequence
 from math import prod
@@ -16,22 +16,25 @@ _MODES = {1: 'linear', 2: 'bicubic', 3: 'trilinear'}
 
 
 def check_grid(grid: Sequence[int], name: str = 'grid') -> Grid:
-    """The grid as a tuple; raises ValueError unless it is 1 to 3 positive ints."""
+    """Return the grid as a tuple.
+
+    Raises:
+        ValueError: it is not 1 to 3 positive ints.
+    """
     check_sizes(name, grid, (1, 2, 3))
     return tuple(grid)
 
 
 def is_same(a: Grid, b: Grid) -> bool:
-    """Whether two grids are known to be equal; one of any size, in an exported graph, is not."""
+    """Return whether two grids are known to be equal; symbolic sizes of an export never are."""
     return all(isinstance(n, int) for n in (*a, *b)) and a == b
 
 
 def interpolate(x: Tensor, source: Grid, target: Grid, num_prefix_tokens: int = 0) -> Tensor:
-    """Resample rows that lie on a grid: ``[P + prod(source), C] -> [P + prod(target), C]``.
+    """Resample rows on a grid, ``[P + prod(source), C] -> [P + prod(target), C]``.
 
-    Linear, bicubic or trilinear by the number of dimensions, corners not aligned; the P rows of
-    prefix tokens come first and stay as they are. A constant stays constant, and the same grid
-    gives `x` itself.
+    Linear, bicubic or trilinear, by the number of dimensions, with align_corners=False. The P rows
+    of the prefix tokens are copied. Equal grids return `x` itself.
     """
     if is_same(source, target):
         return x
@@ -42,10 +45,10 @@ def interpolate(x: Tensor, source: Grid, target: Grid, num_prefix_tokens: int = 
 
 
 def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
-    """The grid behind `num_tokens` positions of a checkpoint, which does not store it, or None.
+    """Guess the grid of a checkpoint, which is not stored, from its number of positions.
 
-    The same number of tokens is taken for the same grid; else a grid of equal sides, else one in
-    the proportions of `like`.
+    Tries `like` itself, then a grid of equal sides, then one in the proportions of `like`.
+    Returns None if none of them has `num_tokens` positions.
     """
     if num_tokens < 1:
         return None
@@ -56,11 +59,18 @@ def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
 
 
 class GridParameters(nn.Module):
-    """Parameters with one row per token, ``[P + prod(grid), C]``; the parent of what is resized.
+    """Base class of parameters with one row per token, ``[P + prod(grid), C]``.
 
-    A checkpoint of another grid is interpolated as it is loaded. One that cannot be, since its
-    number of rows fits no grid or its C differs, raises ValueError: mmengine's loader would only
-    log the mismatch and go on with random weights.
+    A checkpoint for another grid is interpolated when it is loaded.
+
+    Args:
+        grid: sizes of the token grid, 1 to 3 dimensions.
+        num_prefix_tokens: class tokens P in front of the grid.
+
+    Raises:
+        ValueError: on loading, the checkpoint cannot be interpolated: its number of rows fits no
+            grid, or C differs. mmengine's loader would only log the mismatch and continue with
+            random weights.
     """
 
     def __init__(self, grid: Sequence[int], num_prefix_tokens: int = 0) -> None:
@@ -71,20 +81,20 @@ class GridParameters(nn.Module):
         self.num_tokens = num_prefix_tokens + prod(self.grid)
 
     def on_grid(self, rows: Tensor, grid: Grid | None) -> Tensor:
-        """`rows` of this grid for tokens on `grid`; None stands for this grid.
+        """Return `rows` for tokens on `grid`; None is the grid of this module.
 
-        A shorter sequence (1-d) has the first rows, a picture or volume has them interpolated.
+        A shorter sequence gets the first rows, an image or volume interpolated ones.
         """
         if grid is None or is_same(grid, self.grid):
             return rows
         if len(grid) != len(self.grid) or (len(grid) == 1 and grid > self.grid):
-            raise ValueError(f'grid {grid} does not fit positions learned on grid {self.grid}')
+            raise ValueError(f'grid must fit positions learned on grid {self.grid}, got {grid}')
         if len(grid) == 1:
             return rows[: self.num_prefix_tokens + grid[0]]
         return interpolate(rows, self.grid, grid, self.num_prefix_tokens)
 
     def resize(self, loaded: Tensor, source: Grid) -> Tensor:
-        """A parameter of the grid `source` on this grid."""
+        """Return a parameter of the grid `source` for the grid of this module."""
         return interpolate(loaded, source, self.grid, self.num_prefix_tokens)
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
@@ -96,9 +106,9 @@ class GridParameters(nn.Module):
             resized = None if source is None else self.resize(loaded, source)
             if resized is None or resized.shape != parameter.shape:
                 raise ValueError(
-                    f'{prefix}{name} of the checkpoint is {list(loaded.shape)}, which cannot be '
-                    f'interpolated to {list(parameter.shape)} on grid {self.grid} with '
-                    f'{self.num_prefix_tokens} prefix tokens'
+                    f'{prefix}{name} of the checkpoint must be interpolable to '
+                    f'{list(parameter.shape)} on grid {self.grid} with {self.num_prefix_tokens} '
+                    f'prefix tokens, got {list(loaded.shape)}'
                 )
             state_dict[prefix + name] = resized
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,7 +1,7 @@
-"""What w is: the learned position biases of AFT, the only place that defines them.
+"""The learned position biases w of AFT.
 
-A bias module holds the parameters, a mixer asks it for w, and an op turns w into ``W = exp(w)``.
-Autocast stays out of it: w is an exponent, so its rounding error is the relative error of a weight.
+A bias module holds the parameters, a mixer passes w to an op, and the op computes ``W = exp(w)``.
+Autocast is disabled here: w is an exponent, so its rounding error is the relative error of W.
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,24 @@ __all__ = [
 ]
 
 
-# The papers start with N(0, 1e-2). Of u and v it is read as a variance, which trained better than a
-# deviation of 0.01 in three runs of three; of a free w as a deviation, which one run of each has
-# slightly ahead (docs/configs.md).
+# The papers initialise with N(0, 1e-2). For u and v we read 1e-2 as a variance, which trained better
+# than a standard deviation of 0.01 in three runs of three. For a free w we read it as a standard
+# deviation, which was slightly ahead in one run of each (docs/configs.md).
 FACTOR_STD = 0.1
 FREE_STD = 0.01
 
 
 class FactorizedPositionBias(GridParameters):
-    """``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7), T = P + prod(grid).
+    """Factorised bias ``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7).
 
-    u and v start as N(0, init_std²), so that w has a standard deviation of init_std² √d'. On
-    another grid the factors are interpolated, see :class:`GridParameters`. Raises ValueError for a
-    rank below 1, and for an init_std that is not positive: the gradient of each factor is a product
-    with the other.
+    The factors are interpolated for another grid, see :class:`GridParameters`.
+
+    Args:
+        grid: sizes of the token grid.
+        rank: d'.
+        num_prefix_tokens: class tokens P in front of the grid, T = P + prod(grid).
+        init_std: u and v are initialised from N(0, init_std²), so w has a standard deviation of
+            init_std² √d'. Must not be 0: the gradient of each factor is a product with the other.
     """
 
     def __init__(
@@ -58,11 +62,11 @@ class FactorizedPositionBias(GridParameters):
         nn.init.normal_(self.pos_v, std=init_std)
 
     def factors(self, grid: Grid | None = None) -> tuple[Tensor, Tensor]:
-        """u and v [T, d'] for the tokens of `grid`."""
+        """Return u and v [T, d'] for the tokens of `grid`."""
         return self.on_grid(self.pos_u, grid), self.on_grid(self.pos_v, grid)
 
     def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:
-        """w [T, S]; S belongs to `source_grid`, which is `grid` unless given."""
+        """Return w [T, S] for targets on `grid` and sources on `source_grid` (default: `grid`)."""
         with torch.autocast(self.pos_u.device.type, enabled=False):
             pos_u = self.on_grid(self.pos_u, grid)
             pos_v = self.on_grid(self.pos_v, grid if source_grid is None else source_grid)
@@ -70,9 +74,14 @@ class FactorizedPositionBias(GridParameters):
 
 
 class FreePositionBias(GridParameters):
-    """A free matrix w [T, T] (arXiv 2105.14103, eq. 2; the non-factorised ablation).
+    """Free matrix w [T, T] (arXiv 2105.14103, eq. 2; the non-factorised ablation).
 
-    Starts as N(0, init_std²), 0 allowed, and is interpolated along both axes for another grid.
+    Interpolated along both axes for another grid, see :class:`GridParameters`.
+
+    Args:
+        grid: sizes of the token grid.
+        num_prefix_tokens: class tokens P in front of the grid, T = P + prod(grid).
+        init_std: w is initialised from N(0, init_std²), 0 allowed.
     """
 
     def __init__(
@@ -84,22 +93,26 @@ class FreePositionBias(GridParameters):
         nn.init.normal_(self.weight, std=init_std)
 
     def resize(self, loaded: Tensor, source: Grid) -> Tensor:
-        """A matrix of the grid `source` on this grid, targets first, then sources."""
+        """Return a matrix of the grid `source` for this grid: resized by targets, then sources."""
         return super().resize(super().resize(loaded, source).T, source).T
 
     def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:
-        """w [T, S]; S belongs to `source_grid`, which is `grid` unless given."""
+        """Return w [T, S] for targets on `grid` and sources on `source_grid` (default: `grid`)."""
         rows = self.on_grid(self.weight, grid)
         return self.on_grid(rows.T, grid if source_grid is None else source_grid).T
 
 
 class MemoryPositionBias(GridParameters):
-    """A free matrix w [T, S] of tokens over a memory, a coarser or finer picture of the same thing.
+    """Free matrix w [T, S] over a memory that covers the same area on another grid.
 
-    It starts as ``−|p_t − p_s|² / (2 · 0.5²)``, p the centres of the cells and a cell of the source
-    grid the unit of length, so that a token reads what lies where it lies. The rows are
-    interpolated for another grid of the tokens. Raises ValueError where the two grids have not as
-    many dimensions, and for prefix tokens, which lie nowhere.
+    Initialised to ``−|p_t − p_s|² / (2 · 0.5²)``, p the cell centres in units of source cells, so
+    that a token first reads the source cells around its own place. The rows are interpolated for
+    another grid of the tokens.
+
+    Args:
+        grid: sizes of the grid of the T tokens.
+        source_grid: sizes of the grid of the S tokens of the memory, of as many dimensions.
+        num_prefix_tokens: must be 0, as class tokens have no place on a grid.
     """
 
     def __init__(
@@ -109,19 +122,19 @@ class MemoryPositionBias(GridParameters):
         source_grid = check_grid(source_grid, 'source_grid')
         if len(source_grid) != len(self.grid) or num_prefix_tokens:
             raise ValueError(
-                f'source_grid must have as many dimensions as grid {self.grid}, without prefix '
+                f'source_grid must have as many dimensions as grid {self.grid}, and no prefix '
                 f'tokens, got {source_grid} and {num_prefix_tokens} prefix tokens'
             )
         places = (_centres(self.grid, source_grid), _centres(source_grid))
         self.weight = nn.Parameter(-torch.cdist(*places).square() / (2 * 0.5**2))
 
     def forward(self) -> Tensor:
-        """w [T, S]."""
+        """Return w [T, S]."""
         return self.weight
 
 
 def _centres(grid: Grid, unit: Grid | None = None) -> Tensor:
-    """The centres [T, dims] of the cells of `grid`, in cells of `unit` on the same area."""
+    """Return the cell centres [T, dims] of `grid`, in cells of `unit` over the same area."""
     axes = [
         (torch.arange(size) + 0.5) * cells / size
         for size, cells in zip(grid, unit or grid, strict=True)
@@ -130,12 +143,16 @@ def _centres(grid: Grid, unit: Grid | None = None) -> Tensor:
 
 
 class FreeLocalPositionBias(GridParameters):
-    """A free w per token and offset in the window (arXiv 2105.14103, the non-factorised ablation).
+    """Free w per token and offset in a 1-d window (arXiv 2105.14103, non-factorised ablation).
 
-    w [T, s] for a causal window s, whose column ``s − 1 + (t' − t)`` is w[t, t'], and [T, 2s − 1]
-    otherwise. Starts as N(0, init_std²), 0 allowed; the rows are interpolated for another length.
-    Raises ValueError for a grid of more than one dimension, and for a window below 1, which has no
-    w.
+    The parameter is [T, s] for a causal window s and [T, 2s − 1] otherwise; its column
+    ``s − 1 + (t' − t)`` is w[t, t']. The rows are interpolated for another length.
+
+    Args:
+        grid: (T,).
+        window: s, 1 or larger.
+        causal: whether the window only covers earlier tokens.
+        init_std: w is initialised from N(0, init_std²), 0 allowed.
     """
 
     def __init__(
@@ -157,11 +174,11 @@ class FreeLocalPositionBias(GridParameters):
         nn.init.normal_(self.weight, std=init_std)
 
     def factors(self, grid: Grid | None = None) -> tuple[Tensor, None]:
-        """The rows of w for the tokens of `grid`, and None for v, as the op takes them."""
+        """Return the rows of w for the tokens of `grid`, and None for v, as the op expects."""
         return self.on_grid(self.weight, grid), None
 
     def forward(self) -> Tensor:
-        """w [T, T], 0 where there is none."""
+        """Return w [T, T], 0 outside the window."""
         token = torch.arange(self.num_tokens, device=self.weight.device)
         column = self.reach + token - token[:, None]
         last = self.weight.shape[1] - 1
@@ -169,16 +186,16 @@ class FreeLocalPositionBias(GridParameters):
         return dense.masked_fill((column < 0) | (column > last), 0)
 
 
-class _Kept(NamedTuple):
-    """A kernel and the parameters it was made of: their storage, alive, and its version."""
+class _CachedKernel(NamedTuple):
+    """A kernel, and the storage and version of the parameters it was computed from."""
 
     kernel: Tensor
     parameters: list[Tensor]
     versions: list[int]
     autocast: bool
 
-    def holds(self, parameters: list[Tensor], autocast: bool) -> bool:
-        """Whether these parameters are the same storage, and nobody wrote to it."""
+    def is_valid(self, parameters: Sequence[Tensor], autocast: bool) -> bool:
+        """Return whether these are the same parameters and none was written to."""
         same = all(
             old.data_ptr() == new.data_ptr() and old.dtype == new.dtype and version == new._version
             for old, new, version in zip(self.parameters, parameters, self.versions, strict=True)
@@ -187,19 +204,24 @@ class _Kept(NamedTuple):
 
 
 class ConvPositionBias(nn.Module):
-    """A kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
+    """Kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
 
-    With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head, 0
-    at the start: the model starts as AFT-simple. In the first step only γ and β have a gradient,
-    and w gets one as soon as γ ≠ 0. Without `reparameterize` it is w. w starts as N(0, init_std²);
-    reparameterised, init_std only sets how fast w turns, and may not be 0.
+    With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head.
+    Both are initialised to 0, so the model starts as AFT-simple; w gets a gradient as soon as
+    γ ≠ 0.
 
-    With a temperature `tau` each head keeps one position: the bias becomes ``p ⊙ w``. In evaluation
-    p is 1 at the largest bias and 0 elsewhere, so that ``exp(w) − 1``, what the kernel adds to
-    AFT-simple, is left at one position only; in training p is the Gumbel-softmax sample
+    With a temperature `tau` each head uses one position of its kernel: the bias is ``p ⊙ w``. In
+    evaluation p is 1 at the largest bias and 0 elsewhere, so ``exp(w) − 1``, what the kernel adds
+    to AFT-simple, is zero elsewhere. In training p is a Gumbel-softmax sample,
     ``softmax((w + noise) / τ)``, a new one in every forward pass.
 
-    Raises ValueError for an even kernel, and for a `tau` that is not positive and finite.
+    Args:
+        num_heads: h.
+        kernel_size: odd sizes, one per dimension.
+        reparameterize: False uses w itself as the bias.
+        tau: τ, positive, or None for the whole kernel.
+        init_std: w is initialised from N(0, init_std²). With `reparameterize` it only scales the
+            learning rate of w's direction, and must not be 0.
     """
 
     def __init__(
@@ -228,49 +250,48 @@ class ConvPositionBias(nn.Module):
         if reparameterize:
             self.gamma = nn.Parameter(torch.zeros(num_heads))
             self.beta = nn.Parameter(torch.zeros(num_heads))
-        self._kept: _Kept | None = None
+        self._cached: _CachedKernel | None = None
 
     def train(self, mode: bool = True) -> 'ConvPositionBias':
-        """As `nn.Module.train`; the kernel of :meth:`kept` is made anew."""
-        self._kept = None
+        """Set the training mode, and drop the kernel of :meth:`cached`."""
+        self._cached = None
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_kept': None}
+        return {**self.__dict__, '_cached': None}
 
-    def kept(self) -> Tensor:
-        """w [h, *kernel] as evaluation uses it, kept between calls in evaluation without gradient.
+    def cached(self) -> Tensor:
+        """Return w [h, *kernel] as evaluation uses it, cached between calls without gradient.
 
-        It is made anew after a call of `train` or `eval`, and where a parameter is another tensor
-        or was written to. What torch does not count is not seen: a write through `parameter.data`
-        needs a call of `eval` before the next forward pass, as mmengine's loops do it.
+        The kernel is computed again after ``train`` or ``eval``, and when a parameter was replaced
+        or written to. A write through ``parameter.data`` is not detected: call ``eval`` before the
+        next forward pass, as mmengine's loops do.
         """
         parameters = [p for p in (self.weight, self.gamma, self.beta) if p is not None]
-        if not self._may_keep(parameters):
+        if not self._may_cache(parameters):
             return self()
         autocast = torch.is_autocast_enabled(self.weight.device.type)
-        if self._kept is None or not self._kept.holds(parameters, autocast):
+        if self._cached is None or not self._cached.is_valid(parameters, autocast):
             if self.weight.is_cuda and torch.cuda.is_current_stream_capturing():
-                return self()  # nothing is computed before the graph is replayed
+                return self()  # a captured kernel has no values before the graph is replayed
             with torch.inference_mode(False), torch.no_grad():
-                kernel = ops.mark_constant(self().clone())
-                self._kept = _Kept(
-                    kernel,
+                self._cached = _CachedKernel(
+                    ops.mark_constant(self().clone()),
                     [p.detach() for p in parameters],
                     [p._version for p in parameters],
                     autocast,
                 )
-        return self._kept.kernel
+        return self._cached.kernel
 
-    def _may_keep(self, parameters: list[Tensor]) -> bool:
+    def _may_cache(self, parameters: Sequence[Tensor]) -> bool:
         if self.training or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return False
-        # Not of fake tensors, nor of what torch.func puts in the place of parameters.
+        # Not for fake tensors, nor for what torch.func substitutes for parameters.
         real = all(type(p) is nn.Parameter and not p.is_inference() for p in parameters)
         return real and not self.weight.is_meta and not torch.jit.is_tracing()
 
     def forward(self, sample: bool = False) -> Tensor:
-        """w [h, *kernel] as the op takes it; `sample` draws p instead of choosing the largest."""
+        """Return w [h, *kernel] for the op; with `tau` and `sample`, p is a Gumbel sample."""
         bias = self.reparameterized()
         if self.tau is not None:
             if sample:
@@ -281,7 +302,7 @@ class ConvPositionBias(nn.Module):
         return bias.view_as(self.weight)
 
     def reparameterized(self) -> Tensor:
-        """w [h, prod(kernel)] before a position is chosen."""
+        """Return w [h, prod(kernel)] before a position is chosen (eq. 8)."""
         weight = self.weight.flatten(1)
         if self.gamma is None:
             return weight
@@ -289,6 +310,6 @@ class ConvPositionBias(nn.Module):
         return self.gamma[:, None] * normalized + self.beta[:, None]
 
     def entropy(self) -> Tensor:
-        """``Σ_i entropy(softmax(w^i))`` over the heads i, in nats, a scalar (eq. 9)."""
+        """Return ``Σ_i entropy(softmax(w^i))`` over the heads i in nats, a scalar (eq. 9)."""
         log_p = self.reparameterized().log_softmax(1)
         return -(log_p.exp() * log_p).sum()

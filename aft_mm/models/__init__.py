@@ -1,4 +1,4 @@
-"""Models: what a config builds by name."""
+"""Models: backbones, encoders, decoders, heads, necks, and the task models made of them."""
 
 from .algorithms import AutoregressiveModel, CTCModel
 from .backbones import AFTViT

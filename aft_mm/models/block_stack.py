@@ -1,4 +1,4 @@
-"""What encoder and decoder of sequences share."""
+"""Base class of the encoder and the decoder of sequences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,23 +23,23 @@ class BlockStack(BaseModule):
     Args:
         embed_dims: channels D.
         num_layers: number of blocks.
-        embedding: config of the embedding of tokens, such as
-            ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``; embed_dims is added. Its
-            attributes num_values and token_shape are what the head is held against. None for an
-            encoder that reads what the decoder writes: it then has the decoder's.
+        embedding: config of the token embedding, such as
+            ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``; embed_dims is added. The model
+            compares its attributes num_values and token_shape with those of the head. None for an
+            encoder that shares the embedding of the decoder.
         token_mixer: config of the mixer of every block; `causal` is set here.
-        grid: what the position table and the mixers are made for: (T,) of a sequence, or (H, W) of
-            a picture in raster order, 3·W for sub-pixels.
-        tokens_per_position: tokens of a sequence that share a position, such as the 3 coordinates
-            of a point; ValueError unless it divides the T of a grid (T,). A checkpoint of another
-            number looks like one of another length, whose table is interpolated.
-        positions: 'learned', or 'sinusoidal', which needs a grid (T,).
-        causal: whether a token sees the tokens before it only.
-        mlp_ratio: width of the MLP over D.
+        grid: grid of the position table and the mixers: (T,) of a sequence, or (H, W) of an image
+            in raster order, with 3·W columns for sub-pixels.
+        causal: whether a token only sees the tokens before it.
+        mlp_ratio: hidden channels of the MLP over D.
         drop_rate: dropout probability after the embedding, after mixers and in MLPs.
+        tokens_per_position: number of consecutive tokens that share a position, such as the 3
+            coordinates of a point; a divisor of T, for a grid (T,) only. A checkpoint with another
+            value looks like one of another length, and its table is interpolated.
+        positions: 'learned', or 'sinusoidal', which needs a grid (T,).
         cross_mixer: config of a mixer over a memory, see :class:`Block`.
         with_cp: gradient checkpointing per block, non-reentrant.
-        init_cfg: see mmengine's BaseModule; the constructor already initialises.
+        init_cfg: see mmengine's BaseModule; the constructor already initialises the parameters.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class BlockStack(BaseModule):
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
 
     def share_embedding(self, embedding: nn.Module) -> None:
-        """Embed tokens as another stack does; its checkpoint holds the table once, as its own."""
-        # As a plain attribute, torch does not take it for a module of this one.
+        """Use the embedding of another stack; the checkpoint stores it once, as that stack's."""
+        # Set as a plain attribute, it is not registered as a submodule.
         self.__dict__['embedding'] = embedding
 
     @property
     def max_length(self) -> int:
-        """The number of tokens T that the table has a position for."""
+        """Number of tokens T that the position table covers."""
         return self.position_embedding.num_tokens * self.tokens_per_position
 
     def check_length(self, length: int) -> None:
@@ -110,12 +110,12 @@ class BlockStack(BaseModule):
             )
 
     def add_positions(self, x: Tensor) -> Tensor:
-        """x [B, T, D] with the vectors of the first T positions, and dropout."""
+        """Add the vectors of the first T positions to x [B, T, D], and apply dropout."""
         return self.drop(x + self.position_of(torch.arange(x.shape[1], device=x.device)))
 
     def position_of(self, index: Tensor) -> Tensor:
-        """The vectors [..., D] of the tokens index [...]."""
-        # The gradient of an index adds up in any order, that of an embedding in one.
+        """Return the position vectors [..., D] of the tokens with indices [...]."""
+        # The gradient of F.embedding sums in a fixed order, that of indexing does not.
         return F.embedding(index // self.tokens_per_position, self.position_embedding())
 
     def run_blocks(
@@ -125,7 +125,7 @@ class BlockStack(BaseModule):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
-        """x [B, T, D] through blocks and norm."""
+        """Return x [B, T, D] after all blocks and the norm; arguments as :meth:`Block.forward`."""
         inputs = (None, key_mask, memory, memory_mask)
         for layer in self.layers:
             if self.with_cp and torch.is_grad_enabled():
@@ -135,7 +135,7 @@ class BlockStack(BaseModule):
         return self.norm(x)
 
     def _places(self) -> Sequence[int]:
-        """The grid of the position table."""
+        """Return the grid of the position table."""
         n = self.tokens_per_position
         if n == 1:
             return self.grid

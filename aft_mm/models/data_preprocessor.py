@@ -1,4 +1,4 @@
-"""From the samples of a data loader to a batch on the device."""
+"""Data preprocessor of token sequences."""
 
 from mmengine.model import BaseDataPreprocessor
 from torch import Tensor
@@ -10,16 +10,23 @@ from aft_mm.structures import SequenceSample
 
 @MODELS.register_module()
 class SequencePreprocessor(BaseDataPreprocessor):
-    """Pad sequences of integer tokens with zeros into one batch, int64 [B, T] or [B, T, C].
-
-    Takes ``dict(inputs=[[T] or [T, C], …], data_samples=[SequenceSample, …])``; the samples may be
-    left out. Every sample learns its ``length``. Raises ValueError for an empty sequence, for a
-    ``num_context`` that leaves nothing to predict, for sequences that are no integers or differ in
-    [C], and for another number of samples than sequences.
-    """
+    """Pad sequences of integer tokens with zeros to one batch, int64 [B, T] or [B, T, C]."""
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """The batch and its samples on the device of the model."""
+        """Collate a batch and move it to the device of the model.
+
+        Args:
+            data: ``dict(inputs=[[T] or [T, C], …], data_samples=[SequenceSample, …])``; the
+                samples are optional.
+            training: not used.
+
+        Returns:
+            ``dict(inputs, data_samples)``; each sample has its ``length`` in tokens.
+
+        Raises:
+            ValueError: a sequence is empty, not of integers or differs in C, a ``num_context``
+                leaves no token to predict, or the numbers of samples and sequences differ.
+        """
         inputs = list(data['inputs'])
         _check_tokens(inputs)
         samples = data.get('data_samples')
@@ -37,7 +44,7 @@ class SequencePreprocessor(BaseDataPreprocessor):
                     f'got {context} of {len(tokens)} tokens'
                 )
             sample.set_metainfo(dict(length=len(tokens)))
-        # Bytes travel to the device; only there they take eight bytes each.
+        # Tokens are moved as they are, often bytes, and become int64 on the device.
         batch = pad_sequence(inputs, batch_first=True)
         return dict(inputs=self.cast_data(batch).long(), data_samples=self.cast_data(samples))
 

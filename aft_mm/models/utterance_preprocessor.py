@@ -1,4 +1,4 @@
-"""From the utterances of a data loader to a batch on the device."""
+"""Data preprocessor of speech features."""
 
 from mmengine.model import BaseDataPreprocessor
 from torch import Tensor
@@ -11,15 +11,23 @@ from aft_mm.structures import UtteranceSample
 
 @MODELS.register_module()
 class UtterancePreprocessor(BaseDataPreprocessor):
-    """Pad features of utterances with zeros into one batch, float [B, T, F].
-
-    Takes ``dict(inputs=[[T, F], …], data_samples=[UtteranceSample, …])``; the samples may be left
-    out. Every sample learns its ``length``. Raises ValueError for features without a frame, of no
-    floats or of different F, and for another number of samples than utterances.
-    """
+    """Pad features of utterances with zeros to one batch, float [B, T, F]."""
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """The batch and its samples on the device of the model."""
+        """Collate a batch and move it to the device of the model.
+
+        Args:
+            data: ``dict(inputs=[[T, F], …], data_samples=[UtteranceSample, …])``; the samples are
+                optional.
+            training: not used.
+
+        Returns:
+            ``dict(inputs, data_samples)``; each sample has its ``length`` in frames.
+
+        Raises:
+            ValueError: features have no frame, are not floats or differ in F, or the numbers of
+                samples and utterances differ.
+        """
         inputs = list(data['inputs'])
         first = inputs[0]
         for features in inputs:

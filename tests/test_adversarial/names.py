@@ -1,10 +1,10 @@
-"""Names of cases that are the same in every process: xdist compares them between its workers."""
+"""Names of test cases that are equal in every process, as xdist requires."""
 
 from torch import Tensor
 
 
 def short(value) -> str:
-    """What a parameter of a test is, without addresses and without random numbers."""
+    """A name for a test parameter without addresses and random numbers."""
     if isinstance(value, Tensor):
         return f'{value.dtype} {list(value.shape)}'
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What layers and models are given by a config or a caller ends in one sentence that names it."""
+"""Bad arguments of layers and models raise one-line errors that name the argument."""
 
 import numpy as np
 import pytest
@@ -19,8 +19,8 @@ DECODER = dict(
 HEAD = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=16)
 
 
-def sentence(call, name):
-    """The message of the ValueError, which begins with the name of what is wrong."""
+def assert_error(call, name):
+    """Check that the call raises a one-line ValueError that begins with the name of the argument."""
     with pytest.raises(ValueError, match=f'^{name}.* must ') as error:
         call()
     assert '\n' not in str(error.value)
@@ -57,7 +57,7 @@ MIXERS = [
 @pytest.mark.parametrize('config, name', MIXERS, ids=short)
 def test_arguments_of_a_mixer(config, name):
     config = {'embed_dims': D, 'grid': (6,), **config, 'type': f'aft_mm.{config["type"]}'}
-    sentence(lambda: MODELS.build(config), name)
+    assert_error(lambda: MODELS.build(config), name)
 
 
 @pytest.mark.parametrize('tokens', [
@@ -67,10 +67,10 @@ def test_arguments_of_a_mixer(config, name):
 @pytest.mark.parametrize('mixer', [
     dict(type='aft_mm.AFTSimple'), dict(type='aft_mm.SoftmaxAttention', num_heads=2),
 ], ids=lambda config: config['type'])  # fmt: skip
-def test_tokens_of_a_mixer(mixer, tokens):
+def test_input_tokens_of_a_mixer(mixer, tokens):
     mixer = MODELS.build(dict(mixer, embed_dims=D, grid=(6,), causal=True))
-    sentence(lambda: mixer(tokens), 'x')
-    sentence(lambda: mixer.step(tokens, mixer.init_state(2)), 'x_t')
+    assert_error(lambda: mixer(tokens), 'x')
+    assert_error(lambda: mixer.step(tokens, mixer.init_state(2)), 'x_t')
 
 
 @pytest.mark.parametrize('mixer', [
@@ -78,13 +78,13 @@ def test_tokens_of_a_mixer(mixer, tokens):
     dict(type='aft_mm.AFTLocalHard', window=2), dict(type='aft_mm.SoftmaxAttention', num_heads=2),
     dict(type='aft_mm.LocalSoftmaxAttention', num_heads=2, window=2),
 ], ids=lambda config: config['type'])  # fmt: skip
-def test_states_of_a_mixer(mixer):
+def test_input_states_of_a_mixer(mixer):
     mixer = MODELS.build(dict(mixer, embed_dims=D, grid=(6,), causal=True))
     state = mixer.init_state(2)
     for wrong in (None, 'state', (1, 2)):
-        sentence(lambda wrong=wrong: mixer.step(TOKENS[:, 0], wrong), 'state')
+        assert_error(lambda wrong=wrong: mixer.step(TOKENS[:, 0], wrong), 'state')
     _, later = mixer.step(TOKENS[:, 0], state)
-    sentence(lambda: mixer.step(TOKENS[:, 1], state), 'state')  # its buffers were written over
+    assert_error(lambda: mixer.step(TOKENS[:, 1], state), 'state')  # its buffers were overwritten
     mixer.step(TOKENS[:, 1], later)
 
 
@@ -108,17 +108,17 @@ VIT = [
 def test_arguments_of_the_backbone(options, name):
     config = dict(type='aft_mm.AFTViT', arch=dict(embed_dims=8, num_layers=1), img_size=8,
                   patch_size=4, **{}) | options  # fmt: skip
-    sentence(lambda: MODELS.build(config), name)
+    assert_error(lambda: MODELS.build(config), name)
 
 
 @pytest.mark.parametrize('image', [
     None, 'x', torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 1, 8, 8),
     torch.zeros(3, 8, 8), torch.zeros(2, 3, 0, 0), np.zeros((2, 3, 8, 8)),
 ], ids=lambda x: f'{type(x).__name__}{list(getattr(x, "shape", []))}')  # fmt: skip
-def test_images_of_the_backbone(image):
+def test_input_images_of_the_backbone(image):
     config = dict(arch=dict(embed_dims=8, num_layers=1), img_size=8, patch_size=4)
     backbone = MODELS.build(dict(type='aft_mm.AFTViT', **config))
-    sentence(lambda: backbone(image), 'image')
+    assert_error(lambda: backbone(image), 'image')
 
 
 PARTS = [
@@ -138,7 +138,7 @@ def model(**parts):
 
 @pytest.mark.parametrize('parts, name', PARTS, ids=short)
 def test_parts_of_the_autoregressive_model(parts, name):
-    sentence(lambda: model(**parts), name)
+    assert_error(lambda: model(**parts), name)
 
 
 @pytest.mark.parametrize('inputs, name', [
@@ -146,8 +146,8 @@ def test_parts_of_the_autoregressive_model(parts, name):
     (torch.zeros(2, 6), 'a token'), (torch.zeros(2, 6, dtype=torch.bool), 'a token'),
     (torch.full((2, 6), 16), 'a token'), (torch.full((2, 6), -1), 'a token'),
 ], ids=short)  # fmt: skip
-def test_tokens_of_the_autoregressive_model(inputs, name):
-    sentence(lambda: model()(inputs), name)
+def test_input_tokens_of_the_autoregressive_model(inputs, name):
+    assert_error(lambda: model()(inputs), name)
 
 
 @pytest.mark.parametrize('options, name', [
@@ -162,12 +162,12 @@ def test_tokens_of_the_autoregressive_model(inputs, name):
     (dict(greedy='no'), 'greedy'), (dict(use_state=2), 'use_state'),
 ], ids=short)  # fmt: skip
 def test_options_of_sampling(options, name):
-    sentence(lambda: model().generate(**{'length': 5, **options}), name)
+    assert_error(lambda: model().generate(**{'length': 5, **options}), name)
 
 
 @pytest.mark.parametrize('greedy', [False, True])
-def test_a_model_of_nan_weights_draws_nothing(greedy):
+def test_a_model_with_nan_weights_does_not_sample(greedy):
     damaged = model()
     with torch.no_grad():
         damaged.head.weight.fill_(torch.nan)
-    sentence(lambda: damaged.generate(5, greedy=greedy), 'logits')
+    assert_error(lambda: damaged.generate(5, greedy=greedy), 'logits')

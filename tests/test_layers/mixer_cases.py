@@ -1,62 +1,69 @@
-"""The table of mixers that the tests of this folder run over."""
+"""The mixers under test: every registered one with its `example` arguments, and more options."""
 
+import inspect
+
+import pytest
 import torch
 from torch import nn
 
+from aft_mm.layers import MIXERS as CLASSES
 from aft_mm.layers import TokenMixer
 from aft_mm.registry import MODELS
 
 D, B = 12, 2
-MIXERS = {
-    'AFTFull': dict(rank=5),
+# FlaMixer needs a GPU and another package.
+REGISTERED = {name: cls for name, cls in CLASSES.items() if name != 'FlaMixer'}
+# Further arguments of a mixer, named TYPE-WHAT.
+VARIANTS = {
     'AFTFull-free': dict(rank=None),
-    'AFTLocal': dict(window=2, rank=5),
     'AFTLocal-free': dict(window=2, rank=None),
-    'AFTLocalLearned': dict(window=2, rank=5),
     'AFTLocalLearned-free': dict(window=2, rank=None),
-    'AFTSimple': dict(),
     'AFTSimple-relu': dict(key_function='relu'),
     'AFTSimple-relu2': dict(key_function='relu2'),
-    'AFTConv': dict(num_heads=4, kernel_size=3),
     'AFTConv-no-query': dict(num_heads=12, kernel_size=3, query=False),
     'AFTConv-degenerate': dict(num_heads=1, kernel_size=5, global_connectivity=False),
     'AFTConv-naive': dict(num_heads=6, kernel_size=3, reparameterize=False),
-    'AFTLocalHard': dict(window=4),
-    'SoftmaxAttention': dict(num_heads=3),
     'SoftmaxAttention-stateless': dict(num_heads=3, stateful=False),
-    'LocalSoftmaxAttention': dict(num_heads=3, window=2),
     'LocalSoftmaxAttention-margin': dict(num_heads=4, window=3, margin=1),
-    'LinearAttention': dict(num_heads=3),
     'LinearAttention-square': dict(num_heads=2, feature_map='square'),
-    'PerformerAttention': dict(num_heads=3, num_features=10),
-    'DenseSynthesizer': dict(num_heads=3),
-    'LambdaLayer': dict(num_heads=3, key_dims=5),
-    'StridedAttention': dict(num_heads=3, stride=3),
     'StridedAttention-fixed': dict(num_heads=2, stride=4, pattern='fixed', summary=2, qk_dims=10),
-    'LSHAttention': dict(num_heads=3, num_rounds=2, num_buckets=2, chunk_size=4),
     'LSHAttention-one-bucket': dict(num_heads=2, num_rounds=1, num_buckets=1, chunk_size=5),
 }
-# A batch's statistics tell its tokens of one another.
-NEVER_CAUSAL = ('LambdaLayer',)
+MIXERS = {**{name: cls.example for name, cls in REGISTERED.items()}, **VARIANTS}
 GRIDS = [(1,), (7,), (3, 5), (6, 1)]
-UNNORMALISED = (
-    'AFTSimple-relu',
-    'AFTSimple-relu2',
-    'AFTLocalLearned',
-    'AFTLocalLearned-free',
-    'LambdaLayer',
-)
 ONE_DIMENSIONAL = ('AFTLocal-free', 'AFTLocalLearned-free')
 
-CAUSAL = [name for name in MIXERS if name not in NEVER_CAUSAL]
+
+def mixer_class(name: str) -> type[TokenMixer]:
+    return REGISTERED[name.partition('-')[0]]
+
+
+CAUSAL = [name for name in MIXERS if mixer_class(name).can_be_causal]
+STEPPED = [name for name in CAUSAL if mixer_class(name)._mix_step is not TokenMixer._mix_step]
+NORMALIZED = [
+    name
+    for name in MIXERS
+    if mixer_class(name).normalized and name not in ('AFTSimple-relu', 'AFTSimple-relu2')
+]
 
 
 def build(name: str, grid=(7,), **kwargs) -> TokenMixer:
-    """A mixer whose parameters are all random, so that none hides behind a zero."""
-    if name in ONE_DIMENSIONAL:  # the raster of the grid
+    """A mixer whose parameters are all random, so that no error hides behind a zero."""
+    if name in ONE_DIMENSIONAL:
         grid = (torch.Size(grid).numel(),)
-    config = dict(type='aft_mm.' + name.partition('-')[0], embed_dims=D, grid=grid)
-    mixer = MODELS.build({**config, **MIXERS[name], **kwargs})
+    cls, arguments = mixer_class(name), {**MIXERS[name], **kwargs}
+    required = [
+        p.name
+        for p in list(inspect.signature(cls.__init__).parameters.values())[2:]
+        if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in arguments
+    ]
+    if required:
+        pytest.fail(
+            f'{cls.__name__} must have a class attribute `example`, a dict of small values for its '
+            f'required arguments {", ".join(required)} with embed_dims={D}'
+        )
+    config = dict(type=f'aft_mm.{cls.__name__}', embed_dims=D, grid=grid)
+    mixer = MODELS.build({**config, **arguments})
     for parameter in mixer.parameters():
         nn.init.normal_(parameter, std=0.5)
     return mixer

@@ -18,7 +18,7 @@ def test_block_is_pre_norm_with_two_residuals():
     assert block.norm1.eps == block.norm2.eps == 1e-6
 
 
-def test_linear_layers_start_as_in_deit():
+def test_linear_layers_are_initialised_as_in_deit():
     block = Block(64, dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3), grid=(3, 5))
     linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
     assert len(linear) == 6
@@ -38,7 +38,7 @@ def test_block_steps_equal_its_forward():
     torch.testing.assert_close(torch.stack(rows, 1), block(x))
 
 
-def test_mask_and_grid_reach_the_mixer():
+def test_the_mixer_gets_mask_and_grid():
     block = Block(8, MIXER, grid=(3, 5))
     x = torch.randn(2, 15, 8)
     mask = torch.arange(15).expand(2, 15) < 8
@@ -54,7 +54,7 @@ def test_drop_path_skips_whole_samples():
     assert torch.equal(block.eval()(x), block(x))
 
 
-def test_drop_rate_reaches_mixer_and_mlp():
+def test_mixer_and_mlp_get_the_drop_rate():
     block = Block(8, MIXER, grid=(3, 5), drop_rate=0.3)
     rates = [module.p for module in block.modules() if isinstance(module, nn.Dropout)]
     assert rates == [0.3, 0.3, 0.3]
@@ -79,7 +79,7 @@ def test_patches_are_padded_at_the_bottom_and_on_the_right(size):
             )
 
 
-def test_position_embedding_is_loaded_from_another_grid():
+def test_position_embeddings_of_another_grid_are_interpolated():
     small, large = PositionEmbedding((3, 3), 4, 1), PositionEmbedding((6, 6), 4, 1)
     nn.init.constant_(small.weight, 0.7)
     large.load_state_dict(small.state_dict())
@@ -102,7 +102,7 @@ every_cross = pytest.mark.parametrize(
 
 
 @every_cross
-def test_the_cross_mixer_stands_between_mixer_and_mlp(cross):
+def test_the_cross_mixer_is_between_mixer_and_mlp(cross):
     block = Block(8, dict(causal=True, **MIXER), grid=(9,), cross_mixer=cross).eval()
     x, memory = torch.randn(2, 9, 8), torch.randn(2, 5, 8)
     mask = torch.arange(5) < torch.tensor([[5], [2]])
@@ -118,7 +118,7 @@ def test_the_cross_mixer_stands_between_mixer_and_mlp(cross):
         torch.testing.assert_close(y_t, y[:, t], atol=1e-5, rtol=1e-4)
 
 
-def test_prompts_of_other_lengths_read_the_memory_from_their_own_places():
+def test_prompts_of_different_lengths_read_the_memory_at_their_own_positions():
     block = Block(8, dict(causal=True, **MIXER), grid=(9,), cross_mixer=PLACED).eval()
     nn.init.normal_(block.cross_mixer.pos_bias.weight)
     x, memory = torch.randn(2, 9, 8), torch.randn(2, 5, 8)
@@ -143,7 +143,7 @@ def test_a_memory_is_projected_once_for_all_steps(cross):
     assert len(calls) == 2
 
 
-def test_the_cross_mixer_has_arguments_of_its_own():
+def test_the_cross_mixer_has_its_own_arguments():
     block = Block(8, MIXER, grid=(9,), drop_rate=0.3, cross_mixer=dict(CROSS, proj_drop=0.1))
     assert block.token_mixer.proj_drop.p == 0.3 and block.cross_mixer.proj_drop.p == 0.1
     assert Block(8, MIXER, (9,), drop_rate=0.3, cross_mixer=CROSS).cross_mixer.proj_drop.p == 0.3
@@ -165,12 +165,12 @@ def test_an_mlp_without_channels_is_refused():
     ids=str,
 )
 def test_a_mixer_that_cannot_read_a_memory_is_refused(cross):
-    message = 'cross_mixer must take a memory, not be causal and have no position bias but one over'
+    message = 'cross_mixer must take a memory, not be causal and have no position bias except one'
     with pytest.raises(ValueError, match=message):
         Block(8, MIXER, grid=(9,), cross_mixer=cross)
 
 
-def test_memory_and_cross_mixer_belong_together():
+def test_memory_and_cross_mixer_require_each_other():
     x = torch.randn(2, 15, 8)
     with pytest.raises(ValueError, match='got memory=None with cross_mixer=SoftmaxAttention'):
         Block(8, MIXER, grid=(3, 5), cross_mixer=CROSS)(x)

@@ -1,4 +1,4 @@
-"""Linear attention, Performer, Synthesizer, lambda layer and softmax without a state as mixers."""
+"""Linear attention, Performer, Synthesizer, lambda layer and stateless softmax attention."""
 
 import copy
 
@@ -41,7 +41,7 @@ def joined(x):
 
 
 @pytest.mark.parametrize('causal', [False, True])
-def test_linear_attention_weighs_by_products_of_features(causal):
+def test_linear_attention_weights_are_products_of_features(causal):
     mixer = randomize(LinearAttention(D, HEADS, causal=causal))
     x = torch.randn(2, 9, D, dtype=torch.float64)
     query, key, value = (heads(layer(x)) for layer in (mixer.query, mixer.key, mixer.value))
@@ -60,8 +60,8 @@ def test_the_state_of_linear_attention_does_not_grow():
 
 
 @pytest.mark.parametrize('causal', [False, True])
-def test_performer_comes_near_softmax_attention(causal):
-    """Its error falls with the number of features."""
+def test_performer_approximates_softmax_attention(causal):
+    """The error decreases with the number of features."""
     softmax = SoftmaxAttention(D, HEADS, causal=causal)
     x = torch.randn(4, 30, D)
     expected, errors = softmax(x), []
@@ -72,7 +72,7 @@ def test_performer_comes_near_softmax_attention(causal):
     assert errors[1] < 0.1 and errors[1] < errors[0] / 5
 
 
-def test_features_of_performer_are_orthogonal_with_the_norms_of_gaussians():
+def test_performer_features_are_orthogonal_with_norms_of_gaussians():
     mixer = PerformerAttention(4096, 64, num_features=160)
     rows = mixer.projection
     for block in rows.split(64):
@@ -81,7 +81,7 @@ def test_features_of_performer_are_orthogonal_with_the_norms_of_gaussians():
     assert abs(rows.square().sum(1).mean() - 64) < 3 and rows.norm(dim=1).std() > 0.3
 
 
-def test_keys_of_any_length_leave_performer_finite_and_the_prefix_as_it_was():
+def test_large_keys_keep_performer_finite_and_causal():
     mixer = PerformerAttention(D, HEADS, num_features=16, causal=True)
     x = torch.randn(1, 20, D, requires_grad=True)
     before = mixer(x)
@@ -105,13 +105,13 @@ def train(mixer, x, updates, passes=1, recompute=False):
     return [bool((a != b).any()) for a, b in zip(drawn, drawn[1:], strict=False)]
 
 
-def test_features_are_drawn_anew_after_iterations_and_the_same_in_every_process():
+def test_features_are_sampled_again_after_iterations_alike_in_every_process():
     mixer, x = PerformerAttention(D, HEADS, num_features=8, redraw=2), torch.randn(2, 5, D)
     twin = copy.deepcopy(mixer)
     first = mixer.projection.clone()
-    # The pass after two iterations is the first to see others.
+    # The pass after two iterations is the first with new features.
     assert train(mixer, x, 6) == [False, False, True, False, True, False]
-    # Gradients of several passes, and of a block made anew, are those of one draw.
+    # Accumulated passes and recomputed blocks of one iteration use the same features.
     assert train(twin, x, 6, passes=3, recompute=True) == [False, False, True, False, True, False]
     assert torch.equal(mixer.projection, twin.projection)
 
@@ -143,8 +143,8 @@ def test_a_synthesizer_predicts_weights_from_the_token_alone(causal):
 
 @pytest.mark.parametrize('masked', [False, True])
 @pytest.mark.parametrize('grid', [(7,), (3, 4), (2, 3, 2)], ids=str)
-def test_a_lambda_layer_is_a_function_per_token(grid, masked):
-    """Entry by entry; BatchNorm in training, so that its statistics are those of kept tokens."""
+def test_the_lambda_layer_follows_its_formula(grid, masked):
+    """Entry by entry, in training mode, where BatchNorm uses the visible tokens."""
     mixer = randomize(LambdaLayer(D, HEADS, key_dims=5, grid=tuple(n + 1 for n in grid)))
     tokens = torch.Size(grid).numel()
     x = torch.randn(2, tokens, D, dtype=torch.float64)
@@ -188,7 +188,7 @@ def test_comparators_export_and_compile_as_one_graph(name):
     torch.testing.assert_close(compiled(x), mixer(x))
 
 
-def test_softmax_attention_without_a_state_keeps_tokens_not_keys():
+def test_stateless_softmax_attention_stores_tokens_not_keys():
     mixer = randomize(SoftmaxAttention(D, HEADS, grid=(9,), causal=True, stateful=False))
     x = torch.randn(2, 9, D, dtype=torch.float64)
     state, cached = mixer.init_state(2), SoftmaxAttention(D, HEADS, causal=True).double()

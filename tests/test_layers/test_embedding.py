@@ -1,4 +1,4 @@
-"""Embeddings of tokens and pixels; those of patches and positions are in test_block.py."""
+"""Embeddings of tokens and pixels; test_block.py has those of patches and positions."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ def seed():
     torch.manual_seed(0)
 
 
-def test_one_table_serves_all_kinds():
+def test_all_kinds_share_one_table():
     embedding = TokenEmbedding(5, 11, num_kinds=3)
     tokens = torch.randint(11, (2, 7))
     kinds = torch.arange(7) % 3
@@ -20,7 +20,7 @@ def test_one_table_serves_all_kinds():
     assert [name for name, _ in TokenEmbedding(5, 11).named_parameters()] == ['weight']
 
 
-def test_position_says_where_the_first_token_stands():
+def test_position_is_the_index_of_the_first_token():
     embedding = TokenEmbedding(5, 11, num_kinds=3)
     tokens = torch.randint(11, (2, 7))
     parallel = embedding(tokens)
@@ -30,19 +30,19 @@ def test_position_says_where_the_first_token_stands():
     assert torch.equal(embedding(rows, position), expected)
 
 
-def test_bytes_are_tokens_too():
+def test_tokens_may_be_bytes():
     embedding = TokenEmbedding(5, 256)
     tokens = torch.randint(256, (2, 7), dtype=torch.uint8)
     assert torch.equal(embedding(tokens), embedding(tokens.long()))
 
 
-def test_tables_start_small():
+def test_tables_are_initialised_small():
     embedding = TokenEmbedding(64, 256, num_kinds=3)
     for parameter in embedding.parameters():
         assert abs(parameter.std().item() - 0.02) < 0.003 and parameter.abs().max() < 2
 
 
-def test_pixels_span_minus_one_to_one():
+def test_pixels_are_scaled_to_minus_one_to_one():
     embedding = PixelEmbedding(5, 3)
     tokens = torch.tensor([0, 255, 0, 128]).view(1, 4, 1).expand(1, 4, 3)
     weight, bias = embedding.projection.weight, embedding.projection.bias
@@ -50,13 +50,13 @@ def test_pixels_span_minus_one_to_one():
     torch.testing.assert_close(embedding(tokens)[0], scaled[:, None] * weight.sum(1) + bias)
 
 
-def test_a_channel_axis_of_one_may_be_left_out():
+def test_a_single_channel_axis_is_optional():
     embedding, tokens = PixelEmbedding(5, 1), torch.randint(256, (2, 7))
     assert torch.equal(embedding(tokens), embedding(tokens[..., None]))
 
 
 @pytest.mark.parametrize('value', [-1, 11, 300])
-def test_a_token_outside_the_vocabulary_is_named(value):
+def test_a_token_outside_the_vocabulary_is_refused(value):
     tokens = torch.randint(11, (2, 7))
     tokens[1, 6] = value
     with pytest.raises(ValueError, match=f'a token must be 0 to 10, got {value}$'):
@@ -64,12 +64,12 @@ def test_a_token_outside_the_vocabulary_is_named(value):
 
 
 @pytest.mark.parametrize('value', [-1, 256])
-def test_a_value_that_no_pixel_has_is_named(value):
+def test_a_value_outside_0_to_255_is_refused(value):
     with pytest.raises(ValueError, match=f'a pixel value must be 0 to 255, got {value}$'):
         PixelEmbedding(5, 3)(torch.full((1, 2, 3), value))
 
 
-def test_bad_arguments_end_in_one_sentence():
+def test_bad_arguments_raise_a_one_line_error():
     for build, message in [
         (lambda: TokenEmbedding(5, 0), 'vocab_size must be an int, 1 or larger, got 0'),
         (lambda: TokenEmbedding(5, 3, 0), 'num_kinds must be an int, 1 or larger, got 0'),

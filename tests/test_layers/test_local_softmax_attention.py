@@ -1,4 +1,4 @@
-"""Softmax attention inside local blocks against attention under a dense mask."""
+"""Softmax attention in local blocks against attention with a dense mask."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from torch import nn
 from aft_mm.layers import LocalSoftmaxAttention, SoftmaxAttention
 
 D, HEADS = 12, 3
-# Grid, window and margin: sizes that blocks do not divide, one block, no margin, a wide margin.
+# Grid, window and margin: incomplete blocks, one block, no margin, a wide margin.
 LAYOUTS = [
     ((1,), 4, None),
     ((7,), 7, None),
@@ -36,7 +36,7 @@ def seed():
 
 
 def dense_mask(grid, window, margin, causal):
-    """[T, T] bool: entry by entry what the docstring says."""
+    """The visible tokens by the definition of the docstring, bool [T, T]."""
     places = list(itertools.product(*map(range, grid)))
     dims = len(grid)
     window = (window,) * dims if isinstance(window, int) else window
@@ -92,7 +92,7 @@ def test_equals_dense_attention_under_its_mask(grid, window, margin, causal):
 
 @both_ways
 @every_layout
-def test_hidden_tokens_are_as_masked_in_dense_attention(grid, window, margin, causal):
+def test_key_masks_equal_those_of_dense_attention(grid, window, margin, causal):
     mixer = build(grid, window, margin, causal)
     tokens = torch.Size(grid).numel()
     x = torch.randn(3, tokens, D, dtype=torch.float64)
@@ -111,7 +111,7 @@ def test_hidden_tokens_are_as_masked_in_dense_attention(grid, window, margin, ca
 @pytest.mark.parametrize(
     'grid, window, margin', [((70,), 6, 4), ((9, 7), (2, 3), (1, 2)), ((7, 6), 2, 0)], ids=str
 )
-def test_steps_equal_the_forward_when_the_buffer_has_gone_round(grid, window, margin, lengths):
+def test_steps_equal_the_forward_after_the_buffer_wraps(grid, window, margin, lengths):
     mixer = build(grid, window, margin)
     tokens = torch.Size(grid).numel()
     x = torch.randn(2, tokens, D, dtype=torch.float64)
@@ -139,7 +139,7 @@ def test_one_block_is_softmax_attention(causal):
     torch.testing.assert_close(mixer(x), full(x))
 
 
-def test_a_sequence_needs_no_grid_and_a_picture_may_have_another():
+def test_a_sequence_needs_no_grid_and_an_image_may_have_another():
     mixer, free = build((8,), 3, 2), build(None, 3, 2)
     free.load_state_dict(mixer.state_dict())
     x = torch.randn(2, 20, D, dtype=torch.float64)
@@ -151,8 +151,8 @@ def test_a_sequence_needs_no_grid_and_a_picture_may_have_another():
 
 @both_ways
 @pytest.mark.parametrize('two_dimensional', [False, True])
-def test_memory_grows_with_tokens_not_their_square(two_dimensional, causal):
-    """Numbers that autograd keeps for the backward pass."""
+def test_memory_is_linear_in_the_tokens(two_dimensional, causal):
+    """Counts the numbers that autograd saves for the backward pass."""
 
     def saved(tokens):
         if two_dimensional:

@@ -1,4 +1,4 @@
-"""LSH attention against exact attention with shared query and key, and under its own dense mask."""
+"""LSH attention against exact shared-QK attention, in full and with the mask of its rounds."""
 
 import sys
 from pathlib import Path
@@ -35,7 +35,7 @@ def heads(x):
 
 
 def exact_weights(mixer, x, visible):
-    """Softmax over the visible tokens, the token itself only where there is no other."""
+    """Softmax over the visible tokens, or over the token itself if there is no other."""
     key = heads(mixer.key(x))
     logits = key @ F.normalize(key, dim=-1).mT * key.shape[-1] ** -0.5
     itself = torch.eye(x.shape[1], dtype=torch.bool)
@@ -51,7 +51,7 @@ def output(mixer, x, weights):
 
 
 def seen(mixer, x, key_mask=None):
-    """[B, h, T, T]: token by token what the docstring says, as a union over the rounds."""
+    """The union of the visible tokens of all rounds by the docstring, [B, h, T, T]."""
     buckets = mixer.buckets(heads(mixer.key(x)))
     batch, num_heads, rounds, tokens = buckets.shape
     union = torch.zeros(batch, num_heads, tokens, tokens, dtype=torch.bool)
@@ -92,7 +92,7 @@ def test_one_bucket_is_exact_attention_with_shared_query_and_key(rounds, causal)
     ],
     ids=str,
 )
-def test_equals_exact_attention_over_what_its_rounds_see(options, causal, masked):
+def test_equals_exact_attention_over_the_union_of_its_rounds(options, causal, masked):
     mixer = build(causal, **options)
     x = torch.randn(2, 41, D, dtype=torch.float64, requires_grad=True)
     key_mask = torch.rand(2, 41) < 0.7 if masked else None
@@ -110,7 +110,7 @@ def test_equals_exact_attention_over_what_its_rounds_see(options, causal, masked
 
 
 def test_more_rounds_recall_more_of_exact_attention():
-    """The weight that exact attention gives to what the rounds see, against their share."""
+    """Compares the exact attention weight of the visible tokens with their share."""
     x, recall = torch.randn(1, 150, D, dtype=torch.float64), {}
     for rounds in (1, 4, 8):
         torch.manual_seed(0)
@@ -126,7 +126,7 @@ def test_more_rounds_recall_more_of_exact_attention():
 
 
 @pytest.mark.parametrize('lengths', [None, (0, 5), (59, 23), (40, 1)], ids=str)
-def test_steps_equal_the_forward_when_buckets_have_gone_round(lengths):
+def test_steps_equal_the_forward_after_buckets_overflow(lengths):
     mixer = build(num_rounds=3, num_buckets=4, chunk_size=4)
     x = torch.randn(2, 60, D, dtype=torch.float64)
     expected, each = mixer(x), torch.arange(2)
@@ -141,7 +141,7 @@ def test_steps_equal_the_forward_when_buckets_have_gone_round(lengths):
     assert [part.numel() for part in (*state.table.rows, state.recent)] == sizes
 
 
-def test_a_checkpoint_holds_the_rotations():
+def test_checkpoints_contain_the_rotations():
     options = dict(num_rounds=2, num_buckets=4, chunk_size=4)
     mixer, other = build(**options), build(**options)
     x = torch.randn(1, 50, D, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Bad arguments and inputs of mixers end in one sentence."""
+"""Bad arguments and inputs of mixers raise one-line errors that name the argument."""
 
 import math
 
@@ -19,7 +19,7 @@ def seed():
     'config, message',
     [
         (dict(type='AFTFull', rank=0), 'rank must be .*, got 0'),
-        (dict(type='AFTFull', grid=None), 'grid must be given for AFTFull, .* got None'),
+        (dict(type='AFTFull', grid=None), 'grid must be given for AFTFull, got None'),
         (dict(type='AFTFull', grid=(0, 3)), r'grid must be .* ints, 1 or larger, got \(0, 3\)'),
         (dict(type='AFTFull', grid=(2, 2, 2, 2)), 'grid must be .* ints, 1 or larger'),
         (dict(type='AFTFull', gate='tanh'), "gate must be one of sigmoid, .* got 'tanh'"),
@@ -146,7 +146,7 @@ def seed():
     ],
     ids=str,
 )
-def test_bad_arguments_end_in_one_sentence(config, message):
+def test_bad_arguments_raise_a_one_line_error(config, message):
     config = {'embed_dims': D, 'grid': (3, 4), **config, 'type': 'aft_mm.' + config['type']}
     with pytest.raises(ValueError, match=message) as error:
         MODELS.build(config)
@@ -160,50 +160,47 @@ def test_an_unknown_argument_is_named(name):
 
 
 @pytest.mark.parametrize('name', ['AFTLocal', 'AFTLocalLearned', 'AFTConv', 'AFTLocalHard'])
-def test_bad_inputs_end_in_one_sentence(name):
+def test_bad_inputs_raise_a_one_line_error(name):
     mixer, x = build(name, (3, 5), causal=False), tokens((3, 5))
-    with pytest.raises(ValueError, match=r'grid \(3, 5\) .* does not hold 14 tokens'):
+    with pytest.raises(ValueError, match=r'grid must hold 14 tokens .* got \(3, 5\)'):
         mixer(x[:, 1:])
-    with pytest.raises(ValueError, match=r'grid \(2, 7\) .* does not hold 15 tokens'):
+    with pytest.raises(ValueError, match=r'grid must hold 15 tokens .* got \(2, 7\)'):
         mixer(x, grid=(2, 7))
     with pytest.raises(ValueError, match=r'key_mask must be bool \[2, 15\] .*float32 \[2, 14\]'):
         mixer(x, key_mask=torch.ones(2, 14))
     with pytest.raises(ValueError, match=r'memory must be None for AFT\w+ .* got \[2, 15, 12\]'):
         mixer(x, memory=x)
-    with pytest.raises(ValueError, match='init_state needs .* got causal=False'):
+    with pytest.raises(ValueError, match='causal must be True for steps of AFT'):
         mixer.init_state(1)
 
 
-def test_memory_is_refused_where_it_has_no_meaning():
+def test_memory_grid_and_lengths_are_checked():
     x = tokens((7,))
     with pytest.raises(ValueError, match='memory must be None for AFTSimple with causal=True'):
         build('AFTSimple', causal=True)(x, memory=x)
     with pytest.raises(ValueError, match='memory must be None for AFTSimple'):
         build('AFTSimple', gate='none')(x, memory=x)
-    with pytest.raises(ValueError, match=r'grid \(8,\) does not fit positions learned on .*\(7,\)'):
+    with pytest.raises(
+        ValueError, match=r'grid must fit positions learned on grid \(7,\), got \(8,\)'
+    ):
         build('AFTFull')(torch.randn(1, 8, D))
-    with pytest.raises(ValueError, match='grid must be given to AFTConv for init_state, got None'):
+    with pytest.raises(ValueError, match='grid must be given for AFTConv to take steps, got None'):
         build('AFTConv', grid=None, causal=True).init_state(1)
     with pytest.raises(ValueError, match=r'lengths must be \[2\], got \[3\]'):
         build('SoftmaxAttention', causal=True).prefill(x, torch.tensor([1, 2, 3]))
 
 
-WITH_A_TABLE = [
-    'DenseSynthesizer',
-    'LSHAttention',
-    'StridedAttention',
-    'SoftmaxAttention-stateless',
-]
+WITH_TABLE = ['DenseSynthesizer', 'LSHAttention', 'StridedAttention', 'SoftmaxAttention-stateless']
 
 
-@pytest.mark.parametrize('name', WITH_A_TABLE)
+@pytest.mark.parametrize('name', WITH_TABLE)
 def test_a_prompt_or_token_beyond_the_table_is_refused(name):
     mixer, x = build(name, causal=True), torch.randn(2, 8, D)
-    if name != 'DenseSynthesizer':  # which has no weights for it either
+    if name != 'DenseSynthesizer':  # its weights limit the length before
         with pytest.raises(ValueError, match='a prompt must have at most 7 tokens, got 8'):
             mixer.prefill(x, torch.tensor([8, 3]))
     _, state = mixer.prefill(x[:, :7], torch.tensor([7, 3]))
-    with pytest.raises(ValueError, match='the state holds 7 tokens, got one more'):
+    with pytest.raises(ValueError, match='the state must hold at most 7 tokens, got one more'):
         mixer.step(x[:, 7], state)
     if name != 'DenseSynthesizer':
         with pytest.raises(ValueError, match='grid must be given .* got None'):
@@ -211,18 +208,23 @@ def test_a_prompt_or_token_beyond_the_table_is_refused(name):
 
 
 @pytest.mark.parametrize('name', ['DenseSynthesizer', 'LambdaLayer'])
-def test_a_grid_that_was_not_learned_on_is_refused(name):
+def test_a_grid_larger_than_the_learned_one_is_refused(name):
     with pytest.raises(ValueError, match=r'grid must be .*\(7,\).* got \(8,\)'):
         build(name)(torch.randn(1, 8, D))
 
 
+def test_a_raster_is_refused_whose_grid_the_constructor_does_not_know():
+    with pytest.raises(ValueError, match=r'grid must be given to the .* got \(3, 5\) for these'):
+        build('AFTLocalHard', None, causal=True, window=2)(tokens((3, 5)), grid=(3, 5))
+
+
 def test_a_state_of_another_mixer_or_batch_is_refused():
     x, mixer = torch.randn(2, D), build('LinearAttention', causal=True)
-    with pytest.raises(ValueError, match='of this LinearAttention gave, got TokenTable'):
+    with pytest.raises(ValueError, match='of this LinearAttention, got TokenTable'):
         mixer.step(x, build('DenseSynthesizer', causal=True).init_state(2))
-    for name in (*WITH_A_TABLE, 'AFTFull', 'AFTSimple', 'SoftmaxAttention'):
+    for name in (*WITH_TABLE, 'AFTFull', 'AFTSimple', 'SoftmaxAttention'):
         mixer = build(name, causal=True)
         with pytest.raises(ValueError, match=r'x_t must be \[3, 12\] as the state'):
             mixer.step(x, mixer.init_state(3))
-        with pytest.raises(ValueError, match=r'of this \w+ gave, got LinearState'):
+        with pytest.raises(ValueError, match=r'of this \w+, got LinearState'):
             mixer.step(x, build('LinearAttention', causal=True).init_state(2))

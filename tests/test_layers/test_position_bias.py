@@ -1,4 +1,4 @@
-"""Position biases: eq. 7 and 8, their gradients, sparsity, and the change of the grid."""
+"""Position biases: eq. 7 and 8, gradients, sparsity, and other grids."""
 
 import math
 
@@ -44,17 +44,18 @@ def test_aft_conv_starts_as_aft_simple_and_then_learns_its_kernel():
     def gradients():
         optimizer.zero_grad()
         (mixer(x) - target).square().mean().backward()
-        return [p.grad.abs().max() for p in (bias.gamma, bias.beta, bias.weight)]
+        return {name: p.grad.abs().max() for name, p in bias.named_parameters()}
 
-    gamma, beta, weight = gradients()
-    assert gamma > 0 and beta > 0 and weight == 0
+    first = gradients()
+    assert first['gamma'] > 0 and first['beta'] > 0 and first['weight'] == 0
     optimizer.step()
     assert (bias.gamma != 0).all()
-    assert all(gradient > 0 for gradient in gradients())
+    for name, gradient in gradients().items():
+        assert gradient > 0, name
 
 
 @pytest.mark.parametrize('std', [0.01, 0.3])
-def test_biases_start_with_the_deviation_that_is_asked_for(std):
+def test_init_std_is_the_initial_standard_deviation(std):
     grid = (9, 11)
     factors = FactorizedPositionBias(grid, 64, 1, std)
     conv = AFTConv(64, num_heads=32, kernel_size=11, grid=grid, init_std=std)
@@ -72,7 +73,7 @@ def test_biases_start_with_the_deviation_that_is_asked_for(std):
         assert parameter.std().item() == pytest.approx(std, rel=0.1)
 
 
-def test_only_what_has_a_gradient_at_zero_may_start_there():
+def test_init_std_of_zero_is_refused_where_gradients_would_vanish():
     assert (FreePositionBias((5,), init_std=0).weight == 0).all()
     assert (FreeLocalPositionBias((5,), 2, True, init_std=0.0).weight == 0).all()
     assert (ConvPositionBias(2, (3,), reparameterize=False, init_std=0).weight == 0).all()
@@ -85,11 +86,11 @@ def test_only_what_has_a_gradient_at_zero_may_start_there():
     ):
         with pytest.raises(ValueError, match='init_std must be a finite number'):
             start()
-    with pytest.raises(ValueError, match='init_std must be left out with a source_grid'):
+    with pytest.raises(ValueError, match='init_std must be None with a source_grid'):
         AFTFull(8, rank=None, grid=(4, 4), source_grid=(2, 2), init_std=0.1)
 
 
-def test_naive_parameterisation_is_the_kernel_itself():
+def test_without_reparameterisation_the_bias_is_the_weight():
     bias = ConvPositionBias(4, (3, 3), reparameterize=False)
     assert bias() is not None and torch.equal(bias(), bias.weight)
     assert [name for name, _ in bias.named_parameters()] == ['weight']
@@ -101,7 +102,7 @@ def gumbel_mixer(**options) -> AFTConv:
     return mixer
 
 
-def test_gumbel_keeps_the_largest_bias_in_evaluation():
+def test_gumbel_selects_the_largest_bias_in_evaluation():
     mixer = gumbel_mixer().eval()
     dense = mixer.pos_bias.reparameterized()
     sparse = mixer.position_bias().flatten(1)
@@ -129,7 +130,7 @@ def test_gumbel_samples_positions_in_training():
 
 @pytest.mark.parametrize('tau', [None, 0.5, 2.0, 1e-3])
 def test_tau_is_the_temperature_of_the_samples(tau):
-    """Held to torch's own Gumbel softmax with the same noise; None is the paper's 0.5."""
+    """Compares with torch's Gumbel softmax with the same noise; None is the paper's 0.5."""
     mixer = gumbel_mixer(tau=tau)
     dense = mixer.pos_bias.reparameterized()
     torch.manual_seed(5)
@@ -164,11 +165,11 @@ def test_entropy_of_the_kernel_is_summed_over_the_heads():
     loss.backward()
     assert (mixer.pos_bias.weight.grad != 0).any() and (mixer.pos_bias.gamma.grad != 0).all()
     dense = AFTConv(8, num_heads=4, kernel_size=3, grid=(4, 5))
-    assert not hasattr(dense, 'regularization_loss')
+    assert dense.regularization_loss() is None
 
 
 @pytest.mark.parametrize('rank', [3, None])
-def test_factors_start_small_and_autocast_leaves_w_alone(rank):
+def test_factors_are_initialised_small_and_autocast_does_not_change_w(rank):
     mixer = AFTFull(8, rank=rank, grid=(12, 12))
     for parameter in mixer.pos_bias.parameters():
         assert parameter.std().item() == pytest.approx(0.01 if rank is None else 0.1, rel=0.1)
@@ -201,8 +202,8 @@ def test_a_free_local_bias_has_a_parameter_per_token_and_offset(causal):
     assert all(dense[place] == 0 for place in others)
 
 
-def test_a_free_local_bias_is_the_mixer_of_its_picture():
-    """AFT-local with the free bias is AFT-full with the w that position_bias() shows."""
+def test_aft_local_with_a_free_bias_equals_aft_full_with_its_w():
+    """The w is the one that position_bias() returns."""
     local = AFTLocal(8, window=3, rank=None, grid=(9,))
     full = AFTFull(8, rank=None, grid=(9,))
     nn.init.normal_(local.pos_bias.weight)
@@ -217,8 +218,8 @@ def test_a_free_local_bias_is_the_mixer_of_its_picture():
 @pytest.mark.parametrize('rank', [None, 4])
 @pytest.mark.parametrize('grid', [(9,), (3, 4)])
 @pytest.mark.parametrize('mixer', [AFTFull, AFTLocal])
-def test_the_picture_of_a_causal_bias_does_not_show_the_future(mixer, grid, rank):
-    """0 above the diagonal, and below it all that the mixer uses: AFT-full with it is the mixer."""
+def test_position_bias_of_a_causal_mixer_is_lower_triangular(mixer, grid, rank):
+    """AFT-full with this w equals the mixer, so nothing below the diagonal is missing."""
     window = {} if mixer is AFTFull else dict(window=3)
     if window and rank is None and len(grid) == 2:
         pytest.skip('a free local bias has one dimension')
@@ -241,18 +242,18 @@ def test_rows_of_a_free_local_bias_are_interpolated():
     large.load_state_dict(small.state_dict())
     inner = (torch.arange(1, 11.0) + 0.5) / 2 - 0.5
     torch.testing.assert_close(large.weight[1:11, 1], inner + 100)
-    message = r'weight of the checkpoint is \[6, 3\], which cannot be interpolated to \[12, 5\]'
+    message = r'weight of the checkpoint must be interpolable to \[12, 5\] .* got \[6, 3\]'
     with pytest.raises(ValueError, match=message):
         FreeLocalPositionBias((12,), 3, False).load_state_dict(small.state_dict())
 
 
-def test_a_free_local_bias_starts_small():
+def test_a_free_local_bias_is_initialised_small():
     weight = FreeLocalPositionBias((300,), 8, True).weight
     assert abs(weight.std().item() - 0.01) < 0.001 and abs(weight.mean().item()) < 0.001
 
 
 @pytest.mark.parametrize('grid', [(9,), (5, 7), (3, 4, 5)], ids=str)
-def test_interpolation_keeps_prefix_constants_and_slopes(grid):
+def test_interpolation_preserves_prefix_constants_and_slopes(grid):
     target = tuple(2 * n for n in grid)
     rows = torch.randn(math.prod(grid), 3)
     assert interpolate(rows, grid, grid) is rows
@@ -264,7 +265,7 @@ def test_interpolation_keeps_prefix_constants_and_slopes(grid):
     slope = torch.arange(float(grid[0])).view(-1, *[1] * (len(grid) - 1)).expand(grid)
     resized = interpolate(slope.reshape(-1, 1), grid, target).view(target)
     expected = (torch.arange(2.0 * grid[0]) + 0.5) / 2 - 0.5
-    # torch's bicubic kernel (a = −0.75) bends a slope a little.
+    # torch's bicubic kernel (a = −0.75) does not preserve a slope exactly.
     inner, tolerance = (slice(4, -4), 0.05) if len(grid) == 2 else (slice(1, -1), 1e-5)
     expected = expected.view(-1, *[1] * (len(grid) - 1)).expand(target)
     torch.testing.assert_close(resized[inner], expected[inner], atol=tolerance, rtol=0)
@@ -283,12 +284,12 @@ def test_interpolation_keeps_prefix_constants_and_slopes(grid):
         (-1, (5,), None),
     ],
 )
-def test_grid_of_a_checkpoint(num_tokens, like, expected):
+def test_the_grid_of_a_checkpoint_is_inferred(num_tokens, like, expected):
     assert infer_grid(num_tokens, like) == expected
 
 
 @pytest.mark.parametrize('rank', [3, None])
-def test_a_sequence_takes_the_first_positions(rank):
+def test_a_shorter_sequence_uses_the_first_positions(rank):
     mixer = AFTFull(8, rank=rank, grid=(9,))
     torch.testing.assert_close(mixer.pos_bias((4,)), mixer.pos_bias()[:4, :4])
     torch.testing.assert_close(mixer.pos_bias((4,), (6,)), mixer.pos_bias()[:4, :6])
@@ -297,8 +298,8 @@ def test_a_sequence_takes_the_first_positions(rank):
 @pytest.mark.parametrize(
     'loaded, message',
     [
-        (dict(grid=(7,), rank=3), r'pos_u of the checkpoint is \[7, 3\], .* grid \(3, 4\)'),
-        (dict(grid=(3, 4), rank=2), r'\[12, 2\], which cannot be interpolated to \[12, 3\]'),
+        (dict(grid=(7,), rank=3), r'pos_u of the checkpoint .* on grid \(3, 4\) .*, got \[7, 3\]'),
+        (dict(grid=(3, 4), rank=2), r'interpolable to \[12, 3\] .*, got \[12, 2\]'),
         (dict(grid=(5, 5), rank=3, num_prefix_tokens=1), r'\[26, 3\]'),
     ],
     ids=str,
@@ -309,13 +310,13 @@ def test_a_bias_that_cannot_be_interpolated_is_refused(loaded, message):
         bias.load_state_dict(FactorizedPositionBias(**loaded).state_dict(), strict=False)
 
 
-def test_a_bias_over_a_memory_begins_where_both_lie_at_the_same_place():
+def test_a_bias_over_a_memory_is_initialised_by_distance():
     w = MemoryPositionBias((6, 4), (3, 2))().view(6, 4, 3, 2)
     assert (
         w.flatten(2).argmax(2)
         == torch.arange(6).view(3, 2, 1, 1).expand(3, 2, 2, 2).permute(0, 2, 1, 3).reshape(6, 4)
     ).all()
-    # Centres a quarter of a source cell from that of the own cell, and 1.25 from the one below.
+    # The centre is a quarter of a source cell from that of its own cell, 1.25 from the next row.
     torch.testing.assert_close(w[0, 0, 0, 0], torch.tensor(-2 * 2 * 0.25**2))
     torch.testing.assert_close(w[0, 0, 1, 0], torch.tensor(-2 * (1.25**2 + 0.25**2)))
 
@@ -334,12 +335,12 @@ def test_aft_full_over_a_memory_is_equation_2_with_its_bias():
 @pytest.mark.parametrize(
     ('wrong', 'message'),
     [
-        (dict(rank=3), 'source_grid needs rank=None, causal=False and a gate, got rank=3'),
-        (dict(causal=True), 'source_grid needs .* got rank=None, causal=True'),
-        (dict(gate='none'), "source_grid needs .* and gate='none'"),
+        (dict(rank=3), 'source_grid must be None except with .* got rank=3'),
+        (dict(causal=True), 'source_grid must be None .* got rank=None, causal=True'),
+        (dict(gate='none'), "source_grid must be None .* and gate='none'"),
         (dict(grid=(12,)), r'source_grid must have as many dimensions as grid \(12,\)'),
     ],
 )
-def test_a_bias_over_a_memory_that_cannot_be_is_refused(wrong, message):
+def test_bad_arguments_of_a_bias_over_a_memory_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         AFTFull(6, **{**dict(rank=None, grid=(3, 4), source_grid=(2, 2)), **wrong})

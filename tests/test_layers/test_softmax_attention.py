@@ -1,4 +1,4 @@
-"""Softmax attention: against torch's own, and its cache of keys and values."""
+"""Softmax attention against torch's MultiheadAttention, and its key-value cache."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_softmax_attention_equals_torch(causal):
     torch.testing.assert_close(y[1, :4], expected[1, :4])
 
 
-def test_a_cache_of_keys_grows_more_than_once():
+def test_the_cache_grows_more_than_once():
     mixer = build(causal=True).eval()
     x, lengths, each = torch.randn(2, 140, D), torch.tensor([3, 40]), torch.arange(2)
     expected = mixer(x)

@@ -1,4 +1,4 @@
-"""Strided and fixed attention against attention under a dense mask."""
+"""Strided and fixed attention against attention with a dense mask."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def build(tokens, causal, **options):
 
 
 def dense_mask(tokens, causal, stride, pattern='strided', summary=None, qk_dims=None):
-    """[T, T] bool: entry by entry what the docstring says."""
+    """The visible tokens by the definition of the docstring, bool [T, T]."""
     mask = torch.zeros(tokens, tokens, dtype=torch.bool)
     for t in range(tokens):
         for s in range(t + 1 if causal else tokens):
@@ -92,8 +92,8 @@ def test_steps_equal_the_forward(tokens, options, lengths):
         torch.testing.assert_close(y_t, expected[each, start + n])
 
 
-def test_memory_grows_with_the_root_of_the_tokens_not_with_them():
-    """Numbers per token that autograd keeps for the backward pass."""
+def test_memory_per_token_grows_with_the_root_of_the_tokens():
+    """Counts the numbers per token that autograd saves for the backward pass."""
 
     def saved(tokens, stride):
         sizes = {}

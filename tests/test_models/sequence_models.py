@@ -1,30 +1,23 @@
-"""Small sequence models for the tests, and the table of causal mixers."""
+"""Small sequence models, and the mixers that they are tested with."""
 
 import torch
 from torch import nn
 
+from aft_mm.layers import MIXERS as REGISTERED
+from aft_mm.layers import TokenMixer
 from aft_mm.models import AutoregressiveModel, SequenceDecoder
 from aft_mm.registry import MODELS
 
 D = 12
 LOCAL = dict(type='aft_mm.AFTLocal', window=3, rank=4)
+# Every registered mixer that can generate token by token, with its `example` arguments.
 MIXERS = {
-    'AFTFull': dict(rank=5),
-    'AFTLocal': dict(window=3, rank=5),
-    'AFTLocalLearned': dict(window=3, rank=5),
-    'AFTSimple': dict(),
-    'AFTSimple-relu': dict(key_function='relu'),
-    'AFTSimple-relu2': dict(key_function='relu2'),
-    'AFTConv': dict(num_heads=4, kernel_size=3),
-    'AFTLocalHard': dict(window=4),
-    'LocalSoftmaxAttention': dict(num_heads=3, window=2),
-    'SoftmaxAttention': dict(num_heads=3),
-    'LinearAttention': dict(num_heads=3),
-    'PerformerAttention': dict(num_heads=3, num_features=7),
-    'DenseSynthesizer': dict(num_heads=3),
-    'StridedAttention': dict(num_heads=3, stride=3),
-    'LSHAttention': dict(num_heads=3, num_rounds=2, num_buckets=2, chunk_size=3),
+    name: cls.example
+    for name, cls in REGISTERED.items()
+    if cls.can_be_causal and cls._mix_step is not TokenMixer._mix_step
 }
+MIXERS['AFTSimple-relu'] = dict(key_function='relu')
+MIXERS['AFTSimple-relu2'] = dict(key_function='relu2')
 
 
 def mixer(name: str) -> dict:
@@ -32,7 +25,7 @@ def mixer(name: str) -> dict:
 
 
 def randomize(module: nn.Module, std: float = 0.4) -> nn.Module:
-    """All parameters random, so that none hides behind a zero; evaluation mode."""
+    """All parameters random, so that no error hides behind a zero; evaluation mode."""
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=std)
     return module.eval()

@@ -1,4 +1,4 @@
-"""The backbone: sizes, outputs, other image sizes, checkpoints, host library, compiler."""
+"""The backbone: sizes, outputs, other image sizes, checkpoints, mmpretrain, torch.compile."""
 
 import pytest
 import timm
@@ -45,7 +45,7 @@ def deit(heads):
 @pytest.mark.parametrize(
     'arch, config, exact, millions',
     [
-        # Millions as arXiv 2105.14103 prints them, some rounded and some cut off.
+        # Millions as printed in arXiv 2105.14103, some rounded and some truncated.
         ('tiny', deit(3), 5_717_416, 5.7),
         ('small', deit(6), 22_050_664, 22.1),
         ('tiny', dict(token_mixer=dict(type='aft_mm.AFTFull', rank=128), **CLS), 6_322_600, 6.3),
@@ -66,7 +66,7 @@ def test_parameters_with_the_linear_head(arch, config, exact, millions):
     assert abs(count / 1e6 - millions) < 0.06
 
 
-def test_with_softmax_attention_it_is_timm_deit():
+def test_the_backbone_with_softmax_attention_equals_timm_deit():
     theirs = timm.create_model('deit_tiny_patch16_224', num_classes=0, depth=2, img_size=64).eval()
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.05)
@@ -174,7 +174,7 @@ def test_frozen_stages(stages):
 
 
 @pytest.mark.parametrize('mixer', [CONV, FULL, SOFTMAX], ids=lambda mixer: mixer['type'])
-def test_a_size_that_the_patch_does_not_divide_is_padded(mixer):
+def test_an_image_size_that_is_no_multiple_of_the_patch_is_padded(mixer):
     model = tiny(token_mixer=mixer, out_type='featmap')
     image = torch.randn(2, 3, 29, 44)
     padded = torch.zeros(2, 3, 32, 48)
@@ -185,7 +185,7 @@ def test_a_size_that_the_patch_does_not_divide_is_padded(mixer):
 
 
 @pytest.mark.parametrize('options', [dict(token_mixer=FULL), dict(token_mixer=FULL, **CLS)])
-def test_another_grid_is_interpolated_alike_in_loading_and_in_the_forward_pass(options):
+def test_loading_and_forward_interpolate_another_grid_alike(options):
     small, large = tiny(**options), tiny(img_size=(40, 40), **options)
     large.load_state_dict(small.state_dict())
     image = torch.randn(2, 3, 40, 40)
@@ -214,8 +214,8 @@ LOADERS = [pytest.param(torch_load, id='torch'), pytest.param(load_state_dict, i
         (dict(patch_size=4), 'another shape of backbone.patch_embed.projection.weight'),
         (CLS, r'unknown backbone.cls_token'),
         (dict(position_embedding=False), r'lacks backbone.pos_embed.weight'),
-        (dict(token_mixer={**FULL, 'rank': 5}), r'pos_u .* is \[16, 5\], which cannot be inter'),
-        (dict(img_size=(8, 88)), r'pos_embed.weight .* is \[11, 12\], which cannot be inter'),
+        (dict(token_mixer={**FULL, 'rank': 5}), r'pos_u .* interpolable to .* got \[16, 5\]'),
+        (dict(img_size=(8, 88)), r'pos_embed.weight .* interpolable to .* got \[11, 12\]'),
     ],
     ids=str,
 )
@@ -227,7 +227,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(load, other, message):
 
 
 @pytest.mark.parametrize('load', LOADERS)
-def test_a_checkpoint_without_the_backbone_is_refused_and_foreign_keys_are_not(load):
+def test_missing_backbone_keys_are_refused_and_foreign_keys_are_not(load):
     model = tiny()
     with pytest.raises(ValueError, match='lacks patch_embed.projection.weight'):
         load(tiny(), {'blocks.0.norm1.weight': torch.ones(12)})
@@ -287,7 +287,7 @@ def test_inside_an_image_classifier(head, scope):
 
 
 @pytest.mark.parametrize('mixer', [CONV, FULL], ids=lambda mixer: mixer['type'])
-def test_it_compiles_without_graph_breaks(mixer):
+def test_the_backbone_compiles_without_graph_breaks(mixer):
     model = tiny(arch={**ARCH, 'num_layers': 1}, token_mixer=mixer, drop_path_rate=0.1)
     model.eval()
     image = torch.randn(2, 3, 32, 32)
@@ -312,6 +312,6 @@ def test_it_compiles_without_graph_breaks(mixer):
     ],
     ids=str,
 )
-def test_bad_arguments_end_in_one_sentence(config, message):
+def test_bad_arguments_raise_a_one_line_error(config, message):
     with pytest.raises(ValueError, match=message):
         MODELS.build(dict(type='aft_mm.AFTViT', **{'arch': ARCH, **config}))

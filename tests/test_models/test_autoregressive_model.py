@@ -1,4 +1,4 @@
-"""The model: likelihoods, masks, the preprocessor, training."""
+"""The autoregressive model: likelihoods, masks, the preprocessor, training."""
 
 import copy
 import math
@@ -29,7 +29,7 @@ def batch(lengths=LENGTHS, context=CONTEXT) -> dict:
     return dict(inputs=[tokens(n).to(torch.uint8) for n in lengths], data_samples=samples)
 
 
-def test_the_preprocessor_pads_and_keeps_lengths():
+def test_the_preprocessor_pads_and_records_lengths():
     data = batch()
     out = SequencePreprocessor()(data)
     assert out['inputs'].shape == (3, 9) and out['inputs'].dtype == torch.int64
@@ -53,7 +53,7 @@ def test_loss_is_the_mean_over_predicted_tokens():
     torch.testing.assert_close(net(**out, mode='loss')['loss'], torch.stack(terms).mean())
 
 
-def test_prediction_sums_what_each_sample_predicts():
+def test_prediction_sums_the_nats_of_each_sample():
     net, data = model(), batch()
     samples = net.val_step(data)
     assert [sample.num_dims for sample in samples] == [9, 1, 1]
@@ -66,7 +66,7 @@ def test_prediction_sums_what_each_sample_predicts():
 
 
 @pytest.mark.parametrize('values', [256, 27])
-def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(values):
+def test_a_uniform_model_has_the_log_of_the_vocabulary_as_nats(values):
     head = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=values)
     net = model(head, vocab_size=values)
     nn.init.zeros_(net.head.weight), nn.init.constant_(net.head.bias, 0.3)
@@ -83,7 +83,7 @@ def test_every_parameter_gets_a_gradient(tied):
         assert parameter.grad.abs().max() > 1e-7 or path.endswith('key.bias'), path
 
 
-def test_a_tied_head_reads_the_table_of_the_embedding():
+def test_a_tied_head_uses_the_table_of_the_embedding():
     net, x = model(TIED), tokens(2, 9)
     hidden = net(x)
     expected = hidden @ net.decoder.embedding.weight.T + net.head.bias
@@ -97,7 +97,7 @@ def test_a_tied_head_reads_the_table_of_the_embedding():
     assert 'head.weight' in untied.state_dict()
 
 
-def test_a_copy_of_a_tied_model_has_a_table_of_its_own():
+def test_a_copy_of_a_tied_model_has_its_own_table():
     net, x = model(TIED), tokens(2, 9)
     twin, hidden = copy.deepcopy(net), net(x)
     expected = net.head.logits(hidden)
@@ -140,7 +140,7 @@ def test_training_learns_a_sequence():
 
 
 @pytest.mark.parametrize('dtype', [torch.uint8, torch.int32], ids=str)
-def test_integers_of_any_type_are_tokens(dtype):
+def test_tokens_may_be_integers_of_any_type(dtype):
     net, x = model(), tokens(2, 9)
     assert torch.equal(net(x.to(dtype), mode='loss')['loss'], net(x, mode='loss')['loss'])
     mixture = dict(type='aft_mm.LogisticMixtureHead', embed_dims=D, num_channels=1)
@@ -183,7 +183,7 @@ def test_a_head_that_does_not_fit_the_decoder_is_refused(head, decoder, message)
     assert '\n' not in str(error.value)
 
 
-def test_bad_input_ends_in_one_sentence():
+def test_bad_input_raises_a_one_line_error():
     net = model()
     for build, message in [
         (lambda: net(tokens(1, 4), mode='train'), "one of tensor, loss, predict, got 'train'"),
@@ -192,11 +192,11 @@ def test_bad_input_ends_in_one_sentence():
         (lambda: net.val_step(batch((0,), (0,))), 'num_context must .* got 0 of 0 tokens'),
         (
             lambda: model(dict(TIED, num_classes=8)),
-            r'tied=True needs a TokenEmbedding of \[8, 12\], got TokenEmbedding',
+            r'must be a TokenEmbedding \[8, 12\], got TokenEmbedding',
         ),
         (
             lambda: model(TIED, embedding=dict(type='aft_mm.PixelEmbedding', num_channels=1)),
-            r'tied=True needs a TokenEmbedding of \[7, 12\], got PixelEmbedding',
+            r'must be a TokenEmbedding \[7, 12\], got PixelEmbedding',
         ),
         (lambda: net.head.nats(torch.randn(2, 3, D), tokens(2, 4)), r'\[2, 3\], got .* \[2, 4\]'),
         (

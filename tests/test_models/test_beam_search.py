@@ -1,4 +1,4 @@
-"""Beam search over carried states, padded sources, label smoothing, shared tables."""
+"""Beam search, padded sources, label smoothing, shared tables."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ END, VALUES = 2, 4
 SIZES = (3, 6, 1)
 SOFTMAX = dict(type='aft_mm.SoftmaxAttention', num_heads=3)
 HEAD = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=VALUES)
-# What an encoder may mix with.
+# Mixers of an encoder.
 TWO_WAY = {name: mixer(name) for name in MIXERS}
 TWO_WAY['LambdaLayer'] = dict(type='aft_mm.LambdaLayer', num_heads=3)
 every_mixer = pytest.mark.parametrize('name', MIXERS)
@@ -54,7 +54,7 @@ def ranking(net, source, longest, alpha):
 
 
 @every_mixer
-def test_a_wide_beam_finds_what_an_exhaustive_search_finds(name):
+def test_a_wide_beam_equals_exhaustive_search(name):
     net, given = translation_model(mixer(name)), sources()
     found = net.beam_search(
         given, END, beam_size=27, num_best=5, length_penalty=0.7, max_length=4)  # fmt: skip
@@ -76,7 +76,7 @@ def test_a_beam_of_one_is_greedy(name):
         assert best.tokens.tolist() == (row[: row.index(END)] if END in row else row[:7])
 
 
-def test_a_source_gives_in_a_batch_what_it_gives_alone_and_its_beam_is_what_it_says():
+def test_beams_do_not_depend_on_the_batch_and_scores_are_right():
     net, given = translation_model(mixer('AFTLocal'), length=40), sources()
     together = net.beam_search(given, END, beam_size=3, num_best=3)
     for source, hypotheses in zip(given, together, strict=True):
@@ -88,13 +88,13 @@ def test_a_source_gives_in_a_batch_what_it_gives_alone_and_its_beam_is_what_it_s
             row = torch.cat([one.tokens, torch.tensor([END])])
             (sample,) = net(row[None], [SequenceSample(source=source)], 'predict')
             assert sample.nats == pytest.approx(one.nats, abs=1e-4)
-        # 2 S + 10 tokens at most, the end included.
+        # At most 2 S + 10 tokens, including the end.
         assert max(len(h.tokens) for h in hypotheses) < 2 * len(source) + 10
         scores = [h.score for h in hypotheses]
         assert scores == sorted(scores, reverse=True)
 
 
-def test_each_option_of_the_beam_changes_what_is_found():
+def test_each_option_of_the_beam_changes_the_result():
     net, given = translation_model(length=40), [tokens(6, high=VALUES) for _ in range(8)]
     with torch.no_grad():
         net.head.bias[END] -= 2
@@ -109,7 +109,7 @@ def test_each_option_of_the_beam_changes_what_is_found():
     assert max(gains) > 1e-3
 
 
-def test_it_stops_when_nothing_can_get_better(monkeypatch):
+def test_the_search_stops_when_no_result_can_improve(monkeypatch):
     net, given = translation_model(length=40), sources()
     with torch.no_grad():
         net.head.bias[END] += 9  # all but certain to end at once
@@ -125,7 +125,7 @@ def test_it_stops_when_nothing_can_get_better(monkeypatch):
     assert len(steps) < 10
 
 
-def test_samples_end_and_stay_ended():
+def test_samples_are_filled_with_the_end_token():
     net, given = translation_model(length=30), [tokens(4, high=VALUES) for _ in range(20)]
     drawn = net.generate(30, source=given, end_token=END, seed=0)
     free = net.generate(30, source=given, seed=0)
@@ -136,8 +136,8 @@ def test_samples_end_and_stay_ended():
 
 
 @pytest.mark.parametrize('mixing', TWO_WAY.values(), ids=TWO_WAY)
-def test_a_padded_batch_gives_what_each_sentence_gives_alone(mixing):
-    """Encoder, cross mixer and decoder together, nats per token to 2e-6."""
+def test_a_padded_batch_equals_single_sentences(mixing):
+    """Encoder, cross mixer and decoder together; nats per token agree to 2e-6."""
     net, given = translation_model(mixer('AFTSimple'), mixing), sources()
     rows = [tokens(size, high=VALUES) for size in (8, 2, 5)]
     batch = dict(
@@ -154,7 +154,7 @@ def test_a_padded_batch_gives_what_each_sentence_gives_alone(mixing):
             torch.testing.assert_close(padded[kept], one, atol=2e-6, rtol=2e-6)
 
 
-def test_label_smoothing_is_in_the_loss_and_not_in_the_likelihood():
+def test_label_smoothing_changes_the_loss_and_not_the_likelihood():
     torch.manual_seed(0)
     hidden, targets = torch.randn(3, 5, D), tokens(3, 5)
     head = randomize(CategoricalHead(D, 7, label_smoothing=0.1))
@@ -170,7 +170,7 @@ def test_label_smoothing_is_in_the_loss_and_not_in_the_likelihood():
             CategoricalHead(D, 7, label_smoothing=wrong)
 
 
-def test_the_loss_of_a_batch_is_smoothed_and_without_padding():
+def test_the_loss_of_a_batch_is_smoothed_and_ignores_padding():
     head = {**HEAD, 'label_smoothing': 0.3}
     net, row = translation_model(), tokens(1, 5, high=VALUES)
     net.head = randomize(MODELS.build(head))
@@ -180,7 +180,7 @@ def test_the_loss_of_a_batch_is_smoothed_and_without_padding():
     torch.testing.assert_close(net(row, samples, 'loss')['loss'], expected)
 
 
-def test_one_table_serves_source_target_and_output():
+def test_source_target_and_output_share_one_table():
     net = translation_model()
     table = net.decoder.embedding.weight
     assert net.encoder.embedding is net.decoder.embedding
@@ -200,7 +200,7 @@ def test_one_table_serves_source_target_and_output():
         model(HEAD, wide, vocab_size=VALUES, num_kinds=1, cross_mixer=SOFTMAX)
 
 
-def test_sinusoidal_positions_are_those_of_the_formula_and_in_no_checkpoint():
+def test_sinusoidal_positions_follow_their_formula_and_are_not_saved():
     options = dict(positions='sinusoidal', grid=(9,))
     stack = MODELS.build(decoder_config(**options))
     table = stack.position_embedding()
@@ -220,7 +220,7 @@ def test_sinusoidal_positions_are_those_of_the_formula_and_in_no_checkpoint():
             MODELS.build(decoder_config(**{**options, **wrong}))
 
 
-def test_a_scaled_embedding_has_the_length_of_the_positions():
+def test_a_scaled_embedding_has_the_norm_of_the_positions():
     table = MODELS.build(
         dict(type='aft_mm.TokenEmbedding', embed_dims=64, vocab_size=500, scaled=True))  # fmt: skip
     row = tokens(1, 9, high=500)
@@ -242,12 +242,12 @@ def test_a_scaled_embedding_has_the_length_of_the_positions():
     ],
     ids=str,
 )
-def test_bad_options_end_in_one_sentence(options, message):
+def test_bad_options_raise_a_one_line_error(options, message):
     with pytest.raises(ValueError, match=message):
         beam_search(translation_model(), **{'source': sources(), 'end_token': END, **options})
 
 
-def test_weights_that_are_no_numbers_are_named():
+def test_nan_weights_raise_a_one_line_error():
     net = translation_model()
     with torch.no_grad():
         net.head.bias[0] = torch.nan

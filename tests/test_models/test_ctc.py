@@ -1,4 +1,4 @@
-"""CTC held against the sum over all alignments, and padded batches against single utterances."""
+"""CTC against the sum over all alignments, and padded batches against single utterances."""
 
 import math
 from collections import defaultdict
@@ -62,7 +62,7 @@ def batch(lengths, units, model):
 
 
 def all_transcripts(log_probs):
-    """{units: probability} by every alignment."""
+    """{units: probability}, summed over all alignments."""
     probs, found = log_probs.double().exp(), defaultdict(float)
     for path in product(range(probs.shape[1]), repeat=len(probs)):
         units = tuple(unit for unit, _ in groupby(path) if unit)
@@ -71,7 +71,7 @@ def all_transcripts(log_probs):
 
 
 @pytest.mark.parametrize('mixer', [*MIXERS, 'lstm'])
-def test_a_padded_batch_is_as_its_utterances_alone(mixer):
+def test_a_padded_batch_equals_single_utterances(mixer):
     model = build(mixer)
     units = [(1, 2, 2, 5), (3,), (4,), ()]
     data = batch(LENGTHS, units, model)
@@ -87,7 +87,7 @@ def test_a_padded_batch_is_as_its_utterances_alone(mixer):
 
 
 @pytest.mark.parametrize('mixer', ['AFTConv', 'lstm'])
-def test_what_stands_at_padding_has_no_say(mixer):
+def test_padding_changes_neither_loss_nor_gradients(mixer):
     model = build(mixer)
     data = batch(LENGTHS, [(1,), (3,), (4,), ()], model)
     found = []
@@ -95,12 +95,14 @@ def test_what_stands_at_padding_has_no_say(mixer):
         for index, length in enumerate(LENGTHS):
             data['inputs'][index, length:] = padding
         loss = model(**data, mode='loss')['loss']
-        found.append((loss, torch.autograd.grad(loss, list(model.parameters()))))
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        gradients = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+        found.append({'loss': loss, **gradients})
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize('frames', [1, 4, 6])
-def test_loss_and_beam_are_those_of_all_alignments(frames):
+def test_loss_and_beam_equal_the_sum_over_all_alignments(frames):
     torch.manual_seed(frames)
     log_probs = (2 * torch.randn(frames, 4, dtype=torch.float64)).log_softmax(-1)
     found = all_transcripts(log_probs)
@@ -115,13 +117,13 @@ def test_loss_and_beam_are_those_of_all_alignments(frames):
     assert [one.units for one in best] == ranked
     for one in best:
         assert one.score == pytest.approx(math.log(found[one.units]), rel=1e-9)
-    # A narrow beam never promises more than there is.
+    # A narrow beam never overestimates a probability.
     for one in decode_by_beam(log_probs, 2):
         assert one.score <= math.log(found[one.units]) + 1e-9
 
 
-def test_the_beam_adds_up_what_the_best_alignment_misses():
-    # Blank is the most likely in both frames, 0.36, but 1 at some time has 0.64.
+def test_the_beam_sums_alignments_where_greedy_takes_the_best():
+    # Two blanks are the most likely alignment, 0.36, but unit 1 has 0.64 in total.
     log_probs = torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()
     assert decode_greedily(log_probs) == ((), pytest.approx(2 * math.log(0.6)))
     first, second = decode_by_beam(log_probs, 4)
@@ -136,7 +138,7 @@ def test_greedy_takes_the_best_alignment_without_repetitions_and_blanks():
     assert decode_greedily(log_probs.log()).units == (3, 3, 1, 2)
 
 
-def test_predictions_are_of_the_frames_before_padding_and_of_the_beam():
+def test_predictions_ignore_padding_and_use_the_beam():
     units = [(1,), (2,), (3,), (4,)]
     greedy, beam = build(), build(beam_size=5)
     data = batch(LENGTHS, units, greedy)
@@ -148,7 +150,7 @@ def test_predictions_are_of_the_frames_before_padding_and_of_the_beam():
             assert sample.score == pytest.approx(best.score)
 
 
-def test_what_cannot_be_is_refused():
+def test_bad_input_raises_a_one_line_error():
     model = build()
     with pytest.raises(ValueError, match='3 units, 1 of them repeated, must have 4 frames .* 3'):
         model(**batch([3], [(1, 2, 2)], model), mode='loss')

@@ -1,4 +1,4 @@
-"""The backbone of detectors and segmentors: padded batches, other sizes, precision, bad input."""
+"""The backbone in detectors and segmentors: padded batches, sizes, precision, bad input."""
 
 import re
 from math import ceil
@@ -25,7 +25,7 @@ def mixer(name, **options):
 FULL = mixer('AFTFull', rank=4)
 CONV = mixer('AFTConv', num_heads=4, kernel_size=3)
 SIMPLE = mixer('AFTSimple')
-# What depends on no grid.
+# Options without learned positions.
 ANY_GRID = [
     *(mixer('AFTConv', num_heads=h, kernel_size=k) for h, k in [(12, 1), (4, 3), (6, 5), (2, 11)]),
     mixer('AFTConv', num_heads=4, kernel_size=5, global_connectivity=False),
@@ -75,14 +75,14 @@ def alone(picture):
 
 
 @pytest.mark.parametrize('with_mask_channel', [False, True])
-def test_maps_are_contiguous_for_operators_that_read_the_memory_in_order(with_mask_channel):
+def test_maps_are_contiguous(with_mask_channel):
     model = random_model(with_mask_channel=with_mask_channel, out_indices=(0, 2))
     maps = model(torch.ones(2, 3 + with_mask_channel, 40, 56))
     assert all(x.is_contiguous() for x in maps)
 
 
 @pytest.mark.parametrize('token_mixer', ANY_GRID, ids=str)
-def test_an_image_of_a_padded_batch_has_the_maps_that_it_has_alone(token_mixer):
+def test_maps_of_a_padded_batch_equal_those_of_single_images(token_mixer):
     masked, plain = with_and_without_mask(token_mixer=token_mixer, out_indices=(0, 2))
     pictures = images()
     batch = padded_batch(pictures, pad_value=3)
@@ -104,7 +104,7 @@ def test_an_image_of_a_padded_batch_has_the_maps_that_it_has_alone(token_mixer):
     dict(token_mixer=SIMPLE, out_type='avg_featmap', with_cls_token=True),
     dict(token_mixer=SIMPLE, out_type='cls_token', with_cls_token=True),
 ], ids=str)  # fmt: skip
-def test_so_has_a_vector_of_the_whole_image(options):
+def test_vectors_of_a_padded_batch_equal_those_of_single_images(options):
     masked, plain = with_and_without_mask(**options)
     pictures = images()
     expected = torch.cat([plain(alone(picture))[0] for picture in pictures])
@@ -113,7 +113,7 @@ def test_so_has_a_vector_of_the_whole_image(options):
     assert (plain(batch[:, :3])[0] - expected).abs().max() > 1e-3
 
 
-def test_padding_may_hold_anything_and_gets_no_gradient():
+def test_padding_may_be_nan_and_gets_no_gradient():
     model = random_model(token_mixer=CONV, with_mask_channel=True)
     batch = padded_batch(images(), pad_value=float('nan'))
     assert batch.isnan().any()
@@ -121,18 +121,20 @@ def test_padding_may_hold_anything_and_gets_no_gradient():
     model(torch.cat([image, batch[:, 3:]], dim=1))[0].square().sum().backward()
     padding = (batch[:, 3:] == 0).expand_as(image)
     assert not image.grad[padding].any() and image.grad[~padding].abs().min() > 0
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all(), name
 
 
-def test_checkpointing_hides_the_padding_too():
+def test_checkpointing_masks_the_padding_too():
     plain = random_model(token_mixer=CONV, with_mask_channel=True)
     again = random_model(token_mixer=CONV, with_mask_channel=True, with_cp=True)
     again.load_state_dict(plain.state_dict())
     batch = padded_batch(images())
     for model in (plain, again):
         model(batch)[0].square().sum().backward()
-    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+    expected = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    found = {name: parameter.grad for name, parameter in again.named_parameters()}
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_masked_backbone_compiles_without_graph_breaks():
@@ -157,7 +159,7 @@ def test_a_bias_learned_at_224_pixels_is_interpolated_for_another_grid(token_mix
     torch.testing.assert_close(y, made_for_it(image)[0])
 
 
-def test_maps_of_several_layers_make_an_fpn_or_uperhead_and_the_last_one_the_pyramid():
+def test_necks_take_maps_of_several_layers_or_the_last_one():
     model = random_model(token_mixer=CONV, out_indices=(0, 1, 2))
     image = torch.randn(2, 3, 40, 52)
     maps = model(image)
@@ -165,7 +167,9 @@ def test_maps_of_several_layers_make_an_fpn_or_uperhead_and_the_last_one_the_pyr
     pyramid = SimpleFeaturePyramid(12, out_channels=6, in_stride=8, strides=(2, 4, 8, 16))
     levels = pyramid(random_model(token_mixer=CONV)(image))
     assert [tuple(y.shape[2:]) for y in levels] == [(20, 28), (10, 14), (5, 7), (3, 4)]
-    with pytest.raises(ValueError, match='takes 1 map, that of one layer in out_indices .* got 3'):
+    with pytest.raises(
+        ValueError, match='inputs .* must be 1 map, of one layer in out_indices .* got 3'
+    ):
         pyramid(maps)
 
 
@@ -197,7 +201,7 @@ def test_bfloat16_inside_and_float32_outside(with_cp):
     assert model(image)[0].dtype == torch.float32 and not torch.is_autocast_enabled('cpu')
 
 
-def test_an_autocast_around_a_backbone_without_its_own_stays():
+def test_an_outer_autocast_is_not_disabled():
     model = random_model(token_mixer=CONV, final_norm=False)
     with torch.autocast('cpu', torch.bfloat16):
         assert model(torch.randn(1, 3, 32, 32))[0].dtype == torch.bfloat16
@@ -225,7 +229,7 @@ def test_a_checkpoint_of_another_width_is_refused(learned):
         random_model(**options).load_state_dict(state)
 
 
-def test_a_size_that_the_patch_does_not_divide_needs_no_padding_for_the_mask():
+def test_masks_of_sizes_that_are_no_multiple_of_the_patch():
     masked, plain = with_and_without_mask(token_mixer=CONV)
     for size in SIZES:
         image = torch.randn(1, 3, *size)
@@ -242,7 +246,7 @@ optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.02, mo
 """
 
 
-def test_the_config_of_the_guide(root, tmp_path):
+def test_the_config_in_the_documentation_runs(root, tmp_path):
     (text,) = re.findall(
         '```python\n(.*?)```', (root / 'docs/tasks/dense_prediction.md').read_text(), re.S
     )

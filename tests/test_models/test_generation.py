@@ -57,7 +57,7 @@ def test_prompts_of_different_lengths_equal_each_alone(name, grid):
 @every_grid
 @every_mixer
 @pytest.mark.parametrize('head', ['categorical', 'mixture'])
-def test_the_state_changes_nothing_but_the_cost(name, grid, head):
+def test_samples_with_and_without_the_state_are_equal(name, grid, head):
     mixing = mixer(name)
     net = model(token_mixer=mixing, grid=grid)
     starts = prompts()
@@ -75,8 +75,8 @@ def test_the_state_changes_nothing_but_the_cost(name, grid, head):
 
 
 @pytest.mark.parametrize('options', [dict(), dict(top_k=50, top_p=0.9)], ids=str)
-def test_hundreds_of_bytes_are_the_same_with_and_without_the_state(options):
-    """Where two sums differ by rounding, ranks of the 256 values swap now and then."""
+def test_long_samples_with_and_without_the_state_are_equal(options):
+    """Sums differ by rounding, which sometimes swaps the ranks of two of the 256 values."""
     head = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=256)
     net = model(head, grid=(300,), vocab_size=256, token_mixer=mixer('SoftmaxAttention'))
     start = [tokens(length, high=256) for length in (60, 1, 7, 33, 2, 5, 80, 19)]
@@ -84,12 +84,12 @@ def test_hundreds_of_bytes_are_the_same_with_and_without_the_state(options):
     assert torch.equal(stepped, net.generate(300, start, seed=0, use_state=False, **options))
 
 
-def test_a_batch_gives_what_its_sequences_give_alone():
+def test_sequences_do_not_depend_on_the_batch():
     net, starts = model(grid=(12,)), prompts()
     together = net.generate(12, starts, greedy=True)
     for row, prompt in zip(together, starts, strict=True):
         assert torch.equal(row, net.generate(12, [prompt], greedy=True)[0])
-        # Greedy: every token after the prompt is the most probable one given all before it.
+        # Every token after the prompt is the most probable one given the tokens before.
         best = net.head.logits(net(row[None])).argmax(-1)[0]
         assert torch.equal(row[len(prompt) :], best[len(prompt) :])
 
@@ -120,7 +120,7 @@ def test_each_option_changes_the_sample():
     )
 
 
-def test_without_a_seed_the_generator_of_torch_decides():
+def test_without_a_seed_torch_generates_one():
     net = model(grid=(12,))
     first, second = net.generate(12, batch_size=4), net.generate(12, batch_size=4)
     assert not torch.equal(first, second)
@@ -129,7 +129,7 @@ def test_without_a_seed_the_generator_of_torch_decides():
     assert torch.equal(net.generate(12, batch_size=4), first)
 
 
-def test_a_batch_tensor_bytes_and_lists_are_prompts_too():
+def test_prompts_may_be_a_batch_bytes_or_lists():
     net, start = model(grid=(12,)), tokens(2, 5)
     expected = net.generate(12, list(start), seed=0)
     assert torch.equal(net.generate(12, start.to(torch.uint8), seed=0), expected)
@@ -138,7 +138,7 @@ def test_a_batch_tensor_bytes_and_lists_are_prompts_too():
     assert torch.equal(net.generate(12, start.tolist(), seed=0), expected)
 
 
-def test_it_samples_in_evaluation_mode_and_hands_the_model_back():
+def test_generation_evaluates_and_restores_the_modes():
     net = model(grid=(12,), drop_rate=0.5)
     expected = net.generate(12, seed=0)
     assert expected.shape == (1, 12) and not net.training
@@ -164,7 +164,7 @@ def test_the_progress_bar_is_on_stderr_and_only_on_request(capfd):
 
 
 def state_size(state) -> int:
-    """How many numbers the tensors of a state hold."""
+    """Number of elements of the tensors of a state."""
     if isinstance(state, torch.Tensor):
         return state.numel()
     parts = state if isinstance(state, tuple) else vars(state).values()
@@ -222,7 +222,7 @@ def test_the_state_does_not_grow_with_the_sequence(mixing, numbers):
     ],
     ids=str,
 )
-def test_bad_input_ends_in_one_sentence(arguments, message):
+def test_bad_input_raises_a_one_line_error(arguments, message):
     net = model(grid=(12,))
     with pytest.raises(ValueError, match=message) as error:
         net.generate(**{'length': 8, **arguments})

@@ -1,4 +1,4 @@
-"""Heads: likelihoods against written-out sums, sampling against the likelihood."""
+"""Heads: likelihoods against explicit sums, samples against the likelihood."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from scipy.stats import logistic
 from torch import nn
 
 from aft_mm.models import CategoricalHead, LogisticMixtureHead
-from aft_mm.models.decoding import draw
+from aft_mm.models.decoding import sample_categorical
 from aft_mm.registry import MODELS
 
 from .sequence_models import D, randomize
@@ -24,8 +24,8 @@ def mixture(num_channels: int, **kwargs) -> LogisticMixtureHead:
     return randomize(MODELS.build({**config, **kwargs}), std=0.5)
 
 
-def written_out(head: LogisticMixtureHead, hidden, pixel) -> float:
-    """p(pixel) for one hidden vector, as the formula of the docstring reads; numpy and scipy."""
+def explicit_likelihood(head: LogisticMixtureHead, hidden, pixel) -> float:
+    """p(pixel) for one hidden vector by the formula of the docstring, with scipy."""
     channels, per = head.num_channels, sum(head.split)
     rows = head.proj(hidden).double().detach().numpy().reshape(-1, per)
     pi = torch.tensor(rows[:, 0]).softmax(0).numpy()
@@ -48,13 +48,15 @@ def written_out(head: LogisticMixtureHead, hidden, pixel) -> float:
 
 
 @pytest.mark.parametrize('num_channels', [1, 3])
-def test_the_mixture_is_the_formula(num_channels):
+def test_the_mixture_follows_its_formula(num_channels):
     head, hidden = mixture(num_channels), torch.randn(20, D)
     pixels = torch.randint(256, (20, num_channels))
     pixels[:4] = torch.tensor([0, 255, 0, 255])[:, None]
     pixels[0, -1] = 255
     nats = head.nats(hidden, pixels, dtype=torch.float64)
-    expected = [written_out(head, h, p.tolist()) for h, p in zip(hidden, pixels, strict=True)]
+    expected = [
+        explicit_likelihood(head, h, p.tolist()) for h, p in zip(hidden, pixels, strict=True)
+    ]
     torch.testing.assert_close(
         (-nats).exp(), torch.tensor(expected).double(), rtol=1e-4, atol=1e-12
     )
@@ -65,14 +67,14 @@ def test_the_mixture_is_the_formula(num_channels):
 
 @pytest.mark.parametrize('dtype, tolerance', [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize('scale', [0.3, 1.0, 30.0])
-def test_one_channel_sums_to_one(dtype, tolerance, scale):
+def test_probabilities_of_one_channel_sum_to_one(dtype, tolerance, scale):
     head = randomize(mixture(1), std=scale)
     hidden = torch.randn(50, 1, D).expand(-1, 256, -1)
     total = (-head.nats(hidden, VALUES.expand(50, 256), dtype=dtype)).exp().sum(1)
     assert (total - 1).abs().max() < tolerance
 
 
-def test_three_channels_sum_to_one_each_given_the_earlier():
+def test_conditional_probabilities_of_three_channels_sum_to_one():
     head = mixture(3, num_components=4)
     hidden = torch.randn(D)
 
@@ -80,7 +82,7 @@ def test_three_channels_sum_to_one_each_given_the_earlier():
         nats = head.nats(hidden.expand(*pixels.shape[:-1], D), pixels, dtype=torch.float64)
         return (-nats).exp()
 
-    # Summed over blue, green's conditional must be one of a mixture weighted by red; and so on.
+    # Summed over green and blue, the likelihood must be that of a mixture of red alone.
     reds = torch.tensor([0, 3, 100, 255])
     pairs = torch.cartesian_prod(VALUES, VALUES)
     marginal = []
@@ -96,7 +98,7 @@ def test_three_channels_sum_to_one_each_given_the_earlier():
     assert abs(total - 1) < 1e-12
 
 
-def test_blue_sees_red_and_green_and_green_sees_red():
+def test_each_coefficient_changes_the_likelihood():
     head, hidden = mixture(3), torch.randn(1, D)
     base = torch.tensor([[100, 100, 100]])
     outputs = head.proj(hidden).detach().unflatten(-1, (-1, 10))
@@ -121,10 +123,11 @@ def test_extreme_outputs_stay_finite(num_channels, size):
     nats.sum().backward()
     assert nats.isfinite().all() and (nats >= -1e-5).all()
     assert hidden.grad.isfinite().all()
-    assert all(p.grad.isfinite().all() and p.grad.abs().max() > 0 for p in head.parameters())
+    for name, parameter in head.named_parameters():
+        assert parameter.grad.isfinite().all() and parameter.grad.abs().max() > 0, name
 
 
-def test_autocast_leaves_the_mixture_alone():
+def test_autocast_does_not_change_the_mixture():
     head, hidden = mixture(3), torch.randn(5, D)
     pixels = torch.randint(256, (5, 3))
     expected = head.nats(hidden, pixels)
@@ -133,8 +136,8 @@ def test_autocast_leaves_the_mixture_alone():
     assert head.bfloat16().nats(hidden.bfloat16(), pixels).dtype == torch.float32
 
 
-def test_a_far_mean_is_pulled_back():
-    """Where a density would underflow to log 0, the gradient still shows the way."""
+def test_a_far_mean_has_a_gradient():
+    """Where a density would underflow to log 0, the gradient is still large."""
     head = mixture(1, num_components=1)
     nn.init.zeros_(head.proj.weight)
     head.proj.bias.data = torch.tensor([0.0, 50.0, -6.0])
@@ -145,13 +148,13 @@ def test_a_far_mean_is_pulled_back():
 @pytest.mark.parametrize('num_channels', [1, 3])
 def test_samples_follow_the_likelihood(num_channels):
     head = mixture(num_channels, num_components=3)
-    # Means far outside on both sides put the mass on few values, so that counts are large.
+    # Means far outside on both sides put the mass on few values, so their counts are large.
     outputs = head.proj.bias.data.view(3, -1)
     outputs[:, 1 : 1 + num_channels] = torch.randn(3, num_channels) * 3
     nn.init.normal_(head.proj.weight, std=0.01)
     hidden, n = torch.randn(1, D), 5000
-    drawn = head.sample(hidden.expand(n, D)).view(n, num_channels)
-    values, counts = drawn.unique(dim=0, return_counts=True)
+    sampled = head.sample(hidden.expand(n, D)).view(n, num_channels)
+    values, counts = sampled.unique(dim=0, return_counts=True)
     often = counts > 50
     assert often.sum() >= 2
     p = (-head.nats(hidden.expand(len(values), D), values, dtype=torch.float64)).exp()
@@ -160,7 +163,7 @@ def test_samples_follow_the_likelihood(num_channels):
     assert head.sample(hidden).shape == ((1,) if num_channels == 1 else (1, 3))
 
 
-def test_a_greedy_pixel_is_the_most_probable_channel_by_channel():
+def test_greedy_takes_the_most_probable_value_of_each_channel():
     head, hidden = mixture(1), torch.randn(8, D)
     nats = head.nats(hidden[:, None].expand(-1, 256, -1), VALUES.expand(8, 256))
     assert torch.equal(head.sample(hidden, greedy=True), nats.argmin(1))
@@ -187,9 +190,9 @@ LOGITS = torch.tensor([0.5, 0.25, 0.15, 0.06, 0.04]).log()
 
 
 def frequencies(n=40000, **options) -> torch.Tensor:
-    order = torch.tensor([3, 0, 4, 1, 2])  # so that the values do not come sorted
-    drawn = draw(LOGITS[order].expand(n, 5), **options)
-    return torch.bincount(order[drawn], minlength=5) / n
+    order = torch.tensor([3, 0, 4, 1, 2])  # the values are not sorted
+    sampled = sample_categorical(LOGITS[order].expand(n, 5), **options)
+    return torch.bincount(order[sampled], minlength=5) / n
 
 
 @pytest.mark.parametrize(
@@ -202,19 +205,19 @@ def frequencies(n=40000, **options) -> torch.Tensor:
         (dict(top_k=1), [1, 0, 0, 0, 0]),
         (dict(top_k=3), [0.5, 0.25, 0.15, 0, 0]),
         (dict(top_k=9), [0.5, 0.25, 0.15, 0.06, 0.04]),
-        # 0.5 + 0.25 falls short of 0.76, so the third value is needed.
+        # 0.5 + 0.25 is less than 0.76, so the third value is included.
         (dict(top_p=0.76), [0.5, 0.25, 0.15, 0, 0]),
         (dict(top_p=0.74), [0.5, 0.25, 0, 0, 0]),
         (dict(top_p=1e-9), [1, 0, 0, 0, 0]),
         (dict(top_p=1.0), [0.5, 0.25, 0.15, 0.06, 0.04]),
-        # Of the two that top_k leaves, 2/3 and 1/3, the first has 0.6 alone.
+        # top_k leaves 2/3 and 1/3, of which the first alone exceeds 0.6.
         (dict(top_k=2, top_p=0.6), [1, 0, 0, 0, 0]),
         (dict(top_k=2, top_p=0.7), [2, 1, 0, 0, 0]),
         (dict(greedy=True), [1, 0, 0, 0, 0]),
     ],
     ids=str,
 )
-def test_sampling_options_obey_their_definition(options, expected):
+def test_sampling_options_follow_their_definition(options, expected):
     expected = torch.tensor(expected).float()
     expected = expected / expected.sum()
     found = frequencies(**options)
@@ -223,37 +226,38 @@ def test_sampling_options_obey_their_definition(options, expected):
 
 
 @pytest.mark.parametrize('options', [dict(), dict(top_k=200), dict(top_p=0.99)], ids=str)
-def test_rounding_that_swaps_two_ranks_draws_the_same_value(options):
+def test_rounding_that_swaps_two_ranks_does_not_change_the_sample(options):
     logits = torch.randn(4000, 256, dtype=torch.float64) * 0.003
     rounded = logits + 1e-7 * torch.randn_like(logits)
     swapped = (logits.argsort(-1) != rounded.argsort(-1)).any(-1)
     assert swapped.float().mean() > 0.2
-    drawn, again = (
-        draw(x, **options, generator=torch.Generator().manual_seed(0)) for x in (logits, rounded)
+    sampled, again = (
+        sample_categorical(x, **options, generator=torch.Generator().manual_seed(0))
+        for x in (logits, rounded)
     )
-    assert torch.equal(drawn, again)
+    assert torch.equal(sampled, again)
 
 
-def test_equal_values_are_kept_from_the_first_on():
+def test_the_first_of_equally_probable_values_is_allowed():
     logits = torch.zeros(500, 9)
-    assert set(draw(logits, top_k=2).tolist()) == {0, 1}
-    assert set(draw(logits, top_p=0.3).tolist()) == {0, 1, 2}
+    assert set(sample_categorical(logits, top_k=2).tolist()) == {0, 1}
+    assert set(sample_categorical(logits, top_p=0.3).tolist()) == {0, 1, 2}
 
 
-def test_greedy_draws_nothing_and_a_generator_decides():
+def test_greedy_uses_no_randomness_and_samples_use_the_generator():
     logits = torch.randn(50, 9)
     state = torch.get_rng_state()
-    assert torch.equal(draw(logits, greedy=True), logits.argmax(1))
+    assert torch.equal(sample_categorical(logits, greedy=True), logits.argmax(1))
     generators = [torch.Generator().manual_seed(3) for _ in range(2)]
-    first, second = (draw(logits, generator=g) for g in generators)
+    first, second = (sample_categorical(logits, generator=g) for g in generators)
     assert torch.equal(first, second) and not torch.equal(
-        first, draw(logits, generator=generators[0])
+        first, sample_categorical(logits, generator=generators[0])
     )
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize('head', [CategoricalHead(D, 256), LogisticMixtureHead(D, 3)], ids=repr)
-def test_each_sampling_option_reaches_the_draw(head):
+def test_heads_pass_on_every_sampling_option(head):
     randomize(head)
     hidden = torch.randn(200, D)
 
@@ -265,7 +269,7 @@ def test_each_sampling_option_reaches_the_draw(head):
         assert not torch.equal(plain, sample(**options)), options
 
 
-def test_bad_input_ends_in_one_sentence():
+def test_bad_input_raises_a_one_line_error():
     hidden, mixed = torch.randn(2, D), mixture(3)
     for build, message in [
         (lambda: LogisticMixtureHead(D, 2), 'num_channels must be 1 or 3, got 2'),
@@ -283,14 +287,29 @@ def test_bad_input_ends_in_one_sentence():
             lambda: CategoricalHead(D, 3).nats(hidden, torch.zeros(2)),
             r'must be integers \[2\], got torch.float32 \[2\]',
         ),
-        (lambda: CategoricalHead(D, 3, tied=True).logits(hidden), r'needs tie\(embedding\) before'),
+        (
+            lambda: CategoricalHead(D, 3, tied=True).logits(hidden),
+            r'tie\(embedding\) must be called',
+        ),
         (lambda: mixed.sample(hidden, temperature=0), 'finite number above 0, got 0'),
-        (lambda: draw(hidden, temperature=-1.5), 'finite number above 0, got -1.5'),
-        (lambda: draw(hidden, temperature=float('nan')), 'finite number above 0, got nan'),
-        (lambda: draw(hidden, top_k=0), 'top_k must be an int, 1 or larger, got 0'),
-        (lambda: draw(hidden, top_k=2.5), 'top_k must be an int, 1 or larger, got 2.5'),
-        (lambda: draw(hidden, top_p=0), 'top_p must be .* above 0 and at most 1, got 0'),
-        (lambda: draw(hidden, top_p=1.01), 'top_p must be .* above 0 and at most 1, got 1.01'),
+        (lambda: sample_categorical(hidden, temperature=-1.5), 'finite number above 0, got -1.5'),
+        (
+            lambda: sample_categorical(hidden, temperature=float('nan')),
+            'finite number above 0, got nan',
+        ),
+        (lambda: sample_categorical(hidden, top_k=0), 'top_k must be an int, 1 or larger, got 0'),
+        (
+            lambda: sample_categorical(hidden, top_k=2.5),
+            'top_k must be an int, 1 or larger, got 2.5',
+        ),
+        (
+            lambda: sample_categorical(hidden, top_p=0),
+            'top_p must be .* above 0 and at most 1, got 0',
+        ),
+        (
+            lambda: sample_categorical(hidden, top_p=1.01),
+            'top_p must be .* above 0 and at most 1, got 1.01',
+        ),
     ]:
         with pytest.raises(ValueError, match=message) as error:
             build()

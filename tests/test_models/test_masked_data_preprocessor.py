@@ -1,4 +1,4 @@
-"""The channel that says where the images of a padded batch end."""
+"""The mask channel of padded batches of images."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def seed():
 
 
 class Resizing(BaseDataPreprocessor):
-    """Half of every image in a batch of fixed size, as a batch augmentation of a host makes it."""
+    """Halves every image in a batch of fixed size, like a batch augmentation of a host library."""
 
     def forward(self, data, training=False):
         inputs = torch.zeros(len(data['inputs']), 3, 12, 16)
@@ -30,7 +30,7 @@ class Resizing(BaseDataPreprocessor):
 
 
 class Video(BaseDataPreprocessor):
-    """A batch of clips."""
+    """Returns a batch of video clips."""
 
     def forward(self, data, training=False):
         return dict(inputs=torch.zeros(2, 5, 3, 8, 8), data_samples=None)
@@ -45,7 +45,7 @@ def inner(**options):
 
 
 def ends(mask):
-    """The height and width of what is 1, which must be a corner, and everything else 0."""
+    """Height and width of the mask, which must be 1 in the top left corner and 0 elsewhere."""
     sizes = []
     for image in mask[:, 0]:
         rows, columns = int(image[:, 0].sum()), int(image[0].sum())
@@ -54,7 +54,7 @@ def ends(mask):
     return sizes
 
 
-def test_the_batch_of_the_inner_one_and_1_inside_of_each_image():
+def test_the_mask_channel_is_1_inside_each_image():
     images = [torch.randn(3, 5, 9), torch.randn(3, 11, 3)]
     options = dict(mean=[1, 2, 3], std=[4, 5, 6])
     expected = MODELS.build(inner(**options))(dict(inputs=images))['inputs']
@@ -64,13 +64,13 @@ def test_the_batch_of_the_inner_one_and_1_inside_of_each_image():
     assert ends(batch['inputs'][:, 3:]) == [(5, 9), (11, 3)]
 
 
-def test_images_that_come_as_one_tensor():
+def test_images_given_as_one_tensor():
     data = dict(inputs=torch.randn(2, 3, 9, 8))
     batch = MaskedDataPreprocessor(inner())(data)['inputs']
     assert batch.shape == (2, 4, 16, 8) and ends(batch[:, 3:]) == [(9, 8), (9, 8)]
 
 
-def test_a_sample_knows_better_than_the_size_that_came():
+def test_img_shape_of_a_sample_overrides_the_input_size():
     images = [torch.ones(3, 14, 20), torch.ones(3, 22, 31)]
     data = dict(inputs=images, data_samples=[sample(14, 20), sample(22, 31)])
     batch = MaskedDataPreprocessor(dict(type=Resizing))(data, training=True)
@@ -78,12 +78,12 @@ def test_a_sample_knows_better_than_the_size_that_came():
     assert torch.equal(batch['inputs'][:, 3], batch['inputs'][:, 0])
 
 
-def test_a_sample_without_its_size_has_the_one_that_came():
+def test_without_img_shape_the_input_size_is_used():
     data = dict(inputs=[torch.ones(3, 7, 5)] * 2, data_samples=[DataSample(), sample(6, 4)])
     assert ends(MaskedDataPreprocessor(inner())(data)['inputs'][:, 3:]) == [(7, 5), (6, 4)]
 
 
-def test_training_reaches_the_inner_one():
+def test_the_inner_preprocessor_gets_training():
     class Recording(BaseDataPreprocessor):
         def forward(self, data, training=False):
             return dict(inputs=torch.stack(data['inputs']), data_samples=None, training=training)
@@ -93,7 +93,7 @@ def test_training_reaches_the_inner_one():
     assert preprocessor(data, True)['training'] and not preprocessor(data)['training']
 
 
-def test_the_inner_one_is_on_the_same_device_whoever_moves_it():
+def test_the_inner_preprocessor_follows_to_the_device():
     images = [torch.randn(3, 5, 9)]
     preprocessor = MaskedDataPreprocessor(inner(mean=[1, 2, 3], std=[4, 5, 6])).to('meta')
     assert preprocessor.device.type == preprocessor(dict(inputs=images))['inputs'].device.type
@@ -109,7 +109,7 @@ def test_a_batch_of_clips_is_refused():
 
 
 class Detector(BaseModel):
-    """What detectors and segmentors have in common: a backbone is given the batch only."""
+    """Like detectors and segmentors, passes only the batch to the backbone."""
 
     def __init__(self, backbone, data_preprocessor):
         super().__init__(data_preprocessor)
@@ -120,7 +120,7 @@ class Detector(BaseModel):
 
 
 @pytest.mark.parametrize('type_', ['ClsDataPreprocessor', 'mmpretrain.ClsDataPreprocessor'])
-def test_inside_a_model_of_a_host_library(type_):
+def test_in_a_model_of_a_host_library(type_):
     backbone = dict(
         type='aft_mm.AFTViT',
         arch=dict(embed_dims=12, num_layers=2),

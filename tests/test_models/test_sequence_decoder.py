@@ -1,10 +1,9 @@
-"""Decoder: what it sees, what a step gives, how it is trained."""
+"""The decoder: causality, steps, training."""
 
 import pytest
 import torch
 from torch import nn
 
-from aft_mm.layers import TokenMixer
 from aft_mm.models import SequenceDecoder
 from aft_mm.registry import MODELS
 
@@ -19,19 +18,9 @@ def seed():
     torch.manual_seed(0)
 
 
-def test_the_table_holds_every_causal_mixer():
-    MODELS.import_from_location()
-    # Benchmarks register mixers of their own.
-    own = [c for c in MODELS.module_dict.values() if c.__module__.startswith('aft_mm.')]
-    classes = [c for c in own if issubclass(c, TokenMixer)]
-    never_causal = {'LambdaLayer'}
-    names = {name.partition('-')[0] for name in MIXERS} | never_causal
-    assert {c.__name__ for c in classes} == names
-
-
 @every_grid
 @every_mixer
-def test_an_output_depends_on_earlier_tokens_only(name, grid):
+def test_outputs_only_depend_on_earlier_tokens(name, grid):
     body = decoder(token_mixer=mixer(name), grid=grid)
     t = 5
     x = tokens(2, 9)
@@ -43,15 +32,15 @@ def test_an_output_depends_on_earlier_tokens_only(name, grid):
 
 
 @every_mixer
-def test_no_gradient_comes_from_later_tokens(name):
+def test_later_tokens_get_no_gradient(name):
     body = decoder(token_mixer=mixer(name), num_kinds=1, vocab_size=9)
-    # Every position has a value of its own, so the rows of the table are the tokens.
+    # All values differ, so that each row of the table belongs to one token.
     x, t = torch.randperm(9)[None], 4
     (gradient,) = torch.autograd.grad(body(x)[:, : t + 1].square().sum(), body.embedding.weight)
     assert (gradient[x[0, t:]] == 0).all() and (gradient[x[0, t - 1]] != 0).any()
 
 
-def test_the_first_output_is_of_the_start_vector_alone():
+def test_the_first_output_only_depends_on_the_start_vector():
     body = decoder()
     first = body(tokens(3, 9))[:, 0]
     torch.testing.assert_close(first, first[:1].expand_as(first))
@@ -59,7 +48,7 @@ def test_the_first_output_is_of_the_start_vector_alone():
     assert (body(tokens(3, 9))[:, 0] - first).abs().max() > 1e-3
 
 
-def test_it_is_embedding_positions_blocks_and_norm():
+def test_the_decoder_is_embedding_positions_blocks_and_norm():
     body, x = decoder(), tokens(2, 8)
     inputs = torch.cat([body.start_embedding.expand(2, 1, D), body.embedding(x)], 1)[:, :8]
     hidden = inputs + body.position_embedding.weight[:8]
@@ -68,7 +57,7 @@ def test_it_is_embedding_positions_blocks_and_norm():
     torch.testing.assert_close(body(x), body.norm(hidden))
 
 
-def test_the_tokens_of_a_point_share_its_position():
+def test_tokens_per_position_share_a_position():
     body, x = decoder(tokens_per_position=3), tokens(2, 9)
     assert body.position_embedding.weight.shape == (3, D) and body.max_length == 9
     whole = decoder()
@@ -81,12 +70,12 @@ def test_the_tokens_of_a_point_share_its_position():
     torch.testing.assert_close(hidden, whole(x)[[0, 1], [5, 2]], atol=1e-5, rtol=1e-4)
 
 
-def test_a_shared_position_has_the_same_gradient_in_every_run():
+def test_the_gradient_of_a_shared_position_is_deterministic():
     body = decoder(tokens_per_position=3, grid=(3069,), token_mixer=mixer('AFTSimple'))
     threads, gradient = torch.get_num_threads(), torch.randn(3069, D)
     torch.set_num_threads(3)
     try:
-        # Parts of a point in two threads: a sum in any order would show here.
+        # The tokens of one position are split over threads: an unordered sum would differ.
         seen = {
             torch.autograd.grad(
                 body.position_of(torch.arange(3069)), body.position_embedding.weight, gradient
@@ -101,7 +90,7 @@ def test_a_shared_position_has_the_same_gradient_in_every_run():
 
 
 @pytest.mark.parametrize(('number', 'grid'), [(0, (9,)), (2, (9,)), (3, (3, 3))])
-def test_a_number_of_tokens_that_shares_no_position_is_refused(number, grid):
+def test_tokens_per_position_must_divide_the_length(number, grid):
     with pytest.raises(ValueError, match=f'tokens_per_position must be .*1.* got {number}'):
         decoder(tokens_per_position=number, grid=grid)
 
@@ -124,7 +113,7 @@ def test_every_parameter_gets_a_gradient(name):
 
 
 @pytest.mark.parametrize('drop_rate', [0.0, 0.3])
-def test_checkpointing_changes_memory_only(drop_rate):
+def test_checkpointing_changes_no_gradient(drop_rate):
     plain, x = decoder(drop_rate=drop_rate).train(), tokens(2, 9)
     saving = decoder(drop_rate=drop_rate, with_cp=True).train()
     saving.load_state_dict(plain.state_dict())
@@ -132,19 +121,19 @@ def test_checkpointing_changes_memory_only(drop_rate):
     for body in (plain, saving):
         torch.manual_seed(1)
         body(x).square().sum().backward()
-        gradients.append([parameter.grad for parameter in body.parameters()])
-    for a, b in zip(*gradients, strict=True):
-        assert torch.equal(a, b)
+        gradients.append({name: parameter.grad for name, parameter in body.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradient, gradients[1][name]), name
 
 
-def test_dropout_stands_after_the_embedding_too():
+def test_dropout_also_follows_the_embedding():
     body = decoder(drop_rate=0.5).train()
     ones = body.add_positions(torch.ones(2, 9, D))
     assert 0.2 < (ones == 0).float().mean() < 0.8
     assert sum(isinstance(m, nn.Dropout) and m.p == 0.5 for m in body.modules()) == 1 + 2 * 3
 
 
-def test_real_valued_pixels():
+def test_the_decoder_is_causal_over_real_valued_pixels():
     body = decoder(embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3), grid=(3, 3))
     x = tokens(2, 9, 3, high=256)
     hidden = body(x)
@@ -154,7 +143,7 @@ def test_real_valued_pixels():
 
 
 def to_meta(state):
-    """A state whose tensors have no values to look at."""
+    """The state with tensors that have no values."""
     if isinstance(state, torch.Tensor):
         return state.to('meta')
     if isinstance(state, tuple) and hasattr(state, '_fields'):
@@ -163,7 +152,7 @@ def to_meta(state):
 
 
 @pytest.mark.parametrize('embedding', ['TokenEmbedding', 'PixelEmbedding'])
-def test_a_step_on_a_device_does_not_wait_for_values(embedding):
+def test_a_step_on_a_device_reads_no_values(embedding):
     argument = dict(vocab_size=7) if embedding == 'TokenEmbedding' else dict(num_channels=1)
     embedding = dict(type=f'aft_mm.{embedding}', **argument)
     body = decoder(embedding=embedding, token_mixer=mixer('AFTSimple'))
@@ -174,14 +163,14 @@ def test_a_step_on_a_device_does_not_wait_for_values(embedding):
     assert hidden.is_meta and hidden.shape == (2, D) and state.position.is_meta
 
 
-def test_names_tell_what_is_not_decayed():
+def test_parameter_names_separate_tables_from_weights():
     names = [name for name, _ in decoder().named_parameters()]
     tables = [name for name in names if 'embedding' in name or 'pos_bias' in name]
     assert {name.rpartition('.')[2] for name in names if name not in tables} == {'weight', 'bias'}
     assert len(tables) == 4 + 2 * 2
 
 
-def test_bad_input_ends_in_one_sentence():
+def test_bad_input_raises_a_one_line_error():
     body = decoder()
     for build, message in [
         (lambda: body(tokens(1, 10)), 'not be longer than the position table of 9 tokens, got 10'),
@@ -193,7 +182,7 @@ def test_bad_input_ends_in_one_sentence():
         assert '\n' not in str(error.value)
 
 
-def test_the_config_builds_it():
+def test_a_decoder_is_built_from_its_config():
     body = MODELS.build(decoder_config())
     assert isinstance(body, SequenceDecoder)
     assert all(layer.token_mixer.causal for layer in body.layers)

@@ -1,4 +1,4 @@
-"""Encoder and decoder together: a sequence given another one."""
+"""The encoder, and encoder and decoder together."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_every_output_sees_every_token():
     assert ((encoder(x) - memory).abs().amax(2) > 1e-4).all()
 
 
-def test_padding_of_a_source_counts_as_absent():
+def test_padding_of_a_source_has_no_influence():
     encoder, x = randomize(MODELS.build(ENCODER)), tokens(2, 9, high=5)
     mask = torch.arange(9) < torch.tensor([[9], [4]])
     memory = encoder(x, mask)
@@ -75,7 +75,7 @@ def test_every_parameter_gets_a_gradient(with_cp):
         assert parameter.grad.abs().max() > 1e-8 or path.endswith('key.bias'), path
 
 
-def test_it_learns_to_copy():
+def test_a_model_learns_to_copy():
     net = MODELS.build(
         dict(
             type='aft_mm.AutoregressiveModel',
@@ -98,7 +98,7 @@ def test_it_learns_to_copy():
     assert (net.generate(2, source=x, greedy=True) == x).float().mean() > 0.9
 
 
-def test_a_missing_source_is_named():
+def test_a_missing_source_is_refused():
     net = model(encoder=ENCODER, cross_mixer=CROSS)
     message = 'a source must be given for every sample, got one for 1 of 2 samples'
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""The feature pyramid: sizes, what each level sees, bad arguments."""
+"""The feature pyramid: sizes, receptive fields, bad arguments."""
 
 from math import ceil
 
@@ -30,14 +30,14 @@ def test_sizes_of_the_levels(size, num_outs):
 
 
 @pytest.mark.parametrize('pixels', [224, 225, 300, 333])
-def test_levels_as_coarse_as_the_map_or_coarser_cover_the_image_exactly(pixels):
+def test_coarse_levels_cover_the_image_exactly(pixels):
     side = ceil(pixels / 16)
     neck = SimpleFeaturePyramid(8, out_channels=4, strides=(16, 32, 64, 128), num_outs=5)
     sides = [level.shape[2] for level in neck((torch.randn(1, 8, side, side),))]
     assert sides == [ceil(pixels / stride) for stride in (16, 32, 64, 128, 256)]
 
 
-def test_a_coarser_level_sees_the_maximum_and_an_extra_one_every_second_place():
+def test_coarser_levels_pool_the_maximum_and_extra_levels_subsample():
     neck = SimpleFeaturePyramid(6, out_channels=5, strides=(16, 32, 64), num_outs=4)
     x = torch.randn(2, 6, 7, 5) - 4  # padding with 0 would win
     levels = neck((x,))
@@ -49,7 +49,7 @@ def test_a_coarser_level_sees_the_maximum_and_an_extra_one_every_second_place():
     assert torch.equal(levels[3], levels[2][:, :, ::2, ::2])
 
 
-def test_a_finer_level_splits_a_place_into_its_own():
+def test_finer_levels_upsample_each_position():
     neck = SimpleFeaturePyramid(8, out_channels=4, strides=(4, 8)).double()
     up = [nn.Sequential(*level[:-2]) for level in neck.levels]  # without the 3 × 3 convolution
     x = torch.randn(1, 8, 5, 3, dtype=torch.float64)
@@ -64,7 +64,7 @@ def test_a_finer_level_splits_a_place_into_its_own():
         assert part(x)[0, 0, 2 * scale : 3 * scale, scale : 2 * scale].unique().numel() > 1
 
 
-def test_levels_are_normed_over_their_channels_place_by_place():
+def test_levels_are_normalised_over_channels():
     neck = SimpleFeaturePyramid(8, out_channels=32)
     for level in neck((100 * torch.randn(2, 8, 4, 3) + 7,)):
         torch.testing.assert_close(level.mean(1), torch.zeros_like(level[:, 0]), atol=1e-5, rtol=0)
@@ -73,22 +73,23 @@ def test_levels_are_normed_over_their_channels_place_by_place():
         )
 
 
-def test_levels_are_contiguous_for_operators_that_read_the_memory_in_order():
+def test_levels_are_contiguous():
     levels = SimpleFeaturePyramid(16, out_channels=10, num_outs=5)((torch.randn(2, 16, 7, 5),))
     assert all(level.is_contiguous() for level in levels)
 
 
-def test_every_parameter_gets_a_gradient_and_a_norm_and_gelu_stand_between_two_steps():
+def test_every_parameter_gets_a_gradient_and_upsampling_has_norm_and_gelu():
     neck = SimpleFeaturePyramid(8, out_channels=4)
     assert [type(layer).__name__ for layer in neck.levels[0][:4]] == [
         'ConvTranspose2d', 'ChannelNorm', 'GELU', 'ConvTranspose2d',
     ]  # fmt: skip
     sum((y * torch.randn_like(y)).sum() for y in neck((torch.randn(2, 8, 3, 5),))).backward()
-    assert all(p.grad.abs().max() > 0 for p in neck.parameters())
+    for name, parameter in neck.named_parameters():
+        assert parameter.grad.abs().max() > 0, name
 
 
 @pytest.mark.parametrize('scope', ['mmengine', 'mmpretrain'])
-def test_a_host_builds_it_by_name(scope):
+def test_a_host_library_builds_the_neck_by_name(scope):
     with DefaultScope.overwrite_default_scope(scope):
         neck = ROOT_MODELS.build(dict(type='aft_mm.SimpleFeaturePyramid', in_channels=16))
     assert isinstance(neck, SimpleFeaturePyramid)
@@ -111,7 +112,7 @@ def test_a_host_builds_it_by_name(scope):
     ],
     ids=str,
 )
-def test_bad_arguments_end_in_one_sentence(options, message):
+def test_bad_arguments_raise_a_one_line_error(options, message):
     with pytest.raises(ValueError, match=message) as error:
         MODELS.build(dict(type='aft_mm.SimpleFeaturePyramid', **{'in_channels': 16, **options}))
     assert '\n' not in str(error.value)

@@ -1,4 +1,4 @@
-"""Steps on buffers that stay where they are, as a CUDA graph, and compiled."""
+"""Steps on fixed buffers, as a CUDA graph, and compiled."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from aft_mm.layers.block import BlockState
-from aft_mm.models import step_graph
 from aft_mm.models.decoders import DecoderState
+from aft_mm.models.decoding import step_graph
 from aft_mm.models.decoding.step_graph import (
     CapturedSteps,
     CompiledSteps,
@@ -24,13 +24,13 @@ from .sequence_models import MIXERS, D, decoder, decoder_config, mixer, model, t
 GUMBEL = dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3, sparsity='gumbel')
 FREE = dict(type='aft_mm.AFTLocal', window=3, rank=None)
 MIXINGS = {name: mixer(name) for name in MIXERS}
-# What has a state of tensors only.
+# Mixers whose state consists of tensors only.
 FIXED = {name: mixing for name, mixing in MIXINGS.items() if name != 'SoftmaxAttention'}
 CROSS = {
     'softmax': dict(type='aft_mm.SoftmaxAttention', num_heads=3),
     'biased': dict(type='aft_mm.AFTFull', rank=None, grid=(40,), source_grid=(5,)),
 }
-# One for each kind of step, as tracing takes a second.
+# One for each kind of step, as tracing one takes a second.
 KINDS = (
     'AFTFull',
     'AFTLocal',
@@ -41,7 +41,7 @@ KINDS = (
     'LSHAttention',
 )
 COMPILED = {name: FIXED[name] for name in KINDS}
-# The op of their steps looks at rows and columns.
+# Mixers whose steps depend on rows and columns.
 ON_GRIDS = ('aft_mm.AFTConv', 'aft_mm.AFTLocalHard')
 every_fixed = pytest.mark.parametrize('mixing', FIXED.values(), ids=FIXED)
 every_grid = pytest.mark.parametrize('grid', [(12,), (2, 6)], ids=str)
@@ -53,7 +53,7 @@ def seed():
 
 
 def steps_of(monkeypatch, kind) -> list:
-    """Makes `generate` take steps of this kind; they are found in the list."""
+    """Make `generate` use steps of this kind, and collect them in a list."""
     made = []
 
     def make(step, token, hidden, state, count, compiled):
@@ -66,7 +66,7 @@ def steps_of(monkeypatch, kind) -> list:
 
 @every_grid
 @every_fixed
-def test_buffers_that_stay_give_the_same_tokens(mixing, grid, monkeypatch):
+def test_fixed_buffers_give_the_same_tokens(mixing, grid, monkeypatch):
     net = model(token_mixer=mixing, grid=grid)
     start = [tokens(length) for length in (5, 1, 9)]
     expected = net.generate(12, start, seed=1)
@@ -76,7 +76,7 @@ def test_buffers_that_stay_give_the_same_tokens(mixing, grid, monkeypatch):
 
 
 @every_fixed
-def test_token_hidden_and_state_keep_their_storage(mixing):
+def test_fixed_buffers_keep_their_storage(mixing):
     body, x = decoder(token_mixer=mixing, grid=(12,)), tokens(3, 12)
     lengths = torch.tensor([4, 0, 7])
     hidden, state = body.prefill(x[:, :7], lengths)
@@ -96,7 +96,7 @@ def test_token_hidden_and_state_keep_their_storage(mixing):
 
 
 @pytest.mark.parametrize('cross', CROSS.values(), ids=CROSS)
-def test_a_memory_is_read_by_steps_on_buffers(cross):
+def test_steps_on_fixed_buffers_read_the_memory(cross):
     body, x = decoder(cross_mixer=cross, grid=(12,)), tokens(2, 12)
     memory, mask = torch.randn(2, 5, D), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     expected = body(x, memory, mask)
@@ -108,7 +108,7 @@ def test_a_memory_is_read_by_steps_on_buffers(cross):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Compiled steps without the minutes of a compiler behind the tracing; the graphs traced."""
+    """Counts the traced graphs of compiled steps, which are not compiled further."""
     torch._dynamo.reset()
     counter = CompileCounter()
     advance = torch.compile(
@@ -119,7 +119,7 @@ def traced(monkeypatch):
 
 
 @pytest.mark.parametrize('mixing', COMPILED.values(), ids=COMPILED)
-def test_compiled_steps_are_one_graph_of_any_position_and_weights(mixing, traced):
+def test_one_compiled_graph_is_used_for_all_positions_and_weights(mixing, traced):
     for seed in (1, 2):
         net = model(token_mixer=mixing, grid=(2, 6) if mixing['type'] in ON_GRIDS else (12,))
         before = {name: x.clone() for name, x in net.state_dict().items()}
@@ -140,7 +140,7 @@ def test_prompts_of_different_lengths_are_compiled(traced):
     assert traced.frame_count == 1
 
 
-def test_what_grows_is_not_compiled(traced):
+def test_growing_states_are_not_compiled(traced):
     net = model(token_mixer=MIXINGS['SoftmaxAttention'], grid=(12,))
     net.generate(12, seed=1, compiled=True)
     net.generate(12, seed=1, compiled=True, use_state=False)
@@ -148,7 +148,7 @@ def test_what_grows_is_not_compiled(traced):
 
 
 def test_compiled_steps_give_the_same_hidden_vectors(monkeypatch):
-    # Up to the kernels, which take half a minute to write: the benchmark of sampling checks those.
+    # Without generating kernels, which takes half a minute; benchmark_sampling.py checks those.
     torch._dynamo.reset()
     advance = torch.compile(step_graph._advance_in_place, fullgraph=True, backend='aot_eager')
     monkeypatch.setattr(step_graph, '_compiled_advance', lambda: advance)
@@ -164,7 +164,7 @@ def test_compiled_steps_give_the_same_hidden_vectors(monkeypatch):
 
 @pytest.mark.parametrize('columns', [False, True])
 @pytest.mark.parametrize('mixing', MIXINGS.values(), ids=MIXINGS)
-def test_the_layout_for_steps_changes_no_result(mixing, columns):
+def test_the_step_layout_changes_no_result(mixing, columns):
     body, x = decoder(token_mixer=mixing, grid=(12,)), tokens(3, 12)
     lengths = torch.tensor([4, 0, 7])
 
@@ -173,16 +173,16 @@ def test_the_layout_for_steps_changes_no_result(mixing, columns):
         return torch.stack([steps(x[:, t]) for t in range(4)])
 
     expected, strides = rows(), [p.stride() for p in body.parameters()]
-    with step_graph.laid_out_for_steps(body, columns):
+    with step_graph.step_layout(body, columns):
         torch.testing.assert_close(rows(), expected)
         assert ([p.stride() for p in body.parameters()] == strides) != columns
     assert torch.equal(rows(), expected) and [p.stride() for p in body.parameters()] == strides
 
 
-def test_weights_come_back_after_an_error_and_are_read_anew():
+def test_weights_are_restored_after_an_error_and_fused_again():
     body, x = decoder(token_mixer=FIXED['AFTLocal']), tokens(3, 1)[:, 0]
     mixer, strides = body.layers[0].token_mixer, [p.stride() for p in body.parameters()]
-    with pytest.raises(KeyError), step_graph.laid_out_for_steps(body, True):
+    with pytest.raises(KeyError), step_graph.step_layout(body, True):
         raise KeyError
     assert [p.stride() for p in body.parameters()] == strides
 
@@ -194,13 +194,13 @@ def test_weights_come_back_after_an_error_and_are_read_anew():
     assert not torch.allclose(step(), before)
     seen = []
     mixer.key.register_forward_hook(lambda *call: seen.append(call))
-    with step_graph.laid_out_for_steps(body, False):
+    with step_graph.step_layout(body, False):
         seen.clear()
         mixer.step(torch.randn(2, D), mixer.init_state(2))
-    assert len(seen) == 1  # a hook is not passed by
+    assert len(seen) == 1  # a projection with a hook is not fused
 
 
-def test_a_state_copy_shares_nothing():
+def test_a_state_copy_shares_no_memory():
     body, x = decoder(token_mixer=FIXED['AFTFull']), tokens(2, 4)
     _, state = body.prefill(x, torch.tensor([4, 2]))
     copy = step_graph.copy_state(state)
@@ -209,14 +209,14 @@ def test_a_state_copy_shares_nothing():
     assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in pairs)
 
 
-def test_a_graph_is_for_many_steps_of_a_state_that_stays(monkeypatch):
+def test_graphs_need_many_steps_and_a_fixed_state(monkeypatch):
     states = {
         name: decoder(token_mixer=mixing, grid=(12,)).prefill(tokens(2, 3), torch.tensor([3, 1]))[1]
         for name, mixing in MIXINGS.items()
     }
     monkeypatch.setattr(step_graph, 'FEWEST_STEPS', 3)
-    assert {name for name, state in states.items() if step_graph.count_pays(state, 3)} == set(FIXED)
-    assert not any(step_graph.count_pays(state, 2) for state in states.values())
+    assert {name for name, state in states.items() if step_graph.graph_pays(state, 3)} == set(FIXED)
+    assert not any(step_graph.graph_pays(state, 2) for state in states.values())
     made = make_steps(None, torch.zeros(2), None, states['AFTSimple'], 3)
     assert type(made) is PlainSteps  # on a CPU
 
@@ -226,8 +226,8 @@ STEPPED = {**MIXINGS, 'AFTConv-gumbel': GUMBEL, 'AFTLocal-free': FREE}
 
 @pytest.mark.parametrize('cross', [None, *CROSS.values()], ids=['alone', *CROSS])
 @pytest.mark.parametrize('mixing', STEPPED.values(), ids=STEPPED)
-def test_a_step_waits_for_no_device(mixing, cross):
-    """No decision in Python rests on a number: a fake tensor of a device has none and raises."""
+def test_steps_do_not_synchronise(mixing, cross):
+    """Fake tensors have no values, so reading one would raise."""
     with FakeTensorMode(), torch.device('cuda'):
         config = decoder_config(token_mixer=mixing, cross_mixer=cross, grid=(12,))
         body = MODELS.build(config).eval()
@@ -255,7 +255,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a C
 @needs_cuda
 @pytest.mark.parametrize('cross', [None, *CROSS.values()], ids=['alone', *CROSS])
 @pytest.mark.parametrize('mixing', STEPPED.values(), ids=STEPPED)
-def test_a_graph_gives_what_plain_steps_give(mixing, cross):
+def test_a_cuda_graph_equals_plain_steps(mixing, cross):
     if mixing is MIXINGS['SoftmaxAttention']:
         pytest.skip('its state grows')
     body, x = decoder(token_mixer=mixing, cross_mixer=cross, grid=(40,)).cuda(), tokens(3, 40)

@@ -94,7 +94,7 @@ from record import ROOT, environment, fill_in, set_up_torch, write_json
 from torch import Tensor
 
 import aft_mm.models  # noqa: F401 - registers what is built below
-from aft_mm.models.decoding.step_graph import laid_out_for_steps, make_steps
+from aft_mm.models.decoding.step_graph import make_steps, step_layout
 from aft_mm.registry import MODELS
 
 matplotlib.use('Agg')
@@ -216,7 +216,7 @@ def measure(args: argparse.Namespace) -> list[dict]:
     with ExitStack() as stack:
         for (_, form), model in models.items():
             columns = form == 'compiled'
-            stack.enter_context(laid_out_for_steps(model.decoder, columns))
+            stack.enter_context(step_layout(model.decoder, columns))
         stack.enter_context(torch.inference_mode())
         compiling = {case: first_call(case, model) for case, model in models.items()}
         print('tokens at several positions', file=sys.stderr)

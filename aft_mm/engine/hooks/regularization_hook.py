@@ -13,8 +13,9 @@ from .task_model import task_model
 
 @HOOKS.register_module()
 class RegularizationHook(Hook):
-    """Add ``weight * sum of layer.regularization_loss()`` to the losses, over all layers with one.
+    """Add ``weight * sum of layer.regularization_loss()`` to the losses, over layers that have one.
 
+    A layer has none if it lacks the method or if the method returns None.
     ``AFTConv(sparsity='entropy')`` has one, the entropy of its position biases in nats, summed over
     the heads; the paper trains it with weight 0.001 (arXiv 2105.14103, eq. 9).
 
@@ -33,7 +34,11 @@ class RegularizationHook(Hook):
             UserError: no layer of the model has a ``regularization_loss``.
         """
         model = task_model(runner)
-        layers = [layer for layer in model.modules() if hasattr(layer, 'regularization_loss')]
+        layers = [
+            layer
+            for layer in model.modules()
+            if hasattr(layer, 'regularization_loss') and layer.regularization_loss() is not None
+        ]
         if not layers:
             raise UserError(
                 f'RegularizationHook(weight={self.weight}) needs a layer with a '

@@ -1,37 +1,25 @@
-"""Token mixers, one file each; all are registered in MODELS."""
+"""Token mixers, one file each.
 
-from .aft_conv import AFTConv
-from .aft_full import AFTFull
-from .aft_local import AFTLocal
-from .aft_local_hard import AFTLocalHard
-from .aft_local_learned import AFTLocalLearned
-from .aft_simple import AFTSimple
-from .base import AFTMixer, ProjectedMemory, TokenMixer
-from .dense_synthesizer import DenseSynthesizer
-from .lambda_layer import LambdaLayer
-from .linear_attention import LinearAttention
-from .local_softmax_attention import LocalSoftmaxAttention
-from .lsh_attention import LSHAttention
-from .performer_attention import PerformerAttention
-from .softmax_attention import SoftmaxAttention
-from .strided_attention import StridedAttention
+Every file of this folder is imported, so a new mixer needs no other edit: its class, registered in
+``MODELS``, becomes an attribute of this package and of :mod:`aft_mm.layers`.
+"""
 
-__all__ = [
-    'AFTConv',
-    'AFTFull',
-    'AFTLocal',
-    'AFTLocalLearned',
-    'AFTMixer',
-    'AFTSimple',
-    'AFTLocalHard',
-    'DenseSynthesizer',
-    'LSHAttention',
-    'LambdaLayer',
-    'LinearAttention',
-    'LocalSoftmaxAttention',
-    'PerformerAttention',
-    'ProjectedMemory',
-    'SoftmaxAttention',
-    'StridedAttention',
-    'TokenMixer',
-]
+from importlib import import_module
+from pkgutil import iter_modules
+
+from aft_mm.registry import MODELS
+
+from ..projections import ProjectedMemory
+from .base import AFTMixer, TokenMixer
+
+for _file in iter_modules(__path__):
+    import_module(f'{__name__}.{_file.name}')
+
+#: The mixers of this package by name.
+MIXERS: dict[str, type[TokenMixer]] = {
+    name: cls for name, cls in MODELS.module_dict.items() if cls.__module__.startswith(__name__)
+}
+globals().update(MIXERS)
+
+__all__ = ['MIXERS', 'AFTMixer', 'ProjectedMemory', 'TokenMixer']
+__all__ += list(MIXERS)

@@ -1,6 +1,6 @@
 """AFT-conv."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,25 +19,30 @@ SPARSITIES = ('none', 'entropy', 'gumbel')
 
 @MODELS.register_module()
 class AFTConv(AFTMixer):
-    """AFT whose bias depends on the offset only, per head (arXiv 2105.14103, eq. 6 and 8).
+    """AFT with a bias per head that depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
-    Fully convolutional: any grid of the kernel's number of dimensions. Keys have h channels, one
-    per head of D/h value channels.
+    Fully convolutional: accepts any grid of the kernel's number of dimensions. Keys have h
+    channels, one per head of D/h value channels.
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
         kernel_size: odd sizes, an int for all dimensions or one per dimension; may exceed the grid.
         reparameterize: ``γ (w − mean) / std + β`` (eq. 8); False is an ablation of the paper.
-        query: False leaves out query and gate, an ablation too.
+        query: False leaves out query and gate, another ablation.
         global_connectivity: False sets W = 0 outside the kernel (§5.3).
-        sparsity: 'entropy' adds :attr:`regularization_loss`, 'gumbel' keeps one position of the
+        sparsity: 'entropy' adds :meth:`regularization_loss`; 'gumbel' uses one position of the
             kernel per head, see :class:`ConvPositionBias` (§8).
-        tau: temperature of the Gumbel-softmax samples in training, only for sparsity='gumbel';
-            None stands for the paper's 0.5.
-        init_std: standard deviation with which w starts.
-        others: see :class:`AFTMixer`. Without a grid the kernel tells the number of dimensions.
+        tau: temperature of the Gumbel-softmax samples in training, for sparsity='gumbel' only; None
+            is the paper's 0.5.
+        init_std: standard deviation of w at initialisation.
+        gate: see :class:`AFTMixer`.
+        qkv_bias: see :class:`TokenMixer`.
+        **kwargs: see :class:`AFTMixer`. Without a grid, `kernel_size` sets the number of
+            dimensions. A grid is required for steps.
     """
+
+    example = dict(num_heads=4, kernel_size=3)
 
     def __init__(
         self,
@@ -81,25 +86,22 @@ class AFTConv(AFTMixer):
         self.pos_bias = ConvPositionBias(num_heads, kernel, reparameterize, tau, init_std)
 
     def position_bias(self) -> Tensor:
-        """w ``[h, *kernel]`` as evaluation uses it."""
+        """Return w ``[h, *kernel]`` as evaluation uses it."""
         return self.pos_bias()
 
-    @property
-    def regularization_loss(self) -> Callable[[], Tensor]:
-        """With sparsity='entropy' the method of that name, absent otherwise.
+    def regularization_loss(self) -> Tensor | None:
+        """Return the penalty of sparsity='entropy', a scalar, or None for any other sparsity.
 
-        It gives the entropy of softmax(w) over the kernel in nats, summed over the heads (eq. 9).
+        It is the entropy of softmax(w) over the kernel in nats, summed over the heads (eq. 9).
         """
-        if self.sparsity != 'entropy':
-            raise AttributeError(f'AFTConv has no regularization_loss, sparsity={self.sparsity!r}')
-        return self.pos_bias.entropy
+        return self.pos_bias.entropy() if self.sparsity == 'entropy' else None
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         return ops.aft_conv(
             query,
             key,
             value,
-            self.pos_bias(sample=True) if self.training else self.pos_bias.kept(),
+            self.pos_bias(sample=True) if self.training else self.pos_bias.cached(),
             grid=grid,
             global_connectivity=self.global_connectivity,
             causal=self.causal,
@@ -107,18 +109,13 @@ class AFTConv(AFTMixer):
             gate=self.gate,
         )
 
-    def _step_grid(self) -> Grid:
-        if self.grid is None:
-            raise ValueError('grid must be given to AFTConv for init_state, got None')
-        return self.grid
-
     def _init_state(self, batch_size: int) -> Any:
         return ops.aft_conv_init_state(
             batch_size,
             self.embed_dims,
             num_heads=self.num_heads,
             kernel_size=self.pos_bias.weight.shape[1:],
-            grid=self._step_grid(),
+            grid=self._required_grid(' to take steps'),
             **self._state_options,
         )
 
@@ -129,7 +126,7 @@ class AFTConv(AFTMixer):
             key,
             value,
             self.pos_bias(),
-            grid=self._step_grid(),
+            grid=self._required_grid(' to take steps'),
             global_connectivity=self.global_connectivity,
             gate=self.gate,
         )

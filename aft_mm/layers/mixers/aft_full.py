@@ -11,12 +11,19 @@ from aft_mm import ops
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from ..position_bias import FactorizedPositionBias, FreePositionBias, MemoryPositionBias
-from .base import AFTMixer, ProjectedMemory
+from ..position_bias import (
+    FACTOR_STD,
+    FREE_STD,
+    FactorizedPositionBias,
+    FreePositionBias,
+    MemoryPositionBias,
+)
+from ..projections import ProjectedMemory
+from .base import AFTMixer
 
 
 class AFTFullState(NamedTuple):
-    """What :class:`AFTFull` keeps between steps: the op's state and w [T, T], computed once."""
+    """State of :class:`AFTFull` between steps: that of the op, and w [T, T], computed once."""
 
     mixing: Any
     bias: Tensor
@@ -31,20 +38,18 @@ class AFTFullState(NamedTuple):
 class AFTFull(AFTMixer):
     """AFT with a dense position bias, ``w = u vᵀ`` or a free matrix (arXiv 2105.14103, eq. 2, 7).
 
-    A sequence may be shorter than the constructor's grid, a picture may have another grid: the bias
-    is cropped or interpolated. The state of a step is O(T·D).
+    A sequence may be shorter than the constructor's grid, and an image may have another grid: the
+    bias is cropped or interpolated. The state of a step is O(T·D).
 
     Args:
         embed_dims: channels D.
         rank: d' of u and v; None for the free matrix.
-        source_grid: sizes of the grid of a memory, for a mixer that reads one: w [T, S] is free and
-            begins where target and source lie at the same place, see :class:`MemoryPositionBias`.
-        init_std: standard deviation with which u and v, 0.1 unless given, or the free w, 0.01
-            unless given, start.
-        others: see :class:`AFTMixer`; grid is required.
-
-    Raises ValueError for a source_grid with a rank or an init_std, with causal=True or without a
-    gate.
+        source_grid: sizes of the grid of a memory, for a cross mixer. w [T, S] is then free and
+            initialised by the distance of target and source, see :class:`MemoryPositionBias`.
+            Needs rank=None, causal=False, a gate, and no init_std.
+        init_std: standard deviation at initialisation of u and v (default 0.1) or of the free w
+            (default 0.01).
+        **kwargs: see :class:`AFTMixer`; grid is required.
     """
 
     takes_memory = True
@@ -60,39 +65,41 @@ class AFTFull(AFTMixer):
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, **kwargs)
-        if self.grid is None:
-            raise ValueError('grid must be given for AFTFull, whose bias has its size, got None')
+        grid = self._required_grid()
         if source_grid is not None and (rank is not None or self.causal or self.query is None):
             raise ValueError(
-                'source_grid needs rank=None, causal=False and a gate, got '
+                'source_grid must be None except with rank=None, causal=False and a gate, got '
                 f'rank={rank}, causal={self.causal} and gate={self.gate!r}'
             )
         if source_grid is not None and init_std is not None:
             raise ValueError(
-                f'init_std must be left out with a source_grid, whose bias begins at the same '
-                f'place, got {init_std!r}'
+                'init_std must be None with a source_grid, whose bias is initialised by distance, '
+                f'got {init_std!r}'
             )
-        start = {} if init_std is None else dict(init_std=init_std)
         self.pos_bias: FactorizedPositionBias | FreePositionBias | MemoryPositionBias
         if source_grid is not None:
-            self.pos_bias = MemoryPositionBias(self.grid, source_grid, self.num_prefix_tokens)
+            self.pos_bias = MemoryPositionBias(grid, source_grid, self.num_prefix_tokens)
         elif rank is None:
-            self.pos_bias = FreePositionBias(self.grid, self.num_prefix_tokens, **start)
+            self.pos_bias = FreePositionBias(
+                grid, self.num_prefix_tokens, FREE_STD if init_std is None else init_std
+            )
         else:
-            self.pos_bias = FactorizedPositionBias(self.grid, rank, self.num_prefix_tokens, **start)
+            self.pos_bias = FactorizedPositionBias(
+                grid, rank, self.num_prefix_tokens, FACTOR_STD if init_std is None else init_std
+            )
         self.biased_memory = source_grid is not None
 
     def position_bias(self) -> Tensor:
-        """w [1, T, T], 0 for later tokens if causal; [1, T, S] over a memory."""
+        """Return w [1, T, T], 0 for later tokens if causal, or [1, T, S] over a memory."""
         bias = self.pos_bias()
         return (bias.tril() if self.causal else bias).unsqueeze(0)
 
     @torch.no_grad()
     def step_memory(self, x_t: Tensor, memory: ProjectedMemory, position: Tensor) -> Tensor:
-        """As :meth:`TokenMixer.step_memory`, with row position [B] of w."""
+        """Return :meth:`TokenMixer.step_memory` with row position [B] of w."""
         if not self.biased_memory:
             return super().step_memory(x_t, memory, position)
-        # One row of W = e^w is a factor of e^k, so that no matrix is left.
+        # One row of W = e^w is a factor of e^k, so this is AFT-simple with the keys k + w.
         key = memory.key + self.pos_bias()[position].unsqueeze(-1)
         query = None if self.query is None else self.query(x_t.unsqueeze(1))
         mixed = ops.aft_simple(query, key, memory.value, key_mask=memory.key_mask, gate=self.gate)
@@ -100,18 +107,18 @@ class AFTFull(AFTMixer):
 
     @torch.no_grad()
     def select_state(self, state: AFTFullState, rows: Tensor) -> AFTFullState:
-        """As :meth:`TokenMixer.select_state`; w is that of all sequences."""
+        """Return :meth:`TokenMixer.select_state`; all sequences share w."""
         return state._replace(mixing=super().select_state(state.mixing, rows))
 
     def _resolve_grid(self, num_tokens: int, grid: Sequence[int] | None = None) -> Grid:
-        # The first tokens of a picture may read a memory before the others are there.
+        # While an image is generated, only its first tokens read the memory.
         return (num_tokens,) if self.biased_memory else super()._resolve_grid(num_tokens, grid)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         if self.biased_memory:
             bias = self.pos_bias()[: query.shape[1]]
             return ops.aft_full(query, key, value, bias, key_mask=key_mask, gate=self.gate)
-        # A memory may have a length of its own.
+        # A memory may have another length.
         same = key.shape[1] == self.num_prefix_tokens + prod(grid)
         bias = self.pos_bias(grid, grid if same else self._resolve_grid(key.shape[1]))
         return ops.aft_full(

@@ -12,27 +12,34 @@ from aft_mm.ops.geometry import near_mask
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from ..position_bias import FactorizedPositionBias, FreeLocalPositionBias
+from ..position_bias import (
+    FACTOR_STD,
+    FREE_STD,
+    FactorizedPositionBias,
+    FreeLocalPositionBias,
+)
 from .base import AFTMixer
 
 
 @MODELS.register_module()
 class AFTLocal(AFTMixer):
-    """AFT with w inside a window and w = 0 outside (arXiv 2105.14103, eq. 4), ``w = u vᵀ`` (eq. 7).
+    """AFT with ``w = u vᵀ`` in a window and w = 0 outside it (arXiv 2105.14103, eq. 4 and 7).
 
     Tokens outside the window still count, with W = 1. A sequence may be shorter than the
-    constructor's grid, a picture may have another grid; the window is in tokens and stays.
+    constructor's grid, and an image may have another grid; the window, in tokens, stays the same.
 
     Args:
         embed_dims: channels D.
         window: s of ``|t − t'| < s``, 0 for AFT-simple; on a 2-d grid a pair (s_r, s_c) or an int
             for both.
-        rank: d' of u and v; None for a w that is free for each token and offset in a 1-d window of
-            1 or larger (the paper's non-factorised ablation), see :class:`FreeLocalPositionBias`.
-        init_std: standard deviation with which u and v, 0.1 unless given, or the free w, 0.01
-            unless given, start.
-        others: see :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
+        rank: d' of u and v; None for a free w per token and offset (the paper's non-factorised
+            ablation), see :class:`FreeLocalPositionBias`, which needs a 1-d window of 1 or larger.
+        init_std: standard deviation at initialisation of u and v (default 0.1) or of the free w
+            (default 0.01).
+        **kwargs: see :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
     """
+
+    example = dict(window=2)
 
     op = staticmethod(ops.aft_local)
     op_init_state = staticmethod(ops.aft_local_init_state)
@@ -53,15 +60,16 @@ class AFTLocal(AFTMixer):
             )
         check_window(window, self.grid)
         self.window = tuple(window) if isinstance(window, Sequence) else window
-        start = {} if init_std is None else dict(init_std=init_std)
         self.pos_bias: FactorizedPositionBias | FreeLocalPositionBias
         if rank is None:
-            self.pos_bias = FreeLocalPositionBias(self.grid, self.window, self.causal, **start)
+            std = FREE_STD if init_std is None else init_std
+            self.pos_bias = FreeLocalPositionBias(self.grid, self.window, self.causal, std)
         else:
-            self.pos_bias = FactorizedPositionBias(self.grid, rank, **start)
+            std = FACTOR_STD if init_std is None else init_std
+            self.pos_bias = FactorizedPositionBias(self.grid, rank, init_std=std)
 
     def position_bias(self) -> Tensor:
-        """w [1, T, T], 0 outside the window and, if causal, for later tokens."""
+        """Return w [1, T, T], 0 outside the window and, if causal, for later tokens."""
         token = torch.arange(self.pos_bias.num_tokens, device=self._device)
         near = near_mask(token[:, None], token, self.window, self.grid)
         bias = self.pos_bias().masked_fill(~near, 0)

@@ -1,4 +1,4 @@
-"""AFT-local-hard of the ICLR submission."""
+"""AFT-local-hard."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,14 +17,17 @@ from .base import AFTMixer
 class AFTLocalHard(AFTMixer):
     """AFT over a hard window, W = 1 inside and 0 outside (ICLR submission, algorithms 1 and 2).
 
-    1-d: ``t − s < t' ≤ t``, not causal ``|t − t'| < s``. 2-d: see :func:`aft_mm.ops.aft_local_hard`.
+    The 1-d window is ``t − s < t' ≤ t`` if causal and ``|t − t'| < s`` otherwise. For the 2-d window
+    see :func:`aft_mm.ops.aft_local_hard`.
 
     Args:
         embed_dims: channels D.
         window: s, 1 or larger; on a 2-d grid an even pair (s_h, s_w) or an even int for both.
-        causal: as in :class:`AFTMixer`, but the default here, as in the paper.
-        others: see :class:`AFTMixer`.
+        causal: see :class:`TokenMixer`; True by default, as in the paper.
+        **kwargs: see :class:`AFTMixer`.
     """
+
+    example = dict(window=4)
 
     def __init__(
         self, embed_dims: int, window: int | Sequence[int], causal: bool = True, **kwargs: Any
@@ -34,14 +37,12 @@ class AFTLocalHard(AFTMixer):
             raise ValueError(f'grid must have 1 or 2 dimensions for AFTLocalHard, got {self.grid}')
         check_hard_window(window, self.grid)
         self.window = tuple(window) if isinstance(window, Sequence) else window
-        if causal and self.grid is not None and len(self.grid) == 2:
-            self._version = 2  # 1 had no row above the left block
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         if self.causal and self.grid is None and len(grid) > 1:
             raise ValueError(
-                'grid must be given to AFTLocalHard(causal=True) itself for a raster, whose steps '
-                f'need it, got {grid} for these tokens only'
+                'grid must be given to the constructor of AFTLocalHard(causal=True) for a raster, '
+                f'whose steps need it, got {grid} for these tokens only'
             )
         return ops.aft_local_hard(
             query,

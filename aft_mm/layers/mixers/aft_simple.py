@@ -14,16 +14,18 @@ from .base import AFTMixer
 
 @MODELS.register_module()
 class AFTSimple(AFTMixer):
-    """AFT without position bias, W = 1 (arXiv 2105.14103, eq. 5); O(D) state per step.
+    """AFT without position bias, W = 1 (arXiv 2105.14103, eq. 5). The state of a step is O(D).
 
     Args:
         embed_dims: channels D.
-        key_function: 'softmax', or 'relu' for the unnormalised ``Σ relu(k) ⊙ v`` (ICLR submission,
-            eq. 3), or 'relu2' for ``relu(q) ⊙ Σ relu(k) ⊙ v + relu(−q) ⊙ Σ relu(−k) ⊙ v`` (eq. 6).
-        gate: as in :class:`AFTMixer`; None for 'sigmoid', or 'relu' with relu2, which has no other.
-        others: see :class:`AFTMixer`.
+        key_function: 'softmax'; 'relu' for the unnormalised ``Σ relu(k) ⊙ v`` (ICLR submission,
+            eq. 3); 'relu2' for ``relu(q) ⊙ Σ relu(k) ⊙ v + relu(−q) ⊙ Σ relu(−k) ⊙ v`` (eq. 6).
+        gate: see :class:`AFTMixer`. The default is 'sigmoid', or 'relu' with 'relu2', which allows
+            no other.
+        **kwargs: see :class:`AFTMixer`.
     """
 
+    takes_memory = True
     takes_prefix_tokens = True
 
     def __init__(
@@ -39,7 +41,7 @@ class AFTSimple(AFTMixer):
         check_key_function(key_function, gate)
         super().__init__(embed_dims, gate=gate, **kwargs)
         self.key_function = key_function
-        # Without a query nothing tells the op how many rows to give.
+        # Without a query the op does not know the number of targets.
         self.takes_memory = self.query is not None
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:

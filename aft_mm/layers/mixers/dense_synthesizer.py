@@ -1,5 +1,6 @@
 """The dense Synthesizer."""
 
+from math import prod
 from typing import Any
 
 import torch
@@ -16,46 +17,47 @@ from .token_table import TokenTable
 
 @MODELS.register_module()
 class DenseSynthesizer(TokenMixer):
-    """Weights that each token predicts by itself, without keys (arXiv 2005.00743, section 3.1).
+    """Attention weights predicted by each token alone, without keys (arXiv 2005.00743, §3.1).
 
-    ``softmax(W₂ relu(W₁ x)) v`` per head, W₁ D × D, W₂ T × D/h for each head. A token predicts one
-    weight for each place of the table, so a sequence may be shorter than `grid`, not longer.
-    O(T²·D) time, O(T² h + T·D) memory; the state of a step is O(T·D), the values of all tokens, and
-    its cost O(T·D).
+    ``softmax(W₂ relu(W₁ x)) v`` per head, with W₁ [D, D] and W₂ [T, D/h] for each head. A token
+    predicts one weight per position, so a sequence may be shorter than `grid`, but not longer.
+
+    Time O(T²·D), memory O(T²·h + T·D). The state of a step is O(T·D), the values of all tokens; its
+    cost is O(T·D).
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
-        others: see :class:`TokenMixer`; grid is required.
+        **kwargs: see :class:`TokenMixer`; grid is required.
     """
+
+    example = dict(num_heads=3)
 
     state_type = TokenTable
 
     def __init__(self, embed_dims: int, num_heads: int, **kwargs: Any) -> None:
         super().__init__(embed_dims, **kwargs)
         check_num_heads(num_heads, embed_dims)
-        if self.grid is None:
-            raise ValueError('grid must be given for DenseSynthesizer, got None')
         self.num_heads = num_heads
-        # Nothing is compared; the query is W₁ x.
-        self.key = nn.Identity()
-        tokens = torch.Size(self.grid).numel()
+        self.key = nn.Identity()  # there are no keys; the query is W₁ x
+        tokens = prod(self._required_grid())
         self.weight = nn.Parameter(torch.empty(num_heads, embed_dims // num_heads, tokens))
         self.bias = nn.Parameter(torch.zeros(num_heads * tokens))
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def _logits(self, query: Tensor, sources: int) -> Tensor:
-        """[B, h, T, S] of the query [B, T, D]."""
+        """Return logits [B, h, T, S] for the query W₁ x, [B, T, D]."""
         hidden = split_heads(query.relu(), self.num_heads)
         bias = self.bias.view(self.num_heads, 1, -1)[..., :sources]
         return hidden @ self.weight[..., :sources].to(hidden) + bias.to(hidden)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
-        shorter = len(grid) == len(self.grid) == 1 and grid < self.grid
-        if grid != self.grid and not shorter:
+        learned = self._required_grid()
+        shorter = len(grid) == len(learned) == 1 and grid < learned
+        if grid != learned and not shorter:
             raise ValueError(
-                f'grid must be {self.grid}, or shorter in 1-d, as DenseSynthesizer has learned on '
-                f'it, got {tuple(grid)}'
+                f'grid must be that of the learned weights, {learned}, or shorter in 1-d, '
+                f'got {tuple(grid)}'
             )
         visible = torch.ones_like(key[:, :, 0], dtype=torch.bool) if key_mask is None else key_mask
         visible = visible[:, None, None].expand(-1, 1, visible.shape[1], -1)

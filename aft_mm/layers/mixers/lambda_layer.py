@@ -16,23 +16,25 @@ from .base import TokenMixer
 
 @MODELS.register_module()
 class LambdaLayer(TokenMixer):
-    """A linear function per token that its queries are put into (LambdaNetworks, arXiv 2102.08602).
+    """Lambda layer with full context (LambdaNetworks, arXiv 2102.08602).
 
-    ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, one for all h heads,
-    softmax over the tokens, e learned for every offset on the grid (full context). BatchNorm on
-    queries and keys, over the tokens that are kept. ``O(T²·h·(|k| + D/h))`` time and
-    ``O(T²·(h + |k|))`` memory.
+    ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, shared by all h heads.
+    The softmax is over the tokens, and e is learned for every offset on the grid. Queries and keys
+    are batch-normalised over the tokens that are not hidden.
 
-    Timm's LambdaLayer is tied to maps [B, C, H, W], its own normalisation and no masks, so this is
-    written here.
+    Time O(T²·h·(|k| + D/h)), memory O(T²·(h + |k|)). It cannot be causal, as batch statistics
+    depend on later tokens. timm's LambdaLayer takes maps [B, C, H, W] only, and no masks.
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
         key_dims: ``|k|``.
-        others: see :class:`TokenMixer`; grid is required, and causal refused: statistics of a batch
-            tell a token of later ones.
+        **kwargs: see :class:`TokenMixer`; grid is required.
     """
+
+    can_be_causal = False
+    normalized = False
+    example = dict(num_heads=3, key_dims=5)
 
     def __init__(
         self, embed_dims: int, num_heads: int = 4, key_dims: int = 16, **kwargs: Any
@@ -40,14 +42,9 @@ class LambdaLayer(TokenMixer):
         super().__init__(embed_dims, **kwargs)
         check_num_heads(num_heads, embed_dims)
         check_int('key_dims', key_dims, 1)
-        if self.causal:
-            raise ValueError(
-                'causal must be False for LambdaLayer, whose BatchNorm sees later tokens, got True'
-            )
-        if self.grid is None:
-            raise ValueError('grid must be given for LambdaLayer, which learns on it, got None')
+        learned = self._required_grid()
         self.num_heads, self.key_dims = num_heads, key_dims
-        # The bias of a layer before BatchNorm would be subtracted again.
+        # Without bias: BatchNorm would subtract it.
         self.query = nn.Linear(embed_dims, num_heads * key_dims, bias=False)
         self.key = nn.Linear(embed_dims, key_dims, bias=False)
         self.value = nn.Linear(
@@ -55,7 +52,7 @@ class LambdaLayer(TokenMixer):
         )
         self.query_norm = nn.BatchNorm1d(num_heads * key_dims)
         self.key_norm = nn.BatchNorm1d(key_dims)
-        self.pos_embed = nn.Parameter(torch.empty(*(2 * n - 1 for n in self.grid), key_dims))
+        self.pos_embed = nn.Parameter(torch.empty(*(2 * n - 1 for n in learned), key_dims))
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
@@ -68,18 +65,19 @@ class LambdaLayer(TokenMixer):
         query = query.to(value.dtype).unflatten(2, (self.num_heads, -1))
         offsets = self._offsets(grid).to(value.dtype)
         mixed = torch.einsum('bthk,bkv->bthv', query, content.mT @ value)
-        # q e first: T·T numbers per head are fewer than T functions of |k| × D/h.
+        # q e first: [T, T] per head is smaller than T matrices [|k|, D/h].
         weights = torch.einsum('bthk,tsk->bhts', query, offsets)
         return (mixed + (weights @ value.unsqueeze(1)).transpose(1, 2)).flatten(2)
 
     def _offsets(self, grid: Sequence[int]) -> Tensor:
-        """e[t' − t], [T, T, |k|]."""
-        if len(grid) != len(self.grid) or any(a > b for a, b in zip(grid, self.grid, strict=True)):
+        """Return e[t' − t], [T, T, |k|]."""
+        largest = self._required_grid()
+        if len(grid) != len(largest) or any(a > b for a, b in zip(grid, largest, strict=True)):
             raise ValueError(
-                f'grid must be at most {self.grid}, as LambdaLayer learned on it, got {tuple(grid)}'
+                f'grid must be at most that of the learned offsets, {largest}, got {tuple(grid)}'
             )
         index = []
-        for axis, (size, learned) in enumerate(zip(grid, self.grid, strict=True)):
+        for axis, (size, learned) in enumerate(zip(grid, largest, strict=True)):
             place = torch.arange(size, device=self.pos_embed.device)
             shape = [1] * (2 * len(grid))
             shape[axis], shape[axis + len(grid)] = size, size
@@ -88,18 +86,18 @@ class LambdaLayer(TokenMixer):
 
 
 def _normalize(norm: nn.BatchNorm1d, x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """BatchNorm of the channels of x [B, T, C] over the kept tokens, 0 elsewhere; in float32."""
+    """Return the batch-normalised channels of x [B, T, C], in float32; hidden tokens are 0."""
     if key_mask is None:
         return norm(x.flatten(0, 1)).view(x.shape)
-    kept = x[key_mask]
-    if not len(kept):
+    visible = x[key_mask]
+    if not len(visible):
         return torch.zeros_like(x)
-    normed = norm(kept)
+    normed = norm(visible)
     return x.new_zeros(x.shape, dtype=normed.dtype).masked_scatter(key_mask.unsqueeze(-1), normed)
 
 
 def _softmax_over_tokens(key: Tensor) -> Tensor:
-    """In float32 or wider; 0 where every token is hidden."""
+    """Return the softmax in float32 or wider, 0 if every token is hidden."""
     key = key if key.dtype == torch.float64 else key.float()
     some = (key > -torch.inf).any(1, keepdim=True)
     return key.masked_fill(~some, 0).softmax(1) * some

@@ -1,8 +1,7 @@
-"""Linear attention, the mixer of the linear transformer."""
+"""Linear attention."""
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from aft_mm import ops
@@ -16,19 +15,21 @@ from .base import TokenMixer
 
 
 class FeatureAttention(TokenMixer):
-    """What mixers over features of queries and keys share; a subclass says which features.
+    """Base class of linear attention; a subclass chooses the features.
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
-        others: see :class:`TokenMixer`.
+        **kwargs: see :class:`TokenMixer`.
     """
 
     takes_memory = True
     takes_prefix_tokens = True
     state_type = ops.LinearState
-    # φ, as ops.linear_attention takes it, and how many features it makes.
+    example = dict(num_heads=3)
+    #: φ, or the pair of its functions for queries and keys, see ops.linear_attention.
     feature_map: str | tuple[FeatureMap, FeatureMap]
+    #: Number of features of φ per head.
     num_features: int
 
     def __init__(self, embed_dims: int, num_heads: int, **kwargs: Any) -> None:
@@ -48,14 +49,9 @@ class FeatureAttention(TokenMixer):
         ).flatten(2)
 
     def _init_state(self, batch_size: int) -> ops.LinearState:
-        weight = self.proj.weight
+        dims = self.embed_dims // self.num_heads
         return ops.linear_attention_init_state(
-            batch_size,
-            self.num_heads,
-            self.num_features,
-            self.embed_dims // self.num_heads,
-            device=weight.device,
-            dtype=torch.float64 if weight.dtype == torch.float64 else torch.float32,
+            batch_size, self.num_heads, self.num_features, dims, **self._state_options
         )
 
     def _prefill(self, state: ops.LinearState, key, value, lengths: Tensor) -> ops.LinearState:
@@ -72,16 +68,16 @@ class FeatureAttention(TokenMixer):
 
 @MODELS.register_module()
 class LinearAttention(FeatureAttention):
-    """Attention over features, ``φ(q) Σ φ(k) vᵀ / φ(q) Σ φ(k)`` per head (arXiv 2006.16236, eq. 5).
+    """Linear attention, ``φ(q) Σ φ(k) vᵀ / φ(q) Σ φ(k)`` per head (arXiv 2006.16236, eq. 5).
 
-    O(T·D²/h) time and O(T·D) memory, see :func:`aft_mm.ops.linear_attention`. The state of a step
-    are the sums s and z, D²/h + D numbers, whatever the number of tokens.
+    Time O(T·D²/h), memory O(T·D), see :func:`aft_mm.ops.linear_attention`. The state of a step
+    holds the two sums, D²/h + D numbers for any number of tokens.
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
         feature_map: φ, 'elu' for ``elu(x) + 1`` as in the paper, 'relu' or 'square'.
-        others: see :class:`TokenMixer`.
+        **kwargs: see :class:`TokenMixer`.
     """
 
     def __init__(

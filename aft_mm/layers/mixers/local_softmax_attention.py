@@ -1,4 +1,4 @@
-"""Softmax attention inside local blocks, the mixer of the Image Transformer."""
+"""Softmax attention in local blocks, as in the Image Transformer."""
 
 from collections.abc import Sequence
 from math import prod
@@ -21,9 +21,9 @@ Places = tuple[Tensor, Tensor]
 
 
 class Blocks(NamedTuple):
-    """The blocks that a grid (H, W) is cut into, and how far the queries of one see beyond it.
+    """Size of the blocks of a grid (H, W), and of the margins that their queries also see.
 
-    Each is (rows, columns); a sequence is a grid of one row.
+    Each field is (rows, columns); a sequence is a grid of one row.
     """
 
     size: tuple[int, ...]
@@ -31,13 +31,13 @@ class Blocks(NamedTuple):
     after: tuple[int, ...]
 
     def on(self, grid: Sequence[int]) -> 'Blocks':
-        """The same blocks without what lies beyond `grid` for every token of it."""
+        """Return the blocks cropped to `grid`."""
         size = tuple(map(min, self.size, grid))
         last = [(length - 1) // s * s for length, s in zip(grid, size, strict=True)]
         return Blocks(size, tuple(map(min, self.before, last)), tuple(map(min, self.after, last)))
 
     def visible(self, target: Places, source: Places, causal: bool) -> Tensor:
-        """True where the target at (rows, columns) sees the source at (rows, columns)."""
+        """Return whether targets at (rows, columns) see sources at (rows, columns)."""
         (row, column), (source_row, source_column) = target, source
         seen = (source_row < row) | ((source_row == row) & (source_column <= column))
         seen = seen if causal else torch.ones_like(seen)
@@ -47,7 +47,7 @@ class Blocks(NamedTuple):
         return seen
 
     def mask(self, causal: bool, device: torch.device) -> Tensor:
-        """What the queries of a block see of it and its margin; bool [queries, sources]."""
+        """Return what the queries of a block see of it and its margin, bool [queries, sources]."""
         target = [torch.arange(size, device=device) for size in self.size]
         source = [
             torch.arange(-before, size + after, device=device)
@@ -62,7 +62,7 @@ class Blocks(NamedTuple):
         )
 
     def cut(self, x: Tensor, grid: Sequence[int]) -> Tensor:
-        """x [B, T, C] on the grid as blocks with their margins, [n, B, sources, C]; 0 outside."""
+        """Return the n blocks of x [B, T, C] with their margins, [n, B, sources, C]; 0 outside."""
         pad = [0, 0]
         for axis in (1, 0):
             pad += [self.before[axis], self.after[axis] + -grid[axis] % self.size[axis]]
@@ -72,7 +72,7 @@ class Blocks(NamedTuple):
         return x.permute(1, 2, 0, 4, 5, 3).flatten(3, 4).flatten(0, 1)
 
     def join(self, x: Tensor, grid: Sequence[int]) -> Tensor:
-        """Queries in blocks [n, B, queries, C] back in raster order, [B, T, C]."""
+        """Return blocks [n, B, queries, C] in raster order, [B, T, C]."""
         columns = -(-grid[1] // self.size[1])
         x = x.unflatten(2, self.size).unflatten(0, (-1, columns)).permute(2, 0, 3, 1, 4, 5)
         return x.flatten(3, 4).flatten(1, 2)[:, : grid[0], : grid[1]].flatten(1, 2)
@@ -80,25 +80,25 @@ class Blocks(NamedTuple):
 
 @MODELS.register_module()
 class LocalSoftmaxAttention(TokenMixer):
-    """Softmax attention inside local blocks (Image Transformer, arXiv 1802.05751, section 3.3).
+    """Softmax attention in local blocks (Image Transformer, arXiv 1802.05751, §3.3).
 
-    The tokens are cut into blocks, from the first one on. A query sees its own block and a margin:
-    of a sequence the tokens before the block, on a 2-d grid (H, W) the rows above it and the
-    columns to its left and right; if causal, of those what is not later in raster order. If not
-    causal, the tokens after the block and the rows below it too. Where the paper generates block
-    after block, the order is that of the raster here, as for every other mixer.
+    The tokens are divided into blocks. A query sees its own block and a margin around it: the
+    tokens before and after the block of a sequence, or the rows and columns around the block of a
+    2-d grid. If causal, it only sees tokens that are not later in raster order. The paper generates
+    block by block; here, as for every mixer, tokens are generated in raster order.
 
-    O(T·m·D) time and O(T·(m + D)) memory, m the tokens of a block and its margin. The state of a
-    step is O(r·D), r the reach of a block and its margin in raster order, and so is its cost.
+    Time O(T·m·D), memory O(T·(m + D)), with m tokens in a block and its margin. The state and the
+    cost of a step are O(r·D), with r the reach of a block and its margin in raster order.
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
         window: tokens of a block; on a 2-d grid a pair (rows, columns) or an int for both.
-        margin: tokens, or rows and columns, that the queries of a block see beyond it; None for as
-            many as the window has.
-        others: see :class:`TokenMixer`; grid is required in 2-d.
+        margin: size of the margin, as `window`; None for that of the window.
+        **kwargs: see :class:`TokenMixer`; grid is required in 2-d.
     """
+
+    example = dict(num_heads=3, window=2)
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class LocalSoftmaxAttention(TokenMixer):
         size = self._sizes('window', window, smallest=1)
         before = size if margin is None else self._sizes('margin', margin, smallest=0)
         if self.raster is None:
-            # A causal row holds nothing to see behind the block.
+            # In a causal sequence, nothing after the block is visible.
             after = (0,) if self.causal else before
             self.blocks = Blocks((1, *size), (0, *before), (0, *after))
         else:
@@ -137,8 +137,8 @@ class LocalSoftmaxAttention(TokenMixer):
         query = blocks._replace(before=(0, 0), after=(0, 0)).cut(query, grid)
         key, value = blocks.cut(key, grid), blocks.cut(value, grid)
         query, key, value = (split_heads(x, self.num_heads) for x in (query, key, value))
-        # Fused kernels take 4 dimensions, [n, B·h, tokens, D/h] where all sequences share a mask,
-        # which then has T·m entries, and [n·B, h, tokens, D/h] where each has its own.
+        # Fused kernels take 4 dimensions: [n, B·h, tokens, D/h] if all sequences share a mask of
+        # T·m entries, else [n·B, h, tokens, D/h].
         merged = (1, 2) if key_mask is None else (0, 1)
         parts = (query, key, value, visible.unsqueeze(2))
         mixed = masked_attention(*(part.flatten(*merged) for part in parts)).view(query.shape)
@@ -176,5 +176,5 @@ class LocalSoftmaxAttention(TokenMixer):
 
 
 def _without_infinity(state: StepState) -> StepState:
-    """Empty slots with keys of 0: they are hidden by a mask, and q · (−inf) would be NaN."""
+    """Return the state with keys of 0 in empty slots; they are masked, and q · (−inf) is NaN."""
     return state._replace(keys=state.keys.masked_fill(state.keys == -torch.inf, 0))

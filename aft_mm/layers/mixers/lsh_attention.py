@@ -1,5 +1,6 @@
-"""Attention by locality-sensitive hashing, the mixer of the Reformer."""
+"""Attention by locality-sensitive hashing, as in the Reformer."""
 
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -15,25 +16,26 @@ from .base import TokenMixer
 from .softmax_attention import split_heads
 from .token_table import TokenTable
 
-# The logit of a token with itself: it is seen where there is nothing else.
-ITSELF = -1e5
+# The logit of a token with itself: low enough to count only if the token sees no other.
+SELF_LOGIT = -1e5
 
 
 class LSHState(NamedTuple):
-    """Keys and values of all tokens; the last tokens of each bucket, [B, h, rounds, n, c + 1]."""
+    """Keys and values of all tokens, and the last tokens of each bucket, [B, h, rounds, n, c + 1]."""
 
     table: TokenTable
     recent: Tensor
 
     @property
     def position(self) -> Tensor:
+        """Index of the next token of each sequence, [B]."""
         return self.table.position
 
 
 class _Order(NamedTuple):
-    """The tokens of every sequence, head and round by bucket, [B, h, rounds, T] each.
+    """The tokens sorted by bucket, [B, h, rounds, T] each.
 
-    bucket of each token, the token at each place, the place of each token.
+    bucket: of each token. token: at each place of the order. place: of each token in the order.
     """
 
     bucket: Tensor
@@ -43,33 +45,34 @@ class _Order(NamedTuple):
 
 @MODELS.register_module()
 class LSHAttention(TokenMixer):
-    """Softmax attention among similar tokens (Reformer, arXiv 2001.04451, section 2).
+    """Softmax attention among tokens of the same hash bucket (Reformer, arXiv 2001.04451, §2).
 
-    Query and key are one projection, keys scaled to length 1. Each round hashes the tokens into
-    buckets, ``argmax([xR, −xR])``, and sorts them by bucket. Causal, a token sees the last
-    chunk_size tokens of its bucket before it; not causal, what of its bucket lies in its chunk of
-    the sorted tokens and in the one before. (There the paper cuts chunks in both cases; where they
-    end would tell a token how many later ones share its bucket, so that no step could repeat it.)
-    The rounds are joined as softmax over the union of what they see, each token counted once. A
-    token sees itself where there is nothing else.
+    Query and key share one projection, and keys are scaled to length 1. Each round hashes the
+    tokens into buckets, ``argmax([xR, −xR])``, and sorts them by bucket. If causal, a token sees
+    the last chunk_size tokens of its bucket before it. Otherwise it sees the tokens of its bucket
+    in its chunk of the sorted tokens and in the chunk before. (The paper uses chunks in both cases;
+    their boundaries depend on the number of later tokens, which steps cannot know.) The rounds are
+    combined by a softmax over the union of the tokens they see, each counted once. A token sees
+    itself only if it sees no other.
 
-    O(rounds·T·c·D) time and memory, c the chunk size; the sort is O(T log T). The state of a step
-    is O(T·D), the keys and values of all tokens; its cost O(rounds·c·D).
+    Time and memory O(rounds·T·c·D), with c the chunk size; the sort is O(T log T). The state of a
+    step is O(T·D), the keys and values of all tokens; its cost is O(rounds·c·D).
+
+    The random rotations R are a buffer sampled once, so steps, forward, all processes with one
+    seed, and loaded checkpoints share them.
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
-        num_rounds: hashes of every token, of which more miss less.
+        num_rounds: hashes per token; more rounds miss fewer similar tokens.
         num_buckets: an even number, or 1 for no hashing.
         chunk_size: c.
-        others: see :class:`TokenMixer`; grid is required to take steps.
-
-    The rotations R are a buffer, drawn once: the same for steps and forward, in every process that
-    starts from one seed, and after loading a checkpoint.
+        **kwargs: see :class:`TokenMixer`; grid is required for steps.
     """
 
     rotations: Tensor
     state_type = LSHState
+    example = dict(num_heads=3, num_rounds=2, num_buckets=2, chunk_size=4)
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class LSHAttention(TokenMixer):
         )
 
     def buckets(self, key: Tensor) -> Tensor:
-        """The bucket of each key [B, h, T, D/h] in each round, [B, h, rounds, T]."""
+        """Return the bucket of each key [B, h, T, D/h] in each round, [B, h, rounds, T]."""
         if self.num_buckets == 1:
             shape = (*key.shape[:2], self.num_rounds, key.shape[2])
             return torch.zeros(shape, dtype=torch.long, device=key.device)
@@ -105,7 +108,7 @@ class LSHAttention(TokenMixer):
 
     def _order(self, key: Tensor, key_mask: Tensor | None) -> _Order:
         bucket = self.buckets(key)
-        if key_mask is not None:  # behind all others
+        if key_mask is not None:  # sort hidden tokens last
             bucket = bucket.masked_fill(~key_mask[:, None, None], self.num_buckets)
         tokens = torch.arange(key.shape[2], device=key.device)
         token = (bucket * len(tokens) + tokens).argsort(-1)
@@ -115,7 +118,7 @@ class LSHAttention(TokenMixer):
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         key, value = split_heads(key, self.num_heads), split_heads(value, self.num_heads)
         order, size = self._order(key, key_mask), min(self.chunk_size, key.shape[2])
-        # Places past the last token hold token −1.
+        # The padding of the last chunk holds token −1.
         token = F.pad(order.token, (0, -key.shape[2] % size), value=-1).unflatten(-1, (-1, size))
         source = _with_chunk_before(token)
         rounds = [self._count(order, r, token, source, key_mask) for r in range(self.num_rounds)]
@@ -123,8 +126,8 @@ class LSHAttention(TokenMixer):
         own = torch.stack([seen[:, :, r] for r, seen in enumerate(rounds)], 2)
         logits = _take(key, token) @ _with_chunk_before(_take(_unit(key), token)).mT
         logits = logits.to(_wide(logits)) * key.shape[-1] ** -0.5
-        logits = logits.masked_fill(token.unsqueeze(-1) == source.unsqueeze(-2), ITSELF)
-        # Softmax over the union of the rounds: what several see counts once in all.
+        logits = logits.masked_fill(token.unsqueeze(-1) == source.unsqueeze(-2), SELF_LOGIT)
+        # Softmax over the union of the rounds: a token seen in several rounds counts once.
         logits = (logits - count.clamp_min(1).to(logits).log()).masked_fill(~own, -torch.inf)
         lowest = torch.finfo(logits.dtype).min
         total = logits.logsumexp(-1, keepdim=True).clamp_min(lowest)
@@ -138,30 +141,28 @@ class LSHAttention(TokenMixer):
     def _count(
         self, order: _Order, r: int, target: Tensor, source: Tensor, key_mask: Tensor | None
     ) -> Tensor:
-        """Whether round r lets the target see the source, bool [B, h, rounds, chunks, c, 2c]."""
+        """Return whether round r shows source to target, bool [B, h, rounds, chunks, c, 2c]."""
 
-        def of(x: Tensor, token: Tensor) -> Tensor:
+        def at(x: Tensor, token: Tensor) -> Tensor:
             flat = token.clamp_min(0).flatten(2)
             return x[:, :, r].gather(2, flat).view(token.shape)
 
-        there = source >= 0
+        exists = source >= 0
         if key_mask is not None:
-            kept = key_mask[:, None].expand(-1, source.shape[1], -1)
-            there &= kept.gather(2, source.clamp_min(0).flatten(2)).view(source.shape)
-        same = of(order.bucket, target).unsqueeze(-1) == of(order.bucket, source).unsqueeze(-2)
-        places = of(order.place, target).unsqueeze(-1), of(order.place, source).unsqueeze(-2)
+            mask = key_mask[:, None].expand(-1, source.shape[1], -1)
+            exists &= mask.gather(2, source.clamp_min(0).flatten(2)).view(source.shape)
+        same = at(order.bucket, target).unsqueeze(-1) == at(order.bucket, source).unsqueeze(-2)
+        places = at(order.place, target).unsqueeze(-1), at(order.place, source).unsqueeze(-2)
         if self.causal:
             distance = places[0] - places[1]
             near = (distance >= 0) & (distance <= self.chunk_size)
         else:
             chunks = [place // self.chunk_size for place in places]
             near = (chunks[0] == chunks[1]) | (chunks[0] == chunks[1] + 1)
-        return same & near & there.unsqueeze(-2)
+        return same & near & exists.unsqueeze(-2)
 
     def _init_state(self, batch_size: int) -> LSHState:
-        if self.grid is None:
-            raise ValueError('grid must be given to LSHAttention for init_state, got None')
-        tokens = torch.Size(self.grid).numel()
+        tokens = prod(self._required_grid(' to take steps'))
         shape = (batch_size, self.num_heads, self.num_rounds, self.num_buckets, self.chunk_size + 1)
         recent = torch.full(shape, -1, dtype=torch.long, device=self._device)
         channels = (self.embed_dims, self.embed_dims)
@@ -174,7 +175,7 @@ class LSHAttention(TokenMixer):
         bucket = order.bucket.gather(-1, order.token)
         sizes = bucket.new_zeros(*bucket.shape[:-1], self.num_buckets + 1)
         ends = sizes.scatter_add_(-1, bucket, torch.ones_like(bucket)).cumsum(-1)
-        # How many tokens of the bucket come after it: the last one lies in the last slot.
+        # The number of later tokens in the bucket: its last token goes into the last slot.
         after = ends.gather(-1, bucket) - 1 - tokens
         slots = self.chunk_size + 1
         slot = bucket * slots + (slots - 1 - after)
@@ -196,23 +197,23 @@ class LSHAttention(TokenMixer):
         keys, values = (_take(split_heads(x, self.num_heads), source) for x in table.rows)
         logits = (own @ _unit(keys.to(own.dtype)).mT).squeeze(2)
         logits = logits.to(_wide(logits)) * own.shape[-1] ** -0.5
-        logits = logits.masked_fill(source == target.squeeze(-1), ITSELF)
+        logits = logits.masked_fill(source == target.squeeze(-1), SELF_LOGIT)
         weights = logits.masked_fill(again | (source < 0), -torch.inf).softmax(-1)
         mixed = weights.to(value.dtype).unsqueeze(2) @ values.to(value.dtype)
         return mixed.flatten(1), LSHState(table, recent)
 
 
 def _with_chunk_before(x: Tensor) -> Tensor:
-    """Chunks [B, h, rounds, n, c, ...] after the ones before them, [B, h, rounds, n, 2c, ...].
+    """Concatenate chunks [B, h, rounds, n, c, ...] with their predecessors, [..., n, 2c, ...].
 
-    Before the first one there is nothing: token −1, or 0.
+    The first chunk is preceded by token −1, or by zeros.
     """
     empty = torch.full_like(x[:, :, :, :1], 0 if x.is_floating_point() else -1)
     return torch.cat((torch.cat((empty, x[:, :, :, :-1]), 3), x), 4)
 
 
 def _take(x: Tensor, token: Tensor) -> Tensor:
-    """The rows of x [B, h, T, d] of tokens [B, h, ...], [B, h, ..., d]; any row for token −1."""
+    """Return rows of x [B, h, T, d] for tokens [B, h, ...], [B, h, ..., d]; any row for −1."""
     index = token.clamp_min(0).flatten(2).unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])
     return x.gather(2, index).unflatten(2, token.shape[2:])
 

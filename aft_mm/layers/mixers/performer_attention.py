@@ -1,4 +1,4 @@
-"""Performer's attention: linear attention over random features of the softmax kernel."""
+"""Performer attention: linear attention over random features of the softmax kernel."""
 
 import math
 from typing import Any
@@ -13,8 +13,8 @@ from aft_mm.registry import MODELS
 from ..grid import Grid
 from .linear_attention import FeatureAttention
 
-# Where exponents of key features are cut: e^±80 is normal in float32 and leaves room for sums. The
-# upper end is more than 8 standard deviations of a feature away, for a key of any length.
+# Exponents of key features are clamped to this range: e^±80 is normal in float32 and leaves room
+# for sums. The upper end is more than 8 standard deviations away, for a key of any length.
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -80.0, 40.0
 
 
@@ -22,21 +22,24 @@ LOWEST_EXPONENT, HIGHEST_EXPONENT = -80.0, 40.0
 class PerformerAttention(FeatureAttention):
     """Linear attention over positive orthogonal random features (arXiv 2009.14794, FAVOR+).
 
-    ``φ(x) = exp(ω x − |x|² / 2)`` of x = q or k over (D/h)^¼, rows ω orthogonal in blocks of D/h
-    with the norms of Gaussian vectors, so that the mean of ``φ(q)·φ(k)`` is ``exp(q·k / √(D/h))``.
-    Stabilised without a look at later tokens: queries over their largest feature, which cancels,
-    and keys with their exponents cut to −80 … 40. The state of a step has (D + h)·m numbers.
+    ``φ(x) = exp(ω x − |x|² / 2)`` for x = q or k divided by (D/h)^¼. The rows of ω are orthogonal
+    in blocks of D/h and have the norms of Gaussian vectors, so the mean of ``φ(q)·φ(k)`` is
+    ``exp(q·k / √(D/h))``. Stabilisation must not depend on later tokens: queries are divided by
+    their largest feature, which cancels, and exponents of keys are clamped to −80 … 40. The state
+    of a step has (D + h)·m numbers.
 
-    ω and the seed of later draws are buffers, made with torch's generator: they are saved with a
-    checkpoint, and every process that starts from one seed has the same.
+    ω and the seed of later samples are buffers, sampled with torch's generator. They are saved in
+    checkpoints, and all processes that start from one seed share them.
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
         num_features: m per head; None for D/h · ln(D/h), rounded up, as the paper proposes.
-        redraw: draw ω anew after so many training iterations; None keeps it.
-        others: see :class:`TokenMixer`.
+        redraw: sample a new ω every so many training iterations; None never does.
+        **kwargs: see :class:`TokenMixer`.
     """
+
+    example = dict(num_heads=3, num_features=10)
 
     projection: Tensor
     seed: Tensor
@@ -59,13 +62,13 @@ class PerformerAttention(FeatureAttention):
                 check_int(name, number, 1)
         self.num_features, self.redraw = num_features, redraw
         self.feature_map = (self._query_features, self._key_features)
-        # That of later draws.
+        # The seed of later samples of ω.
         self.register_buffer('seed', torch.randint(2**32, ()))
         self.register_buffer('iterations', torch.tensor(0))
-        self.register_buffer('projection', _draw(num_features, dims))
-        # What the buffer holds, read from it once: a look would wait for a device.
+        self.register_buffer('projection', sample_projection(num_features, dims))
+        # A copy of the buffer, as reading that would synchronise with the device.
         self._iterations: int | None = 0
-        self._version_seen: int | None = None
+        self._counted_version: int | None = None
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         if self.training and self.redraw is not None:
@@ -74,22 +77,22 @@ class PerformerAttention(FeatureAttention):
 
     @torch.compiler.disable
     def _count_iteration(self) -> None:
-        # Torch counts the writes to a tensor. A pass that is not the first since the last of them,
-        # of accumulated gradients or a checkpointed block made anew, must see the same features.
+        # An iteration ends when the optimizer writes to the weights, which torch counts. Until then
+        # all passes, of accumulated gradients or recomputed blocks, must use the same features.
         version = self.key.weight._version
-        if version == self._version_seen:
+        if version == self._counted_version:
             return
-        self._version_seen = version
+        self._counted_version = version
         before = int(self.iterations) if self._iterations is None else self._iterations
         self._iterations = before + 1
         self.iterations.fill_(self._iterations)
         if before and before % self.redraw == 0:
             generator = torch.Generator().manual_seed(int(self.seed) + before // self.redraw)
-            drawn = _draw(*self.projection.shape, generator=generator, device='cpu')
-            self.projection.copy_(drawn)
+            number, dims = self.projection.shape
+            self.projection.copy_(sample_projection(number, dims, generator, 'cpu'))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``ω x`` and x, scaled."""
+        """Return ``ω x`` and x, both for the scaled x."""
         x = x * x.shape[-1] ** -0.25
         return x @ self.projection.to(x.dtype).T, x
 
@@ -109,12 +112,15 @@ class PerformerAttention(FeatureAttention):
         self._iterations = None
 
 
-def _draw(number: int, dims: int, **options: Any) -> Tensor:
-    """ω [number, dims]: orthogonal in blocks of dims rows, with the norms of Gaussian vectors."""
+def sample_projection(
+    number: int, dims: int, generator: torch.Generator | None = None, device: str | None = None
+) -> Tensor:
+    """Return ω [number, dims]: rows orthogonal in blocks of dims, with norms of Gaussian vectors."""
+    options: dict[str, Any] = dict(generator=generator, device=device)
     blocks = []
     for _ in range(-(-number // dims)):
         directions, upper = torch.linalg.qr(torch.randn(dims, dims, **options))
-        # Without the signs of the diagonal the rows prefer a side, and so would the estimate.
+        # Without the signs of the diagonal the directions, and so the estimate, would be biased.
         directions = (directions * upper.diagonal().sign()).T
         blocks.append(directions * torch.randn(dims, dims, **options).norm(dim=1, keepdim=True))
     return torch.cat(blocks)[:number]

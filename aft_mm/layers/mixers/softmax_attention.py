@@ -1,4 +1,4 @@
-"""Softmax attention, the baseline."""
+"""Softmax attention."""
 
 from math import prod
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ from .token_table import TokenTable
 
 
 class KeyValueCache(NamedTuple):
-    """Room for N keys and values, [B, h, N, D/h], of which the first `used` hold a token.
+    """Buffers for N keys and values, [B, h, N, D/h], of which the first `used` are filled.
 
-    visible [B, N] leaves out the padding of prompts of different lengths; None: nothing is padding.
+    visible: bool [B, N], False at the padding of prompts, or None without padding.
     """
 
     key: Tensor
@@ -30,14 +30,14 @@ class KeyValueCache(NamedTuple):
     position: Tensor
 
     def append(self, key: Tensor, value: Tensor) -> 'KeyValueCache':
-        """With one more token [B, h, 1, D/h], in place while there is room."""
+        """Return the cache with one more token [B, h, 1, D/h], written in place if there is room."""
         cache = self if self.used < self.key.shape[2] else self._grown(key.dtype)
         cache.key[:, :, self.used : self.used + 1] = key
         cache.value[:, :, self.used : self.used + 1] = value
         return cache._replace(used=self.used + 1, position=self.position + 1)
 
     def _grown(self, dtype: torch.dtype) -> 'KeyValueCache':
-        # Doubling: a token costs O(1) copies on average, whatever the length in the end.
+        # Doubling keeps the copies per token O(1) on average.
         room = max(64, self.used)
         key, value = (F.pad(x.to(dtype), (0, 0, 0, room)) for x in (self.key, self.value))
         visible = None if self.visible is None else F.pad(self.visible, (0, room), value=True)
@@ -45,26 +45,26 @@ class KeyValueCache(NamedTuple):
 
 
 def masked_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-    """scaled_dot_product_attention over the visible keys, 0 for a query that sees none."""
-    # A row of −inf would be NaN in some kernels, so it sees everything and is set to 0.
+    """Return scaled_dot_product_attention over visible keys, 0 for a query that sees none."""
+    # Some kernels give NaN for a fully masked row, so it sees everything and is set to 0.
     some = visible.any(-1, keepdim=True)
     return some * F.scaled_dot_product_attention(query, key, value, attn_mask=visible | ~some)
 
 
 def masked_softmax(logits: Tensor, visible: Tensor) -> Tensor:
-    """Softmax over the last axis in float32 or wider, of what is visible; 0 where nothing is."""
+    """Return the softmax over visible entries of the last axis, in float32 or wider; 0 if none."""
     some = visible.any(-1, keepdim=True)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return logits.masked_fill(~(visible | ~some), -torch.inf).softmax(-1) * some
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """[..., T, D] as [..., h, T, D/h]."""
+    """Return [..., T, D] as [..., h, T, D/h]."""
     return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
 
 
 class TokenHistory(NamedTuple):
-    """The inputs of all tokens, for attention without a cache; `used` of the rows hold one."""
+    """Inputs of all tokens, for attention without a cache; the first `used` rows are filled."""
 
     table: TokenTable
     used: int
@@ -77,18 +77,20 @@ class TokenHistory(NamedTuple):
 
 @MODELS.register_module()
 class SoftmaxAttention(TokenMixer):
-    """Multi-head attention, ``softmax(q kᵀ / √(D/h)) v`` per head, on scaled_dot_product_attention.
+    """Multi-head attention, ``softmax(q kᵀ / √(D/h)) v`` per head.
 
-    A query that sees no key gets 0. The state of a step grows with the tokens, O(t·D), and so does
-    the cost of a step: the keys and values of all tokens so far are kept, see `KeyValueCache`.
+    Uses torch's scaled_dot_product_attention. A query that sees no key gets 0. The state of a step
+    caches the keys and values of all tokens so far, O(t·D), which is also its cost.
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
-        stateful: False keeps no keys and values: each step projects and mixes all tokens so far
-            anew, O(t·D² + t²·D), as the papers time it; grid is required to take steps then.
-        others: see :class:`TokenMixer`.
+        stateful: False caches no keys and values. Each step then projects and mixes all tokens so
+            far again, O(t·D² + t²·D), which is what the papers measure; grid is required for steps.
+        **kwargs: see :class:`TokenMixer`.
     """
+
+    example = dict(num_heads=3)
 
     takes_memory = True
     takes_prefix_tokens = True
@@ -122,8 +124,8 @@ class SoftmaxAttention(TokenMixer):
         """See :meth:`TokenMixer.prefill`."""
         y, state = super().prefill(x, lengths)
         if isinstance(state, TokenHistory):
-            kept = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-            x = x.masked_fill(~kept.unsqueeze(-1), 0)
+            given = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+            x = x.masked_fill(~given.unsqueeze(-1), 0)
             state = TokenHistory(state.table.fill((x,), lengths), x.shape[1])
         return y, state
 
@@ -142,9 +144,8 @@ class SoftmaxAttention(TokenMixer):
 
     def _init_state(self, batch_size: int) -> KeyValueCache | TokenHistory:
         if not self.stateful:
-            if self.grid is None:
-                raise ValueError('grid must be given for steps with stateful=False, got None')
-            tokens = self.num_prefix_tokens + prod(self.grid)
+            grid = self._required_grid(' to take steps with stateful=False')
+            tokens = self.num_prefix_tokens + prod(grid)
             options = (self.embed_dims,), self.proj.weight
             return TokenHistory(TokenTable.empty(batch_size, tokens, *options), 0)
         shape = (batch_size, self.num_heads, 0, self.embed_dims // self.num_heads)

@@ -1,5 +1,6 @@
-"""Strided and fixed attention, the mixer of the Sparse Transformer."""
+"""Strided and fixed attention, as in the Sparse Transformer."""
 
+from math import prod
 from typing import Any
 
 import torch
@@ -20,25 +21,28 @@ PATTERNS = ('strided', 'fixed')
 
 @MODELS.register_module()
 class StridedAttention(TokenMixer):
-    """Softmax attention over O(√T) tokens (Sparse Transformer, arXiv 1904.10509, section 4).
+    """Softmax attention over O(√T) tokens (Sparse Transformer, arXiv 1904.10509, §4).
 
-    With stride l, in raster order: 'strided' sees the tokens at most l away and those whose
-    distance is a multiple of l; 'fixed' its own block of l tokens and the last `summary` tokens of
-    every block. If causal, of those what is not later. Both parts are one softmax in every head,
-    the merged head of the paper. O(T·(l + T/l)·D) time and O(T·(l + T/l)·h) memory, 'fixed' with
-    T/l · summary. The state of a step is O(T·D), its cost O((l + T/l)·D).
+    With stride l, in raster order: 'strided' sees the tokens at most l away and those at a distance
+    that is a multiple of l; 'fixed' sees its own block of l tokens and the last `summary` tokens of
+    every block. If causal, it only sees tokens that are not later. Each head takes one softmax over
+    both sets, the merged head of the paper.
+
+    Time O(T·(l + T/l)·D), memory O(T·(l + T/l)·h); for 'fixed' T/l · summary replaces T/l. The
+    state of a step is O(T·D), its cost O((l + T/l)·D).
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D and of qk_dims.
         stride: l, near √T.
-        pattern: 'strided' for pictures, 'fixed' for text.
-        summary: tokens of a block that all later ones see, 1 to l; for 'fixed' only.
+        pattern: 'strided' for images, 'fixed' for text.
+        summary: tokens of a block that all later tokens see, 1 to l; for 'fixed' only.
         qk_dims: channels of query and key; None for D.
-        others: see :class:`TokenMixer`; grid is required to take steps.
+        **kwargs: see :class:`TokenMixer`; grid is required for steps.
     """
 
     state_type = TokenTable
+    example = dict(num_heads=3, stride=3)
 
     def __init__(
         self,
@@ -73,7 +77,7 @@ class StridedAttention(TokenMixer):
             self.key = nn.Linear(embed_dims, qk_dims, bias=bias)
 
     def visible(self, target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the token target sees source near itself, and whether it does far from it."""
+        """Return whether targets see sources by the local part of the pattern, and by the far part."""
         distance = target - source
         if self.pattern == 'strided':
             near = distance.abs() <= self.stride
@@ -102,33 +106,33 @@ class StridedAttention(TokenMixer):
         return mixed.flatten(2, 3)[:, :, :tokens].transpose(1, 2).flatten(2)
 
     def _near(self, x: Tensor) -> Tensor:
-        """Blocks [..., R, l, c] with what may be seen beside them, [..., R, n, c]."""
+        """Return blocks [..., R, l, c] with the neighbours that may be visible, [..., R, n, c]."""
         if self.pattern == 'fixed':
             return x
         after = 0 if self.causal else 1
-        beside = F.pad(x, (0, 0, 0, 0, 1, after))
+        padded = F.pad(x, (0, 0, 0, 0, 1, after))
         rows = x.shape[-3]
-        return torch.cat([beside.narrow(-3, i, rows) for i in range(2 + after)], -2)
+        return torch.cat([padded.narrow(-3, i, rows) for i in range(2 + after)], -2)
 
     def _far(self, x: Tensor) -> Tensor:
-        """What is seen from far of blocks [..., R, l, c]: columns, or summaries of all blocks."""
+        """Return the far part of blocks [..., R, l, c]: columns, or summaries of all blocks."""
         if self.pattern == 'strided':
             return x.transpose(-3, -2)
         return x[..., -self.summary :, :].flatten(-3, -2).unsqueeze(-3)
 
     def _columns(self, x: Tensor) -> Tensor:
-        """Blocks [..., R, l, c] as columns [..., l, R, c], and back."""
+        """Return blocks [..., R, l, c] as columns [..., l, R, c], or the reverse."""
         return x.transpose(-3, -2) if self.pattern == 'strided' else x
 
     def _masks(
         self, tokens: int, pad: int, key_mask: Tensor | None, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """What is seen of _near and _far, [1 or B, 1, R, l, n] each."""
+        """Return what is visible of _near and of _far, bool [1 or B, 1, R, l, n] each."""
         target = torch.arange(tokens + pad, device=device).view(-1, self.stride, 1)
-        # The blocks beside the first and the last one have no tokens: 0 there, and 1 is token 0.
+        # Token t has index t + 1, so that 0 marks the padding next to the first and last block.
         index = 1 + target
-        there = torch.ones(1, tokens, dtype=torch.bool, device=device)
-        there = F.pad(there if key_mask is None else key_mask, (0, pad)).view(-1, *target.shape)
+        exists = torch.ones(1, tokens, dtype=torch.bool, device=device)
+        exists = F.pad(exists if key_mask is None else key_mask, (0, pad)).view(-1, *target.shape)
         masks = []
         for i, part in enumerate((self._near, self._far)):
             source = part(index).squeeze(-1)
@@ -137,15 +141,14 @@ class StridedAttention(TokenMixer):
             else:
                 source = source.unsqueeze(-2)  # [R or 1, 1, n]
             seen = self.visible(target, source - 1)[i] & (source > 0)
-            kept = part(there).squeeze(-1)
-            kept = kept.unsqueeze(1) if i == 1 and self.pattern == 'strided' else kept.unsqueeze(-2)
-            masks.append((seen & kept).unsqueeze(1))
+            mask = part(exists).squeeze(-1)
+            mask = mask.unsqueeze(1) if i == 1 and self.pattern == 'strided' else mask.unsqueeze(-2)
+            masks.append((seen & mask).unsqueeze(1))
         return masks[0], masks[1]
 
     def _init_state(self, batch_size: int) -> TokenTable:
-        if self.grid is None:
-            raise ValueError('grid must be given to StridedAttention for init_state, got None')
-        tokens, channels = torch.Size(self.grid).numel(), (self.qk_dims, self.embed_dims)
+        tokens = prod(self._required_grid(' to take steps'))
+        channels = (self.qk_dims, self.embed_dims)
         return TokenTable.empty(batch_size, tokens, channels, self.proj.weight)
 
     def _prefill(self, state: TokenTable, key, value, lengths: Tensor) -> TokenTable:
@@ -170,7 +173,7 @@ class StridedAttention(TokenMixer):
         return (weights @ values).transpose(1, 2).flatten(1), state
 
     def _sources(self, target: Tensor, tokens: int) -> Tensor:
-        """Tokens that the target [B, 1] may see, each once, [B, n]; some lie outside the table."""
+        """Return the tokens that targets [B, 1] may see, each once, [B, n]; some are out of range."""
         stride, blocks = self.stride, -(-tokens // self.stride)
         if self.pattern == 'strided':
             back = torch.arange(blocks + 1, device=target.device)

@@ -1,4 +1,4 @@
-"""What a mixer without a shorter state keeps: something of every token, by its index."""
+"""A state that holds every token, for mixers without a shorter one."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from aft_mm.ops.state import check_position, use_up
 
 
 class TokenTable(NamedTuple):
-    """Rows [B, N, C] of one or more kinds, token t in row t, and the next index [B]."""
+    """One or more tables [B, N, C] with token t in row t, and the next index [B]."""
 
     rows: tuple[Tensor, ...]
     position: Tensor
@@ -19,31 +19,31 @@ class TokenTable(NamedTuple):
     def empty(
         cls, batch_size: int, tokens: int, channels: Sequence[int], like: Tensor
     ) -> 'TokenTable':
-        """Room for `tokens` rows of each number of channels, device and type of `like`."""
+        """Return a table of `tokens` zero rows per number of channels, with the dtype of `like`."""
         rows = tuple(like.new_zeros(batch_size, tokens, size) for size in channels)
         return cls(rows, torch.zeros(batch_size, dtype=torch.long, device=like.device))
 
     @property
     def size(self) -> int:
-        """N."""
+        """Number of rows N."""
         return self.rows[0].shape[1]
 
     def store(self, *token: Tensor) -> 'TokenTable':
-        """With one token more, [B, C] of each kind, in place.
+        """Return the state with one more token, [B, C] per table; overwrites this one.
 
-        Uses this one up. Raises ValueError for a token of another batch or size and, on a CPU only,
-        past the last row or for a used one: a look at it would wait for a device.
+        Raises:
+            ValueError: a token of another batch or size. On a CPU also for a full table and for a
+                state that was already used; elsewhere these checks would synchronise.
         """
         allowed = [(rows.shape[0], rows.shape[2]) for rows in self.rows]
         if [tuple(row.shape) for row in token] != allowed:
             raise ValueError(
-                f'tokens of this state must be {allowed} as it was made for, got '
-                f'{[tuple(row.shape) for row in token]}'
+                f'tokens of this state must be {allowed}, got {[tuple(row.shape) for row in token]}'
             )
         check_position(self.position)
-        look = self.position.device.type == 'cpu' and not torch.compiler.is_compiling()
-        if look and (self.position >= self.size).any():
-            raise ValueError(f'the state holds {self.size} tokens, got one more')
+        readable = self.position.device.type == 'cpu' and not torch.compiler.is_compiling()
+        if readable and (self.position >= self.size).any():
+            raise ValueError(f'the state must hold at most {self.size} tokens, got one more')
         for rows, row in zip(self.rows, token, strict=True):
             index = self.position.view(-1, 1, 1).expand(-1, 1, row.shape[-1])
             rows.scatter_(1, index, row.to(rows.dtype).unsqueeze(1))
@@ -52,9 +52,12 @@ class TokenTable(NamedTuple):
         return TokenTable(self.rows, position)
 
     def fill(self, prompt: Sequence[Tensor], lengths: Tensor) -> 'TokenTable':
-        """With prompts [B, L, C] of each kind; rows from lengths [B] on are overwritten later.
+        """Return the state after prompts [B, L, C] per table, of lengths [B].
 
-        Raises ValueError for a prompt longer than the table.
+        Padding, the rows from lengths[b] on, is stored too and overwritten later.
+
+        Raises:
+            ValueError: L exceeds the number of rows.
         """
         tokens = prompt[0].shape[1]
         if tokens > self.size:

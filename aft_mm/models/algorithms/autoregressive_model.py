@@ -1,4 +1,4 @@
-"""The one model of every autoregressive task."""
+"""The task model of all autoregressive tasks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,18 +20,19 @@ MODES = ('tensor', 'loss', 'predict')
 
 @MODELS.register_module()
 class AutoregressiveModel(BaseModel):
-    """``p(x) = Π_t p(x_t | x_<t)``, with an encoder ``p(x | source)``.
+    """Autoregressive model, ``p(x) = Π_t p(x_t | x_<t)``, or ``p(x | source)`` with an encoder.
 
     Args:
-        decoder: config, such as :class:`SequenceDecoder`'s.
+        decoder: config of :class:`SequenceDecoder`.
         head: config of :class:`CategoricalHead` or :class:`LogisticMixtureHead`.
-        encoder: config of what reads the ``source`` of the samples; the decoder then needs a cross
-            mixer. With ``embedding=None`` it shares that of the decoder.
-        data_preprocessor: config, :class:`SequencePreprocessor` unless given.
+        encoder: config of :class:`SequenceEncoder` for the ``source`` of the samples; the decoder
+            then needs a cross mixer. With ``embedding=None`` it shares the decoder's embedding.
+        data_preprocessor: config; :class:`SequencePreprocessor` by default.
         init_cfg: see mmengine's BaseModule; the parts already initialise themselves.
 
-    Raises ValueError where head and decoder differ in channels, in the number of values or in the
-    shape of a token, and where stacks that share an embedding differ in channels.
+    Raises:
+        ValueError: head and decoder differ in channels, number of values or token shape, or
+            encoder and decoder share an embedding and differ in channels.
     """
 
     def __init__(
@@ -63,14 +64,22 @@ class AutoregressiveModel(BaseModel):
         data_samples: list[SequenceSample] | None = None,
         mode: str = 'tensor',
     ) -> Tensor | dict[str, Tensor] | list[SequenceSample]:
-        """inputs int64 [B, T] or [B, T, C], padded as :class:`SequencePreprocessor` does.
+        """Run the model.
 
-        'tensor' gives hidden [B, T, D]; 'loss' ``dict(loss=…)``, the mean of nats per dimension
-        over all predicted tokens, of all processes if there are several; 'predict' the samples
-        with their ``nats`` and ``num_dims``, computed in float64 from the logits on, and of a
-        categorical head ``num_correct``. Raises ValueError for another mode, for another number of
-        samples than sequences, for a token outside the vocabulary and for a sequence longer than
-        the position table.
+        Args:
+            inputs: tokens int64 [B, T] or [B, T, C], padded by :class:`SequencePreprocessor`.
+            data_samples: one sample per sequence, with ``length``, ``num_context`` and ``source``.
+            mode: 'tensor', 'loss' or 'predict'.
+
+        Returns:
+            For 'tensor', hidden vectors [B, T, D]. For 'loss', ``dict(loss=…)``, the mean nats per
+            dimension over the predicted tokens of all processes. For 'predict', the samples with
+            ``nats`` and ``num_dims``, computed in float64 from the logits on, and with
+            ``num_correct`` for a categorical head.
+
+        Raises:
+            ValueError: another mode, another number of samples than sequences, a token outside the
+                vocabulary, or a sequence longer than the position table.
         """
         check_choice('mode', mode, MODES)
         if not isinstance(inputs, Tensor) or inputs.dim() < 2:
@@ -87,7 +96,7 @@ class AutoregressiveModel(BaseModel):
         num_dims = counted.sum(1) * self.head.dims_per_token
         if mode == 'loss':
             nats = self.head.loss(hidden, inputs).masked_fill(~counted, 0)
-            # Tokens weigh the same on every process, however many it has.
+            # Every token has the same weight, whichever process it is on.
             total = num_dims.sum()
             all_reduce(total)
             return dict(loss=nats.sum() * get_world_size() / total)
@@ -103,37 +112,35 @@ class AutoregressiveModel(BaseModel):
         return samples
 
     def generate(self, length: int, *args: Any, **kwargs: Any) -> Tensor:
-        """Sample sequences of `length` tokens, [B, length] or [B, length, C]; see
-        :func:`aft_mm.models.decoding.generation.generate`.
-        """
+        """Sample sequences of `length` tokens, see :func:`aft_mm.models.generate`."""
         return generate(self, length, *args, **kwargs)
 
     def beam_search(
         self, source: Sequence[Tensor], end_token: int, **options: Any
     ) -> list[list[Hypothesis]]:
-        """The most probable sequences for each source; see
-        :func:`aft_mm.models.decoding.generation.beam_search`.
-        """
+        """Search the best sequences for each source, see :func:`aft_mm.models.beam_search`."""
         return beam_search(self, source, end_token, **options)
 
     def encode(self, sources: list[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
-        """The memory [B, S, D] of the source tokens and its mask [B, S]; None without an encoder.
+        """Encode the source tokens [S] or [S, C] of each sample.
 
-        Raises ValueError for a source that is missing or has no use.
+        Returns:
+            The memory [B, S, D] and its mask [B, S], True = keep; None, None without an encoder.
+
+        Raises:
+            ValueError: a source is missing, or is given without an encoder.
         """
-        missing = [source is None for source in sources]
-        if any(missing) if self.encoder is not None else not all(missing):
-            need = 'for every sample' if self.encoder is not None else 'only to an encoder'
+        given = [torch.as_tensor(source) for source in sources if source is not None]
+        if len(given) != (0 if self.encoder is None else len(sources)):
+            need = 'only to an encoder' if self.encoder is None else 'for every sample'
             raise ValueError(
-                f'a source must be given {need}, got one for {missing.count(False)} of '
-                f'{len(missing)} samples'
+                f'a source must be given {need}, got one for {len(given)} of {len(sources)} samples'
             )
         if self.encoder is None:
             return None, None
         device = next(self.parameters()).device
-        sources = [torch.as_tensor(source) for source in sources]
-        lengths = torch.tensor([len(source) for source in sources], device=device)
-        tokens = pad_sequence(sources, batch_first=True).to(device)
+        lengths = torch.tensor([len(source) for source in given], device=device)
+        tokens = pad_sequence(given, batch_first=True).to(device)
         mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
         return self.encoder(tokens, mask), mask
 
@@ -160,7 +167,7 @@ class AutoregressiveModel(BaseModel):
 
 
 def _counted(inputs: Tensor, samples: list[SequenceSample]) -> Tensor:
-    """Which tokens are predicted, bool [B, T]: neither context nor padding."""
+    """Return which tokens are predicted, bool [B, T]: neither context nor padding."""
     spans = [(s.get('num_context', 0), s.get('length', inputs.shape[1])) for s in samples]
     first, end = torch.tensor(spans, device=inputs.device).unsqueeze(-1).unbind(1)
     token = torch.arange(inputs.shape[1], device=inputs.device)

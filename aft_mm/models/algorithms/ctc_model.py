@@ -1,4 +1,4 @@
-"""The model of speech recognition."""
+"""The task model of speech recognition."""
 
 from typing import Any
 
@@ -18,17 +18,18 @@ MODES = ('tensor', 'loss', 'predict')
 
 @MODELS.register_module()
 class CTCModel(BaseModel):
-    """``p(units | features)`` by an encoder of frames and CTC (Graves et al. 2006).
+    """Model ``p(units | features)`` of an encoder of frames and CTC (Graves et al. 2006).
 
     Args:
-        encoder: config of :class:`SequenceEncoder` over :class:`FrameEmbedding`, or of
+        encoder: config of :class:`SequenceEncoder` with :class:`FrameEmbedding`, or of
             :class:`BiLSTMEncoder`.
         head: config of :class:`CTCHead`.
-        beam_size: prefixes that recognition keeps; 1 is greedy, the most likely alignment.
-        data_preprocessor: config, :class:`UtterancePreprocessor` unless given.
+        beam_size: number of prefixes of the beam search; 1 decodes greedily.
+        data_preprocessor: config; :class:`UtterancePreprocessor` by default.
         init_cfg: see mmengine's BaseModel; the parts already initialise themselves.
 
-    Raises ValueError where encoder and head differ in channels.
+    Raises:
+        ValueError: encoder and head differ in channels.
     """
 
     def __init__(
@@ -58,14 +59,22 @@ class CTCModel(BaseModel):
         data_samples: list[UtteranceSample] | None = None,
         mode: str = 'tensor',
     ) -> Tensor | dict[str, Tensor] | list[UtteranceSample]:
-        """inputs [B, T, F], padded as :class:`UtterancePreprocessor` does.
+        """Run the model.
 
-        'tensor' gives the log probabilities [B, T, V] of the blank and the units, which mean
-        nothing at padding; 'loss' ``dict(loss=…)``, ``Σ −log p(units) / Σ units`` in nats, the sums
-        over all utterances of all processes; 'predict' the samples with ``recognized`` and
-        ``score``. Raises ValueError for another mode, for another number of samples than
-        utterances, for features of another F, for more frames than the position table has, and as
-        :meth:`CTCHead.nats`.
+        Args:
+            inputs: features [B, T, F], padded by :class:`UtterancePreprocessor`.
+            data_samples: one sample per utterance, with ``length`` and, for the loss, ``units``.
+            mode: 'tensor', 'loss' or 'predict'.
+
+        Returns:
+            For 'tensor', log probabilities [B, T, V] of the blank and the units, arbitrary at
+            padding. For 'loss', ``dict(loss=…)``, ``Σ −log p(units) / Σ units`` in nats, summed
+            over the utterances of all processes. For 'predict', the samples with ``recognized``
+            and ``score``.
+
+        Raises:
+            ValueError: another mode, another number of samples than utterances, features of another
+                F, more frames than positions, or as :meth:`CTCHead.nats`.
         """
         check_choice('mode', mode, MODES)
         samples = [UtteranceSample() for _ in inputs] if data_samples is None else data_samples
@@ -87,7 +96,7 @@ class CTCModel(BaseModel):
         return samples
 
     def decode(self, log_probs: Tensor, beam_size: int | None = None) -> list[Hypothesis]:
-        """The best transcripts of log_probs [T, V] by `beam_size`, that of the model if None."""
+        """Return the best transcripts of log_probs [T, V]; `beam_size` defaults to the model's."""
         size = self.beam_size if beam_size is None else beam_size
         return [decode_greedily(log_probs)] if size == 1 else decode_by_beam(log_probs, size)
 
@@ -96,7 +105,7 @@ class CTCModel(BaseModel):
     ) -> Tensor:
         targets = [sample.units for sample in samples]
         nats = self.head.nats(log_probs, lengths, targets).sum()
-        # Gradients are averaged over the processes, whose shares of the batch differ.
+        # Gradients are averaged over processes, which may hold different numbers of units.
         number = torch.tensor(float(sum(map(len, targets))), device=nats.device)
         all_reduce(number)
         return nats * get_world_size() / number.clamp_min(1)

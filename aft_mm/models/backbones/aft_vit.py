@@ -29,43 +29,45 @@ OUT_TYPES = ('avg_featmap', 'cls_token', 'featmap')
 
 @MODELS.register_module()
 class AFTViT(BaseModule):
-    """Vision transformer of arXiv 2105.14103, §5.3: patches, blocks around a token mixer, norm.
+    """Vision transformer with any token mixer (arXiv 2105.14103, §5.3).
 
-    ``AFTViT(arch, with_cls_token=True, out_type='cls_token', token_mixer=dict(
-    type='aft_mm.SoftmaxAttention', num_heads=3))`` is DeiT; AFT-conv takes no class token and no
-    position embedding and averages the tokens.
+    Patches, blocks and a final norm. DeiT is ``AFTViT(arch, with_cls_token=True,
+    out_type='cls_token', token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=3))``. AFT-conv
+    uses no class token and no position embedding, and averages the tokens.
+
+    Images of any size are accepted: they are padded at the bottom and on the right to a multiple of
+    the patch, and learned positions are interpolated, also when a checkpoint is loaded. Loading is
+    strict even if the caller asks for strict=False.
 
     Args:
         arch: 'tiny', 'small', 'base' (D = 192, 384, 768, 12 layers), or a dict with embed_dims,
-            num_layers and, if it is not 4, mlp_ratio.
-        img_size: the image size (H, W), or one int, that learned positions are made for.
+            num_layers and optionally mlp_ratio (default 4).
+        img_size: image size (H, W) in pixels of the learned positions, or one int for both.
         patch_size: side of a patch in pixels.
         in_channels: channels of the image.
-        token_mixer: config of the mixer of every block; None is AFT-full of rank 128.
-        with_cls_token: put a learned class token in front, for mixers that take one.
+        token_mixer: config of the mixer of every block; None is AFT-full with rank 128.
+        with_cls_token: prepend a learned class token, for mixers that accept one.
         position_embedding: add a learned vector per token.
-        out_indices: the layer or layers, negative ones from the end, whose output is returned; none
-            after the last of them is run. The final norm is applied to that of the last layer.
-        out_type: 'avg_featmap' gives [B, D], the mean over the grid, 'cls_token' [B, D], 'featmap'
-            [B, D, H', W'] with ``H' = ⌈H / patch⌉``.
+        out_indices: layer or layers whose outputs are returned, negative ones from the end. Later
+            layers are not run. The final norm is applied to the output of the last layer only.
+        out_type: 'avg_featmap' for the mean over the grid [B, D], 'cls_token' for [B, D], 'featmap'
+            for [B, D, H', W'] with ``H' = ⌈H / patch⌉``.
         drop_rate: dropout probability after the embedding, after mixers and in MLPs.
         drop_path_rate: drop path probability of the last layer; it rises linearly from 0.
-        frozen_stages: freeze embeddings and the first n layers (all of them: the norm too), which
-            then stay in evaluation mode; below 1 for none.
+        frozen_stages: freeze the embeddings and the first n layers (with all layers, also the norm)
+            and keep them in evaluation mode; below 1 for none.
         with_cp: gradient checkpointing per block, non-reentrant.
         final_norm: LayerNorm after the last layer.
-        with_mask_channel: the image has one more channel, 1 inside of it and 0 in its padding,
-            as MaskedDataPreprocessor gives it. Tokens without a pixel inside are hidden from the
-            others and 0 in 'featmap', and 'avg_featmap' is the mean over the others; so each image
-            of a padded batch has the output that it has alone, unless learned positions or a bias
-            are interpolated for the grid of the batch.
+        with_mask_channel: the image has one more channel, 1 inside and 0 in the padding, as added
+            by MaskedDataPreprocessor. Tokens of padding only are hidden from the others, 0 in
+            'featmap', and not counted in 'avg_featmap'. Each image of a padded batch then has the
+            same output as alone, unless learned positions or biases are interpolated to the grid
+            of the batch.
         bfloat16: run under bfloat16 autocast and return float32, for heads that need it.
         init_cfg: see mmengine's BaseModule; the constructor already initialises as in the paper.
 
-    Images of any size are taken: padded at the bottom and on the right where the patch does not
-    divide them, with learned positions interpolated for another grid, in the forward pass as in
-    loading a checkpoint. Loading is strict whatever the caller's `strict` says: a checkpoint whose
-    backbone has other parameters raises ValueError.
+    Raises:
+        ValueError: an argument is out of range; on loading, the checkpoint has other parameters.
     """
 
     architectures = {
@@ -149,10 +151,13 @@ class AFTViT(BaseModule):
         self._freeze()
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        """image [B, C, H, W]; one output per entry of out_indices, in ascending order.
+        """Return one output per entry of out_indices, in ascending order.
 
-        Raises ValueError for another number of channels than in_channels, with_mask_channel
-        counted.
+        Args:
+            image: [B, C, H, W], C including the mask channel.
+
+        Raises:
+            ValueError: another number of channels.
         """
         with self._autocast(image):
             tokens, grid, key_mask = self._run(image, self.out_indices)
@@ -162,7 +167,7 @@ class AFTViT(BaseModule):
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
-        """What timm asks a model about its layers: channels, stride and name of each."""
+        """Channels, stride in pixels and name of each layer, as in timm."""
         stride = self.patch_embed.patch_size
         return [
             dict(num_chs=self.embed_dims, reduction=stride, module=f'layers.{i}')
@@ -179,25 +184,31 @@ class AFTViT(BaseModule):
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
     ) -> list | tuple[Tensor, list]:
-        """Features of layers as timm's vision transformers give them, whatever `out_type` is.
+        """Return features of layers with the interface of timm's vision transformers.
 
         Args:
             x: images [B, C, H, W].
-            indices: the layers, n for the last n, None for all.
-            return_prefix_tokens: each feature is a pair with the class tokens [B, P, D].
-            norm: apply the final norm to every feature; otherwise to none.
-            stop_early: run no layer after the last of `indices`.
+            indices: layers; an int n for the last n, None for all.
+            return_prefix_tokens: return pairs of a feature and the class tokens [B, P, D].
+            norm: apply the final norm to every feature, instead of to none.
+            stop_early: do not run the layers after the last of `indices`.
             output_fmt: 'NCHW' for [B, D, H', W'], 'NLC' for [B, H'·W', D].
-            intermediates_only: the features alone; otherwise (tokens [B, T, D] after the last layer
-                that is run and the final norm, features).
+            intermediates_only: return the features only.
 
-        Raises ValueError for indices or an output_fmt outside of these, and as `forward`.
+        Returns:
+            The features, or the tokens [B, T, D] after the last layer run and the final norm, and
+            the features.
+
+        Raises:
+            ValueError: `indices` or `output_fmt` is out of range, or as :meth:`forward`.
         """
         check_choice('output_fmt', output_fmt, ('NCHW', 'NLC'))
         depth = len(self.layers)
-        if indices is None or is_int(indices):
-            check_int('indices', depth if indices is None else indices, 1, depth)
-            indices = range(depth - (indices or depth), depth)
+        if indices is None:
+            indices = range(depth)
+        elif isinstance(indices, int):
+            check_int('indices', indices, 1, depth)
+            indices = range(depth - indices, depth)
         wanted = _absolute(list(indices), depth)
         last = wanted[-1] if stop_early or intermediates_only else depth - 1
         with self._autocast(x):
@@ -215,16 +226,16 @@ class AFTViT(BaseModule):
         return features if intermediates_only else (final, features)
 
     def train(self, mode: bool = True) -> 'AFTViT':
-        """Set the training mode; frozen stages stay in evaluation mode."""
+        """Set the training mode, except for frozen stages."""
         super().train(mode)
         for module in self._frozen_modules():
             module.eval()
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """Depth of a parameter and the number of depths, for layer-wise learning rate decay.
+        """Return the depth of a parameter and the number of depths, for layer-wise decay.
 
-        The embeddings have depth 0, layer i has i + 1, what follows has the last one.
+        The embeddings have depth 0, layer i has i + 1, and the parameters after it the last one.
         """
         num_depths = len(self.layers) + 2
         name = param_name.removeprefix(prefix)
@@ -264,7 +275,7 @@ class AFTViT(BaseModule):
         return [module for module in frozen if module is not None]
 
     def _autocast(self, image: Tensor) -> AbstractContextManager:
-        # A disabled autocast would end one that is already there.
+        # A disabled autocast would override one of the caller.
         if not self.bfloat16:
             return nullcontext()
         return torch.autocast(image.device.type, torch.bfloat16)
@@ -272,7 +283,7 @@ class AFTViT(BaseModule):
     def _run(
         self, image: Tensor, indices: Sequence[int]
     ) -> tuple[list[Tensor], tuple[int, int], Tensor | None]:
-        """The tokens [B, T, D] after the layers of ascending indices, their grid and mask."""
+        """Return tokens [B, T, D] after the layers of ascending indices, their grid and mask."""
         image, key_mask = self._split_mask(image)
         x, grid = self._embed(image)
         outputs = []
@@ -286,15 +297,14 @@ class AFTViT(BaseModule):
         return outputs, grid, key_mask
 
     def _split_mask(self, image: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The image, 0 in its padding, and the mask [B, T] of the tokens that hold some of it."""
+        """Return the image, 0 in its padding, and the mask [B, T] of tokens with a pixel of it."""
         channels = self.in_channels + self.with_mask_channel
         floats = isinstance(image, Tensor) and image.is_floating_point() and image.dim() == 4
         if not floats or image.shape[1] != channels or 0 in image.shape[2:]:
             refuse(
                 'image',
                 f'floats [B, {channels}, H, W] for in_channels={self.in_channels} and '
-                f'with_mask_channel={self.with_mask_channel}, whose channel MaskedDataPreprocessor '
-                'adds',
+                f'with_mask_channel={self.with_mask_channel}, which MaskedDataPreprocessor adds',
                 image,
             )
         if not self.with_mask_channel:
@@ -322,12 +332,11 @@ class AFTViT(BaseModule):
             x = x.masked_fill(~seen, 0)
         if self.out_type == 'avg_featmap':
             return x.mean(dim=1) if seen is None else x.sum(dim=1) / seen.sum(dim=1)
-        # Contiguous, and so what a convolution makes of it: mmcv's RoIAlign reads the memory of a
-        # map in this order whatever its strides say.
+        # mmcv's RoIAlign assumes contiguous maps and ignores their strides.
         return x.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        """Refuse a checkpoint of another architecture, which mmengine's loader would only log."""
+        """Raise ValueError for other parameters, which mmengine's loader would only log."""
         own = self.state_dict()
         loaded = {
             name.removeprefix(prefix): tensor
@@ -357,7 +366,7 @@ class AFTViT(BaseModule):
                 mixer = type(self.layers[0].token_mixer).__name__
                 raise ValueError(
                     f'the checkpoint does not fit AFTViT with {len(self.layers)} layers of {mixer} '
-                    f'and D={self.embed_dims}: it {complaint} {prefix}{names[0]!s}'
+                    f'and D={self.embed_dims}: it {complaint} {prefix}{names[0]}'
                     f'{f" and {len(names) - 1} more" if len(names) > 1 else ""}'
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)

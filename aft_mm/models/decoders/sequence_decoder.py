@@ -1,4 +1,4 @@
-"""The decoder of every sequence task."""
+"""The autoregressive decoder of all sequence tasks."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from ..block_stack import BlockStack
 
 
 class DecoderState(NamedTuple):
-    """What :class:`SequenceDecoder` keeps between steps: the states of its blocks.
+    """State of :class:`SequenceDecoder` between steps: that of its blocks.
 
     position [B]: index of the token that the last hidden vector predicts.
     """
@@ -21,8 +21,10 @@ class DecoderState(NamedTuple):
     position: Tensor
 
     def hold(self, last: int) -> None:
-        """Set back to token `last` what is past it: a complete sequence steps along in its batch
-        without leaving the position table; its outputs mean nothing.
+        """Move sequences past token `last` back to it, in place.
+
+        A complete sequence can so take part in the steps of its batch without leaving the position
+        table. Its outputs are arbitrary.
         """
         self.position.clamp_(max=last)
         for block in self.blocks:
@@ -31,17 +33,19 @@ class DecoderState(NamedTuple):
 
 @MODELS.register_module()
 class SequenceDecoder(BlockStack):
-    """Autoregressive decoder: the output at t, [B, T, D], depends on the tokens before t only.
+    """Autoregressive decoder, whose output at t only depends on the tokens before t.
 
     ``hidden_t = norm(blocks(x))_t`` with ``x_0 = start + p_0`` and
-    ``x_t = embedding(token_{t−1}) + p_t``, so that hidden[:, t] predicts token t: T tokens give T
+    ``x_t = embedding(token_{t−1}) + p_t``, so hidden[:, t] predicts token t, and T tokens give T
     predictions.
 
-    ``SequenceDecoder(256, 24, embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=256,
-    num_kinds=3), token_mixer=dict(type='aft_mm.AFTLocal', window=256, rank=64), grid=(3072,))`` is
-    a decoder of CIFAR-10 pictures.
+    A decoder of CIFAR-10 images is ``SequenceDecoder(256, 24, embedding=dict(
+    type='aft_mm.TokenEmbedding', vocab_size=256, num_kinds=3), token_mixer=dict(
+    type='aft_mm.AFTLocal', window=256, rank=64), grid=(3072,))``.
 
-    Args: see :class:`BlockStack`; any causal mixer serves, `causal` is set here.
+    Args:
+        *args: see :class:`BlockStack`.
+        **kwargs: see :class:`BlockStack`; `causal` is set here, and any causal mixer can be used.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,17 +58,22 @@ class SequenceDecoder(BlockStack):
     def forward(
         self, tokens: Tensor, memory: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> Tensor:
-        """tokens int64 [B, T] or [B, T, C] -> hidden [B, T, D].
+        """Return the hidden vectors [B, T, D] that predict the tokens.
 
-        memory [B, S, D] and memory_mask [B, S], True = keep, come from an encoder. Raises
-        ValueError for a sequence longer than the position table and for a token outside the
-        vocabulary.
+        Args:
+            tokens: int64 [B, T] or [B, T, C].
+            memory: output [B, S, D] of an encoder.
+            memory_mask: bool [B, S], True = keep.
+
+        Raises:
+            ValueError: a sequence longer than the position table, or a token outside the
+                vocabulary.
         """
         length = tokens.shape[1]
         self.check_length(length)
         x = self._embed(tokens)[:, :length]
         if len(self.grid) > 1:
-            # A mixer on a picture takes the whole of it; later tokens change nothing before them.
+            # Mixers on a 2-d grid need the whole image; later tokens do not affect earlier ones.
             x = F.pad(x, (0, 0, 0, self.max_length - length))
         return self.run_blocks(x, None, memory, memory_mask)[:, :length]
 
@@ -76,12 +85,20 @@ class SequenceDecoder(BlockStack):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> tuple[Tensor, DecoderState]:
-        """The prompts of a batch in one parallel pass, without gradient.
+        """Run prompts in one parallel pass, without gradient.
 
-        tokens [B, L] or [B, L, C], of which the first lengths [B] count, 0 allowed. Gives the
-        hidden [B, D] that predicts token lengths[b] of each sequence, and the state for
-        :meth:`step`, which holds what every block makes of the memory. Raises ValueError as
-        :meth:`forward`, which needs room for one token more.
+        Args:
+            tokens: prompts [B, L] or [B, L, C]. L is less than the length of the position table.
+            lengths: number of tokens of each prompt [B], 0 allowed; the rest is padding.
+            memory: output [B, S, D] of an encoder.
+            memory_mask: bool [B, S], True = keep.
+
+        Returns:
+            The hidden vector [B, D] that predicts token lengths[b] of each sequence, and the state
+            for :meth:`step`, which includes the projected memory.
+
+        Raises:
+            ValueError: as :meth:`forward`.
         """
         self.check_length(tokens.shape[1] + 1)
         x = self._embed(tokens)
@@ -95,11 +112,18 @@ class SequenceDecoder(BlockStack):
 
     @torch.no_grad()
     def step(self, token: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Token state.position, [B] or [B, C] -> the hidden [B, D] that predicts the one after it.
+        """Take one token per sequence and predict the next, without gradient.
 
-        Without gradient; `state` is used up. On a CPU it raises ValueError past the position table
-        and for a token outside the vocabulary; elsewhere a look at either would wait for the device
-        at every token, and an index outside a table is left to torch.
+        Args:
+            token: the token at state.position, [B] or [B, C].
+            state: from :meth:`prefill` or the last step. It is overwritten.
+
+        Returns:
+            The hidden vector [B, D] that predicts the next token, and the next state.
+
+        Raises:
+            ValueError: on a CPU, past the position table or for a token outside the vocabulary.
+                Elsewhere the check would synchronise at every token, and is left to torch.
         """
         position = state.position + 1
         if position.device.type == 'cpu' and not torch.compiler.is_compiling():
@@ -115,9 +139,9 @@ class SequenceDecoder(BlockStack):
     def select_state(
         self, state: DecoderState, rows: Tensor, same_memory: bool = False
     ) -> DecoderState:
-        """The state of the sequences rows [N] of its batch, in this order; `state` stays as it is.
+        """Return a copy of the state for the sequences rows [N], in this order.
 
-        With `same_memory` each place of the batch goes on to read the memory that it reads.
+        With `same_memory` each place of the batch keeps the memory it has.
         """
         blocks = [
             layer.select_state(block, rows, same_memory)
@@ -126,7 +150,7 @@ class SequenceDecoder(BlockStack):
         return DecoderState(blocks, state.position[rows])
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """The start vector and the tokens, [B, T + 1, D], at the positions that the table has."""
+        """Return the embedded start and tokens, [B, T + 1, D], cut to the position table."""
         start = self.start_embedding.expand(len(tokens), 1, -1)
         x = torch.cat([start, self.embedding(tokens)], dim=1)
         return self.add_positions(x[:, : self.max_length])

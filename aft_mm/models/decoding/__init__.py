@@ -1,7 +1,7 @@
-"""Decoding: token-by-token generation, beam search, CTC decoding and sampling."""
+"""Decoding: sampling token by token, beam search and CTC decoding."""
 
 from .generation import Hypothesis, beam_search, default_length, generate
-from .sampling import check_logits, check_sampling, draw
+from .sampling import check_logits, check_sampling, sample_categorical
 
 __all__ = [
     'Hypothesis',
@@ -9,6 +9,6 @@ __all__ = [
     'check_logits',
     'check_sampling',
     'default_length',
-    'draw',
     'generate',
+    'sample_categorical',
 ]

@@ -1,4 +1,4 @@
-"""From the posteriors of CTC to units."""
+"""Decoding of the posteriors of CTC."""
 
 import math
 from collections import defaultdict
@@ -16,16 +16,16 @@ Prefix = tuple[int, ...]
 
 
 class Hypothesis(NamedTuple):
-    """Units and their log probability in nats."""
+    """Decoded units and their log probability in nats."""
 
     units: Prefix
     score: float
 
 
 def decode_greedily(log_probs: Tensor) -> Hypothesis:
-    """The most likely alignment of log_probs [T, V], without repetitions and blanks.
+    """Return the most likely alignment of log_probs [T, V], without repetitions and blanks.
 
-    Its score is that of the alignment alone.
+    Its score is the log probability of that alignment alone.
     """
     _check(log_probs)
     best, path = log_probs.max(-1)
@@ -34,12 +34,16 @@ def decode_greedily(log_probs: Tensor) -> Hypothesis:
 
 
 def decode_by_beam(log_probs: Tensor, beam_size: int) -> list[Hypothesis]:
-    """The most likely transcripts of log_probs [T, V], at most `beam_size`, the best one first.
+    """Return the most likely transcripts of log_probs [T, V], best first.
 
-    Prefix beam search (Hannun et al. 2014): a prefix has the summed probability of its alignments
-    so far, those that end in a blank apart from those that end in its last unit. After every frame
-    the `beam_size` most likely prefixes are kept; with all kept, scores are exact. Equally likely
-    ones are ordered by their units.
+    Prefix beam search (Hannun et al. 2014): each prefix carries the summed probability of its
+    alignments so far, separately for those that end in a blank and in its last unit. After every
+    frame the `beam_size` most likely prefixes survive; ties are broken by their units. Scores are
+    exact if no prefix is dropped.
+
+    Args:
+        log_probs: log probabilities [T, V], blank first.
+        beam_size: number of prefixes, and the largest number of results.
     """
     check_int('beam_size', beam_size, 1)
     _check(log_probs)
@@ -53,24 +57,24 @@ def decode_by_beam(log_probs: Tensor, beam_size: int) -> list[Hypothesis]:
             if prefix:
                 same[1] = _add(same[1], unit + frame[prefix[-1]])
             for new in range(1, len(frame)):
-                # After itself a unit begins anew only behind a blank.
+                # A unit only repeats after a blank.
                 before = blank if prefix and prefix[-1] == new else both
                 if before + frame[new] > NEVER:
                     longer = ends[prefix + (new,)]
                     longer[1] = _add(longer[1], before + frame[new])
-        kept = sorted(ends.items(), key=lambda item: (-_add(*item[1]), item[0]))[:beam_size]
-        beam = {prefix: (blank, unit) for prefix, (blank, unit) in kept}
+        best = sorted(ends.items(), key=lambda item: (-_add(*item[1]), item[0]))[:beam_size]
+        beam = {prefix: (blank, unit) for prefix, (blank, unit) in best}
     return [Hypothesis(prefix, _add(*ends)) for prefix, ends in beam.items()]
 
 
 def _add(a: float, b: float) -> float:
-    """``log(e^a + e^b)``."""
+    """Return ``log(e^a + e^b)``."""
     high, low = (a, b) if a > b else (b, a)
     return high if low == NEVER else high + math.log1p(math.exp(low - high))
 
 
 def _check(log_probs: Tensor) -> None:
     if log_probs.dim() != 2 or log_probs.shape[-1] < 2:
-        refuse('log_probs', 'a tensor [T, V] of the blank and a unit or more', log_probs)
+        refuse('log_probs', 'a tensor [T, V] with V of 2 or more', log_probs)
     if not log_probs.amax(-1).isfinite().all():
         raise ValueError('log_probs must be finite, got NaN or infinite ones')

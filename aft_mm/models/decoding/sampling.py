@@ -1,11 +1,11 @@
-"""Drawing from a categorical distribution, the one place that defines the sampling options."""
+"""Sampling from a categorical distribution: temperature, top-k and top-p."""
 
 import torch
 from torch import Tensor
 
 from aft_mm.checks import check_flag, check_int, check_number
 
-__all__ = ['check_logits', 'check_sampling', 'draw']
+__all__ = ['check_logits', 'check_sampling', 'sample_categorical']
 
 
 def check_sampling(
@@ -14,8 +14,12 @@ def check_sampling(
     top_p: float | None = None,
     seed: int | None = None,
 ) -> None:
-    """Raise ValueError unless 0 < temperature < ∞, top_k is an int ≥ 1, 0 < top_p ≤ 1 and seed is
-    an int of at most 63 bits, which every device takes."""
+    """Check the options of :func:`sample_categorical`, and a seed.
+
+    Raises:
+        ValueError: unless 0 < temperature < ∞, top_k is an int of 1 or larger, 0 < top_p ≤ 1 and
+            seed is an int of at most 63 bits, the limit of some devices.
+    """
     check_number('temperature', temperature, above=0)
     if top_k is not None:
         check_int('top_k', top_k, 1)
@@ -26,15 +30,15 @@ def check_sampling(
 
 
 def check_logits(logits: Tensor) -> None:
-    """Raise ValueError for logits [B, V] that are NaN or leave no value; waits for the device."""
+    """Raise ValueError if a row of logits [B, V] has NaN or no finite value; synchronises."""
     if not logits.amax(-1).isfinite().all():
         raise ValueError(
-            'logits must be finite, got NaN or infinite ones: the weights of the model are damaged '
-            'or too large'
+            'logits must be finite, got NaN or infinity: the weights of the model are damaged or '
+            'too large'
         )
 
 
-def draw(
+def sample_categorical(
     logits: Tensor,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -42,13 +46,23 @@ def draw(
     greedy: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """One value per row of logits [B, V], int64 [B].
+    """Sample one value per row of ``softmax(logits / temperature)``.
 
-    Drawn from ``softmax(logits / temperature)`` over the `top_k` most probable values and, of what
-    they leave, over the smallest set of most probable values that together have at least `top_p`.
-    `greedy` takes the most probable value and draws nothing. Raises ValueError as
-    :func:`check_sampling`, and on a CPU for logits that are NaN or leave no value to draw;
-    elsewhere a look at them would wait for the device.
+    Args:
+        logits: [B, V].
+        temperature: above 0.
+        top_k: only sample among the k most probable values.
+        top_p: only sample among the smallest set of most probable values, after `top_k`, with a
+            total probability of at least p.
+        greedy: take the most probable value instead of sampling.
+        generator: torch's default generator if None.
+
+    Returns:
+        Values int64 [B].
+
+    Raises:
+        ValueError: as :func:`check_sampling`. On a CPU also if a row has NaN or no finite logit;
+            elsewhere this check would synchronise.
     """
     check_sampling(temperature, top_k, top_p)
     check_flag('greedy', greedy)
@@ -59,18 +73,19 @@ def draw(
     p = (logits.double() / temperature).softmax(-1)
     if top_k is not None or top_p is not None:
         p = p * _most_probable(p, top_k, top_p)
-    # In the order of values: the noise belongs to a value, whatever rounding does to its rank.
+    # Values stay unsorted: the noise then belongs to a value, not to its rank, which rounding
+    # may change.
     return torch.multinomial(p, 1, generator=generator).squeeze(-1)
 
 
 def _most_probable(p: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Which values `top_k` and then `top_p` leave, bool [B, V]; of equals the first."""
+    """Return which values `top_k` and then `top_p` allow, bool [B, V]; the first among equals."""
     p, values = p.sort(stable=True, dim=-1, descending=True)
-    kept = torch.ones_like(p, dtype=torch.bool)
+    allowed = torch.ones_like(p, dtype=torch.bool)
     if top_k is not None:
-        kept[:, top_k:] = False
-        p = p * kept
+        allowed[:, top_k:] = False
+        p = p * allowed
         p = p / p.sum(-1, keepdim=True)
     if top_p is not None:
-        kept &= p.cumsum(-1) - p < top_p
-    return kept.scatter(-1, values, kept)
+        allowed &= p.cumsum(-1) - p < top_p
+    return allowed.scatter(-1, values, allowed)

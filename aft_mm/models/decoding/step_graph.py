@@ -1,9 +1,8 @@
-"""Steps of a decoder one after another: plain, on buffers that stay, as a CUDA graph, compiled.
+"""Runners for the steps of a decoder: eager, on fixed buffers, as a CUDA graph, or compiled.
 
-A step is hundreds of small kernels, which a device finishes faster than Python launches them; a
-graph launches them at once. It reads and writes where it did when it was captured, so token, state
-and output need a place that stays. On a CPU the compiler makes a few kernels of them, for the same
-buffers at every token.
+A step is hundreds of small kernels, which a GPU finishes faster than Python launches them. A CUDA
+graph launches them at once, but always reads and writes the same memory, so token, state and output
+need fixed buffers. On a CPU torch.compile fuses the kernels to a few, on the same buffers.
 """
 
 import time
@@ -22,21 +21,21 @@ __all__ = [
     'CompiledSteps',
     'PlainSteps',
     'StaticSteps',
-    'count_pays',
-    'laid_out_for_steps',
+    'graph_pays',
     'make_steps',
+    'step_layout',
 ]
 
 # (token, state) -> (hidden, state), see SequenceDecoder.step.
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
-# A graph costs a step to warm up, one to capture and what the driver makes of it.
+# A graph costs one step to warm up, one to capture, and its instantiation by the driver.
 FEWEST_STEPS = 8
-MOST_GRAPHS = 2**20  # as good as any number of them
+MOST_GRAPHS = 2**20  # practically unlimited
 
 
 class PlainSteps:
-    """Called with a token [B] or [B, C] it gives hidden [B, D], and keeps the state."""
+    """Eager steps: call with a token [B] or [B, C] to get hidden [B, D]; holds the state."""
 
     def __init__(self, step: Step, state: Any) -> None:
         self.step, self.state = step, state
@@ -47,9 +46,13 @@ class PlainSteps:
 
 
 class StaticSteps(PlainSteps):
-    """The same, where token, state and hidden keep their storage; the next call overwrites hidden.
+    """Steps on fixed buffers; each call overwrites the hidden vectors of the last one.
 
-    token and hidden tell shapes and types; the state given becomes the buffer.
+    Args:
+        step: see :meth:`SequenceDecoder.step`.
+        token: a tensor with the shape and type of the tokens.
+        hidden: a tensor with the shape and type of the hidden vectors.
+        state: the first state, which becomes the buffer.
     """
 
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
@@ -66,19 +69,19 @@ class StaticSteps(PlainSteps):
 
 
 class CapturedSteps(StaticSteps):
-    """The same as one CUDA graph per token."""
+    """Steps on fixed buffers as one CUDA graph per token."""
 
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
         super().__init__(step, token, hidden, state)
         with torch.cuda.device_of(token):
-            # What a first call compiles and sets up must not be captured; it may not use up a step.
+            # Warm up outside the capture, on a copy of the state, which must not advance.
             side, current = torch.cuda.Stream(), torch.cuda.current_stream()
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 step(self.token, copy_state(state))
             current.wait_stream(side)
             self.graph = torch.cuda.CUDAGraph()
-            # Threads of data loaders and process groups may go on calling the device.
+            # Other threads, of data loaders and process groups, may keep using the device.
             with torch.cuda.graph(self.graph, capture_error_mode='thread_local'):
                 super()._advance()
 
@@ -87,14 +90,14 @@ class CapturedSteps(StaticSteps):
 
 
 class CompiledSteps(StaticSteps):
-    """The same by torch.compile, one graph for all tokens; equal to plain steps to rounding.
+    """Steps on fixed buffers by torch.compile; equal to plain steps up to rounding.
 
-    seconds: how long the first token took, which compiles, or finds the kernels in the cache that
-    the compiler keeps on disk.
+    Attributes:
+        seconds: duration of the first step, which compiles or loads kernels from torch's cache.
     """
 
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
-        # A copy is dense: a buffer that is a part of another has strides that each length changes.
+        # Copies are dense: a view into a larger buffer has strides that depend on the length.
         super().__init__(step, token, hidden, copy_state(state))
         start = time.perf_counter()
         _compiled_advance()(step, self.token.clone(), self.hidden.clone(), copy_state(self.state))
@@ -105,18 +108,18 @@ class CompiledSteps(StaticSteps):
 
 
 def _advance_in_place(step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
-    """Write what the step gives over hidden and state."""
+    """Take a step and write its results into `hidden` and `state`."""
     new_hidden, new_state = step(token, state)
     hidden.copy_(new_hidden)
-    for kept, new in zip(leaves(state), leaves(new_state), strict=True):
-        if new is not kept:
-            kept.copy_(new)
+    for old, new in zip(leaves(state), leaves(new_state), strict=True):
+        if new is not old:
+            old.copy_(new)
 
 
 @cache
 def _compiled_advance() -> Callable[..., None]:
-    """One function for all, so that later generations of the same sizes find what was compiled."""
-    # After 8 sizes of a process torch would give up, which with fullgraph is an error.
+    """Return one compiled function for all generations, so that equal sizes compile once."""
+    # By default torch gives up after 8 sizes, which is an error with fullgraph.
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, MOST_GRAPHS)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, MOST_GRAPHS)
@@ -126,31 +129,35 @@ def _compiled_advance() -> Callable[..., None]:
 def make_steps(
     step: Step, token: Tensor, hidden: Tensor, state: Any, count: int, compiled: bool = False
 ) -> PlainSteps:
-    """What takes `count` steps fastest; `compiled` asks for :class:`CompiledSteps` on a CPU."""
-    if token.device.type == 'cuda' and count_pays(state, count):
+    """Return the fastest runner for `count` steps.
+
+    If :func:`graph_pays`, this is a CUDA graph on a GPU, and compiled steps on a CPU if `compiled`
+    is set. Otherwise steps are eager.
+    """
+    if token.device.type == 'cuda' and graph_pays(state, count):
         return CapturedSteps(step, token, hidden, state)
-    if compiled and token.device.type == 'cpu' and count_pays(state, count):
+    if compiled and token.device.type == 'cpu' and graph_pays(state, count):
         return CompiledSteps(step, token, hidden, state)
     return PlainSteps(step, state)
 
 
 @contextmanager
-def laid_out_for_steps(decoder: nn.Module, columns: bool) -> Iterator[None]:
-    """Inside, steps on a CPU read the weights faster; the parameters come back as they were.
+def step_layout(decoder: nn.Module, columns: bool) -> Iterator[None]:
+    """Lay out the weights for fast steps on a CPU within the context, and restore them after it.
 
-    Query, key and value are projected in one product. `columns`: the matrices of linear layers lie
-    column by column, which torch's product of a single row with them reads up to twice as fast.
+    Query, key and value are projected in one product. With `columns` the matrices of linear layers
+    are column-major, in which torch's product with a single row is up to twice as fast.
     """
     device = next(decoder.parameters()).device.type
     mixers = [module for module in decoder.modules() if isinstance(module, TokenMixer)]
-    # Autocast would convert the fused weights anew at every token; of a GPU nobody has timed it.
+    # Autocast would cast the fused weights at every token. On a GPU this was not measured.
     if device != 'cpu' or torch.is_autocast_enabled(device):
         mixers = []
     linear = [module for module in decoder.modules() if type(module) is nn.Linear]
     rows = [layer.weight.data for layer in linear] if columns else []
     try:
         for layer, weight in zip(linear, rows, strict=False):
-            layer.weight.data = by_columns(weight)
+            layer.weight.data = weight.t().contiguous().t()
         for mixer in mixers:
             mixer.fuse_projections()
         yield
@@ -161,21 +168,16 @@ def laid_out_for_steps(decoder: nn.Module, columns: bool) -> Iterator[None]:
             layer.weight.data = weight
 
 
-def by_columns(weight: Tensor) -> Tensor:
-    """The same matrix, the elements of a column side by side in memory."""
-    return weight.t().contiguous().t()
+def graph_pays(state: Any, count: int) -> bool:
+    """Return whether `count` steps are worth a graph, and the state consists of tensors only.
 
-
-def count_pays(state: Any, count: int) -> bool:
-    """Whether `count` steps are worth a graph, and the state is tensors only.
-
-    A cache that grows counts its tokens in Python, which a graph would not see.
+    A growing cache counts its tokens in Python, which a graph does not see.
     """
     return count >= FEWEST_STEPS and all(isinstance(x, Tensor) for x in leaves(state))
 
 
 def leaves(state: Any) -> Iterator[Any]:
-    """What a state of nested tuples and lists holds, but None."""
+    """Yield the entries of nested tuples and lists, except None."""
     if isinstance(state, (tuple, list)):
         for part in state:
             yield from leaves(part)
@@ -184,7 +186,7 @@ def leaves(state: Any) -> Iterator[Any]:
 
 
 def copy_state(state: Any) -> Any:
-    """The state with tensors of its own."""
+    """Return a copy of the state that shares no memory with it."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, list):

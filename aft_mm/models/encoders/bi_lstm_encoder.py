@@ -1,4 +1,4 @@
-"""The recurrent baseline."""
+"""The recurrent baseline of speech recognition."""
 
 from mmengine.model import BaseModule
 from torch import Tensor, nn
@@ -10,16 +10,16 @@ from aft_mm.registry import MODELS
 
 @MODELS.register_module()
 class BiLSTMEncoder(BaseModule):
-    """A stack of LSTMs that run both ways, ``[B, T, F] -> [B, T, 2·H]`` (arXiv 2006.16236, §4.3).
+    """Bidirectional LSTM, ``[B, T, F] -> [B, T, 2·H]`` (arXiv 2006.16236, §4.3).
 
-    Padding plays no part: every direction begins at the first or last frame of an utterance.
+    Padding is skipped: both directions only read the frames of the utterance.
 
     Args:
-        num_features: F.
-        hidden_dims: H of each direction.
-        num_layers: how many.
+        num_features: features F of a frame.
+        hidden_dims: channels H of each direction.
+        num_layers: number of layers.
         drop_rate: dropout probability between layers.
-        init_cfg: see mmengine's BaseModule; torch's start is kept.
+        init_cfg: see mmengine's BaseModule; the default is torch's initialisation.
     """
 
     def __init__(
@@ -46,9 +46,14 @@ class BiLSTMEncoder(BaseModule):
         )
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """features [B, T, F], mask bool [B, T], True for the frames from the first to the last.
+        """Return hidden vectors [B, T, 2·H].
 
-        Raises ValueError for another F.
+        Args:
+            features: [B, T, F].
+            mask: bool [B, T], True for the frames of the utterance, which come first.
+
+        Raises:
+            ValueError: another F.
         """
         if features.dim() != 3 or features.shape[-1] != self.lstm.input_size:
             refuse('features', f'a tensor [B, T, {self.lstm.input_size}]', features)

@@ -1,4 +1,4 @@
-"""The encoder of source tokens."""
+"""The encoder of source tokens and of speech frames."""
 
 from typing import Any
 
@@ -11,22 +11,28 @@ from ..block_stack import BlockStack
 
 @MODELS.register_module()
 class SequenceEncoder(BlockStack):
-    """Tokens or frames to vectors, ``[B, S] -> [B, S, D]``, every token sees all.
+    """Encoder of tokens or frames, ``[B, S] -> [B, S, D]``, in which every token sees all others.
 
-    The memory of a decoder, or what :class:`CTCHead` reads.
+    The output is the memory of a decoder, or the input of :class:`CTCHead`.
 
-    Args: see :class:`BlockStack`; the mixer is not causal, which is set here.
+    Args:
+        *args: see :class:`BlockStack`.
+        **kwargs: see :class:`BlockStack`; `causal` is set here.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, causal=False, **kwargs)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """tokens int64 [B, S] or [B, S, C], or frames [B, S, F], as the embedding takes them; mask
-        bool [B, S], True = keep; memory [B, S, D].
+        """Return the encoded vectors [B, S, D].
 
-        Raises ValueError for a sequence longer than the position table and for a token outside the
-        vocabulary.
+        Args:
+            tokens: what the embedding takes, such as int64 [B, S] or frames [B, S, F].
+            mask: bool [B, S], True = keep.
+
+        Raises:
+            ValueError: a sequence longer than the position table, or a token outside the
+                vocabulary.
         """
         self.check_length(tokens.shape[1])
         return self.run_blocks(self.add_positions(self.embedding(tokens)), mask)

@@ -1,4 +1,4 @@
-"""Heads: from hidden vectors to likelihoods and samples."""
+"""Heads: likelihoods and samples from hidden vectors."""
 
 from .categorical_head import CategoricalHead
 from .ctc_head import CTCHead

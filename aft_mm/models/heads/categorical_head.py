@@ -1,4 +1,4 @@
-"""The softmax head."""
+"""The categorical (softmax) head."""
 
 from typing import Any
 
@@ -10,20 +10,20 @@ from aft_mm.checks import check_flag, check_int, check_probability
 from aft_mm.layers import TokenEmbedding
 from aft_mm.registry import MODELS
 
-from ..decoding.sampling import draw
+from ..decoding.sampling import sample_categorical
 
 
 @MODELS.register_module()
 class CategoricalHead(nn.Module):
-    """A categorical distribution over V values, ``softmax(W h + b)``.
+    """Categorical distribution over V values, ``softmax(W h + b)``.
 
     Args:
         embed_dims: channels D.
         num_classes: V.
+        tied: use the table of the decoder's embedding as W, see :meth:`tie`. The checkpoint stores
+            it once, with the embedding.
         label_smoothing: ε of the loss, ``(1 − ε) (−log p(target)) + ε mean_v(−log p(v))``
-            (arXiv 1512.00567, §7); likelihoods are without it.
-        tied: W is the table of the decoder's embedding, given by :meth:`tie`; then the checkpoint
-            holds it once, as that of the embedding.
+            (arXiv 1512.00567, §7). Likelihoods are computed without it.
     """
 
     dims_per_token = 1
@@ -43,37 +43,52 @@ class CategoricalHead(nn.Module):
         self.tied = tied
         self.label_smoothing = label_smoothing
         self.bias = nn.Parameter(torch.zeros(num_classes))
-        # In a tuple, torch does not take the embedding for a module of this one.
-        self._embedding: tuple[nn.Module, ...] = ()
+        # Inside a tuple, the embedding is not registered as a submodule.
+        self._embedding: tuple[TokenEmbedding, ...] = ()
         self.register_parameter('weight', None)
         if not tied:
             self.weight = nn.Parameter(torch.empty(self.shape))
             nn.init.trunc_normal_(self.weight, std=0.02)
 
     def tie(self, embedding: nn.Module) -> None:
-        """Use the table of `embedding` as W; ValueError unless it has one of shape [V, D]."""
+        """Use the table of `embedding` as W.
+
+        Raises:
+            ValueError: it is not a TokenEmbedding with a table [V, D].
+        """
         if not isinstance(embedding, TokenEmbedding) or embedding.weight.shape != self.shape:
             raise ValueError(
-                f'tied=True needs a TokenEmbedding of {list(self.shape)}, got {embedding}'
+                f'embedding of a tied head must be a TokenEmbedding {list(self.shape)}, got '
+                f'{embedding}'
             )
         self._embedding = (embedding,)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., D] -> [..., V]; ValueError for a tied head before :meth:`tie`."""
+        """Return logits [..., V] for hidden [..., D].
+
+        Raises:
+            ValueError: the head is tied, and :meth:`tie` was not called.
+        """
         if self.tied and not self._embedding:
-            raise ValueError('tied=True needs tie(embedding) before the head is used, got no table')
+            raise ValueError('tie(embedding) must be called before a tied head is used')
         weight = self._embedding[0].weight if self.tied else self.weight
         return F.linear(hidden, weight, self.bias)
 
     def nats(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """``−log p(target)`` for hidden [..., D] and targets [...], computed in `dtype`; [...].
+        """Return ``−log p(target)``, [...], computed in `dtype`.
 
-        Raises ValueError for targets of another shape, or that are no integers.
+        Args:
+            hidden: [..., D].
+            targets: integers [...].
+            dtype: type of the result.
+
+        Raises:
+            ValueError: targets of another shape, or not of integers.
         """
         return self._cross_entropy(hidden, targets, dtype, 0.0)
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """What a target costs in training, [...]: :meth:`nats` with label smoothing."""
+        """Return the training loss of each target, [...]: :meth:`nats` with label smoothing."""
         return self._cross_entropy(hidden, targets, torch.float32, self.label_smoothing)
 
     def _cross_entropy(
@@ -90,9 +105,9 @@ class CategoricalHead(nn.Module):
         return nats.view_as(targets)
 
     def most_likely(self, hidden: Tensor) -> Tensor:
-        """The value of the largest probability for hidden [..., D], int64 [...]."""
+        """Return the most probable value, int64 [...], for hidden [..., D]."""
         return self.logits(hidden).argmax(-1)
 
     def sample(self, hidden: Tensor, **options: Any) -> Tensor:
-        """A value per row of hidden [B, D], int64 [B]; the options are those of :func:`draw`."""
-        return draw(self.logits(hidden), **options)
+        """Sample a value per row of hidden [B, D], int64 [B], see :func:`sample_categorical`."""
+        return sample_categorical(self.logits(hidden), **options)

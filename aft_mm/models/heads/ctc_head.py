@@ -1,4 +1,4 @@
-"""The head of connectionist temporal classification."""
+"""The head of connectionist temporal classification (CTC)."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ BLANK = 0
 
 @MODELS.register_module()
 class CTCHead(nn.Module):
-    """``softmax(W h + b)`` over the blank, 0, and V − 1 units for every frame, and the CTC loss.
+    """CTC head, ``softmax(W h + b)`` per frame over the blank, 0, and V − 1 units.
 
-    The probability of a transcript is the sum over all its alignments, in which units may be
-    repeated and blanks stand between (Graves et al. 2006).
+    The probability of a transcript is the sum over all its alignments, in which units may repeat
+    and blanks may separate them (Graves et al. 2006).
 
     Args:
         embed_dims: channels D.
@@ -35,22 +35,23 @@ class CTCHead(nn.Module):
         nn.init.zeros_(self.proj.bias)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """hidden [B, T, D] -> log probabilities [B, T, V], float32 unless float64."""
+        """Return log probabilities [B, T, V], at least float32, for hidden [B, T, D]."""
         logits = self.proj(hidden)
         return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
     def nats(
         self, log_probs: Tensor, lengths: Sequence[int], targets: Sequence[Sequence[int]]
     ) -> Tensor:
-        """``−log p(target)`` of every utterance, [B].
+        """Return ``−log p(target)`` of each utterance, [B].
 
         Args:
             log_probs: [B, T, V].
-            lengths: frames of each utterance.
-            targets: units of each, 1 to V − 1.
+            lengths: number of frames of each utterance.
+            targets: units of each utterance, 1 to V − 1.
 
-        Raises ValueError for a unit outside these and for a target that no alignment of so many
-        frames has, whose loss would be infinite.
+        Raises:
+            ValueError: a unit is out of range, or an utterance has too few frames for its target,
+                so that the loss would be infinite.
         """
         for length, target in zip(lengths, targets, strict=True):
             repeats = sum(a == b for a, b in zip(target, target[1:], strict=False))

@@ -1,4 +1,4 @@
-"""The discretised mixture of logistics."""
+"""The discretised mixture of logistics head."""
 
 from typing import Any
 
@@ -9,24 +9,23 @@ from torch import Tensor, nn
 from aft_mm.checks import check_int, is_int, refuse
 from aft_mm.registry import MODELS
 
-from ..decoding.sampling import draw
+from ..decoding.sampling import sample_categorical
 
 LOG_SCALE_LIMIT = 7.0
 
 
 @MODELS.register_module()
 class LogisticMixtureHead(nn.Module):
-    """A mixture of K logistics per pixel, cut into the values 0 … 255 (arXiv 1701.05517, eq. 2, 3).
+    """Discretised mixture of K logistics per pixel (arXiv 1701.05517, eq. 2 and 3).
 
-    With x = value / 127.5 − 1, bins of half width 1/255 and σ the logistic function
+    With x = value / 127.5 − 1, bins of half width 1/255 and σ the logistic function,
 
     ``p(x) = Σ_k π_k Π_c [σ((x_c + 1/255 − μ_kc) / s_kc) − σ((x_c − 1/255 − μ_kc) / s_kc)]``
 
-    where the bins of 0 and 255 reach to −∞ and ∞, so that the 256 values sum to one. Of three
+    where the bins of 0 and 255 extend to −∞ and ∞, so the 256 probabilities sum to one. With three
     channels the later means depend on the earlier values: ``μ_G + α x_R`` and
-    ``μ_B + β x_R + γ x_G`` with α, β, γ = tanh of an output of their own.
-
-    Log scales are kept within ±7, the lower bound being that of the paper's implementation.
+    ``μ_B + β x_R + γ x_G``, with α, β, γ the tanh of further outputs. Log scales are clamped to ±7;
+    the lower bound is that of the paper's implementation.
 
     Args:
         embed_dims: channels D.
@@ -53,10 +52,15 @@ class LogisticMixtureHead(nn.Module):
         nn.init.zeros_(self.proj.bias)
 
     def nats(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """``−log p(target)``, summed over channels and computed in `dtype`; [...].
+        """Return ``−log p(target)`` summed over channels, [...], computed in `dtype`.
 
-        hidden [..., D], targets [..., C] of 0 … 255, with one channel [...] too. Raises ValueError
-        for targets of another shape, or that are no integers.
+        Args:
+            hidden: [..., D].
+            targets: integers 0 … 255 [..., C], or [...] with one channel.
+            dtype: type of the result.
+
+        Raises:
+            ValueError: targets of another shape, or not of integers.
         """
         shape = (*hidden.shape[:-1], self.num_channels)
         if self.num_channels == 1 and targets.shape == shape[:-1]:
@@ -72,14 +76,14 @@ class LogisticMixtureHead(nn.Module):
         return -(log_pi + log_p).logsumexp(-1)
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """What a target costs in training, [...]: :meth:`nats`."""
+        """Return the training loss of each target, [...]: :meth:`nats`."""
         return self.nats(hidden, targets)
 
     def sample(self, hidden: Tensor, **options: Any) -> Tensor:
-        """A pixel per row of hidden [B, D], int64 [B, C], or [B] with one channel.
+        """Sample a pixel per row of hidden [B, D], int64 [B, C], or [B] with one channel.
 
-        Channel by channel, each from its distribution over the 256 values given the earlier
-        channels, with the options of :func:`draw`.
+        Channels are sampled in turn, each from its distribution over the 256 values given the
+        earlier channels. For `options` see :func:`sample_categorical`.
         """
         log_weight, mean, log_scale, coefficient = self._mixture(hidden, torch.float64)
         values = torch.arange(self.num_values, device=hidden.device)
@@ -88,14 +92,14 @@ class LogisticMixtureHead(nn.Module):
             given = _conditional(mean, coefficient, _scaled(pixel[:, None], mean.dtype))
             log_p = _log_bin(values, given[..., c, None], log_scale[..., c, None])
             logits = (log_weight[..., None] + log_p).logsumexp(1)
-            pixel[:, c] = draw(logits, **options)
+            pixel[:, c] = sample_categorical(logits, **options)
             chosen = pixel[:, None, c, None].expand(-1, log_p.shape[1], 1)
             log_weight = log_weight + log_p.gather(-1, chosen).squeeze(-1)
         return pixel if self.num_channels > 1 else pixel.squeeze(1)
 
     def _mixture(self, hidden: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """log π [..., K], means and log scales [..., K, C], coefficients [..., K, C(C−1)/2]."""
-        # Autocast stays out of it: at the smallest scale a bin is as wide as a mean's rounding.
+        """Return log π [..., K], means and log scales [..., K, C], coefficients [..., K, C(C−1)/2]."""
+        # No autocast: at the smallest scale, rounding a mean moves it by the width of a bin.
         with torch.autocast(hidden.device.type, enabled=False):
             weight, bias = self.proj.weight.to(dtype), self.proj.bias.to(dtype)
             outputs = F.linear(hidden.to(dtype), weight, bias)
@@ -110,7 +114,7 @@ def _scaled(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _conditional(mean: Tensor, coefficient: Tensor, x: Tensor) -> Tensor:
-    """The means [..., K, C] given the earlier channels of x [..., 1, C]."""
+    """Return the means [..., K, C] given the earlier channels of x [..., 1, C]."""
     if mean.shape[-1] == 1:
         return mean
     red, green = x[..., 0], x[..., 1]
@@ -122,10 +126,10 @@ def _conditional(mean: Tensor, coefficient: Tensor, x: Tensor) -> Tensor:
 
 
 def _log_bin(values: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
-    """log of the mass of a logistic in the bin of each value.
+    """Return the log of the mass of a logistic in the bin of each value.
 
-    ``σ(a) − σ(b) = σ(a) σ(−b) (1 − e^(b − a))`` has no difference of two numbers that are almost
-    equal, and its logarithm is finite however far the mean is.
+    ``σ(a) − σ(b) = σ(a) σ(−b) (1 − e^(b − a))`` avoids a difference of nearly equal numbers, and
+    its logarithm is finite however far the mean is.
     """
     inverse = torch.exp(-log_scale)
     centred = _scaled(values, mean.dtype) - mean

@@ -1,4 +1,4 @@
-"""Necks: from the maps of a backbone to those that a dense head reads."""
+"""Necks: feature maps for dense heads from those of a backbone."""
 
 from .simple_feature_pyramid import SimpleFeaturePyramid
 

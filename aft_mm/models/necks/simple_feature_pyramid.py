@@ -1,4 +1,4 @@
-"""A feature pyramid from the one map of a plain backbone."""
+"""The feature pyramid of a plain backbone."""
 
 from collections.abc import Sequence
 
@@ -16,30 +16,31 @@ class ChannelNorm(nn.LayerNorm):
         super().__init__(num_channels, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Every place on its own, [B, C, H, W] -> [B, C, H, W]."""
+        """Normalise x [B, C, H, W] at every position."""
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 @MODELS.register_module()
 class SimpleFeaturePyramid(BaseModule):
-    """The pyramid of ViTDet (arXiv 2203.16527, §3), all levels from the last map of the backbone.
+    """The feature pyramid of ViTDet: all levels from one map (arXiv 2203.16527, §3).
 
-    A finer level is that map after transposed convolutions of stride 2, each of which halves the
-    channels, with norm and GELU between them; a coarser one after max pooling. Each level ends in a
-    1 × 1 and a 3 × 3 convolution with norms. Of a map [B, D, H, W], a level that is n times finer
-    has n·H × n·W places and one that is n times coarser ``⌈H / n⌉ × ⌈W / n⌉``.
+    Finer levels use transposed convolutions of stride 2, each of which halves the channels, with
+    norm and GELU between them. Coarser levels use max pooling. Each level ends in a 1 × 1 and a
+    3 × 3 convolution with norms. From a map [B, D, H, W], a level n times finer is n·H × n·W and
+    one n times coarser ``⌈H / n⌉ × ⌈W / n⌉``.
 
     Args:
         in_channels: channels D of the map.
         out_channels: channels of every level.
-        in_stride: pixels from one place of the map to the next, the patch_size of the backbone.
-        strides: of the levels, ascending; each is in_stride times a power of 2, and a finer one
-            n times so must leave D / n channels.
-        num_outs: number of levels; those beyond strides take every second place of the level
-            before them, as FPN does for detectors that want a fifth level. None for one per stride.
+        in_stride: stride of the map in pixels, the patch_size of the backbone.
+        strides: strides of the levels in pixels, ascending. Each is in_stride times a power of 2;
+            a level n times finer needs D divisible by n.
+        num_outs: number of levels. Levels beyond `strides` take every second position of the level
+            before, as in FPN, for detectors that need a fifth level. None for one per stride.
         init_cfg: see mmengine's BaseModule.
 
-    Raises ValueError for an argument outside these ranges.
+    Raises:
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -65,13 +66,13 @@ class SimpleFeaturePyramid(BaseModule):
         )
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The maps of the backbone, of which there must be one, [B, D, H, W]; one map per level."""
+        """Return one map per level for the only map of the backbone, [B, D, H, W]."""
         if len(inputs) != 1:
             raise ValueError(
-                f'SimpleFeaturePyramid takes 1 map, that of one layer in out_indices of the '
+                'inputs of SimpleFeaturePyramid must be 1 map, of one layer in out_indices of the '
                 f'backbone, got {len(inputs)}'
             )
-        # Contiguous: mmcv's RoIAlign reads memory in this order whatever the strides of a map say.
+        # mmcv's RoIAlign assumes contiguous maps and ignores their strides.
         outputs = [level(inputs[0]).contiguous() for level in self.levels]
         while len(outputs) < self.num_outs:
             outputs.append(F.max_pool2d(outputs[-1], kernel_size=1, stride=2))

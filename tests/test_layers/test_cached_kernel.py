@@ -1,4 +1,4 @@
-"""The kernel that AFT-conv keeps in evaluation: one per version of its parameters."""
+"""The kernel that AFT-conv caches in evaluation, and when it is computed again."""
 
 import copy
 import io
@@ -22,7 +22,7 @@ X = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture
 def made(monkeypatch):
-    """How often a kernel was made."""
+    """A list with an entry per computed kernel."""
     calls, reparameterized = [], ConvPositionBias.reparameterized
     monkeypatch.setattr(
         ConvPositionBias, 'reparameterized', lambda self: calls.append(1) or reparameterized(self)
@@ -39,8 +39,8 @@ def build(**options) -> AFTConv:
 
 
 def fresh(mixer: AFTConv, x=X):
-    """The output with a kernel of this moment."""
-    with mock.patch.object(ConvPositionBias, 'kept', ConvPositionBias.forward):
+    """The output without the cache."""
+    with mock.patch.object(ConvPositionBias, 'cached', ConvPositionBias.forward):
         return mixer(x)
 
 
@@ -53,7 +53,7 @@ def outputs_differ_and_are_fresh(mixer, before) -> None:
 
 @pytest.mark.parametrize('options', [{}, dict(reparameterize=False), dict(sparsity='gumbel')])
 @pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
-def test_one_kernel_serves_evaluation(options, mode, made):
+def test_evaluation_computes_the_kernel_once(options, mode, made):
     mixer = build(**options)
     expected = fresh(mixer).detach()
     made.clear()
@@ -63,11 +63,13 @@ def test_one_kernel_serves_evaluation(options, mode, made):
     assert len(made) == 1
 
 
-def test_training_and_gradients_make_their_own(made):
+def test_training_and_gradients_do_not_use_the_cache(made):
     mixer = build()
     for _ in range(2):
-        gradients = torch.autograd.grad(mixer(X).square().sum(), list(mixer.pos_bias.parameters()))
-        assert all(gradient.abs().max() > 0 for gradient in gradients)
+        mixer.zero_grad()
+        mixer(X).square().sum().backward()
+        for name, parameter in mixer.pos_bias.named_parameters():
+            assert parameter.grad.abs().max() > 0, name
     mixer.train()
     with torch.no_grad():
         mixer(X), mixer(X)
@@ -101,20 +103,20 @@ def replace(mixer):
 
 
 def swap_data_twice(mixer):
-    """The second tensor may lie where the first one lay."""
+    """The second tensor may reuse the memory of the first."""
     for _ in range(2):
         mixer.pos_bias.weight.data = torch.randn_like(mixer.pos_bias.weight)
 
 
 def optimise_data(mixer):
-    """As old optimizers write, between two modes."""
+    """A write through `data`, as of old optimizers, between two modes."""
     mixer.train()
     mixer.pos_bias.weight.data.add_(torch.randn_like(mixer.pos_bias.weight))
     mixer.eval()
 
 
 def ema(mixer):
-    """mmengine's hook writes through data, and its loop calls eval."""
+    """mmengine's EMA hook writes through `data`, and its loop calls eval."""
     hook, runner = EMAHook(), mock.Mock(model=mixer)
     hook.src_model, hook.ema_model = mixer, ExponentialMovingAverage(mixer)
     for parameter in hook.ema_model.module.parameters():
@@ -129,7 +131,7 @@ def ema(mixer):
     ids=lambda change: change.__name__,
 )
 @torch.no_grad()
-def test_a_change_of_parameters_is_seen(change):
+def test_a_change_of_parameters_is_detected(change):
     mixer = build()
     before = mixer(X).clone()
     change(mixer)
@@ -137,7 +139,7 @@ def test_a_change_of_parameters_is_seen(change):
 
 
 @torch.no_grad()
-def test_types_come_and_go():
+def test_a_change_of_dtype_is_detected():
     mixer = build()
     before = mixer(X)
     assert mixer.bfloat16()(X.bfloat16()).dtype == torch.bfloat16
@@ -148,7 +150,7 @@ def test_types_come_and_go():
 
 
 @torch.no_grad()
-def test_copies_have_their_own():
+def test_copies_do_not_share_the_cache():
     mixer = build()
     before, twin = mixer(X), copy.deepcopy(mixer)
     file = io.BytesIO()
@@ -159,11 +161,11 @@ def test_copies_have_their_own():
         other.pos_bias.gamma.neg_()
         outputs_differ_and_are_fresh(other, before)
         torch.testing.assert_close(mixer(X), before, rtol=0, atol=0)
-    assert not any('kept' in name for name in mixer.state_dict())
+    assert not any('cached' in name for name in mixer.state_dict())
 
 
 @torch.no_grad()
-def test_compiled_models_see_changes_without_recompiling():
+def test_compiled_models_detect_changes_without_recompiling():
     torch._dynamo.reset()
     mixer = build()
     before, graphs = mixer(X), torch._dynamo.testing.CompileCounter()
@@ -176,7 +178,7 @@ def test_compiled_models_see_changes_without_recompiling():
 
 
 @torch.no_grad()
-def test_exported_models_hold_parameters_and_not_the_kept_kernel():
+def test_exported_models_contain_parameters_and_not_the_cached_kernel():
     mixer = build()
     mixer(X)
     with ops.record_paths() as paths:
@@ -188,7 +190,7 @@ def test_exported_models_hold_parameters_and_not_the_kept_kernel():
 
 
 @torch.no_grad()
-def test_fake_tensors_and_other_parameters_leave_nothing_behind():
+def test_fake_tensors_and_functional_calls_do_not_fill_the_cache():
     mixer = build()
     before = mixer(X).clone()
     state = {name: 2 * p for name, p in mixer.state_dict().items()}
@@ -198,8 +200,8 @@ def test_fake_tensors_and_other_parameters_leave_nothing_behind():
     torch.testing.assert_close(mixer(X), before, rtol=0, atol=0)
 
 
-class Looks(TorchDispatchMode):
-    """Counts the looks at a value, each of which waits for a device."""
+class ReadCounter(TorchDispatchMode):
+    """Counts reads of single values, each of which would synchronise with a device."""
 
     count = 0
 
@@ -209,14 +211,14 @@ class Looks(TorchDispatchMode):
 
 
 @torch.no_grad()
-def test_a_kept_kernel_is_looked_at_once():
-    """Once for each form that it does not fit; after the change w is below −3."""
+def test_values_of_a_cached_kernel_are_read_once():
+    """One read per form that does not apply; after the change w is below −3."""
     mixer = build()
     counts = []
     for change in (None, None, edit_in_place, None):
         if change:
             change(mixer)
-        with Looks() as looks:
+        with ReadCounter() as reads:
             mixer(X)
-        counts.append(looks.count)
+        counts.append(reads.count)
     assert counts == [1, 0, 2, 0]
