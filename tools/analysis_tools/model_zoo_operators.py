@@ -10,6 +10,7 @@ import copy
 import importlib
 import inspect
 import json
+import re
 import sys
 import warnings
 from collections import Counter, defaultdict
@@ -53,6 +54,12 @@ def used_operators(model) -> set[tuple[str, str]]:
     return {(module, name) for module, name in found if module.startswith('mmcv.ops.')}
 
 
+def reason(error: Exception) -> str:
+    """Return type and beginning of an error, without the folders of paths."""
+    text = re.sub(r'/\S*/', '', ' '.join(str(error).split()))
+    return f'{type(error).__name__}: {text[:70]}'
+
+
 def build(registry, model):
     """A model on the meta device where its constructor allows that."""
     with torch.device('meta'):
@@ -86,7 +93,7 @@ def main() -> None:
             try:
                 model = Config.fromfile(path).get('model')
             except Exception as error:  # a config is a program, and may raise anything
-                failures[f'{type(error).__name__}: {str(error)[:80]}'] += 1
+                failures[reason(error)] += 1
                 continue
             if model:
                 seen[json.dumps(model.to_dict(), sort_keys=True, default=str)].append((path, model))
@@ -96,7 +103,7 @@ def main() -> None:
                 with DefaultScope.overwrite_default_scope(library):
                     built = build(registry, model)
             except Exception as error:
-                failures[f'{type(error).__name__}: {str(error)[:80]}'] += len(configs)
+                failures[reason(error)] += len(configs)
                 continue
             for operator in used_operators(built):
                 uses[operator] += len(configs)
