@@ -1,11 +1,11 @@
-"""What pyproject.toml cannot say: what travels in aft_mm/.mim, and the loops in C++.
+"""The parts of the build that pyproject.toml cannot express: aft_mm/.mim and the C++ loops.
 
 OpenMMLab's packages have configs/, tools/ and model-index.yml in .mim, so that `mim train aft_mm
 CONFIG` finds them. An editable installation gets links to those of the checkout.
 
-The loops (aft_mm/ops/native) are built once for each set of instructions; without a compiler for
-C++ they are left out with a warning, and composite operations serve. They are called by address:
-they know neither Python nor torch, and one wheel is for every version of both.
+The loops (aft_mm/ops/native) are built once for each set of instructions. Without a C++ compiler
+they are left out with a warning, and composite torch operations are used. They are called by
+address and depend neither on Python nor on torch, so one wheel is for every version of both.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ ROOT = Path(__file__).parent
 CARRIED = ('configs', 'tools', 'model-index.yml')
 LOOPS = Path('aft_mm/ops/native')
 SOURCES = sorted([*LOOPS.glob('*.cpp'), *LOOPS.glob('*.h')])
-# By which aft_mm.ops.native finds what was built from these sources and no others.
+# aft_mm.ops.native loads a library of exactly these sources, by its name.
 DIGEST = hashlib.sha256(b''.join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
-# OpenMP is not linked: its functions are those that torch has loaded, so that both share threads.
+# OpenMP is not linked: the loops use the one that torch has loaded, so both share threads.
 FLAGS = ['-std=c++17', '-O3', '-g0', '-fopenmp', '-ffp-contract=fast', '-fvisibility=hidden']
 INSTRUCTIONS = {'any': []}
 if platform.machine() in ('x86_64', 'AMD64'):
@@ -34,14 +34,14 @@ if platform.machine() in ('x86_64', 'AMD64'):
 
 
 class BuildWithMim(build_py):
-    """Adds what is carried to the build folder; the checkout gets links only."""
+    """Adds CARRIED to the build folder; a checkout gets links."""
 
     def run(self):
         super().run()
         editable = self.editable_mode
         target = (ROOT if editable else Path(self.build_lib)) / 'aft_mm/.mim'
         if not editable:
-            shutil.rmtree(target, ignore_errors=True)  # what an older build has left
+            shutil.rmtree(target, ignore_errors=True)  # of an older build
         target.mkdir(parents=True, exist_ok=True)
         for name in CARRIED:
             place, source = target / name, ROOT / name
@@ -62,18 +62,20 @@ class BuildWithMim(build_py):
 
 
 class BuildLoops(build_ext):
-    """Libraries that are no modules of Python."""
+    """Builds shared libraries that are not Python modules."""
 
     def run(self):
         for folder in (Path(self.build_lib) / LOOPS, ROOT / LOOPS):
             for path in folder.glob('loops.*.so'):
-                if DIGEST not in path.name:  # built from older sources
+                if DIGEST not in path.name:  # of older sources
                     path.unlink()
         super().run()
 
     def build_extension(self, ext):
         temporary = self.build_temp
-        self.build_temp = str(Path(temporary) / ext.name)  # the objects of all have the same names
+        self.build_temp = str(
+            Path(temporary) / ext.name
+        )  # object files have the same names in all builds
         try:
             super().build_extension(ext)
         finally:
@@ -81,18 +83,20 @@ class BuildLoops(build_ext):
 
     def get_ext_filename(self, fullname):
         *folders, name = fullname.split('.')
-        return str(Path(*folders, f'{name.replace("_", ".")}.so'))  # Python imports no such name
+        return str(
+            Path(*folders, f'{name.replace("_", ".")}.so')
+        )  # a name that Python cannot import
 
 
 class WheelForEveryPython(bdist_wheel):
-    """What is compiled knows the processor and the system only."""
+    """The compiled code depends on the processor and the operating system only."""
 
     def get_tag(self):
         return 'py3', 'none', super().get_tag()[2]
 
 
 def loops():
-    """An extension for each set of instructions."""
+    """Return an extension for each set of instructions."""
     return [
         Extension(
             f'aft_mm.ops.native.loops_{name}_{DIGEST}',

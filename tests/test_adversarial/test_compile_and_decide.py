@@ -1,4 +1,4 @@
-"""Compiled ops at sizes that change, and paths of several threads, recordings and runs."""
+"""Compiled ops at changing sizes, and recorded paths of several threads and nested recordings."""
 
 import threading
 
@@ -83,12 +83,12 @@ def test_the_compile_hook_makes_a_graph_per_size():
 
 
 def run(spread):
-    """A causal op; its decision is for the fast form where keys are close."""
+    """Run a causal op, which takes the fast path if keys are close."""
     x = torch.linspace(0, spread, 8)[None, :, None].expand(1, 8, 2)
     return ops.aft_simple(x, x, x, causal=True)
 
 
-def test_threads_decide_apart():
+def test_threads_record_independently():
     mixed = []
 
     def record():
@@ -106,14 +106,14 @@ def test_threads_decide_apart():
     threads = [threading.Thread(target=call) for call in (record, repeat) * 4]
     for thread in threads:
         thread.start()
-    for _ in range(40):  # which neither records nor repeats
+    for _ in range(40):  # neither recorded nor replayed
         torch.testing.assert_close(run(1.0), run(1.0))
     for thread in threads:
         thread.join()
     assert mixed == [False] * 8
 
 
-def test_recordings_inside_of_each_other():
+def test_nested_recordings():
     with record_paths() as outer:
         run(1.0)
         with record_paths() as inner:

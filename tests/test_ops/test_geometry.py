@@ -1,4 +1,4 @@
-"""Windows as sets of cells, written down cell by cell."""
+"""Masks of windows, compared with explicit sets of cells."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def indices(tokens):
 
 
 @pytest.mark.parametrize('grid, window', GRIDS)
-def test_the_causal_window_of_a_grid_is_two_blocks(grid, window, monkeypatch):
+def test_causal_window_of_a_grid_is_two_blocks(grid, window, monkeypatch):
     expected = two_blocks(grid, window)
     tokens = len(expected)
     assert torch.equal(hard_mask(*indices(tokens), window, grid, causal=True), expected)
@@ -62,7 +62,7 @@ def test_the_causal_window_of_a_grid_is_two_blocks(grid, window, monkeypatch):
         torch.testing.assert_close(got[0], weights)
 
 
-def test_a_window_of_16_by_16_sees_128_tokens():
+def test_window_of_16_by_16_sees_128_tokens():
     grid, target = (20, 40), 10 * 40 + 20
     tokens = torch.arange(800)
     inside = hard_mask(torch.tensor(target), tokens, 16, grid, causal=True).view(grid)
@@ -73,7 +73,7 @@ def test_a_window_of_16_by_16_sees_128_tokens():
 
 
 @pytest.mark.parametrize('grid, window', GRIDS)
-def test_a_state_holds_what_the_window_reaches_back(grid, window):
+def test_buffer_is_as_long_as_the_window_reaches_back(grid, window):
     target, source = indices(grid[0] * grid[1])
     reach = (target - source).masked_fill(~two_blocks(grid, window), 0).max()
     state = ops.aft_local_hard_init_state(1, 3, window=window, grid=grid)

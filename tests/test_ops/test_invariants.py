@@ -1,4 +1,4 @@
-"""What the mathematics promises, whatever the backend (DESIGN §3)."""
+"""Mathematical invariants of the ops, which hold for every backend."""
 
 import pytest
 import torch
@@ -123,7 +123,7 @@ def test_conv_is_full_with_the_toeplitz_bias_per_head(grid, kernel, causal):
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize('tokens, window', [(7, 1), (63, 5), (131, 40), (9, 30)])
 @pytest.mark.parametrize('op', [ops.aft_local, ops.aft_local_learned])
-def test_a_free_bias_holds_any_factorised_one(op, tokens, window, causal):
+def test_free_bias_can_represent_a_factorised_one(op, tokens, window, causal):
     query, key, value = randn(2, tokens, 4), randn(2, tokens, 4), randn(2, tokens, 4)
     pos_u, pos_v = randn(tokens, 3), randn(tokens, 3)
     target, source = indices(tokens)
@@ -159,7 +159,7 @@ def test_one_row_grid_is_one_dimensional(causal):
         )
 
 
-def test_far_tokens_count_in_local_and_conv_but_not_in_window():
+def test_distant_tokens_count_in_local_and_conv_but_not_in_local_hard():
     key, value = randn(1, 30, 4), randn(1, 30, 4)
     changed = value.clone()
     changed[:, 0] += 1
@@ -224,8 +224,11 @@ def test_gate(gate):
     query, key, value = randn(2, 7, 4), randn(2, 7, 4), randn(2, 7, 4)
     mixed = torch.softmax(key, 1).mul(value).sum(1, keepdim=True).expand(-1, 7, -1)
     gates = {'sigmoid': torch.sigmoid(query), 'relu': query.clamp_min(0), 'none': 1.0}
-    got = ops.aft_simple(None if gate == 'none' else query, key, value, gate=gate)
-    torch.testing.assert_close(got, gates[gate] * mixed)
+    query, expected = None if gate == 'none' else query, gates[gate] * mixed
+    torch.testing.assert_close(ops.aft_simple(query, key, value, gate=gate), expected)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(ops.apply_gate(query, mixed, gate), expected)
 
 
 def test_simple_is_linear_attention_with_exponential_features_and_one_channel():

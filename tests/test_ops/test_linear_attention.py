@@ -56,7 +56,7 @@ KINDS += [(name, torch.float64) for name in MAPS if name not in ('elu', 'pair')]
 @pytest.mark.parametrize('feature_map, dtype', KINDS, ids=str)
 @pytest.mark.parametrize('tokens, causal', [(7, False), (1, True), (63, True), (700, True)])
 def test_matches_oracle(tokens, causal, feature_map, dtype, masked, monkeypatch):
-    """700 tokens of 2 sequences and 3 heads are two spans, the last of a chunk that is not full."""
+    """700 tokens of 2 sequences and 3 heads are two spans; the last chunk is not full."""
     monkeypatch.setattr(linear, 'SPAN_ROWS', 2500)
     tensors = inputs(tokens, dtype)
     mask = torch.rand(2, tokens) < 0.7 if masked else None
@@ -66,7 +66,7 @@ def test_matches_oracle(tokens, causal, feature_map, dtype, masked, monkeypatch)
     assert_close(run(tensors, 'eager', monkeypatch, **options), wide, TOLERANCE[dtype], floor=1)
 
 
-def test_the_oracle_is_the_recurrence_of_the_paper(monkeypatch):
+def test_oracle_equals_the_recurrence_of_the_paper(monkeypatch):
     query, key, value = inputs(9)
     phi = [torch.nn.functional.elu(x) + 1 for x in (query, key)]
     s, z = torch.zeros(2, HEADS, DIMS, CHANNELS), torch.zeros(2, HEADS, DIMS)
@@ -87,7 +87,7 @@ def test_gradcheck(causal):
     assert torch.autograd.gradcheck(lambda *x: ops.linear_attention(*x, causal=causal), tensors)
 
 
-def test_eps_is_part_of_the_denominator(monkeypatch):
+def test_eps_is_added_to_the_denominator(monkeypatch):
     tensors = inputs(100)
     options = dict(causal=True, feature_map='elu')
     plain = run(tensors, 'eager', monkeypatch, **options)
@@ -114,8 +114,8 @@ def test_features_of_any_size(feature_map, scale, causal, monkeypatch):
 
 
 @pytest.mark.parametrize('causal', [False, True])
-def test_far_negative_queries_and_keys_are_no_division_by_zero(causal, monkeypatch):
-    """``elu(x) + 1`` at −40 is 4e-18, which 1 − 1 + 4e-18 in float32 is not."""
+def test_very_negative_queries_and_keys_do_not_divide_by_zero(causal, monkeypatch):
+    """``elu(x) + 1`` at −40 is 4e-18, which float32 loses in e^x − 1 + 1."""
     tensors = inputs(70, torch.float32)
     tensors[0] -= 40
     tensors[1] -= 40
@@ -139,7 +139,7 @@ def test_zero_features_and_hidden_rows_give_zero(causal):
     assert all(g.isfinite().all() and (g[1] == 0).all() for g in gradients)
 
 
-def test_a_late_token_leaves_the_prefix_as_it_was():
+def test_later_tokens_do_not_change_the_prefix():
     query, key, value = inputs(300, torch.float32)
     before = ops.linear_attention(query, key, value, causal=True)
     key[:, 200:], value[:, 200:] = 1e30, 1e4
@@ -156,7 +156,7 @@ def test_bfloat16_sums_are_float32():
     assert y.dtype == torch.bfloat16 and abs(y[0, -1].item() - 0.5) < 4e-3
 
 
-def test_memory_of_the_causal_gradient_is_constant_beside_inputs_and_outputs():
+def test_causal_gradient_saves_inputs_and_outputs_only():
     assert linear_memory.ratio(65_536, 2, 32) <= 1.3
 
 
@@ -195,7 +195,7 @@ def test_compiles_as_one_graph():
         torch.testing.assert_close(a, b)
 
 
-def test_bad_input_is_one_sentence():
+def test_bad_input_raises_with_a_one_line_message():
     query, key, value = inputs(6)
     for bad, message in [
         (dict(feature_map='tanh'), "feature_map must be one of elu, relu, square, got 'tanh'"),
@@ -215,7 +215,7 @@ def test_bad_input_is_one_sentence():
         ops.linear_attention(query[:, :4], key, value, causal=True)
 
 
-def test_a_state_of_another_op_or_batch_is_refused():
+def test_state_of_another_op_or_batch_is_refused():
     query, key, value = (x[:, 0] for x in inputs(3))
     state = ops.linear_attention_init_state(2, HEADS, DIMS, CHANNELS)
     with pytest.raises(ValueError, match='state must be a LinearState, got StepState'):
@@ -230,7 +230,7 @@ def test_a_state_of_another_op_or_batch_is_refused():
         ops.linear_attention_prefill(state, key, value, torch.tensor([1, 3]))
 
 
-def test_an_empty_batch_has_gradients():
+def test_empty_batch_has_gradients():
     tensors = [x.requires_grad_() for x in inputs(3, batch=0)]
     y = ops.linear_attention(*tensors, causal=True)
     assert y.shape == (0, 3, HEADS, CHANNELS)

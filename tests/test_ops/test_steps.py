@@ -1,4 +1,4 @@
-"""Steps fed one token at a time give the rows of the parallel causal op."""
+"""Steps, one token at a time, return the rows of the parallel causal op."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def key_function(options):
 
 
 def start(case, batch, dtype, device=None):
-    """The initial state and the step options of a case."""
+    """Return the initial state and the step options of a case."""
     options = {k: v for k, v in case.options.items() if k != 'causal'}
     sizes = {k: v for k, v in options.items() if k in ('window', 'grid', 'key_function')}
     if case.op == 'aft_full':
@@ -46,10 +46,10 @@ NORMALISED = [case for case in CAUSAL_CASES if 'relu' not in case.name]
 
 @pytest.mark.parametrize('offset', [0, 1e4, -1e4])
 @pytest.mark.parametrize('case', NORMALISED, ids=lambda case: case.name)
-def test_float32_steps_are_as_exact_whatever_is_added_to_the_keys(case, offset):
+def test_float32_steps_are_exact_for_shifted_keys(case, offset):
     torch.manual_seed(0)
     query, key, value, *bias = (part.detach() for part in case.inputs(bias_scale=3.0))
-    # What float32 makes of the shifted keys is what both are compared on.
+    # Both are compared on the shifted keys as float32 rounds them.
     key = (key + offset).float().double()
     expected = case(query, key, value, *bias)
     state, options = start(case, 2, torch.float32)
@@ -63,7 +63,7 @@ def test_float32_steps_are_as_exact_whatever_is_added_to_the_keys(case, offset):
 
 
 @pytest.mark.parametrize('op', ['aft_local', 'aft_local_learned'])
-def test_steps_keep_the_bias_in_float32(op):
+def test_bias_of_steps_is_float32(op):
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, 9, CHANNELS).bfloat16().unbind()
     pos = torch.randn(2, 9, 3).mul(2).bfloat16().unbind()
@@ -78,7 +78,7 @@ def test_steps_keep_the_bias_in_float32(op):
 
 @pytest.mark.parametrize('lengths', [(0, 0), (1, 1), (0, 5), (60, 31)], ids=str)
 @pytest.mark.parametrize('case', CAUSAL_CASES, ids=lambda case: case.name)
-def test_steps_go_on_after_prompts_of_different_lengths(case, lengths):
+def test_steps_continue_prompts_of_different_lengths(case, lengths):
     torch.manual_seed(0)
     query, key, value, *bias = (part.detach() for part in case.inputs())
     expected = case(query, key, value, *bias)
@@ -97,7 +97,7 @@ def test_steps_go_on_after_prompts_of_different_lengths(case, lengths):
         assert (state.position == token + 1).all()
 
 
-def test_a_prompt_that_does_not_fit_is_refused():
+def test_invalid_prompts_are_refused():
     state = ops.aft_simple_init_state(2, CHANNELS)
     key, value = torch.randn(2, 2, 3, CHANNELS)
     with pytest.raises(ValueError, match=r'2 ints of 0 to 3, got \[1, 4\]'):
@@ -134,13 +134,13 @@ def test_state_size_does_not_depend_on_the_length():
     assert numbers(simple) == 3 * CHANNELS and numbers(local) == size == (3 + 2 * 4) * CHANNELS
 
 
-def test_bfloat16_steps_keep_float32_sums():
+def test_sums_of_bfloat16_steps_are_float32():
     state = ops.aft_simple_init_state(2, CHANNELS)
     row, state = ops.aft_simple_step(state, *torch.randn(3, 2, CHANNELS).bfloat16().unbind())
     assert row.dtype == torch.bfloat16 and state.sums.numerator.dtype == torch.float32
 
 
-def test_a_token_too_many_is_refused():
+def test_token_past_the_last_position_is_refused():
     token = torch.randn(3, 1, CHANNELS).unbind()
     state = ops.aft_full_init_state(1, CHANNELS, 1)
     state = ops.aft_full_step(state, *token, torch.zeros(1, 1))[1]
@@ -150,7 +150,7 @@ def test_a_token_too_many_is_refused():
         ops.aft_local_step(state, *token, torch.zeros(1, 1), torch.zeros(1, 1), window=1)
 
 
-def test_a_token_or_window_of_another_state_is_refused():
+def test_state_of_another_op_or_size_is_refused():
     state = ops.aft_local_init_state(1, CHANNELS, window=3)
     query, key, value = torch.randn(3, 1, CHANNELS).unbind()
     pos = torch.randn(2, 9, 2).unbind()
@@ -162,7 +162,7 @@ def test_a_token_or_window_of_another_state_is_refused():
         ops.aft_local_step(state, query, key, value, pos[0], window=3)
 
 
-def test_a_key_function_of_another_state_is_refused():
+def test_state_of_another_key_function_is_refused():
     token = torch.randn(3, 1, CHANNELS).unbind()
     state = ops.aft_simple_init_state(1, CHANNELS)
     with pytest.raises(ValueError, match="'relu2', which sums 12 channels, but it holds 6"):
@@ -174,15 +174,15 @@ def test_a_key_function_of_another_state_is_refused():
         ops.aft_simple_step(state, *token, key_function='relu')
 
 
-def test_steps_keep_no_graph():
+def test_steps_have_no_gradient():
     state = ops.aft_local_hard_init_state(1, CHANNELS, window=2)
     token = torch.randn(3, 1, CHANNELS, requires_grad=True).unbind()
     row, state = ops.aft_local_hard_step(state, *token, window=2)
     assert not row.requires_grad and not state.keys.requires_grad
 
 
-def test_a_step_without_a_table_compiles_as_one_graph():
-    """On a CPU, too, where a state that is used up is looked at outside of a graph."""
+def test_step_without_a_table_compiles_as_one_graph():
+    """On a CPU too, where the position of a state is checked outside a graph only."""
     tokens = [torch.randn(2, CHANNELS) for _ in range(3)]
 
     def step(state):

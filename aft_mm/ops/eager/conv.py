@@ -47,13 +47,15 @@ def aft_conv(
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` by the fastest form that is exact to tolerance.
 
+    The forms, of which the first three are fast, and the last two the safe path:
+
     1. *dense* (`conv_dense.py`): one matrix product per head with W as a [T, T] matrix. On CUDA and
        small grids matrix units beat a depthwise convolution. It subtracts nothing, so one shift per
        column is its only condition.
     2. *difference*, ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same of 1, the form of the paper:
        two convolutions and two sums. It cancels where e^w is small, so it needs w ≥ −3.
     3. *inference*: the difference form on a CPU without a gradient, a few samples at a time over
-       memory that is used again, with the kernel prepared once for a constant w.
+       memory that is reused, with the kernel prepared once for a constant w.
     4. *additive*, ``conv(e^k v, e^w)`` plus the sums outside the kernel: no difference, so any w,
        but the sums outside take a pass per dimension.
     5. *exact* (`conv_exact.py`): entry by entry of the kernel in float64, each row with its own
@@ -63,10 +65,9 @@ def aft_conv(
     and 5 takes the place of 4. O(T·K·D) time, O(T²·D) for the dense form.
     """
     original_weight, dtype = weight, value.dtype
-    weight = crop_kernel(
-        weight.to(torch.float64 if dtype == torch.float64 else torch.float32), grid
-    )
-    # Then every row sees the largest key, so w alone decides, and that of a constant once.
+    weight = weight.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    weight = crop_kernel(weight, grid)
+    # Every row sees the largest key then, so w alone decides, and a constant w is checked once.
     weight_decides = global_connectivity and not causal
 
     def check(difference: bool) -> Tensor | bool:
@@ -181,7 +182,8 @@ def convolved_mean(
         if outside is not None:
             convolved += outside(x)
         sums.append(convolved.flatten(1, -2).unflatten(-1, (heads, -1)))
-    return mean(*sums, in_place=True).flatten(2)
+    numerator, denominator = sums
+    return mean(numerator, denominator, in_place=True).flatten(2)
 
 
 def _running_sum(x: Tensor) -> Tensor:
