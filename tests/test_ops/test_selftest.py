@@ -193,14 +193,13 @@ def test_the_check_in_the_interpreter(tmp_path):
         command = [sys.executable, *words]
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 
-    options = '--verify', '--op', 'aft_simple', 'aft_simple_step', '--dtype', 'float32'
+    options = '--verify', '--op', 'aft_simple_step', '--dtype', 'float32'
     done = run('-m', 'aft_mm.ops', *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count('float32: passed, largest error') == 2
+    assert done.stdout.count('float32: passed, largest error') == 1
     code = (
         'from aft_mm.ops import dispatch; import torch; x = torch.zeros(1, 1, 1); '
-        'print(dispatch.choose_backend("aft_simple", [x] * 3, dict(key_function="softmax", '
-        'causal=True)))'
+        'print(dispatch.choose_backend("aft_simple_step", [x] * 4, dict(key_function="softmax")))'
     )
     used = run('-c', code)
     assert used.stdout.split() == ['triton'], used.stderr
