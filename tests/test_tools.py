@@ -223,7 +223,7 @@ def test_a_backend_that_cannot_serve_ends_in_one_sentence(run, root, config, tmp
     result = run(
         root / 'tools/train.py', config('tiny'), cwd=tmp_path, env=dict(AFT_MM_BACKEND='triton')
     )
-    assert 'no AFT backend serves aft_conv on cpu: triton: serves cuda' in only_error(result)
+    assert 'no AFT backend runs aft_conv on cpu: triton: runs on cuda' in only_error(result)
 
 
 class TestErrorsBeforeARun:

@@ -1,7 +1,7 @@
 """Selection of the backend of a call, and the reasons why another one cannot run it.
 
 The first of :data:`DEFAULT_BACKENDS` without such a reason is used. The Triton kernels are used only
-after they have passed their check on this device (`selftest.py`). ``AFT_MM_BACKEND`` names other
+after they have passed their check on this device (`selftest.py`, `kernel_results.py`). ``AFT_MM_BACKEND`` names other
 backends to try, such as ``triton`` or ``triton,eager``. If none of them can run the call, it fails
 with their reasons. A backend that fails after it was selected is not replaced by another one.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import eager, path_choice, reference, selftest
+from . import eager, kernel_results, path_choice, reference
 from .native import availability as native_availability
 from .triton import availability as triton_availability
 
@@ -102,7 +102,7 @@ def _reasons_not_to_use_kernels(op: str, value: Tensor) -> list[str]:
 # torch.compile uses the result as a constant and does not trace how it was found.
 @triton_availability.constant
 def _kernel_objection(op: str, dtype: torch.dtype, *place) -> str | None:
-    return selftest.objection(op, dtype, *place)
+    return kernel_results.objection(op, dtype, *place)
 
 
 def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:

@@ -11,30 +11,29 @@ compiler, too little memory or an interrupt leaves the op unchecked.
 """
 
 import functools
-import hashlib
 import inspect
 import json
-import logging
 import math
 import os
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import functional, steps
+from .kernel_results import Result, save_results
+from .state import prefill
 from .triton import availability
+from .triton.block_sizes import count_processors
 
-COMMAND = 'aft_mm doctor --kernels'
 # Largest error, relative to the largest entry of a tensor.
 TOLERANCE = {
     torch.float64: 1e-10,
@@ -69,9 +68,7 @@ class Case:
     @property
     def function(self) -> Callable[..., Tensor]:
         """The public op."""
-        from aft_mm import ops
-
-        return getattr(ops, self.op)
+        return getattr(functional, self.op)
 
     @property
     def all_options(self) -> dict[str, Any]:
@@ -399,8 +396,6 @@ def _expected_of_op(case: Case, tensors, copies: int, mask, **gate) -> list[Tens
 
 def new_state(case: Case, batch: int, device: torch.device):
     """Return the state of the op's step before its first token."""
-    from . import steps
-
     names = 'window', 'grid', 'key_function'
     sizes = {k: v for k, v in case.options.items() if k in names}
     if case.op == 'aft_full':
@@ -411,8 +406,6 @@ def new_state(case: Case, batch: int, device: torch.device):
 
 
 def _step_of(case: Case, **gate) -> Callable:
-    from . import steps
-
     options = {k: v for k, v in {**case.options, **gate}.items() if k != 'causal'}
     return functools.partial(getattr(steps, f'{case.op}_step'), **options)
 
@@ -426,8 +419,6 @@ def _prompts(case: Case, device: torch.device) -> tuple[Tensor, int]:
 
 def run_steps(case: Case, tensors: Sequence[Tensor | None], copies: int, **gate) -> list[Tensor]:
     """Return the rows of some steps after prompts of different lengths."""
-    from .state import prefill
-
     query, key, value, *biases = _repeat(tensors, copies)
     lengths, count = _prompts(case, value.device)
     lengths, state = lengths.repeat(copies), new_state(case, len(value), value.device)
@@ -523,8 +514,6 @@ def _timed_calls(op: str, case: Case, device: torch.device, dtype: torch.dtype) 
         for shape, scale, kind in zip(case.shapes(TIMED_BATCH), scales, dtypes, strict=True)
     ]
     if op.endswith('_step'):
-        from .state import prefill
-
         query, key, value, *biases = tensors
         last = torch.full((len(value),), case.tokens - 1, device=device)
         state = prefill(new_state(case, len(value), device), key, value, last)
@@ -554,40 +543,6 @@ def measure_speeds(op: str, device: torch.device, dtype: torch.dtype) -> dict[st
     return speeds
 
 
-@dataclass(frozen=True)
-class Result:
-    """The result of a check.
-
-    Args:
-        status: 'passed', 'failed' or 'unchecked'.
-        reason: why it is not 'passed'.
-        error: the largest relative error.
-        speeds: device time of eager over that of the kernels, by mode, at two sizes.
-    """
-
-    status: str
-    reason: str | None = None
-    error: float | None = None
-    speeds: dict[str, list[float]] = field(default_factory=dict)
-
-    @property
-    def objection(self) -> str | None:
-        """Why dispatch does not use the kernels; None if it does."""
-        if self.status != 'passed':
-            return f'{self.status} on this device: {self.reason}'
-        slowest = min((min(found) for found in self.speeds.values()), default=1.0)
-        return None if slowest >= 1 else f'{slowest:.2f} times as fast as eager on this device'
-
-    def __str__(self) -> str:
-        if self.status != 'passed':
-            return f'{self.status}: {self.reason}'
-        pace = '; '.join(
-            f'{mode} {", ".join(f"{x:.2f}" for x in found)} x eager'
-            for mode, found in self.speeds.items()
-        )
-        return f'passed, largest error {self.error:.1e}' + (f'; {pace}' if pace else '')
-
-
 def classify(error: BaseException) -> Result:
     """Return the result for an exception: failed for wrong numbers and device faults only."""
     text = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
@@ -602,8 +557,6 @@ def classify(error: BaseException) -> Result:
 
 def run_child(op: str, device_name: str, dtypes: Sequence[str]) -> None:
     """Check an op in this process; print a line of JSON per type."""
-    from .triton.block_sizes import count_processors
-
     device = torch.device(device_name)
     processors = count_processors(device)
     for name in dtypes:
@@ -656,78 +609,6 @@ def _exit_result(code: int | None, errors: str) -> Result:
         return Result(status, f'ended by signal {-code} ({signal.strsignal(-code)})')
     lines = errors.strip().splitlines()
     return Result('unchecked', lines[-1] if lines else f'exited with status {code}')
-
-
-@functools.cache
-def device_key(device_type: str, index: int | None) -> dict[str, str]:
-    """Return what a result depends on: the device, versions, and all sources of the ops."""
-    digest = hashlib.sha256()
-    package = Path(__file__).parent
-    for path in sorted(package.rglob('*.py')):
-        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
-    key = dict(
-        torch=torch.__version__,
-        triton=availability.triton_version(),
-        ptxas=os.environ.get('TRITON_PTXAS_PATH', 'bundled'),
-        sources=digest.hexdigest(),
-    )
-    if device_type != 'cuda':
-        return dict(device="Triton's interpreter", driver='none', **key)
-    driver = torch._C._cuda_getDriverVersion()
-    return dict(device=torch.cuda.get_device_name(index), driver=str(driver), **key)
-
-
-def result_path(device_type: str, index: int | None) -> Path:
-    """Return the file of results, below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-    key = json.dumps(device_key(device_type, index), sort_keys=True)
-    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return Path(cache) / 'aft_mm' / 'kernels' / f'{digest}.json'
-
-
-@functools.cache
-def load_results(device_type: str, index: int | None) -> dict[str, Result]:
-    """Return the stored results by 'op dtype'; empty without a readable file."""
-    try:
-        content = json.loads(result_path(device_type, index).read_text())
-        return {name: Result(**found) for name, found in content['results'].items()}
-    except (OSError, KeyError, TypeError, ValueError):
-        return {}
-
-
-def save_results(device_type: str, index: int | None, results: dict[str, Result]) -> Path:
-    """Add results to the file, atomically, and return its path."""
-    load_results.cache_clear()
-    merged = {**load_results(device_type, index), **results}
-    load_results.cache_clear()
-    content = dict(
-        key=device_key(device_type, index),
-        results={name: asdict(result) for name, result in merged.items()},
-    )
-    path = result_path(device_type, index)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile('w', dir=path.parent, delete=False) as half:
-        half.write(json.dumps(content, indent=1) + '\n')
-    os.replace(half.name, path)
-    return path
-
-
-def objection(op: str, dtype: torch.dtype, device_type: str, index: int | None) -> str | None:
-    """Return why the kernels of `op` are not used by default on this device; None if they are."""
-    name = f'{op} {str(dtype).removeprefix("torch.")}'
-    result = load_results(device_type, index).get(name)
-    if result is None:
-        _log_hint()
-        return f'not checked on this device; {COMMAND} checks the kernels'
-    return result.objection
-
-
-@functools.cache
-def _log_hint() -> None:
-    logging.getLogger('aft_mm.ops').warning(
-        'Triton kernels that have not been checked on this device are not used; %s checks them',
-        COMMAND,
-    )
 
 
 def check_kernels(

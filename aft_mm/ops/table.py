@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from . import selftest
+from . import kernel_results
 from .dispatch import (
     BACKENDS,
     ENVIRONMENT_VARIABLE,
@@ -73,7 +73,7 @@ def print_table() -> None:
     for device in _devices():
         index = torch.cuda.current_device() if device.type == 'cuda' else None
         if not availability.machine_reasons(device.type, index):
-            for name, result in selftest.load_results(device.type, index).items():
+            for name, result in kernel_results.load_results(device.type, index).items():
                 print(f'kernel of {name}: {result}')
     print(f'{ENVIRONMENT_VARIABLE} selects from {", ".join(BACKENDS)}: one, or several to try')
-    print(f'{selftest.COMMAND} checks the Triton kernels on this device, which enables them')
+    print(f'{kernel_results.COMMAND} checks the Triton kernels on this device, which enables them')

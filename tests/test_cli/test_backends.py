@@ -18,12 +18,12 @@ def logger(monkeypatch, tmp_path):
     log = logging.getLogger('aft_mm.ops')
     monkeypatch.setattr(log, 'handlers', [])
     monkeypatch.setattr(log, 'level', log.level)
-    monkeypatch.setattr(dispatch, '_served', set())
+    monkeypatch.setattr(dispatch, '_logged', set())
     monkeypatch.delenv('AFT_MM_BACKEND', raising=False)
     return MMLogger(f'run-{tmp_path.name}', log_file=str(tmp_path / 'run.log'))
 
 
-def test_the_log_says_once_what_serves(logger, tmp_path, monkeypatch):
+def test_the_log_says_once_which_backend_is_used(logger, tmp_path, monkeypatch):
     for _ in range(2):  # two runs of one process do not log twice
         log_backends(SimpleNamespace(logger=logger))
     x = torch.randn(1, 3, 2)

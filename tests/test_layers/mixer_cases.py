@@ -11,8 +11,8 @@ from aft_mm.layers import TokenMixer
 from aft_mm.registry import MODELS
 
 D, B = 12, 2
-# FlaMixer needs a GPU and another package.
-REGISTERED = {name: cls for name, cls in CLASSES.items() if name != 'FlaMixer'}
+
+REGISTERED = dict(CLASSES)
 # Further arguments of a mixer, named TYPE-WHAT.
 VARIANTS = {
     'AFTFull-free': dict(rank=None),

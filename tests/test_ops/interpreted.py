@@ -1,7 +1,6 @@
-"""Runs a file of parity tests of the Triton kernels on the CPU, in Triton's interpreter.
+"""Run a file of parity tests of the Triton kernels on the CPU, in Triton's interpreter.
 
-In a process of its own: whether a kernel is interpreted is settled when it is defined, and the
-dispatcher serves every call of an interpreting process with the kernels.
+It needs its own process, because a kernel is interpreted or compiled from its definition on.
 """
 
 import importlib.util
@@ -21,7 +20,7 @@ NEEDS_TRITON = pytest.mark.skipif(
 
 
 def assert_passes(name, fewest, root):
-    """All tests of the file pass, at least so many."""
+    """Assert that all tests of the file pass, and that there are at least `fewest`."""
     environment = {
         **os.environ,
         'TRITON_INTERPRET': '1',

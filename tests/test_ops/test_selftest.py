@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from aft_mm.ops import __main__ as program
-from aft_mm.ops import dispatch, eager, reference, selftest
-from aft_mm.ops.selftest import LONG_CASES, Case, Result, WrongResultError
+from aft_mm.ops import dispatch, eager, kernel_results, reference, selftest
+from aft_mm.ops.kernel_results import Result
+from aft_mm.ops.selftest import LONG_CASES, Case, WrongResultError
 from aft_mm.ops.triton import availability
 
 from .interpreted import NEEDS_TRITON
@@ -28,7 +29,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.delenv(dispatch.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ())
     monkeypatch.setattr(availability, 'triton_version', lambda: '3.6.0')
-    caches = selftest.load_results, selftest.device_key, selftest._log_hint
+    caches = kernel_results.load_results, kernel_results.device_key, kernel_results._log_hint
     for cache in caches:
         cache.cache_clear()
     yield tmp_path
@@ -37,7 +38,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def store(**results):
-    selftest.save_results('cpu', None, {f'aft_simple {k}': v for k, v in results.items()})
+    kernel_results.save_results('cpu', None, {f'aft_simple {k}': v for k, v in results.items()})
 
 
 def test_kernels_are_used_only_after_a_stored_check(machine, caplog):
@@ -65,9 +66,9 @@ def test_the_environment_forces_kernels_without_a_check(machine, monkeypatch):
 def test_another_version_or_source_needs_another_check(change, machine, monkeypatch):
     store(float32=PASSED)
     if change == 'sources':
-        read = selftest.Path.read_bytes
+        read = kernel_results.Path.read_bytes
         monkeypatch.setattr(
-            selftest.Path,
+            kernel_results.Path,
             'read_bytes',
             lambda path: read(path) + b'#' * (path.name == 'geometry.py'),
         )
@@ -75,22 +76,22 @@ def test_another_version_or_source_needs_another_check(change, machine, monkeypa
         monkeypatch.setattr(availability, 'triton_version', lambda: '3.6.1')
     else:
         monkeypatch.setenv(change, '/opt/ptxas')
-    selftest.device_key.cache_clear()
-    selftest.load_results.cache_clear()
+    kernel_results.device_key.cache_clear()
+    kernel_results.load_results.cache_clear()
     assert not dispatch.is_applicable('triton', *CALL)
 
 
 def test_a_damaged_file_is_no_result_and_results_are_merged(machine):
     store(float32=PASSED)
     store(float16=PASSED)
-    path = selftest.result_path('cpu', None)
+    path = kernel_results.result_path('cpu', None)
     assert set(json.loads(path.read_text())['results']) == {
         'aft_simple float32', 'aft_simple float16',
     }  # fmt: skip
     assert [x.name for x in path.parent.iterdir()] == [path.name]
     path.write_text('{')
-    selftest.load_results.cache_clear()
-    assert selftest.load_results('cpu', None) == {}
+    kernel_results.load_results.cache_clear()
+    assert kernel_results.load_results('cpu', None) == {}
 
 
 @pytest.mark.parametrize(
@@ -193,14 +194,13 @@ def test_the_check_in_the_interpreter(tmp_path):
         command = [sys.executable, *words]
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 
-    options = '--verify', '--op', 'aft_simple', 'aft_simple_step', '--dtype', 'float32'
+    options = '--verify', '--op', 'aft_simple_step', '--dtype', 'float32'
     done = run('-m', 'aft_mm.ops', *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count('float32: passed, largest error') == 2
+    assert done.stdout.count('float32: passed, largest error') == 1
     code = (
         'from aft_mm.ops import dispatch; import torch; x = torch.zeros(1, 1, 1); '
-        'print(dispatch.choose_backend("aft_simple", [x] * 3, dict(key_function="softmax", '
-        'causal=True)))'
+        'print(dispatch.choose_backend("aft_simple_step", [x] * 4, dict(key_function="softmax")))'
     )
     used = run('-c', code)
     assert used.stdout.split() == ['triton'], used.stderr

@@ -1,0 +1,126 @@
+"""Stored results of the check of the Triton kernels (`selftest.py`), which dispatch reads.
+
+A file below ``$XDG_CACHE_HOME`` or ``~/.cache`` holds the results for a device, the versions of what
+compiles the kernels, and the sources of the ops. Results for anything else do not count.
+"""
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from .triton import availability
+
+COMMAND = 'aft_mm doctor --kernels'
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a check.
+
+    Args:
+        status: 'passed', 'failed' or 'unchecked'.
+        reason: why it is not 'passed'.
+        error: the largest relative error.
+        speeds: device time of eager over that of the kernels, by mode, at two sizes.
+    """
+
+    status: str
+    reason: str | None = None
+    error: float | None = None
+    speeds: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def objection(self) -> str | None:
+        """Why dispatch does not use the kernels; None if it does."""
+        if self.status != 'passed':
+            return f'{self.status} on this device: {self.reason}'
+        slowest = min((min(found) for found in self.speeds.values()), default=1.0)
+        return None if slowest >= 1 else f'{slowest:.2f} times as fast as eager on this device'
+
+    def __str__(self) -> str:
+        if self.status != 'passed':
+            return f'{self.status}: {self.reason}'
+        pace = '; '.join(
+            f'{mode} {", ".join(f"{x:.2f}" for x in found)} x eager'
+            for mode, found in self.speeds.items()
+        )
+        return f'passed, largest error {self.error:.1e}' + (f'; {pace}' if pace else '')
+
+
+@functools.cache
+def device_key(device_type: str, index: int | None) -> dict[str, str]:
+    """Return what a result depends on: the device, versions, and all sources of the ops."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parent
+    for path in sorted(package.rglob('*.py')):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    key = dict(
+        torch=torch.__version__,
+        triton=availability.triton_version(),
+        ptxas=os.environ.get('TRITON_PTXAS_PATH', 'bundled'),
+        sources=digest.hexdigest(),
+    )
+    if device_type != 'cuda':
+        return dict(device="Triton's interpreter", driver='none', **key)
+    driver = torch._C._cuda_getDriverVersion()
+    return dict(device=torch.cuda.get_device_name(index), driver=str(driver), **key)
+
+
+def result_path(device_type: str, index: int | None) -> Path:
+    """Return the file of results, below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+    key = json.dumps(device_key(device_type, index), sort_keys=True)
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return Path(cache) / 'aft_mm' / 'kernels' / f'{digest}.json'
+
+
+@functools.cache
+def load_results(device_type: str, index: int | None) -> dict[str, Result]:
+    """Return the stored results by 'op dtype'; empty without a readable file."""
+    try:
+        content = json.loads(result_path(device_type, index).read_text())
+        return {name: Result(**found) for name, found in content['results'].items()}
+    except (OSError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def save_results(device_type: str, index: int | None, results: dict[str, Result]) -> Path:
+    """Add results to the file, atomically, and return its path."""
+    load_results.cache_clear()
+    merged = {**load_results(device_type, index), **results}
+    load_results.cache_clear()
+    content = dict(
+        key=device_key(device_type, index),
+        results={name: asdict(result) for name, result in merged.items()},
+    )
+    path = result_path(device_type, index)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile('w', dir=path.parent, delete=False) as half:
+        half.write(json.dumps(content, indent=1) + '\n')
+    os.replace(half.name, path)
+    return path
+
+
+def objection(op: str, dtype: torch.dtype, device_type: str, index: int | None) -> str | None:
+    """Return why the kernels of `op` are not used by default on this device; None if they are."""
+    name = f'{op} {str(dtype).removeprefix("torch.")}'
+    result = load_results(device_type, index).get(name)
+    if result is None:
+        _log_hint()
+        return f'not checked on this device; {COMMAND} checks the kernels'
+    return result.objection
+
+
+@functools.cache
+def _log_hint() -> None:
+    logging.getLogger('aft_mm.ops').warning(
+        'Triton kernels that have not been checked on this device are not used; %s checks them',
+        COMMAND,
+    )
