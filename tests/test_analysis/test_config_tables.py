@@ -85,7 +85,7 @@ def test_an_edit_is_noticed_and_the_tool_updates_the_table(
     assert there in before
     (task / file).write_text(before.replace(there, edited))
 
-    with pytest.raises(SystemExit, match='^Error: the tables of .*README.md are not those of'):
+    with pytest.raises(SystemExit, match='^Error: the tables of .*README.md differ from'):
         run(monkeypatch, task, '--check')
     run(monkeypatch, task)
     run(monkeypatch, task, '--check')

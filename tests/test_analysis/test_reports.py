@@ -184,7 +184,7 @@ def test_an_encoder_and_the_mixing_with_its_memory_are_counted_too():
 def test_every_operator_of_images_and_points_is_counted(name):
     config = ROOT / f'configs/{name}.py'
     assert analyse_config(config)['uncounted'] == {}
-    with pytest.raises(UserError, match='counted on the whole of its position table'):
+    with pytest.raises(UserError, match='counted at the length of its position table'):
         analyse_config(config, (8, 8))
 
 
@@ -234,7 +234,7 @@ def test_a_detector_with_boxes_of_its_own_is_not_counted(tmp_path):
     config = Config.fromfile(QUICKSTART)
     config.model.roi_head = dict(type='StandardRoIHead')
     config.dump(tmp_path / 'two_stages.py')
-    with pytest.raises(UserError, match='is a detector with a roi_head'):
+    with pytest.raises(UserError, match='cannot be counted: the FLOPs of its roi_head'):
         analyse_config(tmp_path / 'two_stages.py')
 
 

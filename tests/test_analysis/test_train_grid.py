@@ -102,7 +102,7 @@ def test_a_second_call_makes_the_missing_runs(runs, capsys):
         (['a.py', 'no.py'], "'no.py' is not a config file"),
         (
             ['a.py', '--rates', '1e-4', '1e-3', '--metric', 'loss_per_pixel'],
-            "--metric must be one that the runs validate, got 'loss_per_pixel'",
+            "--metric must be a validation metric of the runs, got 'loss_per_pixel'",
         ),
     ],
 )
@@ -113,5 +113,5 @@ def test_bad_arguments_give_a_one_line_message(runs, words, message):
 
 def test_a_failed_run_reports_the_reason(tmp_path):
     log = tmp_path / 'a.log'
-    with pytest.raises(train_grid.UserError, match='train.py no.py ended with .* said .*no.py'):
+    with pytest.raises(train_grid.UserError, match='train.py no.py failed with status .*no.py'):
         train_grid.run_tool('train.py', ['no.py'], log)
