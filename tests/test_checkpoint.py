@@ -19,8 +19,9 @@ from mmengine.registry import PARAM_SCHEDULERS
 from mmengine.runner.checkpoint import CheckpointLoader
 
 import aft_mm.registry  # noqa: F401  registers what is tested here
-from aft_mm.checkpoint import load_from_http, load_from_local, register_safe_loading
+from aft_mm.checkpoint import load_from_http, load_from_local
 from aft_mm.errors import UserError
+from aft_mm.registry import register_safe_loading
 
 OPTIMIZER = OptimWrapper(
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)

@@ -21,14 +21,9 @@ from mmengine.runner import CheckpointLoader
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from aft_mm.checkpoint import (
-    load_from_http,
-    load_from_hub,
-    load_from_local,
-    register_safe_loading,
-    write_safetensors,
-)
+from aft_mm.checkpoint import load_from_http, load_from_hub, load_from_local, write_safetensors
 from aft_mm.errors import UserError
+from aft_mm.registry import register_safe_loading
 
 ROOT = Path(__file__).parents[1]
 

@@ -98,7 +98,7 @@ def test_a_mixer_outside_of_the_package_trains_and_draws(decay, tool):
 def test_a_mixer_without_steps_is_refused_where_something_draws(
     draws, tool, config, tmp_path, monkeypatch
 ):
-    hook = 'aft_mm.SampleHook' if draws else 'aft_mm.FirstSampleHook'
+    hook = 'aft_mm.SampleHook' if draws else 'aft_mm.SanityCheckHook'
     (tmp_path / 'plain.py').write_text(
         'from mmengine.registry import MODELS\nfrom aft_mm.layers import TokenMixer\n'
         '@MODELS.register_module(force=True)\nclass Plain(TokenMixer):\n'

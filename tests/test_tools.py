@@ -11,7 +11,8 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from aft_mm.checkpoint import load_from_local, register_safe_loading
+from aft_mm.checkpoint import load_from_local
+from aft_mm.registry import register_safe_loading
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 
 from aft_mm.apis import TextGenerator, Translator
-from aft_mm.engine import CheckpointFitHook
+from aft_mm.engine import CheckpointCompatibilityHook
 from aft_mm.errors import UserError
 from aft_mm.evaluation import BLEU
 
@@ -224,11 +224,11 @@ def test_bad_input_is_named(translator, files, data, tmp_path):
 
 def test_a_test_with_other_subwords_is_refused(trained):
     checkpoint = load(trained.work_dir)
-    CheckpointFitHook().after_load_checkpoint(trained, checkpoint)
+    CheckpointCompatibilityHook().after_load_checkpoint(trained, checkpoint)
     checkpoint['meta']['dataset_meta']['subwords'] = 'another'
     for resume in (False, True):
         with pytest.raises(UserError, match='trained with subwords of fingerprint another, but'):
-            CheckpointFitHook(resume=resume).after_load_checkpoint(trained, checkpoint)
+            CheckpointCompatibilityHook(resume=resume).after_load_checkpoint(trained, checkpoint)
 
 
 def test_the_tool_for_samples_names_the_one_for_translations(tool, files):

@@ -13,7 +13,7 @@ from mmengine.registry import DATASETS, MODELS, DefaultScope
 from torch import Tensor
 
 from aft_mm.checks import check_int
-from aft_mm.cli.command_line import check_data
+from aft_mm.config.reading import check_data
 from aft_mm.datasets import UnusableFile, read_rgb
 from aft_mm.errors import UserError
 

@@ -11,8 +11,8 @@ from mmengine.runner import CheckpointLoader
 from torch import nn
 
 import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
-from aft_mm.cli.command_line import check_checkpoint, read_config
-from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
+from aft_mm.checkpoint import load_weights
+from aft_mm.config.reading import check_checkpoint, read_config
 from aft_mm.errors import UserError
 
 #: Who draws from the model of a config, or reads with it, and the entry of the config that tells;
@@ -109,7 +109,7 @@ def load_model(
         check_checkpoint(os.fspath(checkpoint))
         model = build_model(config)
         weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
-        load_fitting(model, weights, name=str(config.filename))
+        load_weights(model, weights, name=str(config.filename))
         meta = weights.get('meta') or {}
     # As mmdet and mmseg call it: what the training said about its data.
     model.dataset_meta = meta.get('dataset_meta') or {}

@@ -11,7 +11,7 @@ from mmengine.config import Config
 from PIL import Image
 from torch import Tensor, nn
 
-from aft_mm.cli.command_line import check_checkpoint, read_config
+from aft_mm.config.reading import check_checkpoint, read_config
 from aft_mm.errors import UserError
 
 from .inputs import build_dataset, load_images, network_inputs, read_image, spread_samples

@@ -15,4 +15,4 @@ train_dataloader = dict(batch_size=16)
 # The ICLR submission has Adam where arXiv 2105.14103 has AdamW.
 optim_wrapper = dict(optimizer=dict(type='Adam'))
 test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=4, temperature=0.8, num_inputs=1024)
-default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))
+default_hooks = dict(data_report=dict(type='aft_mm.SkippedDataReportHook'))

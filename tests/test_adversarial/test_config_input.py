@@ -11,8 +11,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from aft_mm.cli.command_line import read_config
-from aft_mm.cli.config_checks import check_keys, check_settings
+from aft_mm.config.reading import check_keys, check_settings, read_config
 from aft_mm.errors import UserError
 
 from ..leaves import leaves

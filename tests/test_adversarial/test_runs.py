@@ -16,8 +16,7 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from aft_mm.cli.runs import whole_run
-from aft_mm.engine import StopSignals
+from aft_mm.engine import StopSignals, run_guard
 
 pytestmark = pytest.mark.adversarial
 
@@ -134,7 +133,7 @@ def test_a_signal_during_validation_names_the_checkpoint_of_the_epoch(train, cap
 )
 def test_the_command_that_goes_on_is_the_one_that_began(program, words, command, monkeypatch):
     monkeypatch.setattr('sys.argv', [program])
-    with whole_run(words) as run:
+    with run_guard(words) as run:
         assert run.command() == f'run: {command}'
 
 

@@ -8,7 +8,7 @@ import torch
 from mmengine.logging import MMLogger
 
 from aft_mm import ops
-from aft_mm.cli.command_line import log_backends
+from aft_mm.cli.commands.train import log_backends
 from aft_mm.ops import dispatch
 
 

@@ -9,10 +9,10 @@ from packaging.requirements import Requirement
 
 from aft_mm.cli.commands import copy_config
 from aft_mm.cli.commands.doctor import broken_imports
-from aft_mm.cli.config_files import configs_by_name, find_config, home
 from aft_mm.cli.environment import problems
 from aft_mm.cli.main import main, parse_args
 from aft_mm.cli.parsers import COMMANDS
+from aft_mm.config.finding import configs_by_name, find_config, install_root
 from aft_mm.errors import UserError
 
 HEAVY = {'torch', 'mmengine', 'numpy', 'matplotlib'}
@@ -66,7 +66,7 @@ def test_help_of_the_tools_imports_nothing_heavy():
     """Of every file in tools that is a program."""
     tools = [
         str(path)
-        for path in (home() / 'tools').rglob('*.py')
+        for path in (install_root() / 'tools').rglob('*.py')
         if "if __name__ == '__main__':" in path.read_text()
     ]
     shown, imported = imports_of_help(
@@ -85,7 +85,11 @@ def test_a_missing_library_is_one_sentence(monkeypatch):
 
 class TestNames:
     def test_every_config_of_ours_has_a_name_of_its_own(self):
-        files = [path for path in (home() / 'configs').rglob('*.py') if '_base_' not in path.parts]
+        files = [
+            path
+            for path in (install_root() / 'configs').rglob('*.py')
+            if '_base_' not in path.parts
+        ]
         assert len(files) == len(configs_by_name()) > 150
 
     @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader
 from aft_mm import ops
 from aft_mm.datasets import PackSequence
 from aft_mm.datasets.text_file import take_split
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 from aft_mm.layers import TokenEmbedding
 
 
 def sentence(call, *errors):
-    with pytest.raises(SystemExit) as end, one_sentence(*errors):
+    with pytest.raises(SystemExit) as end, user_errors(*errors):
         call()
     message = str(end.value)
     assert message.startswith('Error: ') and '\n' not in message
@@ -73,7 +73,7 @@ class Bugs(list):
     ids=['int', 'worker', 'accident', 'op', 'key'],
 )
 def test_a_bug_keeps_its_traceback(bug):
-    with pytest.raises((ValueError, KeyError)), one_sentence():
+    with pytest.raises((ValueError, KeyError)), user_errors():
         bug()
 
 

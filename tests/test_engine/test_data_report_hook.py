@@ -15,10 +15,10 @@ from mmengine.registry import DATASETS, RUNNERS
 from mmengine.runner import Runner
 from torch.utils.data import Dataset
 
-from aft_mm.cli.command_line import DATA_ERRORS, check_data
-from aft_mm.engine import DataReportHook
-from aft_mm.engine.hooks.data_report_hook import Notes
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.config.reading import check_data
+from aft_mm.engine import SkippedDataReportHook
+from aft_mm.engine.hooks.sanity import Notes
+from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.structures import SequenceSample
 
 REMARK = 'a cloud of fewer than 8 points is drawn from with replacement'
@@ -86,7 +86,7 @@ def test_a_validation_over_a_corrupt_file_ends_in_one_sentence(runner, clouds):
     path = clouds / 'clouds/chair/val/2.npy'
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(SystemExit, match="^Error: point cloud 'clouds/chair/val/2.npy' cannot be"):
-        with one_sentence():
+        with user_errors():
             runner.train()
 
 
@@ -117,11 +117,11 @@ def test_missing_data_is_named_before_a_run(config, tmp_path, monkeypatch):
     (tmp_path / 'clouds/chair/train').mkdir(parents=True)
     check_data(cfg, 'train')
     with pytest.raises(SystemExit, match="^Error: class 'chair' has no point cloud .*/train'.$"):
-        with one_sentence(*DATA_ERRORS):
+        with user_errors(*DATA_ERRORS):
             DATASETS.build(cfg.train_dataloader.dataset)
     (tmp_path / 'img_align_celeba').mkdir()
     with pytest.raises(SystemExit, match='^Error: .*list_eval_partition.txt of CelebA does not'):
-        with one_sentence(*DATA_ERRORS):
+        with user_errors(*DATA_ERRORS):
             DATASETS.build(dict(type='aft_mm.CelebA', data_root=str(tmp_path)))
 
 
@@ -132,7 +132,7 @@ def note(hook, run, mode='train', **metainfo):
 
 def test_each_rank_adds_its_files_and_each_remark_is_made_once(monkeypatch, caplog):
     run = SimpleNamespace(epoch=4, logger=logging.getLogger('report'))
-    hook = DataReportHook()
+    hook = SkippedDataReportHook()
     other = Notes(Counter({'b.png is damaged.': 2}), {'grey': 'z.png', 'tiny': 'y.png'})
     monkeypatch.setattr(
         'aft_mm.engine.hooks.data_report_hook.all_gather_object', lambda notes: [notes, other]
@@ -229,7 +229,7 @@ def test_every_loop_of_mmengine_reports_its_own_notes(tmp_path, train_cfg, title
         test_evaluator=Evaluator([Nothing()]),
         default_scope='mmengine',
         optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.0)),
-        custom_hooks=[DataReportHook()],
+        custom_hooks=[SkippedDataReportHook()],
         experiment_name=f'report-{len(titles)}',
     )
     runner.train()

@@ -16,16 +16,16 @@ from scipy.stats import entropy
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from aft_mm.cli.command_line import check_regularization
 from aft_mm.datasets import Digits
 from aft_mm.engine import (
     AutocastOptimWrapper,
     CheckImagesHook,
-    CheckpointFitHook,
+    CheckpointCompatibilityHook,
     CompileHook,
     EpochSeedHook,
     RegularizationHook,
 )
+from aft_mm.engine.preflight import check_regularization
 from aft_mm.errors import UserError
 from aft_mm.layers import PositionEmbedding
 from aft_mm.registry import DATASETS, MODELS
@@ -202,7 +202,7 @@ class TestRegularizationHook:
 class TestCheckpointFitHook:
     def check(self, state, strict=True, model=None):
         checkpoint = dict(state_dict=state, meta=dict(experiment_name='that_run'))
-        CheckpointFitHook(strict).after_load_checkpoint(runner(model), checkpoint)
+        CheckpointCompatibilityHook(strict).after_load_checkpoint(runner(model), checkpoint)
 
     def test_own_weights_fit_also_with_the_prefix_of_a_wrapper(self):
         state = Model().state_dict()
@@ -246,10 +246,10 @@ class TestCheckpointFitHook:
             )
         ]
         with pytest.raises(UserError, match='resumed with positions.weight of another size'):
-            CheckpointFitHook(strict, resume=True).after_load_checkpoint(
+            CheckpointCompatibilityHook(strict, resume=True).after_load_checkpoint(
                 runner(long), dict(state_dict=short.state_dict())
             )
-        CheckpointFitHook(strict, resume=True).after_load_checkpoint(
+        CheckpointCompatibilityHook(strict, resume=True).after_load_checkpoint(
             runner(long), dict(state_dict=long.state_dict())
         )
 

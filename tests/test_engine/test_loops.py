@@ -7,8 +7,7 @@ import torch
 from mmengine.dataset import pseudo_collate
 from torch.utils.data import DataLoader
 
-from aft_mm.engine import GenerationTestLoop
-from aft_mm.engine.seeds import derived_seed
+from aft_mm.engine import GenerationTestLoop, derived_seed
 from aft_mm.errors import UserError
 from aft_mm.structures import SequenceSample
 

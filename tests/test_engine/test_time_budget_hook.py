@@ -15,8 +15,8 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 
-from aft_mm.engine import CheckpointFitHook, TimeBudgetHook
-from aft_mm.engine.hooks import minutes_hook, time_budget_hook
+from aft_mm.engine import CheckpointCompatibilityHook, TimeBudgetHook
+from aft_mm.engine.hooks import checkpointing, stopping
 from aft_mm.errors import UserError
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
@@ -59,8 +59,8 @@ class Clock(Hook):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(time_budget_hook, 'monotonic', clock)
-    monkeypatch.setattr(minutes_hook, 'monotonic', clock)
+    monkeypatch.setattr(stopping, 'monotonic', clock)
+    monkeypatch.setattr(checkpointing, 'monotonic', clock)
     return clock
 
 
@@ -108,7 +108,7 @@ def train(clock, tmp_path, monkeypatch):
         clock.iterations, clock.validated, clock.fail_after = [], [], fail_after
         runner.register_hook(clock)
         if resume:
-            runner.register_hook(CheckpointFitHook(resume=True))
+            runner.register_hook(CheckpointCompatibilityHook(resume=True))
         runner.train()
         return runner
 
@@ -149,7 +149,7 @@ def test_a_run_stops_at_its_time_and_goes_on_as_if_it_had_not(train, clock, whol
 
 @pytest.mark.parametrize('name', CHANGES)
 def test_a_killed_run_loses_no_more_than_its_minutes(train, clock, whole, name, tmp_path):
-    hook = dict(type='aft_mm.MinutesHook', minutes=4 * SECOND, interval=1)
+    hook = dict(type='aft_mm.PeriodicCheckpointHook', minutes=4 * SECOND, interval=1)
     changes = {**CHANGES[name], 'default_hooks.minutes': hook}
     killed_at = 17 if name else 11
     with pytest.raises(InterruptedError):
@@ -164,7 +164,7 @@ def test_a_killed_run_loses_no_more_than_its_minutes(train, clock, whole, name, 
 
 
 def test_a_checkpoint_of_the_epoch_is_one_of_the_minutes(train, tmp_path):
-    hook = dict(type='aft_mm.MinutesHook', minutes=6 * SECOND, interval=1)
+    hook = dict(type='aft_mm.PeriodicCheckpointHook', minutes=6 * SECOND, interval=1)
     with pytest.raises(InterruptedError):
         train(fail_after=8, **{'default_hooks.minutes': hook})
     assert [path.name for path in (tmp_path / 'work').glob('[ei]*.pth')] == ['epoch_1.pth']
@@ -302,11 +302,11 @@ def test_the_parts_add_up():
 SCRIPT = """
 import os, runpy, sys
 from itertools import count
-from aft_mm.engine.hooks import time_budget_hook
+from aft_mm.engine.hooks import stopping
 
 # One look per iteration: the first process has 8 seconds, the other one all time in the world.
 ticks = count()
-time_budget_hook.monotonic = lambda: next(ticks) if os.environ['RANK'] == '0' else 0
+stopping.monotonic = lambda: next(ticks) if os.environ['RANK'] == '0' else 0
 runpy.run_path(sys.argv.pop(1), run_name='__main__')
 """
 

@@ -7,8 +7,7 @@ import torch
 from mmengine.runner.checkpoint import load_state_dict
 from torch import nn
 
-from aft_mm.checkpoint import load_from_local
-from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
+from aft_mm.checkpoint import load_from_local, load_weights
 from aft_mm.errors import UserError
 from aft_mm.layers import TokenMixer
 from aft_mm.layers.mixers import base
@@ -76,7 +75,7 @@ def test_a_file_is_refused_by_what_the_tools_load_with(wrapped, tmp_path, monkey
                 for name in list(part):
                     part[f'module.{name}'.rstrip('.')] = part.pop(name)
         torch.save(dict(state_dict=state), tmp_path / 'epoch_1.pth')
-        load_fitting(model, load_from_local(tmp_path / 'epoch_1.pth', 'cpu'), 'a model')
+        load_weights(model, load_from_local(tmp_path / 'epoch_1.pth', 'cpu'), 'a model')
 
     with pytest.raises(UserError, match='^0 of the checkpoint was saved by aft_mm 0.1, whose AFT'):
         load(1)

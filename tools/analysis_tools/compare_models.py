@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -44,7 +44,8 @@ from PIL import Image
 
 from aft_mm.apis import ImageGenerator, SuperResolver, build_dataset, spread_samples, task_of
 from aft_mm.checks import check_int
-from aft_mm.cli.command_line import DATA_ERRORS, check_checkpoint, read_config
+from aft_mm.config.reading import check_checkpoint, read_config
+from aft_mm.errors import DATA_ERRORS
 from aft_mm.sampling.images import given_rows
 from aft_mm.sampling.super_resolution import super_resolve
 from aft_mm.visualization import draw_completions, draw_header, draw_super_resolution
@@ -104,7 +105,7 @@ def images_of(config, num: int) -> tuple[np.ndarray, np.ndarray | None]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         check_output('--out', args.out, ('.png',))
         check_int('--num', args.num, 1)
         models = load_models(args)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import add_runs, check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -44,7 +44,8 @@ from mmengine.registry import MODELS, init_default_scope
 from model_complexity import analyse_config
 from plot_curves import runs_of
 
-from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
+from aft_mm.config.reading import read_config
+from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.visualization import (
     TABLES,
     metric_label,
@@ -151,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
     # What mmengine has to say on the way is no part of the table.
-    with one_sentence(*CONFIG_ERRORS), contextlib.redirect_stdout(sys.stderr):
+    with user_errors(*CONFIG_ERRORS), contextlib.redirect_stdout(sys.stderr):
         for path in args.out:
             check_output('--out', path, TABLES)
         rows = {

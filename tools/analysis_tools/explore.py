@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -31,8 +31,9 @@ from mmengine.config import Config
 from torch import nn
 
 from aft_mm.apis import ImageClassifier, load_model
-from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
 from aft_mm.cli.pictures import footer
+from aft_mm.config.reading import read_config
+from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.visualization import (
     ExplorerImage,
     ExplorerLayer,
@@ -100,7 +101,7 @@ def look_at(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence(*CONFIG_ERRORS):
+    with user_errors(*CONFIG_ERRORS):
         check_output('--out', args.out, ('.html',))
         config = read_config(args.config)
         if args.images:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -50,7 +50,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int
-from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
+from aft_mm.config.reading import read_config
+from aft_mm.errors import CONFIG_ERRORS
 
 # mmengine counts convolutions, linear layers, matrix products and norms; the rest is ours.
 ELEMENTWISE = (
@@ -273,7 +274,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence(FileNotFoundError, *CONFIG_ERRORS):
+    with user_errors(FileNotFoundError, *CONFIG_ERRORS):
         count(args)
 
 

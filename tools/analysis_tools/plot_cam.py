@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import add_image_arguments, add_picture_arguments
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 METHODS = ('GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'XGradCAM', 'LayerCAM', 'EigenGradCAM')
 
@@ -48,8 +48,8 @@ from aft_mm.apis import (
     shown_image,
     spread_samples,
 )
-from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save
+from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization import as_map, draw_cams
 
 
@@ -97,7 +97,7 @@ def activation_maps(
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         check_picture(args)
         network = load_network(args.config, args.checkpoint)
         if network.config is None or not hasattr(network.model, 'head'):

@@ -9,8 +9,8 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import MOST_DPI, PICTURES, add_runs, check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.cli.arguments import MAX_DPI, PICTURES, add_runs, check_output
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -94,9 +94,9 @@ def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence(ValueError, OSError):
+    with user_errors(ValueError, OSError):
         check_output('--out', args.out, PICTURES)
-        check_int('--dpi', args.dpi, 1, MOST_DPI)
+        check_int('--dpi', args.dpi, 1, MAX_DPI)
         logs = runs_of(args)
         references = by_label('--reference', [pair(text) for text in args.reference])
         figure = draw_curves(

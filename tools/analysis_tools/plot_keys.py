@@ -12,7 +12,7 @@ from aft_mm.cli.arguments import (
     add_picture_arguments,
     check_writable,
 )
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -40,8 +40,9 @@ from aft_mm.apis import (
     shown_image,
     spread_samples,
 )
-from aft_mm.cli.command_line import DATA_ERRORS, numbered
+from aft_mm.cli.arguments import numbered
 from aft_mm.cli.pictures import check_picture, footer
+from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization import (
     choose,
     draw_key_maps,
@@ -54,7 +55,7 @@ from aft_mm.visualization import (
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         check_picture(args)
         network = load_network(args.config, args.checkpoint)
         mixers = list(mixers_with_keys(network.model).values())

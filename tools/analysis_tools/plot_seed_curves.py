@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.cli.arguments import MAX_DPI, PICTURES, check_output
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -91,9 +91,9 @@ def time_of(files: Sequence[str], times: dict[str, float]) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence(ValueError, OSError):
+    with user_errors(ValueError, OSError):
         check_output('--out', args.out, PICTURES)
-        check_int('--dpi', args.dpi, 1, MOST_DPI)
+        check_int('--dpi', args.dpi, 1, MAX_DPI)
         for label, *files in args.group:
             if not files:
                 raise UserError(f'--group needs LABEL LOG [LOG ...], got {label}')

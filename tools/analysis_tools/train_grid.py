@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -175,7 +175,7 @@ def missing(args: argparse.Namespace) -> Iterator[tuple]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args, start = parse_args(argv), time.monotonic()
-    with one_sentence(OSError, ValueError):
+    with user_errors(OSError, ValueError):
         for config in args.configs:
             if not config.is_file():
                 raise UserError(f'{str(config)!r} is not a config file')

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aft_mm.cli.allocator import keep_freed_memory
+from aft_mm.engine.allocator import keep_freed_memory
 
 
 def proc_status(field: str) -> float:

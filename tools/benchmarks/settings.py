@@ -8,8 +8,8 @@ import torch
 from arguments import named_in_errors
 from record import default_device
 
-from aft_mm.cli.allocator import keep_freed_memory
-from aft_mm.errors import one_sentence
+from aft_mm.engine.allocator import keep_freed_memory
+from aft_mm.errors import user_errors
 
 
 def fill_in(
@@ -44,7 +44,7 @@ def set_up_torch(args: argparse.Namespace) -> None:
     cuDNN would cut its operands to TF32 by default. Whether freed memory is kept becomes one of the
     settings that the JSON records.
     """
-    with one_sentence():
+    with user_errors():
         args.freed_memory_kept = keep_freed_memory()
     torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = False

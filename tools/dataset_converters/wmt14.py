@@ -18,8 +18,8 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.cli.progress import with_bar
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.cli.progress import progress
+from aft_mm.errors import UserError, user_errors
 
 LANGUAGES = ('en', 'de')
 # Of each split, the parts that make it; {} is the language, and the two sides of an .sgm differ.
@@ -50,7 +50,7 @@ def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
         UserError: an archive is missing or damaged.
     """
     found = {}
-    for path in with_bar(archives, 'archives'):
+    for path in progress(archives, 'archives'):
         if not path.is_file():
             raise UserError(f'archive {str(path)!r} does not exist')
         try:
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('archives', type=Path, nargs='+', help='the .tgz files')
     parser.add_argument('--out', type=Path, default=Path('data/wmt14_en_de'), metavar='FOLDER')
     args = parser.parse_args(argv)
-    with one_sentence(OSError):
+    with user_errors(OSError):
         write(read(args.archives), args.out)
 
 
