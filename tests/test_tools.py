@@ -119,10 +119,10 @@ class TestTrainArguments:
         train = tool('train')
         args = train.parse_args([config('tiny'), '--launcher', launcher])
         if launcher == 'none':
-            assert train.load_config(args).launcher == 'none'
+            assert train.load_run_config(args).launcher == 'none'
         else:
             with pytest.raises(ValueError, match=f"launcher='{launcher}' needs .*_?RANK|PROCID"):
-                train.load_config(args)
+                train.load_run_config(args)
 
 
 class TestTestArguments:

@@ -76,7 +76,7 @@ class TestNames:
         assert type(get_model(name)).__name__ == 'AutoregressiveModel'
 
     def test_a_package_without_its_configs_says_so(self, tmp_path, monkeypatch):
-        monkeypatch.setattr('aft_mm.cli.config_files.PACKAGE', tmp_path / 'aft_mm')
+        monkeypatch.setattr('aft_mm.config.finding.PACKAGE', tmp_path / 'aft_mm')
         install_root.cache_clear()
         with pytest.raises(UserError, match='install aft_mm from a wheel that holds them'):
             register_models.__wrapped__()

@@ -135,7 +135,7 @@ def test_each_rank_adds_its_files_and_each_remark_is_made_once(monkeypatch, capl
     hook = SkippedDataReportHook()
     other = Notes(Counter({'b.png is damaged.': 2}), {'grey': 'z.png', 'tiny': 'y.png'})
     monkeypatch.setattr(
-        'aft_mm.engine.hooks.data_report_hook.all_gather_object', lambda notes: [notes, other]
+        'aft_mm.engine.hooks.sanity.all_gather_object', lambda notes: [notes, other]
     )
     note(hook, run, skipped=('a.png is damaged.', 'b.png is damaged.'))
     note(hook, run, remarks={'grey': 'c.png'})

@@ -230,7 +230,7 @@ class TestCheckpointFitHook:
     def test_what_is_interpolated_is_logged(self, strict, monkeypatch):
         lines = []
         monkeypatch.setattr(
-            'aft_mm.engine.hooks.checkpoint_fit_hook.print_log',
+            'aft_mm.checkpoint.loading.print_log',
             lambda text, **options: lines.append((text, options['level'])),
         )
         short, long = (Model() for _ in range(2))

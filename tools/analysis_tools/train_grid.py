@@ -82,7 +82,7 @@ def run_tool(tool: str, words: Sequence[object], log: Path) -> None:
         UserError: it failed, as the last line of its log says.
     """
     context = get_context('forkserver')
-    context.set_forkserver_preload(['aft_mm.apis', 'aft_mm.cli.command_line'])
+    context.set_forkserver_preload(['aft_mm.apis', 'aft_mm.config.reading'])
     log.parent.mkdir(parents=True, exist_ok=True)
     process = context.Process(target=_run, args=(tool, [str(word) for word in words], str(log)))
     process.start()
