@@ -28,7 +28,7 @@ ALLOWED = {
     'models': {'layers', 'structures', 'tokenizers'} | GROUND,
     'datasets': {'structures', 'tokenizers'} | GROUND,
     'evaluation': {'structures', 'tokenizers'} | GROUND,
-    'visualization': {'structures'} | GROUND,
+    'visualization': {'structures', 'tokenizers'} | GROUND,
     'checkpoint': {'structures'} | GROUND,
     'config': {'structures'} | GROUND,
     'hosts': {'structures'} | GROUND,

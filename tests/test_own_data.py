@@ -133,7 +133,7 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
     )
     logged = capfd.readouterr()
     assert (
-        'begin anew: head.fc.weight [3, 96] -> [2, 96], head.fc.bias [3] -> [2]'
+        'keep their initialisation: head.fc.weight [3, 96] -> [2, 96], head.fc.bias [3] -> [2]'
         in logged.out + logged.err
     )
 

@@ -206,7 +206,7 @@ META = rb'{\"cfg\": \"a = 1\", \"epoch\": 3}'
     ('change', 'message'),
     [
         (lambda data: data[:-1], 'is damaged'),
-        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), 'have another sha256 than it says'),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), 'do not match the sha256'),
         (lambda data: data.replace(b'{\\"meta', b'[\\"meta'), 'is damaged'),
         (lambda data: data.replace(META, b'3'.ljust(len(META))), 'holds a int as meta'),
         (lambda data: b'PK' + data, 'is damaged'),

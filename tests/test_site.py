@@ -115,7 +115,7 @@ def test_a_mixer_without_steps_is_refused_where_something_draws(
         f'default_hooks = dict(samples=dict(_delete_={not draws}, type="{hook}"))\n'
     )
     words = [name, '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=1']
-    sentence = 'Plain has no _init_state and _mix_step: nothing can be drawn from the model'
+    sentence = 'Plain has no _init_state and _mix_step: the model cannot be sampled from'
     if draws:
         with pytest.raises(SystemExit, match=f'^Error: {sentence}, as SampleHook of the config'):
             tool('train').main(words)

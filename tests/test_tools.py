@@ -337,7 +337,7 @@ class TestErrorsBeforeARun:
             'a.pth',
             option,
             'a.txt',
-            match=f"Error: {option} needs a file name that ends in {suffix}, got 'a.txt'",
+            match=f"Error: {option} must end in {suffix}, got 'a.txt'",
         )
 
     def test_no_test_loop(self, fails, config):

@@ -232,7 +232,7 @@ def test_a_test_with_other_subwords_is_refused(trained):
 
 
 def test_the_tool_for_samples_names_the_one_for_translations(tool, files):
-    with pytest.raises(SystemExit, match='draws from a text that is given; use `aft_mm translate`'):
+    with pytest.raises(SystemExit, match='needs an input text; use `aft_mm translate`'):
         tool('sample').main([*files, '--out', 'a.txt'])
 
 
@@ -274,7 +274,7 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
     [
         (['--beam-size', 0], '--beam-size must be an int, 1 or larger, got 0'),
         (['--n-best', 5], '--n-best must be an int, 1 to 4, got 5'),
-        (['--n-best', 2, '--sample'], '--n-best and --sample do not go together'),
+        (['--n-best', 2, '--sample'], '--n-best and --sample cannot be combined'),
         (['--length-penalty', -1], '--length-penalty must be a finite number, 0 or larger, got -1'),
         (['--batch-size', 0], '--batch-size must be an int, 1 or larger, got 0'),
     ],

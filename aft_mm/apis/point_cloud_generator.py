@@ -71,7 +71,7 @@ def write_ply(path: str | os.PathLike, points: np.ndarray) -> None:
     if len(shape) != 2 or shape[1] != 3 or not shape[0]:
         raise UserError(f'write_ply needs the points of one cloud, [P, 3], got {list(shape)}')
     if os.path.splitext(path)[1] != '.ply':
-        raise UserError(f'write_ply needs a file name that ends in .ply, got {str(path)!r}')
+        raise UserError(f'the path of write_ply must end in .ply, got {str(path)!r}')
     import trimesh  # late: nothing else that is drawn needs it
 
     trimesh.PointCloud(points).export(os.fspath(path), file_type='ply')

@@ -51,7 +51,6 @@ DRAWS = [
 @pytest.mark.parametrize(
     ('words', 'variable'),
     [
-        *((words, 'AFT_MM_VERIFY') for words in RUNS),
         # Every tool that computes sets the allocator.
         *((words, 'AFT_MM_MALLOC') for words in [*RUNS, *DRAWS]),
     ],

@@ -146,9 +146,9 @@ class TestCopies:
         monkeypatch.chdir(tmp_path)
         self.copy('--cfg-options', 'train_cfg.max_epochs=7')
         assert Config.fromfile(f'{QUICKSTART}.py').train_cfg.max_epochs == 7
-        with pytest.raises(SystemExit, match='--keep-bases and --cfg-options do not go together'):
+        with pytest.raises(SystemExit, match='--keep-bases and --cfg-options cannot be combined'):
             self.copy('--keep-bases', '--out', 'b.py', '--cfg-options', 'train_cfg.max_epochs=7')
-        with pytest.raises(SystemExit, match="--out needs a file name that ends in .py, got 'b'"):
+        with pytest.raises(SystemExit, match="--out must end in .py, got 'b'"):
             self.copy('--out', 'b')
 
 
@@ -174,7 +174,7 @@ class TestDoctor:
             (
                 dict(torch='2.11.0+cpu', torchaudio=None),
                 '3.11.2',
-                'one is built for the CPU alone',
+                'CPU-only build',
                 'same index',
             ),
             (
@@ -183,7 +183,12 @@ class TestDoctor:
                 'mmengine and onedl-mmengine are all installed',
                 'pip uninstall -y mmengine onedl-mmengine',
             ),
-            ({'opencv-python-headless': '5.0.0'}, '3.11.2', 'are the module cv2', 'pip uninstall'),
+            (
+                {'opencv-python-headless': '5.0.0'},
+                '3.11.2',
+                'contain the module cv2',
+                'pip uninstall',
+            ),
             ({'mmcv': '2.2.0'}, '3.13.0', 'mmcv 2.2.0 is refused by mmdet', 'make downstream'),
         ],
     )
@@ -254,5 +259,5 @@ def test_list_filters(tool, capsys, monkeypatch):
     assert QUICKSTART in measured and 'retinanet-aft-conv-tiny_8xb2-1x_voc0712' not in measured
     with pytest.raises(SystemExit, match='--task must be one of copy_task, .*, got .detecton'):
         names('--task', 'detecton')
-    with pytest.raises(SystemExit, match='no config is asked for by all of these'):
+    with pytest.raises(SystemExit, match='no config matches all arguments'):
         names('no-such-model')

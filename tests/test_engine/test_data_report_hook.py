@@ -61,8 +61,8 @@ def check_log(text):
     """Every epoch names both files; the remark is made once, in spite of four clouds."""
     for epoch in (1, 2, 3):
         found = re.search(
-            rf'train epoch {epoch}: 2 file\(s\) cannot be used, drawn (\d+) x, others took their '
-            r"place:\n  point cloud 'clouds/chair/train/3.npy' cannot be read: it is damaged or of "
+            rf'train epoch {epoch}: 2 file\(s\) cannot be used, sampled (\d+) x and replaced by others:'
+            r"\n  point cloud 'clouds/chair/train/3.npy' cannot be read: it is damaged or of "
             r'another kind than its name says \((\d+) x\)\n'
             r"  point cloud 'clouds/chair/train/7.npy' "
             r'cannot be used: points must be finite, but 9 of 9 are not \((\d+) x\)',
@@ -71,7 +71,7 @@ def check_log(text):
         total, *each = map(int, found.groups())
         assert min(each) >= 1 and total == sum(each)
     assert len(re.findall(f'{REMARK}, the first one is .clouds/chair/train/1[12].npy', text)) == 1
-    assert text.count(REMARK) == 1 and text.count('cannot be used, drawn') == 3
+    assert text.count(REMARK) == 1 and text.count('cannot be used, sampled') == 3
 
 
 @pytest.mark.parametrize('runner', [0, 2], indirect=True, ids=['alone', 'workers'])
@@ -144,7 +144,7 @@ def test_each_rank_adds_its_files_and_each_remark_is_made_once(monkeypatch, capl
     with caplog.at_level(logging.WARNING):
         hook.after_train_epoch(run)
         assert caplog.messages == [
-            'train epoch 5: 2 file(s) cannot be used, drawn 5 x, others took their place:\n'
+            'train epoch 5: 2 file(s) cannot be used, sampled 5 x and replaced by others:\n'
             '  a.png is damaged (1 x)\n  b.png is damaged (4 x)',
             "grey, the first one is 'c.png'",
             "tiny, the first one is 'y.png'",
@@ -152,7 +152,7 @@ def test_each_rank_adds_its_files_and_each_remark_is_made_once(monkeypatch, capl
         caplog.clear()
         hook.after_train_epoch(run)
         assert caplog.messages == [
-            'train epoch 5: 1 file(s) cannot be used, drawn 2 x, others took their place:\n'
+            'train epoch 5: 1 file(s) cannot be used, sampled 2 x and replaced by others:\n'
             '  b.png is damaged (2 x)'
         ]
 

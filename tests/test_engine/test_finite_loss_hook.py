@@ -114,7 +114,7 @@ def test_the_gradients_are_those_before_clipping():
     largest = max(
         (value.grad.abs().max().item(), name) for name, value in model.layer.named_parameters()
     )
-    expected = 'that of the step before was {:.6g} of layer.{};'.format(*largest)
+    expected = 'that of the previous step was {:.6g} of layer.{};'.format(*largest)
     assert expected in str(error.value)
 
 
@@ -135,5 +135,5 @@ def test_an_iteration_that_only_accumulates_is_watched():
 def test_the_first_iteration_has_no_step_before():
     run = Run()
     run.runner.message_hub = MessageHub('empty')
-    with pytest.raises(UserError, match='that of the step before was none; .* is none yet'):
+    with pytest.raises(UserError, match='that of the previous step was none; .* is none yet'):
         run.step(float('nan'))

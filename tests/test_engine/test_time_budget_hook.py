@@ -138,7 +138,7 @@ def test_a_run_stops_at_its_time_and_goes_on_as_if_it_had_not(train, clock, whol
     (log,) = Path(stopped.work_dir).glob('*/*.log')
     assert (
         'The time budget of 0:00:08 is used up: 0:00:08 at iteration 8; the checkpoint is '
-        f'{stopped.work_dir}/iter_8.pth; to go on, give'
+        f'{stopped.work_dir}/iter_8.pth; to resume, give'
     ) in log.read_text()
 
     resumed = train(100, resume=True, **CHANGES[name])
@@ -227,7 +227,7 @@ def test_without_time_left_nothing_is_trained(train, clock):
     with pytest.raises(
         UserError,
         match=re.escape(
-            'the time budget of 0:00:08 is used up, as the run took 0:00:08 before; to go on'
+            'the time budget of 0:00:08 is used up, as the run took 0:00:08 so far; to resume'
         ),
     ):
         train(8, resume=True)
@@ -266,7 +266,7 @@ def test_an_epoch_of_another_length_is_refused(train):
 
 def test_a_stop_inside_an_epoch_is_refused_where_nobody_knows_of_it(train):
     train(8)
-    with pytest.raises(UserError, match='stopped inside an epoch goes on there with .*Budget'):
+    with pytest.raises(UserError, match='stopped inside an epoch only resumes there with .*Budget'):
         train(resume=True)
 
 

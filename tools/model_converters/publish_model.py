@@ -169,10 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with user_errors():
         check_checkpoint(args.checkpoint)
         if args.out.suffix not in WRITERS:
-            raise UserError(
-                f'OUT.pth needs a file name that ends in {" or ".join(WRITERS)}, got '
-                f'{str(args.out)!r}'
-            )
+            raise UserError(f'OUT.pth must end in {" or ".join(WRITERS)}, got {str(args.out)!r}')
         metrics = read_metrics(args.metrics) if args.metrics else None
         check_writable('OUT.pth', [str(args.out.with_suffix('.part'))])
         register_safe_loading()

@@ -31,8 +31,8 @@ SUFFIXES = dict(
 )
 # Models that another command samples from.
 OTHER_TOOLS = dict(
-    SuperResolver='a given image; use `aft_mm super-resolve`',
-    Translator='a given text; use `aft_mm translate`',
+    SuperResolver='needs an input image; use `aft_mm super-resolve`',
+    Translator='needs an input text; use `aft_mm translate`',
 )
 # Arguments of one kind of model only.
 ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='TextGenerator')
@@ -49,7 +49,7 @@ def check_args(args: argparse.Namespace) -> Config:
     check_draws(config)
     task = task_of(config)
     if task in OTHER_TOOLS:
-        raise UserError(f'{args.config} samples given {OTHER_TOOLS[task]}')
+        raise UserError(f'{args.config} {OTHER_TOOLS[task]}')
     if Path(args.out).suffix not in SUFFIXES[task]:
         raise UserError(
             f'--out must end in {" or ".join(SUFFIXES[task])} for the model of {args.config}, '
