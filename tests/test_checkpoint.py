@@ -164,7 +164,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize('name', DAMAGES)
-def test_a_damaged_file_is_named_in_one_sentence(name, tmp_path):
+def test_a_damaged_file_has_a_one_line_message(name, tmp_path):
     torch.save(training_state(), tmp_path / 'good.pth')
     (tmp_path / 'bad.pth').write_bytes(DAMAGES[name]((tmp_path / 'good.pth').read_bytes()))
     with pytest.raises(pickle.UnpicklingError, match=r'bad\.pth. is damaged or holds') as error:

@@ -184,7 +184,7 @@ def file(tmp_path):
     return tmp_path / 'a.safetensors', state
 
 
-def test_safetensors_load_through_mmengine_and_of_others_without_notes(file, tmp_path):
+def test_safetensors_load_through_mmengine_with_and_without_metadata(file, tmp_path):
     path, state = file
     register_safe_loading()
     loaded = CheckpointLoader.load_checkpoint(str(path), map_location='cpu')
@@ -212,7 +212,7 @@ META = rb'{\"cfg\": \"a = 1\", \"epoch\": 3}'
         (lambda data: b'PK' + data, 'is damaged'),
     ],
 )
-def test_a_damaged_file_of_safetensors_is_one_sentence(file, change, message):
+def test_a_damaged_safetensors_file_has_a_one_line_message(file, change, message):
     path, _ = file
     data = path.read_bytes()
     path.write_bytes(change(data))
@@ -264,7 +264,7 @@ def test_checkpoints_of_a_hub(file, monkeypatch):
         ('hf://org/name/a.safetensors#main', 'must end in #sha256= and 64 digits'),
     ],
 )
-def test_what_a_hub_does_not_give_is_one_sentence(file, address, message, monkeypatch):
+def test_a_failed_hub_download_has_a_one_line_message(file, address, message, monkeypatch):
     monkeypatch.setattr('huggingface_hub.hf_hub_download', Hub(file[0].parent).hf_hub_download)
     with pytest.raises(UserError, match=message) as error:
         load_from_hub(address)

@@ -70,7 +70,7 @@ def test_a_run_is_measured(run, text_only, tmp_path):
     assert str(tmp_path) not in (tmp_path / 'out.json').read_text()
 
 
-def test_missing_data_is_one_sentence(run, tmp_path):
+def test_missing_data_has_a_one_line_message(run, tmp_path):
     done = run(TOOLS / 'training_run.py', MINI, cwd=tmp_path, env=dict(AFT_MM_DATA='nowhere'))
     assert done.returncode == 1 and 'Traceback' not in done.stderr
     assert 'nowhere' in done.stderr.splitlines()[-1]

@@ -76,7 +76,7 @@ def test_help_of_the_tools_imports_nothing_heavy():
     assert not HEAVY & imported
 
 
-def test_a_missing_library_is_one_sentence(monkeypatch):
+def test_a_missing_library_has_a_one_line_message(monkeypatch):
     monkeypatch.setitem(sys.modules, 'yaml', None)
     monkeypatch.delitem(sys.modules, 'aft_mm.cli.commands.list_configs', raising=False)
     with pytest.raises(SystemExit, match='^Error: `aft_mm list` needs yaml, which is not'):
@@ -119,7 +119,7 @@ class TestNames:
             ('xyz.py', ''),
         ],
     )
-    def test_close_names_are_told(self, name, hint, tmp_path, monkeypatch):
+    def test_close_names_are_suggested(self, name, hint, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         with pytest.raises(UserError) as error:
             find_config(name)
@@ -192,7 +192,7 @@ class TestDoctor:
             ({'mmcv': '2.2.0'}, '3.13.0', 'mmcv 2.2.0 is refused by mmdet', 'make downstream'),
         ],
     )
-    def test_what_does_not_fit_is_named_with_what_mends_it(self, changes, python, sentence, mend):
+    def test_problems_are_reported_with_their_fix(self, changes, python, sentence, mend):
         assert not list(problems(FITTING, '3.11.7', NEEDED))
         versions = {name: version for name, version in {**FITTING, **changes}.items() if version}
         (found,) = problems(versions, python, NEEDED)
@@ -203,7 +203,7 @@ class TestDoctor:
         fork |= {'onedl-mmengine': '0.10.12', 'onedl-mmcv': '2.3', 'onedl-mmpretrain': '1.3.6'}
         assert not list(problems(fork, '3.12.0', NEEDED))
 
-    def test_what_an_import_lacks_is_to_be_installed(self, monkeypatch):
+    def test_a_missing_module_is_reported(self, monkeypatch):
         def fails(name):
             if name == 'mmcv':
                 raise ModuleNotFoundError("No module named 'cv2'", name='cv2')
@@ -227,7 +227,7 @@ class TestDoctor:
         assert 'there: mnist\n' in out and 'cifar10' in out.partition('not there: ')[2]
         assert 'eager' in out and 'aft_conv_step' in out and 'torch 2' in out
 
-    def test_a_backend_that_there_is_not_is_a_finding(self, tool, capsys, monkeypatch):
+    def test_an_unknown_backend_is_reported(self, tool, capsys, monkeypatch):
         monkeypatch.setenv('AFT_MM_BACKEND', 'tritn')
         with pytest.raises(SystemExit):
             tool('doctor').main([])

@@ -28,7 +28,7 @@ def embed(value):
     return TokenEmbedding(4, vocab_size=10)(torch.full((1, 3), value))
 
 
-def test_what_aft_mm_raises_about_its_input_is_one_sentence():
+def test_errors_about_input_have_a_one_line_message():
     assert sentence(lambda: embed(10)) == 'a token must be 0 to 9, got 10'
 
 
@@ -77,7 +77,7 @@ def test_a_bug_keeps_its_traceback(bug):
         bug()
 
 
-def test_listed_errors_tell_their_place_unless_aft_mm_raised_them():
+def test_listed_errors_name_their_place_unless_raised_by_aft_mm():
     def build(**options):
         return lambda: MODELS.build(
             dict(type='aft_mm.AFTConv', embed_dims=8, num_heads=2, grid=(5,), **options)

@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_written_is_refused(runner, tmp_path):
 @pytest.mark.parametrize(
     ('smoothing', 'scalars'), [(0.0, {'train/loss_bits_per_char': 3.0}), (0.1, {})]
 )
-def test_bits_stand_beside_the_loss_in_nats(smoothing, scalars):
+def test_the_loss_is_logged_in_bits_and_nats(smoothing, scalars):
     model = nn.Module()
     model.head = SimpleNamespace(label_smoothing=smoothing)
     said = []

@@ -180,7 +180,7 @@ class TestRegularizationHook:
             RegularizationHook(weight=0.1).before_train(runner(Model(layer=nn.Linear)))
 
     @pytest.mark.parametrize('sparsity', ['none', 'entropy'])
-    def test_a_penalty_that_nobody_adds_is_an_error(self, sparsity):
+    def test_a_penalty_without_a_hook_is_an_error(self, sparsity):
         model = MODELS.build(
             dict(
                 type='aft_mm.AFTConv',
@@ -199,7 +199,7 @@ class TestRegularizationHook:
                 check_regularization(runner(model, hooks=[EpochSeedHook()]))
 
 
-class TestCheckpointFitHook:
+class TestCheckpointCompatibilityHook:
     def check(self, state, strict=True, model=None):
         checkpoint = dict(state_dict=state, meta=dict(experiment_name='that_run'))
         CheckpointCompatibilityHook(strict).after_load_checkpoint(runner(model), checkpoint)
@@ -227,7 +227,7 @@ class TestCheckpointFitHook:
         self.check({name: state[name] for name in list(state)[:1]}, strict=False)
 
     @pytest.mark.parametrize('strict', [True, False])
-    def test_what_is_interpolated_is_logged(self, strict, monkeypatch):
+    def test_interpolated_tensors_are_logged(self, strict, monkeypatch):
         lines = []
         monkeypatch.setattr(
             'aft_mm.checkpoint.loading.print_log',
@@ -254,7 +254,7 @@ class TestCheckpointFitHook:
         )
 
     @pytest.mark.parametrize('strict', [True, False])
-    def test_what_the_model_itself_refuses_is_passed_on(self, strict):
+    def test_errors_of_the_model_are_passed_on(self, strict):
         model = Model()
 
         def refuse(*args):
@@ -310,7 +310,7 @@ class TestCheckImagesHook:
         with pytest.raises(UserError, match=rf"'{image}' of the training set is truncated"):
             self.check(image)
 
-    def test_says_how_many_files_it_checks(self, image, caplog):
+    def test_logs_how_many_files_it_checks(self, image, caplog):
         with caplog.at_level(logging.INFO):
             self.check(image)
         assert 'checks 1 image files' in caplog.text

@@ -214,7 +214,7 @@ def assert_same_state(one, other):
 
 
 @pytest.mark.parametrize('name', CHANGES)
-def test_a_run_stops_at_its_time_and_goes_on_as_if_it_had_not(train, clock, whole, name):
+def test_a_stopped_run_resumes_like_an_uninterrupted_one(train, clock, whole, name):
     stopped = train(8, **CHANGES[name])
     assert clock.iterations == list(range(1, 9))
     assert stopped.iter == 8
@@ -255,7 +255,7 @@ def test_a_checkpoint_of_the_epoch_is_one_of_the_minutes(train, tmp_path):
     assert [path.name for path in (tmp_path / 'work').glob('[ei]*.pth')] == ['epoch_1.pth']
 
 
-def test_an_epoch_that_is_left_is_neither_counted_nor_validated(train, clock):
+def test_an_unfinished_epoch_is_neither_counted_nor_validated(train, clock):
     stopped = train(8)
     assert (stopped.epoch, clock.validated) == (1, [6])
     assert load(stopped)['meta']['epoch'] == 1
@@ -283,14 +283,14 @@ def test_at_the_end_of_an_epoch_its_checkpoint_and_validation_are_the_last(
     assert_same_state(load(train(100, resume=True, **changes)), whole())
 
 
-def test_a_look_at_every_interval_and_a_stop_after_a_step(train, clock):
+def test_the_clock_is_checked_every_interval_and_the_stop_follows_a_step(train, clock):
     train(2, interval=4)
     assert clock.iterations[-1] == 4
     train(5, folder='accumulating', **{'optim_wrapper.accumulative_counts': 4})
     assert clock.iterations[-1] == 8
 
 
-def test_the_last_iteration_is_no_stop(train, clock):
+def test_the_last_iteration_is_not_a_stop(train, clock):
     finished = train(18)
     assert clock.iterations[-1] == 18 and clock.validated[-1] == 18
     assert Path(finished.work_dir, 'last_checkpoint').read_text().endswith('epoch_3.pth')
@@ -319,20 +319,20 @@ def test_without_time_left_nothing_is_trained(train, clock):
     assert clock.iterations == []
 
 
-def test_weights_of_another_run_bring_no_time_along(train, clock):
+def test_loaded_weights_do_not_use_up_time(train, clock):
     stopped = train(8)
     train(3, folder='tuned', load_from=str(Path(stopped.work_dir, 'iter_8.pth')))
     assert clock.iterations == [1, 2, 3]
 
 
-def test_an_order_of_samples_that_was_drawn_is_kept(train, whole):
+def test_a_random_order_of_samples_is_restored(train, whole):
     """Without a fixed seed every process draws another one."""
     train(8)
     resumed = train(100, resume=True, **{'train_dataloader.sampler.seed': 6})
     assert_same_state(load(resumed), whole())
 
 
-def test_best_weights_are_no_checkpoint_to_go_on_from(clock):
+def test_best_weights_are_not_a_checkpoint_to_resume_from(clock):
     hook = TimeBudgetHook(minutes=1)
     loop = SimpleNamespace(dataloader=torch.utils.data.DataLoader([0]))
     hook.before_save_checkpoint(SimpleNamespace(train_loop=loop), dict(meta=dict(epoch=0, iter=3)))
@@ -349,7 +349,7 @@ def test_an_epoch_of_another_length_is_refused(train):
         train(100, resume=True, **{'train_dataloader.batch_size': 8})
 
 
-def test_a_stop_inside_an_epoch_is_refused_where_nobody_knows_of_it(train):
+def test_a_stop_inside_an_epoch_is_refused_without_a_stop_hook(train):
     train(8)
     with pytest.raises(UserError, match='stopped inside an epoch only resumes there with .*Budget'):
         train(resume=True)
@@ -369,13 +369,13 @@ def test_a_stop_inside_an_epoch_is_refused_where_nobody_knows_of_it(train):
         dict(days=1e308),
     ],
 )
-def test_what_is_no_time(parts):
+def test_invalid_times_are_refused(parts):
     with pytest.raises(ValueError, match='of TimeBudgetHook .*must be a finite number'):
         TimeBudgetHook(**parts)
 
 
 @pytest.mark.parametrize('interval', [0, -1, 1.5, '2'])
-def test_what_is_no_interval(interval):
+def test_invalid_intervals_are_refused(interval):
     with pytest.raises(ValueError, match='interval of TimeBudgetHook must be an int, 1 or larger'):
         TimeBudgetHook(days=1, interval=interval)
 

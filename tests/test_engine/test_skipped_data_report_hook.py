@@ -75,14 +75,14 @@ def check_log(text):
 
 
 @pytest.mark.parametrize('runner', [0, 2], indirect=True, ids=['alone', 'workers'])
-def test_a_run_goes_on_and_names_the_files_at_the_end_of_every_epoch(runner, clouds):
+def test_a_run_continues_and_names_the_files_after_every_epoch(runner, clouds):
     runner.train()
     assert runner.iter == 12  # ⌈13 / 4⌉ batches in each epoch
     check_log(next(clouds.glob('work/*/*.log')).read_text())
 
 
 @pytest.mark.parametrize('runner', [0, 1], indirect=True, ids=['alone', 'worker'])
-def test_a_validation_over_a_corrupt_file_ends_in_one_sentence(runner, clouds):
+def test_a_validation_over_a_corrupt_file_has_a_one_line_message(runner, clouds):
     path = clouds / 'clouds/chair/val/2.npy'
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(SystemExit, match="^Error: point cloud 'clouds/chair/val/2.npy' cannot be"):
@@ -130,7 +130,7 @@ def note(hook, run, mode='train', **metainfo):
     after_iter(run, 0, dict(data_samples=[SequenceSample(metainfo=metainfo)]))
 
 
-def test_each_rank_adds_its_files_and_each_remark_is_made_once(monkeypatch, caplog):
+def test_each_rank_adds_its_files_and_each_warning_is_logged_once(monkeypatch, caplog):
     run = SimpleNamespace(epoch=4, logger=logging.getLogger('report'))
     hook = SkippedDataReportHook()
     other = Notes(Counter({'b.png is damaged.': 2}), {'grey': 'z.png', 'tiny': 'y.png'})

@@ -173,7 +173,9 @@ def only_error(result):
         ),
     ],
 )
-def test_training_ends_before_it_begins(run, root, config, tmp_path, name, size, options, message):
+def test_training_is_refused_before_it_starts(
+    run, root, config, tmp_path, name, size, options, message
+):
     if size is not None:
         (tmp_path / 'text.txt').write_bytes(b'a' * size)
     result = run(
@@ -204,7 +206,7 @@ def test_training_ends_before_it_begins(run, root, config, tmp_path, name, size,
         ('train', 1, 'np.full((8, 8), 255, np.uint8)', 'a token must be 0 to 99, got 255'),
     ],
 )
-def test_a_later_sample_ends_in_one_sentence_too(
+def test_a_later_sample_has_a_one_line_message_too(
     run, root, config, tmp_path, tool, num_workers, image, message
 ):
     (tmp_path / 'own.py').write_text(
