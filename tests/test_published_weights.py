@@ -108,7 +108,7 @@ def test_nothing_is_overwritten_and_no_average_invented(trained, publish_model, 
     torch.save(trained[0], words[0])
     with pytest.raises(SystemExit, match='must hold a state_dict'):
         publish_model.main(words)
-    with pytest.raises(SystemExit, match='ends in .safetensors or .pth'):
+    with pytest.raises(SystemExit, match='must end in .safetensors or .pth'):
         publish_model.main([words[0], str(tmp_path / 'model.bin')])
     assert len(list(tmp_path.iterdir())) == 4
 

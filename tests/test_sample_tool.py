@@ -127,7 +127,7 @@ class TestClouds:
 @pytest.mark.parametrize(
     ('kind', 'words', 'message'),
     [
-        ('tiny_clouds', ['--out', 'a.txt'], "ends in .ply or .png .* 'a.txt'"),
+        ('tiny_clouds', ['--out', 'a.txt'], "must end in .ply or .png .* 'a.txt'"),
         (
             'tiny_clouds',
             ['--out', 'a.ply', '--complete'],

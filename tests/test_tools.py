@@ -224,7 +224,7 @@ def test_an_unsupported_backend_has_a_one_line_message(run, root, config, tmp_pa
     result = run(
         root / 'tools/train.py', config('tiny'), cwd=tmp_path, env=dict(AFT_MM_BACKEND='triton')
     )
-    assert 'no AFT backend serves aft_conv on cpu: triton: serves cuda' in only_error(result)
+    assert 'aft_conv on cpu: triton: ' in only_error(result)
 
 
 class TestErrorsBeforeARun:

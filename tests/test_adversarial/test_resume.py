@@ -215,7 +215,7 @@ REFUSALS = {
         lambda checkpoint: checkpoint['meta'].update(iter=14),
         'of iteration 14 in 2 epochs',
     ),
-    'without the average': (['custom_hooks=[]'], None, 'a run without EMAHook would go on from'),
+    'without the average': (['custom_hooks=[]'], None, 'a run without EMAHook would resume'),
     'another optimizer': (
         ['optim_wrapper.optimizer.type=SGD'],
         None,
