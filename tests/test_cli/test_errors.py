@@ -1,4 +1,4 @@
-"""Which errors end in one sentence, and which keep their traceback."""
+"""Errors with a one-line message, and errors that keep their traceback."""
 
 import re
 

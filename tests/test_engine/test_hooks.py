@@ -191,12 +191,12 @@ class TestRegularizationHook:
                 sparsity=sparsity,
             )
         )
-        check_regularization(runner(model, hooks=[RegularizationHook(weight=0.1)]))
+        check_regularization(None, runner(model, hooks=[RegularizationHook(weight=0.1)]))
         if sparsity == 'none':
-            check_regularization(runner(model, hooks=[EpochSeedHook()]))
+            check_regularization(None, runner(model, hooks=[EpochSeedHook()]))
         else:
             with pytest.raises(UserError, match='custom_hooks has no .*RegularizationHook'):
-                check_regularization(runner(model, hooks=[EpochSeedHook()]))
+                check_regularization(None, runner(model, hooks=[EpochSeedHook()]))
 
 
 class TestCheckpointCompatibilityHook:
