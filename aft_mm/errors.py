@@ -1,4 +1,4 @@
-"""What a person did wrong, in one sentence; everything else keeps its traceback."""
+"""Errors that a user can fix: reported as one line, without a traceback."""
 
 import linecache
 import pickle
@@ -9,25 +9,31 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-#: How the sentence of a process begins that ended because another one did.
+#: Beginning of the message of a process that ended because another one of the run died.
 PEER_DIED = 'another process of the run has died'
-# What input reaches. The ops are called by our layers only, so that their errors are ours too.
+# Packages that receive user input. The ops are only called by layers and count as theirs.
 TAKES_INPUT = ('checks', 'datasets', 'layers', 'models')
+#: Errors of a config with a mistake, raised when objects are built from it.
+CONFIG_ERRORS = (TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError)
+#: Errors when a data set is built; mmpretrain raises a RuntimeError if it is empty.
+DATA_ERRORS = (*CONFIG_ERRORS, RuntimeError, EOFError)
 
 
 class UserError(ValueError):
-    """The config, the data or a file cannot be used; the message is one sentence."""
+    """The config, the data or a file cannot be used; the message is one line."""
 
 
 @contextmanager
-def one_sentence(*errors: type[Exception]) -> Iterator[None]:
-    """End the program with the message of a :class:`UserError` instead of a traceback.
+def user_errors(*errors: type[Exception]) -> Iterator[None]:
+    """Exit with a one-line message instead of a traceback if the user can fix the error.
 
-    A refused checkpoint counts as one, and so does a ValueError that aft_mm's data sets, layers or
-    models raise on purpose, also in a worker of a data loader: these are about what they were
-    given. ``errors`` are further types that mean a mistake of the user inside this block, such as a
-    TypeError while a config is turned into objects; unless aft_mm raised it on purpose, their
-    message is followed by the place that raised it, because they may be bugs.
+    That is a :class:`UserError`, a refused checkpoint, or a ValueError that data sets, layers or
+    models of aft_mm raise about their input, also in a worker of a data loader.
+
+    Args:
+        *errors: Further types that are the user's mistake inside this block, such as a TypeError
+            while objects are built from a config. Unless aft_mm raised the error on purpose, the
+            message ends with the file and line, because it may be a bug.
     """
     expected: tuple[type[Exception], ...] = (ValueError, *errors)
     try:
@@ -45,18 +51,18 @@ def one_sentence(*errors: type[Exception]) -> Iterator[None]:
 
 
 def origin(error: Exception) -> tuple[str, str, int]:
-    """Message, file and line of the statement that raised, maybe in a worker of a data loader."""
+    """Return message, file and line of the raising statement, also from a data loader worker."""
     message = str(error.args[0] if isinstance(error, KeyError) else error)
-    if 'Original Traceback' in message:  # torch's text of a worker's error
+    if 'Original Traceback' in message:  # torch's text of an error in a worker
         file, line = re.findall(r'^  File "(.+)", line (\d+)', message, re.M)[-1]
-        # An exception class of a module stands there with the module's name.
+        # The class may be printed with its module.
         return re.split(rf'\n(?:\w+\.)*{type(error).__name__}: ', message)[-1], file, int(line)
     place = traceback.extract_tb(error.__traceback__)[-1]
     return message, place.filename, place.lineno or 0
 
 
 def raising_part(file: str, line: int) -> str:
-    """The part of aft_mm, such as ``'layers'``, whose statement ``raise`` this is; '' for none."""
+    """Return the part of aft_mm, such as ``'layers'``, with this ``raise`` statement, else ''."""
     path = Path(file)
     if PACKAGE in path.parents and linecache.getline(file, line).lstrip().startswith('raise '):
         return path.relative_to(PACKAGE).with_suffix('').parts[0]

@@ -1,8 +1,11 @@
-"""Registries of the package, children of mmengine's root: a type of ours is written ``aft_mm.X``.
+"""Registries of the package, children of mmengine's root: types are written ``aft_mm.X``.
 
-mmengine imports this module when it first meets the prefix ``aft_mm.``, and a registry's locations
-when it first looks a name up, so configs need no further import. An ImportError in here would be
-hidden by mmengine; import nothing that can fail.
+mmengine imports this module when it first meets the prefix ``aft_mm.``, and the locations of a
+registry when it first looks up a name, so configs need no further import. mmengine hides an
+ImportError raised here, so this module imports nothing that can fail.
+
+Importing this module also makes mmengine read checkpoints with :mod:`aft_mm.checkpoint`, which is
+imported when the first checkpoint is read.
 """
 
 import sys
@@ -12,8 +15,13 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 
 from mmengine import registry as root
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
 
-from aft_mm.checkpoint import register_safe_loading
+from mmengine import registry as root
+from mmengine.runner import CheckpointLoader
 
 __all__ = [
     'DATASETS',
@@ -26,9 +34,10 @@ __all__ = [
     'OPTIM_WRAPPER_CONSTRUCTORS',
     'PARAM_SCHEDULERS',
     'TRANSFORMS',
+    'register_safe_loading',
 ]
 
-# Token mixers and blocks, then backbones and the rest of a model.
+# Token mixers, blocks, backbones and the rest of a model.
 MODELS = root.Registry(
     'model', parent=root.MODELS, scope='aft_mm', locations=['aft_mm.layers', 'aft_mm.models']
 )
@@ -36,7 +45,7 @@ MODELS = root.Registry(
 DATASETS = root.Registry(
     'dataset', parent=root.DATASETS, scope='aft_mm', locations=['aft_mm.datasets']
 )
-# The order of samples, and which make a batch.
+# The order of samples and their batches.
 DATA_SAMPLERS = root.Registry(
     'data sampler', parent=root.DATA_SAMPLERS, scope='aft_mm', locations=['aft_mm.datasets']
 )
@@ -44,12 +53,11 @@ DATA_SAMPLERS = root.Registry(
 TRANSFORMS = root.Registry(
     'transform', parent=root.TRANSFORMS, scope='aft_mm', locations=['aft_mm.datasets.transforms']
 )
-# Numbers that say how good a model is.
+# Measures of how good a model is.
 METRICS = root.Registry(
     'metric', parent=root.METRICS, scope='aft_mm', locations=['aft_mm.evaluation']
 )
-# What happens around the iterations of a run, how a gradient becomes a step, and how large a one,
-# for all parameters and for each.
+# Training: hooks, optimizer wrappers, their constructors and schedules.
 HOOKS = root.Registry('hook', parent=root.HOOKS, scope='aft_mm', locations=['aft_mm.engine'])
 OPTIM_WRAPPERS = root.Registry(
     'optim_wrapper', parent=root.OPTIM_WRAPPERS, scope='aft_mm', locations=['aft_mm.engine']
@@ -63,11 +71,37 @@ OPTIM_WRAPPER_CONSTRUCTORS = root.Registry(
 PARAM_SCHEDULERS = root.Registry(
     'parameter scheduler', parent=root.PARAM_SCHEDULERS, scope='aft_mm', locations=['aft_mm.engine']
 )
-# How a test runs that draws samples on its way.
+# Test loops that also sample from the model.
 LOOPS = root.Registry('loop', parent=root.LOOPS, scope='aft_mm', locations=['aft_mm.engine'])
-# Nothing of ours; mmengine warns at the start of a run where the default scope lacks one of these.
+# Empty; mmengine warns at the start of a run if the default scope lacks one of these.
 for _parent in (root.OPTIMIZERS, root.VISBACKENDS, root.VISUALIZERS):
     root.Registry(_parent.name, parent=_parent, scope='aft_mm', locations=['aft_mm.engine'])
+
+# Prefixes of checkpoint names, by the loader of aft_mm.checkpoint.loading that reads them.
+_CHECKPOINT_PREFIXES = {
+    'local': '',
+    'http': ('http://', 'https://'),
+    'hub': 'hf://',
+    'torchvision': ('torchvision://', 'modelzoo://'),
+    'openmmlab': ('open-mmlab://', 'openmmlab://', 'mmcls://'),
+}
+
+
+@functools.cache
+def _lazy_loader(kind: str) -> Callable[..., dict]:
+    def load(filename: str, map_location: Any = None) -> dict:
+        loading = importlib.import_module('aft_mm.checkpoint.loading')
+        return loading.load_for_mmengine(kind, filename, map_location)
+
+    load.__name__ = f'load_from_{kind}'  # mmengine logs the part after "load_from_"
+    return load
+
+
+def register_safe_loading() -> None:
+    """Make mmengine read all checkpoints with :mod:`aft_mm.checkpoint`."""
+    for kind, prefixes in _CHECKPOINT_PREFIXES.items():
+        CheckpointLoader.register_scheme(prefixes, _lazy_loader(kind), force=True)
+
 
 register_safe_loading()
 

@@ -1,13 +1,11 @@
-"""The house rules that a reader cannot be relied on to keep: who imports whom, and how."""
+"""Rules of the code base: who imports whom, and how; the table is that of the design document."""
 
 import ast
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import aft_mm
 
@@ -15,146 +13,147 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / 'aft_mm'
 FILES = sorted(PACKAGE.rglob('*.py'))
 HOSTS = {'mmpretrain', 'mmdet', 'mmseg'}
-TRITON = PACKAGE / 'ops' / 'triton'
-WITHOUT_TRITON = {'__init__', 'availability'}  # files that load where Triton is missing
-# What a folder or module of aft_mm may import of the others; itself it always may. A module with a
-# row of its own is not of its folder: hooks raise the errors of the command line, which runs them.
-# What a plain value may be is said in one place, `checks`, which everything imports.
+GROUND = {'errors', 'checks', 'registry'}
+# What each package or module of aft_mm may import of the others.
 ALLOWED = {
     '__init__': set(),
     '__main__': {'cli'},
-    'checks': set(),
-    'checkpoint': {'errors'},
-    'registry': {'checkpoint'},
-    'ops': set(),
-    'layers': {'ops', 'registry'},
-    'models': {'layers', 'registry', 'structures', 'tokenizers'},
-    'structures': set(),
-    'datasets': {'registry', 'structures', 'tokenizers'},
-    'evaluation': {'registry', 'structures', 'tokenizers'},
-    'visualization': {'errors', 'registry', 'structures', 'tokenizers'},
     'errors': set(),
-    'tokenizers': {'errors'},
-    'engine': {
-        'checkpoint',
-        'errors',
-        'registry',
-        'structures',
-        'tokenizers',
-        'visualization',
-    },
-    'cli': {'checkpoint', 'errors', 'engine'},
+    'registry': set(),
+    'checks': {'errors'},
+    'ops': {'checks'},
+    'layers': {'ops'} | GROUND,
+    'structures': GROUND,
+    'tokenizers': GROUND,
+    'models': {'layers', 'structures', 'tokenizers'} | GROUND,
+    'datasets': {'structures', 'tokenizers'} | GROUND,
+    'evaluation': {'structures', 'tokenizers'} | GROUND,
+    'visualization': {'structures', 'tokenizers'} | GROUND,
+    'checkpoint': {'structures'} | GROUND,
+    'config': {'structures'} | GROUND,
+    'hosts': {'structures'} | GROUND,
+    'engine': {'checkpoint', 'config', 'visualization', 'structures'} | GROUND,
 }
-# What people call, who may use everything.
-FOR_PEOPLE = {'apis', 'cli.commands'}
-every_file = pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(ROOT)))
-
-
-def row(parts: Sequence[str]) -> str:
-    """The row of ALLOWED that a module falls under, such as ``('cli', 'errors')``."""
-    return '.'.join(parts[:2]) if '.'.join(parts[:2]) in ALLOWED.keys() | FOR_PEOPLE else parts[0]
+ALLOWED['apis'] = set(ALLOWED) - {'__main__'}
+ALLOWED['cli'] = ALLOWED['apis'] | {'apis'}
+# Packages that may import the host libraries; the others reach them through configs.
+USES_HOSTS = {'apis', 'hosts'}
+# Files of ops/triton that load without Triton.
+WITHOUT_TRITON = {'__init__', 'availability'}
+MAX_LINES = 700
 
 
 def owner(path: Path) -> str:
-    return row(path.relative_to(PACKAGE).with_suffix('').parts)
+    """The package or module of aft_mm that a file belongs to."""
+    return path.relative_to(PACKAGE).with_suffix('').parts[0]
 
 
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix('').parts
+    return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
+
+
+@cache
 def imports(path: Path) -> list[tuple[ast.stmt, str]]:
     """Every import statement of a file and the absolute name of what it imports."""
-    module = path.relative_to(ROOT).with_suffix('').parts
+    parts = path.relative_to(ROOT).with_suffix('').parts
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found += [(node, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = module[: len(module) - node.level] if node.level else ()
+            base = parts[: len(parts) - node.level] if node.level else ()
             stem = '.'.join([*base, *filter(None, [node.module])])
             found += [(node, f'{stem}.{alias.name}') for alias in node.names]
     return found
 
 
-@every_file
-def test_imports_follow_the_layers(path):
-    if owner(path) in FOR_PEOPLE:
-        return
-    for _, name in imports(path):
-        package, _, rest = name.partition('.')
-        if package == 'aft_mm':
-            target = row(rest.split('.'))
-            allowed = ALLOWED[owner(path)] | {owner(path), 'checks', '__version__'}
-            assert target in allowed, f'{path} imports {name}'
-        assert package not in HOSTS, f'{path} imports {name}; reach it through a config'
+def needs_triton(path: Path) -> bool:
+    return path.parent.name == 'triton' and path.stem not in WITHOUT_TRITON
 
 
-@every_file
-def test_ops_import_torch_and_the_standard_library_only(path):
-    if owner(path) == 'ops':
-        third_party = {'mmengine', 'mmcv', 'torchvision', 'numpy', 'timm'}
-        # Torch's CPU builds come without it, and what says so is asked there, too.
-        if path.parent != TRITON or path.stem in WITHOUT_TRITON:
-            third_party.add('triton')
-        assert not third_party & {name.partition('.')[0] for _, name in imports(path)}
+def test_packages_import_only_what_the_table_allows():
+    for path in FILES:
+        allowed = ALLOWED[owner(path)] | {owner(path), '__version__'}
+        for _, name in imports(path):
+            package, _, rest = name.partition('.')
+            if package == 'aft_mm':
+                assert rest.partition('.')[0] in allowed, f'{path} imports {name}'
+            elif package in HOSTS:
+                assert owner(path) in USES_HOSTS, f'{path} imports {name}; use a config string'
 
 
-@every_file
-def test_imports_stand_at_the_top_and_name_what_they_import(path):
-    for node, name in imports(path):
-        # Only an optional library, or a backend that needs one, may be imported when it is needed.
-        optional = not name.startswith('aft_mm') or path.name == 'dispatch.py'
-        assert node.col_offset == 0 or optional, f'{path} line {node.lineno}: import not at the top'
-        assert not name.endswith('.*'), f'{path} line {node.lineno}: star import'
-        public = all(not part.startswith('_') or part == '__future__' for part in name.split('.'))
-        relative = isinstance(node, ast.ImportFrom) and node.level > 0
-        assert public or relative, f'{path} line {node.lineno}: private name {name}'
+def test_ops_and_what_they_import_need_torch_only():
+    for path in FILES:
+        if owner(path) in {'ops', 'checks', 'errors'}:
+            third_party = {'mmengine', 'mmcv', 'torchvision', 'numpy', 'timm'}
+            if not needs_triton(path):  # CPU builds of torch come without it
+                third_party.add('triton')
+            found = third_party & {name.partition('.')[0] for _, name in imports(path)}
+            assert not found, f'{path} imports {found}'
 
 
-@every_file
-def test_no_failed_import_is_passed_over(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Try) and any(
-            isinstance(n, ast.Import | ast.ImportFrom) for n in node.body
-        ):
-            assert all(isinstance(h.body[-1], ast.Raise) for h in node.handlers), path
+def test_no_import_circles():
+    modules = {module_name(path): path for path in FILES}
+
+    def imported(name: str) -> set[str]:
+        found = set()
+        for _, target in imports(modules[name]):
+            while target and target not in modules:
+                target = target.rpartition('.')[0]
+            found.add(target)
+        return found - {'', name, 'aft_mm'}
+
+    graph = {name: imported(name) for name in modules}
+    while graph:
+        leaves = {name for name, targets in graph.items() if not targets & graph.keys()}
+        assert leaves, f'a circle among {sorted(graph)}'
+        graph = {name: targets for name, targets in graph.items() if name not in leaves}
 
 
-@pytest.mark.parametrize('folder', ['aft_mm', 'tools', 'tests'])
-def test_files_are_short(folder):
-    lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / folder).rglob('*.py')}
-    assert lengths and not {path: length for path, length in lengths.items() if length >= 400}
-
-
-@pytest.mark.parametrize('folder', ['aft_mm', 'tools'])
-def test_functions_fit_a_screen(folder):
-    """At most 60 lines below the docstring."""
-    lengths = {}
-    for path in (ROOT / folder).rglob('*.py'):
+def test_imports_are_at_the_top_public_and_explicit():
+    for path in FILES:
+        for node, name in imports(path):
+            place = f'{path} line {node.lineno}'
+            # Only an optional library, or a backend that needs one, may be imported when it is needed.
+            late = not name.startswith('aft_mm') or path.name == 'dispatch.py'
+            assert node.col_offset == 0 or late, f'{place}: not at the top'
+            assert not name.endswith('.*'), f'{place}: star import'
+            public = all(part[0] != '_' or part == '__future__' for part in name.split('.'))
+            relative = isinstance(node, ast.ImportFrom) and node.level > 0
+            assert public or relative, f'{place}: private name {name}'
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                body = node.body[ast.get_docstring(node) is not None :]
-                if body:
-                    lengths[f'{path}:{node.lineno}'] = body[-1].end_lineno - body[0].lineno + 1
-    assert lengths and not {name: n for name, n in lengths.items() if n > 60}
+            if isinstance(node, ast.Try) and any(
+                isinstance(n, ast.Import | ast.ImportFrom) for n in node.body
+            ):
+                assert all(isinstance(h.body[-1], ast.Raise) for h in node.handlers), (
+                    f'{path} line {node.lineno}: swallows a failed import'
+                )
 
 
-def test_configs_import_nothing():
+def test_configs_import_nothing_and_tools_use_public_names():
     configs = sorted((ROOT / 'configs').rglob('*.py'))
     assert configs and not [path for path in configs if imports(path)]
-
-
-def test_tools_use_public_names():
     for path in (ROOT / 'tools').rglob('*.py'):
         private = [name for _, name in imports(path) if 'aft_mm' in name and '._' in name]
         assert not private, f'{path} imports {private}'
+
+
+def test_files_are_short():
+    for folder in ('aft_mm', 'tools', 'tests'):
+        lengths = {
+            path: len(path.read_text().splitlines()) for path in (ROOT / folder).rglob('*.py')
+        }
+        assert lengths and not {p: length for p, length in lengths.items() if length > MAX_LINES}
 
 
 def test_every_module_imports_alone_and_in_any_order():
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    names = [m.name for m in pkgutil.walk_packages(aft_mm.__path__, 'aft_mm.', refuse)]
-    for name in names:
-        if name.startswith('aft_mm.ops.triton.') and name.split('.')[-1] not in WITHOUT_TRITON:
-            if importlib.util.find_spec('triton') is None:
-                continue
-        if not name.endswith('__main__'):
-            importlib.import_module(name)
+    has_triton = importlib.util.find_spec('triton') is not None
+    for module in pkgutil.walk_packages(aft_mm.__path__, 'aft_mm.', refuse):
+        path = Path(module.module_finder.path, f'{module.name.rpartition(".")[2]}.py')
+        if module.name.endswith('__main__') or (needs_triton(path) and not has_triton):
+            continue
+        importlib.import_module(module.name)

@@ -19,8 +19,9 @@ from mmengine.registry import PARAM_SCHEDULERS
 from mmengine.runner.checkpoint import CheckpointLoader
 
 import aft_mm.registry  # noqa: F401  registers what is tested here
-from aft_mm.checkpoint import load_from_http, load_from_local, register_safe_loading
+from aft_mm.checkpoint import load_from_http, load_from_local
 from aft_mm.errors import UserError
+from aft_mm.registry import register_safe_loading
 
 OPTIMIZER = OptimWrapper(
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
@@ -163,7 +164,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize('name', DAMAGES)
-def test_a_damaged_file_is_named_in_one_sentence(name, tmp_path):
+def test_a_damaged_file_has_a_one_line_message(name, tmp_path):
     torch.save(training_state(), tmp_path / 'good.pth')
     (tmp_path / 'bad.pth').write_bytes(DAMAGES[name]((tmp_path / 'good.pth').read_bytes()))
     with pytest.raises(pickle.UnpicklingError, match=r'bad\.pth. is damaged or holds') as error:
@@ -261,4 +262,31 @@ def test_the_prefix_alone_registers_loading():
         '"a.pth", "https://a/b.pth", "torchvision://resnet18", "open-mmlab://a")})'
     )
     result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert result.stdout.strip() == "{'aft_mm.checkpoint.loading'}", result.stderr
+    assert result.stdout.strip() == "{'aft_mm.registry'}", result.stderr
+
+
+LAZY = """
+import sys
+import aft_mm.registry
+assert not [name for name in sys.modules if name.startswith('aft_mm.checkpoint')]
+from mmengine.runner.checkpoint import CheckpointLoader, load_checkpoint
+loaded = CheckpointLoader.load_checkpoint('stock.pth', map_location='cpu')
+assert loaded['message_hub']['log_scalars']['train/loss'].current() == 1 / 3
+import torch
+load_checkpoint(torch.nn.Linear(5, 3, bias=False), 'stock.pth', strict=True)
+try:
+    CheckpointLoader.load_checkpoint('bad.pth', map_location='cpu')
+except Exception as error:
+    print(error)
+"""
+
+
+def test_the_registry_loads_checkpoint_code_with_the_first_file(tmp_path):
+    torch.save(training_state(), tmp_path / 'stock.pth')
+    torch.save(dict(state_dict=Call(eval, '1')), tmp_path / 'bad.pth')
+    result = subprocess.run(
+        [sys.executable, '-c', LAZY], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "checkpoint 'bad.pth' is refused because it asks for eval" in result.stdout, (
+        result.stderr
+    )

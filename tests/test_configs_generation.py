@@ -242,7 +242,7 @@ def test_hooks_and_metrics_fit_the_data(name):
     ours = [hook for hook in config.default_hooks.values() if hook.type.startswith('aft_mm.')]
     hooks = [HOOKS.build(hook) for hook in ours + config.custom_hooks]
     names = {type(hook).__name__ for hook in hooks}
-    assert {'DataReportHook', 'EpochSeedHook', 'FiniteLossHook', 'FirstSampleHook'} <= names
+    assert {'SkippedDataReportHook', 'EpochSeedHook', 'FiniteLossHook', 'SanityCheckHook'} <= names
     assert not config.train_dataloader.persistent_workers
 
     likelihood, quality = (METRICS.build(metric) for metric in config.test_evaluator)

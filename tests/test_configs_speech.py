@@ -164,7 +164,7 @@ def test_optimizers_and_hooks_build():
             ):
                 assert (group['weight_decay'] == 0) == any(part in key for part in spared), key
         hooks = [HOOKS.build(hook) for hook in config.custom_hooks]
-        assert [type(hook).__name__ for hook in hooks] == ['DataReportHook', 'EpochTimeHook']
+        assert [type(hook).__name__ for hook in hooks] == ['SkippedDataReportHook', 'EpochTimeHook']
         assert not config.train_dataloader.persistent_workers
 
 

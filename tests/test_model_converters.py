@@ -13,7 +13,7 @@ from mmengine.runner import CheckpointLoader, load_checkpoint
 from torch import nn
 
 from aft_mm import ops
-from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
+from aft_mm.checkpoint import load_weights
 
 ROOT = Path(__file__).parents[1]
 TABLE_8 = (
@@ -135,7 +135,7 @@ def test_without_mixing_it_is_deit(naming, size, deit, config, convert, tmp_path
     convert(NAMINGS[naming](deit))
     model, cfg = build(config)
     weights = CheckpointLoader.load_checkpoint(cfg.load_from, map_location='cpu')
-    load_fitting(model, weights, name='fine-tuning', strict=True)
+    load_weights(model, weights, name='fine-tuning', strict=True)
     load_checkpoint(model, cfg.load_from)
 
     image = torch.randn(2, 3, size, size)
@@ -175,7 +175,7 @@ def test_no_head_keeps_the_initial_classifier(deit, config, convert, tmp_path):
     assert all(name.startswith('backbone.') for name in state)
     model, cfg = build(config)
     weight = model.head.fc.weight.clone()
-    load_fitting(model, dict(state_dict=state), name='fine-tuning', strict=False)
+    load_weights(model, dict(state_dict=state), name='fine-tuning', strict=False)
     assert torch.equal(model.head.fc.weight, weight)
     assert torch.equal(model.backbone.norm.weight, deit.norm.weight)
 

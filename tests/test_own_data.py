@@ -10,8 +10,8 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
 
-from aft_mm.cli.config_checks import check_same_classes
 from aft_mm.datasets.image_files import IMAGE_SUFFIXES
+from aft_mm.engine.preflight import check_same_classes
 from aft_mm.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -133,7 +133,7 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
     )
     logged = capfd.readouterr()
     assert (
-        'begin anew: head.fc.weight [3, 96] -> [2, 96], head.fc.bias [3] -> [2]'
+        'keep their initialisation: head.fc.weight [3, 96] -> [2, 96], head.fc.bias [3] -> [2]'
         in logged.out + logged.err
     )
 

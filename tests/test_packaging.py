@@ -195,7 +195,7 @@ def test_the_quickstart_from_a_wheel(elsewhere, root):
         'train_dataloader.dataset.indices=128',
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r'^accuracy: +\d+[.]\d\d % of the held-back fifth$', done.stdout, re.M)
+    assert re.search(r'^accuracy: +\d+[.]\d\d % of the held-out fifth$', done.stdout, re.M)
     assert re.search(r'^next: +source venv/bin/activate', done.stdout, re.M)
     assert {path.name for path in (folder / 'out').iterdir()} >= {
         'epoch_1.pth',

@@ -21,14 +21,9 @@ from mmengine.runner import CheckpointLoader
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from aft_mm.checkpoint import (
-    load_from_http,
-    load_from_hub,
-    load_from_local,
-    register_safe_loading,
-    write_safetensors,
-)
+from aft_mm.checkpoint import load_from_http, load_from_hub, load_from_local, write_safetensors
 from aft_mm.errors import UserError
+from aft_mm.registry import register_safe_loading
 
 ROOT = Path(__file__).parents[1]
 
@@ -113,7 +108,7 @@ def test_nothing_is_overwritten_and_no_average_invented(trained, publish_model, 
     torch.save(trained[0], words[0])
     with pytest.raises(SystemExit, match='must hold a state_dict'):
         publish_model.main(words)
-    with pytest.raises(SystemExit, match='ends in .safetensors or .pth'):
+    with pytest.raises(SystemExit, match='must end in .safetensors or .pth'):
         publish_model.main([words[0], str(tmp_path / 'model.bin')])
     assert len(list(tmp_path.iterdir())) == 4
 
@@ -189,7 +184,7 @@ def file(tmp_path):
     return tmp_path / 'a.safetensors', state
 
 
-def test_safetensors_load_through_mmengine_and_of_others_without_notes(file, tmp_path):
+def test_safetensors_load_through_mmengine_with_and_without_metadata(file, tmp_path):
     path, state = file
     register_safe_loading()
     loaded = CheckpointLoader.load_checkpoint(str(path), map_location='cpu')
@@ -211,13 +206,13 @@ META = rb'{\"cfg\": \"a = 1\", \"epoch\": 3}'
     ('change', 'message'),
     [
         (lambda data: data[:-1], 'is damaged'),
-        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), 'have another sha256 than it says'),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), 'do not match the sha256'),
         (lambda data: data.replace(b'{\\"meta', b'[\\"meta'), 'is damaged'),
         (lambda data: data.replace(META, b'3'.ljust(len(META))), 'holds a int as meta'),
         (lambda data: b'PK' + data, 'is damaged'),
     ],
 )
-def test_a_damaged_file_of_safetensors_is_one_sentence(file, change, message):
+def test_a_damaged_safetensors_file_has_a_one_line_message(file, change, message):
     path, _ = file
     data = path.read_bytes()
     path.write_bytes(change(data))
@@ -269,7 +264,7 @@ def test_checkpoints_of_a_hub(file, monkeypatch):
         ('hf://org/name/a.safetensors#main', 'must end in #sha256= and 64 digits'),
     ],
 )
-def test_what_a_hub_does_not_give_is_one_sentence(file, address, message, monkeypatch):
+def test_a_failed_hub_download_has_a_one_line_message(file, address, message, monkeypatch):
     monkeypatch.setattr('huggingface_hub.hf_hub_download', Hub(file[0].parent).hf_hub_download)
     with pytest.raises(UserError, match=message) as error:
         load_from_hub(address)

@@ -3,7 +3,7 @@
 import pytest
 from mmengine.config import Config
 
-from aft_mm.cli.command_line import protect
+from aft_mm.engine import apply_safe_defaults
 
 from .leaves import leaves
 
@@ -45,7 +45,7 @@ def test_every_leaf_writes_whole_checkpoints_logs_and_stops_at_nan(task, missing
         backends = {backend.type for backend in cfg.visualizer.vis_backends}
         assert backends == {'LocalVisBackend', 'TensorboardVisBackend'}, name
         before = cfg.to_dict()
-        protect(cfg)
+        apply_safe_defaults(cfg)
         assert cfg.to_dict() == before, name
 
 
@@ -61,12 +61,12 @@ def test_every_leaf_writes_whole_checkpoints_logs_and_stops_at_nan(task, missing
 def test_a_config_of_ones_own_gets_both(options):
     cfg = Config(options)
     for _ in range(2):
-        protect(cfg)
+        apply_safe_defaults(cfg)
         assert hooks(cfg) == ['aft_mm.SafeCheckpointHook', FINITE]
         assert cfg.default_hooks.checkpoint.interval == (7 if options.get('default_hooks') else 1)
 
 
 def test_a_checkpoint_hook_of_ones_own_stays():
     cfg = Config(dict(default_hooks=dict(checkpoint=dict(type='mine.CheckpointHook'))))
-    protect(cfg)
+    apply_safe_defaults(cfg)
     assert cfg.default_hooks.checkpoint.type == 'mine.CheckpointHook'

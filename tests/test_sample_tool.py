@@ -127,39 +127,39 @@ class TestClouds:
 @pytest.mark.parametrize(
     ('kind', 'words', 'message'),
     [
-        ('tiny_clouds', ['--out', 'a.txt'], "ends in .ply or .png .* 'a.txt'"),
+        ('tiny_clouds', ['--out', 'a.txt'], "must end in .ply or .png .* 'a.txt'"),
         (
             'tiny_clouds',
             ['--out', 'a.ply', '--complete'],
-            '--complete has no meaning for the model',
+            '--complete has no effect on the model',
         ),
         (
             'tiny_clouds',
             ['--out', 'a.ply', '--prompt', 'a'],
-            '--prompt has no meaning for the model',
+            '--prompt has no effect on the model',
         ),
         (
             'tiny_super_resolution',
             ['--out', 'a.png'],
-            'draws from an image that is given; use `aft_mm super-resolve`',
+            'needs an input image; use `aft_mm super-resolve`',
         ),
-        ('tiny_pixels', ['--out', 'a.txt'], "--out needs a file name that ends in .png .* 'a.txt'"),
-        ('tiny_text', ['--out', 'a.png'], "--out needs a file name that ends in .txt .* 'a.png'"),
+        ('tiny_pixels', ['--out', 'a.txt'], "--out must end in .png .* 'a.txt'"),
+        ('tiny_text', ['--out', 'a.png'], "--out must end in .txt .* 'a.png'"),
         (
             'tiny_pixels',
             ['--out', 'a.png', '--prompt', 'a'],
-            '--prompt has no meaning for the model of',
+            '--prompt has no effect on the model of',
         ),
         (
             'tiny_text',
             ['--out', 'a.txt', '--complete'],
-            '--complete has no meaning for the model of',
+            '--complete has no effect on the model of',
         ),
         ('tiny_pixels', ['--out', 'a.png', '--num', 0], '--num must be an int, 1 or larger, got 0'),
         (
             'tiny_pixels',
             ['--out', 'a.png', '--num-chars', 5],
-            '--num-chars has no meaning for the model of',
+            '--num-chars has no effect on the model of',
         ),
         *[
             (

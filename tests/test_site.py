@@ -98,7 +98,7 @@ def test_a_mixer_outside_of_the_package_trains_and_draws(decay, tool):
 def test_a_mixer_without_steps_is_refused_where_something_draws(
     draws, tool, config, tmp_path, monkeypatch
 ):
-    hook = 'aft_mm.SampleHook' if draws else 'aft_mm.FirstSampleHook'
+    hook = 'aft_mm.SampleHook' if draws else 'aft_mm.SanityCheckHook'
     (tmp_path / 'plain.py').write_text(
         'from mmengine.registry import MODELS\nfrom aft_mm.layers import TokenMixer\n'
         '@MODELS.register_module(force=True)\nclass Plain(TokenMixer):\n'
@@ -115,7 +115,7 @@ def test_a_mixer_without_steps_is_refused_where_something_draws(
         f'default_hooks = dict(samples=dict(_delete_={not draws}, type="{hook}"))\n'
     )
     words = [name, '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=1']
-    sentence = 'Plain has no _init_state and _mix_step: nothing can be drawn from the model'
+    sentence = 'Plain has no _init_state and _mix_step: the model cannot be sampled from'
     if draws:
         with pytest.raises(SystemExit, match=f'^Error: {sentence}, as SampleHook of the config'):
             tool('train').main(words)

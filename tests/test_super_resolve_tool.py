@@ -83,7 +83,7 @@ def test_the_number_of_tiles_and_their_time_are_reported(enlarge, capsys, monkey
     monkeypatch.setattr('aft_mm.apis.super_resolver.TILES_AT_ONCE', 5)
     enlarge('large.png', 'a.png', '--tile', 2, '--num', 3)
     out, err = capsys.readouterr()
-    assert out.startswith('8 tiles (2 x 4) to draw, 3 times each\n')
+    assert out.startswith('8 tiles (2 x 4) to sample, 3 times each\n')
     assert 'tiles 1 to 5 of 8\n' in err
     assert re.search(r'tiles 6 to 8 of 8, about 0:\d\d:\d\d left\n', err)
 
@@ -179,7 +179,7 @@ def test_a_model_of_one_channel_reads_grey(enlarge, module, untrained, tmp_path,
         (['small.png', 'a.png', '--temperature', 'inf'], 'temperature must be .* above 0, got'),
         (['small.png', 'a.png', '--seed', 2**70], r'seed must be an int, 0 to 2\^63 − 1, got 118'),
         (['large.png', 'a.png', '--tile', '--seed', -1], r'seed must be .* 2\^63 − 1, got -1'),
-        (['small.png', 'a.jpg'], "OUT needs a file name that ends in .png, got 'a.jpg'"),
+        (['small.png', 'a.jpg'], "OUT must end in .png, got 'a.jpg'"),
         (['small.png', 'a.png', '--num', 0], '--num must be an int, 1 or larger, got 0'),
         (['small.png', 'a.png', '--temperature', 0], 'temperature must be a finite number above 0'),
         (['no.png', 'a.png'], "image 'no.png' cannot be read"),
@@ -209,7 +209,7 @@ def test_other_models_are_refused_for_what_they_are(enlarge, module, untrained):
     for name in ('tiny_pixels', 'tiny_clouds', 'tiny_text'):
         with pytest.raises(
             SystemExit,
-            match=f'{name}.py is no config of super-resolution, because '
+            match=f'{name}.py is not a config of super-resolution, because '
             'it has no source_shape; use `aft_mm sample`',
         ):
             module.main([*untrained[name], 'no.png', 'a.jpg', '--device', 'cpu'])

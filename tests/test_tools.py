@@ -11,7 +11,8 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from aft_mm.checkpoint import load_from_local, register_safe_loading
+from aft_mm.checkpoint import load_from_local
+from aft_mm.registry import register_safe_loading
 
 
 @pytest.fixture(autouse=True)
@@ -118,10 +119,10 @@ class TestTrainArguments:
         train = tool('train')
         args = train.parse_args([config('tiny'), '--launcher', launcher])
         if launcher == 'none':
-            assert train.load_config(args).launcher == 'none'
+            assert train.load_run_config(args).launcher == 'none'
         else:
             with pytest.raises(ValueError, match=f"launcher='{launcher}' needs .*_?RANK|PROCID"):
-                train.load_config(args)
+                train.load_run_config(args)
 
 
 class TestTestArguments:
@@ -180,7 +181,7 @@ def test_likelihood_is_that_of_the_dump(run, root, config, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_changes_on_the_way_on_from_a_checkpoint(run, root, config, tmp_path):
+def test_changes_when_a_checkpoint_is_loaded(run, root, config, tmp_path):
     """As the guides say: a resumed run keeps its rate but takes clip_grad; load_from the rate."""
     (tmp_path / 'text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
 
@@ -219,7 +220,7 @@ def test_what_changes_on_the_way_on_from_a_checkpoint(run, root, config, tmp_pat
     assert max(new_rates) == pytest.approx(1e-4, rel=0.1)
 
 
-def test_a_backend_that_cannot_serve_ends_in_one_sentence(run, root, config, tmp_path):
+def test_an_unsupported_backend_has_a_one_line_message(run, root, config, tmp_path):
     result = run(
         root / 'tools/train.py', config('tiny'), cwd=tmp_path, env=dict(AFT_MM_BACKEND='triton')
     )
@@ -336,7 +337,7 @@ class TestErrorsBeforeARun:
             'a.pth',
             option,
             'a.txt',
-            match=f"Error: {option} needs a file name that ends in {suffix}, got 'a.txt'",
+            match=f"Error: {option} must end in {suffix}, got 'a.txt'",
         )
 
     def test_no_test_loop(self, fails, config):
@@ -448,14 +449,14 @@ class TestErrorsOfARun:
                 tool('train').main([name])
 
     @pytest.mark.parametrize('size', [0, -3, 2.5, 'many'])
-    def test_batch_that_is_no_number_of_samples(self, tool, config, tmp_path, monkeypatch, size):
+    def test_invalid_batch_size(self, tool, config, tmp_path, monkeypatch, size):
         monkeypatch.chdir(tmp_path)
         Path('text.txt').write_bytes(bytes(4000))
         options = ['--cfg-options', f'train_dataloader.batch_size={size}']
         with pytest.raises(SystemExit, match=r'^Error: train_dataloader.batch_size must be an int'):
             tool('train').main([str(config('tiny_text')), *options])
 
-    def test_batch_that_no_training_set_fills(self, tool, config, tmp_path, monkeypatch):
+    def test_batch_larger_than_the_training_set(self, tool, config, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Path('text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
         cfg = Config.fromfile(config('tiny_text'))
@@ -527,7 +528,7 @@ class TestErrorsOfARun:
         assert 'Traceback' in result.stderr and 'KeyError: 0' in result.stderr
 
 
-def test_slurm_train_asks_for_what_the_variables_say(run, root, tmp_path):
+def test_slurm_train_passes_the_variables(run, root, tmp_path):
     (tmp_path / 'srun').write_text('#!/bin/bash\necho "$@"\n')
     (tmp_path / 'srun').chmod(0o755)
     result = run(

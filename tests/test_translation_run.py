@@ -17,7 +17,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 
 from aft_mm.apis import TextGenerator, Translator
-from aft_mm.engine import CheckpointFitHook
+from aft_mm.engine import CheckpointCompatibilityHook
 from aft_mm.errors import UserError
 from aft_mm.evaluation import BLEU
 
@@ -226,15 +226,15 @@ def test_bad_input_is_named(translator, files, data, tmp_path):
 
 def test_a_test_with_other_subwords_is_refused(trained):
     checkpoint = load(trained.work_dir)
-    CheckpointFitHook().after_load_checkpoint(trained, checkpoint)
+    CheckpointCompatibilityHook().after_load_checkpoint(trained, checkpoint)
     checkpoint['meta']['dataset_meta']['subwords'] = 'another'
     for resume in (False, True):
         with pytest.raises(UserError, match='trained with subwords of fingerprint another, but'):
-            CheckpointFitHook(resume=resume).after_load_checkpoint(trained, checkpoint)
+            CheckpointCompatibilityHook(resume=resume).after_load_checkpoint(trained, checkpoint)
 
 
 def test_the_tool_for_samples_names_the_one_for_translations(tool, files):
-    with pytest.raises(SystemExit, match='draws from a text that is given; use `aft_mm translate`'):
+    with pytest.raises(SystemExit, match='needs an input text; use `aft_mm translate`'):
         tool('sample').main([*files, '--out', 'a.txt'])
 
 
@@ -276,7 +276,7 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
     [
         (['--beam-size', 0], '--beam-size must be an int, 1 or larger, got 0'),
         (['--n-best', 5], '--n-best must be an int, 1 to 4, got 5'),
-        (['--n-best', 2, '--sample'], '--n-best and --sample do not go together'),
+        (['--n-best', 2, '--sample'], '--n-best and --sample cannot be combined'),
         (['--length-penalty', -1], '--length-penalty must be a finite number, 0 or larger, got -1'),
         (['--batch-size', 0], '--batch-size must be an int, 1 or larger, got 0'),
     ],

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.errors import PEER_DIED, UserError, one_sentence
+from aft_mm.errors import PEER_DIED, UserError, user_errors
 
 FILES = dict(train=['config'], test=['config', 'checkpoint'])
 
@@ -143,7 +143,7 @@ def message_of(failure: ProcessFailure) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence():
+    with user_errors():
         words = torchrun_words(args)
     try:
         run(parse_torchrun(words))

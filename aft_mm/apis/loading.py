@@ -9,9 +9,9 @@ from mmengine.device import get_device
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import CheckpointLoader
 
-import aft_mm.registry  # noqa: F401, registers the safe loading of checkpoints
-from aft_mm.cli.command_line import check_checkpoint, read_config
-from aft_mm.engine.hooks.checkpoint_fit_hook import load_fitting
+import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
+from aft_mm.checkpoint import load_weights
+from aft_mm.config.reading import check_checkpoint, read_config
 from aft_mm.errors import UserError
 
 #: Inferencer for each entry of a config; the first entry found decides.
@@ -110,6 +110,6 @@ def load_model(
     model = build_model(config)
     if checkpoint is not None:
         weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
-        load_fitting(model, weights, name=str(config.filename))
+        load_weights(model, weights, name=str(config.filename))
         model.dataset_meta = (weights.get('meta') or {}).get('dataset_meta') or {}
     return config, model.to(device or get_device()).eval().requires_grad_(False)

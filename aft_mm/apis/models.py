@@ -12,8 +12,8 @@ from modelindex.load_model_index import load
 from modelindex.models.Model import Model
 from torch import nn
 
-from aft_mm.cli.command_line import read_config
-from aft_mm.cli.config_files import INDEX, home
+from aft_mm.config.finding import INDEX, install_root
+from aft_mm.config.reading import read_config
 from aft_mm.errors import UserError
 
 from .loading import build_model, load_model
@@ -28,7 +28,7 @@ def register_models() -> dict[str, Model]:
     Raises:
         UserError: The package was installed without its configs.
     """
-    path = home() / INDEX
+    path = install_root() / INDEX
     ModelHub.register_model_index(path, config_prefix=path.parent)
     index = load(str(path))
     index.build_models_with_collections()
@@ -75,7 +75,7 @@ def get_model(
             f'name must be one of list_models(), got {name!r}'
             + (f'; did you mean {", ".join(close)}?' if close else '')
         )
-    config = read_config(str(home() / models[name].config))
+    config = read_config(str(install_root() / models[name].config))
     if pretrained is None:
         model = build_model(config).to(device or get_device()).eval()
     else:

@@ -12,7 +12,7 @@ from mmengine.config import Config
 
 from aft_mm.checks import check_int
 from aft_mm.datasets.transforms.images import central_square, shrink
-from aft_mm.engine.seeds import derived_seed
+from aft_mm.engine import derived_seed
 from aft_mm.errors import UserError
 from aft_mm.models.decoding import check_sampling
 from aft_mm.visualization import check_super_resolution, super_resolve

@@ -1,29 +1,31 @@
-"""Checkpoints: read without running what a file says, written whole or not at all.
+"""Checkpoints: read without running code from the file, written whole or not at all.
 
-``notes.py`` reads a pickle to notes of what it would do, ``values.py`` builds from them what a
-checkpoint may hold, ``archive.py`` knows torch's file formats, ``tensors.py`` that of safetensors,
-and ``loading.py`` is what mmengine calls. ``plain.py`` turns training state into plain types before
-it is saved, ``writing.py`` writes files whole or not at all, and ``folder.py`` finds the newest
-whole checkpoint of a run.
+- `loading.py`: the loaders that mmengine calls, and loading weights into a model
+- `safe_unpickler.py`: torch.save's file formats and the few objects a checkpoint may contain
+- `safetensors.py`: weights in the safetensors format
+- `plain_types.py`: training state as plain Python types and tensors
+- `atomic_write.py`: files that appear only when complete
+- `latest.py`: the newest complete checkpoint of a run
 """
 
-from .folder import checkpoints_in, latest_checkpoint, remove_parts, write_pointer
-from .loading import load_from_http, load_from_hub, load_from_local, register_safe_loading
-from .plain import HUB_KEYS, plain_hub, plain_value
-from .tensors import read_safetensors, write_safetensors
-from .writing import write_whole
+from .atomic_write import ATOMIC_BACKEND, write_whole
+from .latest import checkpoints_in, latest_checkpoint, remove_parts, write_pointer
+from .loading import load_from_http, load_from_hub, load_from_local, load_weights
+from .plain_types import HUB_KEYS, plain_hub, plain_value
+from .safetensors import read_safetensors, write_safetensors
 
 __all__ = [
+    'ATOMIC_BACKEND',
     'HUB_KEYS',
     'checkpoints_in',
     'latest_checkpoint',
     'load_from_http',
     'load_from_hub',
     'load_from_local',
+    'load_weights',
     'plain_hub',
     'plain_value',
     'read_safetensors',
-    'register_safe_loading',
     'remove_parts',
     'write_pointer',
     'write_safetensors',

@@ -1,40 +1,41 @@
-"""What mmengine loads checkpoints with."""
+"""The checkpoint loaders that mmengine calls, and loading weights into a model."""
 
-import functools
 import hashlib
 import http.client
+import logging
 import os
 import pickle
 import re
 import urllib.request
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 import torch
 from mmengine.dist import barrier, is_distributed
-from mmengine.runner import CheckpointLoader
+from mmengine.logging import print_log
 from mmengine.runner.checkpoint import get_torchvision_models
+from torch import Tensor, nn
 
 from aft_mm.errors import UserError
 
-from .archive import read_archive
-from .notes import Refused
-from .plain import restored_hub
-from .tensors import SUFFIX, read_safetensors
-from .writing import write_whole
+from .atomic_write import write_whole
+from .plain_types import restored_hub
+from .safe_unpickler import Refused, read_archive
+from .safetensors import SUFFIX, read_safetensors
 
-# As torch.hub reads names: NAME-<first digits of the sha256>.pth
+# torch.hub's file names: NAME-<first digits of the sha256>.pth
 _HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+$')
-# As pip reads addresses: ADDRESS#sha256=<all digits>
+# pip's addresses: ADDRESS#sha256=<all digits>
 _FRAGMENT = 'sha256='
 _HUB = 'hf://'
 _TIMEOUT = 60  # seconds without a byte
 
 
 def _load(filename: str, map_location: Any) -> dict:
-    """Read a file and say in one sentence why it is refused."""
+    """Read a file; raise an UnpicklingError with a one-line reason if it is refused."""
     try:
         read = read_safetensors if filename.endswith(SUFFIX) else read_archive
         checkpoint = read(filename, map_location)
@@ -47,7 +48,7 @@ def _load(filename: str, map_location: Any) -> dict:
         ) from error
     except OSError:
         raise
-    except Exception as error:  # what a parser meets in a damaged file, it has not foreseen
+    except Exception as error:  # a damaged file can raise anything in a parser
         reason = ' '.join(str(error).split())
         raise pickle.UnpicklingError(
             f'checkpoint {filename!r} is damaged or holds something other than weights and '
@@ -68,21 +69,22 @@ def _load(filename: str, map_location: Any) -> dict:
 
 
 def load_from_local(filename: str, map_location: Any = None) -> dict:
-    """Load a checkpoint file: weights and the training state of mmengine, and nothing else.
+    """Load weights and mmengine's training state from a checkpoint file.
 
-    A name that ends in ``.safetensors`` is read by that library, all others as torch.save's files.
-
-    Nothing that the file names is called, every record is compared with its checksum, and the
-    values take no more memory than the size of the file allows. What this file holds is plain
-    types, mmengine's log history and its meta with the text of a config, which is a program.
+    Files that end in ``.safetensors`` are read as such, all others as files of torch.save. Nothing
+    that the file names is called, checksums are verified, and memory is limited by the file size.
+    ``meta`` still contains the text of the config, which is a program.
 
     Args:
         filename: Path of the file.
         map_location: Device of the tensors, by default the CPU.
 
+    Returns:
+        The checkpoint dict.
+
     Raises:
         FileNotFoundError: there is no such file.
-        pickle.UnpicklingError: the file asks for anything else, is damaged, or holds no dict.
+        pickle.UnpicklingError: the file asks for other objects, is damaged, or holds no dict.
     """
     filename = os.path.expanduser(filename)
     if not os.path.isfile(filename):
@@ -91,45 +93,45 @@ def load_from_local(filename: str, map_location: Any = None) -> dict:
 
 
 def load_from_http(filename: str, map_location: Any = None) -> dict:
-    """Download a checkpoint into torch's hub folder and load it as :func:`load_from_local` does.
+    """Download a checkpoint into torch's hub folder and load it with :func:`load_from_local`.
 
-    The copy there is that of the whole address. It is as long as the server said and has the sha256
-    that the address names, in full as ``ADDRESS#sha256=...`` or by its first digits in the name of
-    the file, as torch.hub writes them, or there is none. One process per machine downloads.
+    The cached file is named after the whole address. Its length must match the server's, and its
+    sha256 must match ``ADDRESS#sha256=...`` or the first digits in the file name (torch.hub's
+    convention) if the address has them. One process per machine downloads.
 
     Raises:
-        UserError: the download failed, or ``#`` is followed by anything but a sha256.
+        UserError: the download failed, or ``#`` is not followed by a sha256.
         pickle.UnpicklingError: as for :func:`load_from_local`.
     """
     path = _first_on_machine(cached, filename)
     try:
         return _load(str(path), map_location)
     except pickle.UnpicklingError:
-        path.unlink(missing_ok=True)  # so that the next try does not meet it again
+        path.unlink(missing_ok=True)  # so that the next try downloads it again
         raise
 
 
 def _first_on_machine(download: Callable[[str], Path], address: str) -> Path:
-    """The file that ``download`` gives, which one process of a machine calls before the others."""
+    """Call ``download`` in the first process of this machine, then in the others."""
     first = int(os.environ.get('LOCAL_RANK', 0)) == 0
     if is_distributed() and not first:
         barrier()
     try:
         return download(address)
-    finally:  # also after an error, for which the others would wait in vain
+    finally:  # also after an error, or the others would wait forever
         if is_distributed() and first:
             barrier()
 
 
 def load_from_hub(filename: str, map_location: Any = None) -> dict:
-    """Load ``hf://ORG/NAME/FILE`` of the Hugging Face hub as :func:`load_from_local` does.
+    """Load ``hf://ORG/NAME/FILE`` from the Hugging Face hub with :func:`load_from_local`.
 
-    ``hf://ORG/NAME@REVISION/FILE`` is that of a branch, tag or commit; ``#sha256=...`` at the end
-    is compared with the file. huggingface_hub downloads into its own cache, once per machine.
+    ``hf://ORG/NAME@REVISION/FILE`` selects a branch, tag or commit; ``#sha256=...`` at the end is
+    compared with the file. huggingface_hub downloads into its own cache, once per machine.
 
     Raises:
-        UserError: huggingface_hub is missing, the address is none of these, the file cannot be
-            had, or has another sha256.
+        UserError: huggingface_hub is missing, the address is malformed, the download failed, or
+            the sha256 differs.
         pickle.UnpicklingError: as for :func:`load_from_local`.
     """
     return _load(str(_first_on_machine(_from_hub, filename)), map_location)
@@ -160,10 +162,10 @@ def _from_hub(filename: str) -> Path:
 
 
 def _split_hash(address: str) -> tuple[str, str]:
-    """An address without ``#sha256=...``, and the digits behind it, '' if there are none.
+    """Split ``ADDRESS#sha256=DIGITS`` into address and digits, '' if there are none.
 
     Raises:
-        UserError: it ends in something else behind a #.
+        UserError: ``#`` is not followed by a sha256.
     """
     plain, mark, fragment = address.partition('#')
     digits = fragment.removeprefix(_FRAGMENT)
@@ -184,7 +186,7 @@ def _check_hash(digest: str, wanted: str, address: str) -> None:
 
 
 def cached(address: str) -> Path:
-    """The file of an address in torch's hub folder, downloaded if it is not there.
+    """Return the path of an address in torch's hub folder; download it if it is not there.
 
     Raises:
         UserError: the download failed.
@@ -202,7 +204,7 @@ def cached(address: str) -> Path:
 
 
 def _download(address: str, path: Path) -> None:
-    """Write what an address holds to ``path``, whole and with the hash it names, or nothing."""
+    """Download to ``path``; nothing is left there if the length or a hash does not match."""
     plain, wanted = _split_hash(address)
     named = _HASH.search(urlparse(plain).path)
     digest, num_bytes = hashlib.sha256(), 0
@@ -213,57 +215,163 @@ def _download(address: str, path: Path) -> None:
             num_bytes += len(block)
         announced = source.headers.get('Content-Length')
         if announced is not None and num_bytes != int(announced):
-            raise OSError(f'{num_bytes} of {announced} bytes came')
+            raise OSError(f'{num_bytes} of {announced} bytes received')
         for digits in (wanted, named and named.group(1)):
             if digits:
                 _check_hash(digest.hexdigest(), digits, address)
 
 
 def load_from_torchvision(filename: str, map_location: Any = None) -> dict:
-    """Load ``torchvision://NAME`` from its address as :func:`load_from_http` does.
+    """Load ``torchvision://NAME`` from its address with :func:`load_from_http`.
 
     Raises:
-        UserError: torchvision knows no such name.
+        UserError: torchvision has no such name.
     """
     name = filename.partition('://')[2]
     addresses = get_torchvision_models()
     if name not in addresses:
-        raise UserError(f'checkpoint {filename!r} is none of torchvision')
+        raise UserError(f'checkpoint {filename!r} is not one of torchvision')
     return load_from_http(addresses[name], map_location)
 
 
 def load_from_openmmlab(filename: str, map_location: Any = None) -> dict:
-    """Raise a :class:`UserError`, because the host of these addresses serves no more."""
+    """Raise a :class:`UserError`, because the host of these addresses is gone."""
     raise UserError(
-        f'checkpoint {filename!r} is on a host that serves no more; give a file or an http address'
+        f'checkpoint {filename!r} is on a host that no longer exists; give a file or an http address'
     )
 
 
-def _without_program(load: Callable[..., dict]) -> Callable[..., dict]:
-    """``load`` without the text of a config, which mmengine's inferencers run as a program."""
-
-    @functools.wraps(load)
-    def call(filename: str, map_location: Any = None) -> dict:
-        checkpoint = load(filename, map_location)
-        checkpoint.get('meta', {}).pop('cfg', None)
-        return checkpoint
-
-    return call
-
-
-def register_safe_loading() -> None:
-    """Let every checkpoint that mmengine loads from a file or an http address go through here.
-
-    Calling it again changes nothing.
-    """
-    for prefixes, load in _LOADERS.items():
-        CheckpointLoader.register_scheme(prefixes, load, force=True)
-
-
-_LOADERS = {
-    '': _without_program(load_from_local),
-    ('http://', 'https://'): _without_program(load_from_http),
-    _HUB: _without_program(load_from_hub),
-    ('torchvision://', 'modelzoo://'): _without_program(load_from_torchvision),
-    ('open-mmlab://', 'openmmlab://', 'mmcls://'): load_from_openmmlab,
+LOADERS = {
+    'local': load_from_local,
+    'http': load_from_http,
+    'hub': load_from_hub,
+    'torchvision': load_from_torchvision,
+    'openmmlab': load_from_openmmlab,
 }
+
+
+def load_for_mmengine(kind: str, filename: str, map_location: Any = None) -> dict:
+    """Load a checkpoint for mmengine, without the config text that its inferencers would execute.
+
+    Args:
+        kind: Key of :data:`LOADERS`.
+        filename: Path or address.
+        map_location: Device of the tensors, by default the CPU.
+    """
+    checkpoint = LOADERS[kind](filename, map_location)
+    checkpoint.get('meta', {}).pop('cfg', None)
+    return checkpoint
+
+
+def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = True) -> list[str]:
+    """Load the weights of a checkpoint into ``model``.
+
+    The log warns about tensors that were interpolated, such as position biases of another length,
+    tensors that keep their initialisation because their shape differs, such as a head with other
+    classes, and tensors with NaN or inf.
+
+    Args:
+        model: Model to load into.
+        checkpoint: A checkpoint or state dict, as a loader returns it.
+        name: Name of the model for the error message.
+        strict: True requires that names and shapes match; False allows missing, unexpected and
+            reshaped tensors, for fine-tuning.
+
+    Returns:
+        The names of interpolated tensors.
+
+    Raises:
+        UserError: the checkpoint does not fit the model.
+    """
+    weights = checkpoint.get('state_dict', checkpoint)
+    if not isinstance(weights, Mapping) or not all(isinstance(key, str) for key in weights):
+        raise UserError(
+            'state_dict of the checkpoint must map names to tensors, got a '
+            f'{type(weights).__name__} of something else'
+        )
+    weights = _without_prefix(weights)
+    missing, unexpected, reshaped, uncopied = _copy(model, weights)
+    if strict and (missing or unexpected or reshaped or uncopied):
+        source = checkpoint.get('meta', {}).get('experiment_name', 'an unnamed run')
+        raise UserError(
+            f'the checkpoint (from {source}) does not fit the model of this config '
+            f'({name}): {len(missing)} tensors are missing, '
+            f'{len(unexpected)} unexpected and {len(reshaped)} of another shape'
+            + (f'; {uncopied} cannot be copied' if uncopied else '')
+        )
+    own = model.state_dict()
+    if reshaped:
+        shapes = ', '.join(
+            f'{key} {list(weights[key].shape)} -> {list(own[key].shape)}' for key in reshaped[:2]
+        )
+        more = f' and {len(reshaped) - 2} more' if len(reshaped) > 2 else ''
+        _warn(
+            'tensors with another shape in the checkpoint keep their initialisation: '
+            f'{shapes}{more}'
+        )
+    bad = [
+        key
+        for key, value in weights.items()
+        if isinstance(value, Tensor)
+        and value.is_floating_point()
+        and value.dtype.itemsize > 1
+        and not value.isfinite().all()
+    ]
+    if bad:
+        _warn(
+            f'{len(bad)} of the {len(weights)} tensors of the checkpoint hold NaN or inf, the '
+            f'first is {bad[0]}'
+        )
+    if reshaped or uncopied:  # mmengine loads again and logs every tensor that does not fit
+        return []
+    resized = sorted(
+        key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape
+    )
+    if resized:
+        first = resized[0]
+        _warn(
+            f'the checkpoint is interpolated to the sizes of this model: {first} from '
+            f'{list(weights[first].shape)} to {list(own[first].shape)}, {len(resized)} in all'
+        )
+    return resized
+
+
+def _without_prefix(weights: Mapping) -> OrderedDict:
+    """Remove the ``module.`` of a wrapper from the names, also from those of the versions."""
+    state = OrderedDict((key.removeprefix('module.'), value) for key, value in weights.items())
+    versions = getattr(weights, '_metadata', None)
+    if versions is not None:
+        state._metadata = OrderedDict(  # type: ignore[attr-defined]
+            ('' if key == 'module' else key.removeprefix('module.'), value)
+            for key, value in versions.items()
+        )
+    return state
+
+
+def _copy(model: nn.Module, weights: Mapping) -> tuple:
+    """Copy what fits; return missing, unexpected and reshaped names and the number of tensors that
+    cannot be copied.
+    """
+    own = model.state_dict()
+    reshaped: list[str] = []
+    uncopied = 0
+    # Torch's loading decides, because a layer may resize, rename or refuse a tensor.
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    except RuntimeError as error:
+        missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
+        reshaped = re.findall(r'size mismatch for (\S+):', str(error))
+        uncopied = str(error).count('\n\t') - len(reshaped)
+    # Torch would drop the imaginary part.
+    uncopied += sum(
+        weights[key].is_complex() != own[key].is_complex()
+        for key in own.keys() & weights.keys()
+        if isinstance(weights[key], Tensor)
+    )
+    return missing, unexpected, reshaped, uncopied
+
+
+def _warn(message: str) -> None:
+    print_log(message, logger='current', level=logging.WARNING)

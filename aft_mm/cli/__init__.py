@@ -1,4 +1,1 @@
-"""What the command line tools share.
-
-`errors.py` imports nothing of the package, so that hooks and samples end in its sentences, too.
-"""
+"""The command line: imports everything, imported by nothing in the package."""

@@ -1,4 +1,4 @@
-"""The installed packages: which versions there are, and which of them do not go together."""
+"""The installed packages, and conflicts among their versions."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, distributions, requires
@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 PYTHON = SpecifierSet('>=3.11,<3.14')
-#: Packages with the same modules: OpenMMLab's, the compiled form, and those of the fork.
+#: Packages that install the same module: OpenMMLab's, its compiled variant, and the fork's.
 SAME_MODULES = {
     'mmengine': ('mmengine', 'onedl-mmengine'),
     'mmcv': ('mmcv-lite', 'mmcv', 'onedl-mmcv'),
@@ -23,17 +23,17 @@ SAME_MODULES = {
         'opencv-contrib-python-headless',
     ),
 }
-#: mmcv and mmcv-lite hold the same files, and the compiled one is installed over the other.
+#: mmcv and mmcv-lite have the same files; the compiled one may be installed over the other.
 OVER_EACH_OTHER = {'mmcv-lite', 'mmcv'}
 
 
 def installed() -> dict[str, str]:
-    """The version of every installed package by its normalised name."""
+    """Return the version of every installed package by normalised name."""
     return {canonicalize_name(found.name): found.version for found in distributions() if found.name}
 
 
 def own_requirements() -> list[Requirement]:
-    """What aft_mm needs to run, as its metadata says; nothing if it was not installed."""
+    """Return the requirements in the metadata of aft_mm; none if it was not installed."""
     try:
         texts = requires('aft_mm') or ()
     except PackageNotFoundError:
@@ -45,17 +45,17 @@ def own_requirements() -> list[Requirement]:
 def problems(
     versions: Mapping[str, str], python: str, needed: Iterable[Requirement]
 ) -> Iterator[tuple[str, str]]:
-    """What does not fit, each with the command that mends it.
+    """Yield problems of the environment, each with the command that fixes it.
 
     Args:
-        versions: Of the installed packages, as :func:`installed` gives them.
+        versions: Installed packages, from :func:`installed`.
         python: The version of Python.
-        needed: What has to be there, as :func:`own_requirements` gives it.
+        needed: Required packages, from :func:`own_requirements`.
     """
     if not PYTHON.contains(python):
         yield (
             f'Python {python} is not supported ({PYTHON}; mmengine calls pkgutil.find_loader, '
-            'which 3.14 has no more)',
+            'which was removed in 3.14)',
             'python3.13 -m venv .venv',
         )
     yield from _missing(versions, needed)
@@ -71,7 +71,7 @@ def _missing(
 ) -> Iterator[tuple[str, str]]:
     for requirement in needed:
         name = canonicalize_name(requirement.name)
-        # A fork or a compiled form stands in for a package; its versions are its own.
+        # A fork or a compiled variant replaces a package, with versions of its own.
         others = [
             other
             for names in SAME_MODULES.values()
@@ -79,14 +79,14 @@ def _missing(
             for other in names
             if other in versions
         ]
-        mend = f"pip install '{requirement.name}{requirement.specifier}'"
+        fix = f"pip install '{requirement.name}{requirement.specifier}'"
         if name not in versions:
             if not others:
-                yield f'{requirement.name} is missing', mend
+                yield f'{requirement.name} is missing', fix
         elif not requirement.specifier.contains(versions[name], prereleases=True):
             yield (
                 f'{requirement.name} is {versions[name]}, and aft_mm needs {requirement.specifier}',
-                mend,
+                fix,
             )
 
 
@@ -95,7 +95,7 @@ def _twice(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         there = [name for name in names if name in versions]
         if len(there) > 1 and set(there) != OVER_EACH_OTHER:
             yield (
-                f'{" and ".join(there)} are all installed and write over each other: all are '
+                f'{" and ".join(there)} are all installed and overwrite each other: all contain '
                 f'the module {module}',
                 f'pip uninstall -y {" ".join(there)}; pip install '
                 f"'{there[0]}=={versions[there[0]]}'",
@@ -106,7 +106,7 @@ def _torch_pairs(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if 'torch' not in versions:
         return
     torch = Version(versions['torch'])
-    # torchvision 0.15 came with torch 2.0, and both count on since.
+    # torchvision 0.15 belongs to torch 2.0; the minor versions advance together.
     for name, pair in (
         ('torchvision', f'0.{torch.minor + 15}'),
         ('torchaudio', f'{torch.major}.{torch.minor}'),
@@ -121,7 +121,7 @@ def _torch_pairs(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             )
         elif ('cpu' in (torch.local or '')) != ('cpu' in (other.local or '')):
             yield (
-                f'of torch {torch} and {name} {other} one is built for the CPU alone, and they '
-                'do not import together',
+                f'only one of torch {torch} and {name} {other} is a CPU-only build, so they '
+                'cannot be imported together',
                 'install both from the same index',
             )

@@ -1,4 +1,4 @@
-"""The command ``aft_mm``: what stands behind it is imported after its arguments."""
+"""The command ``aft_mm``; the module of a command is imported after its arguments are parsed."""
 
 import argparse
 import importlib
@@ -6,19 +6,19 @@ import inspect
 import sys
 from collections.abc import Sequence
 
-from aft_mm.errors import one_sentence
+from aft_mm.config.finding import find_config
+from aft_mm.errors import user_errors
 
 from .. import __version__
-from .config_files import find_config
 from .parsers import COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command that ``argv`` begins with."""
+    """Run the command named by the first argument."""
     parser = argparse.ArgumentParser(
         prog='aft_mm',
         description='Attention Free Transformer for mmengine and mmpretrain.',
-        epilog='aft_mm COMMAND --help says more.',
+        epilog='See `aft_mm COMMAND --help` for the arguments of a command.',
     )
     parser.add_argument('--version', action='version', version=f'aft_mm {__version__}')
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
@@ -33,50 +33,50 @@ def main(argv: Sequence[str] | None = None) -> None:
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             ),
         )
-    words = sys.argv[1:] if argv is None else argv
-    args = parser.parse_args(words)
-    args.words = words[1:]
+    argv = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(argv)
+    args.argv = argv[1:]
     run(args.command, args)
 
 
 def script(command: str, argv: Sequence[str] | None = None) -> None:
-    """Run one command, as the file of tools/ that is named after it."""
+    """Run one command, for the script of the same name in tools/."""
     run(command, parse_args(command, argv))
 
 
 def parse_args(command: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of a command alone; ``words`` among them is what they were read from."""
+    """Parse the arguments of one command; ``args.argv`` holds them unparsed."""
     parser = argparse.ArgumentParser(
         description=description(command), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     declare(command, parser)
-    words = sys.argv[1:] if argv is None else argv
-    args = parser.parse_args(words)
-    args.words = words
+    argv = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(argv)
+    args.argv = argv
     return args
 
 
 def run(command: str, args: argparse.Namespace) -> None:
-    """Import a command and run it; a config that is not there ends it before."""
+    """Find the config, then import and run the command."""
     module, _ = COMMANDS[command]
-    with one_sentence():
+    with user_errors():
         if 'config' in args:
-            find_config(args.config)
+            args.config = find_config(args.config)
     try:
         code = importlib.import_module(f'aft_mm.cli.commands.{module}')
     except ModuleNotFoundError as error:
         raise SystemExit(
             f'Error: `aft_mm {command}` needs {error.name}, which is not installed; '
-            '`pip install aft_mm` brings all that it needs'
+            '`pip install aft_mm` installs all requirements'
         ) from error
     code.main(args)
 
 
 def declare(command: str, parser: argparse.ArgumentParser) -> None:
-    """Give a parser the arguments of a command."""
+    """Add the arguments of a command to a parser."""
     COMMANDS[command][1](parser)
 
 
 def description(command: str) -> str:
-    """What a command is for; the first line alone says enough for a list."""
+    """Return the description of a command; its first line is a summary."""
     return inspect.getdoc(COMMANDS[command][1]) or ''

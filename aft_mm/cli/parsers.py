@@ -1,29 +1,106 @@
-"""The commands of aft_mm, by their arguments.
+"""The arguments of every command.
 
-A command's module in `commands/` is imported when its arguments are known, so nothing heavy is
-imported here.
+Nothing heavy is imported here: the module of a command in `commands/` is imported after its
+arguments were parsed.
 """
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
-from .arguments import add_arguments, add_config_options, add_sampling_arguments
+
+class Options(argparse.Action):
+    """mmengine's KEY=VALUE arguments, with an error message for others."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Parse the pairs; exit with argparse's error if one is not KEY=VALUE."""
+        for value in values:
+            if not value.partition('=')[0] or '=' not in value:
+                parser.error(f'{option_string} needs KEY=VALUE, got {value!r}')
+        from mmengine.config import DictAction
+
+        take = DictAction(self.option_strings, self.dest, nargs='+')
+        take(parser, namespace, values, option_string)
+
+
+def add_config_options(parser: argparse.ArgumentParser, example: str) -> None:
+    """Add ``--cfg-options``, which :func:`aft_mm.config.reading.read_config` merges."""
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=Options,
+        default={},
+        metavar='KEY=VALUE',
+        help=f'override entries of the config, such as {example}',
+    )
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that training and testing share."""
+    parser.add_argument(
+        '--work-dir', help='folder of logs and checkpoints (default: work_dirs/NAME)'
+    )
+    add_config_options(parser, 'train_cfg.max_epochs=10')
+    parser.add_argument(
+        '--launcher',
+        choices=('none', 'pytorch', 'slurm', 'mpi'),
+        default='none',
+        help='launcher of a distributed run',
+    )
+    # torch.distributed.launch passes it; torchrun sets the variable.
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float = 1.0) -> None:
+    """Add the arguments of tools that sample from a model."""
+    parser.add_argument(
+        '--temperature',
+        type=float,
+        default=temperature,
+        help='divides the logits (default: %(default)s)',
+    )
+    parser.add_argument('--top-k', type=int, help='sample among the k most likely values')
+    parser.add_argument(
+        '--top-p', type=float, help='sample among the most likely values with this probability'
+    )
+    parser.add_argument('--greedy', action='store_true', help='always take the most likely value')
+    parser.add_argument('--seed', type=int, default=0, help='random seed (default: 0)')
+    parser.add_argument('--device', help='by default an accelerator, if there is one')
+    parser.add_argument(
+        '--compile',
+        action='store_true',
+        help='compile the step of a token on a CPU: takes seconds to minutes, then steps are '
+        'faster; for many or long samples',
+    )
+    add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
+
+
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of ``AutoregressiveModel.generate`` among the arguments."""
+    options = {
+        name: getattr(args, name) for name in ('temperature', 'top_k', 'top_p', 'greedy', 'seed')
+    }
+    return {**options, 'compiled': args.compile}
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """The config that a command is about."""
+    """Add the config."""
     parser.add_argument(
         'config',
         metavar='CONFIG',
-        help='a config file, or the name of one that comes with aft_mm, as `aft_mm list` has them',
+        help='path of a config, or the name of one listed by `aft_mm list`',
     )
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """The checkpoint that goes with it."""
-    parser.add_argument(
-        'checkpoint', metavar='CHECKPOINT', help='path or http address of the checkpoint'
-    )
+    """Add the checkpoint."""
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path or http address')
 
 
 def train(parser: argparse.ArgumentParser) -> None:
@@ -34,16 +111,16 @@ def train(parser: argparse.ArgumentParser) -> None:
         nargs='?',
         const='auto',
         metavar='CHECKPOINT',
-        help='go on from this checkpoint, or from the latest one in the work dir',
+        help='resume from this checkpoint, by default from the latest one in the work dir',
     )
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
-    parser.add_argument('--no-validate', action='store_true', help='do not validate')
+    parser.add_argument('--no-validate', action='store_true', help='skip the validation')
     parser.add_argument(
         '--auto-scale-lr',
         action='store_true',
         help='scale the learning rate by the batch size over auto_scale_lr.base_batch_size',
     )
-    add_arguments(parser)
+    add_run_arguments(parser)
 
 
 def test(parser: argparse.ArgumentParser) -> None:
@@ -60,26 +137,26 @@ def test(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--tta',
         action='store_true',
-        help='average over augmented copies of each image, as tta_model and tta_pipeline say',
+        help='average over augmented copies of each image, as given by tta_model and tta_pipeline',
     )
-    add_arguments(parser)
+    add_run_arguments(parser)
 
 
 def sample(parser: argparse.ArgumentParser) -> None:
-    """Draw images, point clouds or text from a trained model: a PNG, PLY or text file."""
+    """Sample images, point clouds or text from a trained model into a PNG, PLY or text file."""
     add_config(parser)
     add_checkpoint(parser)
     parser.add_argument(
         '--out',
         required=True,
         metavar='FILE',
-        help='.png for the images of an image model or a picture of point clouds, .ply for the '
+        help='.png for images or a picture of point clouds, .ply for the '
         'points themselves (several clouds: FILE-1.ply, FILE-2.ply, ...), .txt for text',
     )
     parser.add_argument(
         '--num',
         type=int,
-        help='how many; by default 16 images, 8 clouds in a picture, 1 cloud in a file or 1 text',
+        help='number of samples; by default 16 images, 8 clouds in a picture, 1 cloud or 1 text',
     )
     parser.add_argument(
         '--complete',
@@ -87,30 +164,30 @@ def sample(parser: argparse.ArgumentParser) -> None:
         type=float,
         const=0.5,
         metavar='KEEP',
-        help='complete the first images of the test set, of which this share is given (0.5)',
+        help='complete the first images of the test set, given this share of each (default: 0.5)',
     )
     parser.add_argument('--prompt', help='text to continue')
     parser.add_argument(
         '--num-chars',
         type=int,
-        help="bytes of text to draw; by default as many as the model's position table holds",
+        help="bytes of text to sample; by default the size of the model's position table",
     )
     add_sampling_arguments(parser)
 
 
 def super_resolve(parser: argparse.ArgumentParser) -> None:
-    """Enlarge an image by a trained model, which draws what it may have looked like.
+    """Enlarge an image by sampling from a trained super-resolution model.
 
-    The model reads images of one small size, such as 8 x 8 pixels. A larger one is refused unless
-    --fit or --tile says what to do with it.
+    The model reads images of one small size, such as 8 x 8 pixels. A larger image needs --fit or
+    --tile.
     """
     add_config(parser)
     add_checkpoint(parser)
-    parser.add_argument('input', metavar='IN', help='image file of any kind')
+    parser.add_argument('input', metavar='IN', help='image file')
     parser.add_argument(
-        'out', metavar='OUT.png', help='the sample; several: OUT-1.png, OUT-2.png, ...'
+        'out', metavar='OUT.png', help='path of the sample; several: OUT-1.png, OUT-2.png, ...'
     )
-    parser.add_argument('--num', type=int, default=1, help='how many samples')
+    parser.add_argument('--num', type=int, default=1, help='number of samples (default: 1)')
     parser.add_argument(
         '--picture',
         action='store_true',
@@ -123,9 +200,9 @@ def super_resolve(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=False,
         metavar='CROP',
-        help='shrink the central square of CROP pixels (the largest unless given) to the size that '
-        'the model reads; for models of whole things such as aligned faces, which should fill the '
-        'square as they do in training',
+        help='shrink the central square of CROP pixels (default: the largest) to the size that the '
+        'model reads; for models of whole objects such as aligned faces, which should fill the '
+        'square as in training',
     )
     larger.add_argument(
         '--tile',
@@ -133,33 +210,37 @@ def super_resolve(parser: argparse.ArgumentParser) -> None:
         type=int,
         const=2,
         metavar='OVERLAP',
-        help='cut the image into tiles of the size that the model reads, which overlap by OVERLAP '
-        'of its pixels (2 unless given) or more; each is drawn on its own, and where two overlap, '
-        'one fades linearly into the other: that hides the seams, but it is smoother there, and '
-        'what spans tiles need not fit together; for models that were trained on crops; where the '
-        'model reads 8 x 8 pixels, an image of H x W takes about H * W / (8 - OVERLAP)^2 tiles, '
-        'each of which costs as much as an image of 8 x 8',
+        help='cut the image into tiles of the size that the model reads, which overlap by at least '
+        'OVERLAP pixels (default: 2). Each tile is sampled on its own, and overlapping tiles are '
+        'blended linearly: that hides the seams, but overlaps are smoother, and objects across '
+        'tiles may not fit together. For models trained on crops. If the model reads 8 x 8 pixels, '
+        'an image of H x W takes about H * W / (8 - OVERLAP)^2 tiles',
     )
     add_sampling_arguments(parser, temperature=0.8)
 
 
 def translate(parser: argparse.ArgumentParser) -> None:
-    """Translate sentences, one a line, from stdin to stdout.
+    """Translate sentences from stdin to stdout, one per line.
 
         aft_mm translate CONFIG CHECKPOINT < in.de > out.en
 
-    Line n of the output is the translation of line n of the input; an empty line stays one. With
-    --n-best N a line gives several, best first, each as "number of the line, from 0 on ||| text |||
-    score". What else there is to say goes to stderr.
+    Line n of the output is the translation of line n of the input; empty lines stay empty. With
+    --n-best N each input line gives several output lines, best first, in the form "index of the
+    input line, from 0 ||| text ||| score". Messages go to stderr.
     """
     add_config(parser)
     add_checkpoint(parser)
-    parser.add_argument('--batch-size', type=int, default=32, help='sentences at a time (32)')
     parser.add_argument(
-        '--beam-size', type=int, default=4, help='hypotheses that are kept at every token (4)'
+        '--batch-size', type=int, default=32, help='sentences per batch (default: 32)'
     )
     parser.add_argument(
-        '--length-penalty', type=float, default=0.6, help='the larger, the longer (0.6)'
+        '--beam-size', type=int, default=4, help='hypotheses kept at every token (default: 4)'
+    )
+    parser.add_argument(
+        '--length-penalty',
+        type=float,
+        default=0.6,
+        help='larger values prefer longer translations (default: 0.6)',
     )
     parser.add_argument(
         '--n-best', type=int, metavar='N', help='write the N best translations of each line'
@@ -167,16 +248,16 @@ def translate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--sample',
         action='store_true',
-        help='draw a translation at random, as the following arguments say, without a beam',
+        help='sample a translation with the following arguments, instead of beam search',
     )
     add_sampling_arguments(parser)
 
 
 def transcribe(parser: argparse.ArgumentParser) -> None:
-    """Write down what is said in files: a line FILE<tab>TEXT on stdout for each, in their order.
+    """Transcribe speech: one line FILE<tab>TEXT on stdout per file, in order.
 
-    A file that cannot be read, or that is longer than the model reads, has an empty text; stderr
-    says why, and the exit status is 1.
+    A file that cannot be read, or is too long for the model, gets an empty text; the reason is
+    printed on stderr, and the exit status is 1.
     """
     add_config(parser)
     add_checkpoint(parser)
@@ -184,12 +265,12 @@ def transcribe(parser: argparse.ArgumentParser) -> None:
         'files',
         nargs='*',
         metavar='FILE',
-        help='sound, cepstra (.mfc) or places in Kaldi archives; without any, one a line of stdin',
+        help='sound, cepstra (.mfc) or Kaldi archive entries; by default read from stdin, one per line',
     )
     parser.add_argument(
         '--beam-size',
         type=int,
-        help='prefixes that the search keeps; 1 is greedy; by default what the config says',
+        help='prefixes kept by the search; 1 is greedy; by default the value of the config',
     )
     parser.add_argument(
         '--num-best',
@@ -197,60 +278,68 @@ def transcribe(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar='N',
         help='with N above 1 write FILE<tab>SCORE<tab>TEXT for the N best texts of each file, '
-        'scores in nats; the beam has to be as wide',
+        'scores in nats; N must not exceed the beam size',
     )
-    parser.add_argument('--batch-size', type=int, default=8, help='files computed together')
+    parser.add_argument('--batch-size', type=int, default=8, help='files per batch (default: 8)')
     parser.add_argument(
-        '--picture', metavar='OUT.png', help='draw the posteriors of the first file over time'
+        '--picture', metavar='OUT.png', help='plot the posteriors of the first file over time'
     )
-    parser.add_argument('--transcript', help='what was said, for the title of the picture')
+    parser.add_argument('--transcript', help='the spoken text, for the title of the picture')
     parser.add_argument('--device', help='by default an accelerator if there is one')
     add_config_options(parser, 'model.beam_size=16')
 
 
 def quickstart(parser: argparse.ArgumentParser) -> None:
-    """Train AFT-conv on handwritten digits, test it and draw its position biases.
+    """Train AFT-conv on handwritten digits, test it and plot its position biases.
 
-    The data come with scikit-learn. It takes less than three minutes on two idle CPU cores.
+    The data come with scikit-learn. This takes less than three minutes on two idle CPU cores.
     """
     parser.add_argument(
-        '--work-dir', default='work_dirs/quickstart', help='where all goes (work_dirs/quickstart)'
+        '--work-dir',
+        default='work_dirs/quickstart',
+        help='output folder (default: work_dirs/quickstart)',
     )
     add_config_options(parser, 'train_cfg.max_epochs=10')
 
 
 def list_configs(parser: argparse.ArgumentParser) -> None:
-    """Print the configs, which are the names of the models, too, with what was measured of them.
+    """List the configs, which are also the model names, with their measured results.
 
-    A config is "ready" where the libraries of its task are installed; where its data have to lie is
-    said by `aft_mm doctor`.
+    A config is "ready" if the libraries of its task are installed; `aft_mm doctor` shows where its
+    data are expected.
     """
     parser.add_argument(
         'pattern',
         nargs='?',
         default='*',
         metavar='PATTERN',
-        help="as of a shell, such as 'aft-conv-*_in1k', or a part of the name",
+        help="shell pattern such as 'aft-conv-*_in1k', or a part of the name",
     )
-    parser.add_argument('--task', help='a folder of configs/ only, such as detection')
-    parser.add_argument('--measured', action='store_true', help='only those that were trained here')
     parser.add_argument(
-        '--ready', action='store_true', help='only those whose libraries are installed'
+        '--task', help='only configs of this task, a folder of configs/ such as detection'
     )
-    parser.add_argument('--names', action='store_true', help='the names alone, one a line')
+    parser.add_argument(
+        '--measured', action='store_true', help='only configs with measured results'
+    )
+    parser.add_argument(
+        '--ready', action='store_true', help='only configs whose libraries are installed'
+    )
+    parser.add_argument('--names', action='store_true', help='print only the names, one per line')
 
 
 def config(parser: argparse.ArgumentParser) -> None:
-    """Write a copy of a config to edit.
+    """Copy a config to edit it.
 
-    It holds all its entries, and the place of its data is the one that AFT_MM_DATA gives now.
+    The copy holds all entries of the bases, and the current AFT_MM_DATA as the data folder.
     """
     add_config(parser)
-    parser.add_argument('--out', metavar='FILE', help='the copy; NAME.py in this folder by default')
+    parser.add_argument(
+        '--out', metavar='FILE', help='path of the copy (default: NAME.py in this folder)'
+    )
     parser.add_argument(
         '--keep-bases',
         action='store_true',
-        help='copy the file alone, which goes on inheriting from the bases where they lie',
+        help='copy only the file, which keeps inheriting from the original bases',
     )
     add_config_options(parser, 'model.backbone.img_size=64')
 
@@ -268,7 +357,7 @@ def doctor(parser: argparse.ArgumentParser) -> None:
     )
 
 
-#: Every command: its module in `commands/` and its arguments.
+#: The module in `commands/` and the arguments of every command.
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     'quickstart': ('quickstart', quickstart),
     'list': ('list_configs', list_configs),

@@ -1,4 +1,4 @@
-"""What the tools that draw figures check before, the small print below them, and their files."""
+"""Checks, footers and output files of the tools that plot figures."""
 
 import argparse
 import csv
@@ -10,44 +10,44 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from aft_mm.checks import check_int
+from aft_mm.config.reading import check_checkpoint
 
-from .arguments import MOST_DPI, PICTURES, check_output
-from .command_line import check_checkpoint
+from .arguments import MAX_DPI, PICTURES, check_output
 
 
 def check_picture(args: argparse.Namespace) -> None:
-    """Look at what a tool will write and read, before it works for it.
+    """Check the files that a tool will write and read.
 
     Raises:
-        UserError: ``--out`` or ``--csv`` cannot be written or has another ending, or the
+        UserError: ``--out`` or ``--csv`` cannot be written or has another suffix, or the
             checkpoint does not exist.
         ValueError: ``--dpi`` is out of range.
     """
     check_output('--out', args.out, PICTURES)
-    check_int('--dpi', args.dpi, 1, MOST_DPI)
+    check_int('--dpi', args.dpi, 1, MAX_DPI)
     if getattr(args, 'csv', None):
         check_output('--csv', args.csv, ('.csv',))
     check_checkpoint(getattr(args, 'checkpoint', None))
 
 
 def footer(config: str, checkpoint: str | os.PathLike | None = None) -> str:
-    """``config.py · epoch_12.pth · sha256 0123456789ab``: what a figure is of."""
-    words = [Path(config).name]
+    """Return the source of a figure: ``config.py · epoch_12.pth · sha256 0123456789ab``."""
+    parts = [Path(config).name]
     if checkpoint is None:
-        return f'{words[0]} · random weights'
-    words.append(Path(checkpoint).name)
+        return f'{parts[0]} · random weights'
+    parts.append(Path(checkpoint).name)
     if os.path.isfile(checkpoint):
-        words.append(f'sha256 {hashlib.sha256(Path(checkpoint).read_bytes()).hexdigest()[:12]}')
-    return ' · '.join(words)
+        parts.append(f'sha256 {hashlib.sha256(Path(checkpoint).read_bytes()).hexdigest()[:12]}')
+    return ' · '.join(parts)
 
 
 def save(figure: Figure, args: argparse.Namespace) -> None:
-    """Write a figure to ``--out``, without a display."""
+    """Write a figure to ``--out``."""
     figure.savefig(args.out, dpi=args.dpi)
 
 
 def write_csv(path: str, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows of the same keys; floats with six digits."""
+    """Write rows with the same keys; floats with six digits."""
     with open(path, 'w', newline='', encoding='utf-8') as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()

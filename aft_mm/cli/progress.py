@@ -1,4 +1,4 @@
-"""Progress bars of the tools, in one style."""
+"""Progress bars of the tools."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -9,6 +9,6 @@ from rich.progress import track
 Item = TypeVar('Item')
 
 
-def with_bar(items: Sequence[Item], description: str) -> Iterator[Item]:
-    """Go through ``items`` behind a bar on stderr, with the time that is left."""
+def progress(items: Sequence[Item], description: str) -> Iterator[Item]:
+    """Iterate over ``items`` with a bar on stderr that shows the remaining time."""
     yield from track(items, description, console=Console(stderr=True))

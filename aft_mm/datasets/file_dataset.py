@@ -25,7 +25,7 @@ class FileDataset(BaseDataset):
 
     In training a file for which the pipeline raises :class:`UnusableFile` is passed over: another
     one, drawn at random, takes its place, and the sentence is kept in ``skipped`` of that one's
-    ``data_samples``, where DataReportHook counts it. With ``test_mode=True`` the error stops the
+    ``data_samples``, where SkippedDataReportHook counts it. With ``test_mode=True`` the error stops the
     run, because a measure over other files would be another measure.
 
     Args:

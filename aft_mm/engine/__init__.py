@@ -1,54 +1,53 @@
-"""The Runner and what it uses: hooks, loops, the optimizer wrapper and its constructor."""
+"""The Runner and its parts: hooks, loops, optimizers, and the guard of a run."""
 
 from .hooks import (
+    BitsPerDimHook,
     CheckImagesHook,
-    CheckpointFitHook,
+    CheckpointCompatibilityHook,
     CompileHook,
-    DataReportHook,
     EpochSeedHook,
     EpochTimeHook,
     FiniteLossHook,
-    FirstSampleHook,
-    LossUnitHook,
-    MinutesHook,
+    PeriodicCheckpointHook,
     PointCloudHook,
     RegularizationHook,
     ResumeCheckHook,
     SafeCheckpointHook,
     SampleHook,
-    StopSignalHook,
+    SampleVisualizationHook,
+    SanityCheckHook,
+    SkippedDataReportHook,
     SuperResolutionHook,
     TimeBudgetHook,
     ValidateFirstHook,
 )
-from .layer_decay import LayerDecayOptimWrapperConstructor
-from .loops import GenerationTestLoop, TranslationTestLoop
-from .optim_wrapper import AutocastOptimWrapper
-from .param_scheduler import InverseSqrtLR
-from .runner import ConsoleRunner, build_runner
-from .stop_signals import Stopped, StopSignals
+from .loops import GenerationTestLoop, TranslationTestLoop, derived_seed
+from .optim import AutocastOptimWrapper, InverseSqrtLR, LayerDecayOptimWrapperConstructor
+from .run_guard import Stopped, StopSignalHook, StopSignals, run_guard
+from .runner import ConsoleRunner, apply_safe_defaults, build_runner, load_run_config
 
 __all__ = [
     'AutocastOptimWrapper',
+    'BitsPerDimHook',
     'CheckImagesHook',
-    'CheckpointFitHook',
+    'CheckpointCompatibilityHook',
     'CompileHook',
     'ConsoleRunner',
-    'DataReportHook',
     'EpochSeedHook',
     'EpochTimeHook',
     'FiniteLossHook',
-    'FirstSampleHook',
     'GenerationTestLoop',
     'InverseSqrtLR',
     'LayerDecayOptimWrapperConstructor',
-    'LossUnitHook',
-    'MinutesHook',
+    'PeriodicCheckpointHook',
     'PointCloudHook',
     'RegularizationHook',
     'ResumeCheckHook',
     'SafeCheckpointHook',
     'SampleHook',
+    'SampleVisualizationHook',
+    'SanityCheckHook',
+    'SkippedDataReportHook',
     'StopSignalHook',
     'StopSignals',
     'Stopped',
@@ -56,5 +55,9 @@ __all__ = [
     'TimeBudgetHook',
     'TranslationTestLoop',
     'ValidateFirstHook',
+    'apply_safe_defaults',
     'build_runner',
+    'derived_seed',
+    'load_run_config',
+    'run_guard',
 ]

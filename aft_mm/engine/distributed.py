@@ -1,7 +1,7 @@
-"""Start and end of a distributed run on machines without an accelerator.
+"""Start and end of a distributed run, also without an accelerator.
 
-mmengine starts NCCL runs itself; on a CPU its start-up fails, because it asks for a CUDA device
-whatever the backend.
+mmengine starts NCCL runs itself; on a CPU its startup fails, because it always asks for a CUDA
+device.
 """
 
 import atexit
@@ -18,9 +18,9 @@ from mmengine.device import get_device
 
 from aft_mm.errors import UserError
 
-_LOOK_AFTER = 1  # seconds between two looks at the launcher
-_GRACE = 30  # seconds, as torchrun leaves its processes
-# Where each launcher says what torch reads from RANK, WORLD_SIZE and LOCAL_RANK.
+_POLL_SECONDS = 1  # between two checks of the launcher
+_GRACE_SECONDS = 30  # between SIGTERM and exit, as torchrun's
+# The launchers' variables for RANK, WORLD_SIZE and LOCAL_RANK.
 _RANK_VARIABLES = {
     'pytorch': ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'),
     'slurm': ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID'),
@@ -29,12 +29,11 @@ _RANK_VARIABLES = {
 
 
 def start_distributed(cfg: Config) -> None:
-    """Translate the launcher's environment to torch's and, on a CPU, join a gloo group.
+    """Set torch's environment variables from the launcher's and, on a CPU, join a gloo group.
 
     On a CPU it also completes ``cfg.model_wrapper_cfg``: DistributedDataParallel takes no device
-    ids there. Does nothing for ``cfg.launcher == 'none'``.
-
-    In any case a process ends soon after the one that launched it.
+    ids there. The process will end soon after the one that launched it. Nothing happens for
+    ``cfg.launcher == 'none'``.
 
     Raises:
         UserError: the launcher did not set its environment variables.
@@ -79,25 +78,22 @@ def _export_environment(launcher: str) -> None:
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """End this process as SIGTERM does when the one that launched it is gone.
-
-    Nobody else would: the processes of a launcher that was killed keep training.
-    """
+    """Send SIGTERM to this process when its launcher is gone; else it would keep training."""
     while os.getppid() == launcher:
-        time.sleep(_LOOK_AFTER)
+        time.sleep(_POLL_SECONDS)
     print(
-        'the process that launched this one is gone, so that it ends, too',
+        'the process that launched this one is gone, so this one ends, too',
         file=sys.stderr,
         flush=True,
     )
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_GRACE)
-    os._exit(1)  # it waits for a process that has ended
+    time.sleep(_GRACE_SECONDS)
+    os._exit(1)  # it is waiting for a process that has ended
 
 
 def _leave_gloo() -> None:
-    # A gloo thread that still frees its last tensors while the interpreter ends aborts the
-    # process (pytorch/pytorch#190489); a short rest lets it finish.
+    # A gloo thread that frees its last tensors while the interpreter exits aborts the process
+    # (pytorch/pytorch#190489); a short wait lets it finish.
     time.sleep(0.2)
     if dist.is_initialized():
         dist.destroy_process_group()

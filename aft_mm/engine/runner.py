@@ -1,24 +1,29 @@
-"""A Runner whose console shows what a person reads."""
+"""Build the runner of a config: a Runner with a short console log and safe default hooks."""
 
+import argparse
 import logging
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import MMLogger
+from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.optim import OptimWrapper
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
+from torch import nn
 
+from aft_mm.config.reading import check_settings, read_config
 from aft_mm.errors import UserError
 
-from .hooks.task_model import task_model
+from .distributed import start_distributed
 
-#: How the messages begin that only the log file gets: hundreds of lines, the same in every run of
-#: a config, and all of them in front of whatever goes wrong.
+#: Beginnings of messages that are written to the log file only: hundreds of lines that are the same
+#: in every run of a config and would hide a problem.
 DETAILS = (
     f'\n{"-" * 60}\nSystem environment:',
     'Config:\n',
@@ -31,22 +36,93 @@ DETAILS = (
 )
 
 
+def load_run_config(args: argparse.Namespace) -> Config:
+    """Read and check ``args.config``, apply the arguments of a run and join the process group.
+
+    Args:
+        args: ``config``, ``cfg_options``, ``work_dir``, ``launcher`` and ``local_rank``.
+
+    Raises:
+        UserError: the config cannot be read, or the launcher's environment is incomplete.
+        ValueError: a number of the config is out of range.
+    """
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    cfg = read_config(args.config, args.cfg_options)
+    check_settings(cfg)
+    cfg.launcher = args.launcher
+    cfg.work_dir = (
+        args.work_dir or cfg.get('work_dir') or os.path.join('work_dirs', Path(cfg.filename).stem)
+    )
+    for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        if cfg.get(name) and cfg[name].get('num_workers') == 0:
+            cfg[name].persistent_workers = False  # torch refuses the combination
+    if cfg.launcher != 'none':
+        start_distributed(cfg)
+    return cfg
+
+
+def apply_safe_defaults(cfg: Config) -> None:
+    """Make training write checkpoints atomically and stop at a non-finite loss.
+
+    mmengine's CheckpointHook, also the default one, becomes SafeCheckpointHook with the same
+    options, and FiniteLossHook is added.
+    """
+    if cfg.get('default_hooks') is None:
+        cfg.default_hooks = {}
+    hooks = cfg.default_hooks
+    if 'checkpoint' not in hooks:
+        hooks.checkpoint = dict(type='CheckpointHook', interval=1)
+    if hooks.checkpoint and hooks.checkpoint.type in ('CheckpointHook', 'mmengine.CheckpointHook'):
+        hooks.checkpoint.type = 'aft_mm.SafeCheckpointHook'
+    finite = 'aft_mm.FiniteLossHook'
+    if not any(
+        hook and hook.get('type') == finite
+        for hook in (*hooks.values(), *cfg.get('custom_hooks', []))
+    ):
+        hooks.finite_loss = dict(type=finite)
+
+
+def build_runner(cfg: Config) -> Runner:
+    """Build the runner of ``cfg``: the one of ``runner_type`` if given, else a ConsoleRunner.
+
+    Raises:
+        UserError: ``work_dir`` is not writable.
+    """
+    try:
+        os.makedirs(cfg.work_dir, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cfg.work_dir):
+            pass
+    except OSError as error:
+        raise UserError(
+            f'work_dir {str(cfg.work_dir)!r} cannot be written: {error.strerror}'
+        ) from error
+    return RUNNERS.build(cfg) if cfg.get('runner_type') else ConsoleRunner.from_cfg(cfg)
+
+
+def task_model(runner: Runner) -> nn.Module:
+    """Return the runner's model without DistributedDataParallel and test-time augmentation."""
+    model = runner.model
+    while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
+        model = model.module
+    return model
+
+
 def is_for_the_console(record: logging.LogRecord) -> bool:
-    """Whether a message is no detail of :data:`DETAILS`, and none that says it is for the file."""
+    """Return False for messages of :data:`DETAILS` and those marked ``file_only``."""
     return not (getattr(record, 'file_only', False) or record.getMessage().startswith(DETAILS))
 
 
 class ConsoleRunner(Runner):
-    """mmengine's Runner, of which the console shows a tenth and the log file everything.
+    """mmengine's Runner with a short console log; the log file gets everything.
 
-    ``log_level='DEBUG'`` shows everything on the console, too. A line at the start names the model,
-    the device and the log file, and another one the position biases that decay, if there are any.
+    ``log_level='DEBUG'`` shows everything on the console, too. The run starts with a line about the
+    model, the device and the log file, and a warning if weight decay acts on position biases.
     """
 
     def build_logger(
         self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any
     ) -> MMLogger:
-        """mmengine's logger, with the details kept from the console."""
+        """Build mmengine's logger, with the details filtered from the console."""
         logger = super().build_logger(log_level=log_level, log_file=log_file, **kwargs)
         for handler in logger.handlers:
             if not isinstance(handler, logging.FileHandler) and handler.level > logging.DEBUG:
@@ -54,21 +130,21 @@ class ConsoleRunner(Runner):
         return logger
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
-        """mmengine's, with a warning where weight decay pulls position biases to 0."""
+        """Build mmengine's wrapper, and warn if weight decay pulls position biases to 0."""
         built = super().build_optim_wrapper(optim_wrapper)
         if built is not optim_wrapper and isinstance(built, OptimWrapper):
-            remark = decayed_biases(self.model, built)
-            if remark:
-                self.logger.warning(remark)
+            warning = decayed_biases(self.model, built)
+            if warning:
+                self.logger.warning(warning)
         return built
 
-    def train(self) -> torch.nn.Module:
-        """Say what is trained, then train it."""
+    def train(self) -> nn.Module:
+        """Log model and device, then train."""
         self._introduce()
         return super().train()
 
     def test(self) -> dict[str, float]:
-        """Say what is tested, then test it."""
+        """Log model and device, then test."""
         self._introduce()
         return super().test()
 
@@ -86,25 +162,8 @@ class ConsoleRunner(Runner):
         )
 
 
-def build_runner(cfg: Config) -> Runner:
-    """The runner of ``cfg``: the one of ``runner_type`` if it names one, else a ConsoleRunner.
-
-    Raises:
-        UserError: nothing can be written to ``work_dir``.
-    """
-    try:
-        os.makedirs(cfg.work_dir, exist_ok=True)
-        with tempfile.TemporaryFile(dir=cfg.work_dir):
-            pass
-    except OSError as error:
-        raise UserError(
-            f'work_dir {str(cfg.work_dir)!r} cannot be written: {error.strerror}'
-        ) from error
-    return RUNNERS.build(cfg) if cfg.get('runner_type') else ConsoleRunner.from_cfg(cfg)
-
-
-def decayed_biases(model: torch.nn.Module, optim_wrapper: OptimWrapper) -> str:
-    """A sentence on the position biases that weight decay pulls to 0; '' if there are none."""
+def decayed_biases(model: nn.Module, optim_wrapper: OptimWrapper) -> str:
+    """Return a warning about position biases with weight decay; '' if there are none."""
     decays = {
         id(parameter): group['weight_decay']
         for group in optim_wrapper.optimizer.param_groups

@@ -11,16 +11,16 @@ default_hooks = dict(
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1, max_keep_ckpts=3),
     # A run that is killed loses five minutes, however long an epoch is.
-    minutes=dict(type='aft_mm.MinutesHook', minutes=5),
+    minutes=dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     # A resumed run draws the random numbers of the run that was never killed.
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),
     # Data that the model cannot take stops the run before its first iteration.
-    first_sample=dict(type='aft_mm.FirstSampleHook'),
+    first_sample=dict(type='aft_mm.SanityCheckHook'),
     # A non-finite loss or gradient stops the run before it reaches the weights.
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
     # The log shows the loss in bits beside nats.
-    loss_unit=dict(type='aft_mm.LossUnitHook'),
+    loss_unit=dict(type='aft_mm.BitsPerDimHook'),
 )
 
 env_cfg = dict(

@@ -10,7 +10,7 @@ default_hooks = dict(
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1, max_keep_ckpts=3),
     # A run that is killed loses five minutes, however long an epoch is.
-    minutes=dict(type='aft_mm.MinutesHook', minutes=5),
+    minutes=dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     # A resumed run draws the random numbers of the run that was never killed.
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),

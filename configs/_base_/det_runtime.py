@@ -8,7 +8,7 @@ default_hooks = dict(
     logger=dict(interval=10),
     checkpoint=dict(type='aft_mm.SafeCheckpointHook', max_keep_ckpts=3),
     # A run that is killed loses five minutes, however long an epoch is.
-    minutes=dict(type='aft_mm.MinutesHook', minutes=5),
+    minutes=dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
     # A non-finite loss or gradient stops the run before it reaches the weights.
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
 )

@@ -6,7 +6,10 @@ custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 
 # A non-finite loss or gradient stops the run before it reaches the weights, and a run that is killed
 # loses five minutes; default_hooks are the schedule's.
-custom_hooks = [dict(type='aft_mm.FiniteLossHook'), dict(type='aft_mm.MinutesHook', minutes=5)]
+custom_hooks = [
+    dict(type='aft_mm.FiniteLossHook'),
+    dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
+]
 
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
 visualizer = dict(vis_backends=vis_backends)

@@ -19,7 +19,7 @@ model = dict(
 train_dataloader = dict(batch_size=4)
 train_cfg = dict(max_epochs=40)
 test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=1, temperature=1.0)
-default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))
+default_hooks = dict(data_report=dict(type='aft_mm.SkippedDataReportHook'))
 custom_hooks = [
     dict(
         type='aft_mm.PointCloudHook',

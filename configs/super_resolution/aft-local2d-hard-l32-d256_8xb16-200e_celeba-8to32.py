@@ -13,4 +13,4 @@ model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTLocalHard', window=(1
 # CIFAR-10 models, 3e-3 and 0.1, are a choice of this project.
 train_dataloader = dict(batch_size=16)
 test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=4, temperature=0.8, num_inputs=1024)
-default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))
+default_hooks = dict(data_report=dict(type='aft_mm.SkippedDataReportHook'))

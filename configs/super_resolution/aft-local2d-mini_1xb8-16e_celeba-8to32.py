@@ -50,7 +50,7 @@ optim_wrapper = dict(
 )
 train_cfg = dict(max_epochs=16, val_interval=4)
 test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=4, temperature=0.8)
-default_hooks = dict(data_report=dict(type='aft_mm.DataReportHook'))
+default_hooks = dict(data_report=dict(type='aft_mm.SkippedDataReportHook'))
 custom_hooks = [
     dict(
         type='aft_mm.SuperResolutionHook',

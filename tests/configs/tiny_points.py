@@ -27,5 +27,5 @@ val_evaluator = dict(per='dim')
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 default_hooks = dict(
-    checkpoint=dict(save_best='bits_per_dim'), data_report=dict(type='aft_mm.DataReportHook')
+    checkpoint=dict(save_best='bits_per_dim'), data_report=dict(type='aft_mm.SkippedDataReportHook')
 )

@@ -80,11 +80,11 @@ default_hooks = dict(
     sampler_seed=dict(type='DistSamplerSeedHook'),
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
-    first_sample=dict(type='aft_mm.FirstSampleHook'),
+    first_sample=dict(type='aft_mm.SanityCheckHook'),
     losses=dict(type='RecordLossHook'),
     kill=dict(type='KillHook'),
 )
-custom_hooks = [dict(type='DataReportHook'), dict(type='EpochTimeHook')]
+custom_hooks = [dict(type='SkippedDataReportHook'), dict(type='EpochTimeHook')]
 vis_backends = [dict(type='LocalVisBackend')]
 visualizer = dict(type='Visualizer', vis_backends=vis_backends)
 randomness = dict(seed=0)

@@ -62,7 +62,7 @@ default_hooks = dict(
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),
     check_images=dict(type='aft_mm.CheckImagesHook'),
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
-    first_sample=dict(type='aft_mm.FirstSampleHook'),
+    first_sample=dict(type='aft_mm.SanityCheckHook'),
     losses=dict(type='RecordLossHook'),
     kill=dict(type='KillHook'),
 )

@@ -74,7 +74,7 @@ default_hooks = dict(
     checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     epoch_seed=dict(type='aft_mm.EpochSeedHook'),
-    first_sample=dict(type='aft_mm.FirstSampleHook'),
+    first_sample=dict(type='aft_mm.SanityCheckHook'),
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
     losses=dict(type='RecordLossHook'),
 )

@@ -7,7 +7,7 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
-from aft_mm.cli.command_line import check_data
+from aft_mm.config.reading import check_data
 from aft_mm.errors import UserError
 
 from ..leaves import ROOT

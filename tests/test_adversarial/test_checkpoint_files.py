@@ -210,7 +210,7 @@ def test_a_download_that_is_cut_or_of_another_hash_leaves_nothing(server, tmp_pa
     answers['/a.pth'] = data[: length // 2], length
     answers['/a-0123abcd.pth'] = data, length
     for path, why in (
-        ('/a.pth', f'{length // 2} of {length} bytes came'),
+        ('/a.pth', f'{length // 2} of {length} bytes received'),
         ('/a-0123abcd.pth', 'but the address says 0123abcd'),
     ):
         with pytest.raises(UserError, match=f'{path}. (cannot be downloaded|is refused): .*{why}'):

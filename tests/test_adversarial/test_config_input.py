@@ -11,8 +11,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from aft_mm.cli.command_line import read_config
-from aft_mm.cli.config_checks import check_keys, check_settings
+from aft_mm.config.reading import check_keys, check_settings, read_config
 from aft_mm.errors import UserError
 
 from ..leaves import leaves
@@ -44,7 +43,7 @@ SETTINGS = [
       for name in ('max_epochs', 'val_interval') for value in (0, -1, 1.5, 'abc')],
     *[(f'optim_wrapper.optimizer.lr={value}', 'optimizer.lr must be a finite number, 0 or larger')
       for value in ('abc', 'nan', '-1', 'inf', 'None')],
-    ('optim_wrapper.optimizer.type=Adamm', "type 'Adamm' is no optimizer; did you mean 'Adam'"),
+    ('optim_wrapper.optimizer.type=Adamm', "type 'Adamm' is not an optimizer; did you mean 'Adam'"),
     ('default_hooks.checkpoint.interval=0', 'default_hooks.checkpoint.interval, .* 1 or larger'),
     *[(f'data_preprocessor.std=[{value}]', 'data_preprocessor.std must be .* above 0, got')
       for value in (0, -1, "'a'")],
@@ -77,7 +76,7 @@ def test_an_option_that_the_config_has_read_before_is_refused_and_named(tool, tm
     ]:
         fails(
             lambda option=option: tool('train', 'helped.py', '--cfg-options', f'{option}=x'),
-            f'--cfg-options {option} changes nothing, .* change {places} instead',
+            f'--cfg-options {option} has no effect, .* change {places} instead',
         )
 
 
@@ -100,7 +99,7 @@ def test_models_and_optimizers_of_a_run(tool, option, message):
 CONFIGS = {
     'raise RuntimeError("x")': r'cannot be read \(RuntimeError: x\)',
     'model = (': 'cannot be read',
-    "custom_imports = dict(imports=['no_such_module'])": 'imports what is missing: .*no_such_modul',
+    "custom_imports = dict(imports=['no_such_module'])": 'imports a missing module: .*no_such_modul',
     "_base_ = './no.py'": 'cannot be read',
     'optim_wraper = dict()': "'optim_wraper' of the config .* did you mean 'optim_wrapper'",
     'train_dataloder = dict()': "did you mean 'train_dataloader'",
@@ -173,7 +172,7 @@ def bias_checkpoint(tmp_path):
 
 OUTPUTS = [
     ('--out folder.png', '--out .*folder.png. cannot be written: Is a directory'),
-    ('--out a.xyz', r"--out needs a file name that ends in \.png or .*, got 'a.xyz'"),
+    ('--out a.xyz', r"--out must end in \.png or .*, got 'a.xyz'"),
     ('--out /proc/a.png', "--out '/proc/a.png' cannot be written"),
     ('--out a.png --dpi -1', '--dpi must be an int, 1 to 2400, got -1'),
     ('--out a.png --dpi 0', '--dpi must be an int, 1 to 2400, got 0'),
@@ -196,9 +195,9 @@ def test_outputs_of_a_picture(tool, tmp_path, bias_checkpoint, words, message):
     'words, message',
     [
         ('--out /proc/x.json', "--out '/proc/x.json' cannot be written"),
-        ('--out a.txt', r'--out needs a file name that ends in \.json'),
+        ('--out a.txt', r'--out must end in \.json'),
         ('--dump /proc/x.pkl', "--dump '/proc/x.pkl' cannot be written"),
-        ('--out .', r'--out needs a file name that ends in \.json'),
+        ('--out .', r'--out must end in \.json'),
     ],
 )
 def test_outputs_of_a_test(tool, bias_checkpoint, words, message):
@@ -211,7 +210,7 @@ def test_outputs_of_a_test(tool, bias_checkpoint, words, message):
         ('--shape 0 0', 'HEIGHT of --shape must be an int, 1 or larger, got 0'),
         ('--shape -1 5', 'HEIGHT of --shape must be an int, 1 or larger, got -1'),
         ('--shape 5 -1', 'WIDTH of --shape must be an int, 1 or larger, got -1'),
-        ('--json a.txt', r'--json needs a file name that ends in \.json'),
+        ('--json a.txt', r'--json must end in \.json'),
         ('--json /proc/a.json', "--json '/proc/a.json' cannot be written"),
     ],
 )
@@ -223,7 +222,7 @@ def test_arguments_of_the_complexity(tool, bias_checkpoint, words, message):
 def test_a_classifier_draws_nothing(tool, bias_checkpoint):
     message = 'config.py has no autoregressive model (one with a decoder)'
     fails(lambda: tool('sample', *bias_checkpoint, '--out', 'a.png'), message)
-    message = 'config.py is no config of super-resolution, .* has no source_shape'
+    message = 'config.py is not a config of super-resolution, .* has no source_shape'
     fails(lambda: tool('super_resolve', *bias_checkpoint, 'a.png', 'b.png'), message)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aft_mm.cli.command_line import read_config
+from aft_mm.config.reading import read_config
 from aft_mm.datasets import TextFile, read_points, read_rgb
 
 pytestmark = pytest.mark.adversarial

@@ -11,7 +11,7 @@ from PIL import Image
 from aft_mm.datasets import MNISTIdx, TextFile, UnusableFile, read_points
 from aft_mm.datasets.transforms import PackSequence, RandomValueShift, SuperResolutionPair
 from aft_mm.engine import CheckImagesHook
-from aft_mm.engine.hooks.check_images_hook import check_image
+from aft_mm.engine.hooks.sanity import check_image
 from aft_mm.errors import UserError
 
 pytestmark = pytest.mark.adversarial

@@ -157,7 +157,7 @@ def test_the_newest_whole_checkpoint_serves_and_is_named(
     monkeypatch.chdir(stopped)
     DAMAGES[name](stopped / 'last_checkpoint')
     log = train(stopped, resume='')
-    assert "the run goes on from 'epoch_2.pth', the newest checkpoint that is whole" in log
+    assert "the run resumes from 'epoch_2.pth', the newest complete checkpoint" in log
     assert_same_weights(stopped / 'epoch_3.pth', whole_run / 'epoch_3.pth')
     assert (stopped / 'last_checkpoint').read_text() == str(stopped / 'epoch_3.pth')
 
@@ -169,8 +169,8 @@ def test_checkpoints_of_which_none_is_whole_are_not_trained_over(train, stopped)
         before[path] = path.read_bytes()
     with pytest.raises(
         SystemExit,
-        match='--resume finds no whole checkpoint in .*: what '
-        '.*last_checkpoint. names cannot be used .* damaged',
+        match='--resume finds no complete checkpoint in .*: the checkpoint named by '
+        '.*last_checkpoint. cannot be used .* damaged',
     ):
         train(stopped, resume='')
     assert before == {path: path.read_bytes() for path in stopped.glob('*.pth')}
@@ -208,14 +208,14 @@ REFUSALS = {
     'another number of processes': (
         ['train_dataloader.batch_size=32'],
         lambda checkpoint: checkpoint['meta']['run'].update(num_processes=2),
-        r'with 1 processes; resume with .* of before \(2 processes\)',
+        r'with 1 processes; resume with the previous .* \(2 processes\)',
     ),
     'the middle of an epoch': (
         [],
         lambda checkpoint: checkpoint['meta'].update(iter=14),
         'of iteration 14 in 2 epochs',
     ),
-    'without the average': (['custom_hooks=[]'], None, 'a run without EMAHook would go on from'),
+    'without the average': (['custom_hooks=[]'], None, 'a run without EMAHook would resume'),
     'another optimizer': (
         ['optim_wrapper.optimizer.type=SGD'],
         None,
@@ -242,12 +242,12 @@ REFUSALS = {
     'a rate that is text': (
         [],
         lambda checkpoint: checkpoint['optimizer']['param_groups'][0].update(lr='1'),
-        "lr of the optimizer in the checkpoint must be a number, but is '1'",
+        "lr of the optimizer in the checkpoint must be a number, got '1'",
     ),
     'a schedule of text': (
         [],
         lambda checkpoint: checkpoint['param_schedulers'][0].update(last_step='1'),
-        "last_step of a schedule in the checkpoint must be a number, but is '1'",
+        "last_step of a schedule in the checkpoint must be a number, got '1'",
     ),
     'groups that are numbers': (
         [],
@@ -288,8 +288,8 @@ def test_what_goes_on_otherwise_is_said(train, stopped):
     with pytest.raises(SystemExit, match='the loss of iteration 13 is nan'):
         train(stopped, resume='epoch_2.pth')
     log = next(stopped.glob('*/*.log')).read_text()
-    assert 'was written by 2 processes and goes on with 1' in log
-    assert 'no averaged weights: the average of EMAHook begins here' in log
+    assert 'was written by 2 processes and the run resumes with 1' in log
+    assert 'no averaged weights: the average of EMAHook starts here' in log
     assert 'tensors of the checkpoint hold NaN or inf, the first is head.fc.bias' in log
 
 
@@ -316,7 +316,9 @@ def test_a_resume_removes_nothing_but_its_own(train, stopped, tmp_path_factory, 
     assert (victim / 'best_a.pth').read_text() == 'precious'
     assert (stopped / 'epoch_7.pth/precious').exists()
     assert not (stopped / 'epoch_1.pth').exists()  # which the run itself would remove
-    assert f"best_ckpt of the checkpoint, '{victim}', is no checkpoint of this run's folder" in log
+    assert (
+        f"best_ckpt of the checkpoint, '{victim}', is not a checkpoint in this run's folder" in log
+    )
     assert_same_weights(stopped / 'epoch_3.pth', whole_run / 'epoch_3.pth')
 
 
@@ -327,7 +329,7 @@ def test_old_checkpoints_are_numbers(ids, train, stopped):
         lambda checkpoint: checkpoint['message_hub']['runtime_info'].update(keep_ckpt_ids=ids),
     )
     log = train(stopped, 'default_hooks.checkpoint.max_keep_ckpts=1', resume='')
-    assert 'is no list of epochs or iterations and is left alone' in log
+    assert 'is not a list of epochs or iterations and is left alone' in log
 
 
 def test_checkpoints_of_stock_mmengine_resume_bit_by_bit(

@@ -16,8 +16,7 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from aft_mm.cli.runs import whole_run
-from aft_mm.engine import StopSignals
+from aft_mm.engine import StopSignals, run_guard
 
 pytestmark = pytest.mark.adversarial
 
@@ -79,7 +78,7 @@ def stop(train, signum, capfd):
     assert ends(train, send(signum)) == 128 + signum
     assert capfd.readouterr().err.splitlines()[-1] == (
         f'{signum.name} stopped the run after iteration 8; the checkpoint is '
-        f'{Path("work/iter_8.pth").resolve()}; to go on, run: python tools/train.py config.py '
+        f'{Path("work/iter_8.pth").resolve()}; to resume, run: python tools/train.py config.py '
         '--work-dir work --resume'
     )
     assert handlers == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
@@ -106,7 +105,7 @@ def test_a_signal_during_validation_names_the_checkpoint_of_the_epoch(train, cap
         .err.splitlines()[-1]
         .endswith(
             'SIGTERM stopped the run; the last checkpoint is '
-            f'{Path("work/epoch_1.pth").resolve()}; to go on, run: python tools/train.py config.py '
+            f'{Path("work/epoch_1.pth").resolve()}; to resume, run: python tools/train.py config.py '
             '--work-dir work --resume'
         )
     )
@@ -134,7 +133,7 @@ def test_a_signal_during_validation_names_the_checkpoint_of_the_epoch(train, cap
 )
 def test_the_command_that_goes_on_is_the_one_that_began(program, words, command, monkeypatch):
     monkeypatch.setattr('sys.argv', [program])
-    with whole_run(words) as run:
+    with run_guard(words) as run:
         assert run.command() == f'run: {command}'
 
 
@@ -186,7 +185,7 @@ def lose_connection(runner):
 def test_a_worker_that_is_killed_is_said(train, action):
     sentence = ends(train, action, workers=1)
     assert sentence.startswith('Error: worker ') and 'of a data loader' in sentence
-    assert f'the last checkpoint is {Path("work/epoch_1.pth").resolve()}; to go on' in sentence
+    assert f'the last checkpoint is {Path("work/epoch_1.pth").resolve()}; to resume' in sentence
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_and_nothing_half_written(train):
@@ -201,7 +200,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_nothing_half_written(train
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert 'epoch_2.pth' in sentence and 'File too large' in sentence
-    assert f'the last checkpoint is {Path("work/epoch_1.pth").resolve()}; to go on' in sentence
+    assert f'the last checkpoint is {Path("work/epoch_1.pth").resolve()}; to resume' in sentence
     assert sorted(path.name for path in Path('work').glob('*epoch*')) == ['epoch_1.pth']
     assert Path('work/last_checkpoint').read_text().endswith('epoch_1.pth')
     train(resume=True)

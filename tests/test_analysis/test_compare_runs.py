@@ -98,7 +98,7 @@ def test_a_model_whose_flops_depend_on_its_boxes_has_none(capsys):
         ),
         (
             ['a0', '--out', 'a.html'],
-            '--out needs a file name that ends in .md or .csv or .tex, got',
+            '--out must end in .md or .csv or .tex, got',
         ),
     ],
 )

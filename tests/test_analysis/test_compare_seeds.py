@@ -91,7 +91,7 @@ def test_the_table_alone_from_the_shell(root, run, files):
         ([*A, *A[:1], 'c', './a_seed0.json'], "different files, got './a_seed0.json' twice"),
         ([*A, *B, '--numbers', 'window', '--out', 'a.png'], "named by numbers, .* got 'a'"),
         ([*A, '--out', 'a_seed0.json/a.png'], "--out 'a_seed0.json/a.png' cannot be written"),
-        ([*A, '--out', 'a.what'], r"--out needs a file name that ends in .*, got 'a.what'"),
+        ([*A, '--out', 'a.what'], r"--out must end in .*, got 'a.what'"),
     ],
 )
 def test_bad_arguments_give_a_one_line_message(files, words, message):

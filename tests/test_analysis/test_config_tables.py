@@ -32,7 +32,7 @@ every_task = pytest.mark.parametrize('task', TASKS, ids=lambda task: task.name)
 
 def run(monkeypatch, *arguments):
     monkeypatch.setattr(sys, 'argv', ['config_tables.py', *map(str, arguments)])
-    with config_tables.one_sentence(OSError):
+    with config_tables.user_errors(OSError):
         config_tables.main()
 
 

@@ -299,7 +299,7 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
         ('plot_receptive_field', '{} --layers norm9 --out a.png', "AFTViT has no layer 'norm9'"),
         ('plot_cam', '{} --category 10 --out a.png', '--category must be 0 to 9, got 10'),
         ('plot_features', '{} --num 20 --out a.png', '--perplexity must be below --num 20'),
-        ('confusion_matrix', '{} --mistakes a.txt --out a.png', '--mistakes needs a file name'),
+        ('confusion_matrix', '{} --mistakes a.txt --out a.png', '--mistakes must end in'),
         ('browse_dataset', 'no.py --out a.png', "config 'no.py' does not exist"),
     ],
 )

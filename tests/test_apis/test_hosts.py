@@ -13,7 +13,7 @@ from mmpretrain import get_model as mmpretrain_get_model
 from mmpretrain.apis import ModelHub
 
 from aft_mm.apis import get_model, list_models, load_model, register_models
-from aft_mm.cli.config_files import home
+from aft_mm.config.finding import install_root
 from aft_mm.errors import UserError
 from aft_mm.models import AFTViT
 
@@ -75,9 +75,9 @@ class TestNames:
         name = 'aft-local-32-mini_1xb16-2e_mnist'
         assert type(get_model(name)).__name__ == 'AutoregressiveModel'
 
-    def test_a_package_without_configs_is_reported(self, tmp_path, monkeypatch):
-        monkeypatch.setattr('aft_mm.cli.config_files.PACKAGE', tmp_path / 'aft_mm')
-        home.cache_clear()
+    def test_a_package_without_its_configs_says_so(self, tmp_path, monkeypatch):
+        monkeypatch.setattr('aft_mm.config.finding.PACKAGE', tmp_path / 'aft_mm')
+        install_root.cache_clear()
         with pytest.raises(UserError, match='install aft_mm from a wheel that holds them'):
             register_models.__wrapped__()
 

@@ -7,7 +7,7 @@ from mmengine.config import Config
 
 from aft_mm.apis import SuperResolver
 from aft_mm.datasets import SuperResolutionPair
-from aft_mm.engine.seeds import derived_seed
+from aft_mm.engine import derived_seed
 from aft_mm.errors import UserError
 from aft_mm.visualization import super_resolve
 

@@ -8,7 +8,7 @@ import torch
 from mmengine.logging import MMLogger
 
 from aft_mm import ops
-from aft_mm.cli.command_line import log_backends
+from aft_mm.cli.commands.train import log_backends
 from aft_mm.ops import dispatch
 
 
@@ -23,7 +23,7 @@ def logger(monkeypatch, tmp_path):
     return MMLogger(f'run-{tmp_path.name}', log_file=str(tmp_path / 'run.log'))
 
 
-def test_the_log_says_once_which_backend_is_used(logger, tmp_path, monkeypatch):
+def test_the_log_names_the_backend_of_an_op_once(logger, tmp_path, monkeypatch):
     for _ in range(2):  # two runs of one process do not log twice
         log_backends(SimpleNamespace(logger=logger))
     x = torch.randn(1, 3, 2)
@@ -55,7 +55,7 @@ DRAWS = [
         *((words, 'AFT_MM_MALLOC') for words in [*RUNS, *DRAWS]),
     ],
 )
-def test_a_wrong_setting_is_one_sentence(words, variable, tool, monkeypatch):
+def test_a_wrong_setting_has_a_one_line_message(words, variable, tool, monkeypatch):
     monkeypatch.setenv(variable, 'always')
     with pytest.raises(SystemExit, match=f"^Error: {variable} must be one of .*, got 'always'$"):
         tool(words[0]).main(words[1:])

@@ -9,10 +9,10 @@ from packaging.requirements import Requirement
 
 from aft_mm.cli.commands import copy_config
 from aft_mm.cli.commands.doctor import broken_imports
-from aft_mm.cli.config_files import configs_by_name, find_config, home
 from aft_mm.cli.environment import problems
 from aft_mm.cli.main import main, parse_args
 from aft_mm.cli.parsers import COMMANDS
+from aft_mm.config.finding import configs_by_name, find_config, install_root
 from aft_mm.errors import UserError
 
 HEAVY = {'torch', 'mmengine', 'numpy', 'matplotlib'}
@@ -66,7 +66,7 @@ def test_help_of_the_tools_imports_nothing_heavy():
     """Of every file in tools that is a program."""
     tools = [
         str(path)
-        for path in (home() / 'tools').rglob('*.py')
+        for path in (install_root() / 'tools').rglob('*.py')
         if "if __name__ == '__main__':" in path.read_text()
     ]
     shown, imported = imports_of_help(
@@ -76,7 +76,7 @@ def test_help_of_the_tools_imports_nothing_heavy():
     assert not HEAVY & imported
 
 
-def test_a_missing_library_is_one_sentence(monkeypatch):
+def test_a_missing_library_has_a_one_line_message(monkeypatch):
     monkeypatch.setitem(sys.modules, 'yaml', None)
     monkeypatch.delitem(sys.modules, 'aft_mm.cli.commands.list_configs', raising=False)
     with pytest.raises(SystemExit, match='^Error: `aft_mm list` needs yaml, which is not'):
@@ -85,7 +85,11 @@ def test_a_missing_library_is_one_sentence(monkeypatch):
 
 class TestNames:
     def test_every_config_of_ours_has_a_name_of_its_own(self):
-        files = [path for path in (home() / 'configs').rglob('*.py') if '_base_' not in path.parts]
+        files = [
+            path
+            for path in (install_root() / 'configs').rglob('*.py')
+            if '_base_' not in path.parts
+        ]
         assert len(files) == len(configs_by_name()) > 150
 
     @pytest.mark.parametrize(
@@ -115,7 +119,7 @@ class TestNames:
             ('xyz.py', ''),
         ],
     )
-    def test_close_names_are_told(self, name, hint, tmp_path, monkeypatch):
+    def test_close_names_are_suggested(self, name, hint, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         with pytest.raises(UserError) as error:
             find_config(name)
@@ -142,9 +146,9 @@ class TestCopies:
         monkeypatch.chdir(tmp_path)
         self.copy('--cfg-options', 'train_cfg.max_epochs=7')
         assert Config.fromfile(f'{QUICKSTART}.py').train_cfg.max_epochs == 7
-        with pytest.raises(SystemExit, match='--keep-bases and --cfg-options do not go together'):
+        with pytest.raises(SystemExit, match='--keep-bases and --cfg-options cannot be combined'):
             self.copy('--keep-bases', '--out', 'b.py', '--cfg-options', 'train_cfg.max_epochs=7')
-        with pytest.raises(SystemExit, match="--out needs a file name that ends in .py, got 'b'"):
+        with pytest.raises(SystemExit, match="--out must end in .py, got 'b'"):
             self.copy('--out', 'b')
 
 
@@ -170,7 +174,7 @@ class TestDoctor:
             (
                 dict(torch='2.11.0+cpu', torchaudio=None),
                 '3.11.2',
-                'one is built for the CPU alone',
+                'CPU-only build',
                 'same index',
             ),
             (
@@ -179,11 +183,16 @@ class TestDoctor:
                 'mmengine and onedl-mmengine are all installed',
                 'pip uninstall -y mmengine onedl-mmengine',
             ),
-            ({'opencv-python-headless': '5.0.0'}, '3.11.2', 'are the module cv2', 'pip uninstall'),
+            (
+                {'opencv-python-headless': '5.0.0'},
+                '3.11.2',
+                'contain the module cv2',
+                'pip uninstall',
+            ),
             ({'mmcv': '2.2.0'}, '3.13.0', 'mmcv 2.2.0 is refused by mmdet', 'make downstream'),
         ],
     )
-    def test_what_does_not_fit_is_named_with_what_mends_it(self, changes, python, sentence, mend):
+    def test_problems_are_reported_with_their_fix(self, changes, python, sentence, mend):
         assert not list(problems(FITTING, '3.11.7', NEEDED))
         versions = {name: version for name, version in {**FITTING, **changes}.items() if version}
         (found,) = problems(versions, python, NEEDED)
@@ -194,7 +203,7 @@ class TestDoctor:
         fork |= {'onedl-mmengine': '0.10.12', 'onedl-mmcv': '2.3', 'onedl-mmpretrain': '1.3.6'}
         assert not list(problems(fork, '3.12.0', NEEDED))
 
-    def test_what_an_import_lacks_is_to_be_installed(self, monkeypatch):
+    def test_a_missing_module_is_reported(self, monkeypatch):
         def fails(name):
             if name == 'mmcv':
                 raise ModuleNotFoundError("No module named 'cv2'", name='cv2')
@@ -218,7 +227,7 @@ class TestDoctor:
         assert 'there: mnist\n' in out and 'cifar10' in out.partition('not there: ')[2]
         assert 'eager' in out and 'aft_conv_step' in out and 'torch 2' in out
 
-    def test_a_backend_that_there_is_not_is_a_finding(self, tool, capsys, monkeypatch):
+    def test_an_unknown_backend_is_reported(self, tool, capsys, monkeypatch):
         monkeypatch.setenv('AFT_MM_BACKEND', 'tritn')
         with pytest.raises(SystemExit):
             tool('doctor').main([])
@@ -250,5 +259,5 @@ def test_list_filters(tool, capsys, monkeypatch):
     assert QUICKSTART in measured and 'retinanet-aft-conv-tiny_8xb2-1x_voc0712' not in measured
     with pytest.raises(SystemExit, match='--task must be one of copy_task, .*, got .detecton'):
         names('--task', 'detecton')
-    with pytest.raises(SystemExit, match='no config is asked for by all of these'):
+    with pytest.raises(SystemExit, match='no config matches all arguments'):
         names('no-such-model')

@@ -1,4 +1,4 @@
-"""Which errors end in one sentence, and which keep their traceback."""
+"""Errors with a one-line message, and errors that keep their traceback."""
 
 import re
 
@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader
 from aft_mm import ops
 from aft_mm.datasets import PackSequence
 from aft_mm.datasets.text_file import take_split
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 from aft_mm.layers import TokenEmbedding
 
 
 def sentence(call, *errors):
-    with pytest.raises(SystemExit) as end, one_sentence(*errors):
+    with pytest.raises(SystemExit) as end, user_errors(*errors):
         call()
     message = str(end.value)
     assert message.startswith('Error: ') and '\n' not in message
@@ -28,7 +28,7 @@ def embed(value):
     return TokenEmbedding(4, vocab_size=10)(torch.full((1, 3), value))
 
 
-def test_what_aft_mm_raises_about_its_input_is_one_sentence():
+def test_errors_about_input_have_a_one_line_message():
     assert sentence(lambda: embed(10)) == 'a token must be 0 to 9, got 10'
 
 
@@ -73,11 +73,11 @@ class Bugs(list):
     ids=['int', 'worker', 'accident', 'op', 'key'],
 )
 def test_a_bug_keeps_its_traceback(bug):
-    with pytest.raises((ValueError, KeyError)), one_sentence():
+    with pytest.raises((ValueError, KeyError)), user_errors():
         bug()
 
 
-def test_listed_errors_tell_their_place_unless_aft_mm_raised_them():
+def test_listed_errors_name_their_place_unless_raised_by_aft_mm():
     def build(**options):
         return lambda: MODELS.build(
             dict(type='aft_mm.AFTConv', embed_dims=8, num_heads=2, grid=(5,), **options)

@@ -150,7 +150,7 @@ def test_subwords_of_the_same_text_are_the_same_and_lose_nothing(folder, tmp_pat
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        (['--vocab-size', '64', '--out', 'a.txt'], '--out needs a file name that ends in .model'),
+        (['--vocab-size', '64', '--out', 'a.txt'], '--out must end in .model'),
         (
             ['--vocab-size', '0', '--out', 'a.model'],
             '--vocab-size must be an int, 1 or larger, got 0',

@@ -12,7 +12,7 @@ from mmengine.evaluator import Evaluator
 from mmengine.logging import MessageHub
 from torch import nn
 
-from aft_mm.engine import ConsoleRunner, LossUnitHook, build_runner
+from aft_mm.engine import BitsPerDimHook, ConsoleRunner, build_runner
 from aft_mm.engine.runner import DETAILS, decayed_biases
 from aft_mm.errors import UserError
 from aft_mm.evaluation import Likelihood
@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_written_is_refused(runner, tmp_path):
 @pytest.mark.parametrize(
     ('smoothing', 'scalars'), [(0.0, {'train/loss_bits_per_char': 3.0}), (0.1, {})]
 )
-def test_bits_stand_beside_the_loss_in_nats(smoothing, scalars):
+def test_the_loss_is_logged_in_bits_and_nats(smoothing, scalars):
     model = nn.Module()
     model.head = SimpleNamespace(label_smoothing=smoothing)
     said = []
@@ -92,7 +92,7 @@ def test_bits_stand_beside_the_loss_in_nats(smoothing, scalars):
         logger=SimpleNamespace(info=said.append),
         val_loop=SimpleNamespace(evaluator=Evaluator([Likelihood(per='char')])),
     )
-    hook = LossUnitHook()
+    hook = BitsPerDimHook()
     hook.before_train(run)
     hook.after_train_iter(run, 0, outputs=dict(loss=torch.tensor(3 * math.log(2))))
     found = {name: buffer.current() for name, buffer in hub.log_scalars.items()}

@@ -78,7 +78,7 @@ def training(request):
 
 
 @pytest.mark.parametrize('name', RUNS)
-def test_finite_training_is_what_it_was(name):
+def test_finite_training_is_not_changed(name):
     watched, plain = RUNS[name](), RUNS[name](watch=False)
     for seed in range(3):
         watched.step(seed=seed)
@@ -88,7 +88,7 @@ def test_finite_training_is_what_it_was(name):
 
 
 @pytest.mark.parametrize(('factor', 'loss'), [(float('nan'), 'nan'), (float('inf'), 'inf')])
-def test_a_loss_that_is_no_number_stops_before_the_step(training, factor, loss):
+def test_a_non_finite_loss_stops_before_the_step(training, factor, loss):
     for seed in range(4):
         training.step(seed=seed)
     before = training.weights()
@@ -114,7 +114,7 @@ def test_the_gradients_are_those_before_clipping():
     largest = max(
         (value.grad.abs().max().item(), name) for name, value in model.layer.named_parameters()
     )
-    expected = 'that of the step before was {:.6g} of layer.{};'.format(*largest)
+    expected = 'that of the previous step was {:.6g} of layer.{};'.format(*largest)
     assert expected in str(error.value)
 
 
@@ -132,8 +132,8 @@ def test_an_iteration_that_only_accumulates_is_watched():
         run.step(float('nan'))
 
 
-def test_the_first_iteration_has_no_step_before():
+def test_the_first_iteration_has_no_previous_step():
     run = Run()
     run.runner.message_hub = MessageHub('empty')
-    with pytest.raises(UserError, match='that of the step before was none; .* is none yet'):
+    with pytest.raises(UserError, match='that of the previous step was none; .* is none yet'):
         run.step(float('nan'))

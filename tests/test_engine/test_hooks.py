@@ -16,16 +16,16 @@ from scipy.stats import entropy
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from aft_mm.cli.command_line import check_regularization
 from aft_mm.datasets import Digits
 from aft_mm.engine import (
     AutocastOptimWrapper,
     CheckImagesHook,
-    CheckpointFitHook,
+    CheckpointCompatibilityHook,
     CompileHook,
     EpochSeedHook,
     RegularizationHook,
 )
+from aft_mm.engine.preflight import check_regularization
 from aft_mm.errors import UserError
 from aft_mm.layers import PositionEmbedding
 from aft_mm.registry import DATASETS, MODELS
@@ -180,7 +180,7 @@ class TestRegularizationHook:
             RegularizationHook(weight=0.1).before_train(runner(Model(layer=nn.Linear)))
 
     @pytest.mark.parametrize('sparsity', ['none', 'entropy'])
-    def test_a_penalty_that_nobody_adds_is_an_error(self, sparsity):
+    def test_a_penalty_without_a_hook_is_an_error(self, sparsity):
         model = MODELS.build(
             dict(
                 type='aft_mm.AFTConv',
@@ -191,18 +191,18 @@ class TestRegularizationHook:
                 sparsity=sparsity,
             )
         )
-        check_regularization(runner(model, hooks=[RegularizationHook(weight=0.1)]))
+        check_regularization(None, runner(model, hooks=[RegularizationHook(weight=0.1)]))
         if sparsity == 'none':
-            check_regularization(runner(model, hooks=[EpochSeedHook()]))
+            check_regularization(None, runner(model, hooks=[EpochSeedHook()]))
         else:
             with pytest.raises(UserError, match='custom_hooks has no .*RegularizationHook'):
-                check_regularization(runner(model, hooks=[EpochSeedHook()]))
+                check_regularization(None, runner(model, hooks=[EpochSeedHook()]))
 
 
-class TestCheckpointFitHook:
+class TestCheckpointCompatibilityHook:
     def check(self, state, strict=True, model=None):
         checkpoint = dict(state_dict=state, meta=dict(experiment_name='that_run'))
-        CheckpointFitHook(strict).after_load_checkpoint(runner(model), checkpoint)
+        CheckpointCompatibilityHook(strict).after_load_checkpoint(runner(model), checkpoint)
 
     def test_own_weights_fit_also_with_the_prefix_of_a_wrapper(self):
         state = Model().state_dict()
@@ -227,10 +227,10 @@ class TestCheckpointFitHook:
         self.check({name: state[name] for name in list(state)[:1]}, strict=False)
 
     @pytest.mark.parametrize('strict', [True, False])
-    def test_what_is_interpolated_is_logged(self, strict, monkeypatch):
+    def test_interpolated_tensors_are_logged(self, strict, monkeypatch):
         lines = []
         monkeypatch.setattr(
-            'aft_mm.engine.hooks.checkpoint_fit_hook.print_log',
+            'aft_mm.checkpoint.loading.print_log',
             lambda text, **options: lines.append((text, options['level'])),
         )
         short, long = (Model() for _ in range(2))
@@ -246,15 +246,15 @@ class TestCheckpointFitHook:
             )
         ]
         with pytest.raises(UserError, match='resumed with positions.weight of another size'):
-            CheckpointFitHook(strict, resume=True).after_load_checkpoint(
+            CheckpointCompatibilityHook(strict, resume=True).after_load_checkpoint(
                 runner(long), dict(state_dict=short.state_dict())
             )
-        CheckpointFitHook(strict, resume=True).after_load_checkpoint(
+        CheckpointCompatibilityHook(strict, resume=True).after_load_checkpoint(
             runner(long), dict(state_dict=long.state_dict())
         )
 
     @pytest.mark.parametrize('strict', [True, False])
-    def test_what_the_model_itself_refuses_is_passed_on(self, strict):
+    def test_errors_of_the_model_are_passed_on(self, strict):
         model = Model()
 
         def refuse(*args):
@@ -310,7 +310,7 @@ class TestCheckImagesHook:
         with pytest.raises(UserError, match=rf"'{image}' of the training set is truncated"):
             self.check(image)
 
-    def test_says_how_many_files_it_checks(self, image, caplog):
+    def test_logs_how_many_files_it_checks(self, image, caplog):
         with caplog.at_level(logging.INFO):
             self.check(image)
         assert 'checks 1 image files' in caplog.text

@@ -7,8 +7,7 @@ import torch
 from mmengine.dataset import pseudo_collate
 from torch.utils.data import DataLoader
 
-from aft_mm.engine import GenerationTestLoop
-from aft_mm.engine.seeds import derived_seed
+from aft_mm.engine import GenerationTestLoop, derived_seed
 from aft_mm.errors import UserError
 from aft_mm.structures import SequenceSample
 
@@ -98,7 +97,7 @@ def pairs():
     return super_resolution_model()
 
 
-def test_every_sample_has_likelihood_and_draws_of_its_length(points):
+def test_every_sample_has_likelihood_and_samples_of_its_length(points):
     lengths = (15, 9, 1, 15, 4, 4, 7)
     samples = run(points, Sequences(lengths), num_samples=2)
     assert [sample['number'] for sample in samples] == list(range(7))
@@ -109,7 +108,7 @@ def test_every_sample_has_likelihood_and_draws_of_its_length(points):
     )
 
 
-def test_draws_are_those_of_the_model(points, pairs):
+def test_samples_are_those_of_the_model(points, pairs):
     options = dict(num_samples=2, temperature=0.7, seed=5)
     for model, dataset in ((points, Sequences()), (pairs, Pairs())):
         found = drawn(run(model, dataset, **options))
@@ -150,12 +149,12 @@ def test_samples_of_one_source_differ_and_depend_on_it(pairs):
 @pytest.mark.parametrize(
     'options', [dict(seed=1), dict(temperature=0.1), dict(top_k=1), dict(top_p=0.05)]
 )
-def test_options_change_what_is_drawn(points, options):
+def test_options_change_the_samples(points, options):
     first, other = drawn(run(points)), drawn(run(points, **options))
     assert any((a != b).any() for a, b in zip(first, other, strict=True))
 
 
-def test_autocast_reaches_the_draws(points, monkeypatch):
+def test_autocast_reaches_the_samples(points, monkeypatch):
     """The logits of the first token, before which nothing was drawn, are of fewer bits."""
     sample, seen = points.head.sample, []
 
@@ -178,7 +177,7 @@ def test_autocast_reaches_the_draws(points, monkeypatch):
 
 @pytest.mark.parametrize(('world_size', 'batch_size'), [(1, 3), (1, 7), (2, 1), (2, 3), (3, 2)])
 @pytest.mark.parametrize('num_inputs', [1, 4, 7, 100])
-def test_the_first_inputs_are_drawn_for(points, world_size, batch_size, num_inputs):
+def test_only_the_first_inputs_are_sampled_for(points, world_size, batch_size, num_inputs):
     samples = [
         sample
         for rank in range(world_size)

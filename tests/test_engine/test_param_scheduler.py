@@ -45,7 +45,7 @@ def test_peak_times_inverse_square_root_after_the_warm_up():
 
 
 @pytest.mark.parametrize('stop', [3, 7, 8, 50])
-def test_a_resumed_schedule_goes_on(stop):
+def test_a_resumed_schedule_continues(stop):
     whole_optimizer, optimizer = make_optimizer(), make_optimizer()
     whole = rates(whole_optimizer, schedule(whole_optimizer), 100)
     first = schedule(optimizer)

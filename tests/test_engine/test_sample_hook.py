@@ -151,7 +151,7 @@ def test_pictures_are_those_of_the_model(layout, capfd):
     assert capfd.readouterr().err.count('tokens') == 2  # a bar for each picture
 
 
-def test_the_run_goes_on_as_if_nothing_had_been_drawn():
+def test_sampling_does_not_change_the_run():
     model, shape, pack = build('grey')
     model.train()
     state = torch.get_rng_state(), np.random.get_state()[1].copy()
@@ -163,7 +163,7 @@ def test_the_run_goes_on_as_if_nothing_had_been_drawn():
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_drawn_every_interval_and_at_the_end():
+def test_sampled_every_interval_and_at_the_end():
     model, shape, _ = build('grey')
     album = Album()
     hook = SampleHook(shape, interval=3, num_samples=1)

@@ -1,27 +1,32 @@
-"""TimeBudgetHook on whole runs of the tiny classifier: 3 epochs of 6 iterations, a second each."""
+"""TimeBudgetHook and PeriodicCheckpointHook on runs of 3 epochs of 6 iterations, a second each."""
 
 import copy
 import functools
 import itertools
 import json
+import multiprocessing
+import os
 import re
-import sys
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
+from mmengine.model import BaseModel
 from mmengine.registry import RUNNERS
 
-from aft_mm.engine import CheckpointFitHook, TimeBudgetHook
-from aft_mm.engine.hooks import minutes_hook, time_budget_hook
+from aft_mm.engine import CheckpointCompatibilityHook, TimeBudgetHook
+from aft_mm.engine.distributed import start_distributed
+from aft_mm.engine.hooks import checkpointing, stopping
 from aft_mm.errors import UserError
+from aft_mm.registry import DATASETS, METRICS, MODELS
 
-CONFIGS = Path(__file__).parents[1] / 'configs'
 SECOND = 1 / 60  # in minutes
-# The order of the samples is all that is drawn: a run that is not stopped is repeated exactly.
+# Only the order of the samples is random: an uninterrupted run can be repeated exactly.
 INFINITE = dict(type='InfiniteSampler', shuffle=True)
 CHANGES = {
     None: {},
@@ -32,6 +37,86 @@ CHANGES = {
         'param_scheduler': [dict(type='CosineAnnealingLR', T_max=18, by_epoch=False)],
     },
 }
+
+
+@DATASETS.register_module()
+class BudgetRows(torch.utils.data.Dataset):
+    """Random rows and sums of them."""
+
+    def __init__(self, num):
+        rows = torch.randn(num, 5, generator=torch.Generator().manual_seed(0))
+        self.items = [dict(inputs=row, targets=row.sum()) for row in rows]
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+@MODELS.register_module()
+class BudgetModel(BaseModel):
+    """A linear regression."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 1)
+
+    def forward(self, inputs, targets, mode='tensor'):
+        errors = (self.layer(inputs).squeeze(1) - targets) ** 2
+        return dict(loss=errors.mean()) if mode == 'loss' else [dict(error=e) for e in errors]
+
+
+@METRICS.register_module()
+class BudgetError(BaseMetric):
+    """The mean squared error."""
+
+    def process(self, data_batch, data_samples):
+        self.results += [sample['error'].item() for sample in data_samples]
+
+    def compute_metrics(self, results):
+        return dict(error=sum(results) / len(results))
+
+
+def loader(num, batch_size, shuffle):
+    return dict(
+        batch_size=batch_size,
+        num_workers=0,
+        sampler=dict(type='DefaultSampler', shuffle=shuffle),
+        dataset=dict(type='aft_mm.BudgetRows', num=num),
+        collate_fn=dict(type='default_collate'),
+    )
+
+
+CONFIG = dict(
+    default_scope='mmengine',
+    model=dict(type='aft_mm.BudgetModel'),
+    train_dataloader=loader(96, 16, True),
+    val_dataloader=loader(65, 32, False),
+    val_evaluator=dict(type='aft_mm.BudgetError'),
+    train_cfg=dict(by_epoch=True, max_epochs=3, val_interval=1),
+    val_cfg=dict(),
+    optim_wrapper=dict(
+        optimizer=dict(type='AdamW', lr=3e-3, weight_decay=0.05), clip_grad=dict(max_norm=1.0)
+    ),
+    param_scheduler=[
+        dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=4),
+        dict(type='CosineAnnealingLR', T_max=3, convert_to_iter_based=True),
+    ],
+    default_hooks=dict(
+        timer=dict(type='IterTimerHook'),
+        logger=dict(type='LoggerHook', interval=2),
+        param_scheduler=dict(type='ParamSchedulerHook'),
+        checkpoint=dict(
+            type='aft_mm.SafeCheckpointHook', interval=1, save_best='error', rule='less'
+        ),
+        sampler_seed=dict(type='DistSamplerSeedHook'),
+        epoch_seed=dict(type='aft_mm.EpochSeedHook'),
+    ),
+    custom_hooks=[dict(type='EMAHook', momentum=0.1)],
+    visualizer=dict(type='Visualizer'),
+    randomness=dict(seed=0),
+)
 NUMBER = itertools.count()  # runs of one name would share their messages
 
 
@@ -56,25 +141,28 @@ class Clock(Hook):
         self.validated.append(runner.iter)
 
 
+@pytest.fixture(autouse=True, scope='module')
+def short_logs():
+    """Save the time in which mmengine collects the environment and formats the config."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('mmengine.runner.runner.collect_env', dict)
+        patch.setattr(Config, 'pretty_text', '')
+        yield
+
+
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(time_budget_hook, 'monotonic', clock)
-    monkeypatch.setattr(minutes_hook, 'monotonic', clock)
+    monkeypatch.setattr(stopping, 'monotonic', clock)
+    monkeypatch.setattr(checkpointing, 'monotonic', clock)
     return clock
 
 
 def build(work_dir, seconds=None, resume=False, interval=1, **changes):
     """The runner of a run with or without a budget."""
-    config = Config.fromfile(CONFIGS / 'tiny_without_chance.py')
+    config = Config(copy.deepcopy(CONFIG))
     config.merge_from_dict(copy.deepcopy(changes))
-    config.train_dataloader.update(num_workers=0, persistent_workers=False)
-    config.update(
-        work_dir=str(work_dir),
-        resume=resume,
-        experiment_name=f'run {next(NUMBER)}',
-        visualizer=dict(type='Visualizer'),
-    )
+    config.update(work_dir=str(work_dir), resume=resume, experiment_name=f'run {next(NUMBER)}')
     if seconds:
         config.default_hooks.time_budget = dict(
             type='aft_mm.TimeBudgetHook', minutes=seconds * SECOND, interval=interval
@@ -88,27 +176,24 @@ def whole(tmp_path_factory):
 
     @functools.cache
     def call(changes=None):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.syspath_prepend(CONFIGS)
-            runner = build(tmp_path_factory.mktemp('whole'), **CHANGES[changes])
-            runner.train()
+        runner = build(tmp_path_factory.mktemp('whole'), **CHANGES[changes])
+        runner.train()
         return load(runner)
 
     return call
 
 
 @pytest.fixture
-def train(clock, tmp_path, monkeypatch):
-    """Train for a number of seconds, resumed or not; the runner. What the clock has seen of
-    another run is forgotten."""
-    monkeypatch.syspath_prepend(CONFIGS)
+def train(clock, tmp_path):
+    """Train for a number of seconds, resumed or not; return the runner. The records of the clock
+    are reset."""
 
     def call(seconds=None, folder='work', resume=False, fail_after=None, **changes):
         runner = build(tmp_path / folder, seconds, resume, **changes)
         clock.iterations, clock.validated, clock.fail_after = [], [], fail_after
         runner.register_hook(clock)
         if resume:
-            runner.register_hook(CheckpointFitHook(resume=True))
+            runner.register_hook(CheckpointCompatibilityHook(resume=True))
         runner.train()
         return runner
 
@@ -129,7 +214,7 @@ def assert_same_state(one, other):
 
 
 @pytest.mark.parametrize('name', CHANGES)
-def test_a_run_stops_at_its_time_and_goes_on_as_if_it_had_not(train, clock, whole, name):
+def test_a_stopped_run_resumes_like_an_uninterrupted_one(train, clock, whole, name):
     stopped = train(8, **CHANGES[name])
     assert clock.iterations == list(range(1, 9))
     assert stopped.iter == 8
@@ -138,7 +223,7 @@ def test_a_run_stops_at_its_time_and_goes_on_as_if_it_had_not(train, clock, whol
     (log,) = Path(stopped.work_dir).glob('*/*.log')
     assert (
         'The time budget of 0:00:08 is used up: 0:00:08 at iteration 8; the checkpoint is '
-        f'{stopped.work_dir}/iter_8.pth; to go on, give'
+        f'{stopped.work_dir}/iter_8.pth; to resume, give'
     ) in log.read_text()
 
     resumed = train(100, resume=True, **CHANGES[name])
@@ -149,7 +234,7 @@ def test_a_run_stops_at_its_time_and_goes_on_as_if_it_had_not(train, clock, whol
 
 @pytest.mark.parametrize('name', CHANGES)
 def test_a_killed_run_loses_no_more_than_its_minutes(train, clock, whole, name, tmp_path):
-    hook = dict(type='aft_mm.MinutesHook', minutes=4 * SECOND, interval=1)
+    hook = dict(type='aft_mm.PeriodicCheckpointHook', minutes=4 * SECOND, interval=1)
     changes = {**CHANGES[name], 'default_hooks.minutes': hook}
     killed_at = 17 if name else 11
     with pytest.raises(InterruptedError):
@@ -164,13 +249,13 @@ def test_a_killed_run_loses_no_more_than_its_minutes(train, clock, whole, name, 
 
 
 def test_a_checkpoint_of_the_epoch_is_one_of_the_minutes(train, tmp_path):
-    hook = dict(type='aft_mm.MinutesHook', minutes=6 * SECOND, interval=1)
+    hook = dict(type='aft_mm.PeriodicCheckpointHook', minutes=6 * SECOND, interval=1)
     with pytest.raises(InterruptedError):
         train(fail_after=8, **{'default_hooks.minutes': hook})
     assert [path.name for path in (tmp_path / 'work').glob('[ei]*.pth')] == ['epoch_1.pth']
 
 
-def test_an_epoch_that_is_left_is_neither_counted_nor_validated(train, clock):
+def test_an_unfinished_epoch_is_neither_counted_nor_validated(train, clock):
     stopped = train(8)
     assert (stopped.epoch, clock.validated) == (1, [6])
     assert load(stopped)['meta']['epoch'] == 1
@@ -198,14 +283,14 @@ def test_at_the_end_of_an_epoch_its_checkpoint_and_validation_are_the_last(
     assert_same_state(load(train(100, resume=True, **changes)), whole())
 
 
-def test_a_look_at_every_interval_and_a_stop_after_a_step(train, clock):
+def test_the_clock_is_checked_every_interval_and_the_stop_follows_a_step(train, clock):
     train(2, interval=4)
     assert clock.iterations[-1] == 4
     train(5, folder='accumulating', **{'optim_wrapper.accumulative_counts': 4})
     assert clock.iterations[-1] == 8
 
 
-def test_the_last_iteration_is_no_stop(train, clock):
+def test_the_last_iteration_is_not_a_stop(train, clock):
     finished = train(18)
     assert clock.iterations[-1] == 18 and clock.validated[-1] == 18
     assert Path(finished.work_dir, 'last_checkpoint').read_text().endswith('epoch_3.pth')
@@ -227,27 +312,27 @@ def test_without_time_left_nothing_is_trained(train, clock):
     with pytest.raises(
         UserError,
         match=re.escape(
-            'the time budget of 0:00:08 is used up, as the run took 0:00:08 before; to go on'
+            'the time budget of 0:00:08 is used up, as the run took 0:00:08 so far; to resume'
         ),
     ):
         train(8, resume=True)
     assert clock.iterations == []
 
 
-def test_weights_of_another_run_bring_no_time_along(train, clock):
+def test_loaded_weights_do_not_use_up_time(train, clock):
     stopped = train(8)
     train(3, folder='tuned', load_from=str(Path(stopped.work_dir, 'iter_8.pth')))
     assert clock.iterations == [1, 2, 3]
 
 
-def test_an_order_of_samples_that_was_drawn_is_kept(train, whole):
+def test_a_random_order_of_samples_is_restored(train, whole):
     """Without a fixed seed every process draws another one."""
     train(8)
     resumed = train(100, resume=True, **{'train_dataloader.sampler.seed': 6})
     assert_same_state(load(resumed), whole())
 
 
-def test_best_weights_are_no_checkpoint_to_go_on_from(clock):
+def test_best_weights_are_not_a_checkpoint_to_resume_from(clock):
     hook = TimeBudgetHook(minutes=1)
     loop = SimpleNamespace(dataloader=torch.utils.data.DataLoader([0]))
     hook.before_save_checkpoint(SimpleNamespace(train_loop=loop), dict(meta=dict(epoch=0, iter=3)))
@@ -259,14 +344,14 @@ def test_an_epoch_of_another_length_is_refused(train):
     with pytest.raises(
         UserError,
         match='after 2 of the 6 iterations of an epoch, but an epoch of '
-        'this run has 12; resume with the batch size',
+        'this run has 12; resume with the previous batch size',
     ):
         train(100, resume=True, **{'train_dataloader.batch_size': 8})
 
 
-def test_a_stop_inside_an_epoch_is_refused_where_nobody_knows_of_it(train):
+def test_a_stop_inside_an_epoch_is_refused_without_a_stop_hook(train):
     train(8)
-    with pytest.raises(UserError, match='stopped inside an epoch goes on there with .*Budget'):
+    with pytest.raises(UserError, match='stopped inside an epoch only resumes there with .*Budget'):
         train(resume=True)
 
 
@@ -284,13 +369,13 @@ def test_a_stop_inside_an_epoch_is_refused_where_nobody_knows_of_it(train):
         dict(days=1e308),
     ],
 )
-def test_what_is_no_time(parts):
+def test_invalid_times_are_refused(parts):
     with pytest.raises(ValueError, match='of TimeBudgetHook .*must be a finite number'):
         TimeBudgetHook(**parts)
 
 
 @pytest.mark.parametrize('interval', [0, -1, 1.5, '2'])
-def test_what_is_no_interval(interval):
+def test_invalid_intervals_are_refused(interval):
     with pytest.raises(ValueError, match='interval of TimeBudgetHook must be an int, 1 or larger'):
         TimeBudgetHook(days=1, interval=interval)
 
@@ -299,47 +384,36 @@ def test_the_parts_add_up():
     assert TimeBudgetHook(days=7, hours=1.5, minutes=2).budget == 7 * 86400 + 5400 + 120
 
 
-SCRIPT = """
-import os, runpy, sys
-from itertools import count
-from aft_mm.engine.hooks import time_budget_hook
+def train_rank(rank, port, folder):
+    """Train in one of two processes: the first has 8 seconds, the other one has forever."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1')
+    os.environ['MASTER_PORT'] = str(port)
+    clock = Clock()
+    ticks = itertools.count()
+    stopping.monotonic = (lambda: next(ticks)) if rank == 0 else (lambda: 0)
+    config = Config(dict(launcher='pytorch'))
+    start_distributed(config)
+    changes = dict(config, **{'train_dataloader.batch_size': 8})
+    runner = build(folder / 'work', seconds=8, **changes)
+    runner.register_hook(clock)
+    runner.train()
+    (folder / f'{rank}.json').write_text(json.dumps(clock.iterations))
 
-# One look per iteration: the first process has 8 seconds, the other one all time in the world.
-ticks = count()
-time_budget_hook.monotonic = lambda: next(ticks) if os.environ['RANK'] == '0' else 0
-runpy.run_path(sys.argv.pop(1), run_name='__main__')
-"""
 
-
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason='mmengine starts NCCL itself')
-def test_two_processes_stop_together(run, root, config, tmp_path):
-    (tmp_path / 'script.py').write_text(SCRIPT)
-    (tmp_path / 'config.py').write_text(f"""
-_base_ = {config('tiny_without_chance')!r}
-train_dataloader = dict(batch_size=8)
-default_hooks = dict(
-    time_budget=dict(type='aft_mm.TimeBudgetHook', minutes={8 * SECOND}, interval=1))
-""")
-    result = run(
-        sys.executable,
-        '-m',
-        'torch.distributed.run',
-        '--standalone',
-        '--nproc_per_node=2',
-        'script.py',
-        root / 'tools/train.py',
-        'config.py',
-        '--work-dir',
-        'work',
-        '--launcher',
-        'pytorch',
-        cwd=tmp_path,
-        env={'CUDA_VISIBLE_DEVICES': ''},
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count('is used up') + result.stdout.count('is used up') == 1
-    logs = [(tmp_path / f'work/loss_{rank}.jsonl').read_text().splitlines() for rank in (0, 1)]
-    iterations = [[json.loads(line)[0] for line in log] for log in logs]
+def test_two_processes_stop_together(tmp_path):
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context('fork')
+    ranks = [context.Process(target=train_rank, args=(rank, port, tmp_path)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    (log,) = (tmp_path / 'work').glob('*/*.log')
+    assert log.read_text().count('is used up') == 1
+    iterations = [json.loads((tmp_path / f'{rank}.json').read_text()) for rank in (0, 1)]
     last = load(tmp_path / 'work')['meta']['iter']
-    assert iterations[0] == iterations[1] == list(range(last)) and 6 < last < 9
+    assert iterations[0] == iterations[1] == list(range(1, last + 1)) and 6 < last < 9

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import add_picture_arguments
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -45,8 +45,9 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from aft_mm.checks import check_int
-from aft_mm.cli.command_line import DATA_ERRORS, read_config
 from aft_mm.cli.pictures import check_picture, save
+from aft_mm.config.reading import read_config
+from aft_mm.errors import DATA_ERRORS
 from aft_mm.tokenizers import decode_points
 from aft_mm.visualization import draw_header, draw_point_clouds
 from aft_mm.visualization.figures import new_figure
@@ -345,7 +346,7 @@ def words_of(dataset, tokens: torch.Tensor) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         check_picture(args)
         check_int('--seed', args.seed, 0)
         config = read_config(args.config)

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aft_mm.cli.arguments import MOST_DPI, PICTURES, check_output, check_writable
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.cli.arguments import MAX_DPI, PICTURES, check_output, check_writable
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -273,11 +273,11 @@ def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, li
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence(ValueError, OSError):
+    with user_errors(ValueError, OSError):
         if args.out:
             check_output('--out', args.out, PICTURES)
         check_writable('--table', [args.table] if args.table else [])
-        check_int('--dpi', args.dpi, 1, MOST_DPI)
+        check_int('--dpi', args.dpi, 1, MAX_DPI)
         groups = read_groups(args.group, args.metric)
         label = args.label or args.metric.replace('_per_', '/')
         table = seed_table(groups, label)

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 ROOT = Path(__file__).parents[2]
 REGION = re.compile(r'(<!-- table: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of table -->)', re.S)
@@ -135,5 +135,5 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    with one_sentence(OSError):
+    with user_errors(OSError):
         main()

@@ -14,8 +14,9 @@ import json
 import lzma
 from pathlib import Path
 
-from aft_mm.cli.arguments import add_config_options, check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.cli.arguments import check_output
+from aft_mm.cli.parsers import add_config_options
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args() -> argparse.Namespace:
@@ -36,8 +37,10 @@ import numpy as np
 from mmengine.registry import DATASETS, init_default_scope
 from scipy.special import gammaln
 
-from aft_mm.cli.command_line import CONFIG_ERRORS, DATA_ERRORS, check_data, load_config
-from aft_mm.cli.progress import with_bar
+from aft_mm.cli.progress import progress
+from aft_mm.config.reading import check_data
+from aft_mm.engine import load_run_config
+from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS
 
 
 def order_0_bits(values: np.ndarray) -> float:
@@ -70,21 +73,21 @@ def sorted_points_bits(clouds: np.ndarray) -> float:
 
 def main() -> None:
     args = parse_args()
-    with one_sentence(*CONFIG_ERRORS):
+    with user_errors(*CONFIG_ERRORS):
         if args.out:
             check_output('--out', args.out, ('.json',))
-        cfg = load_config(args)
+        cfg = load_run_config(args)
         if 'decoder' not in (cfg.get('model') or {}):
             raise UserError(
                 f'{args.config} must be the config of an autoregressive model (one with a decoder)'
             )
         check_data(cfg, 'test')
-    with one_sentence(*DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         init_default_scope(cfg.default_scope)
         dataset = DATASETS.build(cfg.test_dataloader.dataset)
     parts = []
-    with one_sentence():
-        for index in with_bar(range(len(dataset)), 'reading'):
+    with user_errors():
+        for index in progress(range(len(dataset)), 'reading'):
             sample = dataset[index]
             # The context is not predicted, and was counted with the previous sample.
             parts.append(sample['inputs'][sample['data_samples'].get('num_context', 0) :].flatten())

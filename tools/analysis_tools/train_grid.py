@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -96,7 +96,7 @@ def run_tool(tool: str, words: Sequence[object], log: Path) -> None:
         UserError: It failed; the message has the last line of its log.
     """
     context = get_context('forkserver')
-    context.set_forkserver_preload(['aft_mm.apis', 'aft_mm.cli.command_line'])
+    context.set_forkserver_preload(['aft_mm.apis', 'aft_mm.config.reading'])
     log.parent.mkdir(parents=True, exist_ok=True)
     process = context.Process(target=_run, args=(tool, [str(word) for word in words], str(log)))
     process.start()
@@ -191,7 +191,7 @@ def missing(args: argparse.Namespace) -> Iterator[tuple]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args, start = parse_args(argv), time.monotonic()
-    with one_sentence(OSError, ValueError):
+    with user_errors(OSError, ValueError):
         for config in args.configs:
             if not config.is_file():
                 raise UserError(f'{str(config)!r} is not a config file')

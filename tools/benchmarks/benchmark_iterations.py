@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from arguments import CLOCKS, common_parser
 
-from aft_mm.cli.arguments import add_config_options
+from aft_mm.cli.parsers import add_config_options
 
 ROUNDS = 20
 
@@ -38,14 +38,15 @@ from measuring import interleaved
 from mmengine.registry import RUNNERS
 from record import fill_in, set_up_torch, write_json
 
-from aft_mm.cli.command_line import CONFIG_ERRORS, check_data, load_config
-from aft_mm.errors import one_sentence
+from aft_mm.config.reading import check_data
+from aft_mm.engine import load_run_config
+from aft_mm.errors import CONFIG_ERRORS, user_errors
 
 
 def iteration(config: Path, args: argparse.Namespace, work_dir: str) -> Callable[[], None]:
     """One iteration of the config, the next one with each call."""
     shared = dict(launcher='none', local_rank=0, cfg_options=args.cfg_options, work_dir=work_dir)
-    cfg = load_config(argparse.Namespace(config=str(config), **shared))
+    cfg = load_run_config(argparse.Namespace(config=str(config), **shared))
     cfg.experiment_name = config.stem
     if args.amp:
         cfg.optim_wrapper.type = 'aft_mm.AutocastOptimWrapper'
@@ -80,7 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Time all configs in turn and print the medians."""
     args = parse_args(arguments)
     set_up_torch(args)
-    with one_sentence(*CONFIG_ERRORS), TemporaryDirectory() as folder:
+    with user_errors(*CONFIG_ERRORS), TemporaryDirectory() as folder:
         calls = {config.stem: iteration(config, args, folder) for config in args.configs}
         times = interleaved(calls, args.rounds, args.device, args.clock)
     rows = [

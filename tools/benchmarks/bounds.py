@@ -74,7 +74,7 @@ from model_costs import Kernel, decoder_kernels, image_kernels
 from op_cases import CASES, BenchmarkCase
 from op_costs import compulsory_bytes, operations
 
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 DOCS = Path(__file__).parents[2] / 'docs' / 'benchmarks.md'
 REGION = re.compile(r'(<!-- bounds: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of bounds -->)', re.S)
@@ -327,5 +327,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == '__main__':
-    with one_sentence(OSError):
+    with user_errors(OSError):
         main()

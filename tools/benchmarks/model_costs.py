@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from aft_mm.cli.command_line import read_config
+from aft_mm.config.reading import read_config
 from aft_mm.layers.mixers import AFTMixer
 
 CONFIGS = Path(__file__).parents[2] / 'configs'

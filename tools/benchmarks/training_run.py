@@ -16,7 +16,7 @@ from pathlib import Path
 
 from arguments import positive_int
 
-from aft_mm.cli.arguments import add_arguments
+from aft_mm.cli.parsers import add_run_arguments
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -26,7 +26,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--iterations', type=positive_int, default=200, help='%(default)s')
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
     parser.add_argument('--json', type=Path, help='write the row and the environment here')
-    add_arguments(parser)
+    add_run_arguments(parser)
     return parser.parse_args(arguments)
 
 
@@ -39,8 +39,9 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from record import default_device, write_json
 
-from aft_mm.cli.command_line import CONFIG_ERRORS, check_data, load_config
-from aft_mm.errors import one_sentence
+from aft_mm.config.reading import check_data
+from aft_mm.engine import load_run_config
+from aft_mm.errors import CONFIG_ERRORS, user_errors
 
 
 def shorten(config: Config, iterations: int, amp: bool) -> None:
@@ -84,8 +85,8 @@ def measured(runner: Runner) -> dict:
 def main(arguments: list[str] | None = None) -> int:
     """Train and report; 1 if a loss is not finite."""
     args = parse_args(arguments)
-    with one_sentence(*CONFIG_ERRORS):
-        config = load_config(args)
+    with user_errors(*CONFIG_ERRORS):
+        config = load_run_config(args)
         shorten(config, args.iterations, args.amp)
         check_data(config, 'train')
         runner = RUNNERS.build(config)

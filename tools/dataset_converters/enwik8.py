@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 SIZE = 100_000_000  # bytes
 
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         '--size', type=int, default=SIZE, help='expected bytes; default %(default)s'
     )
     args = parser.parse_args(argv)
-    with one_sentence(OSError):
+    with user_errors(OSError):
         print(f'written to {unpack(args.archive, args.folder, args.size)}')
 
 

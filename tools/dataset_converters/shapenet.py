@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aft_mm.cli.arguments import check_writable
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -234,7 +234,7 @@ def convert(args: argparse.Namespace) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(OSError):
+    with user_errors(OSError):
         print(convert(args))
 
 

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -35,7 +35,7 @@ if __name__ == '__main__':
 from sklearn.model_selection import train_test_split
 
 from aft_mm.checks import check_number
-from aft_mm.cli.progress import with_bar
+from aft_mm.cli.progress import progress
 from aft_mm.datasets.image_files import IMAGE_SUFFIXES
 
 
@@ -83,14 +83,14 @@ def place(source: Path, target: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(ValueError, OSError):
+    with user_errors(ValueError, OSError):
         check_number('--val', args.val, above=0, most=0.9)
         for part in ('train', 'val'):
             if (args.out / part).exists():
                 raise UserError(f'{str(args.out / part)!r} exists already')
         parts = split(args.source, args.val, args.seed)
         for part, files in parts.items():
-            for path in with_bar(files, part):
+            for path in progress(files, part):
                 place(args.source / path, args.out / part / path)
     classes = len({path.parts[0] for path in parts['val']})
     print(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -78,7 +78,7 @@ def train(files: Sequence[str], vocab_size: int) -> bytes:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(OSError):
+    with user_errors(OSError):
         check_int('--vocab-size', args.vocab_size, 1)
         check_output('--out', args.out, ('.model',))
         part = Path(f'{args.out}.part')

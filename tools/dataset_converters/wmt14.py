@@ -18,8 +18,8 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.cli.progress import with_bar
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.cli.progress import progress
+from aft_mm.errors import UserError, user_errors
 
 LANGUAGES = ('en', 'de')
 # File names of the parts of each split; {} is the language. The two sides of an .sgm differ.
@@ -50,7 +50,7 @@ def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
         UserError: An archive is missing or damaged.
     """
     found = {}
-    for path in with_bar(archives, 'archives'):
+    for path in progress(archives, 'archives'):
         if not path.is_file():
             raise UserError(f'archive {str(path)!r} does not exist')
         try:
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help='output folder; default %(default)s',
     )
     args = parser.parse_args(argv)
-    with one_sentence(OSError):
+    with user_errors(OSError):
         write(read(args.archives), args.out)
 
 

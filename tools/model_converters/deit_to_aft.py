@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aft_mm.cli.arguments import check_writable
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 CONFIG = (
     Path(__file__).parents[2]
@@ -61,7 +61,8 @@ from torch import Tensor, nn
 
 import aft_mm.registry  # noqa: F401, registers the backbone
 from aft_mm.checkpoint import load_from_local
-from aft_mm.cli.command_line import CONFIG_ERRORS, check_checkpoint, read_config
+from aft_mm.config.reading import check_checkpoint, read_config
+from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.layers.mixers import AFTConv
 from aft_mm.models import AFTViT
 
@@ -325,7 +326,7 @@ def print_rows(rows: Sequence[Row], state: Mapping[str, Tensor]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence(*CONFIG_ERRORS):
+    with user_errors(*CONFIG_ERRORS):
         check_checkpoint(args.src)
         if Path(args.dst).exists():
             raise UserError(f'{args.dst!r} exists already and was not changed')

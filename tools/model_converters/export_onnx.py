@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import check_writable
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -54,7 +54,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from aft_mm.apis import load_model
-from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
+from aft_mm.config.reading import read_config
+from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
 from aft_mm.models import AFTViT
 from aft_mm.ops import record_paths, replay_paths
@@ -239,7 +240,7 @@ def export(args: argparse.Namespace) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*CONFIG_ERRORS):
+    with user_errors(*CONFIG_ERRORS):
         print(export(args))
 
 

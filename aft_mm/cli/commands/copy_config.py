@@ -1,16 +1,16 @@
-"""A copy of a config for a person to edit."""
+"""Copy a config to edit it."""
 
 import argparse
 import ast
 from pathlib import Path
 
-from aft_mm.cli.command_line import configured
-from aft_mm.cli.config_files import find_config
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.config.finding import find_config
+from aft_mm.config.reading import read_config
+from aft_mm.errors import UserError, user_errors
 
 
 def with_absolute_bases(path: Path) -> str:
-    """The text of a config whose ``_base_`` names the files by where they lie on this machine."""
+    """Return the text of a config with absolute paths in ``_base_``."""
     text = path.read_text(encoding='utf-8')
     bases = next(
         (
@@ -37,23 +37,23 @@ def with_absolute_bases(path: Path) -> str:
 
 
 def main(args: argparse.Namespace) -> None:
-    with one_sentence():
+    with user_errors():
         path = Path(find_config(args.config))
         out = Path(args.out or path.name)
         if out.suffix != '.py':
-            raise UserError(f'--out needs a file name that ends in .py, got {args.out!r}')
+            raise UserError(f'--out must end in .py, got {args.out!r}')
         if out.exists():
-            raise UserError(f'{str(out)!r} exists already; name another file by --out')
+            raise UserError(f'{str(out)!r} exists already; name another file with --out')
         if args.keep_bases and args.cfg_options:
             raise UserError(
-                '--keep-bases and --cfg-options do not go together: with its bases the '
-                'file stays as it is'
+                '--keep-bases and --cfg-options cannot be combined: with its bases the '
+                'file is copied unchanged'
             )
         if args.keep_bases:
             text = with_absolute_bases(path)
         else:
-            text = configured(args).pretty_text
-    with one_sentence(OSError):
+            text = read_config(args.config, args.cfg_options).pretty_text
+    with user_errors(OSError):
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding='utf-8')
-    print(f'written to {out}; train it by `aft_mm train {out}`')
+    print(f'written to {out}; train it with `aft_mm train {out}`')

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from aft_mm.cli.config_files import home
 from aft_mm.cli.environment import SAME_MODULES, installed, own_requirements, problems
+from aft_mm.config.finding import install_root
 from aft_mm.errors import UserError
 
 from ... import __version__
@@ -96,7 +96,7 @@ def print_data() -> None:
     names = sorted(
         {
             name
-            for path in (home() / 'configs').rglob('*.py')
+            for path in (install_root() / 'configs').rglob('*.py')
             for name in DATA.findall(path.read_text(encoding='utf-8'))
         }
     )

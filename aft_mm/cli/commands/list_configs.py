@@ -1,4 +1,4 @@
-"""Which configs there are, what was measured of them and what they need."""
+"""List the configs with their measured results and requirements."""
 
 import argparse
 import importlib.machinery
@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from aft_mm.cli.config_files import INDEX, configs_by_name, home
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.config.finding import INDEX, configs_by_name, install_root
+from aft_mm.errors import UserError, user_errors
 
-#: What each folder of configs needs beside aft_mm itself: modules, and how they are installed.
+#: Requirements of each folder of configs in addition to aft_mm: modules, and how to install them.
 NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     'detection': (('mmcv._ext', 'mmdet'), 'make downstream'),
     'segmentation': (('mmcv._ext', 'mmseg'), 'make downstream'),
@@ -25,13 +25,13 @@ NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def missing(task: str) -> list[str]:
-    """The modules that a task needs and that are not installed; none of them is imported."""
+    """Return the missing modules of a task, without importing any."""
     modules = NEEDS.get(task, ((), ''))[0]
     return [name for name in modules if not is_installed(name)]
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module or submodule can be found."""
+    """Return whether a module or submodule can be found."""
     package, _, rest = module.partition('.')
     found = importlib.util.find_spec(package)
     if found is None or not rest:
@@ -41,11 +41,11 @@ def is_installed(module: str) -> bool:
 
 
 def measured() -> dict[str, dict[str, Any]]:
-    """What was measured here of every config, by its name; figures of a paper are left out."""
-    index = home() / INDEX
+    """Return the measured results of every config by name, without those of papers."""
+    index = install_root() / INDEX
     found = {}
     for metafile in yaml.safe_load(index.read_text(encoding='utf-8'))['Import']:
-        models = yaml.safe_load((home() / metafile).read_text(encoding='utf-8'))['Models']
+        models = yaml.safe_load((install_root() / metafile).read_text(encoding='utf-8'))['Models']
         for model in models:
             found[model['Name']] = {
                 name: value
@@ -57,7 +57,7 @@ def measured() -> dict[str, dict[str, Any]]:
 
 
 def rows(args: argparse.Namespace) -> Iterator[tuple[str, str, str, str]]:
-    """Name, task, what was measured and what is missing of every config that is asked for."""
+    """Yield name, task, first result and missing modules of every selected config."""
     metrics = measured()
     pattern = args.pattern if any(sign in args.pattern for sign in '*?[') else f'*{args.pattern}*'
     for name, path in sorted(configs_by_name().items()):
@@ -73,17 +73,17 @@ def rows(args: argparse.Namespace) -> Iterator[tuple[str, str, str, str]]:
 
 
 def main(args: argparse.Namespace) -> None:
-    with one_sentence():
+    with user_errors():
         tasks = sorted({path.parent.name for path in configs_by_name().values()})
         if args.task not in (None, *tasks):
             raise UserError(f'--task must be one of {", ".join(tasks)}, got {args.task!r}')
         found = list(rows(args))
         if not found:
-            raise UserError('no config is asked for by all of these; `aft_mm list` prints them all')
+            raise UserError('no config matches all arguments; `aft_mm list` prints all configs')
     if args.names:
         print('\n'.join(name for name, *_ in found))
         return
-    table = [('config', 'task', 'measured here', 'needs'), *found]
+    table = [('config', 'task', 'measured', 'needs'), *found]
     widths = [max(len(row[column]) for row in table) for column in range(3)]
     for *cells, last in table:
         padded = (f'{cell:{width}}' for cell, width in zip(cells, widths, strict=True))

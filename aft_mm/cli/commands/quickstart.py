@@ -1,4 +1,4 @@
-"""From nothing to a trained model and a picture, in three commands that anyone could type."""
+"""Train, test and plot a small model with three commands."""
 
 import argparse
 import json
@@ -7,37 +7,37 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aft_mm.cli.config_files import find_config, home
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.config.finding import find_config, install_root
+from aft_mm.errors import UserError, user_errors
 
 NAME = 'aft-conv-quickstart_1xb64-50e_digits'
 PLOT = 'tools/analysis_tools/plot_position_bias.py'
 
 
-def call(*words: str | Path) -> None:
-    """Show a command and run it; where it fails, this one ends as it did."""
-    print('+', *words, flush=True)
-    # One thread: the operations of so small a model are shorter than waiting for a second one.
+def call(*argv: str | Path) -> None:
+    """Print a command and run it; exit with its status if it fails."""
+    print('+', *argv, flush=True)
+    # One thread: operations of such a small model are faster than synchronising two.
     environment = {'OMP_NUM_THREADS': '1', **os.environ}
-    command = [str(home() / PLOT), *words[1:]] if words[0] == PLOT else ['-m', *words]
+    command = [str(install_root() / PLOT), *argv[1:]] if argv[0] == PLOT else ['-m', *argv]
     with subprocess.Popen([sys.executable, *map(str, command)], env=environment) as process:
         try:
             status = process.wait()
-        except KeyboardInterrupt:  # the process got it as well, and says what it leaves
+        except KeyboardInterrupt:  # the process got it as well, and reports its checkpoint
             status = process.wait()
     if status:
         raise SystemExit(status if status > 0 else 128 - status)
 
 
 def main(args: argparse.Namespace) -> None:
-    with one_sentence():
+    with user_errors():
         find_config(NAME)
         folder = Path(args.work_dir)
         if folder.exists() and not folder.is_dir():
             raise UserError(f'--work-dir must be a folder, got the file {args.work_dir!r}')
     print(
-        'AFT-conv learns the 1797 handwritten digits of scikit-learn: less than three minutes on '
-        'two idle CPU cores, and less than 10 MB in ' + args.work_dir,
+        'Training AFT-conv on the 1797 handwritten digits of scikit-learn: less than three minutes '
+        'on two idle CPU cores, and less than 10 MB in ' + args.work_dir,
         flush=True,
     )
     changes = [f'{key}={value}' for key, value in args.cfg_options.items()]
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> None:
     accuracy = json.loads(metrics.read_text())['accuracy/top1']
     logs = max(path for path in folder.glob('2*') if path.is_dir())
     print(f"""
-accuracy:       {accuracy:.2f} % of the held-back fifth
+accuracy:       {accuracy:.2f} % of the held-out fifth
 checkpoint:     {checkpoint}
 log:            {logs}
 position bias:  {picture}""")

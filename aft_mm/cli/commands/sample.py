@@ -1,4 +1,4 @@
-"""Draw images, point clouds or text from a trained model: a PNG, PLY or text file."""
+"""Sample images, point clouds or text from a trained model into a file."""
 
 import argparse
 from pathlib import Path
@@ -11,51 +11,48 @@ from PIL import Image
 from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator, write_ply
 from aft_mm.apis.loading import check_draws, task_of
 from aft_mm.checks import check_int
-from aft_mm.cli.allocator import keep_freed_memory
-from aft_mm.cli.arguments import check_writable
-from aft_mm.cli.command_line import (
-    CONFIG_ERRORS,
-    DATA_ERRORS,
-    check_data,
-    load_sampled_config,
-    numbered,
-    sampling_options,
-)
-from aft_mm.errors import UserError, one_sentence
-from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples, given_rows
+from aft_mm.cli.arguments import check_writable, numbered
+from aft_mm.cli.parsers import sampling_options
+from aft_mm.config.reading import check_checkpoint, check_data, read_config
+from aft_mm.engine.allocator import keep_freed_memory
+from aft_mm.errors import DATA_ERRORS, UserError, user_errors
+from aft_mm.sampling.images import given_rows
+from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
 
-# Of each kind of model: the names that a file may end in, and the arguments that only it knows.
+# By kind of model: suffixes of the output file.
 SUFFIXES = dict(
     ImageGenerator=('.png',), PointCloudGenerator=('.ply', '.png'), TextGenerator=('.txt',)
 )
-# What those draw from that have a tool of their own.
+# Models that another command samples from.
 OTHER_TOOLS = dict(
-    SuperResolver='an image that is given; use `aft_mm super-resolve`',
-    Translator='a text that is given; use `aft_mm translate`',
+    SuperResolver='needs an input image; use `aft_mm super-resolve`',
+    Translator='needs an input text; use `aft_mm translate`',
 )
+# Arguments of one kind of model only.
 ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='TextGenerator')
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Read the config and refuse arguments that do not suit its kind of model.
+    """Read the config and refuse arguments that do not fit its kind of model.
 
     Raises:
         UserError: an argument or a file cannot be used.
     """
-    config = load_sampled_config(args)
+    config = read_config(args.config, args.cfg_options)
+    check_checkpoint(args.checkpoint)
     check_draws(config)
     task = task_of(config)
     if task in OTHER_TOOLS:
-        raise UserError(f'{args.config} draws from {OTHER_TOOLS[task]}')
+        raise UserError(f'{args.config} {OTHER_TOOLS[task]}')
     if Path(args.out).suffix not in SUFFIXES[task]:
         raise UserError(
-            f'--out needs a file name that ends in {" or ".join(SUFFIXES[task])} for '
-            f'the model of {args.config}, got {args.out!r}'
+            f'--out must end in {" or ".join(SUFFIXES[task])} for the model of {args.config}, '
+            f'got {args.out!r}'
         )
     for name, owner in ARGUMENTS.items():
         if getattr(args, name) is not None and owner != task:
             raise UserError(
-                f'--{name.replace("_", "-")} has no meaning for the model of {args.config}'
+                f'--{name.replace("_", "-")} has no effect on the model of {args.config}'
             )
     if args.num is not None:
         check_int('--num', args.num, 1)
@@ -66,7 +63,7 @@ def check_args(args: argparse.Namespace) -> Config:
 
 
 def first_images(config: Config, num: int) -> np.ndarray:
-    """The first ``num`` images of the test set: uint8 ``[num, H, W, C]``."""
+    """Return the first ``num`` images of the test set: uint8 ``[num, H, W, C]``."""
     init_default_scope(config.get('default_scope', 'mmengine'))
     dataset = DATASETS.build(config.test_dataloader.dataset)
     num = min(num, len(dataset))
@@ -74,11 +71,11 @@ def first_images(config: Config, num: int) -> np.ndarray:
 
 
 def files_of(args: argparse.Namespace) -> list[str]:
-    """The files to write; only a cloud has one of its own."""
+    """Return the files to write: one per point cloud, or one in all."""
     return numbered(args.out, (args.num or 1) if Path(args.out).suffix == '.ply' else 1)
 
 
-def draw_images(args: argparse.Namespace, config: Config) -> None:
+def sample_images(args: argparse.Namespace, config: Config) -> None:
     generator = ImageGenerator(config, args.checkpoint, args.device)
     num, options = args.num or 16, sampling_options(args)
     if args.complete is None:
@@ -91,7 +88,7 @@ def draw_images(args: argparse.Namespace, config: Config) -> None:
     Image.fromarray(picture).save(args.out)
 
 
-def draw_clouds(args: argparse.Namespace, config: Config) -> None:
+def sample_clouds(args: argparse.Namespace, config: Config) -> None:
     generator = PointCloudGenerator(config, args.checkpoint, args.device)
     is_picture = Path(args.out).suffix == '.png'
     clouds = generator.sample(args.num or (8 if is_picture else 1), **sampling_options(args))
@@ -102,7 +99,7 @@ def draw_clouds(args: argparse.Namespace, config: Config) -> None:
         write_ply(path, cloud)
 
 
-def write_text(args: argparse.Namespace, config: Config) -> None:
+def sample_text(args: argparse.Namespace, config: Config) -> None:
     generator = TextGenerator(config, args.checkpoint, args.device)
     options = sampling_options(args)
     texts = [
@@ -112,13 +109,15 @@ def write_text(args: argparse.Namespace, config: Config) -> None:
     Path(args.out).write_text(f'\n{"-" * 80}\n'.join(texts), encoding='utf-8')
 
 
-DRAW = dict(ImageGenerator=draw_images, PointCloudGenerator=draw_clouds, TextGenerator=write_text)
+SAMPLE = dict(
+    ImageGenerator=sample_images, PointCloudGenerator=sample_clouds, TextGenerator=sample_text
+)
 
 
 def main(args: argparse.Namespace) -> None:
-    with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         keep_freed_memory()
         config = check_args(args)
         check_writable('--out', files_of(args))
-        DRAW[task_of(config)](args, config)
+        SAMPLE[task_of(config)](args, config)
     print('written to ' + ', '.join(files_of(args)))

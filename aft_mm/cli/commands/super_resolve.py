@@ -1,4 +1,4 @@
-"""Enlarge an image by a trained model, which draws what it may have looked like."""
+"""Enlarge an image by sampling from a trained super-resolution model."""
 
 import argparse
 from pathlib import Path
@@ -10,18 +10,13 @@ from PIL import Image
 from aft_mm.apis import SuperResolver
 from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
-from aft_mm.cli.allocator import keep_freed_memory
-from aft_mm.cli.arguments import check_writable
-from aft_mm.cli.command_line import (
-    CONFIG_ERRORS,
-    DATA_ERRORS,
-    load_sampled_config,
-    numbered,
-    sampling_options,
-)
+from aft_mm.cli.arguments import check_writable, numbered
+from aft_mm.cli.parsers import sampling_options
+from aft_mm.config.reading import check_checkpoint, read_config
 from aft_mm.datasets import read_rgb
 from aft_mm.datasets.image_files import GREY
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.engine.allocator import keep_freed_memory
+from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.visualization import draw_super_resolution
 
 
@@ -31,42 +26,43 @@ def check_args(args: argparse.Namespace) -> Config:
     Raises:
         UserError: an argument or a file cannot be used.
     """
-    config = load_sampled_config(args)
+    config = read_config(args.config, args.cfg_options)
+    check_checkpoint(args.checkpoint)
     if task_of(config) != 'SuperResolver':
         raise UserError(
-            f'{args.config} is no config of super-resolution, because it has no '
+            f'{args.config} is not a config of super-resolution, because it has no '
             'source_shape; use `aft_mm sample`'
         )
     if Path(args.out).suffix != '.png':
-        raise UserError(f'OUT needs a file name that ends in .png, got {args.out!r}')
+        raise UserError(f'OUT must end in .png, got {args.out!r}')
     check_int('--num', args.num, 1)
     return config
 
 
 def read_image(path: str, num_channels: int) -> np.ndarray:
-    """An image file as uint8 ``[h, w, C]``, C = 1 or 3; what was done to it is printed."""
+    """Read an image as uint8 ``[h, w, C]``, C = 1 or 3; print conversions."""
     image, remarks = read_rgb(path)
     if num_channels == 1:
         image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
         remarks = (
             [remark for remark in remarks if remark != GREY]
             if GREY in remarks
-            else [*remarks, 'a colour image is read as grey']
+            else [*remarks, 'a colour image is converted to grey']
         )
-    for sentence in remarks:
-        print(f'{path}: {sentence}')
+    for remark in remarks:
+        print(f'{path}: {remark}')
     return image
 
 
 def enlarge(
     args: argparse.Namespace, resolver: SuperResolver, image: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the model read, uint8 ``[h, w, C]``, and the samples, ``[num, H, W, C]``."""
+    """Return the input of the model, uint8 ``[h, w, C]``, and samples ``[num, H, W, C]``."""
     options = sampling_options(args)
     if args.tile is not None:
         rows, columns = map(len, resolver.tile_starts(image, args.tile))
         print(
-            f'{rows * columns} tiles ({rows} x {columns}) to draw, {args.num} times each',
+            f'{rows * columns} tiles ({rows} x {columns}) to sample, {args.num} times each',
             flush=True,
         )
         return image, resolver.tile(image, args.num, args.tile, **options)
@@ -76,7 +72,7 @@ def enlarge(
 
 
 def main(args: argparse.Namespace) -> None:
-    with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         keep_freed_memory()
         config = check_args(args)
         image = read_image(args.input, config.source_shape[-1])

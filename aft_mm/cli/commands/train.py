@@ -1,34 +1,30 @@
 """Train a model from a config file."""
 
 import argparse
+import logging
 
 from mmengine.config import Config
+from mmengine.runner import Runner
 
-from aft_mm.cli.allocator import keep_freed_memory
-from aft_mm.cli.command_line import (
-    CONFIG_ERRORS,
-    DATA_ERRORS,
-    check_batch,
-    check_checkpoint,
-    check_data,
-    check_regularization,
-    check_schedule,
-    check_torchvision,
-    check_widths,
-    choose_checkpoint,
-    load_config,
-    log_backends,
-    protect,
+from aft_mm.config.reading import check_checkpoint, check_data
+from aft_mm.engine import (
+    CheckpointCompatibilityHook,
+    ResumeCheckHook,
+    ValidateFirstHook,
+    apply_safe_defaults,
+    build_runner,
+    load_run_config,
+    run_guard,
 )
-from aft_mm.cli.config_checks import check_classes, check_same_classes, check_steps
-from aft_mm.cli.runs import Run, whole_run
-from aft_mm.engine import CheckpointFitHook, ResumeCheckHook, ValidateFirstHook, build_runner
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.engine.allocator import keep_freed_memory
+from aft_mm.engine.preflight import TRAIN_CHECKS, check_torchvision, choose_checkpoint
+from aft_mm.engine.run_guard import Run
+from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
 
 def apply_args(cfg: Config, args: argparse.Namespace) -> None:
-    """Write the arguments of training into the config."""
+    """Apply the arguments of the command to the config."""
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.amp:
@@ -43,39 +39,28 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
 
 
 def train(args: argparse.Namespace, run: Run) -> None:
-    """Check what there is to check, then train; ``run`` ends it when a signal says so."""
-    with one_sentence(ValueError):
+    """Build the runner, check it, then train; ``run`` stops it at a signal."""
+    with user_errors(ValueError):
         requested_backends()
         keep_freed_memory()
-    with one_sentence(*CONFIG_ERRORS):
+    with user_errors(*CONFIG_ERRORS):
         check_torchvision()
-        cfg = load_config(args)
+        cfg = load_run_config(args)
         apply_args(cfg, args)
-        protect(cfg)
-        remark = choose_checkpoint(cfg)
+        apply_safe_defaults(cfg)
+        warning = choose_checkpoint(cfg)
         check_checkpoint(cfg.get('load_from'))
         check_data(cfg, 'train', 'val')
         runner = build_runner(cfg)
-        check_widths(runner.model)
-        check_regularization(runner)
-        check_steps(runner)
-        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-    with one_sentence(*DATA_ERRORS):
-        # Builds the data sets.
-        trained = runner.train_loop.dataloader.dataset
-        check_classes(runner.model, trained, 'training')
-        if runner.val_loop is not None:
-            validated = runner.val_loop.dataloader.dataset
-            check_classes(runner.model, validated, 'validation')
-            check_same_classes(trained, validated)
-        check_batch(runner)
-        check_schedule(runner)
-    with one_sentence(BackendError):
-        if remark:
-            runner.logger.warning(remark)
+    with user_errors(*DATA_ERRORS):
+        for check in TRAIN_CHECKS:
+            check(cfg, runner)
+    with user_errors(BackendError):
+        if warning:
+            runner.logger.warning(warning)
         resume = cfg.get('resume', False)
         if resume or cfg.get('load_from'):
-            runner.register_hook(CheckpointFitHook(strict=resume, resume=resume))
+            runner.register_hook(CheckpointCompatibilityHook(strict=resume, resume=resume))
         if resume:
             runner.register_hook(ResumeCheckHook())
             runner.register_hook(ValidateFirstHook())
@@ -84,6 +69,13 @@ def train(args: argparse.Namespace, run: Run) -> None:
         runner.train()
 
 
+def log_backends(runner: Runner) -> None:
+    """Log which backend each op uses: once per op, on the first rank."""
+    ops = logging.getLogger('aft_mm.ops')
+    ops.setLevel(logging.INFO)
+    ops.handlers = list(runner.logger.handlers)
+
+
 def main(args: argparse.Namespace) -> None:
-    with whole_run(args.words) as run:
+    with run_guard(args.argv) as run:
         train(args, run)

@@ -1,4 +1,4 @@
-"""Write down what is said in files."""
+"""Transcribe speech files."""
 
 import argparse
 import sys
@@ -12,10 +12,10 @@ from rich.progress import track
 from aft_mm.apis import Recognition, SpeechRecognizer
 from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
-from aft_mm.cli.allocator import keep_freed_memory
 from aft_mm.cli.arguments import PICTURES, check_output
-from aft_mm.cli.command_line import CONFIG_ERRORS, DATA_ERRORS, check_checkpoint, configured
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.config.reading import check_checkpoint, read_config
+from aft_mm.engine.allocator import keep_freed_memory
+from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.visualization import draw_alignment
 
 
@@ -25,11 +25,11 @@ def check_args(args: argparse.Namespace) -> Config:
     Raises:
         UserError: an argument or a file cannot be used.
     """
-    config = configured(args)
+    config = read_config(args.config, args.cfg_options)
     check_checkpoint(args.checkpoint)
     if task_of(config) != 'SpeechRecognizer':
         raise UserError(
-            f'{args.config} is no config of speech recognition, because it has no units'
+            f'{args.config} is not a config of speech recognition, because it has no units'
         )
     check_int('--num-best', args.num_best, 1)
     check_int('--batch-size', args.batch_size, 1)
@@ -41,7 +41,7 @@ def check_args(args: argparse.Namespace) -> Config:
             f'{args.num_best}; give a larger --beam-size'
         )
     if args.transcript is not None and not args.picture:
-        raise UserError('--transcript needs --picture, whose title it is')
+        raise UserError('--transcript needs --picture, for whose title it is used')
     if args.picture:
         check_output('--picture', args.picture, PICTURES)
     return config
@@ -50,15 +50,15 @@ def check_args(args: argparse.Namespace) -> Config:
 def recognise(
     args: argparse.Namespace, recognizer: SpeechRecognizer, files: Sequence[str]
 ) -> Iterator[tuple[str, Recognition | None]]:
-    """Every file in its order with what was recognised, None where it cannot be used."""
+    """Yield every file, in order, with its transcription, None if it cannot be used."""
     for start in range(0, len(files), args.batch_size):
         part = files[start : start + args.batch_size]
         samples: dict[int, dict] = {}
         for index, path in enumerate(part):
             try:
                 samples[index] = recognizer.read(path)
-                for sentence in samples[index]['data_samples'].get('remarks', {}):
-                    print(f'{path}: {sentence}', file=sys.stderr)
+                for remark in samples[index]['data_samples'].get('remarks', {}):
+                    print(f'{path}: {remark}', file=sys.stderr)
             except UserError as error:
                 print(f'{path}: {error}', file=sys.stderr)
         found = dict(
@@ -73,7 +73,7 @@ def recognise(
 
 
 def lines(path: str, found: Recognition | None, num_best: int) -> Iterator[str]:
-    """What stdout gets for one file."""
+    """Yield the output lines for one file."""
     if num_best == 1:
         yield f'{path}\t{found.text if found else ""}'
     elif found is None:
@@ -84,9 +84,9 @@ def lines(path: str, found: Recognition | None, num_best: int) -> Iterator[str]:
 
 
 def main(args: argparse.Namespace) -> None:
-    with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         keep_freed_memory()
-        with redirect_stdout(sys.stderr):  # of the log, which is no transcript
+        with redirect_stdout(sys.stderr):  # mmengine logs to stdout, which is for transcripts
             config = check_args(args)
             files = args.files or [line for line in sys.stdin.read().splitlines() if line.strip()]
             if not files:

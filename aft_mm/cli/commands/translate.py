@@ -1,4 +1,4 @@
-"""Translate sentences, one a line, from stdin to stdout."""
+"""Translate sentences from stdin to stdout, one per line."""
 
 import argparse
 import sys
@@ -14,17 +14,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from aft_mm.apis import Translator
 from aft_mm.apis.loading import check_task
 from aft_mm.checks import check_int, check_number
-from aft_mm.cli.allocator import keep_freed_memory
-from aft_mm.cli.command_line import (
-    CONFIG_ERRORS,
-    DATA_ERRORS,
-    load_sampled_config,
-    sampling_options,
-)
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.cli.parsers import sampling_options
+from aft_mm.config.reading import check_checkpoint, read_config
+from aft_mm.engine.allocator import keep_freed_memory
+from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.tokenizers import split_lines
 
-BATCHES = 16  # of lines that are sorted by length together
+BATCHES = 16  # whose lines are sorted by length together
 
 
 def check_args(args: argparse.Namespace) -> Config:
@@ -33,7 +29,8 @@ def check_args(args: argparse.Namespace) -> Config:
     Raises:
         UserError: an argument or a file cannot be used.
     """
-    config = load_sampled_config(args)
+    config = read_config(args.config, args.cfg_options)
+    check_checkpoint(args.checkpoint)
     check_task(config, 'Translator')
     for name in ('batch_size', 'beam_size'):
         check_int(f'--{name.replace("_", "-")}', getattr(args, name), 1)
@@ -41,18 +38,18 @@ def check_args(args: argparse.Namespace) -> Config:
     if args.n_best is not None:
         check_int('--n-best', args.n_best, 1, args.beam_size)
         if args.sample:
-            raise UserError('--n-best and --sample do not go together: a sample has no rank')
+            raise UserError('--n-best and --sample cannot be combined: a sample has no rank')
     return config
 
 
 def read_chunks(file: BinaryIO, size: int) -> Iterator[list[str]]:
-    """The lines of a file, ``size`` at a time; what is no UTF-8 is said on stderr."""
+    """Yield ``size`` lines of a file at a time; invalid UTF-8 is reported on stderr."""
     first = 0
     while rows := list(islice(file, size)):
         lines, invalid = split_lines(b''.join(rows))
         for number in invalid:
             print(
-                f'line {first + number} is not valid UTF-8; what is no text became U+FFFD',
+                f'line {first + number} is not valid UTF-8; invalid bytes became U+FFFD',
                 file=sys.stderr,
             )
         yield lines
@@ -60,23 +57,23 @@ def read_chunks(file: BinaryIO, size: int) -> Iterator[list[str]]:
 
 
 def translate(args: argparse.Namespace, translator: Translator, out: BinaryIO) -> None:
-    """Read from stdin, translate and write, chunk after chunk."""
+    """Translate stdin chunk by chunk."""
     done = 0
     columns = SpinnerColumn(), TextColumn('{task.completed} lines'), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task('', total=None)
         for lines in read_chunks(sys.stdin.buffer, BATCHES * args.batch_size):
-            for text in written(args, translator, lines, done):
+            for text in output_lines(args, translator, lines, done):
                 out.write(f'{text}\n'.encode())
             out.flush()
             done += len(lines)
             progress.update(bar, completed=done)
 
 
-def written(
+def output_lines(
     args: argparse.Namespace, translator: Translator, lines: list[str], first: int
 ) -> Iterator[str]:
-    """The lines of the output for some of the input."""
+    """Yield the output for some input lines, of which ``first`` is the index of the first."""
     beam = dict(beam_size=args.beam_size, length_penalty=args.length_penalty)
     if args.sample:
         options = {**sampling_options(args), 'seed': args.seed + first}
@@ -92,7 +89,7 @@ def written(
 def main(args: argparse.Namespace) -> None:
     out = sys.stdout.buffer
     # mmengine logs to stdout, which is for translations.
-    with one_sentence(*CONFIG_ERRORS, *DATA_ERRORS), redirect_stdout(sys.stderr):
+    with user_errors(*DATA_ERRORS), redirect_stdout(sys.stderr):
         keep_freed_memory()
         config = check_args(args)
         translate(args, Translator(config, args.checkpoint, args.device), out)

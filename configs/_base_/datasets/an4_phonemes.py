@@ -99,4 +99,4 @@ val_evaluator = dict(type='aft_mm.ErrorRate', per='phoneme')
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 
-custom_hooks = [dict(type='aft_mm.DataReportHook'), dict(type='aft_mm.EpochTimeHook')]
+custom_hooks = [dict(type='aft_mm.SkippedDataReportHook'), dict(type='aft_mm.EpochTimeHook')]

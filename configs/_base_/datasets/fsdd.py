@@ -48,4 +48,4 @@ val_evaluator = [
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 
-custom_hooks = [dict(type='aft_mm.DataReportHook'), dict(type='aft_mm.EpochTimeHook')]
+custom_hooks = [dict(type='aft_mm.SkippedDataReportHook'), dict(type='aft_mm.EpochTimeHook')]

@@ -15,10 +15,10 @@ from mmengine.registry import DATASETS, RUNNERS
 from mmengine.runner import Runner
 from torch.utils.data import Dataset
 
-from aft_mm.cli.command_line import DATA_ERRORS, check_data
-from aft_mm.engine import DataReportHook
-from aft_mm.engine.hooks.data_report_hook import Notes
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.config.reading import check_data
+from aft_mm.engine import SkippedDataReportHook
+from aft_mm.engine.hooks.sanity import Notes
+from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.structures import SequenceSample
 
 REMARK = 'a cloud of fewer than 8 points is drawn from with replacement'
@@ -61,8 +61,8 @@ def check_log(text):
     """Every epoch names both files; the remark is made once, in spite of four clouds."""
     for epoch in (1, 2, 3):
         found = re.search(
-            rf'train epoch {epoch}: 2 file\(s\) cannot be used, drawn (\d+) x, others took their '
-            r"place:\n  point cloud 'clouds/chair/train/3.npy' cannot be read: it is damaged or of "
+            rf'train epoch {epoch}: 2 file\(s\) cannot be used, sampled (\d+) x and replaced by others:'
+            r"\n  point cloud 'clouds/chair/train/3.npy' cannot be read: it is damaged or of "
             r'another kind than its name says \((\d+) x\)\n'
             r"  point cloud 'clouds/chair/train/7.npy' "
             r'cannot be used: points must be finite, but 9 of 9 are not \((\d+) x\)',
@@ -71,22 +71,22 @@ def check_log(text):
         total, *each = map(int, found.groups())
         assert min(each) >= 1 and total == sum(each)
     assert len(re.findall(f'{REMARK}, the first one is .clouds/chair/train/1[12].npy', text)) == 1
-    assert text.count(REMARK) == 1 and text.count('cannot be used, drawn') == 3
+    assert text.count(REMARK) == 1 and text.count('cannot be used, sampled') == 3
 
 
 @pytest.mark.parametrize('runner', [0, 2], indirect=True, ids=['alone', 'workers'])
-def test_a_run_goes_on_and_names_the_files_at_the_end_of_every_epoch(runner, clouds):
+def test_a_run_continues_and_names_the_files_after_every_epoch(runner, clouds):
     runner.train()
     assert runner.iter == 12  # ⌈13 / 4⌉ batches in each epoch
     check_log(next(clouds.glob('work/*/*.log')).read_text())
 
 
 @pytest.mark.parametrize('runner', [0, 1], indirect=True, ids=['alone', 'worker'])
-def test_a_validation_over_a_corrupt_file_ends_in_one_sentence(runner, clouds):
+def test_a_validation_over_a_corrupt_file_has_a_one_line_message(runner, clouds):
     path = clouds / 'clouds/chair/val/2.npy'
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(SystemExit, match="^Error: point cloud 'clouds/chair/val/2.npy' cannot be"):
-        with one_sentence():
+        with user_errors():
             runner.train()
 
 
@@ -117,11 +117,11 @@ def test_missing_data_is_named_before_a_run(config, tmp_path, monkeypatch):
     (tmp_path / 'clouds/chair/train').mkdir(parents=True)
     check_data(cfg, 'train')
     with pytest.raises(SystemExit, match="^Error: class 'chair' has no point cloud .*/train'.$"):
-        with one_sentence(*DATA_ERRORS):
+        with user_errors(*DATA_ERRORS):
             DATASETS.build(cfg.train_dataloader.dataset)
     (tmp_path / 'img_align_celeba').mkdir()
     with pytest.raises(SystemExit, match='^Error: .*list_eval_partition.txt of CelebA does not'):
-        with one_sentence(*DATA_ERRORS):
+        with user_errors(*DATA_ERRORS):
             DATASETS.build(dict(type='aft_mm.CelebA', data_root=str(tmp_path)))
 
 
@@ -130,12 +130,12 @@ def note(hook, run, mode='train', **metainfo):
     after_iter(run, 0, dict(data_samples=[SequenceSample(metainfo=metainfo)]))
 
 
-def test_each_rank_adds_its_files_and_each_remark_is_made_once(monkeypatch, caplog):
+def test_each_rank_adds_its_files_and_each_warning_is_logged_once(monkeypatch, caplog):
     run = SimpleNamespace(epoch=4, logger=logging.getLogger('report'))
-    hook = DataReportHook()
+    hook = SkippedDataReportHook()
     other = Notes(Counter({'b.png is damaged.': 2}), {'grey': 'z.png', 'tiny': 'y.png'})
     monkeypatch.setattr(
-        'aft_mm.engine.hooks.data_report_hook.all_gather_object', lambda notes: [notes, other]
+        'aft_mm.engine.hooks.sanity.all_gather_object', lambda notes: [notes, other]
     )
     note(hook, run, skipped=('a.png is damaged.', 'b.png is damaged.'))
     note(hook, run, remarks={'grey': 'c.png'})
@@ -144,7 +144,7 @@ def test_each_rank_adds_its_files_and_each_remark_is_made_once(monkeypatch, capl
     with caplog.at_level(logging.WARNING):
         hook.after_train_epoch(run)
         assert caplog.messages == [
-            'train epoch 5: 2 file(s) cannot be used, drawn 5 x, others took their place:\n'
+            'train epoch 5: 2 file(s) cannot be used, sampled 5 x and replaced by others:\n'
             '  a.png is damaged (1 x)\n  b.png is damaged (4 x)',
             "grey, the first one is 'c.png'",
             "tiny, the first one is 'y.png'",
@@ -152,7 +152,7 @@ def test_each_rank_adds_its_files_and_each_remark_is_made_once(monkeypatch, capl
         caplog.clear()
         hook.after_train_epoch(run)
         assert caplog.messages == [
-            'train epoch 5: 1 file(s) cannot be used, drawn 2 x, others took their place:\n'
+            'train epoch 5: 1 file(s) cannot be used, sampled 2 x and replaced by others:\n'
             '  b.png is damaged (2 x)'
         ]
 
@@ -229,7 +229,7 @@ def test_every_loop_of_mmengine_reports_its_own_notes(tmp_path, train_cfg, title
         test_evaluator=Evaluator([Nothing()]),
         default_scope='mmengine',
         optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.0)),
-        custom_hooks=[DataReportHook()],
+        custom_hooks=[SkippedDataReportHook()],
         experiment_name=f'report-{len(titles)}',
     )
     runner.train()

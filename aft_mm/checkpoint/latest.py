@@ -1,4 +1,4 @@
-"""Checkpoints in a work dir, and the newest one that is whole."""
+"""The checkpoints in a work dir, and the newest complete one."""
 
 import re
 from pathlib import Path
@@ -6,28 +6,28 @@ from pickle import UnpicklingError
 
 from aft_mm.errors import UserError
 
+from .atomic_write import write_whole
 from .loading import load_from_local
-from .writing import write_whole
 
 POINTER = 'last_checkpoint'
-# epoch_12.pth, iter_300.pth; what save_best writes has no optimizer and nothing goes on from there.
+# epoch_12.pth, iter_300.pth; the best weights are saved without optimizer and cannot be resumed.
 _NAME = re.compile(r'(?!best_)(\w*_)(\d+)\.pth')
 
 
 def remove_parts(folder: str | Path) -> None:
-    """Remove what writers that were killed have left of checkpoints."""
+    """Remove temporary files of checkpoints whose writer was killed."""
     for part in Path(folder).glob('.*.pth.*.part'):
         part.unlink(missing_ok=True)
 
 
 def write_pointer(folder: str | Path, checkpoint: str) -> None:
-    """Let ``last_checkpoint`` name a checkpoint; at no moment is it empty or half a name."""
+    """Write the name of a checkpoint to ``last_checkpoint``, atomically."""
     with write_whole(Path(folder, POINTER)) as file:
         file.write(checkpoint.encode())
 
 
 def checkpoints_in(folder: str | Path) -> list[Path]:
-    """The checkpoints of a run, by name and then by number, the newest first."""
+    """Return the checkpoints of a run, sorted by name and number, newest first."""
     found = [
         (match.group(1), int(match.group(2)), path)
         for path in Path(folder).glob('*.pth')
@@ -37,16 +37,17 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
 
 
 def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
-    """The checkpoint from which a run in ``folder`` goes on, None if it has none.
+    """Find the checkpoint from which a run in ``folder`` resumes.
 
-    It is the one that ``last_checkpoint`` names or, where that names none that is whole, the
-    newest whole one in the folder.
+    That is the one named by ``last_checkpoint`` or, if it is missing or damaged, the newest
+    complete checkpoint in the folder.
 
     Returns:
-        Its path, and a sentence that says why if it is not the one that is named, else ''.
+        Its path, or None if the folder has no checkpoint, and a warning if it is not the one that
+        ``last_checkpoint`` names, else ''.
 
     Raises:
-        UserError: there are checkpoints, but none is whole.
+        UserError: there are checkpoints, but all are damaged.
     """
     pointer = Path(folder, POINTER)
     why = f'{str(pointer)!r} is missing'
@@ -54,20 +55,20 @@ def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
         try:
             named = pointer.read_text().strip()
             if named:
-                iterations(named)
+                num_iterations(named)
                 return named, ''
             why = f'{str(pointer)!r} is empty'
         except (OSError, ValueError, UnpicklingError) as error:
-            why = f'what {str(pointer)!r} names cannot be used ({error})'
+            why = f'the checkpoint named by {str(pointer)!r} cannot be used ({error})'
     best: tuple[int, Path] | None = None
-    kinds = set()  # that have a whole one
+    kinds = set()  # prefixes of names with a complete checkpoint
     others = checkpoints_in(folder)
     for path in others:
         kind = path.name.rpartition('_')[0]
         if kind in kinds:
             continue
         try:
-            done = iterations(path)
+            done = num_iterations(path)
         except (OSError, UnpicklingError):
             continue
         kinds.add(kind)
@@ -75,26 +76,26 @@ def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
             best = done, path
     if best:
         return str(best[1]), (
-            f'{why}; the run goes on from {str(best[1])!r}, the newest checkpoint that is whole'
+            f'{why}; the run resumes from {str(best[1])!r}, the newest complete checkpoint'
         )
     if others or pointer.exists():
         raise UserError(
-            f'--resume finds no whole checkpoint in {str(folder)!r}: {why}, and '
+            f'--resume finds no complete checkpoint in {str(folder)!r}: {why}, and '
             f'{len(others)} others there are damaged; name one with --resume CHECKPOINT, or train '
             'without --resume in another --work-dir'
         )
     return None, ''
 
 
-def iterations(path: str | Path) -> int:
-    """How many iterations were done at a checkpoint of a run, all of which is read.
+def num_iterations(path: str | Path) -> int:
+    """Read a training checkpoint completely and return its iteration.
 
     Raises:
-        FileNotFoundError: there is none.
-        UnpicklingError: it is damaged, or no run goes on from it.
+        FileNotFoundError: there is no such file.
+        UnpicklingError: the file is damaged or has no optimizer state.
     """
     checkpoint = load_from_local(str(path))
     done = checkpoint.get('meta', {}).get('iter')
     if 'optimizer' not in checkpoint or type(done) is not int:
-        raise UnpicklingError(f'checkpoint {str(path)!r} holds no state of an optimizer')
+        raise UnpicklingError(f'checkpoint {str(path)!r} holds no optimizer state')
     return done

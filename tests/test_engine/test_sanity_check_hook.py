@@ -1,4 +1,4 @@
-"""FirstSampleHook, and what bad sequence data gets from tools/train.py."""
+"""SanityCheckHook, and what bad sequence data gets from tools/train.py."""
 
 import re
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from mmengine.registry import MODELS
 from torch.utils.data import DataLoader
 
 from aft_mm.datasets import PackSequence, TextFile
-from aft_mm.engine import FirstSampleHook
+from aft_mm.engine import SanityCheckHook
 from aft_mm.errors import UserError
 
 
@@ -61,7 +61,7 @@ def runner(model, train=None, val=None, test=None):
 
 
 def check(model, train, val=None):
-    FirstSampleHook().before_train(runner(model, train, val))
+    SanityCheckHook().before_train(runner(model, train, val))
 
 
 def test_good_data_passes_and_leaves_the_model_as_it_was(model):
@@ -94,10 +94,10 @@ def test_a_bad_first_sample_is_named(model, train, val, message):
 def test_a_test_and_a_validation_of_their_own_are_checked_too(model):
     bad = Samples((6, 4, 3))
     with pytest.raises(UserError, match='the first sample of the test set cannot be used: image'):
-        FirstSampleHook().before_test(runner(model, test=bad))
+        SanityCheckHook().before_test(runner(model, test=bad))
     with pytest.raises(UserError, match='the first sample of the validation set cannot be used'):
-        FirstSampleHook().before_val(runner(model, val=bad))
-    FirstSampleHook().before_test(runner(model, test=Samples((6, 4, 1))))
+        SanityCheckHook().before_val(runner(model, val=bad))
+    SanityCheckHook().before_test(runner(model, test=Samples((6, 4, 1))))
 
 
 def test_validation_is_checked_once_in_a_run(model, monkeypatch):
@@ -105,7 +105,7 @@ def test_validation_is_checked_once_in_a_run(model, monkeypatch):
     monkeypatch.setattr(
         model, 'forward', lambda mode, **batch: calls.append(mode) or forward(mode=mode, **batch)
     )
-    run, hook = runner(model, Samples((6, 4, 1)), Samples((6, 4, 1))), FirstSampleHook()
+    run, hook = runner(model, Samples((6, 4, 1)), Samples((6, 4, 1))), SanityCheckHook()
     hook.before_train(run)
     for _ in range(3):
         hook.before_val(run)
@@ -123,9 +123,9 @@ def test_the_head_is_reached(model, monkeypatch):
 
 def test_an_empty_set_is_refused(model):
     with pytest.raises(UserError, match='the training set is empty'):
-        FirstSampleHook().before_train(runner(model, Samples()))
+        SanityCheckHook().before_train(runner(model, Samples()))
     with pytest.raises(UserError, match='the test set is empty'):
-        FirstSampleHook().before_test(runner(model, test=Samples()))
+        SanityCheckHook().before_test(runner(model, test=Samples()))
 
 
 def test_a_context_beyond_the_position_table_is_named(model, tmp_path):
@@ -173,7 +173,9 @@ def only_error(result):
         ),
     ],
 )
-def test_training_ends_before_it_begins(run, root, config, tmp_path, name, size, options, message):
+def test_training_is_refused_before_it_starts(
+    run, root, config, tmp_path, name, size, options, message
+):
     if size is not None:
         (tmp_path / 'text.txt').write_bytes(b'a' * size)
     result = run(
@@ -204,7 +206,7 @@ def test_training_ends_before_it_begins(run, root, config, tmp_path, name, size,
         ('train', 1, 'np.full((8, 8), 255, np.uint8)', 'a token must be 0 to 99, got 255'),
     ],
 )
-def test_a_later_sample_ends_in_one_sentence_too(
+def test_a_later_sample_has_a_one_line_message_too(
     run, root, config, tmp_path, tool, num_workers, image, message
 ):
     (tmp_path / 'own.py').write_text(

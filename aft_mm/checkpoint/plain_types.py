@@ -1,4 +1,4 @@
-"""Training state in plain types, which torch.load reads without an allow-list."""
+"""Training state in plain types, which torch.load reads with ``weights_only=True``."""
 
 from collections import OrderedDict
 from pickle import UnpicklingError
@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
 
-from .values import history
+from .safe_unpickler import history_buffer
 
-#: What the state of mmengine's MessageHub consists of.
+#: Entries of the state of mmengine's MessageHub.
 HUB_KEYS = ('log_scalars', 'runtime_info', 'resumed_keys')
 _HISTORY_KEYS = {'log_history', 'count_history', 'max_length'}
 
 
 def plain_value(value: Any) -> Any:
-    """``value`` with numbers and lists in place of numpy's, in dicts, lists and tuples too."""
+    """Replace numpy arrays and scalars by lists and numbers, also inside dicts, lists, tuples."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, dict):
@@ -28,7 +28,7 @@ def plain_value(value: Any) -> Any:
 
 
 def plain_hub(state: dict) -> dict:
-    """The state of mmengine's MessageHub, each history as two tensors and a number.
+    """Convert the state of mmengine's MessageHub: each history becomes two tensors and a number.
 
     Tensors, because a long run has millions of numbers there.
     """
@@ -49,22 +49,22 @@ def plain_hub(state: dict) -> dict:
 
 
 def restored_hub(state: Any) -> dict:
-    """What :func:`plain_hub` was made of; the state of stock mmengine stays as it is.
+    """Invert :func:`plain_hub`; the state of a stock mmengine checkpoint is not changed.
 
-    The text of the config is left out: mmengine's inferencers would run it as a program.
+    The text of the config is dropped: mmengine's inferencers would run it as a program.
 
     Raises:
-        UnpicklingError: it is none of a MessageHub.
+        UnpicklingError: ``state`` is not the state of a MessageHub.
     """
     parts = [state.get(key, {}) for key in HUB_KEYS] if isinstance(state, dict) else [None]
     if not all(
         isinstance(part, dict) and all(isinstance(key, str) for key in part) for part in parts
     ):
-        raise UnpicklingError('its message_hub is none of mmengine')
+        raise UnpicklingError('its message_hub is not one of mmengine')
     restored = {key: dict(state[key]) for key in HUB_KEYS if key in state}
     for key, value in restored.get('log_scalars', {}).items():
         if isinstance(value, dict) and value.keys() == _HISTORY_KEYS:
-            restored['log_scalars'][key] = history(**value)
+            restored['log_scalars'][key] = history_buffer(**value)
     for part in ('runtime_info', 'resumed_keys'):
         restored.get(part, {}).pop('cfg', None)
     return restored

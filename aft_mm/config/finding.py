@@ -1,4 +1,7 @@
-"""The configs that come with aft_mm, in a checkout and in an installed package."""
+"""Find a config by its name, in a checkout and in an installed package.
+
+Only the standard library is imported here, so that a mistyped name fails fast.
+"""
 
 import os
 from difflib import get_close_matches
@@ -12,14 +15,14 @@ INDEX = 'model-index.yml'
 
 
 @cache
-def home() -> Path:
-    """The folder that holds configs/, tools/ and model-index.yml.
+def install_root() -> Path:
+    """Return the folder with configs/, tools/ and model-index.yml.
 
-    Of a checkout it is its root, of an installed package ``aft_mm/.mim``, where OpenMMLab's
-    packages have theirs.
+    That is the root of a checkout or, in an installed package, ``aft_mm/.mim`` as in OpenMMLab's
+    packages.
 
     Raises:
-        UserError: they did not come with the package.
+        UserError: the package was installed without them.
     """
     for folder in (PACKAGE.parent, PACKAGE / '.mim'):
         if (folder / INDEX).is_file() and (folder / 'configs').is_dir():
@@ -32,8 +35,8 @@ def home() -> Path:
 
 @cache
 def configs_by_name() -> dict[str, Path]:
-    """Every config of ours that is no base, by its name without .py."""
-    folder = home() / 'configs'
+    """Return all configs of aft_mm except the bases, by name without .py."""
+    folder = install_root() / 'configs'
     return {
         path.stem: path
         for path in sorted(folder.rglob('*.py'))
@@ -42,9 +45,9 @@ def configs_by_name() -> dict[str, Path]:
 
 
 def find_config(name: str) -> str:
-    """The path of a config: ``name`` itself where it is a file, or one of ours that it names.
+    """Return the path of a config, given its path or the name of a config of aft_mm.
 
-    Ours are named with or without their folder and .py.
+    A name may have the folder in front and .py at the end.
 
     Raises:
         UserError: there is no such config, or it is not a Python file.
@@ -52,7 +55,7 @@ def find_config(name: str) -> str:
     if not os.path.isfile(name):
         bare = Path(name).name.removesuffix('.py')
         ours = configs_by_name().get(bare)
-        # A path has to be that of ours as far as it is given.
+        # Folders in the name must match.
         if ours is None or not ours.with_suffix('').as_posix().endswith(
             '/' + Path(name).as_posix().removesuffix('.py')
         ):
@@ -62,10 +65,8 @@ def find_config(name: str) -> str:
                 + (f'; did you mean {" or ".join(close)}?' if close else '')
             )
         return str(ours)
-    # Configs of YAML and JSON are not read: mmengine's way runs what the tags of YAML name, and a
-    # file that looks like data should be data.
+    # YAML and JSON are refused: mmengine's YAML loader executes tags, and a file that looks like
+    # data should be data.
     if os.path.splitext(name)[1] != '.py':
-        raise UserError(
-            f'config {name!r} must be a Python file, whose name ends in .py; others are not read'
-        )
+        raise UserError(f'config {name!r} must be a Python file whose name ends in .py')
     return name

@@ -1,4 +1,4 @@
-"""Files of safetensors: weights, and beside them as JSON what a reader of them has a use for."""
+"""Weights in the safetensors format, with their metadata as one JSON entry."""
 
 import hashlib
 import json
@@ -13,20 +13,20 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 SUFFIX = '.safetensors'
-#: The one entry of a file's metadata. The library writes several in any order, so that the bytes
+#: The only metadata entry of a file. The library writes several entries in any order, so the bytes
 #: of a file would differ from one writing to the next.
 _ENTRY = 'aft_mm'
-# What state_dict keeps of each module: the version of its weights.
+# The key under which a state_dict keeps the version of each module.
 _VERSION = 'version'
 
 
 def write_safetensors(file: BinaryIO, checkpoint: Mapping) -> None:
-    """Write ``state_dict`` and ``meta`` of a checkpoint; the same one gives the same bytes.
+    """Write ``state_dict`` and ``meta`` of a checkpoint; the same checkpoint gives the same bytes.
 
     The metadata holds ``meta``, the versions of the modules, and ``sha256`` of the weights.
 
     Raises:
-        TypeError, ValueError: ``meta`` is none of JSON, or the state holds no tensors alone.
+        TypeError, ValueError: ``meta`` is not JSON, or the state holds more than tensors.
     """
     state = {name: tensor.contiguous() for name, tensor in checkpoint['state_dict'].items()}
     versions = {
@@ -34,32 +34,30 @@ def write_safetensors(file: BinaryIO, checkpoint: Mapping) -> None:
         for name, entry in getattr(checkpoint['state_dict'], '_metadata', {}).items()
         if _VERSION in entry
     }
-    notes = dict(
+    metadata = dict(
         meta=dict(checkpoint.get('meta') or {}),
         versions=versions,
         sha256=_sha256_of_weights(save(state)),
     )
-    file.write(save(state, {_ENTRY: json.dumps(notes, sort_keys=True)}))
+    file.write(save(state, {_ENTRY: json.dumps(metadata, sort_keys=True)}))
 
 
 def read_safetensors(path: str, map_location: Any = None) -> dict:
-    """``state_dict`` and ``meta`` of a file of :func:`write_safetensors`, or of another's weights.
-
-    The format holds no code. ``sha256`` is compared where it is there.
+    """Read ``state_dict`` and ``meta`` of any safetensors file, and compare its ``sha256`` if given.
 
     Raises:
-        UnpicklingError, SafetensorError, ValueError, ...: the file is damaged or none of these.
+        UnpicklingError, SafetensorError, ValueError, ...: the file is damaged or of another format.
     """
     with safe_open(path, 'pt', device='cpu') as file:
-        notes = json.loads((file.metadata() or {}).get(_ENTRY, '{}'))
-        # Copies, since the tensors of a file that is mapped change with it.
+        metadata = json.loads((file.metadata() or {}).get(_ENTRY, '{}'))
+        # Cloned, because tensors of a memory-mapped file change when the file does.
         state = OrderedDict((name, file.get_tensor(name).clone()) for name in file.keys())
-    meta, versions = notes.get('meta', {}), notes.get('versions', {})
+    meta, versions = metadata.get('meta', {}), metadata.get('versions', {})
     if not (isinstance(versions, dict) and all(type(v) is int for v in versions.values())):
-        raise UnpicklingError('its versions are no numbers')
-    wanted = notes.get('sha256')
+        raise UnpicklingError('its versions are not numbers')
+    wanted = metadata.get('sha256')
     if wanted is not None and wanted != _sha256_of_weights(Path(path).read_bytes()):
-        raise UnpicklingError('its weights have another sha256 than it says')
+        raise UnpicklingError('its weights do not match the sha256 in its metadata')
     device = torch.device('cpu' if map_location is None else map_location)
     state = OrderedDict((name, tensor.to(device)) for name, tensor in state.items())
     if versions:
@@ -70,6 +68,6 @@ def read_safetensors(path: str, map_location: Any = None) -> dict:
 
 
 def _sha256_of_weights(file: bytes) -> str:
-    """Of what follows the header, whose length is the first eight bytes."""
+    """Hash the bytes after the header, whose length is in the first eight bytes."""
     view = memoryview(file)
     return hashlib.sha256(view[8 + int.from_bytes(view[:8], 'little') :]).hexdigest()

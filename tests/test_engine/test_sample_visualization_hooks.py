@@ -121,7 +121,7 @@ def test_clouds_from_nothing(options):
     )
 
 
-def test_drawn_every_interval_and_at_the_end():
+def test_sampled_every_interval_and_at_the_end():
     hook, steps = PointCloudHook(num_bits=5, interval=3, num_samples=1), []
     for epoch in range(7):
         runner = make_runner(points_model(), epoch=epoch)
@@ -130,7 +130,7 @@ def test_drawn_every_interval_and_at_the_end():
     assert steps == [3, 6, 7]
 
 
-def test_the_run_goes_on_as_if_nothing_had_been_drawn(images, sources):
+def test_sampling_does_not_change_the_run(images, sources):
     runner = make_runner(super_resolution_model(), pairs(images, sources))
     runner.model.train()
     state = torch.get_rng_state(), np.random.get_state()[1].copy()
@@ -139,7 +139,7 @@ def test_the_run_goes_on_as_if_nothing_had_been_drawn(images, sources):
     assert (np.random.get_state()[1] == state[1]).all()
 
 
-def test_runs_that_cannot_draw_stop_before_training(images, sources):
+def test_runs_that_cannot_sample_stop_before_training(images, sources):
     model = super_resolution_model()
     with pytest.raises(UserError, match='but the run has no val_dataloader'):
         SuperResolutionHook(IMAGE, SOURCE).before_train(make_runner(model))

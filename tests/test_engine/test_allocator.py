@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from aft_mm.cli.allocator import keep_freed_memory
+from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import UserError
 
 # One after the other, blocks larger than what glibc keeps by itself; their pages are 4 KiB.
 FAULTS_OF_BLOCKS = """
 import resource
-from aft_mm.cli.allocator import keep_freed_memory
+from aft_mm.engine.allocator import keep_freed_memory
 kept = keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(8):

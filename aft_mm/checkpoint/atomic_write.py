@@ -1,0 +1,49 @@
+"""Files that appear under their name only when they are complete."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from mmengine.fileio import LocalBackend, register_backend
+
+#: `backend_args` of mmengine for files that are written with :func:`write_whole`.
+ATOMIC_BACKEND = dict(backend='aft_mm.AtomicFileBackend')
+
+
+@contextmanager
+def write_whole(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces ``path`` once it is complete and on the disk.
+
+    Raises:
+        OSError: the file cannot be written; the temporary file is removed, and the error
+            names ``path``.
+    """
+    path = Path(path)
+    part = path.with_name(f'.{path.name}.{os.getpid()}.part')
+    try:
+        with part.open('wb') as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        if error.errno is not None:  # the error of a full disk names no file
+            error.filename = str(path)
+        raise
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class AtomicFileBackend(LocalBackend):
+    """mmengine's local files, written with :func:`write_whole`."""
+
+    def put(self, obj: bytes, filepath: str | Path) -> None:
+        """Write ``obj`` to ``filepath``, whose folder is created if needed."""
+        Path(filepath).parent.mkdir(parents=True, exist_ok=True)
+        with write_whole(filepath) as file:
+            file.write(obj)
+
+
+register_backend(ATOMIC_BACKEND['backend'], AtomicFileBackend, force=True)

@@ -1,0 +1,591 @@
+"""Read torch.save files without executing their pickle.
+
+Stock mmengine checkpoints, also those of other OpenMMLab projects, hold numpy values, log histories
+and scheduler methods, which ``torch.load(weights_only=True)`` refuses and plain pickle would let run
+any code. So this file reads the pickle in three steps:
+
+1. :class:`RecordingUnpickler` records what the pickle asks for and calls nothing: a name becomes a
+   :class:`Name`, a call becomes a :class:`RecordedCall`.
+2. :class:`ObjectBuilder` builds tensors, arrays and plain values from these records with our own
+   code. Everything else is refused.
+3. :func:`read_archive` reads the two formats of torch.save. Since torch 1.6 a file is a zip
+   archive, ``NAME/data.pkl`` and one record ``NAME/data/KEY`` per storage; older files are four
+   pickles, a list of keys and the storages.
+"""
+
+import io
+import math
+import os
+import pickle
+import re
+import struct
+import sys
+import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection
+from pickle import UnpicklingError
+from typing import IO, Any, ClassVar
+
+import numpy as np
+import torch
+from mmengine.logging import HistoryBuffer
+from mmengine.optim.scheduler import OneCycleParamScheduler
+from torch import Tensor
+
+# The opcodes that torch.save (protocol 2) writes; all others are refused.
+_OPCODES = (
+    pickle.PROTO,
+    pickle.STOP,
+    pickle.GLOBAL,
+    pickle.BINPERSID,
+    pickle.MARK,
+    pickle.NONE,
+    pickle.NEWTRUE,
+    pickle.NEWFALSE,
+    pickle.BININT,
+    pickle.BININT1,
+    pickle.BININT2,
+    pickle.LONG1,
+    pickle.BINFLOAT,
+    pickle.BINUNICODE,
+    pickle.SHORT_BINSTRING,
+    pickle.EMPTY_TUPLE,
+    pickle.TUPLE,
+    pickle.TUPLE1,
+    pickle.TUPLE2,
+    pickle.TUPLE3,
+    pickle.EMPTY_LIST,
+    pickle.APPEND,
+    pickle.APPENDS,
+    pickle.EMPTY_DICT,
+    pickle.BINPUT,
+    pickle.LONG_BINPUT,
+    pickle.BINGET,
+    pickle.LONG_BINGET,
+)
+_KEYS = (str, int, float, bytes, type(None))
+
+
+class Refused(UnpicklingError):  # noqa: N818 - it is about the file
+    """The file names a function or class that no checkpoint needs; the message is its name."""
+
+
+class Name:
+    """A global that the pickle names, such as ``torch._utils._rebuild_tensor_v2``."""
+
+    __slots__ = ('path',)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return self.path
+
+
+class RecordedCall:
+    """A call that the pickle asks for, with the items and the state it sets on the result.
+
+    Args:
+        name: Dotted name of the function.
+        args: Its arguments, which may be records themselves.
+    """
+
+    __slots__ = ('name', 'args', 'items', 'state')
+
+    def __init__(self, name: str, args: tuple) -> None:
+        self.name = name
+        self.args = args
+        self.items: dict[Any, Any] = {}
+        self.state: Any = None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.items[key] = value
+
+    def __repr__(self) -> str:
+        return f'{self.name}(...)'
+
+
+class RecordingUnpickler(pickle._Unpickler):
+    """Reads a pickle and records its calls instead of executing them.
+
+    Python's unpickler has a table of opcodes; this class keeps only those that torch.save writes.
+
+    Args:
+        file: File at the start of the pickle.
+        names: Dotted names that the pickle may use.
+
+    Raises:
+        Refused: the pickle uses another name.
+        UnpicklingError: it calls something other than a name, or sets the state of something other
+            than a call.
+    """
+
+    stack: list[Any]  # set by the base class
+    pop_mark: Callable[[], list[Any]]
+
+    def __init__(self, file: io.BufferedIOBase, names: Collection[str]) -> None:
+        super().__init__(file)
+        self.names = names
+        self.storages: list[RecordedCall] = []  # referenced by the pickle
+
+    def find_class(self, module: str, name: str) -> Name:
+        # Protocol 2 writes Python 2's module name for builtins.
+        path = f'{module}.{name}'.replace('__builtin__.', 'builtins.')
+        if path not in self.names:
+            raise Refused(path.removeprefix('builtins.'))
+        return Name(path)
+
+    def persistent_load(self, pid: Any) -> RecordedCall:
+        if not (isinstance(pid, tuple) and len(pid) > 4 and pid[0] == 'storage'):
+            raise UnpicklingError(f'{pid!r:.100} is not a storage')
+        self.storages.append(RecordedCall('storage', pid[1:]))
+        return self.storages[-1]
+
+    def load_call(self) -> None:
+        args, name = self.stack.pop(), self.stack[-1]
+        if type(name) is not Name or type(args) is not tuple:
+            raise UnpicklingError(f'a {type(name).__name__} is called')
+        self.stack[-1] = RecordedCall(name.path, args)
+
+    def load_state(self) -> None:
+        state, call = self.stack.pop(), self.stack[-1]
+        if type(call) is not RecordedCall or call.state is not None:
+            raise UnpicklingError(f'a {type(call).__name__} gets a state')
+        call.state = state
+
+    def load_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set(key, value)
+
+    def load_items(self) -> None:
+        items = self.pop_mark()
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            self._set(key, value)
+
+    def _set(self, key: Any, value: Any) -> None:
+        # Hashing a deeply nested tuple overflows the C stack.
+        if not all(isinstance(part, _KEYS) for part in (key if type(key) is tuple else (key,))):
+            raise UnpicklingError(f'a {type(key).__name__} is used as a key')
+        if type(self.stack[-1]) not in (dict, RecordedCall):
+            raise UnpicklingError(f'a {type(self.stack[-1]).__name__} gets an entry')
+        self.stack[-1][key] = value
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES},
+        pickle.REDUCE[0]: load_call,
+        pickle.NEWOBJ[0]: load_call,
+        pickle.BUILD[0]: load_state,
+        pickle.SETITEM[0]: load_item,
+        pickle.SETITEMS[0]: load_items,
+    }
+
+
+DTYPES = {
+    f'torch.{name}': getattr(torch, name)
+    for name in (
+        'float16',
+        'float32',
+        'float64',
+        'bfloat16',
+        'uint8',
+        'int8',
+        'int16',
+        'int32',
+        'int64',
+        'uint16',
+        'uint32',
+        'uint64',
+        'bool',
+        'complex64',
+        'complex128',
+        'float8_e4m3fn',
+        'float8_e5m2',
+    )
+}
+STORAGES = {
+    f'torch.{name}Storage': dtype
+    for name, dtype in dict(
+        Half=torch.float16,
+        Float=torch.float32,
+        Double=torch.float64,
+        BFloat16=torch.bfloat16,
+        Byte=torch.uint8,
+        Char=torch.int8,
+        Short=torch.int16,
+        Int=torch.int32,
+        Long=torch.int64,
+        Bool=torch.bool,
+        ComplexFloat=torch.complex64,
+        ComplexDouble=torch.complex128,
+    ).items()
+}
+UNTYPED = 'torch.storage.UntypedStorage'
+_HISTORY = 'mmengine.logging.history_buffer.HistoryBuffer'
+_ONE_CYCLE = 'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler'
+# The only attributes that a checkpoint may read with getattr.
+_ATTRIBUTES = {
+    **{
+        (_HISTORY, name): getattr(HistoryBuffer, name) for name in ('min', 'max', 'mean', 'current')
+    },
+    **{
+        (_ONE_CYCLE, name): getattr(OneCycleParamScheduler, name)
+        for name in ('_annealing_cos', '_annealing_linear')
+    },
+}
+# Numbers and text; no objects, structured types or dates.
+_NUMPY_CODE = re.compile(r'b1|[iu][1248]|f[248]|c8|c16|U\d{1,6}')
+
+
+def storage_dtype(name: Any) -> torch.dtype:
+    """Return the dtype of a storage class; uint8 for an untyped storage."""
+    if type(name) is not Name or name.path not in (*STORAGES, UNTYPED):
+        raise UnpicklingError(f'{name!r:.100} is not a storage class')
+    return STORAGES.get(name.path, torch.uint8)
+
+
+class ObjectBuilder:
+    """Builds values from the records of :class:`RecordingUnpickler`.
+
+    Args:
+        read_storage: Returns the bytes of a storage as a uint8 tensor, given the fields after
+            ``'storage'`` in torch's persistent id.
+        limit: Maximum bytes of all tensors, arrays and byte strings together, because a small file
+            can refer to the same bytes many times.
+    """
+
+    def __init__(self, read_storage: Callable[..., Tensor], limit: int) -> None:
+        self.read_storage = read_storage
+        self.left = limit
+        self.built: dict[int, tuple[Any, Any]] = {}  # by id of the record, which is kept alive
+
+    def build(self, record: Any) -> Any:
+        """Return the value of a record; a record used twice gives the same object.
+
+        Raises:
+            Refused: a call is not one that a checkpoint needs.
+            UnpicklingError: a record contains itself, or the values exceed the memory limit.
+        """
+        if record is None or isinstance(record, (bool, int, float, str, bytes)):
+            return record
+        if id(record) not in self.built:
+            self.built[id(record)] = record, self  # being built
+            self.built[id(record)] = record, self._build(record)
+        value = self.built[id(record)][1]
+        if value is self:
+            raise UnpicklingError(f'a {type(record).__name__} holds itself')
+        return value
+
+    def _build(self, record: Any) -> Any:
+        if isinstance(record, (list, tuple)):
+            return type(record)(map(self.build, record))
+        if isinstance(record, dict):
+            return {key: self.build(value) for key, value in record.items()}
+        if isinstance(record, Name):
+            if record.path not in DTYPES:
+                raise Refused(record.path)
+            return DTYPES[record.path]
+        if record.name in _OBJECTS:
+            return _OBJECTS[record.name](self, record)
+        if record.name not in _CALLS or record.items or record.state is not None:
+            raise Refused(record.name)
+        return _CALLS[record.name](self, *record.args)
+
+    def spend(self, num_bytes: int) -> None:
+        """Raise an UnpicklingError if ``num_bytes`` more exceed the limit."""
+        self.left -= num_bytes
+        if self.left < 0:
+            raise UnpicklingError('its values would take many times the memory of the file')
+
+    # Each builder takes the arguments of the function it replaces.
+
+    def ordered_dict(self, record: RecordedCall) -> OrderedDict:
+        value = OrderedDict(*map(self.build, record.args))
+        value.update((key, self.build(item)) for key, item in record.items.items())
+        if isinstance(record.state, dict) and '_metadata' in record.state:
+            value._metadata = self.build(record.state['_metadata'])  # type: ignore[attr-defined]
+        return value
+
+    def encode(self, text: str, encoding: str) -> bytes:
+        if encoding != 'latin1':
+            raise Refused(f'_codecs.encode(..., {encoding!r:.40})')
+        self.spend(len(text))
+        return text.encode('latin1')
+
+    def attribute(self, owner: Any, name: Any) -> Any:
+        if type(owner) is not Name or (owner.path, name) not in _ATTRIBUTES:
+            raise Refused(f'getattr({owner!r:.100}, {name!r:.100})')
+        return _ATTRIBUTES[owner.path, name]
+
+    def tensor(
+        self,
+        storage: Any,
+        offset: int,
+        size: tuple,
+        stride: tuple,
+        requires_grad: bool = False,
+        hooks: Any = None,
+        metadata: Any = None,
+    ) -> Tensor:
+        if type(storage) is not RecordedCall or storage.name != 'storage' or metadata:
+            raise UnpicklingError('a tensor has no storage of numbers')
+        return self._tensor(
+            storage, storage_dtype(storage.args[0]), offset, size, stride, requires_grad
+        )
+
+    def tensor_of_type(
+        self,
+        storage: Any,
+        offset: int,
+        size: tuple,
+        stride: tuple,
+        requires_grad: bool,
+        hooks: Any,
+        dtype: Any,
+        metadata: Any = None,
+    ) -> Tensor:
+        if type(storage) is not RecordedCall or storage.name != 'storage' or metadata:
+            raise UnpicklingError('a tensor has no storage of numbers')
+        return self._tensor(storage, self.build(dtype), offset, size, stride, requires_grad)
+
+    def _tensor(
+        self,
+        storage: RecordedCall,
+        dtype: torch.dtype,
+        offset: int,
+        size: Any,
+        stride: Any,
+        requires_grad: bool,
+    ) -> Tensor:
+        size, stride = self.build(size), self.build(stride)
+        self.spend(math.prod(size) * dtype.itemsize)
+        source = self.read_storage(*storage.args).untyped_storage()
+        empty = torch.empty(0, dtype=dtype, device=source.device)
+        # Torch refuses ranges outside of the storage.
+        return empty.set_(source, offset, size, stride).requires_grad_(bool(requires_grad))
+
+    def parameter(self, data: Any, requires_grad: bool, hooks: Any = None) -> torch.nn.Parameter:
+        return torch.nn.Parameter(self.build(data), bool(requires_grad))
+
+    def dtype(self, record: Any) -> np.dtype:
+        """Build a numpy dtype from ``dtype('f8', False, True)`` and a state without fields."""
+        if type(record) is not RecordedCall or record.name != 'numpy.dtype':
+            raise UnpicklingError('an array has no dtype')
+        code, state = record.args[0], record.state
+        plain = (
+            isinstance(code, str)
+            and _NUMPY_CODE.fullmatch(code)
+            and isinstance(state, tuple)
+            and len(state) == 8
+            and state[0] == 3
+            and state[1] in ('<', '>', '|', '=')
+            and state[2:5] == (None, None, None)
+        )
+        dtype = np.dtype(code) if plain else None
+        if dtype is None or state[5] not in (-1, dtype.itemsize) or state[7] not in (0, 8):
+            raise Refused(f'numpy.dtype({code!r:.40})')
+        return dtype.newbyteorder(state[1])
+
+    def array(self, record: RecordedCall) -> np.ndarray:
+        """Build an array from ``_reconstruct(...)`` and (1, shape, dtype, column order, bytes)."""
+        if not (isinstance(record.state, tuple) and len(record.state) == 5):
+            raise Refused('numpy.ndarray without plain data')
+        _, shape, dtype, columns_first, data = record.state
+        dtype, data = self.dtype(dtype), self.build(data)
+        if (
+            not isinstance(data, bytes)
+            or not (isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape))
+            or (math.prod(shape) * dtype.itemsize != len(data))
+        ):
+            raise Refused(f'numpy.ndarray of {shape!r:.60} without its data')
+        self.spend(len(data))
+        values = np.frombuffer(data, dtype) if dtype.itemsize else np.empty(0, dtype)
+        return values.reshape(shape, order='F' if columns_first else 'C').copy('K')
+
+    def scalar(self, dtype: Any, data: Any) -> np.generic:
+        dtype, data = self.dtype(dtype), self.build(data)
+        if not isinstance(data, bytes) or not 0 < dtype.itemsize == len(data):
+            raise Refused(f'a numpy scalar of {dtype} without its data')
+        return np.frombuffer(data, dtype)[0]
+
+    def history(self, record: RecordedCall) -> HistoryBuffer:
+        state = record.state if isinstance(record.state, dict) else {}
+        self.build(state.get('statistics_methods'))  # refused unless mmengine's own
+        return history_buffer(
+            self.build(state.get('_log_history')),
+            self.build(state.get('_count_history')),
+            state.get('max_length'),
+        )
+
+
+def history_buffer(log_history: Any, count_history: Any, max_length: Any) -> HistoryBuffer:
+    """Build mmengine's history of a scalar from two rows of numbers.
+
+    Raises:
+        UnpicklingError: the rows are not numbers of the same length.
+    """
+    rows = [np.asarray(row) for row in (log_history, count_history)]
+    if (
+        any(row.ndim != 1 or row.dtype.kind not in 'fiu' for row in rows)
+        or len(rows[0]) != len(rows[1])
+        or type(max_length) is not int
+        or not len(rows[0]) <= max_length
+    ):
+        raise UnpicklingError('a log history does not consist of numbers')
+    return HistoryBuffer(*rows, max_length=max_length)
+
+
+_MULTIARRAY = [f'numpy.{core}.multiarray' for core in ('core', '_core')]  # of numpy 1 and 2
+# Functions whose result is changed after the call get the whole record.
+_OBJECTS: dict[str, Callable[[ObjectBuilder, RecordedCall], Any]] = {
+    'collections.OrderedDict': ObjectBuilder.ordered_dict,
+    _HISTORY: ObjectBuilder.history,
+    **{f'{module}._reconstruct': ObjectBuilder.array for module in _MULTIARRAY},
+}
+_CALLS: dict[str, Callable[..., Any]] = {
+    'collections.Counter': lambda builder, counts=(): Counter(builder.build(counts)),
+    'builtins.set': lambda builder, items=(): set(builder.build(items)),
+    'builtins.bytes': lambda builder: b'',
+    'builtins.getattr': ObjectBuilder.attribute,
+    '_codecs.encode': ObjectBuilder.encode,
+    'torch.Size': lambda builder, size: torch.Size(builder.build(size)),
+    'torch.device': lambda builder, *args: torch.device(*args),
+    'torch._utils._rebuild_tensor': ObjectBuilder.tensor,
+    'torch._utils._rebuild_tensor_v2': ObjectBuilder.tensor,
+    'torch._utils._rebuild_tensor_v3': ObjectBuilder.tensor_of_type,
+    'torch._utils._rebuild_parameter': ObjectBuilder.parameter,
+    **{f'{module}.scalar': ObjectBuilder.scalar for module in _MULTIARRAY},
+}
+#: All names that a pickle may use.
+NAMES = {
+    *_OBJECTS,
+    *_CALLS,
+    *DTYPES,
+    *STORAGES,
+    UNTYPED,
+    'numpy.dtype',
+    'numpy.ndarray',
+    _ONE_CYCLE,
+}
+
+
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+# Memory limit as a multiple of the file size: tied weights refer to the same bytes a few times.
+_MEMORY_FACTOR = 8
+
+
+def read_archive(path: str, map_location: Any = None) -> Any:
+    """Read tensors, plain values and mmengine's log histories from a file of torch.save.
+
+    The checksum of every record in the archive is verified.
+
+    Args:
+        path: Path of the file.
+        map_location: Device of the tensors, by default the CPU.
+
+    Raises:
+        Refused: the file names a function or class that no checkpoint needs.
+        UnpicklingError, zipfile.BadZipFile, EOFError, ...: the file is damaged or was not written
+            by torch.save.
+    """
+    device = torch.device('cpu' if map_location is None else map_location)
+    limit = _MEMORY_FACTOR * os.path.getsize(path) + 2**20
+    with open(path, 'rb') as file:
+        if file.read(4) == b'PK\x03\x04':
+            with zipfile.ZipFile(file) as archive:
+                return _Zip(archive, os.path.getsize(path), device).load(limit)
+        file.seek(0)
+        return _Legacy(file, device).load(limit)
+
+
+class _Zip:
+    """A zip archive, as written since torch 1.6."""
+
+    def __init__(self, archive: zipfile.ZipFile, size: int, device: torch.device) -> None:
+        records = archive.infolist()
+        # Torch does not compress; compressed or overlapping records could expand without limit.
+        if (
+            any(
+                record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1
+                for record in records
+            )
+            or sum(record.file_size for record in records) > size
+        ):
+            raise UnpicklingError('its records are compressed or overlap')
+        self.archive = archive
+        self.device = device
+        self.names = archive.NameToInfo
+        roots = [name.removesuffix('data.pkl') for name in self.names if name.endswith('/data.pkl')]
+        if len(roots) != 1 or f'{roots[0]}constants.pkl' in self.names:
+            raise UnpicklingError('it is a zip archive, but not one of torch.save')
+        self.root = roots[0]
+        order = f'{self.root}byteorder'
+        if order in self.names and archive.read(order).decode() != sys.byteorder:
+            raise UnpicklingError('its numbers have another byte order than this machine')
+        self.storages: dict[str, Tensor] = {}
+
+    def load(self, limit: int) -> Any:
+        pickle = io.BytesIO(self.archive.read(f'{self.root}data.pkl'))
+        return ObjectBuilder(self.read_storage, limit).build(
+            RecordingUnpickler(pickle, NAMES).load()
+        )
+
+    def read_storage(self, kind: Any, key: str, location: str, num_elements: int) -> Tensor:
+        if key not in self.storages:
+            record = self.names[f'{self.root}data/{key}']
+            if record.file_size != num_elements * storage_dtype(kind).itemsize:
+                raise UnpicklingError(f'storage {key} does not have the announced size')
+            storage = torch.empty(record.file_size, dtype=torch.uint8)
+            with self.archive.open(record) as source:
+                _fill(storage, source)
+                source.read(1)  # zipfile verifies the checksum at the end of a record
+            self.storages[key] = storage.to(self.device)
+        return self.storages[key]
+
+
+class _Legacy:
+    """A file of torch before 1.6."""
+
+    def __init__(self, file: io.BufferedReader, device: torch.device) -> None:
+        self.file = file
+        self.device = device
+        self.storages: dict[str, Tensor] = {}
+
+    def load(self, limit: int) -> Any:
+        magic, protocol, system = (RecordingUnpickler(self.file, NAMES).load() for _ in range(3))
+        if magic != _LEGACY_MAGIC or protocol != 1001:
+            raise UnpicklingError('it does not begin like a file of torch.save')
+        if system.get('little_endian') is not (sys.byteorder == 'little'):
+            raise UnpicklingError('its numbers have another byte order than this machine')
+        unpickler = RecordingUnpickler(self.file, NAMES)
+        records = unpickler.load()
+        kinds = {call.args[1]: call.args[0] for call in unpickler.storages}
+        for key in RecordingUnpickler(self.file, NAMES).load():
+            (num_elements,) = struct.unpack('<q', self.file.read(8))
+            num_bytes = num_elements * storage_dtype(kinds[key]).itemsize
+            if not 0 <= num_bytes <= os.fstat(self.file.fileno()).st_size - self.file.tell():
+                raise EOFError('a storage is longer than the file')
+            storage = torch.empty(num_bytes, dtype=torch.uint8)
+            _fill(storage, self.file)
+            self.storages[key] = storage.to(self.device)
+        return ObjectBuilder(self.read_storage, limit).build(records)
+
+    def read_storage(
+        self, kind: Any, key: str, location: str, num_elements: int, view: Any = None
+    ) -> Tensor:
+        if view is not None:
+            raise UnpicklingError('a storage is part of another one')
+        return self.storages[key]
+
+
+def _fill(storage: Tensor, source: IO[bytes]) -> None:
+    """Fill ``storage`` with bytes of ``source``.
+
+    Raises:
+        EOFError: ``source`` has fewer bytes.
+    """
+    rest = memoryview(storage.numpy())
+    while len(rest):
+        num_bytes = source.readinto(rest[: 2**24])  # type: ignore[attr-defined]
+        if not num_bytes:
+            raise EOFError('a storage is truncated')
+        rest = rest[num_bytes:]

@@ -1,0 +1,539 @@
+"""Write checkpoints safely, and check that a run can use the checkpoint it is given."""
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Real
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from mmengine.dist import is_main_process
+from mmengine.hooks import CheckpointHook, EMAHook, Hook
+from mmengine.logging import print_log
+from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch import Tensor
+
+from aft_mm.checkpoint import (
+    ATOMIC_BACKEND,
+    HUB_KEYS,
+    load_weights,
+    plain_hub,
+    plain_value,
+    remove_parts,
+    write_pointer,
+)
+from aft_mm.checks import check_int, check_number
+from aft_mm.errors import UserError
+from aft_mm.registry import HOOKS
+
+from ..runner import task_model
+from .stopping import INSIDE_EPOCH, TIME_BUDGET, StopHook, agreed
+
+#: Entry of a checkpoint's meta with the properties of the run that a resume compares.
+RUN = 'run'
+# Settings of torch's optimizers that newer versions of torch or a schedule add.
+_NEW_SETTINGS = {
+    'initial_lr',
+    'maximize',
+    'foreach',
+    'capturable',
+    'differentiable',
+    'fused',
+    'decoupled_weight_decay',
+    'param_names',
+}
+
+
+@HOOKS.register_module()
+class SafeCheckpointHook(CheckpointHook):
+    """mmengine's CheckpointHook, robust against crashes and against foreign checkpoints.
+
+    - A checkpoint and ``last_checkpoint`` are replaced atomically, and an old checkpoint is removed
+      only when the new one is on the disk and named.
+    - A checkpoint holds tensors and plain Python types, which ``torch.load`` reads with
+      ``weights_only=True``. ``meta`` also holds what a resume compares: the number of processes,
+      the iterations of an epoch, the optimizer.
+    - A resumed checkpoint names the best weights and the old checkpoints to remove. Only files in
+      this run's own folder, with the names that a run gives, are removed; others are left alone
+      with a warning.
+
+    Args:
+        **kwargs: Those of :class:`mmengine.hooks.CheckpointHook`.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        elsewhere = '://' in str(kwargs.get('out_dir')) or kwargs.get('file_client_args')
+        if not elsewhere and not kwargs.get('backend_args'):
+            kwargs['backend_args'] = ATOMIC_BACKEND
+        super().__init__(**kwargs)
+
+    def before_train(self, runner: Runner) -> None:
+        """Drop entries of a resumed checkpoint that refer to files of another folder."""
+        own = Path(runner.work_dir)
+        folder = own if self.out_dir in (None, runner.work_dir) else Path(self.out_dir, own.name)
+        if is_main_process():
+            remove_parts(folder)
+        info = runner.message_hub.runtime_info
+        for key in [key for key in info if key.startswith(('best_', 'keep_ckpt_ids', 'last_ckpt'))]:
+            reason = self._foreign(key, info[key], folder, runner)
+            if reason:
+                if key != 'last_ckpt':  # only used in messages
+                    runner.logger.warning(
+                        f'{key} of the checkpoint, {info[key]!r:.200}, {reason} and is left alone'
+                    )
+                del info[key]
+        names = {
+            step: Path(folder, self.filename_tmpl.format(step))
+            for step in info.get('keep_ckpt_ids', ())
+        }
+        if names:
+            info['keep_ckpt_ids'] = [
+                step for step, path in names.items() if path.is_file() and not path.is_symlink()
+            ]
+        with _without_own_deprecations(runner):
+            super().before_train(runner)
+
+    def _foreign(self, key: str, value: Any, folder: Path, runner: Runner) -> str:
+        """Return why an entry of the checkpoint does not belong to this run; '' if it does."""
+        if key.startswith('best_score'):
+            if isinstance(value, Tensor | np.generic) and math.prod(value.shape) == 1:
+                value = value.item()
+            is_number = isinstance(value, Real) and not math.isnan(value)
+            return '' if is_number else 'is not a number'
+        if key == 'keep_ckpt_ids':
+            loaded = runner.cfg.get('load_from')
+            if loaded and Path(loaded).expanduser().resolve().parent != folder.resolve():
+                return 'belongs to a run in another folder'
+            whole = isinstance(value, list) and all(type(i) is int and i >= 0 for i in value)
+            return '' if whole else 'is not a list of epochs or iterations'
+        prefix = 'best_' if key.startswith('best_ckpt') else ''
+        path = Path(value) if isinstance(value, str) else Path()
+        if not (
+            path.name.startswith(prefix)
+            and path.suffix == '.pth'
+            and path.parent.resolve() == folder.resolve()
+        ):
+            return "is not a checkpoint in this run's folder"
+        return 'is not a file' if path.is_symlink() or path.is_dir() else ''
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Convert the training state to plain types and add the properties of the run."""
+        checkpoint['message_hub'] = plain_hub(checkpoint['message_hub'])
+        checkpoint['meta'] = plain_value(checkpoint['meta'])
+        for key in {'param_schedulers', 'optimizer'} & checkpoint.keys():
+            checkpoint[key] = plain_value(checkpoint[key])
+        checkpoint['meta'][RUN] = _properties(runner)
+
+    def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
+        """Do as mmengine, in another order: write, name, then remove the oldest."""
+        hub, outdated = runner.message_hub, None
+        before = hub.get_info('last_ckpt', None)
+        if self.max_keep_ckpts > 0 and step not in self.keep_ckpt_ids:
+            if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
+                outdated = self.keep_ckpt_ids.popleft()
+            self.keep_ckpt_ids.append(step)
+            hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
+        name = self.filename_tmpl.format(step)
+        path = self.file_backend.join_path(self.out_dir, name)
+        hub.update_info('last_ckpt', path)  # which is saved, too
+        try:
+            runner.save_checkpoint(
+                self.out_dir,
+                name,
+                self.file_client_args,
+                save_optimizer=self.save_optimizer,
+                save_param_scheduler=self.save_param_scheduler,
+                meta=meta,
+                by_epoch=self.by_epoch,
+                backend_args=self.backend_args,
+                **self.args,
+            )
+        except BaseException:  # a full disk or a signal; the previous one is complete
+            hub.update_info('last_ckpt', before)
+            raise
+        self.last_ckpt = path
+        if is_main_process():
+            write_pointer(runner.work_dir, path)
+            if outdated is not None:
+                old = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(outdated))
+                if self.file_backend.isfile(old) and not os.path.islink(old):
+                    self.file_backend.remove(old)
+
+
+@contextmanager
+def _without_own_deprecations(runner: Runner) -> Iterator[None]:
+    """Hide the deprecation warning of the FileClient that mmengine's CheckpointHook creates."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(('"FileClient" will be', '"HardDiskBackend" is'))
+
+    for handler in runner.logger.handlers:
+        handler.addFilter(keep)
+    try:
+        yield
+    finally:
+        for handler in runner.logger.handlers:
+            handler.removeFilter(keep)
+
+
+def _properties(runner: Runner) -> dict[str, Any]:
+    """Return the properties that must be the same when a run resumes."""
+    return dict(
+        num_processes=runner.world_size,
+        epoch_length=len(runner.train_loop.dataloader),
+        optimizer=type(getattr(runner.optim_wrapper, 'optimizer', runner.optim_wrapper)).__name__,
+        averaged=any(isinstance(hook, EMAHook) for hook in runner.hooks),
+    )
+
+
+@HOOKS.register_module()
+class PeriodicCheckpointHook(StopHook):
+    """Write ``iter_N.pth`` whenever the last checkpoint is ``minutes`` old.
+
+    ``last_checkpoint`` names it, and ``--resume`` resumes from there, inside an epoch as described
+    in :class:`TimeBudgetHook`. It is removed when the next checkpoint is written; the checkpoint
+    from which the run was resumed is kept.
+
+    Args:
+        minutes: Time between two checkpoints.
+        interval: Iterations between two checks of the first process's clock.
+
+    Raises:
+        ValueError: ``minutes`` is not positive, or ``interval`` is below 1.
+    """
+
+    def __init__(self, minutes: float = 5, interval: int = 10) -> None:
+        check_number('minutes of PeriodicCheckpointHook', minutes, above=0)
+        check_int('interval of PeriodicCheckpointHook', interval, 1)
+        super().__init__()
+        self.seconds = 60.0 * minutes
+        self.interval = interval
+        self.last = 0.0
+        self.written: Path | None = None
+
+    def before_train(self, runner: Runner) -> None:
+        """Start the clock."""
+        super().before_train(runner)
+        self.last = monotonic()
+
+    def is_time(self, runner: Runner) -> bool:
+        """Check the clock of the first process every ``interval`` iterations."""
+        return self.every_n_train_iters(runner, self.interval) and agreed(
+            monotonic() - self.last >= self.seconds
+        )
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
+        """Save if it is time and this iteration made a step."""
+        # Called in every iteration, because all processes must take part: is_up differs between
+        # them once the first has saved.
+        self.is_up = self.is_time(runner) or self.is_up
+        if self.is_up and runner.optim_wrapper.should_update() and self.can_save(runner, batch_idx):
+            self.is_up = False
+            self._save(runner, runner.epoch, runner.iter + 1)
+        self._remove_outdated(runner)
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        """Remove the last file if CheckpointHook has saved this epoch."""
+        self._remove_outdated(runner)
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Restart the clock at every checkpoint, whichever hook writes it."""
+        super().before_save_checkpoint(runner, checkpoint)
+        if 'optimizer' in checkpoint:
+            self.last, self.is_up = monotonic(), False
+
+    def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
+        """Remember the file, to remove it later."""
+        self._remove_outdated(runner)
+        self.written = Path(checkpoint)
+        runner.logger.info(f'Saving checkpoint at {iteration} iterations')
+
+    def _remove_outdated(self, runner: Runner) -> None:
+        """Remove the file once ``last_checkpoint`` names another one."""
+        newest = runner.message_hub.get_info('last_ckpt', None)
+        if self.written is not None and newest is not None and Path(newest) != self.written:
+            self.written.unlink(missing_ok=True)
+            self.written = None
+
+
+@HOOKS.register_module()
+class CheckpointCompatibilityHook(Hook):
+    """Refuse a checkpoint of another architecture, which mmengine loads with only a warning.
+
+    Args:
+        strict: True requires exactly the tensors of the model, for testing and resuming, and the
+            subwords of the checkpoint if the data has subwords, because the same token would mean
+            another text. False, for fine-tuning, allows what the model's own loading allows.
+        resume: True also refuses interpolated position biases, which do not fit the optimizer
+            state, and a checkpoint from inside an epoch unless a StopHook resumes there: mmengine's
+            loop would repeat the epoch and count its iterations twice.
+    """
+
+    priority = 'VERY_HIGH'
+
+    def __init__(self, strict: bool = True, resume: bool = False) -> None:
+        self.strict = strict
+        self.resume = resume
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Load the weights before mmengine does.
+
+        Raises:
+            UserError: the checkpoint does not fit.
+        """
+        inside_epoch = checkpoint.get('meta', {}).get(INSIDE_EPOCH, {}).get('num_done')
+        if (
+            self.resume
+            and inside_epoch
+            and not any(isinstance(hook, StopHook) for hook in runner.hooks)
+        ):
+            raise UserError(
+                'a run that was stopped inside an epoch only resumes there with '
+                "dict(type='aft_mm.TimeBudgetHook', ...) among its hooks"
+            )
+        if self.strict:
+            _check_subwords(runner, checkpoint.get('meta', {}), self.resume)
+        resized = load_weights(task_model(runner), checkpoint, runner.experiment_name, self.strict)
+        if resized and self.resume:
+            raise UserError(
+                f'a run cannot be resumed with {resized[0]} of another size, to which '
+                'the state of the optimizer does not fit; start a new one with '
+                'load_from=CHECKPOINT and without --resume'
+            )
+
+
+def _check_subwords(runner: Runner, meta: dict, resume: bool) -> None:
+    """Compare the subwords of the checkpoint with those of the data set."""
+    saved = (meta.get('dataset_meta') or {}).get('subwords')
+    if saved is None:
+        return
+    loop = runner.train_loop if resume else runner.test_loop
+    own = (getattr(loop.dataloader.dataset, 'metainfo', None) or {}).get('subwords')
+    if own != saved:
+        raise UserError(
+            f'the checkpoint was trained with subwords of fingerprint {saved}, but '
+            f'those of the data have {own}; use the previous subwords file'
+        )
+
+
+@HOOKS.register_module()
+class ResumeCheckHook(Hook):
+    """Refuse to resume a run under other conditions than it started with, before it trains.
+
+    Refused are checkpoints without training state, checkpoints of another optimizer or schedule,
+    averaged weights in a run without averaging, and an iteration that is not a whole number of
+    epochs of this run, because the number of processes or the batch size changed or the run stopped
+    inside an epoch. Another number of processes with epochs of the same length, and an average that
+    starts at the resume, are only logged.
+    """
+
+    priority = 'VERY_HIGH'
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Compare the checkpoint with the run.
+
+        Raises:
+            UserError: the run cannot resume from the checkpoint.
+        """
+        try:
+            self._check(runner, checkpoint)
+        except UserError:
+            raise
+        except Exception as error:  # values of types that no run writes
+            raise UserError(
+                'the training state of the checkpoint is not as mmengine writes it '
+                f'({type(error).__name__}: {error})'
+            ) from error
+
+    def _check(self, runner: Runner, checkpoint: dict) -> None:
+        missing = {'meta', 'message_hub', 'optimizer'} - checkpoint.keys()
+        missing = missing or {*HUB_KEYS} - checkpoint['message_hub'].keys()
+        if missing:
+            raise UserError(
+                f'a run cannot be resumed from a checkpoint without {", ".join(sorted(missing))}, '
+                'such as that of the best weights or a published one; start a new one with '
+                'load_from=CHECKPOINT and without --resume'
+            )
+        meta = checkpoint['meta']
+        _check_numbers(meta)
+        saved = meta.get(RUN, {})
+        averages = any(isinstance(hook, EMAHook) for hook in runner.hooks)
+        if 'ema_state_dict' in checkpoint and not averages:
+            raise UserError(
+                'the checkpoint holds averaged weights, from which a run without EMAHook would '
+                'resume; resume with the previous EMAHook among custom_hooks, or start a new run '
+                'with load_from=CHECKPOINT'
+            )
+        if averages and 'ema_state_dict' not in checkpoint:
+            _warn('the checkpoint holds no averaged weights: the average of EMAHook starts here')
+        _check_optimizer(runner, checkpoint['optimizer'], saved.get('optimizer'))
+        _check_schedules(runner, checkpoint)
+        self._check_progress(runner, meta, saved)
+
+    def _check_progress(self, runner: Runner, meta: dict, saved: dict) -> None:
+        loop, epoch, iteration = runner.train_loop, meta['epoch'], meta['iter']
+        now = _properties(runner)
+        before = saved.get('num_processes', now['num_processes'])
+        if isinstance(loop, EpochBasedTrainLoop):
+            length = now['epoch_length']
+            inside = meta.get(INSIDE_EPOCH, {}).get('num_done', 0)
+            if iteration != epoch * length + inside:
+                raise UserError(
+                    f'the checkpoint is of iteration {iteration} in {epoch} epochs, but an epoch '
+                    f'of this run has {length} iterations with {now["num_processes"]} processes; '
+                    'resume with the previous batch size, data and number of processes '
+                    f'({before} processes), from a checkpoint at the end of an epoch'
+                )
+        if before != now['num_processes']:
+            _warn(
+                f'the checkpoint was written by {before} processes and the run resumes with '
+                f'{now["num_processes"]}: samples are distributed differently, so the weights '
+                'will not be those of an uninterrupted run'
+            )
+        unit, done, end = (
+            ('epoch', epoch, runner.max_epochs)
+            if isinstance(loop, EpochBasedTrainLoop)
+            else ('iteration', iteration, runner.max_iters)
+        )
+        if done >= end:
+            _warn(
+                f'the run is finished ({unit} {done} of {end}): nothing is left to train; a '
+                f'longer one needs a larger train_cfg.max_{unit.removesuffix("ation")}s'
+            )
+
+
+def _check_numbers(meta: dict) -> None:
+    """Refuse a meta whose counts are not numbers.
+
+    Raises:
+        UserError: ``epoch``, ``iter``, the seed or an entry of a hook cannot be used.
+    """
+    inside = meta.get(INSIDE_EPOCH, {'num_done': 0})
+    seconds = meta.get(TIME_BUDGET, {}).get('seconds', 0.0)
+    counts = [
+        meta.get('epoch'),
+        meta.get('iter'),
+        meta.get('seed') or 0,
+        inside.get('num_done'),
+        inside.get('sampler_seed') or 0,
+    ]
+    if not all(type(count) is int and 0 <= count < 2**63 for count in counts) or not (
+        isinstance(seconds, int | float) and 0 <= seconds < math.inf
+    ):
+        raise UserError(
+            'meta of the checkpoint must count epochs, iterations and seconds, got '
+            f'{ {key: meta.get(key) for key in ("epoch", "iter", "seed")}!r:.200}'
+        )
+
+
+def _check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
+    """Refuse the state of another optimizer, with which torch may fail or, worse, train.
+
+    Raises:
+        UserError: its name, its settings, its groups or the shapes of its state differ.
+    """
+    groups = state.get('param_groups') if isinstance(state, dict) else None
+    if not isinstance(groups, list) or not isinstance(state.get('state'), dict):
+        return  # several optimizers, which mmengine compares by name
+    optimizer = runner.optim_wrapper.optimizer
+    own_name = type(optimizer).__name__
+    own = optimizer.param_groups
+    if (name or own_name) != own_name or _settings(groups) != _settings(own):
+        raise UserError(
+            f'the checkpoint holds the state of {name or "another optimizer"}, but the run has '
+            f'{own_name}; resume with the previous optimizer, or start a new run with '
+            'load_from=CHECKPOINT and without --resume'
+        )
+    sizes = [[len(group['params']) for group in part] for part in (groups, own)]
+    if sizes[0] != sizes[1]:
+        raise UserError(
+            f'the optimizer of the checkpoint has groups of {sizes[0]} parameters, but that of the '
+            f'run has groups of {sizes[1]}; resume with the previous paramwise_cfg '
+            'and frozen parameters'
+        )
+    for saved, group in zip(groups, own, strict=True):
+        _check_types('the optimizer', saved, group)
+    parameters = [parameter for group in own for parameter in group['params']]
+    indices = [index for group in groups for index in group['params']]
+    for index, parameter in zip(indices, parameters, strict=True):
+        for key, value in state['state'].get(index, {}).items():
+            shape = getattr(value, 'shape', ())
+            if math.prod(shape) != 1 and shape != parameter.shape and key != 'step':
+                raise UserError(
+                    f'{key} of the optimizer of the checkpoint is of shape {list(shape)}, but its '
+                    f'parameter is of {list(parameter.shape)}'
+                )
+
+
+def _settings(groups: list[dict]) -> set[str]:
+    """Return the settings that all groups of an optimizer have."""
+    return set.intersection(*map(set, groups)) - _NEW_SETTINGS if groups else set()
+
+
+def _check_schedules(runner: Runner, checkpoint: dict) -> None:
+    """Refuse the state of other schedules, which mmengine would partly ignore.
+
+    Raises:
+        UserError: their number or a kind differs.
+    """
+    saved, own = checkpoint.get('param_schedulers', []), runner.param_schedulers or []
+    if not (isinstance(saved, list) and isinstance(own, list)):
+        return  # several optimizers, which mmengine compares by name
+    states = [schedule.state_dict() for schedule in own]
+    if [set(one) for one in saved] != [set(one) for one in states]:
+        raise UserError(
+            f'the checkpoint holds the state of {len(saved)} schedules, which are not of the kinds '
+            f'of the {len(own)} of param_scheduler; resume with the previous ones'
+        )
+    for one, state in zip(saved, states, strict=True):
+        _check_types('a schedule', one, state)
+
+
+def _check_types(owner: str, saved: dict, own: dict) -> None:
+    """Refuse other types where the run has numbers.
+
+    Raises:
+        UserError: a number of ``own`` is not a number in ``saved``.
+    """
+    for key, value in own.items():
+        if isinstance(value, int | float) and not isinstance(
+            saved.get(key, value), int | float | Tensor | None
+        ):
+            raise UserError(
+                f'{key} of {owner} in the checkpoint must be a number, got {saved[key]!r:.100}'
+            )
+
+
+def _warn(message: str) -> None:
+    print_log(message, logger='current', level=logging.WARNING)
+
+
+@HOOKS.register_module()
+class ValidateFirstHook(Hook):
+    """Run the validation that an interrupted run missed, if a schedule depends on it.
+
+    mmengine saves an epoch before it is validated, so a resumed run would skip that validation and
+    continue with another learning rate than an uninterrupted one. With ``ReduceOnPlateauLR`` and
+    the like it is run before the training, with the weights of the checkpoint.
+    """
+
+    priority = 'LOWEST'  # after the checks of a resume, and after StopHook has found the position
+
+    def before_train(self, runner: Runner) -> None:
+        """Validate, if the stopped run would have."""
+        loop, schedules = runner.train_loop, runner.param_schedulers
+        waiting = isinstance(schedules, list) and any(
+            getattr(schedule, 'need_val_args', False) for schedule in schedules
+        )
+        if not waiting or not isinstance(loop, EpochBasedTrainLoop) or runner.val_loop is None:
+            return
+        resumed_at_end = 0 < runner.epoch < runner.max_epochs and not getattr(loop, 'num_done', 0)
+        due = runner.epoch >= loop.val_begin and runner.epoch % loop.val_interval == 0
+        if resumed_at_end and due:
+            runner.val_loop.run()

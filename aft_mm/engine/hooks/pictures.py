@@ -1,0 +1,246 @@
+"""Pictures that a model samples while it trains."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from mmengine.dist import master_only
+from mmengine.hooks import Hook
+from mmengine.logging import print_log
+from mmengine.runner import Runner
+
+from aft_mm.checks import check_int, check_number, check_sizes
+from aft_mm.errors import UserError
+from aft_mm.registry import HOOKS
+from aft_mm.sampling.images import check_image_shape, complete_images, sample_images
+from aft_mm.sampling.points import check_points, check_up, sample_points
+from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
+from aft_mm.visualization import (
+    draw_completions,
+    draw_point_clouds,
+    draw_samples,
+    draw_super_resolution,
+)
+
+from ..runner import task_model
+
+
+class SampleVisualizationHook(Hook):
+    """Add :meth:`pictures` to the visual backends of the run every ``interval`` epochs.
+
+    They become PNG files (LocalVisBackend) and appear in TensorBoard. Only the first rank samples,
+    with random numbers of its own.
+
+    Args:
+        interval: Epochs between pictures; the last epoch always has pictures.
+    """
+
+    priority = 'LOWEST'  # after the checkpoint has been written
+
+    def __init__(self, interval: int = 10) -> None:
+        check_int('interval of a picture', interval, 1)
+        self.interval = interval
+
+    @master_only
+    def after_train_epoch(self, runner: Runner) -> None:
+        """Add the pictures at the interval and at the end of the run."""
+        if self.every_n_epochs(runner, self.interval) or self.is_last_train_epoch(runner):
+            epoch = runner.epoch + 1
+            print_log(f'{type(self).__name__} samples the pictures of epoch {epoch}', 'current')
+            for name, picture in self.pictures(runner):
+                runner.visualizer.add_image(name, picture, step=epoch)
+
+    def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield names and pictures, uint8 ``[H, W, 3]``."""
+        raise NotImplementedError
+
+
+def validation_samples(runner: Runner, num: int) -> list[dict]:
+    """Return the first ``num`` samples of the validation set, fewer if it is smaller."""
+    dataset = runner.val_loop.dataloader.dataset
+    return [dataset[i] for i in range(min(num, len(dataset)))]
+
+
+@HOOKS.register_module()
+class SampleHook(SampleVisualizationHook):
+    """Show samples, and completions of validation images, every ``interval`` epochs.
+
+    The pictures are ``samples`` and ``completions``. A row of ``completions`` shows the upper half
+    of an image, its completions, and the image itself.
+
+    Args:
+        image_shape: ``(H, W, C)`` of the images.
+        interval: As for :class:`SampleVisualizationHook`.
+        num_samples: Unconditional samples; 0 omits the picture.
+        num_images: Number of first validation images to complete; 0 omits the picture, as does a
+            run without validation.
+        num_completions: Completions of each.
+        temperature: Divides the logits; below 1 likely values become likelier.
+        seed: Seed of the samples, the same in every epoch.
+    """
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        interval: int = 10,
+        num_samples: int = 16,
+        num_images: int = 4,
+        num_completions: int = 3,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(interval)
+        check_sizes('image_shape (H, W, C)', image_shape, (3,))
+        check_int('num_samples', num_samples, 0)
+        check_int('num_images', num_images, 0)
+        check_int('num_completions', num_completions, 1)
+        check_number('temperature', temperature, above=0)
+        check_int('seed', seed, 0)
+        self.image_shape = tuple(image_shape)
+        self.num_samples = num_samples
+        self.num_images = num_images
+        self.num_completions = num_completions
+        self.options = dict(temperature=temperature, seed=seed, progress=True)
+
+    def before_train(self, runner: Runner) -> None:
+        """Raise a :class:`UserError` if the model is made for images of another shape."""
+        check_image_shape(task_model(runner), self.image_shape)
+
+    def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield ``samples`` and ``completions``, unless omitted."""
+        model = task_model(runner)
+        if self.num_samples:
+            samples = sample_images(model, self.image_shape, self.num_samples, **self.options)
+            yield 'samples', draw_samples(samples)
+        if self.num_images and runner.val_loop is not None:
+            images = np.stack(
+                [
+                    sample['inputs'].numpy().reshape(self.image_shape)
+                    for sample in validation_samples(runner, self.num_images)
+                ]
+            )
+            num_given_rows = self.image_shape[0] // 2
+            completions = complete_images(
+                model, images.repeat(self.num_completions, axis=0), num_given_rows, **self.options
+            )
+            completions = completions.reshape(len(images), self.num_completions, *self.image_shape)
+            yield 'completions', draw_completions(images, completions, num_given_rows)
+
+
+@HOOKS.register_module()
+class PointCloudHook(SampleVisualizationHook):
+    """Show the picture ``point_clouds`` of unconditional samples.
+
+    Args:
+        num_bits: Bits of a coordinate, as in the data.
+        up: Vertical axis, ``'x'``, ``'y'`` or ``'z'``.
+        interval: As for :class:`SampleVisualizationHook`.
+        num_samples: Number of clouds.
+        temperature: Divides the logits; below 1 likely values become likelier.
+        seed: Seed of the samples, the same in every epoch.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        num_bits: int = 8,
+        up: str = 'z',
+        interval: int = 10,
+        num_samples: int = 8,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(interval)
+        check_up(up)
+        check_int('num_bits', num_bits, 1, 8)
+        check_int('num_samples', num_samples, 1)
+        check_number('temperature', temperature, above=0)
+        check_int('seed', seed, 0)
+        self.num_bits = num_bits
+        self.up = up
+        self.num_samples = num_samples
+        self.options = dict(temperature=temperature, seed=seed, progress=True)
+
+    def before_train(self, runner: Runner) -> None:
+        """Check model and data before the first epoch.
+
+        Raises:
+            UserError: the model has another vocabulary, or is made for clouds of another size than
+                the training samples: it would sample points beyond those it was trained on.
+        """
+        model = task_model(runner)
+        check_points(model, self.num_bits)
+        length = len(runner.train_loop.dataloader.dataset[0]['inputs'])
+        if length != model.decoder.max_length:
+            raise UserError(
+                f'the first training sample has {length} tokens, 3 for each of the num_points of '
+                f'its pipeline, but the grid of the decoder holds {model.decoder.max_length}'
+            )
+
+    def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the picture."""
+        clouds = sample_points(task_model(runner), self.num_samples, self.num_bits, **self.options)
+        yield 'point_clouds', draw_point_clouds(clouds, self.up, columns=min(4, len(clouds)))
+
+
+@HOOKS.register_module()
+class SuperResolutionHook(SampleVisualizationHook):
+    """Show the picture ``super_resolution``: input, bicubic, samples and original side by side.
+
+    Args:
+        image_shape: ``(H, W, C)`` of the images.
+        source_shape: ``(h, w, C)`` of the inputs.
+        interval: As for :class:`SampleVisualizationHook`.
+        num_images: Number of first validation images.
+        num_samples: Samples of each.
+        temperature: Divides the logits; below 1 likely values become likelier.
+        seed: Seed of the samples, the same in every epoch.
+    """
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        source_shape: Sequence[int],
+        interval: int = 10,
+        num_images: int = 8,
+        num_samples: int = 3,
+        temperature: float = 0.8,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(interval)
+        check_sizes('image_shape (H, W, C)', image_shape, (3,))
+        check_sizes('source_shape (h, w, C)', source_shape, (3,))
+        check_int('num_images', num_images, 1)
+        check_int('num_samples', num_samples, 1)
+        check_number('temperature', temperature, above=0)
+        check_int('seed', seed, 0)
+        self.image_shape = tuple(image_shape)
+        self.source_shape = tuple(source_shape)
+        self.num_images = num_images
+        self.num_samples = num_samples
+        self.options = dict(temperature=temperature, seed=seed, progress=True)
+
+    def before_train(self, runner: Runner) -> None:
+        """Check model and run before the first epoch.
+
+        Raises:
+            UserError: the model is made for other shapes, or the run has no validation.
+        """
+        check_super_resolution(task_model(runner), self.image_shape, self.source_shape)
+        if runner.val_loop is None:
+            raise UserError(
+                'SuperResolutionHook needs validation images, but the run has no val_dataloader'
+            )
+
+    def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the picture."""
+        pairs = validation_samples(runner, self.num_images)
+        targets = np.stack([pair['inputs'].numpy().reshape(self.image_shape) for pair in pairs])
+        sources = np.stack(
+            [pair['data_samples'].source.numpy().reshape(self.source_shape) for pair in pairs]
+        )
+        samples = super_resolve(
+            task_model(runner), sources, self.image_shape, self.num_samples, **self.options
+        )
+        yield 'super_resolution', draw_super_resolution(sources, samples, targets)

@@ -1,0 +1,302 @@
+"""Find broken data and broken numbers early: images, first samples, skipped files, losses."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from mmengine.dist import all_gather_object, all_reduce
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from aft_mm.checks import check_int
+from aft_mm.errors import UserError
+from aft_mm.registry import HOOKS
+
+from ..runner import task_model
+
+# The end of a complete file by its first bytes: JPEG's last marker, PNG's last chunk.
+_ENDS: Mapping[bytes, bytes] = {
+    b'\xff\xd8': b'\xff\xd9',
+    b'\x89PNG': b'IEND\xaeB`\x82',
+}
+# Pillow's errors for damaged files, files that are not images, and too many pixels.
+_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError)
+
+
+@HOOKS.register_module()
+class CheckImagesHook(Hook):
+    """Find unreadable image files in all data sets of a run before it starts.
+
+    OpenCV decodes a truncated JPEG without an error and fills the rest with grey, and a damaged
+    validation image would only be found after an epoch. The header and the end of each file are
+    read; a file that is not a JPEG or PNG, or does not end like one (trailing zero bytes ignored),
+    is decoded. Each rank checks its share of the files.
+
+    Args:
+        num_threads: Files read at the same time.
+    """
+
+    def __init__(self, num_threads: int = 16) -> None:
+        check_int('num_threads of CheckImagesHook', num_threads, 1)
+        self.num_threads = num_threads
+
+    def before_train(self, runner: Runner) -> None:
+        """Check every ``img_path`` of the training and the validation set.
+
+        Raises:
+            UserError: an image is missing, empty, truncated or unreadable.
+        """
+        self._check(runner, 'training', runner.train_dataloader)
+        if runner.val_loop is not None:
+            self._check(runner, 'validation', runner.val_loop.dataloader)
+
+    def before_test(self, runner: Runner) -> None:
+        """Check every ``img_path`` of the test set."""
+        self._check(runner, 'test', runner.test_loop.dataloader)
+
+    def _check(self, runner: Runner, name: str, loader: DataLoader) -> None:
+        dataset = loader.dataset
+        if not hasattr(dataset, 'get_data_info'):  # not one of mmengine's, names no files
+            return
+        infos = map(dataset.get_data_info, range(runner.rank, len(dataset), runner.world_size))
+        paths = [info['img_path'] for info in infos if 'img_path' in info]
+        if not paths:  # all images in one file, such as CIFAR's
+            return
+        runner.logger.info(
+            f'CheckImagesHook: this rank checks {len(paths)} image files of the {name} set'
+        )
+        with ThreadPoolExecutor(self.num_threads) as pool:
+            for _ in pool.map(partial(check_image, name=name), paths):
+                pass
+
+
+def check_image(path: str, name: str = 'training') -> None:
+    """Raise a :class:`UserError` if an image of the set ``name`` cannot be read completely."""
+    what = f'image {path!r} of the {name} set'
+    try:
+        with open(path, 'rb') as file:
+            start = file.read(8)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 4096))
+            tail = file.read().rstrip(b'\0')
+    except OSError as error:
+        raise UserError(f'{what} cannot be read: {error}') from error
+    if size == 0:
+        raise UserError(f'{what} is empty')
+    end = next((_ENDS[magic] for magic in _ENDS if start.startswith(magic)), None)
+    try:
+        with Image.open(path) as image:
+            mode = image.mode
+            if end is None or not tail.endswith(end):
+                image.load()
+    except _DAMAGE as error:
+        raise UserError(
+            f'{what} is truncated, not an image or has too many pixels: {error}'
+        ) from error
+    if mode == 'F':
+        raise UserError(
+            f'{what} has floating-point values of unknown range; save it with 8 or 16 bits per value'
+        )
+
+
+@HOOKS.register_module()
+class SanityCheckHook(Hook):
+    """Run the first sample of every data set through model and head before the set is used.
+
+    An image of another size than the pipeline or the model expects, a text longer than the position
+    table, or a token outside the vocabulary then ends the run with a one-line message, instead of
+    an error after the data loader has started or at the first validation. Empty data sets are
+    refused too.
+    """
+
+    def __init__(self) -> None:
+        self.validation_checked = False
+
+    def before_train(self, runner: Runner) -> None:
+        """Run ``model(..., mode='predict')`` on a batch of one, for training and validation.
+
+        Raises:
+            UserError: a data set is empty, or its first sample cannot be used.
+        """
+        self._check(runner, 'training', runner.train_loop.dataloader)
+        if runner.val_loop is not None:
+            self.before_val(runner)
+
+    def before_val(self, runner: Runner) -> None:
+        """Do the same for validation, once in a run."""
+        if not self.validation_checked:
+            self._check(runner, 'validation', runner.val_loop.dataloader)
+            self.validation_checked = True
+
+    def before_test(self, runner: Runner) -> None:
+        """Do the same for a test."""
+        self._check(runner, 'test', runner.test_loop.dataloader)
+
+    def _check(self, runner: Runner, name: str, loader: DataLoader) -> None:
+        if not len(loader.dataset):
+            raise UserError(f'the {name} set is empty')
+        model = task_model(runner)
+        mode = model.training
+        model.eval()
+        try:
+            batch = model.data_preprocessor(loader.collate_fn([loader.dataset[0]]), False)
+            with torch.no_grad():
+                model(**batch, mode='predict')
+        except ValueError as error:
+            raise UserError(
+                f'the first sample of the {name} set cannot be used: {error}'
+            ) from error
+        finally:
+            model.train(mode)
+
+
+@dataclass
+class Notes:
+    """Messages of the data sets on the samples of one epoch."""
+
+    skipped: Counter[str] = field(default_factory=Counter)  # message: how often
+    remarks: dict[str, str] = field(default_factory=dict)  # warning: first file
+
+    def add(self, other: 'Notes') -> None:
+        """Add the messages of another batch or rank."""
+        self.skipped.update(other.skipped)
+        self.remarks = {**other.remarks, **self.remarks}
+
+
+@HOOKS.register_module()
+class SkippedDataReportHook(Hook):
+    """Report the messages that data sets attach to their samples, over all ranks.
+
+    - ``skipped``: at the end of every epoch, how many files could not be used and were replaced by
+      others, and the reason for each.
+    - ``remarks``: each warning once in a run, with the first file it is about.
+    """
+
+    def __init__(self) -> None:
+        # By mode, of this rank: an iteration-based loop validates in the middle of an epoch.
+        self.notes: dict[str, Notes] = {}
+        self.reported: set[str] = set()  # warnings of the run
+
+    # mmengine's Hook calls this and the next method for training, validation and test.
+    def _after_iter(
+        self,
+        runner: Runner,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: Any = None,
+        mode: str = 'train',
+    ) -> None:
+        """Collect the messages of a batch."""
+        notes = self.notes.setdefault(mode, Notes())
+        for sample in data_batch['data_samples']:
+            notes.add(Notes(Counter(sample.get('skipped', ())), sample.get('remarks', {})))
+
+    def _after_epoch(self, runner: Runner, mode: str = 'train') -> None:
+        """Log the messages of all ranks."""
+        notes = Notes()
+        for of_rank in all_gather_object(self.notes.pop(mode, Notes())):
+            notes.add(of_rank)
+        if notes.skipped:
+            lines = [
+                f'\n  {message.removesuffix(".")} ({count} x)'
+                for message, count in sorted(notes.skipped.items())
+            ]
+            runner.logger.warning(
+                f'{_title(runner, mode)}: {len(notes.skipped)} file(s) cannot be used, sampled '
+                f'{notes.skipped.total()} x and replaced by others:{"".join(lines)}'
+            )
+        for message in sorted(notes.remarks.keys() - self.reported):
+            runner.logger.warning(f'{message}, the first one is {notes.remarks[message]!r}')
+        self.reported |= notes.remarks.keys()
+
+
+def _title(runner: Runner, mode: str) -> str:
+    """Name the epoch that ended; warnings must differ, because mmengine logs each only once.
+
+    mmengine counts an epoch as done before its validation, and has no epochs in a loop of
+    iterations.
+    """
+    if mode == 'train':
+        return f'train epoch {runner.epoch + 1}'
+    if mode == 'val' and runner.iter:
+        return f'val epoch {runner.epoch}' if runner.epoch else f'val iteration {runner.iter}'
+    return mode
+
+
+@HOOKS.register_module()
+class FiniteLossHook(Hook):
+    """Stop the run at a non-finite loss or gradient, before the optimizer step.
+
+    The weights remain those of the previous step, and so does the last checkpoint. Gradients are
+    checked before they are clipped, because clipping by a non-finite norm spoils all of them. With
+    float16 the loss scaler skips steps with infinite gradients as usual, and only a non-finite loss
+    stops the run.
+    """
+
+    def __init__(self) -> None:
+        self.loss: Tensor | None = None  # of the iteration, until it is checked
+        self.gradients: dict[str, Tensor] = {}  # largest absolute value by parameter
+        self.largest_before = 'none'
+
+    def before_train(self, runner: Runner) -> None:
+        """Register hooks on the losses and gradients of the model and on optimizer steps."""
+        model = task_model(runner)
+
+        def keep_loss(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+            if kwargs.get('mode') == 'loss':
+                self.loss = model.parse_losses(output)[0].detach()
+
+        def keep_gradient(name: str, parameter: nn.Parameter) -> None:
+            self.gradients[name] = torch.linalg.vector_norm(
+                parameter.grad, math.inf, dtype=torch.float32
+            )
+
+        model.register_forward_hook(keep_loss, with_kwargs=True)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(keep_gradient, name))
+        runner.optim_wrapper.optimizer.register_step_pre_hook(
+            lambda *_: self._check(runner, self.gradients)
+        )
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
+        """Check the loss of an iteration without a step: accumulating, or skipped by the scaler."""
+        if self.loss is not None:
+            self._check(runner, {})
+
+    def _check(self, runner: Runner, gradients: dict[str, Tensor]) -> None:
+        """Raise a :class:`UserError` in all processes if one has a non-finite number."""
+        values = torch.stack([self.loss.float(), *gradients.values()])
+        bad = (~values.isfinite().all()).int()
+        all_reduce(bad, 'max')
+        if not bad:
+            self.loss = None
+            if gradients:
+                self.largest_before = _largest(gradients)
+            return
+        lr = max(group['lr'] for group in runner.optim_wrapper.optimizer.param_groups)
+        raise UserError(
+            f'the loss of iteration {runner.iter + 1} is {self.loss.item():.6g} at a learning rate '
+            f'of {lr:.6g}; its largest gradient is {_largest(self.gradients)}, that of the '
+            f'previous step was {self.largest_before}; the weights are those before this step and '
+            f'the last checkpoint is {runner.message_hub.get_info("last_ckpt", "none yet")}'
+        )
+
+
+def _largest(gradients: dict[str, Tensor]) -> str:
+    """Format the largest gradient and its parameter; NaN counts as largest."""
+    if not gradients:
+        return 'none'
+    value, index = torch.stack(list(gradients.values())).max(0)
+    return f'{value.item():.6g} of {list(gradients)[int(index)]}'

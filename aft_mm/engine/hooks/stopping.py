@@ -1,0 +1,251 @@
+"""Stop a run at any iteration, with a checkpoint from which it resumes."""
+
+from abc import abstractmethod
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from mmengine.dist import broadcast
+from mmengine.hooks import Hook
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from torch.utils.data import DataLoader
+
+from aft_mm.checkpoint import ATOMIC_BACKEND, write_pointer
+from aft_mm.checks import check_int, check_number
+from aft_mm.errors import UserError
+from aft_mm.registry import HOOKS
+
+from ..loops import StoppableEpochLoop
+
+#: Entry of a checkpoint's meta with the position inside an epoch.
+INSIDE_EPOCH = 'inside_epoch'
+#: Entry of a checkpoint's meta with the time used.
+TIME_BUDGET = 'time_budget'
+
+
+class StopHook(Hook):
+    """Ends the training when :meth:`is_time` returns True, with a checkpoint to resume from.
+
+    Training stops after an iteration with an optimizer step. The checkpoint ``iter_N.pth`` is
+    written to the work dir, unless this iteration has one, and ``last_checkpoint`` names it. A run
+    by epochs that stopped inside an epoch resumes with the remaining batches in the same order.
+    """
+
+    priority = 'LOWEST'  # after the schedulers and CheckpointHook
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, Any] = {}  # meta of the loaded checkpoint
+        self.is_up = False
+        self.saved = -1  # iterations done at the last checkpoint that can be resumed
+
+    @abstractmethod
+    def is_time(self, runner: Runner) -> bool:
+        """Return whether to stop, the same in all processes; called after every iteration."""
+
+    @abstractmethod
+    def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
+        """Log where the run stopped and how it resumes; called in the first process only."""
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Keep the meta of the checkpoint until it is known whether the run is resumed."""
+        self.loaded = checkpoint.get('meta', {})
+
+    def before_train(self, runner: Runner) -> None:
+        """Resume inside an epoch, if the checkpoint was written there.
+
+        Raises:
+            UserError: the epochs of the stopped run had another length.
+        """
+        loop = runner.train_loop
+        if type(loop) is EpochBasedTrainLoop:
+            # Replaced here, because configs select mmengine's loop with by_epoch=True.
+            loop.__class__ = StoppableEpochLoop
+        inside = self.loaded.get(INSIDE_EPOCH, {})
+        if runner.iter and inside.get('num_done'):  # 0 if only weights were loaded
+            _resume_inside_epoch(loop, **inside)
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
+        """Stop the loop if it is time and this iteration made a step."""
+        self.is_up = self.is_up or self.is_time(runner)
+        # Accumulated gradients are not saved in checkpoints.
+        if (
+            not self.is_up
+            or not runner.optim_wrapper.should_update()
+            or self.is_last_train_iter(runner)
+        ):
+            return
+        runner.train_loop.stop_training = True
+        if self.can_save(runner, batch_idx):
+            self._save(runner, runner.epoch, runner.iter + 1)
+
+    def can_save(self, runner: Runner, batch_idx: int) -> bool:
+        """Return whether a checkpoint after this iteration can be resumed.
+
+        At the end of an epoch the checkpoint is written after the epoch.
+        """
+        loop = runner.train_loop
+        return isinstance(loop, IterBasedTrainLoop) or (
+            isinstance(loop, StoppableEpochLoop)
+            and not self.end_of_epoch(loop.dataloader, batch_idx)
+        )
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        """Save at the end of an epoch, unless CheckpointHook has."""
+        loop = runner.train_loop
+        if self.is_up and loop.stop_training and not isinstance(loop, IterBasedTrainLoop):
+            self._save(runner, runner.epoch + 1, runner.iter)
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Write the position inside the epoch into the checkpoint."""
+        loop, meta = runner.train_loop, checkpoint['meta']
+        inside = isinstance(loop, StoppableEpochLoop)
+        meta[INSIDE_EPOCH] = dict(
+            num_done=loop.num_done_at(meta['epoch'], meta['iter']) if inside else 0,
+            epoch_length=len(loop.dataloader),
+            sampler_seed=getattr(_sampler(loop.dataloader), 'seed', None),
+        )
+        if 'optimizer' in checkpoint:  # the best weights are saved without
+            self.saved = meta['iter']
+
+    def _save(self, runner: Runner, epoch: int, iteration: int) -> None:
+        """Write the checkpoint, unless it exists, and announce it."""
+        if runner.rank:
+            return
+        hub = runner.message_hub
+        if self.saved != iteration:
+            path = Path(runner.work_dir, f'iter_{iteration}.pth')
+            runner.save_checkpoint(
+                runner.work_dir,
+                path.name,
+                meta=dict(epoch=epoch, iter=iteration),
+                backend_args=ATOMIC_BACKEND,
+            )
+            hub.update_info('last_ckpt', str(path))
+            write_pointer(runner.work_dir, str(path))
+        self.announce(runner, iteration, hub.get_info('last_ckpt'))
+
+
+def _resume_inside_epoch(
+    loop: StoppableEpochLoop, num_done: int, epoch_length: int, sampler_seed: int | None
+) -> None:
+    """Skip the batches that were trained on, which come first in the same order."""
+    if len(loop.dataloader) != epoch_length:
+        raise UserError(
+            f'the checkpoint was written after {num_done} of the {epoch_length} iterations of an '
+            f'epoch, but an epoch of this run has {len(loop.dataloader)}; resume with the '
+            'previous batch size, data and number of processes'
+        )
+    loop.num_done = num_done
+    if sampler_seed is not None:  # without a fixed seed every run has another one
+        _sampler(loop.dataloader).seed = sampler_seed
+
+
+def _sampler(loader: DataLoader) -> Any:
+    """Return the sampler; a custom batch sampler has its own, which the loader does not know."""
+    return getattr(loader.batch_sampler, 'sampler', loader.sampler)
+
+
+@HOOKS.register_module()
+class TimeBudgetHook(StopHook):
+    """End the training after ``days`` + ``hours`` + ``minutes``, with a checkpoint to resume from.
+
+    Every ``interval`` iterations the first process checks its clock. When the time is up, all
+    processes stop after the iteration, or after the next one with an optimizer step if gradients
+    are accumulated. The checkpoint ``iter_N.pth`` is written to the work dir, unless this iteration
+    has one, and ``last_checkpoint`` names it. ``--resume`` resumes from there. ``max_keep_ckpts``
+    does not count it.
+
+    - *What counts.* The time from loading the first batch on, including validation and
+      checkpoints. Every checkpoint holds the time used so far, and a resumed run continues from
+      that value; if a run is killed, its time after the last checkpoint does not count. A resumed
+      run without time left is refused before it trains.
+    - *Inside an epoch.* A run by epochs stops inside the epoch and is not validated then. It
+      resumes with the remaining batches in the same order, at the same iteration and learning rate,
+      so every sample is seen once. Dropout and augmentation use another seed, so the weights equal
+      those of an uninterrupted run only without them. The batch size and the number of processes
+      must be the same.
+    - *At the end of an epoch* the run stops after the validation there, if any. Resuming from the
+      checkpoint of an epoch is bit-identical.
+    - *By iterations* mmengine's loop stops, validates and resumes as usual. A custom train loop
+      stops where it checks ``stop_training``; how it resumes is up to that loop.
+
+    Args:
+        days: Part of the budget; the three are added.
+        hours: Part of the budget.
+        minutes: Part of the budget.
+        interval: Iterations between two checks of the clock. The run may exceed the budget by as
+            many iterations; in a distributed run every check waits for all processes.
+
+    Raises:
+        ValueError: the budget is not positive and finite, or ``interval`` is below 1.
+    """
+
+    def __init__(
+        self, days: float = 0, hours: float = 0, minutes: float = 0, interval: int = 10
+    ) -> None:
+        for name, value in dict(days=days, hours=hours, minutes=minutes).items():
+            check_number(f'{name} of TimeBudgetHook', value, 0)
+        seconds = 86400.0 * days + 3600.0 * hours + 60.0 * minutes
+        check_number('the time of TimeBudgetHook in seconds', seconds, above=0)
+        check_int('interval of TimeBudgetHook', interval, 1)
+        super().__init__()
+        self.budget = seconds
+        self.interval = interval
+        self.used_before = 0.0
+        self.start = 0.0
+
+    def before_train(self, runner: Runner) -> None:
+        """Start the clock at the time that the resumed run had used.
+
+        Raises:
+            UserError: no time is left, or the epochs of the stopped run had another length.
+        """
+        self.start = monotonic()
+        before = self.loaded.get(TIME_BUDGET)
+        if runner.iter and before:  # else nothing is resumed, or a run without a budget
+            self.used_before = before['seconds']
+            if self.used_before >= self.budget and runner.iter < runner.max_iters:
+                raise UserError(
+                    f'the time budget of {_duration(self.budget)} is used up, as the run took '
+                    f'{_duration(self.used_before)} so far; to resume, give TimeBudgetHook more'
+                )
+        super().before_train(runner)
+
+    def is_time(self, runner: Runner) -> bool:
+        """Compare the clock of the first process with the budget, every ``interval`` iterations."""
+        return self.every_n_train_iters(runner, self.interval) and agreed(
+            self.used() >= self.budget
+        )
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Write the time used and the position inside the epoch into the checkpoint."""
+        super().before_save_checkpoint(runner, checkpoint)
+        checkpoint['meta'][TIME_BUDGET] = dict(seconds=self.used())
+
+    def used(self) -> float:
+        """Return the seconds that the run has taken, including the time before it was resumed."""
+        return self.used_before + monotonic() - self.start
+
+    def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
+        """Log the time used and how to resume."""
+        runner.logger.info(
+            f'The time budget of {_duration(self.budget)} is used up: {_duration(self.used())} at '
+            f'iteration {iteration}; the checkpoint is {checkpoint}; to resume, give '
+            'TimeBudgetHook more and train with --resume'
+        )
+
+
+def agreed(decision: bool) -> bool:
+    """Return the decision of the first process in all processes."""
+    decided = torch.tensor(decision, dtype=torch.uint8)
+    broadcast(decided)
+    return bool(decided)
+
+
+def _duration(seconds: float) -> str:
+    """Format seconds as ``7 days, 0:00:00``."""
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,147 @@
+"""Optimizer wrapper, layer-wise learning rates and a learning rate schedule."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from mmengine.device import get_device
+from mmengine.logging import print_log
+from mmengine.optim import (
+    AmpOptimWrapper,
+    DefaultOptimWrapperConstructor,
+    ExponentialLR,
+    OptimWrapper,
+)
+from torch import nn
+
+from aft_mm.checks import check_choice, check_int, check_number
+from aft_mm.errors import UserError
+from aft_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, PARAM_SCHEDULERS
+
+
+@OPTIM_WRAPPERS.register_module()
+class AutocastOptimWrapper(AmpOptimWrapper):
+    """mmengine's ``AmpOptimWrapper`` with ``torch.autocast``: works on a CPU and under compilation.
+
+    bfloat16 has the range of float32 and needs no loss scaling; with float16 the loss is scaled
+    and the scale is part of ``state_dict()``.
+
+    Args:
+        dtype: ``'bfloat16'`` (default) or, on CUDA, ``'float16'``.
+        loss_scale: ``'dynamic'``, a float (the constant scale) or a dict of arguments for
+            ``torch.amp.GradScaler``; only for float16.
+        **kwargs: Those of ``mmengine.optim.OptimWrapper``.
+
+    Raises:
+        ValueError: ``dtype`` is not available on this device.
+    """
+
+    def __init__(
+        self, dtype: str = 'bfloat16', loss_scale: str | float | dict = 'dynamic', **kwargs
+    ) -> None:
+        # AmpOptimWrapper's own constructor refuses a CPU and builds a deprecated scaler.
+        OptimWrapper.__init__(self, **kwargs)
+        device = torch.device(get_device()).type
+        allowed = ('bfloat16', 'float16') if device == 'cuda' else ('bfloat16',)
+        check_choice(f'dtype of AutocastOptimWrapper on {device}', dtype, allowed)
+        scaler_args = loss_scale if isinstance(loss_scale, dict) else {}
+        self._scale_update_param = None
+        if isinstance(loss_scale, float):
+            self._scale_update_param = loss_scale
+            scaler_args = dict(init_scale=loss_scale)
+        self.loss_scaler = torch.amp.GradScaler(device, enabled=dtype == 'float16', **scaler_args)
+        self.device_type = device
+        self.cast_dtype = getattr(torch, dtype)
+
+    @contextmanager
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        """Autocast, and skip gradient synchronisation while gradients accumulate."""
+        with (
+            OptimWrapper.optim_context(self, model),
+            torch.autocast(self.device_type, self.cast_dtype),
+        ):
+            yield
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
+    """mmengine's default constructor with layer-wise decay of the learning rate.
+
+    ``model.backbone.get_layer_depth`` gives the depth i of a parameter among n depths; its rate is
+    ``lr · decay_rate^(n − 1 − i)``. Head, neck and last norm have ``lr``, the last layer
+    ``lr · decay_rate``, the embeddings the lowest rate. For classifiers, detectors and segmentors.
+
+    Args:
+        optim_wrapper_cfg: Config of the wrapper, with optimizer.lr.
+        paramwise_cfg: ``decay_rate`` in (0, 1], and options of the default constructor, such as
+            ``norm_decay_mult`` and ``custom_keys``; an ``lr_mult`` there is multiplied with the
+            decay.
+
+    Raises:
+        ValueError: ``decay_rate`` is out of range.
+        UserError: the optimizer has no lr, or the backbone no get_layer_depth.
+    """
+
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+        rate = self.paramwise_cfg.get('decay_rate')
+        check_number('paramwise_cfg.decay_rate', rate, above=0, most=1)
+        if self.base_lr is None:
+            raise UserError('paramwise_cfg.decay_rate needs optimizer.lr, but it is not given')
+
+    def add_params(
+        self,
+        params: list[dict],
+        module: nn.Module,
+        prefix: str = '',
+        is_dcn_module: int | float | None = None,
+    ) -> None:
+        """Add the default groups, one per parameter; then decay the rates of the whole model."""
+        super().add_params(params, module, prefix, is_dcn_module)
+        if prefix:  # the default implementation calls this method for every child
+            return
+        backbone = getattr(module, 'backbone', None)
+        if not hasattr(backbone, 'get_layer_depth'):
+            raise UserError(
+                'paramwise_cfg.decay_rate needs a model whose backbone has get_layer_depth, such '
+                f'as aft_mm.AFTViT, got {type(module).__name__} with a backbone of type '
+                f'{type(backbone).__name__}'
+            )
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        for group in params:
+            name = names[group['params'][0]]
+            depth, num_depths = backbone.get_layer_depth(name, 'backbone.')
+            scale = self.paramwise_cfg['decay_rate'] ** (num_depths - 1 - depth)
+            group['lr'] = group.get('lr', self.base_lr) * scale
+            print_log(f'paramwise_options -- {name}:lr={group["lr"]}', logger='current')
+
+
+@PARAM_SCHEDULERS.register_module()
+class InverseSqrtLR(ExponentialLR):
+    """Learning rate ``peak · sqrt(begin / t)`` after a warm-up (arXiv 1706.03762, §5.3).
+
+    t counts epochs (or iterations, with ``by_epoch=False``) from the start of the run; at t = begin
+    the rate is that of the schedulers before it. For a warm-up use mmengine's ``LinearLR`` with
+    ``end`` equal to ``begin``.
+
+    Args:
+        optimizer: Optimizer or optimizer wrapper.
+        begin: First t of the decay, 1 or larger: the length of the warm-up.
+        by_epoch: Whether t counts epochs. mmengine sets ``end`` to the end of the run, and counts
+            it in epochs unless the config says ``by_epoch=False``.
+        **kwargs: ``end``, ``last_step`` and ``verbose`` of mmengine's schedulers.
+
+    Raises:
+        ValueError: ``begin`` is below 1.
+    """
+
+    def __init__(self, optimizer: Any, begin: int, by_epoch: bool = True, **kwargs: Any) -> None:
+        check_int('begin of InverseSqrtLR', begin, 1)
+        super().__init__(optimizer, gamma=1.0, begin=begin, by_epoch=by_epoch, **kwargs)
+
+    def _get_value(self) -> list[float]:
+        # Schedulers of a list multiply, so each step is a factor on the previous rate.
+        self.gamma = math.sqrt(1 - 1 / (self.begin + self.last_step))
+        return super()._get_value()

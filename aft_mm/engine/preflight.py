@@ -1,0 +1,255 @@
+"""Checks of a run before it starts: mistakes end it with a one-line message, not after an epoch.
+
+:data:`TRAIN_CHECKS` and :data:`TEST_CHECKS` are lists of functions ``(config, runner) -> None``.
+The commands call them in order after the runner is built; the checks of a data set also build it.
+Checks that need only the config are in `aft_mm/config/reading.py`.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from importlib.metadata import distributions
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.runner import Runner
+
+from aft_mm.checkpoint import latest_checkpoint
+from aft_mm.errors import UserError
+
+from .hooks import RegularizationHook, SampleVisualizationHook
+from .runner import task_model
+
+#: Test loops that sample from the model.
+SAMPLING_LOOPS = ('GenerationTestLoop', 'TranslationTestLoop')
+
+Check = Callable[[Config, Runner], None]
+
+
+def check_torchvision() -> None:
+    """Import torchvision, which fails if it was built for another version of torch.
+
+    Raises:
+        UserError: the installed versions do not work together.
+    """
+    try:
+        importlib.import_module('torchvision')
+    except (ImportError, RuntimeError) as error:
+        version = next((found.version for found in distributions(name='torchvision')), '(none)')
+        raise UserError(
+            f'torch {torch.__version__} and torchvision {version} do not work together ({error}); '
+            'install a matching pair, such as torch 2.11.0 with torchvision 0.26.0'
+        ) from error
+
+
+def choose_checkpoint(cfg: Config) -> str:
+    """For ``--resume`` without a name, set ``load_from`` to the newest complete checkpoint.
+
+    Returns:
+        A warning if that is not the one named by ``last_checkpoint``, else ''.
+
+    Raises:
+        UserError: the work dir has no complete checkpoint.
+    """
+    if not cfg.get('resume') or cfg.get('load_from'):
+        return ''
+    cfg.load_from, warning = latest_checkpoint(cfg.work_dir)
+    if cfg.load_from is None:
+        raise UserError(
+            f'--resume finds no checkpoint in {str(cfg.work_dir)!r}; name the '
+            '--work-dir of the run, or train without --resume to start'
+        )
+    return warning
+
+
+def check_widths(config: Config, runner: Runner) -> None:
+    """Refuse a neck, or heads without a neck, of another width than an AFTViT backbone.
+
+    Raises:
+        UserError: ``in_channels`` differs from ``embed_dims``.
+    """
+    model = task_model(runner)
+    backbone = getattr(model, 'backbone', None)
+    if type(backbone).__name__ != 'AFTViT':  # other backbones have a width per stage
+        return
+    neck = getattr(model, 'neck', None)
+    if backbone.out_type == 'featmap' and neck is None and hasattr(model, 'head'):
+        raise UserError(
+            "model.backbone.out_type must be 'avg_featmap' or 'cls_token' for a "
+            "classifier without a neck, got 'featmap'"
+        )
+    heads = [name for name, _ in model.named_children() if name.endswith('head')]
+    for name in ['neck'] if neck else heads:
+        given = getattr(getattr(model, name), 'in_channels', backbone.embed_dims)
+        if set(given if isinstance(given, Sequence) else [given]) != {backbone.embed_dims}:
+            raise UserError(
+                f'{name}.in_channels must be {backbone.embed_dims}, the width of the '
+                f'backbone, got {given}'
+            )
+
+
+def check_regularization(config: Config, runner: Runner) -> None:
+    """Refuse layers with a penalty that no hook adds to the loss.
+
+    Raises:
+        UserError: the model has a ``regularization_loss``, but there is no RegularizationHook.
+    """
+    penalised = any(hasattr(layer, 'regularization_loss') for layer in runner.model.modules())
+    if penalised and not any(isinstance(hook, RegularizationHook) for hook in runner.hooks):
+        raise UserError(
+            "the model has a regularization_loss, as AFTConv(sparsity='entropy') does, but "
+            "custom_hooks has no dict(type='aft_mm.RegularizationHook', weight=...) that adds it "
+            'to the losses'
+        )
+
+
+def check_steps(config: Config, runner: Runner) -> None:
+    """Refuse to sample from a causal mixer that cannot take one token at a time.
+
+    If nothing in the config samples, the model can be trained, and the log has a warning.
+
+    Raises:
+        UserError: a hook or the test would sample.
+    """
+    without = next(
+        (
+            type(layer).__name__
+            for layer in runner.model.modules()
+            if getattr(layer, 'causal', False) and not getattr(layer, 'has_steps', True)
+        ),
+        None,
+    )
+    if without is None:
+        return
+    loop = (runner.cfg.get('test_cfg') or {}).get('type') or ''
+    samplers = [type(hook).__name__ for hook in runner.hooks if _is_sampler(hook)]
+    samplers += [name for name in SAMPLING_LOOPS if name in str(loop)]
+    problem = f'{without} has no _init_state and _mix_step: the model cannot be sampled from'
+    if samplers:
+        raise UserError(f'{problem}, as {samplers[0]} of the config would')
+    runner.logger.warning(problem)
+
+
+def _is_sampler(hook: Any) -> bool:
+    return isinstance(hook, SampleVisualizationHook)
+
+
+def build_optimizer(config: Config, runner: Runner) -> None:
+    """Build the optimizer, so that its mistakes are found before the data sets are built."""
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+
+
+def check_classes(config: Config, runner: Runner) -> None:
+    """Build the data sets; compare their classes with the heads and with each other.
+
+    Raises:
+        UserError: a head has fewer classes than the data, or the training and validation sets
+            number their classes differently.
+    """
+    trained = runner.train_loop.dataloader.dataset
+    check_num_classes(task_model(runner), trained, 'training')
+    if runner.val_loop is not None:
+        validated = runner.val_loop.dataloader.dataset
+        check_num_classes(task_model(runner), validated, 'validation')
+        check_same_classes(trained, validated)
+
+
+def check_test_classes(config: Config, runner: Runner) -> None:
+    """Build the test set and compare its classes with the heads.
+
+    Raises:
+        UserError: a head has fewer classes than the data.
+    """
+    check_num_classes(task_model(runner), runner.test_loop.dataloader.dataset, 'test')
+
+
+def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
+    """Refuse a head with fewer classes than the data set.
+
+    Raises:
+        UserError: ``num_classes`` is too small.
+    """
+    metainfo = getattr(dataset, 'metainfo', None) or {}
+    classes = metainfo.get('classes') or metainfo.get('units')  # units of speech, with the blank
+    for name in ('head', 'bbox_head', 'decode_head', 'auxiliary_head', 'roi_head.bbox_head'):
+        head: Any = model
+        for part in name.split('.'):
+            head = getattr(head, part, None)
+        number = getattr(head, 'num_classes', None)
+        if classes is not None and isinstance(number, int) and number < len(classes):
+            raise UserError(
+                f'model.{name}.num_classes must be at least {len(classes)}, the number '
+                f'of classes of the {split} set, got {number}'
+            )
+
+
+def check_same_classes(trained: Any, validated: Any) -> None:
+    """Refuse data sets with different classes, as class folders have if one is missing.
+
+    Raises:
+        UserError: the classes or their order differ.
+    """
+    ours, theirs = (
+        tuple((getattr(dataset, 'metainfo', None) or {}).get('classes') or ())
+        for dataset in (trained, validated)
+    )
+    if ours and theirs and ours != theirs:
+        differing = sorted({*map(str, ours)} ^ {*map(str, theirs)})
+        difference = (
+            f'{", ".join(differing[:3])} {"is" if len(differing) == 1 else "are"} in one only'
+            if differing
+            else 'their order differs'
+        )
+        raise UserError(
+            f'the training set has {len(ours)} classes and the validation set '
+            f'{len(theirs)}, which must be the same in the same order: {difference}'
+        )
+
+
+def check_batch(config: Config, runner: Runner) -> None:
+    """Refuse a batch larger than the training set.
+
+    Raises:
+        UserError: the training set has samples, but an epoch has no iteration.
+    """
+    loader = runner.train_loop.dataloader
+    samples = len(loader.dataset)
+    if samples and not len(loader):
+        size = runner.cfg.train_dataloader.get('batch_size')
+        raise UserError(
+            f'train_dataloader.batch_size must be small enough for one batch of the {samples} '
+            f'samples of the training set on every process, as drop_last leaves out the rest, '
+            f'got {size}'
+        )
+
+
+def check_schedule(config: Config, runner: Runner) -> None:
+    """Refuse a schedule that would start after the end of the run.
+
+    Raises:
+        UserError: an entry of ``param_scheduler`` begins at its end or later.
+    """
+    schedules = runner.param_schedulers or []
+    for schedule in [schedules] if isinstance(schedules, dict) else schedules:
+        by_epoch = schedule.get('by_epoch', True)
+        length = runner.max_epochs if by_epoch else runner.max_iters
+        begin, end = schedule.get('begin', 0), schedule.get('end', length)
+        if begin >= end:
+            unit = 'epoch' if by_epoch else 'iteration'
+            raise UserError(
+                f'{schedule.get("type")} of param_scheduler begins at {unit} {begin} and ends at '
+                f'{unit} {end}, by default the end of the run; train longer, or '
+                'at a constant rate with --cfg-options param_scheduler=None'
+            )
+
+
+TRAIN_CHECKS: Sequence[Check] = (
+    check_widths,
+    check_regularization,
+    check_steps,
+    build_optimizer,
+    check_classes,
+    check_batch,
+    check_schedule,
+)
+TEST_CHECKS: Sequence[Check] = (check_widths, check_test_classes)

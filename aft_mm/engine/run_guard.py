@@ -1,0 +1,331 @@
+"""Guard a run: signals stop it with a checkpoint, and failures of the machine get one line."""
+
+import errno
+import logging
+import os
+import re
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from mmengine.dist import all_reduce
+from mmengine.runner import Runner
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+from torch.utils.data import get_worker_info
+
+from aft_mm.errors import PEER_DIED, UserError
+
+from .hooks import StopHook
+
+WATCHED = (signal.SIGTERM, signal.SIGINT)
+#: ``extra`` of a log message that is written to the file only.
+FILE_ONLY = dict(file_only=True)
+# Errors of a disk or a folder that can no longer be written.
+_UNWRITABLE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ENOENT,
+    errno.ENOTDIR,
+}
+# Messages of gloo and NCCL when another process is gone.
+_PEER_GONE = re.compile(
+    'Connection (closed|reset)|Broken pipe|Socket closed|ncclRemoteError|ncclSystemError',
+    re.IGNORECASE,
+)
+_before_fork = threading.local()
+
+
+def _hold_signals() -> None:
+    _before_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+
+
+def _deliver_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _before_fork.mask)
+
+
+def _end_at_sigterm() -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    if isinstance(getattr(handler, '__self__', None), StopSignals):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _deliver_signals()
+
+
+# Pools of processes, as evaluation uses them, are ended with SIGTERM. A Python handler may never
+# run there: a signal is lost when a fork begins, and not handled by a child that waits for a lock.
+# So signals are blocked during a fork, and SIGTERM ends a child.
+if hasattr(os, 'register_at_fork'):  # not on Windows
+    os.register_at_fork(
+        before=_hold_signals, after_in_parent=_deliver_signals, after_in_child=_end_at_sigterm
+    )
+
+
+class Stopped(BaseException):
+    """A signal arrived when the run could not wait for the end of an iteration.
+
+    Not an Exception, so that no ``except Exception`` swallows it.
+
+    Args:
+        signum: Number of the signal.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class StopSignals:
+    """Context manager that handles SIGTERM and SIGINT of this process.
+
+    While ``can_wait``, the first signal is stored in ``received``, which is checked after every
+    iteration, and a second one raises :class:`Stopped`; otherwise the first one raises it. With
+    ``patient``, further signals are ignored while ``can_wait``, because a launcher repeats the
+    signal that the keyboard sent to all processes.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.can_wait = False
+        self.patient = False
+        self._process = os.getpid()
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> 'StopSignals':
+        if threading.current_thread() is threading.main_thread():  # required by signal.signal
+            for signum in WATCHED:
+                self._before[signum] = signal.signal(signum, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)  # type: ignore[arg-type]
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a fork, which also got the keyboard's SIGINT
+            # A data loader worker continues until its parent has finished.
+            if get_worker_info() is None:
+                signal.signal(signum, signal.SIG_DFL)
+                os.kill(os.getpid(), signum)
+            return
+        first, self.received = self.received is None, self.received or signum
+        if not (self.can_wait and (first or self.patient)):
+            raise Stopped(signum)
+
+
+class StopSignalHook(StopHook):
+    """Ends the training after the iteration in which SIGTERM or SIGINT arrived.
+
+    A signal to one process of a distributed run stops all of them. During a validation a signal
+    stops the run at once: the checkpoint of the epoch is already written.
+
+    Args:
+        signals: The signal handler.
+        command: The command that resumes the run, for the message.
+    """
+
+    def __init__(self, signals: StopSignals, command: str = 'train with --resume') -> None:
+        super().__init__()
+        self.command = command
+        self.signals = signals
+        self.message = ''
+
+    def before_train(self, runner: Runner) -> None:
+        """From here on a signal waits for the end of an iteration."""
+        super().before_train(runner)
+        self.signals.patient = runner.distributed
+        self.signals.can_wait = True
+
+    def before_val(self, runner: Runner) -> None:
+        """Do not wait: a validation may take long, and the training is saved."""
+        self.signals.can_wait = False
+
+    def after_val(self, runner: Runner) -> None:
+        """Wait again once training continues."""
+        self.signals.can_wait = runner.train_loop is not None
+
+    def after_train(self, runner: Runner) -> None:
+        """Do not wait: the last iteration is done."""
+        self.signals.can_wait = False
+
+    def is_time(self, runner: Runner) -> bool:
+        """Return whether any process received a signal."""
+        received = torch.tensor(self.signals.received or 0)
+        if runner.distributed:
+            all_reduce(received, 'max')
+        self.signals.received = int(received) or None
+        return self.signals.received is not None
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
+        """Stop the loop, also before its validation, because the sender may not wait for that."""
+        super().after_train_iter(runner, batch_idx, data_batch, outputs)
+        if self.is_up and runner.train_loop.stop_training:
+            runner.train_loop.val_begin = runner.max_iters + 1
+
+    def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
+        """Store the message that ends the program, and log it to the file."""
+        name = signal.Signals(self.signals.received or signal.SIGTERM).name
+        self.message = (
+            f'{name} stopped the run after iteration {iteration}; the checkpoint is '
+            f'{checkpoint}; to resume, {self.command}'
+        )
+        runner.logger.info(self.message, extra=FILE_ONLY)
+
+
+class Run:
+    """A guarded run: its signals, and its runner once it is built."""
+
+    def __init__(self, signals: StopSignals, argv: Sequence[str]) -> None:
+        self.signals = signals
+        self.argv = argv
+        self.runner: Runner | None = None
+        self.hook: StopSignalHook | None = None
+
+    def watch(self, runner: Runner) -> None:
+        """Let a signal stop the training of ``runner`` after an iteration."""
+        self.runner = runner
+        self.hook = StopSignalHook(self.signals, self.command())
+        runner.register_hook(self.hook)
+
+    def last_checkpoint(self) -> str:
+        """Return ``; the last checkpoint is work_dirs/a/epoch_3.pth; to resume, …``."""
+        if self.runner is None or self.hook is None:  # no training
+            return ''
+        last = self.runner.message_hub.get_info('last_ckpt')
+        if not last:
+            return '; there is no checkpoint yet'
+        return f'; the last checkpoint is {last}; to resume, {self.command()}'
+
+    def command(self) -> str:
+        """Return the command that resumes a training: the one that started it with ``--resume``."""
+        if self.runner is not None and self.runner.distributed:
+            return 'start it again with --resume'  # the launcher's arguments are not known here
+        return f'run: {shlex.join([*_program(), *_with_resume(self.argv)])}'
+
+
+def _program() -> list[str]:
+    """Return how the training was started, without its arguments."""
+    path = Path(sys.argv[0])
+    if path.stem == 'aft_mm':  # aft_mm.exe on Windows
+        return ['aft_mm', 'train']
+    if path.parts[-2:] == ('aft_mm', '__main__.py'):
+        return ['python', '-m', 'aft_mm', 'train']
+    return ['python', str(path) if path.name == 'train.py' else 'tools/train.py']
+
+
+def _with_resume(argv: Sequence[str]) -> list[str]:
+    """Replace ``--resume [CHECKPOINT]`` by ``--resume`` at the end."""
+    arguments: list[str] = []
+    names_checkpoint = False
+    for argument in argv:
+        if not (
+            argument.startswith('--resume') or names_checkpoint and not argument.startswith('-')
+        ):
+            arguments.append(argument)
+        names_checkpoint = argument == '--resume'
+    return [*arguments, '--resume']
+
+
+@contextmanager
+def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
+    """Exit with a one-line message if the machine or another process ends a run.
+
+    That is a signal, a killed data loader worker, no memory, a full or unwritable disk, or the
+    death of another process of a distributed run. The message of a training names the last
+    checkpoint, and the exit status after a signal is 128 plus its number, as in a shell. In a
+    distributed run the launcher gets the message, too.
+
+    Args:
+        argv: Arguments of the program, by default those of the process; they are part of the
+            command that resumes a training.
+    """
+    run = Run(StopSignals(), sys.argv[1:] if argv is None else argv)
+    try:  # outside of the signals, because the death of a worker is raised at any point
+        with _quiet_log(), run.signals, _deaths_of_workers():
+            yield run
+            if run.hook is not None and run.hook.is_up:
+                _end(run.hook.message, 128 + (run.signals.received or signal.SIGTERM))
+    except Stopped as stopped:
+        _end(f'{stopped} stopped the run{run.last_checkpoint()}', 128 + stopped.signum)
+    except SystemExit as end:  # raised by user_errors
+        if isinstance(end.code, str):
+            _report(end.code)
+        raise
+    except (OSError, RuntimeError, MemoryError) as error:
+        message = reason(error)
+        if message is None:
+            raise
+        _report(message + run.last_checkpoint())
+        raise SystemExit(f'Error: {message}{run.last_checkpoint()}') from None
+
+
+@contextmanager
+def _deaths_of_workers() -> Iterator[None]:
+    """Raise the death of a data loader worker instead of the error of its closed connection.
+
+    The connection closes a moment before SIGCHLD arrives, for which torch raises a RuntimeError
+    that names the cause.
+    """
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        if getattr(error, 'errno', None) not in _UNWRITABLE:
+            time.sleep(1)  # interrupted by the signal
+        raise
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    """Print no traceback for every line of a log that cannot be written."""
+    before, logging.raiseExceptions = logging.raiseExceptions, False
+    try:
+        yield
+    finally:
+        logging.raiseExceptions = before
+
+
+def reason(error: Exception) -> str | None:
+    """Return what the machine did to a run, in a few words; None for what may be a bug."""
+    message = ' '.join(str(error).split())
+    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if out_of_memory or "can't allocate memory" in message:
+        return f'there is not enough memory ({message:.150}); a smaller batch needs less'
+    if isinstance(error, OSError):
+        if error.errno not in _UNWRITABLE:
+            return None
+        return f'{error.filename or "a file"!r} cannot be written or read: {error.strerror}'
+    killed = re.search(r'DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (.+?)(?: It is|$)', message)
+    if killed:
+        return (
+            f'worker {killed.group(1)} of a data loader {killed.group(2).rstrip(". ")}; the '
+            'system does that when memory runs out'
+        )
+    if torch.distributed.is_initialized() and _PEER_GONE.search(message):
+        return f'{PEER_DIED} ({message:.150})'
+    return None
+
+
+def _end(message: str, status: int) -> None:
+    """Print the last line, if this process has one, and exit."""
+    if message:
+        _report(message)
+        print(message, file=sys.stderr)
+    raise SystemExit(status)
+
+
+def _report(message: str) -> None:
+    """Tell torchrun, if there is one, why this process ends."""
+    get_error_handler().record_exception(UserError(message.removeprefix('Error: ')))
