@@ -8,16 +8,13 @@ Importing this module also makes mmengine read checkpoints with :mod:`aft_mm.che
 imported when the first checkpoint is read.
 """
 
+import functools
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-
-from mmengine import registry as root
-import functools
-import importlib
-from collections.abc import Callable
 from typing import Any
 
 from mmengine import registry as root

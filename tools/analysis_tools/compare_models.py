@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -50,7 +50,8 @@ from PIL import Image
 from aft_mm.apis import ImageGenerator, SuperResolver
 from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
-from aft_mm.cli.command_line import DATA_ERRORS, check_checkpoint, read_config
+from aft_mm.config.reading import check_checkpoint, read_config
+from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization import (
     draw_completions,
     draw_header,
@@ -112,7 +113,7 @@ def images_of(config, num: int) -> tuple[np.ndarray, np.ndarray | None]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         check_output('--out', args.out, ('.png',))
         check_int('--num', args.num, 1)
         models = load_models(args)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import add_runs, check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -60,7 +60,8 @@ from run_logs import (
     validations,
 )
 
-from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
+from aft_mm.config.reading import read_config
+from aft_mm.errors import CONFIG_ERRORS
 
 TABLES = ('.md', '.csv', '.tex')
 MISSING = '–'
@@ -289,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
     # stdout is for the table; mmengine's messages go to stderr.
-    with one_sentence(*CONFIG_ERRORS), contextlib.redirect_stdout(sys.stderr):
+    with user_errors(*CONFIG_ERRORS), contextlib.redirect_stdout(sys.stderr):
         for path in args.out:
             check_output('--out', path, TABLES)
         rows = {

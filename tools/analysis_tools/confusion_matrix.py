@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import PICTURES, add_picture_arguments, check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -42,9 +42,9 @@ from networks import build_dataset, class_names, load_classifier, network_inputs
 from sklearn.metrics import confusion_matrix
 
 from aft_mm.checks import check_int
-from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save, write_csv
-from aft_mm.cli.progress import with_bar
+from aft_mm.cli.progress import progress
+from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization.figures import new_figure
 
 MOST_NAMES = 40  # with more classes, the axes show numbers
@@ -136,7 +136,7 @@ def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
 def predict(network, dataset, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return probabilities [N, K] and labels [N] for a dataset."""
     probabilities, labels = [], []
-    for first in with_bar(range(0, len(dataset), batch_size), 'classifying'):
+    for first in progress(range(0, len(dataset), batch_size), 'classifying'):
         samples = [dataset[i] for i in range(first, min(first + batch_size, len(dataset)))]
         with torch.no_grad():
             logits = network.model(network_inputs(network.config, samples))
@@ -147,7 +147,7 @@ def predict(network, dataset, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         check_picture(args)
         check_int('--batch-size', args.batch_size, 1)
         check_int('--num', args.num, 1)

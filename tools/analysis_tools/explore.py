@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -43,8 +43,9 @@ from recording import mixers_with_keys, record_outputs
 from torch import Tensor, nn
 
 from aft_mm.apis import ImageClassifier, load_model
-from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
 from aft_mm.cli.pictures import footer
+from aft_mm.config.reading import read_config
+from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.visualization import mixers_with_bias
 
 MOST_NUMBERS = 2**25  # 134 MB, which a browser opens in seconds
@@ -262,7 +263,7 @@ def keys_of(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence(*CONFIG_ERRORS):
+    with user_errors(*CONFIG_ERRORS):
         check_output('--out', args.out, ('.html',))
         config = read_config(args.config)
         if args.images:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -52,7 +52,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int
-from aft_mm.cli.command_line import CONFIG_ERRORS, read_config
+from aft_mm.config.reading import read_config
+from aft_mm.errors import CONFIG_ERRORS
 
 # mmengine has rules for convolutions, linear layers, matrix products and norms only.
 ELEMENTWISE = (
@@ -276,7 +277,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence(FileNotFoundError, *CONFIG_ERRORS):
+    with user_errors(FileNotFoundError, *CONFIG_ERRORS):
         for name, size in zip(('HEIGHT', 'WIDTH'), args.shape or (), strict=False):
             check_int(f'{name} of --shape', size, 1)
         if args.json:

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from aft_mm.cli.arguments import add_choice_arguments, add_network_arguments
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -37,9 +37,9 @@ from recording import RecordAttention, grid_of
 from torch import Tensor
 
 from aft_mm.checks import check_int, refuse
-from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save, write_csv
-from aft_mm.cli.progress import with_bar
+from aft_mm.cli.progress import progress
+from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
@@ -180,14 +180,14 @@ def mean_attention_distance(relative: Tensor) -> np.ndarray:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         check_picture(args)
         check_int('--batch-size', args.batch_size, 1)
         network = load_network(args.config, args.checkpoint)
         batches = batches_for(network, args.images, args.num, args.batch_size)
         mean = MeanAttention(batches[0].shape[2:], network.num_prefix_tokens)
         with torch.no_grad(), RecordAttention(mean.take):
-            for batch in with_bar(batches, 'attention'):
+            for batch in progress(batches, 'attention'):
                 mean.next_batch(len(batch))
                 network.run(batch)
         layers = list(mean.means().items())

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import add_image_arguments, add_picture_arguments
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 METHODS = ('GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'XGradCAM', 'LayerCAM', 'EigenGradCAM')
 
@@ -51,8 +51,8 @@ from networks import (
 )
 from recording import as_map
 
-from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save
+from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization.figures import new_figure
 
 
@@ -146,7 +146,7 @@ def activation_maps(
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         check_picture(args)
         network = load_classifier(args.config, args.checkpoint)
         name = args.layer or target_layer(network)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from aft_mm.cli.arguments import add_picture_arguments, add_runs
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -359,7 +359,7 @@ def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence(ValueError, OSError):
+    with user_errors(ValueError, OSError):
         check_picture(args)
         logs = runs_of(args)
         references = by_label('--reference', [pair(text) for text in args.reference])

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import add_picture_arguments
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -41,8 +41,8 @@ from networks import build_dataset, class_names, load_network, network_inputs, s
 from sklearn.manifold import TSNE
 
 from aft_mm.checks import check_number
-from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save
+from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization.figures import new_figure
 
 MOST_LEGEND = 20  # names of more classes would overlap
@@ -113,7 +113,7 @@ def neighbour_share(features: torch.Tensor, labels: np.ndarray) -> float:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         check_picture(args)
         check_number('--perplexity', args.perplexity, above=0)
         if args.perplexity >= args.num:

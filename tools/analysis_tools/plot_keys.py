@@ -12,7 +12,7 @@ from aft_mm.cli.arguments import (
     add_picture_arguments,
     check_writable,
 )
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -46,8 +46,9 @@ from networks import (
 from recording import grid_of, mixers_with_keys, record_outputs
 from torch import Tensor
 
-from aft_mm.cli.command_line import DATA_ERRORS, numbered
+from aft_mm.cli.arguments import numbered
 from aft_mm.cli.pictures import check_picture, footer
+from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
@@ -124,7 +125,7 @@ def draw_key_maps(
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         check_picture(args)
         network = load_network(args.config, args.checkpoint)
         mixers = list(mixers_with_keys(network.model).values())

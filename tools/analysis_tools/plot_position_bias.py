@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from aft_mm.cli.arguments import add_choice_arguments, add_picture_arguments
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -69,8 +69,8 @@ from torch import Tensor
 
 from aft_mm.apis import load_model
 from aft_mm.checks import check_int
-from aft_mm.cli.command_line import CONFIG_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save, write_csv
+from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.visualization import choose, draw_position_bias, mixers_with_bias
 
 # Names of the offsets by number of dimensions.
@@ -151,7 +151,7 @@ def _distribution(
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*CONFIG_ERRORS):
+    with user_errors(*CONFIG_ERRORS):
         check_picture(args)
         check_int('--top', args.top, 1)
         _, model = load_model(args.config, args.checkpoint, device='cpu')

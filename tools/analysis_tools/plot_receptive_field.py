@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from aft_mm.cli.arguments import LAYERS, add_choice_arguments, add_network_arguments
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -58,9 +58,9 @@ from recording import as_map, record_outputs
 from torch import Tensor
 
 from aft_mm.checks import check_int, refuse
-from aft_mm.cli.command_line import DATA_ERRORS
 from aft_mm.cli.pictures import check_picture, footer, save, write_csv
-from aft_mm.cli.progress import with_bar
+from aft_mm.cli.progress import progress
+from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import new_figure
 
@@ -229,7 +229,7 @@ def _draw_energy(axis: Axes, name: str, energy: Tensor) -> AxesImage:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with one_sentence(*DATA_ERRORS):
+    with user_errors(*DATA_ERRORS):
         check_picture(args)
         check_int('--num', args.num, 1)
         network = load_network(args.config, args.checkpoint)
@@ -286,7 +286,7 @@ def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None)
         return as_map(output, images.shape[2:], network.num_prefix_tokens)
 
     total = 0
-    for batch in with_bar(batches, 'receptive field'):
+    for batch in progress(batches, 'receptive field'):
         total = total + receptive_field(features, batch, place, generator=generator)
     return total / len(batches)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import add_picture_arguments
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -205,7 +205,7 @@ def time_of(files: Sequence[str], times: dict[str, float]) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence(ValueError, OSError):
+    with user_errors(ValueError, OSError):
         check_picture(args)
         for label, *files in args.group:
             if not files:

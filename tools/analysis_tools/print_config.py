@@ -5,8 +5,8 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import add_config_options
-from aft_mm.errors import one_sentence
+from aft_mm.cli.parsers import add_config_options
+from aft_mm.errors import user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -19,15 +19,15 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
-from aft_mm.cli.command_line import configured
+from aft_mm.config.reading import read_config
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
     # stdout is for the config; mmengine's messages go to stderr.
-    with one_sentence(FileNotFoundError), contextlib.redirect_stdout(sys.stderr):
-        config = configured(args)
+    with user_errors(FileNotFoundError), contextlib.redirect_stdout(sys.stderr):
+        config = read_config(args.config, args.cfg_options)
     print(config.pretty_text)
 
 

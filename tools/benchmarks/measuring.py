@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
-from aft_mm.cli.allocator import keep_freed_memory
+from aft_mm.engine.allocator import keep_freed_memory
 
 # Larger than the second-level cache of any GPU.
 CACHE_BYTES = 256 * 2**20

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from arguments import named_in_errors
 
-from aft_mm.cli.allocator import keep_freed_memory
-from aft_mm.errors import one_sentence
+from aft_mm.engine.allocator import keep_freed_memory
+from aft_mm.errors import user_errors
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def set_up_torch(args: argparse.Namespace) -> None:
 
     Whether freed memory is kept is recorded in the JSON as a setting.
     """
-    with one_sentence():
+    with user_errors():
         args.freed_memory_kept = keep_freed_memory()
     torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aft_mm.cli.arguments import check_writable
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 LICENSE = 'Apache-2.0'
 
@@ -48,8 +48,9 @@ if __name__ == '__main__':
 import torch
 from torch import Tensor
 
-from aft_mm.checkpoint import load_from_local, register_safe_loading, write_safetensors
-from aft_mm.cli.command_line import check_checkpoint
+from aft_mm.checkpoint import load_from_local, write_safetensors
+from aft_mm.config.reading import check_checkpoint
+from aft_mm.registry import register_safe_loading
 
 # The published entries of mmengine's meta.
 META = ('cfg', 'epoch', 'iter', 'experiment_name', 'mmengine_version')
@@ -169,7 +170,7 @@ def read_metrics(path: str) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence():
+    with user_errors():
         check_checkpoint(args.checkpoint)
         if args.out.suffix not in WRITERS:
             raise UserError(

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.errors import UserError, one_sentence
+from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -42,7 +42,8 @@ sys.path.append(str(Path(__file__).parents[1] / 'analysis_tools'))
 from publish_model import publish, save
 from run_logs import read_scalars, validated_metrics, validations
 
-from aft_mm.checkpoint import latest_checkpoint, load_from_local, register_safe_loading
+from aft_mm.checkpoint import latest_checkpoint, load_from_local
+from aft_mm.registry import register_safe_loading
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 
@@ -99,7 +100,7 @@ def list_weights(name: str, address: str) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    with one_sentence(ValueError):
+    with user_errors(ValueError):
         if args.address and not args.address.startswith(('hf://', 'https://')):
             raise UserError(f'--address must begin with hf:// or https://, got {args.address!r}')
         if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):

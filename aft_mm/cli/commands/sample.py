@@ -16,8 +16,7 @@ from aft_mm.cli.parsers import sampling_options
 from aft_mm.config.reading import check_checkpoint, check_data, read_config
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
-from aft_mm.sampling.images import given_rows
-from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
+from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples, given_rows
 
 # By kind of model: suffixes of the output file.
 SUFFIXES = dict(

@@ -11,14 +11,19 @@ from mmengine.runner import Runner
 from aft_mm.checks import check_int, check_number, check_sizes
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
-from aft_mm.sampling.images import check_image_shape, complete_images, sample_images
-from aft_mm.sampling.points import check_points, check_up, sample_points
-from aft_mm.sampling.super_resolution import check_super_resolution, super_resolve
 from aft_mm.visualization import (
+    check_image_shape,
+    check_points,
+    check_super_resolution,
+    check_up,
+    complete_images,
     draw_completions,
     draw_point_clouds,
     draw_samples,
     draw_super_resolution,
+    sample_images,
+    sample_points,
+    super_resolve,
 )
 
 from ..runner import task_model
