@@ -284,7 +284,7 @@ class TestPlotCurves:
             (['a=log.jsonl', 'a=log.jsonl'], "LOG must have unique labels, got 'a' twice"),
             (
                 ['log.jsonl', '--reference', 'a=1', 'a=2'],
-                "--reference must have unique labels .* 'a' twice",
+                "--reference must have unique labels, got 'a' twice",
             ),
             (['log.jsonl', '--metric', 'bits_per_dim'], 'metric must be one of the logs'),
             (['no.jsonl'], "'no.jsonl' is neither a log"),

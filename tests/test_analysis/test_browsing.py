@@ -226,11 +226,11 @@ def test_models_are_compared_on_their_test_images(tool, untrained, tmp_path, cap
     super_resolution = untrained['tiny_super_resolution']
     for words, message in (
         (['--model', 'a', *super_resolution], 'must have the same image_shape'),
-        (['--model', 'b', config, checkpoint], "needs a name of its own for each, got 'b'"),
+        (['--model', 'b', config, checkpoint], "--model must have unique names, got 'b'"),
     ):
         with pytest.raises(SystemExit, match=f'Error: .*{message}'):
             compare.main(
                 ['--model', 'b', config, checkpoint, *words, '--out', str(tmp_path / 'd.png')]
             )
-    with pytest.raises(SystemExit, match='has no image_shape: its model draws no images'):
+    with pytest.raises(SystemExit, match='must be the config of an image model with image_shape'):
         compare.main(['--model', 'b', *untrained['tiny_text'], '--out', str(tmp_path / 'd.png')])
