@@ -16,7 +16,7 @@ from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import TextUnits
 
 from .file_dataset import FileDataset, UnusableFile
-from .transcripts import Transcripts, read_transcripts, said
+from .transcripts import Transcripts, read_transcripts, remark
 from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 
 SOUND = ('.wav', '.flac', '.ogg')
@@ -97,9 +97,9 @@ class Utterances(FileDataset):
                 f'{part!r} ({len(names)} x, first in {names[0]})' for part, names in unknown.items()
             ]
         for what, items in notes.items():
-            warn(said(self.place, what, items))
+            warn(remark(self.place, what, items))
         if not found:
-            raise ValueError(f'{self.place!r} has no utterance that can be used.')
+            raise ValueError(f'{self.place!r} has no utterance that can be used')
         return found
 
     def _usable_length(
@@ -117,7 +117,7 @@ class Utterances(FileDataset):
             if self.test_mode:
                 raise ValueError(
                     f'utterance {name!r} has {frames} frames, more than '
-                    f'max_frames={self.max_frames}: cut it into shorter ones.'
+                    f'max_frames={self.max_frames}: cut it into shorter ones'
                 )
             notes[f'utterance(s) are longer than max_frames={self.max_frames} and left out'].append(
                 name
@@ -146,7 +146,7 @@ class Utterances(FileDataset):
             if info['speaker'] is None:
                 raise ValueError(
                     'speaker must be known of every utterance for NormalizeFeatures('
-                    f"per='speaker'), but is not of {info['name']!r}."
+                    f"per='speaker'), but is not of {info['name']!r}"
                 )
             try:
                 sums[info['speaker']].add(load.transform(info)['features'])
@@ -172,7 +172,7 @@ class Utterances(FileDataset):
     def _load_step(self) -> LoadUtterance:
         steps = self._steps(LoadUtterance)
         if len(steps) != 1:
-            raise ValueError(f'pipeline must have one LoadUtterance, got {len(steps)}.')
+            raise ValueError(f'pipeline must have one LoadUtterance, got {len(steps)}')
         return steps[0]
 
     def _speaker_of(self, name: str) -> str | None:
@@ -181,15 +181,15 @@ class Utterances(FileDataset):
         match = self.speaker.search(name)
         if match is None:
             raise ValueError(
-                f'speaker {self.speaker.pattern!r} is not found in the utterance {name!r}.'
+                f'speaker {self.speaker.pattern!r} is not found in the utterance {name!r}'
             )
         return match[1]
 
     def _texts(self, path: Path) -> dict[str, str]:
         """The transcripts; what is unusual about the file is said."""
         transcripts: Transcripts = read_transcripts(str(path))
-        for remark in transcripts.remarks:
-            warn(remark)
+        for line in transcripts.remarks:
+            warn(line)
         return transcripts.texts
 
 
@@ -206,11 +206,11 @@ def _check_both(place: str, what: str, files: set[str], texts: set[str]) -> None
     """Say which files have no transcript; those without a file are an entry of their own."""
     silent = sorted(files - texts)
     if silent:
-        warn(said(place, f'{what} have no transcript and are left out', silent))
+        warn(remark(place, f'{what} have no transcript and are left out', silent))
     if not files & texts:
         raise ValueError(
             f'{place!r} has no utterance with a transcript: ids of files begin with '
-            f'{sorted(files)[:1]}, of transcripts with {sorted(texts)[:1]}.'
+            f'{sorted(files)[:1]}, of transcripts with {sorted(texts)[:1]}'
         )
 
 
@@ -243,7 +243,7 @@ class SpeechFolder(Utterances):
                 if name in paths and name in texts:
                     raise ValueError(
                         f'utterance {name!r} must be one file, got {paths[name]!r} '
-                        f'and {str(path)!r}: name their folders in the transcripts.'
+                        f'and {str(path)!r}: name their folders in the transcripts'
                     )
                 paths[name] = str(path)
         _check_both(self.place, 'sound file(s)', set(paths), set(texts))
@@ -324,7 +324,7 @@ class SphinxFeatures(Utterances):
         """See :class:`Utterances`."""
         path = Path(self.data_root, self.fileids)
         if not path.is_file():
-            raise FileNotFoundError(f'fileids {str(path)!r} does not exist.')
+            raise FileNotFoundError(f'fileids {str(path)!r} does not exist')
         ids = path.read_text(encoding='utf-8', errors='surrogateescape').split()
         files = {fileid.rpartition('/')[2]: fileid for fileid in ids}
         texts = self._texts(Path(self.ann_file))

@@ -44,7 +44,7 @@ class ErrorRate(BaseMetric):
         if names is None:
             raise ValueError(
                 'ErrorRate needs a data set whose metainfo tells its units, such as '
-                'aft_mm.SpeechFolder.'
+                'aft_mm.SpeechFolder'
             )
         self.results += [
             tuple(self._text(names, units) for units in (sample['units'], sample['recognized']))
@@ -60,7 +60,7 @@ class ErrorRate(BaseMetric):
         if not total:
             raise ValueError(
                 f'ErrorRate needs a {self.per} at least, but all {len(references)} '
-                'transcripts are empty.'
+                'transcripts are empty'
             )
         counts = jiwer.process_words(references, hypotheses)
         errors = dict(

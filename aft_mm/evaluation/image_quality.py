@@ -67,14 +67,14 @@ class ImageQuality(BaseMetric):
         if min(self.image_shape[:2]) < SMALLEST:
             raise ValueError(
                 f'image_shape must be (H, W, C) with H and W at least {SMALLEST}, for '
-                f'the window of the similarity, got {self.image_shape}.'
+                f'the window of the similarity, got {self.image_shape}'
             )
         source = self.source_shape
         fits = source[2] == self.image_shape[2]
         if not fits or any(np.mod(self.image_shape[:2], source[:2])):
             raise ValueError(
                 f'source_shape must be (h, w, C) that divides H and W of image_shape '
-                f'{self.image_shape} and has its C, got {source}.'
+                f'{self.image_shape} and has its C, got {source}'
             )
         super().__init__(collect_device=collect_device, **kwargs)
 
@@ -95,7 +95,7 @@ class ImageQuality(BaseMetric):
         if not measured:
             raise ValueError(
                 'ImageQuality needs images that were drawn, but there is none in '
-                f'{len(results)} samples: test_cfg must be a GenerationTestLoop.'
+                f'{len(results)} samples: test_cfg must be a GenerationTestLoop'
             )
         return {name: float(np.mean([result[name] for result in measured])) for name in measured[0]}
 

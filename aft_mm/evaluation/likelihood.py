@@ -53,7 +53,7 @@ class Likelihood(BaseMetric):
         if not predictions:
             raise ValueError(
                 'Likelihood needs at least one prediction, but every token of the '
-                f'{len(results)} samples is given context.'
+                f'{len(results)} samples is given context'
             )
         mean = np.float64(nats / predictions)
         with np.errstate(over='ignore'):  # an untrained model's may be infinite

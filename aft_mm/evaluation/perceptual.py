@@ -63,7 +63,7 @@ class _DrawnImages(BaseMetric):
             raise ValueError(
                 f'{type(self).__name__} needs images that were drawn, but there is '
                 f'none in {len(results)} samples: test_cfg must be a '
-                'GenerationTestLoop.'
+                'GenerationTestLoop'
             )
         return pairs
 
@@ -115,7 +115,7 @@ class FID(_DrawnImages):
         """``{'fid': ...}``."""
         pairs = self._measured(results)
         if len(pairs) < 2:
-            raise ValueError('FID needs at least two images that were drawn for, got 1.')
+            raise ValueError('FID needs at least two images that were drawn for, got 1')
         self.distance.to(get_device()).reset()
         for kind, real in ((0, True), (1, False)):
             for batch in self._batches([pair[kind] for pair in pairs]):

@@ -73,7 +73,7 @@ def normalized(clouds: Tensor, references: Tensor) -> Tensor:
     first = references[0, 0]
     # Compared, for the mean of equal numbers is rounded and their deviation not quite 0.
     if (references == first).all():
-        raise ValueError(f'references must hold points that differ, but all are {first.tolist()}.')
+        raise ValueError(f'references must hold points that differ, but all are {first.tolist()}')
     centre = references.mean((0, 1))
     return (clouds - centre) / (references - centre).square().mean().sqrt()
 

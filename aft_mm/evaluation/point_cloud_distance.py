@@ -98,7 +98,7 @@ class PointCloudDistance(BaseMetric):
             if len(drawn) != 1:
                 raise ValueError(
                     'PointCloudDistance compares two sets of one size: num_samples of '
-                    f'test_cfg must be 1, got {len(drawn)}.'
+                    f'test_cfg must be 1, got {len(drawn)}'
                 )
             # A byte each: all of them travel to the first rank.
             both = np.stack([drawn[0].cpu().numpy(), tokens.cpu().numpy()])
@@ -110,7 +110,7 @@ class PointCloudDistance(BaseMetric):
         if not pairs:
             raise ValueError(
                 'PointCloudDistance needs clouds that were drawn, but there is none '
-                f'in {len(results)} samples: test_cfg must be a GenerationTestLoop.'
+                f'in {len(results)} samples: test_cfg must be a GenerationTestLoop'
             )
         if len(pairs) < FEW_CLOUDS:
             print_log(

@@ -34,7 +34,7 @@ class TokenAccuracy(BaseMetric):
             if 'num_correct' not in sample:
                 raise ValueError(
                     'TokenAccuracy needs samples with num_correct, which a model with a '
-                    'CategoricalHead gives, but got one without.'
+                    'CategoricalHead gives, but got one without'
                 )
             self.results.append((int(sample['num_correct']), int(sample['num_dims'])))
 
@@ -44,7 +44,7 @@ class TokenAccuracy(BaseMetric):
         if not tokens:
             raise ValueError(
                 'TokenAccuracy needs at least one prediction, but every token of the '
-                f'{len(results)} samples is given context.'
+                f'{len(results)} samples is given context'
             )
         whole = sum(hit == number for hit, number in results)
         return dict(

@@ -31,11 +31,11 @@ def bounding_cube(points: np.ndarray) -> Box:
         side = float((high - low).max())
         reach = float(np.abs(points - centre).max())
     if not side > 0:
-        raise ValueError(f'points must differ, but all {len(points)} are {low.tolist()}.')
+        raise ValueError(f'points must differ, but all {len(points)} are {low.tolist()}')
     if not (side < np.inf and reach / side <= 0.5 + SLACK):
         raise ValueError(
             'points must have an extent that float64 can divide, but go from '
-            f'{low.tolist()} to {high.tolist()}.'
+            f'{low.tolist()} to {high.tolist()}'
         )
     x, y, z = centre.tolist()
     return (x, y, z), side
@@ -78,12 +78,12 @@ def encode_points(
     points = _checked(points)
     centre, side = bounding_cube(points) if box is None else box
     if not side > 0:
-        raise ValueError(f'the side of box must be above 0, got {side}.')
+        raise ValueError(f'the side of box must be above 0, got {side}')
     unit = (points - np.asarray(centre)) / side
     if np.abs(unit).max() > 0.5 + SLACK:
         raise ValueError(
             f'points must lie in the box, a cube of side {side} around '
-            f'{tuple(centre)}, but reach {np.abs(unit).max():.4g} sides from it.'
+            f'{tuple(centre)}, but reach {np.abs(unit).max():.4g} sides from it'
         )
     tokens = np.floor(unit * bins + bins // 2).clip(0, bins - 1).astype(np.uint8)
     keys = points if order == 'raw' else tokens
@@ -111,11 +111,11 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
     bins = _num_bins(num_bits)
     tokens = np.asarray(tokens)
     if tokens.ndim < 1 or tokens.shape[-1] % 3:
-        raise ValueError(f'tokens must be three per point, but have the shape {tokens.shape}.')
+        raise ValueError(f'tokens must be three per point, but have the shape {tokens.shape}')
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < bins:
         raise ValueError(
             f'tokens must be 0 to {bins - 1} with num_bits={num_bits}, but are '
-            f'{tokens.min()} to {tokens.max()}.'
+            f'{tokens.min()} to {tokens.max()}'
         )
     centre, side = UNIT_CUBE if box is None else box
     coordinates = tokens.reshape(*tokens.shape[:-1], -1, 3)[..., ::-1]
@@ -137,9 +137,9 @@ def _checked(points: np.ndarray) -> np.ndarray:
     points = np.asarray(points, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] != 3 or not len(points):
         raise ValueError(
-            f'points must be [P, 3] with P at least 1, but have the shape {points.shape}.'
+            f'points must be [P, 3] with P at least 1, but have the shape {points.shape}'
         )
     if not np.isfinite(points).all():
         bad = int((~np.isfinite(points)).any(1).sum())
-        raise ValueError(f'points must be finite, but {bad} of {len(points)} are not.')
+        raise ValueError(f'points must be finite, but {bad} of {len(points)} are not')
     return points

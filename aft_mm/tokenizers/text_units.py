@@ -83,7 +83,7 @@ class TextUnits:
             if missing:
                 raise ValueError(
                     f'lexicon {self.lexicon!r} says {word!r} with {missing[0]!r}, '
-                    f'which is none of the {len(self.names) - 2} symbols.'
+                    f'which is none of the {len(self.names) - 2} symbols'
                 )
             found[word] = tuple(self.numbers[name] for name in names)
         return found
@@ -102,7 +102,7 @@ def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
     """
     check_path('lexicon', path)
     if not Path(path).is_file():
-        raise FileNotFoundError(f'lexicon {path!r} does not exist.')
+        raise FileNotFoundError(f'lexicon {path!r} does not exist')
     words: dict[str, tuple[str, ...]] = {}
     for number, line in enumerate(Path(path).read_bytes().split(b'\n'), 1):
         try:
@@ -114,9 +114,9 @@ def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
             continue
         if not phonemes:
             raise ValueError(
-                f'line {number} of lexicon {path!r} has the word {word!r} and no phonemes.'
+                f'line {number} of lexicon {path!r} has the word {word!r} and no phonemes'
             )
         words.setdefault(_VARIANT.sub('', word), tuple(phonemes))
     if not words:
-        raise ValueError(f'lexicon {path!r} has no word.')
+        raise ValueError(f'lexicon {path!r} has no word')
     return words

@@ -15,7 +15,7 @@ from aft_mm.cli.command_line import read_config
 from aft_mm.cli.config_checks import check_keys, check_settings
 from aft_mm.errors import UserError
 
-from ..leaves import leaves
+from ..all_configs import configs_of
 
 pytestmark = pytest.mark.adversarial
 
@@ -138,7 +138,7 @@ def test_no_config_of_ours_is_called_misspelt():
         'super_resolution',
         'point_cloud',
     )
-    paths = [path for task in tasks for path in list(leaves(task).values())[::20]]
+    paths = [path for task in tasks for path in list(configs_of(task).values())[::20]]
     assert len(paths) > 5
     for path in paths:
         config = Config.fromfile(path, import_custom_modules=False)

@@ -84,7 +84,7 @@ def test_a_text_under_the_name_of_another_format_gets_a_short_reason(tmp_path, n
         read_points(tmp_path / name)
     assert str(error.value) == (
         f"point cloud '{tmp_path / name}' cannot be read: it is damaged or "
-        'of another kind than its name says.'
+        'of another kind than its name says'
     )
 
 
@@ -156,7 +156,7 @@ def test_a_mesh_a_missing_file_and_another_kind_are_refused(tmp_path):
     trimesh.creation.box().export(tmp_path / 'a.ply')
     with pytest.raises(UnusableFile, match='it is a mesh, .* tools/dataset_converters/shape'):
         read_points(tmp_path / 'a.ply')
-    with pytest.raises(UnusableFile, match="no.npy' cannot be read: it does not exist.$"):
+    with pytest.raises(UnusableFile, match="no.npy' cannot be read: it does not exist$"):
         read_points(tmp_path / 'no.npy')
     (tmp_path / 'folder.npy').mkdir()
     with pytest.raises(UnusableFile, match="folder.npy' cannot be read: Is a directory.$"):

@@ -58,7 +58,7 @@ def test_formats(tmp_path, content, texts):
     [
         (b'', 'has no utterance'),
         (b'\n\n', 'has no utterance'),
-        (b'a yes\nb no\na no\n', "line 3 of .* has the utterance 'a' for a second time"),
+        (b'a yes\nb no\na no\n', "line 3 of .* repeats the utterance 'a'"),
         (b'YES (a)\nNO\n', 'line 2 of .* has no id in brackets'),
     ],
 )

@@ -69,8 +69,8 @@ def test_what_cannot_be_trained_on_is_left_out_and_said(folder, log):
     ]
     said = '\n'.join(log)
     for sentence in (
-        'no UTF-8, what cannot be read of them is unknown: 3',
-        'line(s) are empty and passed over: 2',
+        'not valid UTF-8, invalid bytes are unknown: 3',
+        'line(s) are empty and skipped: 2',
         'utterance(s) have a transcript without a word: silent',
         'sound file(s) have no transcript and are left out: nobody',
         'utterance(s) are longer than max_frames=200 and left out: long',

@@ -68,7 +68,7 @@ class SuperResolutionPair(BaseTransform):
         if edge < (self.crop_size or self.size):
             raise UnusableFile(
                 f'image {results.get("img_path")!r} of {image.shape[0]} x {image.shape[1]} px is '
-                f'smaller than the crop of {self.crop_size or self.size} px.'
+                f'smaller than the crop of {self.crop_size or self.size} px'
             )
         image = shrink(central_square(image, self.crop_size or edge), self.size)
         results['img'] = image

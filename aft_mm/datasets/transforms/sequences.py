@@ -70,7 +70,7 @@ class PackSequence(BaseTransform):
             raise ValueError(
                 f'image{"" if name is None else f" {name}"} must be uint8 of '
                 f'image_shape {self.image_shape}, got {image.dtype} of shape '
-                f'{image.shape}.'
+                f'{image.shape}'
             )
         tokens = self._flatten(image)
         sample = SequenceSample(metainfo=dict(length=len(tokens), num_context=0))
