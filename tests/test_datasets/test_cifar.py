@@ -85,7 +85,9 @@ def test_truncated_file_is_refused(binary_root):
     path = binary_root / 'cifar-10-batches-bin' / 'data_batch_3.bin'
     path.write_bytes(path.read_bytes()[:-10])
 
-    with pytest.raises(ValueError, match=r'data_batch_3.bin must be .*3073.*got 21501 bytes.*truncated'):
+    with pytest.raises(
+        ValueError, match=r'data_batch_3.bin must be .*3073.*got 21501 bytes.*truncated'
+    ):
         CIFAR10Binary(str(binary_root))
 
 

@@ -109,7 +109,9 @@ class TestImageFolder:
         assert not dataset.test_mode
 
     def test_a_missing_and_an_empty_folder_are_named(self, tmp_path):
-        with pytest.raises(ValueError, match=rf"data_root '{tmp_path}' contains no image file \(.bmp"):
+        with pytest.raises(
+            ValueError, match=rf"data_root '{tmp_path}' contains no image file \(.bmp"
+        ):
             ImageFolder(str(tmp_path))
         with pytest.raises(FileNotFoundError, match="data_root '.*/no' is not a folder"):
             ImageFolder(str(tmp_path / 'no'))

@@ -128,7 +128,9 @@ def test_a_missing_image_and_one_of_floats_are_named(tmp_path, noise):
     with pytest.raises(UnusableFile, match="no.jpg' cannot be read: it does not exist$"):
         load(str(tmp_path / 'no.jpg'))
     path = save(tmp_path, noise[..., 0].astype(np.float32), 'a.tiff')
-    with pytest.raises(UnusableFile, match=r"f.tif. must have 8 or 16 bits per value, got mode 'F'"):
+    with pytest.raises(
+        UnusableFile, match=r"a.tiff. must have 8 or 16 bits per value, got mode 'F'"
+    ):
         load(path)
 
 
