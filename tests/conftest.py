@@ -1,28 +1,42 @@
 """Fixtures that more than one test file needs."""
 
 import argparse
-import functools
+import atexit
 import importlib.util
-import json
+import itertools
+import logging
+import multiprocessing
 import os
+import random
+import runpy
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
+# A fork cannot use the threads of the process that it comes from.
+os.environ['OMP_NUM_THREADS'] = '1'
 
-from aft_mm.cli.main import parse_args
-from aft_mm.cli.parsers import COMMANDS
+import cv2  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from mmengine.config import Config  # noqa: E402
+from mmengine.logging import MessageHub, MMLogger  # noqa: E402
+from mmengine.registry import MODELS, DefaultScope  # noqa: E402
+from mmengine.visualization import Visualizer  # noqa: E402
 
-# Tools that run inside of the tests' process leave its allocator as it is.
+from aft_mm.cli.main import parse_args  # noqa: E402
+from aft_mm.cli.parsers import COMMANDS  # noqa: E402
+
+cv2.setNumThreads(0)
+# Commands that run in the process of the tests keep its memory allocator.
 os.environ['AFT_MM_MALLOC'] = 'system'
 ROOT = Path(__file__).parent.parent
+SECONDS = 300  # after which a run counts as hanging
 MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(name)]
 collect_ignore = ['downstream'] if MISSING else []
 
@@ -51,56 +65,60 @@ def config() -> Callable[[str], str]:
     return lambda name: str(ROOT / 'tests/configs' / f'{name}.py')
 
 
-class WarmPython:
-    """Runs scripts in forks of a Python that has imported what they need (`warm_python.py`)."""
+def _become(command: list[str], cwd: Path, env: dict[str, str], streams: Path) -> None:
+    """Run a script in this fork as ``python script arguments`` would."""
+    for descriptor, name in enumerate(('/dev/null', f'{streams}.out', f'{streams}.err')):
+        file = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+        os.dup2(file, descriptor)
+        os.close(file)
+    sys.stdin, sys.stdout, sys.stderr = (open(i, 'rw'[i > 0]) for i in range(3))
+    # What the tests have left in this process, a new one would not have.
+    atexit._clear()
+    logging.root.handlers.clear()
+    warnings.resetwarnings()
+    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter('ignore', category)
+    for manager in (DefaultScope, MMLogger, MessageHub, Visualizer):
+        manager._instance_dict.clear()
+    random.seed()
+    np.random.seed()
+    torch.seed()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.path[:0] = [str(Path(command[0]).parent), *filter(None, env['PYTHONPATH'].split(':'))]
+    sys.argv = command
+    try:
+        runpy.run_path(command[0], run_name='__main__')
+    finally:
+        atexit._run_exitfuncs()
 
-    def __init__(self, streams: Path):
-        self.streams = streams
-        self.runs = 0
 
-    @functools.cached_property
-    def process(self) -> subprocess.Popen:
-        """Started with the first script, with the module path of none."""
-        environment = {**os.environ, 'PYTHONPATH': '', 'OMP_NUM_THREADS': '1'}
-        return subprocess.Popen(
-            [sys.executable, ROOT / 'tests/warm_python.py'],
-            cwd=self.streams,
-            env=environment,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
-    def run(self, command: list[str], cwd: Path, env: dict[str, str]):
-        """As subprocess.run does, with the output captured as text."""
-        self.runs += 1
-        streams = self.streams / str(self.runs)
-        message = dict(
-            script=command[0],
-            arguments=command[1:],
-            folder=str(cwd),
-            environment=env,
-            streams=str(streams),
-        )
-        print(json.dumps(message), file=self.process.stdin, flush=True)
-        code = int(self.process.stdout.readline())
-        output, errors = (streams.with_suffix(end).read_text() for end in ('.out', '.err'))
-        return subprocess.CompletedProcess(command, code, output, errors)
-
-    def close(self) -> None:
-        """End it if it was started."""
-        if 'process' in vars(self):
-            self.process.communicate()
+def _run_in_fork(
+    command: list[str], cwd: Path, env: dict[str, str], streams: Path
+) -> subprocess.CompletedProcess:
+    """Run a script without the seconds that importing torch and OpenMMLab takes."""
+    process = multiprocessing.get_context('fork').Process(
+        target=_become, args=(command, cwd, env, streams)
+    )
+    process.start()
+    process.join(SECONDS)
+    if process.exitcode is None:
+        process.kill()
+        raise subprocess.TimeoutExpired(command, SECONDS)
+    output, errors = (streams.with_suffix(end).read_text() for end in ('.out', '.err'))
+    return subprocess.CompletedProcess(command, process.exitcode, output, errors)
 
 
 @pytest.fixture(scope='session')
-def run(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess]]:
+def run(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess]:
     """Run a command of the project in a folder; ``env`` adds to the environment.
 
-    A script runs in a fork of a warm Python, unless `fresh` asks for one of its own or there is a
-    CUDA device, which does not outlive a fork.
+    A script runs in a fork of this process. It runs in a Python of its own with `fresh`, for tests
+    of the start itself, and where there is a CUDA device, which a fork cannot use.
     """
-    warm = WarmPython(tmp_path_factory.mktemp('streams'))
+    streams = tmp_path_factory.mktemp('streams')
+    numbers = itertools.count()
 
     def call(*command, cwd, env=None, fresh=False):
         paths = [str(ROOT / 'tests/configs'), os.environ.get('PYTHONPATH', '')]
@@ -119,14 +137,13 @@ def run(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess]
         command = [str(part) for part in command]
         if command[0].endswith('.py'):
             if not (fresh or torch.cuda.is_available()):
-                return warm.run(command, cwd, environment)
+                return _run_in_fork(command, cwd, environment, streams / str(next(numbers)))
             command = [sys.executable, *command]
         return subprocess.run(
-            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=SECONDS
         )
 
-    yield call
-    warm.close()
+    return call
 
 
 class Command:

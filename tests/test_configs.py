@@ -1,9 +1,13 @@
-"""Every leaf of configs/ is short and listed; those of image classification build and are named."""
+"""Every config loads, is listed, contains what its name says, and reads its data.
+
+Configs of detection and segmentation are tested in downstream/test_configs.py, except for their
+files and tables; test_config_models.py tests the models.
+"""
 
 import ast
-import math
+import os
 import re
-from functools import cache
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -12,30 +16,60 @@ import torch
 import yaml
 from mmengine.config import Config
 from mmengine.dataset import Compose
-from mmengine.optim import build_optim_wrapper
-from mmengine.registry import DATASETS, HOOKS, MODELS, init_default_scope
+from mmengine.registry import DATASETS, METRICS
 from PIL import Image
 
-ROOT = Path(__file__).parents[1]
-TASKS = sorted(path.parent for path in ROOT.glob('configs/*/metafile.yml'))
-# Tasks whose configs are those of mmdet and mmseg.
+from aft_mm.datasets.utterances import frames_needed
+from aft_mm.tokenizers import TextUnits
+
+from .all_configs import ROOT, build_model, configs_of, fields, load_config
+from .parallel_data import MISSING, REASON
+
+FOLDERS = sorted(path.parent for path in ROOT.glob('configs/*/metafile.yml'))
 DOWNSTREAM = {'detection', 'segmentation'}
-LEAVES = {path.stem: path for path in sorted(ROOT.glob('configs/image_classification/*.py'))}
-NAME = re.compile(
-    r'(?P<family>deit|lambda|aft-full|aft-conv)-'
-    r'(?P<arch>tiny|small|base|mini|quickstart)(?:-h(?P<heads>\d+)-k(?P<kernel>\d+))?'
-    r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<epochs>\d+)e(?:-(?P<what>[a-z][a-z0-9-]*))?'
-    r'_(?P<data>in1k|imagenette|cifar10|digits)(?:-(?P<size>\d+)px)?'
-)
-MIXERS = dict(
-    [
-        ('deit', 'aft_mm.SoftmaxAttention'),
-        ('aft-full', 'aft_mm.AFTFull'),
-        ('aft-conv', 'aft_mm.AFTConv'),
-        ('lambda', 'aft_mm.LambdaLayer'),
-    ]
-)
-# The part of the token mixer that each ablation changes; `rank` is that of the AFT-full models.
+TASK = {
+    name: folder.name
+    for folder in FOLDERS
+    if folder.name not in DOWNSTREAM
+    for name in configs_of(folder.name)
+}
+PATHS = configs_of(*dict.fromkeys(TASK.values()))
+
+# The mixer of each family: its type, and options that the name does not give.
+FAMILIES = {
+    'deit': dict(type='SoftmaxAttention'),
+    'transformer': dict(type='SoftmaxAttention'),
+    'image-transformer-local1d': dict(type='LocalSoftmaxAttention', window=256),
+    'image-transformer-local2d': dict(type='LocalSoftmaxAttention', window=(16, 16)),
+    'sparse-transformer': dict(type='StridedAttention', stride=128, qk_dims=128),
+    'linear': dict(type='LinearAttention'),
+    'performer': dict(type='PerformerAttention', redraw=1000),
+    'reformer': dict(type='LSHAttention', num_rounds=4, num_buckets=64, chunk_size=32),
+    'lsh': dict(type='LSHAttention', num_buckets=64, chunk_size=32),
+    'synthesizer': dict(type='DenseSynthesizer'),
+    'lambda': dict(type='LambdaLayer', key_dims=16),
+    'aft-simple': dict(type='AFTSimple'),
+    'aft-relu': dict(type='AFTSimple', key_function='relu', gate='relu'),
+    'aft-relu2': dict(type='AFTSimple', key_function='relu2', gate='relu'),
+    'aft-relu-softmax': dict(type='AFTSimple', gate='relu'),
+    'aft-full': dict(type='AFTFull'),
+    'aft-conv': dict(type='AFTConv', kernel_size=7),
+    'aft-local': dict(type='AFTLocal'),
+    'aft-local2d': dict(type='AFTLocal', window=(8, 8)),
+    'aft-local-learned': dict(type='AFTLocalLearned', window=256),
+    'aft-local-hard': dict(type='AFTLocalHard'),
+    'aft-local1d-hard': dict(type='AFTLocalHard', window=256),
+    'aft-local2d-hard': dict(type='AFTLocalHard', window=(16, 16)),
+}
+# Other options of short sequences.
+SMALL = {
+    'image-transformer-local1d': dict(type='LocalSoftmaxAttention', window=32),
+    'sparse-transformer': dict(type='StridedAttention', stride=16),
+    'reformer': dict(type='LSHAttention', num_rounds=4, num_buckets=16, chunk_size=16),
+    'aft-local2d': dict(type='AFTLocal', window=(4, 4)),
+    'aft-local2d-hard': dict(type='AFTLocalHard', window=(8, 8)),
+}
+# Options that the third part of a name stands for.
 ABLATIONS = {
     'nonfactorised': dict(rank=None),
     'no-query': dict(query=False),
@@ -44,350 +78,438 @@ ABLATIONS = {
     'entropy': dict(sparsity='entropy'),
     'gumbel': dict(sparsity='gumbel', tau=0.5),
 }
-# Type of the data set, folder under the data root, usual image size, classes.
-DATA = dict(
-    in1k=('ImageNet', 'imagenet', 224, 1000),
-    imagenette=('ImageNet', 'imagenette', 224, 10),
-    cifar10=('aft_mm.CIFAR10Binary', 'cifar10', 32, 10),
-    digits=('aft_mm.Digits', None, 8, 10),
-)
-DIMS = dict(tiny=192, small=384, base=768)
+# The number behind a family.
+NUMBER = {'lsh': 'num_rounds'}
+# Layers and width where the name does not give them.
+SIZES = {
+    'tiny': (12, 192),
+    'small': (12, 384),
+    ('image_classification', 'base'): (12, 768),
+    ('machine_translation', 'base'): (6, 512),
+    ('machine_translation', 'mini'): (2, 128),
+    ('copy_task', 'mini'): (4, 64),
+    ('image_ar', 'mini'): (4, 128),
+    ('language_modeling', 'mini'): (4, 128),
+    ('point_cloud', 'mini'): (4, 128),
+    ('super_resolution', 'mini'): (4, 128),
+    ('speech_recognition', None): (9, 192),
+}
+# How the folder of a data set, or the file in configs/_base_/datasets, begins if it is not with the
+# first word of the name.
+DATA_NAMES = {'in1k': 'imagenet', 'imagefolder': 'images'}
+# The options of a data set that decide which samples it has.
+SAMPLES = ('split', 'data_root', 'source_file', 'transcription', 'ann_file', 'data_prefix')
+# Height and width, unless the name says another one, and classes.
+IMAGES = dict(in1k=(224, 1000), imagenette=(224, 10), cifar10=(32, 10), digits=(8, 10))
+SEQUENCES = dict(cifar10=(32, 32, 3), mnist=(28, 28, 1))
 
-every_leaf = pytest.mark.parametrize('name', LEAVES)
+
+def names(*tasks, pattern=''):
+    return [name for name in PATHS if TASK[name] in tasks and re.search(pattern, name)]
 
 
-@cache
+every_config = pytest.mark.parametrize('name', PATHS)
+CLASSIFIERS = names('image_classification')
+DECODERS = names('image_ar', 'language_modeling')
+PAIRS, CLOUDS = names('super_resolution'), names('point_cloud')
+SPEECH, TRANSLATION = names('speech_recognition'), names('machine_translation')
+COPY = names('copy_task')
+MINI = [name for name in PATHS if fields(name)['size'] == 'mini']
+SPLITS = ('train', 'val', 'test')
+
+
 def load(name):
-    return Config.fromfile(LEAVES[name])
+    return load_config(PATHS[name])
 
 
-@cache
 def build(name):
-    """The model without memory for its weights."""
-    config = load(name)
-    init_default_scope(config.default_scope)
-    with torch.device('meta'):
-        return MODELS.build(dict(config.model, data_preprocessor=dict(config.data_preprocessor)))
-
-
-def fields(name):
-    return NAME.fullmatch(name).groupdict()
-
-
-def image_size(name):
-    field = fields(name)
-    return int(field['size'] or DATA[field['data']][2])
+    return build_model(PATHS[name])
 
 
 def count(name):
     return sum(parameter.numel() for parameter in build(name).parameters())
 
 
+def datasets(name):
+    return [load(name)[f'{split}_dataloader'].dataset for split in SPLITS]
+
+
+def main_part(model):
+    """The part of a model whose mixer its name is about, a config or a module."""
+    for part in ('backbone', 'decoder', 'encoder'):
+        found = model.get(part) if isinstance(model, dict) else getattr(model, part, None)
+        if found is not None:
+            return found
+
+
+def as_list(value):
+    return value if isinstance(value, list) else [value]
+
+
 def bases(path):
-    """Files that a config names in ``_base_``; those of a host library are not looked for."""
+    """The files in ``_base_`` of a config; those of a host package as text."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == '_base_':
-            value = ast.literal_eval(node.value)
             return [
                 base if '::' in base else (path.parent / base).resolve()
-                for base in (value if isinstance(value, list) else [value])
+                for base in as_list(ast.literal_eval(node.value))
             ]
     return []
 
 
-@pytest.mark.parametrize('task', TASKS, ids=lambda task: task.name)
-def test_inheritance_is_at_most_three_deep_and_imports_nothing(task):
-
-    def depth(path):
-        # A host's base counts as one file; tests/downstream holds that it inherits nothing.
-        return 1 + max(map(depth, bases(path) if isinstance(path, Path) else []), default=0)
-
-    for leaf in task.glob('*.py'):
-        assert depth(leaf) <= 3, leaf
-        assert 'import ' not in leaf.read_text(), leaf
+def ancestors(path):
+    """The files of this project that a config inherits, directly or not."""
+    for base in bases(path):
+        if isinstance(base, Path):
+            yield base
+            yield from ancestors(base)
 
 
-@every_leaf
-def test_name_says_the_model(name):
-    field, backbone = fields(name), load(name).model.backbone
-    mixer = build(name).backbone.layers[0].token_mixer
+class TestFiles:
+    """The folders of configs/ with their metafiles and READMEs, of every task."""
 
-    assert backbone.type == 'aft_mm.AFTViT'
-    assert backbone.token_mixer.type == MIXERS[field['family']]
-    assert type(mixer).__name__ == MIXERS[field['family']].removeprefix('aft_mm.')
-    if field['arch'] in DIMS:
-        assert mixer.embed_dims == DIMS[field['arch']]
-        assert len(build(name).backbone.layers) == 12
-    if field['family'] == 'aft-conv' and field['arch'] != 'quickstart':
-        assert mixer.num_heads == int(field['heads'])
-        assert mixer.position_bias().shape == (mixer.num_heads, *2 * (int(field['kernel']),))
+    every_folder = pytest.mark.parametrize('folder', FOLDERS, ids=lambda folder: folder.name)
 
+    def test_every_task_is_in_the_model_index(self):
+        tasks = {path.parent for path in ROOT.glob('configs/*/*.py')}
+        without_results = {ROOT / 'configs/_base_', ROOT / 'configs/own_data'}
+        assert tasks - without_results == set(FOLDERS)
+        index = yaml.safe_load((ROOT / 'model-index.yml').read_text())
+        assert index['Import'] == [f'configs/{folder.name}/metafile.yml' for folder in FOLDERS]
 
-@every_leaf
-def test_name_says_the_ablation(name):
-    field, mixer = fields(name), load(name).model.backbone.token_mixer
-    if field['what'] in ABLATIONS:
-        assert ABLATIONS[field['what']].items() <= dict(mixer).items()
-    else:
-        assert field['what'] in (None, 'from-deit', 'pickle', 'test-only', 'deit3')
-        sizes = {'type', 'rank', 'num_heads', 'kernel_size', 'key_dims'}
-        assert mixer.get('rank', 128) and set(mixer) <= sizes
-    assert bool(load(name).load_from) == (field['what'] == 'from-deit')
+    @every_folder
+    def test_inheritance_is_at_most_three_deep_and_imports_nothing(self, folder):
+        def depth(path):
+            # A host's file counts as one; tests/downstream checks that it inherits nothing.
+            return 1 + max(map(depth, bases(path) if isinstance(path, Path) else []), default=0)
 
+        for path in folder.glob('*.py'):
+            assert depth(path) <= 3, path
+            assert 'import ' not in path.read_text(), path
 
-@every_leaf
-def test_name_says_the_schedule(name):
-    field, config = fields(name), load(name)
-    assert config.train_dataloader.batch_size == int(field['batch'])
-    assert config.train_cfg.max_epochs == int(field['epochs'])
-    if field['data'] == 'in1k':
-        total = int(field['gpus']) * int(field['batch'])
-        assert config.auto_scale_lr.base_batch_size == total
-        if field['what'] != 'deit3':
-            assert config.optim_wrapper.optimizer.lr == pytest.approx(5e-4 * total / 512)
-    else:
-        assert int(field['gpus']) == 1
+    @every_folder
+    def test_metafile_lists_every_config_with_its_parameters(self, folder):
+        models = yaml.safe_load((folder / 'metafile.yml').read_text())['Models']
+        assert {ROOT / model['Config'] for model in models} == set(folder.glob('*.py'))
+        for model in models:
+            assert Path(model['Config']).stem == model['Name']
+            if folder.name not in DOWNSTREAM:  # counted in tests/downstream
+                assert model['Metadata']['Parameters'] == count(model['Name']), model['Name']
+
+    @every_folder
+    def test_readme_links_every_config(self, folder):
+        linked = re.findall(r'\(([\w.-]+)\.py\)', (folder / 'README.md').read_text())
+        assert set(linked) == {path.stem for path in folder.glob('*.py')}
 
 
-@every_leaf
-def test_name_says_the_data(name, monkeypatch):
-    field = fields(name)
-    kind, folder, _, num_classes = DATA[field['data']]
-    if field['what'] == 'pickle':
-        kind = 'CIFAR10'
-    monkeypatch.delenv('AFT_MM_DATA', raising=False)
-    config = Config.fromfile(LEAVES[name])
+class TestNames:
+    """The parts of a name, one after the other."""
 
-    assert config.model.backbone.img_size == image_size(name)
-    assert config.model.head.num_classes == config.data_preprocessor.num_classes == num_classes
-    for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
-        assert loader.dataset.type == kind
-        assert loader.dataset.get('data_root') == (folder and f'data/{folder}')
-        assert not loader.dataset.get('download', kind == 'CIFAR10')
-        assert DATASETS.get(kind if '.' in kind else f'mmpretrain.{kind}')
+    @pytest.mark.parametrize('name', [name for name in PATHS if not name.startswith('bi-lstm')])
+    def test_mixer(self, name):
+        field, task = fields(name), TASK[name]
+        mixer = dict(main_part(load(name).model).token_mixer)
+        heads, rank = mixer.pop('num_heads', None), mixer.pop('rank', 'no bias')
+        expected = dict(name in MINI and SMALL.get(field['family']) or FAMILIES[field['family']])
+        expected['type'] = f'aft_mm.{expected["type"]}'
+        if field['number'] is not None:
+            expected[NUMBER.get(field['family'], 'window')] = field['number']
+        if field['kernel']:
+            expected['kernel_size'] = field['kernel']
+        if task == 'copy_task' and field['family'] == 'lsh':
+            expected |= dict(num_buckets=8, chunk_size=8 if name in MINI else 32)
+        expected |= ABLATIONS.get(field['what'], {})
+        assert expected.pop('rank', rank) == rank
+        assert mixer == expected
+        # AFT has no heads, with the exception of AFT-conv, and a rank where it has a free bias.
+        assert (heads is None) == (
+            mixer['type'].startswith('aft_mm.AFT') and field['family'] != 'aft-conv'
+        )
+        assert field['heads'] in (None, heads)
+        assert (rank is None) == (field['what'] == 'nonfactorised')
+        if type(rank) is int and name not in MINI and task in ('image_ar', 'language_modeling'):
+            wide = 128 if field['dims'] == 512 else 64
+            assert rank == (256 if 'enwik8' in name else wide)
+        built = main_part(build(name)).layers[0].token_mixer
+        assert f'aft_mm.{type(built).__name__}' == mixer['type']
+        if field['family'] == 'aft-conv':
+            dims = 2 if task == 'image_classification' else 1
+            assert built.position_bias().shape == (heads, *dims * (mixer['kernel_size'],))
 
+    @every_config
+    def test_size(self, name):
+        field, model = fields(name), load(name).model
+        if field['family'] == 'bi-lstm':
+            assert build(name).encoder.lstm.num_layers == 3
+            assert field['heads'] in (None, build(name).encoder.lstm.hidden_size)
+            return
+        part = main_part(build(name))
+        layers, dims = SIZES.get(field['size']) or SIZES.get(
+            (TASK[name], field['size']), (field['layers'], field['dims'])
+        )
+        if name in MINI and TASK[name] in ('image_classification', 'speech_recognition'):
+            return  # as large as the others on the same data, see TestSizes
+        if field['size'] != 'quickstart':
+            assert (len(part.layers), part.embed_dims) == (layers, dims)
+        if 'encoder' in model and 'decoder' in model:
+            assert model.encoder.embed_dims == dims
+            pairs = TASK[name] == 'super_resolution'
+            assert model.encoder.num_layers == ((2 if name in MINI else 4) if pairs else layers)
+        if 'decoder' in model:
+            assert model.head.embed_dims == dims
 
-@every_leaf
-def test_pipelines_give_what_the_model_takes(name, tmp_path):
-    config = load(name)
-    init_default_scope(config.default_scope)
-    rng = np.random.default_rng(0)
-    for split in ('train', 'val', 'test'):
-        loader = config[f'{split}_dataloader']
-        trained_smaller = split == 'train' and fields(name)['what'] == 'test-only'
-        size = 224 if trained_smaller else image_size(name)
-        sample = dict(gt_label=3)
-        if loader.dataset.type == 'ImageNet':
-            path = tmp_path / 'image.JPEG'
-            Image.fromarray(rng.integers(0, 256, (261, 307, 3), dtype=np.uint8)).save(path)
-            sample['img_path'] = str(path)
+    @every_config
+    def test_schedule(self, name):
+        field, config = fields(name), load(name)
+        assert config.train_dataloader.batch_size == field['batch']
+        if field['unit'] == 'e':
+            assert config.train_cfg.max_epochs == field['length']
+        elif field['unit'] == 'k':
+            assert config.train_cfg.max_iters == 1000 * field['length']
+        budget = config.default_hooks.get('time_budget')
+        if field['unit'] == 'd':
+            total = field['gpus'] * field['batch']
+            assert budget == dict(type='aft_mm.TimeBudgetHook', days=field['length'])
+            # Even at 5 ms per iteration, the time ends before the epochs.
+            iterations = config.train_cfg.max_epochs * 50_000 // total
+            assert 0.005 * iterations > field['length'] * 24 * 3600
+            assert config.param_scheduler == [dict(type='ConstantLR', factor=1.0)]
+            saved = config.default_hooks.checkpoint
+            assert not saved.by_epoch and saved.interval < 50_000 // total
         else:
-            channels = config.model.backbone.get('in_channels', 3)
-            sample['img'] = rng.integers(0, 256, (size, size, channels), dtype=np.uint8)
-        packed = Compose(loader.dataset.pipeline)(sample)
+            assert budget is None
+        if field['gpus'] > 1 and TASK[name] != 'machine_translation':  # whose batches are tokens
+            assert config.auto_scale_lr.base_batch_size == field['gpus'] * field['batch']
 
-        assert packed['inputs'].shape == (config.model.backbone.get('in_channels', 3), size, size)
-        assert packed['inputs'].dtype == torch.uint8
-        assert packed['data_samples'].gt_label.item() == 3
-
-
-@every_leaf
-def test_only_matrices_of_layers_are_decayed(name):
-    model = build(name)
-    groups = build_optim_wrapper(model, load(name).optim_wrapper).optimizer.param_groups
-    decayed = {id(group['params'][0]): group['weight_decay'] for group in groups}
-
-    assert len(decayed) == len(list(model.parameters()))
-    for parameter_name, parameter in model.named_parameters():
-        spared = parameter.ndim == 1 or re.search('pos_bias|pos_embed|cls_token', parameter_name)
-        assert decayed[id(parameter)] == (0.0 if spared else 0.05), parameter_name
-
-
-@every_leaf
-def test_hooks_build(name):
-    config = load(name)
-    init_default_scope(config.default_scope)
-    ours = [hook for hook in config.default_hooks.values() if hook.type.startswith('aft_mm.')]
-    built = ours + config.get('custom_hooks', [])
-    hooks = [type(HOOKS.build(hook)).__name__ for hook in built]
-    what = fields(name)['what']
-
-    # Truncated images stop a run, and a resumed run repeats the unkilled one.
-    assert {'CheckImagesHook', 'EpochSeedHook'} <= set(hooks)
-    assert not config.train_dataloader.persistent_workers
-
-    assert ('EMAHook' in hooks) == (fields(name)['data'] == 'in1k')
-    assert ('RegularizationHook' in hooks) == (what == 'entropy')
+    @every_config
+    def test_data(self, name):
+        """The folder, or the base, begins as the name of the data; parts of it are apart."""
+        first = fields(name)['data'].split('-')[0]
+        expected = DATA_NAMES.get(first, first)
+        root = os.environ.get('AFT_MM_DATA', 'data')
+        parts = datasets(name)
+        for part in parts:
+            kind = part.type if '.' in part.type else f'mmpretrain.{part.type}'
+            assert DATASETS.get(kind) is not None
+            assert not part.get('download', part.type == 'CIFAR10')
+            files = [part[key] for key in ('data_root', 'data_file', 'source_file') if key in part]
+            if files:
+                assert files[0].startswith(f'{root}/')
+                found = files[0].removeprefix(f'{root}/').lower()
+            else:  # made, or part of a package
+                (found,) = [
+                    path.stem for path in ancestors(PATHS[name]) if path.parent.name == 'datasets'
+                ]
+            assert found.replace('_', '').startswith(expected), found
+        read = [
+            {key: part[key] for key in SAMPLES if key in part} or part.get('test_mode', False)
+            for part in parts
+        ]
+        assert read[0] not in read[1:]
+        assert 'indices' not in parts[2] or first == 'digits'
 
 
-@pytest.mark.parametrize('name', [name for name in LEAVES if '_in1k' not in name])
-def test_small_models_train(name):
-    config, size = load(name), image_size(name)
-    init_default_scope(config.default_scope)
-    torch.manual_seed(0)
-    model = MODELS.build(dict(config.model, data_preprocessor=dict(config.data_preprocessor)))
-    shape = (config.model.backbone.get('in_channels', 3), size, size)
-    sample = Compose([dict(type='PackInputs')])(
-        dict(img=np.zeros((size, size, shape[0]), np.uint8), gt_label=3)
+class TestData:
+    """What the datasets and pipelines give is what the model takes."""
+
+    @pytest.mark.parametrize('name', CLASSIFIERS)
+    def test_images_with_a_class(self, name, tmp_path):
+        field, config = fields(name), load(name)
+        data, _, size = field['data'].partition('-')
+        size, num_classes = int(size.removesuffix('px') or IMAGES[data][0]), IMAGES[data][1]
+        channels = config.model.backbone.get('in_channels', 3)
+        assert config.model.backbone.img_size == size
+        assert config.model.head.num_classes == config.data_preprocessor.num_classes == num_classes
+        rng = np.random.default_rng(0)
+        for split, dataset in zip(SPLITS, datasets(name), strict=True):
+            if field['what'] == 'test-only' and split == 'train':
+                size = 224
+            sample = dict(gt_label=3)
+            if dataset.type == 'ImageNet':
+                sample['img_path'] = str(tmp_path / 'image.JPEG')
+                image = rng.integers(0, 256, (261, 307, 3), dtype=np.uint8)
+                Image.fromarray(image).save(sample['img_path'])
+            else:
+                assert dataset.type in ('aft_mm.CIFAR10Binary', 'aft_mm.Digits') or (
+                    (dataset.type, field['what']) == ('CIFAR10', 'pickle')
+                )
+                sample['img'] = rng.integers(0, 256, (size, size, channels), dtype=np.uint8)
+            packed = Compose(dataset.pipeline)(sample)
+            assert packed['inputs'].shape == (channels, size, size)
+            assert packed['inputs'].dtype == torch.uint8
+            assert packed['data_samples'].gt_label.item() == 3
+            size = config.model.backbone.img_size
+
+    @pytest.mark.parametrize('name', DECODERS)
+    def test_sequences(self, name, tmp_path):
+        config, what = load(name), fields(name)['what'] or ''
+        data, _, context = fields(name)['data'].partition('-t')
+        length = sequence_length(name)
+        assert prod(config.model.decoder.grid) == length
+        assert (len(config.model.decoder.grid) == 2) == ('2d' in name)
+        pixels = (3,) if what.endswith('pixels') else ()
+        rng = np.random.default_rng(0)
+        for split, dataset in zip(SPLITS, datasets(name), strict=True):
+            if data == 'enwik8':
+                assert dataset.context_length == int(context) and dataset.split == split
+                path = tmp_path / 'text'
+                path.write_bytes(rng.integers(0, 256, 41 * length, np.uint8).tobytes())
+                packed = DATASETS.build(dict(dataset, data_file=str(path)))[0]
+            else:  # without a validation part
+                assert dataset.split == ('train' if split == 'train' else 'test')
+                assert config.image_shape == SEQUENCES[data]
+                image = rng.integers(0, 256, SEQUENCES[data], dtype=np.uint8)
+                packed = Compose(dataset.pipeline)(dict(img=image, gt_label=3))
+                if split == 'test':
+                    assert torch.equal(
+                        packed['inputs'].flatten(), torch.from_numpy(image).flatten()
+                    )
+            assert packed['inputs'].shape == (length, *pixels)
+            assert packed['inputs'].dtype == torch.uint8
+            assert packed['data_samples'].length == length
+        if data == 'cifar10':  # the protocol of linear transformers does not augment
+            augmented = datasets(name)[0].pipeline[:-1]
+            expected = ['mmpretrain.RandomFlip', 'aft_mm.RandomValueShift']
+            assert [s.type for s in augmented] == ([] if what.startswith('logistic') else expected)
+            assert not augmented or (augmented[0].prob, augmented[1].max_shift) == (0.5, 10)
+
+    @pytest.mark.parametrize('name', PAIRS)
+    def test_pairs_of_images(self, name, tmp_path):
+        config = load(name)
+        small, size = map(int, fields(name)['data'].split('-')[1].split('to'))
+        assert config.image_shape == (size, size, 3) and config.source_shape == (small, small, 3)
+        assert prod(config.model.decoder.grid) == size**2
+        assert config.model.encoder.grid == (small, small)
+        image = np.random.default_rng(0).integers(0, 256, (218, 178, 3), np.uint8)
+        for number, (split, dataset) in enumerate(zip(SPLITS, datasets(name), strict=True)):
+            root = tmp_path / split
+            assert dataset.get('test_mode', False) == (split != 'train')
+            if dataset.type == 'aft_mm.CelebA':
+                assert dataset.split == split
+                file = root / 'img_align_celeba/000001.png'
+                file.parent.mkdir(parents=True)
+                (root / 'list_eval_partition.txt').write_text(f'000001.png {number}\n')
+            else:
+                assert dataset.data_root.endswith(f'/images/{split}')
+                root.mkdir()
+                file = root / 'one.png'
+            Image.fromarray(image).save(file)
+            packed = DATASETS.build(dict(dataset, data_root=str(root)))[0]
+            source = packed['data_samples'].source
+            assert packed['inputs'].shape == (size**2, 3) and source.shape == (small**2, 3)
+            assert packed['inputs'].dtype == source.dtype == torch.uint8
+            # A pixel of the source is the mean of the pixels that it covers.
+            pixels = packed['inputs'].double().view(small, size // small, small, size // small, 3)
+            gap = pixels.mean((1, 3)).flatten(0, 1) - source
+            assert gap.abs().max() <= 0.5 + 1e-6
+        steps = [step.type for step in datasets(name)[0].pipeline]
+        assert ('mmpretrain.RandomFlip' in steps) == (name in MINI)  # of few images
+        assert steps[-2:] == ['aft_mm.SuperResolutionPair', 'aft_mm.PackSequence']
+
+    @pytest.mark.parametrize('name', CLOUDS)
+    def test_point_clouds(self, name, tmp_path):
+        config = load(name)
+        points, bits = config.point_cloud.num_points, config.point_cloud.num_bits
+        decoder = config.model.decoder
+        assert points == (1024 if 'modelnet' in name else 2048)
+        assert decoder.grid == (3 * points,) and decoder.tokens_per_position == 3
+        assert decoder.embedding.num_kinds == 3
+        assert decoder.embedding.vocab_size == config.model.head.num_classes == 2**bits
+        cloud = np.random.default_rng(0).normal(size=(points + 7, 3)).astype(np.float32)
+        for split, dataset in zip(SPLITS, datasets(name), strict=True):
+            assert dataset.get('test_mode', False) == (split != 'train')
+            without_val = 'modelnet10' in name and split == 'val'
+            assert dataset.split == ('test' if without_val else split)
+            kind = fields(name)['data'].split('-')[-1]
+            assert dataset.classes in (kind, (kind,))
+            folder = tmp_path / 'chair' / dataset.split
+            folder.mkdir(parents=True, exist_ok=True)
+            np.save(folder / 'one.npy', cloud)
+            built = DATASETS.build(dict(dataset, data_root=str(tmp_path), classes=('chair',)))
+            np.random.seed(0)
+            first, second = built[0], built[0]
+            assert first['inputs'].shape == (3 * points,) and first['inputs'].dtype == torch.uint8
+            assert torch.equal(first['inputs'], second['inputs']) == (split != 'train')
+            # Points that are sorted before they are quantised are in order of z alone.
+            triples = first['inputs'].view(-1, 3).tolist()
+            assert [z for z, _, _ in triples] == sorted(z for z, _, _ in triples)
+            assert (triples == sorted(triples)) == ('modelnet' in name)
+
+    @pytest.mark.parametrize('name', SPEECH)
+    def test_utterances(self, name):
+        config = load(name)
+        for split, dataset in zip(SPLITS, datasets(name), strict=True):
+            assert dataset.units == config.units
+            assert dataset.get('test_mode', False) == (split != 'train')
+        rates = [METRICS.build(metric).per for metric in as_list(config.test_evaluator)]
+        assert rates == (['phoneme'] if config.units.get('lexicon') else ['character', 'word'])
+        said = fields(name)['data'].partition('-')[2]  # of AN4, which has both
+        assert said in ('', f'{rates[0]}s')
+        assert as_list(config.val_evaluator) == as_list(config.test_evaluator)
+        assert build(name).head.num_classes == len(TextUnits(**config.units).names)
+
+    @pytest.mark.parametrize('name', TRANSLATION)
+    def test_pairs_of_lines(self, name):
+        config = load(name)
+        _, source, target = fields(name)['data'].split('-')
+        for split, data in zip(SPLITS, datasets(name), strict=True):
+            assert data.source_file.endswith(f'.{source}') and data.subwords == config.subwords
+            assert data.target_file.endswith(f'.{target}')
+            assert data.get('test_mode', False) == (split != 'train')
+            grids = config.model.encoder.grid, config.model.decoder.grid
+            assert grids == ((data.max_length,),) * 2
+
+    @pytest.mark.parametrize(
+        'name', [name for name in SPEECH if name.startswith('aft-conv') and name in MINI]
     )
-    data = dict(
-        inputs=torch.randint(0, 256, (2, *shape), dtype=torch.uint8),
-        data_samples=[sample['data_samples']] * 2,
-    )
+    def test_real_speech(self, name, shared_data, monkeypatch):
+        """No utterance of the packs is left out."""
+        pytest.importorskip('soundfile', reason='soundfile reads the headers of sound')
+        folder, sizes = ('fsdd', (200, 250)) if 'fsdd' in name else ('an4_mfcc', (518, 78))
+        if not (shared_data / folder).is_dir():
+            pytest.skip(f'the pack {folder} is not at {shared_data}')
+        monkeypatch.setenv('AFT_MM_DATA', str(shared_data))
+        config = Config.fromfile(PATHS[name])
+        load(name)  # for its scope
+        for split, number in zip(('train', 'test'), sizes, strict=True):
+            dataset = config[f'{split}_dataloader'].dataset
+            # The statistics of speakers would read every file.
+            dataset.pipeline = [s for s in dataset.pipeline if s.type != 'aft_mm.NormalizeFeatures']
+            data = DATASETS.build(dataset)
+            infos = [data.get_data_info(i) for i in range(len(data))]
+            assert len(data) == number and not any(1 in info['units'] for info in infos)
+            assert data.lengths.max() <= config.model.encoder.grid[0]
+            assert all(frames_needed(i['units']) <= i['num_frames'] for i in infos)
 
-    loss = model(**model.data_preprocessor(data, training=True), mode='loss')['loss']
-    loss.backward()
-    assert loss.item() == pytest.approx(math.log(10), abs=0.7)
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    @pytest.mark.skipif(bool(MISSING), reason=REASON)
+    def test_real_translations(self, shared_data, tmp_path):
+        """All lines of the pack are read, and of its test set no character is lost."""
+        if not (shared_data / 'multi30k').is_dir():
+            pytest.skip(f'the pack multi30k is not at {shared_data}')
+        from .parallel_data import converter
 
-
-def expected_parameters(name):
-    """Weights of a model, added up by hand from the layout of a ViT and the mixer's options."""
-    dims, grid = DIMS[fields(name)['arch']], (image_size(name) // 16) ** 2
-    mixer = load(name).model.backbone.token_mixer
-    linear = dims * dims + dims
-    if mixer.type == 'aft_mm.AFTConv':
-        heads = mixer.num_heads
-        mixing = linear * (1 + mixer.get('query', True)) + (dims + 1) * heads
-        mixing += heads * (mixer.kernel_size**2 + 2 * mixer.get('reparameterize', True))
-        embedding = 0
-    elif mixer.type == 'aft_mm.LambdaLayer':
-        queries, keys = mixer.num_heads * mixer.key_dims, mixer.key_dims
-        mixing = (dims + 2) * (queries + keys) + (dims + 1) * (dims // mixer.num_heads)
-        mixing += (2 * int(grid**0.5) - 1) ** 2 * keys
-        embedding = grid * dims
-    else:
-        tokens = 1 + grid
-        mixing = 3 * linear
-        if mixer.type == 'aft_mm.AFTFull':
-            mixing += tokens**2 if mixer.rank is None else 2 * tokens * mixer.rank
-        embedding = dims + tokens * dims
-    block = mixing + linear + 2 * 2 * dims + 8 * dims * dims + 5 * dims
-    return (3 * 256 + 1) * dims + embedding + 12 * block + 2 * dims + (dims + 1) * 1000
-
-
-@pytest.mark.parametrize('name', [name for name in LEAVES if '_in1k' in name])
-def test_parameters_are_those_of_the_layout(name):
-    assert count(name) == expected_parameters(name)
-
-
-@pytest.mark.parametrize(
-    'model, millions',
-    [
-        ('deit-tiny', 5.7),
-        ('deit-small', 22.1),
-        ('lambda-tiny', 4.8),
-        ('lambda-small', 17.7),
-        ('aft-full-tiny', 6.3),
-        ('aft-full-small', 22.6),
-        ('aft-conv-tiny-h32-k11', 5.4),
-        ('aft-conv-tiny-h192-k11', 5.9),
-        ('aft-conv-small-h16-k11', 20.3),
-        ('aft-conv-small-h384-k11', 22.5),
-        ('aft-conv-small-h384-k15', 23.0),
-    ],
-)
-def test_parameters_are_those_of_the_paper(model, millions):
-    """Table 7, which sometimes rounds (22.05 to 22.1) and sometimes cuts off (5.96 to 5.9)."""
-    counted = count(f'{model}_8xb128-300e_in1k') / 1e6
-    assert millions in (round(counted, 1), math.floor(counted * 10) / 10)
-
-
-def test_deit_base_has_the_parameters_of_table_8():
-    assert round(count('deit-base_8xb8-100e_in1k-384px') / 1e6, 1) == 86.9
-
-
-def test_models_of_table_8_differ_in_the_model_only():
-    ours, theirs = (
-        load(f'{model}_8xb8-100e_in1k-384px').to_dict()
-        for model in ('aft-conv-base-h32-k25', 'deit-base')
-    )
-    assert ours.pop('model') != theirs.pop('model')
-    assert ours == theirs
-
-
-def test_a_model_trained_at_224_px_is_tested_at_384_px():
-    name = 'aft-conv-small-h384-k15_8xb128-300e'
-    torch.manual_seed(0)
-    configs = [load(f'{name}_in1k'), load(f'{name}-test-only_in1k-384px')]
-    init_default_scope(configs[0].default_scope)
-    trained, tested = (
-        MODELS.build(dict(config.model, data_preprocessor=dict(config.data_preprocessor))).eval()
-        for config in configs
-    )
-    tested.load_state_dict(trained.state_dict(), strict=True)
-    assert trained.backbone.grid == (14, 14) and tested.backbone.grid == (24, 24)
-
-    image = torch.randn(1, 3, 384, 384)
-    with torch.no_grad():
-        torch.testing.assert_close(tested(image), trained(image))
-
-
-def test_testing_at_384_px_is_as_in_training_at_384_px():
-    tested, trained = (
-        load(name)
-        for name in (
-            'aft-conv-small-h384-k15_8xb128-300e-test-only_in1k-384px',
-            'aft-conv-base-h32-k25_8xb8-100e_in1k-384px',
+        files = [str(shared_data / f'multi30k/val.{language}') for language in ('de', 'en')]
+        subwords = str(tmp_path / 's.model')
+        converter('subwords').main([*files, '--vocab-size', '400', '--out', subwords])
+        data = DATASETS.build(
+            dict(
+                type='aft_mm.ParallelText',
+                source_file=files[0],
+                target_file=files[1],
+                max_length=400,
+                subwords=subwords,
+                test_mode=True,
+            )
         )
-    )
-    for key in ('val_dataloader', 'test_dataloader', 'tta_pipeline'):
-        assert tested[key] == trained[key]
+        assert len(data) == 1014
+        for sample in (data[0], data[500], data[1013]):
+            assert data.subwords.decode(sample['inputs']) == sample['data_samples'].reference
 
 
-def test_the_sparsity_of_the_small_models_is_that_of_the_large_ones():
-    small, large = (
-        load(name)
-        for name in (
-            'aft-conv-mini-h96-k7_1xb50-40e-entropy_imagenette-64px',
-            'aft-conv-small-h384-k11_8xb128-300e-entropy_in1k',
-        )
-    )
-    assert small.custom_hooks == large.custom_hooks[1:]
-
-
-@pytest.mark.parametrize('data', ['imagenette', 'cifar10'])
-def test_mini_models_are_of_equal_size(data):
-    sizes = {
-        fields(name)['family']: count(name)
-        for name in LEAVES
-        if '-mini' in name and fields(name)['data'] == data
-    }
-    assert sizes.keys() == MIXERS.keys() - {'lambda'}
-    assert max(sizes.values()) < 1.04 * min(sizes.values())
-
-
-def count_any(path):
-    """Parameters of the model of a leaf of any task."""
-    config = Config.fromfile(path)
-    init_default_scope(config.default_scope)
-    with torch.device('meta'):
-        return sum(parameter.numel() for parameter in MODELS.build(config.model).parameters())
-
-
-def test_every_task_is_listed():
-    tasks = {path.parent for path in ROOT.glob('configs/*/*.py')} - {
-        ROOT / 'configs/_base_',
-        ROOT / 'configs/own_data',
-    }  # the latter have no results
-    index = yaml.safe_load((ROOT / 'model-index.yml').read_text())
-    assert tasks == set(TASKS)
-    assert index['Import'] == [f'configs/{task.name}/metafile.yml' for task in TASKS]
-
-
-@pytest.mark.parametrize('task', TASKS, ids=lambda task: task.name)
-def test_metafile_lists_every_leaf_and_its_parameters(task):
-    models = yaml.safe_load((task / 'metafile.yml').read_text())['Models']
-
-    assert {ROOT / model['Config'] for model in models} == set(task.glob('*.py'))
-    for model in models:
-        path = ROOT / model['Config']
-        assert path.stem == model['Name']
-        if task.name not in DOWNSTREAM:  # counted by tests/downstream
-            assert model['Metadata']['Parameters'] == count_any(path), path
-
-
-@pytest.mark.parametrize('task', TASKS, ids=lambda task: task.name)
-def test_readme_links_every_leaf(task):
-    linked = re.findall(r'\(([\w.-]+)\.py\)', (task / 'README.md').read_text())
-    assert set(linked) == {path.stem for path in task.glob('*.py')}
+def sequence_length(name):
+    """Tokens of a decoder, by its name."""
+    data, _, context = fields(name)['data'].partition('-t')
+    if context:
+        return int(context)
+    shape = SEQUENCES[data]
+    return prod(shape[:2] if (fields(name)['what'] or '').endswith('pixels') else shape)

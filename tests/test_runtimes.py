@@ -5,7 +5,7 @@ from mmengine.config import Config
 
 from aft_mm.engine import apply_safe_defaults
 
-from .leaves import leaves
+from .all_configs import configs_of
 
 TASKS = (
     'image_classification',
@@ -30,12 +30,12 @@ def hooks(cfg):
 
 
 @pytest.mark.parametrize('task', TASKS)
-def test_every_leaf_writes_whole_checkpoints_logs_and_stops_at_nan(task, missing_downstream):
+def test_every_config_writes_whole_checkpoints_logs_and_stops_at_nan(task, missing_downstream):
     if task in ('detection', 'segmentation') and missing_downstream:
         pytest.skip(f'{task} inherits mmdet or mmseg, which `make downstream` installs')
     found = {
         name: Config.fromfile(path, import_custom_modules=False)
-        for name, path in leaves(task).items()
+        for name, path in configs_of(task).items()
     }
     trained = {name: cfg for name, cfg in found.items() if cfg.get('train_cfg')}
     assert trained

@@ -34,28 +34,28 @@ UNLABELLED = len(LABELS)
 
 @DATASETS.register_module()
 class CamVidObjects(BaseDataset):
-    """CamVid in the layout of SegNet as boxes and masks, the samples that mmdet's pipelines read.
+    """CamVid in SegNet's layout as boxes and masks, in the sample format of mmdet.
 
-    CamVid labels pixels, not objects: an object here is a connected region of one class (of the 8
-    neighbours), so cars that touch in the picture, as a row of parked ones, are one. A region below
-    ``min_area`` has ``ignore_flag`` 1: COCO's metric counts it neither as found nor as missed.
+    CamVid labels pixels, not objects. An object here is a connected region of one class
+    (8-connectivity), so cars that touch in the image are one object. Regions smaller than
+    ``min_area`` get ``ignore_flag=1``: COCO's metric counts them neither as hits nor as misses.
 
-    A sample is ``dict(img_path, img_id, height, width, instances)``, an instance
-    ``dict(bbox, bbox_label, ignore_flag, mask)`` with the corners ``x1, y1, x2, y2`` in px, the far
-    ones exclusive, and the mask in COCO's run-length form. Frames without an object stay.
+    A sample is ``dict(img_path, img_id, height, width, instances)``. An instance is
+    ``dict(bbox, bbox_label, ignore_flag, mask)``: corners ``x1, y1, x2, y2`` in px, the far ones
+    exclusive, and the mask in COCO's run-length encoding. Frames without objects are kept.
 
     Args:
-        data_root: The folder that holds ``<split>/*`` and ``<split>annot/*.png``.
-        split: ``'train'``, ``'val'`` or ``'test'``, or another pair of folders.
-        min_area: Pixels of the smallest region that is an object.
-        metainfo: ``classes`` are some of CamVid's 11, ``('car', 'pedestrian', 'bicyclist')`` unless
-            given; ``palette`` is theirs unless given.
-        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+        data_root: Folder with ``<split>/*`` and ``<split>annot/*.png``.
+        split: ``'train'``, ``'val'`` or ``'test'``, or the name of another pair of folders.
+        min_area: Area of the smallest object [px].
+        metainfo: ``classes``, some of CamVid's 11 (default: car, pedestrian, bicyclist), and
+            ``palette`` (default: CamVid's colours).
+        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
 
     Raises:
-        FileNotFoundError: A folder or the labels of a frame are missing.
-        ValueError: A class is not CamVid's, the split holds no frame, or labels cannot be read,
-            are not 0 to 11 or are of another size than their frame.
+        FileNotFoundError: If a folder or a label file is missing.
+        ValueError: If a class is unknown, the split is empty, or a label file is unreadable, has
+            values above 11 or differs in size from its frame.
     """
 
     def __init__(
@@ -75,21 +75,21 @@ class CamVidObjects(BaseDataset):
         unknown = sorted(set(metainfo['classes']) - set(LABELS))
         if unknown:
             raise ValueError(
-                f'classes of metainfo must be of {", ".join(LABELS)}, got {", ".join(unknown)}.'
+                f'classes of metainfo must be among {", ".join(LABELS)}, got {", ".join(unknown)}'
             )
         metainfo.setdefault('palette', [COLOURS[name] for name in metainfo['classes']])
         super().__init__(data_root=data_root, metainfo=metainfo, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """One sample per frame, in the order of their names."""
+        """Return one sample per frame, ordered by file name."""
         frames = Path(self.data_root) / self.split
         folder = Path(self.data_root) / f'{self.split}annot'
         for path in (frames, folder):
             if not path.is_dir():
                 raise FileNotFoundError(
                     f'{path} of CamVid does not exist: point data_root (or '
-                    'AFT_MM_DATA) at the folder that holds it, and name one of '
-                    'its splits.'
+                    'AFT_MM_DATA) at the folder that contains it, and name one of '
+                    'its splits'
                 )
         samples: list[dict] = []
         for frame in sorted(frames.iterdir()):
@@ -108,12 +108,12 @@ class CamVidObjects(BaseDataset):
             )
         if not samples:
             raise ValueError(
-                f'{frames} of CamVid holds no image file ({", ".join(IMAGE_SUFFIXES)}).'
+                f'{frames} of CamVid contains no image file ({", ".join(IMAGE_SUFFIXES)})'
             )
         return samples
 
     def _objects(self, labels: np.ndarray) -> Iterator[dict]:
-        # Comes with mmdet, whose pipelines read the samples.
+        # Installed with mmdet, whose pipelines read the samples.
         from pycocotools import mask as run_lengths
 
         for index, name in enumerate(self.metainfo['classes']):
@@ -132,24 +132,24 @@ class CamVidObjects(BaseDataset):
 
 
 def _read_labels(path: Path, frame: Path) -> np.ndarray:
-    """The labels of a frame, uint8 [H, W]."""
+    """Return the labels of a frame, uint8 [H, W]."""
     if not path.exists():
-        raise FileNotFoundError(f'{path}, the labels of a frame of CamVid, does not exist.')
+        raise FileNotFoundError(f'{path} does not exist: every frame of CamVid needs a label file')
     try:
         with Image.open(path) as file, Image.open(frame) as image:
             labels, size = np.array(file), image.size
     except (OSError, SyntaxError) as error:
         raise ValueError(
-            f'{path} or {frame} of CamVid cannot be read: {reason_of(error)}.'
+            f'{path} or {frame} of CamVid cannot be read: {reason_of(error)}'
         ) from error
     if labels.ndim != 2 or labels.max() > UNLABELLED:
         raise ValueError(
-            f'{path} must hold one label per pixel, 0 to {UNLABELLED}, got '
-            f'shape {labels.shape} and values up to {labels.max()}.'
+            f'{path} must contain one label per pixel, 0 to {UNLABELLED}, got '
+            f'shape {labels.shape} and values up to {labels.max()}'
         )
     if labels.shape != size[::-1]:
         raise ValueError(
-            f'{path} must be of the size of {frame}, {size[0]} x {size[1]}, got '
-            f'{labels.shape[1]} x {labels.shape[0]}.'
+            f'{path} must have the size of {frame}, {size[0]} x {size[1]}, got '
+            f'{labels.shape[1]} x {labels.shape[0]}'
         )
     return labels

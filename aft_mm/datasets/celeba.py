@@ -15,19 +15,19 @@ SPLITS = ('train', 'val', 'test')  # 0, 1 and 2 in the list
 class CelebA(FileDataset):
     """CelebA as ``<data_root>/img_align_celeba/*.jpg`` and ``list_eval_partition.txt``.
 
-    The whole of it or any part: what the list names is read, and has to be there. A sample is
+    All of CelebA or any part of it: every image in the list is used and must exist. A sample is
     ``dict(img_path)``. Nothing is downloaded.
 
     Args:
-        data_root: The folder that holds the two.
+        data_root: Folder that contains both.
         split: ``'train'``, ``'val'`` or ``'test'``.
-        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``;
-            ``test_mode`` is True unless given, except for ``'train'``.
+        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``;
+            ``test_mode`` defaults to True for ``'val'`` and ``'test'``.
 
     Raises:
-        FileNotFoundError: The list, the folder or an image that the list names is missing.
-        ValueError: ``split`` is unknown or empty, or a line of the list is not ``name 0``, ``1`` or
-            ``2``.
+        FileNotFoundError: If the list, the folder or a listed image is missing.
+        ValueError: If ``split`` is unknown or empty, or a line of the list is not ``name 0``, ``1``
+            or ``2``.
     """
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:
@@ -38,34 +38,34 @@ class CelebA(FileDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """One ``dict(img_path)`` per image of the split, in the order of the list."""
+        """Return one ``dict(img_path)`` per image of the split, in the order of the list."""
         root = Path(self.data_root)
         partition, folder = root / 'list_eval_partition.txt', root / 'img_align_celeba'
         for path in (partition, folder):
             if not path.exists():
                 raise FileNotFoundError(
                     f'{path} of CelebA does not exist: point data_root (or '
-                    'AFT_MM_DATA) at the folder that holds it.'
+                    'AFT_MM_DATA) at the folder that contains it'
                 )
         names = read_partition(partition)[self.split]
         if not names:
-            raise ValueError(f'{partition} has no image of the {self.split} split of CelebA.')
+            raise ValueError(f'{partition} has no image of the {self.split} split of CelebA')
         there = set(os.listdir(folder))
         missing = [name for name in names if name not in there]
         if missing:
             raise FileNotFoundError(
                 f'{folder} lacks {len(missing)} of the {len(names)} images that {partition.name} '
-                f'names in the {self.split} split, the first is {missing[0]}; for a part of CelebA '
-                'keep only its lines in the list.'
+                f'lists in the {self.split} split, the first is {missing[0]}; to use a part of '
+                'CelebA, remove the other lines from the list'
             )
         return [dict(img_path=str(folder / name)) for name in names]
 
 
 def read_partition(path: Path) -> dict[str, list[str]]:
-    """The image names of every split.
+    """Return the image names of every split.
 
     Raises:
-        ValueError: A line is not the name of an image and 0, 1 or 2.
+        ValueError: If a line is not the name of an image and 0, 1 or 2.
     """
     names: dict[str, list[str]] = {split: [] for split in SPLITS}
     for number, line in enumerate(path.read_text().splitlines(), start=1):
@@ -73,7 +73,7 @@ def read_partition(path: Path) -> dict[str, list[str]]:
         if len(words) != 2 or words[1] not in ('0', '1', '2'):
             raise ValueError(
                 f'line {number} of {path} must be the name of an image and 0, 1 or 2 '
-                f'for train, val or test, got {line!r}.'
+                f'for train, val or test, got {line!r}'
             )
         names[SPLITS[int(words[1])]].append(words[0])
     return names

@@ -13,21 +13,21 @@ RECORD_BYTES = 1 + 3 * 32 * 32  # the label, then the planes R, G and B, each ro
 
 @DATASETS.register_module()
 class CIFAR10Binary(BaseDataset):
-    """CIFAR-10 as ``<data_root>/cifar-10-batches-bin/*.bin``, whole or any part of it.
+    """CIFAR-10 as ``<data_root>/cifar-10-batches-bin/*.bin``, all of it or a part.
 
-    The files hold records of 3,073 bytes, so nothing is unpickled; nothing is downloaded either.
+    The files are plain records of 3,073 bytes: nothing is unpickled or downloaded.
     A sample is ``dict(img=uint8 [32, 32, 3] in RGB order, gt_label=int)``.
 
     Args:
-        data_root: The folder that holds ``cifar-10-batches-bin``.
+        data_root: Folder that contains ``cifar-10-batches-bin``.
         split: ``'train'`` (``data_batch_1.bin`` to ``data_batch_5.bin``) or ``'test'``
             (``test_batch.bin``).
-        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
 
     Raises:
-        FileNotFoundError: A file of the split is missing.
-        ValueError: ``split`` is unknown, a file is not a whole number of records, or a label is
-            not in 0..9.
+        FileNotFoundError: If a file of the split is missing.
+        ValueError: If ``split`` is unknown, a file is not a whole number of records, or a label is
+            above 9.
     """
 
     METAINFO = dict(
@@ -53,7 +53,7 @@ class CIFAR10Binary(BaseDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Read the split: one ``dict(img, gt_label)`` per record, in the order of the files."""
+        """Return one ``dict(img, gt_label)`` per record, in the order of the files."""
         folder = Path(self.data_root) / 'cifar-10-batches-bin'
         records = np.concatenate([self._read(folder / name) for name in self.FILES[self.split]])
         images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -63,22 +63,22 @@ class CIFAR10Binary(BaseDataset):
         ]
 
     def _read(self, path: Path) -> np.ndarray:
-        """Records of one file: uint8 ``[N, 3073]``."""
+        """Return the records of one file, uint8 [N, 3073]."""
         if not path.is_file():
             raise FileNotFoundError(
                 f'{path} of the CIFAR-10 {self.split} split does not exist: point data_root '
-                '(or AFT_MM_DATA) at the folder that holds cifar-10-batches-bin.'
+                '(or AFT_MM_DATA) at the folder that contains cifar-10-batches-bin'
             )
         data = np.fromfile(path, dtype=np.uint8)
         if data.size == 0 or data.size % RECORD_BYTES:
             raise ValueError(
-                f'{path} has {data.size} bytes, but a CIFAR-10 file is a whole number '
-                f'of records of {RECORD_BYTES} bytes, so it is truncated.'
+                f'{path} must be a whole number of CIFAR-10 records of {RECORD_BYTES} bytes, '
+                f'got {data.size} bytes: it is truncated'
             )
         records = data.reshape(-1, RECORD_BYTES)
         if records[:, 0].max() > 9:
             raise ValueError(
-                f'{path} has the label {records[:, 0].max()}, but the labels of '
-                'CIFAR-10 are 0 to 9, so it is not a CIFAR-10 file.'
+                f'labels of {path} must be 0 to 9, got {records[:, 0].max()}: it is not a '
+                'CIFAR-10 file'
             )
         return records

@@ -1,9 +1,10 @@
-"""The copy task: sequences that repeat themselves."""
+"""The copy task: random symbols, then the same symbols again."""
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from aft_mm.checks import check_choice, check_int
 from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 
@@ -14,20 +15,20 @@ SPLITS = ('train', 'val', 'test')
 class CopyTask(Dataset):
     """Random symbols, a separator, and the same symbols again (arXiv 2006.16236, section 4.1.1).
 
-    A sample is ``dict(inputs=uint8 [2·n + 1], data_samples=SequenceSample(num_context=n + 1))``,
-    n drawn from 1 … (max_length − 1) // 2 and the symbols from 1 … num_symbols; the separator is 0.
-    Only the copy is predicted: what comes before it is chance. ``train`` draws from numpy's
-    generator whenever it is asked, ``val`` and ``test`` hold the same sequences always.
+    A sample is ``dict(inputs=uint8 [2·n + 1], data_samples=SequenceSample(num_context=n + 1))``
+    with n uniform in 1 … (max_length − 1) // 2, symbols uniform in 1 … num_symbols, and 0 as the
+    separator. Only the copy is predicted. ``train`` makes new sequences from numpy's global
+    generator on every access; those of ``val`` and ``test`` are fixed.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
-        max_length: Tokens of a sequence at most, 3 or more.
-        num_symbols: Symbols beside the separator, 1 to 255.
-        num_samples: Sequences of an epoch.
-        seed: That of the sequences of ``val`` and ``test``.
+        max_length: Largest number of tokens, 3 or more.
+        num_symbols: Number of symbols without the separator, 1 to 255.
+        num_samples: Sequences per epoch.
+        seed: Seed of ``val`` and ``test``.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: If an argument is out of range.
     """
 
     def __init__(
@@ -38,17 +39,11 @@ class CopyTask(Dataset):
         num_samples: int = 64_000,
         seed: int = 0,
     ) -> None:
-        if split not in SPLITS:
-            raise ValueError(f'split must be one of {SPLITS}, but got {split!r}.')
-        if max_length < 3:
-            raise ValueError(f'max_length must be 3 or larger, but got {max_length}.')
-        if not 1 <= num_symbols <= 255:
-            raise ValueError(f'num_symbols must be 1 to 255, but got {num_symbols}.')
-        if num_samples < 1 or seed < 0:
-            raise ValueError(
-                'num_samples must be 1 or larger and seed 0 or larger, but got '
-                f'{num_samples} and {seed}.'
-            )
+        check_choice('split', split, SPLITS)
+        check_int('max_length', max_length, 3)
+        check_int('num_symbols', num_symbols, 1, 255)
+        check_int('num_samples', num_samples, 1)
+        check_int('seed', seed, 0)
         self.split = split
         self.max_length = max_length
         self.num_symbols = num_symbols
@@ -57,18 +52,18 @@ class CopyTask(Dataset):
 
     @property
     def metainfo(self) -> dict:
-        """What the log and the checkpoint say about the data."""
+        """Facts about the data for the log and the checkpoint."""
         return dict(vocab_size=self.num_symbols + 1, split=self.split, max_length=self.max_length)
 
     def __len__(self) -> int:
         return self.num_samples
 
     def __getitem__(self, index: int) -> dict:
-        """Sequence ``index``, in training a new one."""
+        """Return sequence ``index``; in training a new one."""
         if not 0 <= index < self.num_samples:
-            raise IndexError(f'index must be 0 to {self.num_samples - 1}, but got {index}.')
+            raise IndexError(f'index must be 0 to {self.num_samples - 1}, got {index}')
         key = [self.seed, SPLITS.index(self.split), index]
-        if self.split == 'train':  # the run's generator, which its seed and its epoch set
+        if self.split == 'train':  # the generator that the run seeds in every epoch
             key = np.random.randint(2**31)
         rng = np.random.default_rng(key)
         number = rng.integers(1, (self.max_length - 1) // 2, endpoint=True)

@@ -9,18 +9,18 @@ from aft_mm.registry import DATASETS
 
 @DATASETS.register_module()
 class Digits(BaseDataset):
-    """The 1,797 handwritten digits of 8 x 8 pixels that scikit-learn ships (UCI optdigits).
+    """The 1,797 handwritten digits of 8 x 8 pixels in scikit-learn (UCI optdigits).
 
-    A fifth of every class is held back as the test split, the same images on every run.
+    A fifth of every class is the test split, always the same images.
     A sample is ``dict(img=uint8 [8, 8, 1], gt_label=int)``, grey levels 0 (paper) to 255 (ink).
 
     Args:
         split: ``'train'`` (1,437 images) or ``'test'`` (360 images).
-        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
 
     Raises:
-        ImportError: scikit-learn is not installed.
-        ValueError: ``split`` is unknown.
+        ImportError: If scikit-learn is not installed.
+        ValueError: If ``split`` is unknown.
     """
 
     METAINFO = dict(classes=tuple('0123456789'))
@@ -31,20 +31,19 @@ class Digits(BaseDataset):
         super().__init__(**kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """One ``dict(img, gt_label)`` per digit of the split."""
+        """Return one ``dict(img, gt_label)`` per digit of the split."""
         try:
             from sklearn.datasets import load_digits
             from sklearn.model_selection import train_test_split
         except ImportError as error:
             raise ImportError(
-                'Digits reads the images that scikit-learn ships, but scikit-learn '
-                'cannot be imported: pip install scikit-learn.'
+                'Digits needs the images of scikit-learn: pip install scikit-learn'
             ) from error
 
         digits = load_digits()
         chosen = train_test_split(
             np.arange(len(digits.target)), test_size=0.2, stratify=digits.target, random_state=0
         )[self.split == 'test']
-        # The data set counts ink in 0..16.
+        # The ink of a pixel is 0 to 16.
         images = np.rint(digits.images[..., None] * (255 / 16)).astype(np.uint8)
         return [dict(img=images[i], gt_label=int(digits.target[i])) for i in chosen]

@@ -1,43 +1,43 @@
-"""Data sets of many files, some of which may be damaged."""
+"""A dataset of many files, some of which may be damaged."""
 
 from typing import Any
 
 from mmengine.dataset import BaseDataset
 
-MAX_UNUSABLE = 20  # in a row; with fewer than half of the files damaged one in a million
+MAX_UNUSABLE = 20  # in a row: one chance in a million if half of the files are damaged
 
 
-class UnusableFile(ValueError):  # noqa: N818 - it is about the file, which may be replaced
-    """A file that cannot become a sample; the message is one sentence that names it."""
+class UnusableFile(ValueError):  # noqa: N818 - not always an error: training replaces the file
+    """A file that cannot become a sample; the message is one line with its name."""
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file cannot be read, without the words of the library that met the damage."""
+    """Return why a file cannot be read, without the wording of the library that read it."""
     if isinstance(error, FileNotFoundError):
         return 'it does not exist'
-    if isinstance(error, OSError) and error.strerror:  # of the operating system
+    if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return 'it is damaged or of another kind than its name says'
 
 
 class FileDataset(BaseDataset):
-    """Each sample is read from a file of its own by the pipeline.
+    """A dataset whose pipeline reads one file per sample.
 
-    In training a file for which the pipeline raises :class:`UnusableFile` is passed over: another
-    one, drawn at random, takes its place, and the sentence is kept in ``skipped`` of that one's
-    ``data_samples``, where SkippedDataReportHook counts it. With ``test_mode=True`` the error stops the
-    run, because a measure over other files would be another measure.
+    In training, a file for which the pipeline raises :class:`UnusableFile` is replaced by a random
+    other one. The message is kept in ``skipped`` of its ``data_samples``, where SkippedDataReportHook
+    counts it. With ``test_mode=True`` the error stops the run, since metrics over different files
+    cannot be compared.
 
     Args:
-        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`; the last step of ``pipeline``
-            gives ``dict(inputs, data_samples)``.
+        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`; the last step of ``pipeline``
+            returns ``dict(inputs, data_samples)``.
 
     Raises:
-        ValueError: 20 files in a row could not be used.
+        ValueError: If 20 files in a row are unusable.
     """
 
     def __getitem__(self, idx: int) -> Any:
-        """The sample of a file, or that of another one with ``skipped`` in its metainfo."""
+        """Return the sample of a file, or of another one with ``skipped`` in its metainfo."""
         if self.test_mode:
             return super().__getitem__(idx)
         skipped: list[str] = []

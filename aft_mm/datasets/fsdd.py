@@ -11,18 +11,18 @@ from aft_mm.registry import DATASETS
 from .utterances import Utterances
 
 WORDS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
-FIRST_TRAINING = 5  # of a speaker and digit; those before are the official test
+FIRST_TRAINING = 5  # index per speaker and digit; those before are the official test set
 _NAME = re.compile(r'(\d)_\w+_(\d+)')
 
 
 @DATASETS.register_module()
 class FSDD(Utterances):
-    """Spoken digits, ``recordings/{digit}_{speaker}_{index}.wav`` of 8 kHz; the text is the word.
+    """Spoken digits, ``recordings/{digit}_{speaker}_{index}.wav`` at 8 kHz, with their words.
 
     Args:
-        data_root: The folder.
-        split: ``'test'``, the indices 0 to 4 as the data set says, or ``'train'``, the rest.
-        **kwargs: Those of :class:`Utterances`.
+        data_root: Folder that contains ``recordings``.
+        split: ``'test'``, the official one (indices 0 to 4), or ``'train'``, all other files.
+        **kwargs: Arguments of :class:`Utterances`.
     """
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs: Any) -> None:

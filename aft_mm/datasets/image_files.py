@@ -1,4 +1,4 @@
-"""Image files of any kind as RGB."""
+"""Reading image files as RGB."""
 
 import struct
 from pathlib import Path
@@ -11,26 +11,27 @@ from .file_dataset import UnusableFile, reason_of
 IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
 GREY = 'a grey image is read as three equal channels'
 ALPHA = 'a transparent image is laid on white'
-# Pixels that any file may have, and pixels per byte of a larger one: a scan of blank paper has
-# fewer, an image made of nothing has hundreds.
+# A file may have 2^24 pixels, or 64 per byte. A scan of blank paper has fewer; decompression bombs
+# have hundreds.
 _SMALL = 2**24
 _PIXELS_PER_BYTE = 64
-# What Pillow raises on damaged files.
+# Exceptions that Pillow raises for damaged files.
 _DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
 
 
 def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
-    """Read an image with Pillow, upright as its EXIF orientation says.
+    """Read an image with Pillow, rotated by its EXIF orientation.
 
-    OpenCV would read a truncated JPEG without complaint and fill the rest with grey. A grey image
-    gets three equal channels, 16 bits lose their lower 8; a transparent one is laid on white.
+    OpenCV would read a truncated JPEG without an error and fill the rest with grey. A grey image
+    gets three equal channels, 16-bit values lose their lower 8 bits, and a transparent image is
+    composited on white.
 
     Returns:
-        uint8 [H, W, 3] and the sentences :data:`GREY` and :data:`ALPHA` that apply.
+        The image, uint8 [H, W, 3], and the remarks :data:`GREY` and :data:`ALPHA` that apply.
 
     Raises:
-        UnusableFile: the file is missing, damaged or no image, has more pixels than a file of its
-            size can mean, or its values have no fixed range.
+        UnusableFile: If the file is missing, damaged or not an image, has far more pixels than its
+            size allows, or has values without a fixed range.
     """
     try:
         with Image.open(path) as file:
@@ -38,20 +39,20 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
             if num_pixels > max(_SMALL, _PIXELS_PER_BYTE * Path(path).stat().st_size):
                 raise UnusableFile(
                     f'image {str(path)!r} has {file.width} x {file.height} pixels '
-                    'in a file that is too small for them.'
+                    'in a file that is too small for them'
                 )
             image = ImageOps.exif_transpose(file)
             image.load()
     except UnusableFile:
         raise
     except _DAMAGE as error:
-        raise UnusableFile(f'image {str(path)!r} cannot be read: {reason_of(error)}.') from error
+        raise UnusableFile(f'image {str(path)!r} cannot be read: {reason_of(error)}') from error
     except Image.DecompressionBombError as error:
-        raise UnusableFile(f'image {str(path)!r} has more pixels than Pillow reads.') from error
+        raise UnusableFile(f'image {str(path)!r} has more pixels than Pillow reads') from error
     if image.mode in ('I', 'F'):
         raise UnusableFile(
-            f'image {str(path)!r} has values of an unknown range (mode '
-            f'{image.mode!r} of Pillow); save it with 8 or 16 bits a value.'
+            f'image {str(path)!r} must have 8 or 16 bits per value, got mode {image.mode!r} '
+            'of Pillow'
         )
     remarks = []
     if image.mode.startswith('I;16'):

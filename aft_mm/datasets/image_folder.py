@@ -1,4 +1,4 @@
-"""Any folder of images."""
+"""A folder of images."""
 
 from pathlib import Path
 
@@ -11,18 +11,18 @@ from .image_files import IMAGE_SUFFIXES
 
 @DATASETS.register_module()
 class ImageFolder(FileDataset):
-    """Every image file below a folder, in the order of their paths.
+    """All image files below a folder, ordered by path.
 
     A sample is ``dict(img_path)``.
 
     Args:
-        data_root: The folder; images may lie in folders below it.
-        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``;
-            ``test_mode=True`` belongs to validation and test.
+        data_root: The folder; subfolders are searched too.
+        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``;
+            use ``test_mode=True`` for validation and test.
 
     Raises:
-        FileNotFoundError: ``data_root`` does not exist.
-        ValueError: It holds no image file.
+        FileNotFoundError: If ``data_root`` does not exist.
+        ValueError: If it contains no image file.
     """
 
     def __init__(self, data_root: str, **kwargs) -> None:
@@ -30,10 +30,10 @@ class ImageFolder(FileDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """One ``dict(img_path)`` per image."""
+        """Return one ``dict(img_path)`` per image."""
         root = Path(self.data_root)
         if not root.is_dir():
-            raise FileNotFoundError(f'data_root {str(root)!r} is no folder.')
+            raise FileNotFoundError(f'data_root {str(root)!r} is not a folder')
         paths = sorted(
             path
             for path in root.rglob('*')
@@ -41,6 +41,6 @@ class ImageFolder(FileDataset):
         )
         if not paths:
             raise ValueError(
-                f'data_root {str(root)!r} holds no image file ({", ".join(IMAGE_SUFFIXES)}).'
+                f'data_root {str(root)!r} contains no image file ({", ".join(IMAGE_SUFFIXES)})'
             )
         return [dict(img_path=str(path)) for path in paths]

@@ -1,4 +1,4 @@
-"""Batches of sequences that are about equally long."""
+"""Batches of sequences of similar length."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,29 +12,28 @@ from aft_mm.registry import DATA_SAMPLERS
 
 @DATA_SAMPLERS.register_module()
 class LengthBatchSampler(Sampler):
-    """Batches of sequences of like length, a ``batch_sampler`` of mmengine's data loaders.
+    """Batches of sequences of similar length, a ``batch_sampler`` for mmengine's data loaders.
 
-    The data set is sorted by length and cut into buckets of equally many sequences. Every epoch
-    shuffles the sequences of a bucket, cuts them into batches of about equally many, and shuffles
-    the batches. A batch has `batch_size` sequences, or fewer where the bucket's longest would take
-    more than `max_length` places with padding. With several processes each takes every n-th
-    sequence of a batch that is n times as large, so that they step together with lengths alike.
+    The dataset is sorted by length and split into buckets of equal size. Every epoch shuffles the
+    sequences of each bucket, splits them into batches of about equal size, and shuffles the
+    batches. A batch has `batch_size` sequences, or fewer if the longest of its bucket would exceed
+    `max_length` tokens with padding. With n processes, a batch is n times as large and each process
+    takes every n-th sequence, so that all of them process similar lengths at the same time.
 
-    Every sequence is drawn once in an epoch, by one process. Seed and epoch of `sampler` decide
-    all, and epochs have equally many batches. A batch may be larger than it should by less than two
-    sequences per process where otherwise a process would have none.
+    Every sequence is used once per epoch, by one process. The order depends only on the seed and
+    epoch of `sampler`, and every epoch has the same number of batches. A batch may be too large by
+    less than two sequences per process if a process would have none otherwise.
 
     Args:
-        sampler: mmengine's ``DefaultSampler``, of which data set, seed, epoch, processes and
-            `shuffle` are taken; its data set has ``lengths``, int [N].
-        batch_size: Sequences of a process's batch at most.
-        max_length: Places of a process's batch at most, padding included; None for no limit.
-        num_buckets: How many; with fewer, batches differ more from epoch to epoch and hold more
-            padding.
+        sampler: mmengine's ``DefaultSampler``, which gives the dataset, seed, epoch, processes and
+            `shuffle`; its dataset has ``lengths``, int [N].
+        batch_size: Largest number of sequences per batch and process.
+        max_length: Largest number of tokens per batch and process, with padding; None: no limit.
+        num_buckets: Number of buckets; fewer give more random batches with more padding.
 
     Raises:
-        ValueError: An argument is out of range, a sequence alone is longer than `max_length`, the
-            data set tells no lengths or has fewer sequences than there are processes.
+        ValueError: If an argument is out of range, a single sequence is longer than `max_length`,
+            or the dataset has no lengths or fewer sequences than processes.
     """
 
     def __init__(
@@ -50,20 +49,20 @@ class LengthBatchSampler(Sampler):
         lengths = getattr(sampler.dataset, 'lengths', None)
         if lengths is None:
             raise ValueError(
-                'LengthBatchSampler needs a data set with lengths, got '
+                'LengthBatchSampler needs a dataset with lengths, got '
                 f'{type(sampler.dataset).__name__}'
             )
         lengths = np.asarray(lengths)
         processes = sampler.world_size
         if len(lengths) < processes:
             raise ValueError(
-                f'the data set must have a sequence for each of {processes} '
+                f'the dataset must have a sequence for each of {processes} '
                 f'processes, got {len(lengths)}'
             )
         if max_length is not None:
             check_int('max_length of LengthBatchSampler', max_length, int(lengths.max()))
         order = np.argsort(lengths, kind='stable')
-        # Sequences of each bucket, and into how many batches they are cut.
+        # The sequences of each bucket and its number of batches.
         self.buckets: list[tuple[np.ndarray, int]] = []
         for bucket in np.array_split(order, min(num_buckets, len(order) // processes)):
             size = batch_size
@@ -73,7 +72,7 @@ class LengthBatchSampler(Sampler):
             self.buckets.append((bucket, min(batches, len(bucket) // processes)))
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of this process."""
+        """Yield the batches of this process."""
         sampler = self.sampler
         rng = np.random.default_rng([sampler.seed, sampler.epoch])
         batches = []
@@ -85,5 +84,5 @@ class LengthBatchSampler(Sampler):
             yield batches[i][sampler.rank :: sampler.world_size].tolist()
 
     def __len__(self) -> int:
-        """The batches of an epoch."""
+        """Return the number of batches per epoch."""
         return sum(number for _, number in self.buckets)

@@ -14,19 +14,19 @@ from aft_mm.registry import DATASETS
 
 @DATASETS.register_module()
 class MNISTIdx(BaseDataset):
-    """MNIST as the four files of its original distribution, gzipped or not, whole or a part of it.
+    """MNIST as the four files of its original distribution, gzipped or not, or a part of it.
 
     A sample is ``dict(img=uint8 [28, 28], gt_label=int)``. Nothing is downloaded. mmpretrain's
-    MNIST reads unpacked files only, and its test split only if ``test_mode`` says so too.
+    MNIST reads unpacked files only, and its test split only with ``test_mode=True``.
 
     Args:
-        data_root: The folder that holds ``train-images-idx3-ubyte.gz`` and its three companions.
+        data_root: Folder that contains ``train-images-idx3-ubyte.gz`` and its three companions.
         split: ``'train'`` or ``'test'``.
-        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
 
     Raises:
-        FileNotFoundError: A file of the split is missing.
-        ValueError: ``split`` is unknown, or a file is damaged or of another kind.
+        FileNotFoundError: If a file of the split is missing.
+        ValueError: If ``split`` is unknown, or a file is damaged or of another kind.
     """
 
     METAINFO = dict(classes=tuple('0123456789'))
@@ -39,17 +39,17 @@ class MNISTIdx(BaseDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Read the split: one ``dict(img, gt_label)`` per digit, in the order of the files."""
+        """Return one ``dict(img, gt_label)`` per digit, in the order of the files."""
         folder, prefix = Path(self.data_root), self.FILES[self.split]
         images = read_idx(folder / f'{prefix}-images-idx3-ubyte', num_axes=3)
         labels = read_idx(folder / f'{prefix}-labels-idx1-ubyte', num_axes=1)
         if len(images) != len(labels):
             raise ValueError(
-                f'{folder} has {len(images)} images but {len(labels)} labels in its '
-                f'{self.split} split.'
+                f'{folder} must have one label per image in its {self.split} split, got '
+                f'{len(images)} images and {len(labels)} labels'
             )
         if not len(images):
-            raise ValueError(f'{folder} has no image in its {self.split} split.')
+            raise ValueError(f'{folder} has no image in its {self.split} split')
         return [
             dict(img=image, gt_label=int(label))
             for image, label in zip(images, labels, strict=True)
@@ -57,20 +57,20 @@ class MNISTIdx(BaseDataset):
 
 
 def read_idx(path: Path, num_axes: int) -> np.ndarray:
-    """The array of one idx file of bytes, ``path`` itself or ``<path>.gz``.
+    """Read an idx file of bytes, ``path`` itself or ``<path>.gz``.
 
-    An idx file is the bytes 0, 0, 8 (the code of uint8) and the number of axes, then the length of
+    An idx file has the bytes 0, 0, 8 (the code of uint8) and the number of axes, then the length of
     every axis as a big-endian 32-bit integer, then the values in raster order.
 
     Raises:
-        FileNotFoundError: Neither file exists.
-        ValueError: The file is not an idx file of bytes with ``num_axes`` axes, or is truncated.
+        FileNotFoundError: If neither file exists.
+        ValueError: If the file is not an idx file of bytes with ``num_axes`` axes, or is truncated.
     """
     packed = path.with_name(f'{path.name}.gz')
     if not path.is_file() and not packed.is_file():
         raise FileNotFoundError(
             f'{packed} of MNIST does not exist: point data_root (or '
-            'AFT_MM_DATA) at the folder that holds it.'
+            'AFT_MM_DATA) at the folder that contains it'
         )
     try:
         data = path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
@@ -78,11 +78,9 @@ def read_idx(path: Path, num_axes: int) -> np.ndarray:
         raise ValueError(f'{packed} is not a whole gzip file: {error}') from error
     header = 4 + 4 * num_axes
     if data[:4] != bytes([0, 0, 8, num_axes]) or len(data) < header:
-        raise ValueError(f'{path} is not an idx file of bytes with {num_axes} axes.')
+        raise ValueError(f'{path} is not an idx file of bytes with {num_axes} axes')
     shape = np.frombuffer(data, '>i4', num_axes, offset=4).tolist()
     size = header + math.prod(shape)
     if len(data) != size:
-        raise ValueError(
-            f'{path} should have {size} bytes, as its header says, but has {len(data)}.'
-        )
+        raise ValueError(f'{path} must have {size} bytes by its header, got {len(data)}')
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)

@@ -15,38 +15,39 @@ from aft_mm.tokenizers import Subwords, split_lines
 
 from .text_file import read_bytes
 
-MOST_NAMED = 5  # lines of a kind in one sentence of the log
-CHUNK = 100_000  # lines that are lists of Python's ints at the same time
+MOST_NAMED = 5  # line numbers per message of the log
+CHUNK = 100_000  # lines that are tokenised at once
 
 
 @DATASETS.register_module()
 class ParallelText(Dataset):
-    """Two files of one sentence a line, line n of one being the translation of line n of the other.
+    """Two files with one sentence per line; line n of one is the translation of line n of the other.
 
-    A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``,
-    subwords of the target and of the source, each with the one that ends a sentence as the last.
+    A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``:
+    the subwords of target and source, each with the end of the sentence as the last one.
 
     In training, pairs with an empty side and pairs longer than ``max_length`` are left out; the log
-    says how many and names the first lines. With ``test_mode=True`` no pair is left out, because a
-    measure over other sentences would be another measure: an empty line is the end alone, one that
-    is too long is refused, and samples keep the text of the target as ``reference``. Lines that are
-    not valid UTF-8 are read with U+FFFD in the place of what is no text, and named in the log.
+    gives their number and the first lines. With ``test_mode=True`` no pair is left out, since
+    scores over different sentences cannot be compared: an empty line becomes the end of the
+    sentence alone, a pair that is too long is an error, and samples keep the target text as
+    ``reference``. In lines that are not valid UTF-8, invalid bytes become U+FFFD; the log names the
+    lines.
 
     Args:
-        source_file: Path of the sentences, plain or gzip; where it is missing, ``<path>.gz``.
+        source_file: Path of the sentences, plain or gzip; ``<path>.gz`` is tried too.
         target_file: Path of their translations.
         subwords: Path of the :class:`Subwords` of both languages.
-        max_length: Subwords of a side at most, the end of the sentence included.
-        test_mode: See above.
+        max_length: Largest number of subwords per side, the end of the sentence included.
+        test_mode: Whether all pairs are used, as described above.
 
     Attributes:
-        lengths: int64 [N, 2], subwords of source and target of each pair.
+        lengths: Subwords of source and target of each pair, int64 [N, 2].
         subwords: The vocabulary.
 
     Raises:
-        FileNotFoundError: A file does not exist.
-        ValueError: The files differ in their numbers of lines, no pair is left, or in a test one is
-            too long.
+        FileNotFoundError: If a file does not exist.
+        ValueError: If the files differ in the number of lines, no pair is left, or a pair of a test
+            is too long.
     """
 
     def __init__(
@@ -66,9 +67,9 @@ class ParallelText(Dataset):
         texts = [read_lines(path) for path in self.files]
         if len(texts[0]) != len(texts[1]):
             raise ValueError(
-                f'source_file and target_file must have as many lines as each other, '
+                f'source_file and target_file must have equally many lines, '
                 f'got {len(texts[0]):,} of {source_file!r} and {len(texts[1]):,} of '
-                f'{target_file!r}.'
+                f'{target_file!r}'
             )
         self.tokens, lengths = zip(*(encode(text, self.subwords) for text in texts), strict=True)
         self.starts = [np.cumsum(length) - length for length in lengths]
@@ -79,16 +80,16 @@ class ParallelText(Dataset):
 
     @property
     def metainfo(self) -> dict:
-        """What the log and the checkpoint say about the data."""
+        """Facts about the data for the log and the checkpoint."""
         return dict(vocab_size=self.subwords.vocab_size, subwords=self.subwords.fingerprint)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict:
-        """Pair ``index``."""
+        """Return pair ``index``."""
         if not 0 <= index < len(self):
-            raise IndexError(f'index must be 0 to {len(self) - 1}, got {index}.')
+            raise IndexError(f'index must be 0 to {len(self) - 1}, got {index}')
         row = self.rows[index]
         source, target = (
             torch.from_numpy(tokens[start[row] : start[row] + length].astype(np.int32))
@@ -102,7 +103,7 @@ class ParallelText(Dataset):
         return dict(inputs=target, data_samples=sample)
 
     def _usable(self, texts: Sequence[list[str]], lengths: np.ndarray) -> np.ndarray:
-        """The numbers of the pairs that are used, from 0 on."""
+        """Return the indices of the pairs that are used, counted from 0."""
         pairs = zip(*texts, strict=True)
         empty = ~np.array([bool(a.strip() and b.strip()) for a, b in pairs], bool)
         long = lengths.max(axis=1, initial=0) > self.max_length
@@ -110,9 +111,8 @@ class ParallelText(Dataset):
         if self.test_mode:
             if long.any():
                 raise ValueError(
-                    f'a pair of a test set must not be too long, because none may be '
-                    f'left out, but {" and ".join(self.files)} have {long.sum()} '
-                    f'{too_long}; raise max_length and the grids of the model.'
+                    f'max_length must be large enough for all pairs of a test set, got {long.sum()} '
+                    f'of {" and ".join(self.files)} {too_long}; raise it and the grids of the model'
                 )
             return np.arange(len(lengths))
         long &= ~empty
@@ -130,28 +130,28 @@ class ParallelText(Dataset):
                 logging.WARNING,
             )
         if not len(rows):
-            raise ValueError(f'{" and ".join(self.files)} have no pair that can be used.')
+            raise ValueError(f'{" and ".join(self.files)} have no pair that can be used')
         return rows
 
 
 def named(mask: np.ndarray) -> str:
-    """``lines 3, 7, …`` of a mask over lines."""
+    """Format the lines of a mask as ``lines 3, 7, …``."""
     return named_lines((np.flatnonzero(mask) + 1).tolist())
 
 
 def named_lines(numbers: Sequence[int]) -> str:
-    """``line 3`` or ``lines 3, 7, …``, the first ones."""
+    """Format the first line numbers as ``line 3`` or ``lines 3, 7, …``."""
     shown = ', '.join(map(str, numbers[:MOST_NAMED]))
     return f'line{"s" * (len(numbers) != 1)} {shown}{", …" * (len(numbers) > MOST_NAMED)}'
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a plain or gzip file; a warning names those that are not valid UTF-8."""
+    """Return the lines of a plain or gzip file; a warning names those that are not valid UTF-8."""
     lines, invalid = split_lines(read_bytes(path).tobytes())
     if invalid:
         print_log(
             f'{path!r} is not valid UTF-8 in {named_lines(invalid)}, {len(invalid):,} in '
-            'all; what is no text became U+FFFD',
+            'all; invalid bytes became U+FFFD',
             'current',
             logging.WARNING,
         )
@@ -159,8 +159,9 @@ def read_lines(path: str) -> list[str]:
 
 
 def encode(lines: list[str], subwords: Subwords) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of all lines one after the other, as small as the vocabulary allows, and int64
-    [N], how many each line has.
+    """Return the tokens of all lines in one array, and their number per line, int64 [N].
+
+    The dtype of the tokens is the smallest that holds the vocabulary.
     """
     dtype = np.min_scalar_type(subwords.vocab_size - 1)
     tokens: list[np.ndarray] = [np.zeros(0, dtype)]

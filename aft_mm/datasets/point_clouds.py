@@ -15,20 +15,20 @@ from .shapenet import CLASS_NAMES, class_folder
 class PointClouds(FileDataset):
     """Point clouds as ``<data_root>/<class>/<split>/*.npy`` (or .pcd, .ply, .pts, .xyz).
 
-    The layout of ShapeNetCore.v2.PC15k, whose classes are folders named by synset, and of ModelNet.
-    A sample is ``dict(points_path, class_name)``. Nothing is downloaded.
+    This is the layout of ShapeNetCore.v2.PC15k, where a class folder is named by its synset, and of
+    ModelNet. A sample is ``dict(points_path, class_name)``. Nothing is downloaded.
 
     Args:
-        data_root: The folder of the class folders.
-        classes: Names of folders, or of classes of ShapeNetCore v2 such as ``'airplane'`` where the
-            folder is its synset; ``'all'`` for every folder that has the split.
-        split: The folder inside a class, such as ``'train'``, ``'val'`` or ``'test'``.
-        **kwargs: Those of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``;
-            ``test_mode`` is True unless given, except for ``'train'``.
+        data_root: Folder that contains the class folders.
+        classes: Names of folders, or names of ShapeNetCore v2 classes such as ``'airplane'`` if the
+            folder is named by synset; ``'all'`` for every folder that has the split.
+        split: Name of the folder in each class, such as ``'train'``, ``'val'`` or ``'test'``.
+        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``;
+            ``test_mode`` defaults to True except for ``'train'``.
 
     Raises:
-        FileNotFoundError: ``data_root`` or the folder of a class is missing.
-        ValueError: A class has no point cloud in the split.
+        FileNotFoundError: If ``data_root`` or the folder of a class is missing.
+        ValueError: If a class has no point cloud in the split.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class PointClouds(FileDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """One ``dict(points_path, class_name)`` per file, class by class, sorted by name."""
+        """Return one ``dict(points_path, class_name)`` per file, class by class, sorted by name."""
         root = Path(self.data_root)
         if not root.is_dir():
-            raise FileNotFoundError(f'data_root {str(root)!r} is no folder.')
+            raise FileNotFoundError(f'data_root {str(root)!r} is not a folder')
         there = sorted(path.name for path in root.iterdir() if path.is_dir())
         if self.classes == 'all':
             classes: Sequence[str] = [name for name in there if (root / name / self.split).is_dir()]
         else:
             classes = [self.classes] if isinstance(self.classes, str) else self.classes
         if not classes:
-            raise ValueError(f'data_root {str(root)!r} has no folder <class>/{self.split}.')
+            raise ValueError(f'data_root {str(root)!r} has no folder <class>/{self.split}')
         return [
             dict(points_path=str(path), class_name=CLASS_NAMES.get(name, name))
             for name in classes
@@ -66,12 +66,12 @@ class PointClouds(FileDataset):
         ]
 
     def _files(self, root: Path, name: str, there: list[str]) -> list[Path]:
-        """The clouds of a class in the split."""
+        """Return the files of a class in the split."""
         folder = class_folder(name, there)
         if folder is None:
             raise FileNotFoundError(
                 f'class {name!r} has no folder in data_root {str(root)!r}, '
-                f'which has {", ".join(there) or "none"}.'
+                f'which has {", ".join(there) or "none"}'
             )
         place = root / folder / self.split
         files = sorted(place.glob('*'))
@@ -86,6 +86,6 @@ class PointClouds(FileDataset):
             )
             raise ValueError(
                 f'class {name!r} has no point cloud ({", ".join(POINT_SUFFIXES)}) in '
-                f'{str(place)!r}{hint}.'
+                f'{str(place)!r}{hint}'
             )
         return clouds

@@ -1,4 +1,4 @@
-"""Point clouds in the formats of their data sets."""
+"""Reading point clouds."""
 
 from itertools import islice
 from pathlib import Path
@@ -13,31 +13,31 @@ LONGEST_HEADER = 1000  # lines
 
 
 def read_points(path: str | Path) -> np.ndarray:
-    """The points of a ``.npy``, ``.pcd``, ``.ply`` or text file (``.pts``, ``.xyz``).
+    """Read the points of a ``.npy``, ``.pcd``, ``.ply`` or text file (``.pts``, ``.xyz``).
 
     Returns:
-        float64 [N, 3], columns x, y, z, in the unit of the file. In float32 a cloud far from the
+        float64 [N, 3], columns x, y, z, in the unit of the file. In float32, a cloud far from the
         origin would lose its shape.
 
     Raises:
-        UnusableFile: the file is missing, damaged, a mesh, or of another kind or shape, a
+        UnusableFile: If the file is missing, damaged, a mesh, or of another kind or shape, a
             coordinate is not finite, or the points have no extent.
     """
     path = Path(path)
     if path.suffix.lower() not in _READERS:
         raise UnusableFile(
-            f'point cloud {str(path)!r} must end in one of {", ".join(POINT_SUFFIXES)}.'
+            f'point cloud {str(path)!r} must end in one of {", ".join(POINT_SUFFIXES)}'
         )
     try:
         points = np.asarray(_READERS[path.suffix.lower()](path))
     except UnusableFile:
         raise
-    except Exception as error:  # what a parser meets in a damaged file, it has not foreseen
+    except Exception as error:  # parsers raise anything for a damaged file
         raise _unreadable(path, reason_of(error)) from error
     if points.ndim != 2 or points.shape[1] != 3 or points.dtype.kind not in 'fiu':
         raise UnusableFile(
-            f'point cloud {str(path)!r} must hold numbers [N, 3], but holds '
-            f'{points.dtype} {list(points.shape)}.'
+            f'point cloud {str(path)!r} must contain numbers [N, 3], got '
+            f'{points.dtype} {list(points.shape)}'
         )
     points = points.astype(np.float64)
     try:
@@ -48,7 +48,7 @@ def read_points(path: str | Path) -> np.ndarray:
 
 
 def _unreadable(path: Path, reason: str) -> UnusableFile:
-    return UnusableFile(f'point cloud {str(path)!r} cannot be read: {reason}.')
+    return UnusableFile(f'point cloud {str(path)!r} cannot be read: {reason}')
 
 
 def _read_npy(path: Path) -> np.ndarray:
@@ -56,8 +56,8 @@ def _read_npy(path: Path) -> np.ndarray:
 
 
 def _read_pcd(path: Path) -> np.ndarray:
-    """pypcd4 knows the three encodings of PCD: text, binary and compressed."""
-    from pypcd4 import PointCloud  # late: it takes long, and every training imports the data sets
+    """Read any of the three encodings of PCD: text, binary and compressed."""
+    from pypcd4 import PointCloud  # slow, so not imported with the datasets
 
     _check_pcd_header(path)
     cloud = PointCloud.from_path(path)
@@ -71,11 +71,11 @@ def _read_pcd(path: Path) -> np.ndarray:
 
 
 def _check_pcd_header(path: Path) -> None:
-    """Refuse numbers that pypcd4 would believe before it has looked at the data.
+    """Check the sizes in a header, for which pypcd4 would allocate memory before it reads the data.
 
     Raises:
-        UnusableFile: a point has more values than any descriptor, or the points take more memory
-            than the file can mean.
+        UnusableFile: If a point has more values than any descriptor, or the points need far more
+            memory than the file has bytes.
     """
     header: dict[str, list[str]] = {}
     with path.open('rb') as file:
@@ -98,7 +98,7 @@ def _check_pcd_header(path: Path) -> None:
 
 
 def _read_ply(path: Path) -> np.ndarray:
-    import trimesh  # late, as above
+    import trimesh  # slow, too
 
     cloud = trimesh.load(path)
     if not isinstance(cloud, trimesh.PointCloud):
@@ -112,7 +112,7 @@ def _read_ply(path: Path) -> np.ndarray:
 
 
 def _announced(path: Path) -> int | None:
-    """How many vertices the header of a PLY file promises; a parser takes what is there."""
+    """Return the number of vertices in the header of a PLY file, which parsers do not check."""
     with path.open('rb') as file:
         for line in islice(file, LONGEST_HEADER):
             words = line.split()
@@ -129,8 +129,8 @@ def _read_text(path: Path) -> np.ndarray:
 
 _PCD_HEADER_LINES = 64
 _PCD_LINE_BYTES = 2**16
-_PCD_VALUES = 4096  # of a point; the longest descriptor of the Point Cloud Library has 1,980
-_PCD_RATIO = 300  # that LZF compresses by at most
+_PCD_VALUES = 4096  # per point; the longest descriptor of the Point Cloud Library has 1,980
+_PCD_RATIO = 300  # the highest compression of LZF
 _READERS = {
     '.npy': _read_npy,
     '.pcd': _read_pcd,
@@ -139,5 +139,5 @@ _READERS = {
     '.xyz': _read_text,
 }
 POINT_SUFFIXES = tuple(_READERS)
-#: Surfaces, which tools/dataset_converters/shapenet.py samples; a .ply file may be either.
+#: Meshes, which tools/dataset_converters/shapenet.py samples; a .ply file may be either.
 MESH_SUFFIXES = ('.glb', '.obj', '.off', '.ply', '.stl')

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-#: WordNet synsets by the name of the class; the folders of the data set are named by the synset.
+#: WordNet synset of each class; the folders of the dataset are named by synset.
 SYNSETS = dict(
     airplane='02691156',
     bag='02773838',
@@ -60,10 +60,10 @@ SYNSETS = dict(
     vessel='04530566',
     washer='04554684',
 )
-#: And the other way round.
+#: Class of each synset.
 CLASS_NAMES = {synset: name for name, synset in SYNSETS.items()}
 
 
 def class_folder(name: str, there: Collection[str]) -> str | None:
-    """Which of the folders ``there`` is that of a class: its name or its synset; None for none."""
+    """Return the folder of a class among those that exist, its name or its synset, or None."""
     return next((folder for folder in (name, SYNSETS.get(name)) if folder in there), None)

@@ -1,4 +1,4 @@
-"""Features of speech from files: filter banks of sound, and what other tools have computed."""
+"""Reading speech: filter banks of sound files, and features that Kaldi and Sphinx computed."""
 
 import os
 import re
@@ -12,11 +12,11 @@ from .file_dataset import UnusableFile, reason_of
 
 WINDOW = 0.025  # seconds
 SHIFT = 0.010
-FULL_SCALE = 2.0**15  # Kaldi's samples are ints of 16 bits
-CEPSTRA = 13  # of a frame in Sphinx's files
+FULL_SCALE = 2.0**15  # Kaldi's samples are 16-bit integers
+CEPSTRA = 13  # per frame in Sphinx's files
 _ADDRESS = re.compile(r'([^|]+\.ark):(\d+)')
-# How a binary matrix begins, where it says its rows and columns, and the bytes of a value. Plain
-# ones have each size behind a byte of its own, compressed ones two floats before both.
+# Header of each kind of binary matrix: offsets of the numbers of rows and columns, and the bytes per
+# value. A byte precedes each number in plain matrices, two floats precede both in compressed ones.
 _MATRICES = {
     b'\0BFM ': (6, 11, 4),
     b'\0BDM ': (6, 11, 8),
@@ -27,12 +27,15 @@ _MATRICES = {
 
 
 def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
-    """A sound file as mono at `sample_rate`, float32 [N] within ±1, and what was done to it.
+    """Read a sound file as mono at `sample_rate` [Hz].
 
-    libsndfile reads WAV, FLAC, OGG and more; channels are averaged, another rate is resampled.
+    libsndfile reads WAV, FLAC, OGG and more. Channels are averaged, other rates are resampled.
+
+    Returns:
+        The samples, float32 [N] within ±1, and remarks on how they were changed.
 
     Raises:
-        UnusableFile: It is missing, damaged or holds no sound.
+        UnusableFile: If the file is missing, damaged or without sound.
     """
     import soundfile
 
@@ -41,11 +44,11 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
         samples, rate = soundfile.read(path, dtype='float32', always_2d=True)
     except (OSError, RuntimeError) as error:
         reason = reason_of(error) if Path(path).is_file() else 'it does not exist'
-        raise UnusableFile(f'sound file {path!r} cannot be read: {reason}.') from error
+        raise UnusableFile(f'sound file {path!r} cannot be read: {reason}') from error
     if not len(samples):
-        raise UnusableFile(f'sound file {path!r} holds no samples.')
+        raise UnusableFile(f'sound file {path!r} has no samples')
     if not np.isfinite(samples).all():
-        raise UnusableFile(f'sound file {path!r} has samples that are no numbers.')
+        raise UnusableFile(f'sound file {path!r} has samples that are not finite')
     if samples.shape[1] > 1:
         remarks.append(f'{samples.shape[1]} channels are averaged')
     mono = samples.mean(1)
@@ -60,10 +63,10 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
 
 
 def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) -> np.ndarray:
-    """Kaldi's log mel filter banks of float32 [N] within ±1: float32 [T, num_mel_bins].
+    """Compute Kaldi's log mel filter banks, float32 [T, num_mel_bins], of samples [N] within ±1.
 
-    Windows of 25 ms every 10 ms, ``T = 1 + ⌊(N − window) / shift⌋``, without dither; a sound that
-    is shorter than a window is filled up with zeros to one frame.
+    Windows of 25 ms every 10 ms, ``T = 1 + ⌊(N − window) / shift⌋``, no dither. Sound shorter than
+    a window is padded with zeros to one frame.
     """
     from torchaudio.compliance import kaldi
 
@@ -81,10 +84,10 @@ def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) 
 
 
 def num_sound_frames(path: str, sample_rate: int) -> int:
-    """How many frames :func:`filter_banks` makes of a file, from its header.
+    """Return the number of frames of :func:`filter_banks` for a file, from its header.
 
     Raises:
-        UnusableFile: It is missing, damaged or holds no sound.
+        UnusableFile: If the file is missing, damaged or without sound.
     """
     import soundfile
 
@@ -92,75 +95,74 @@ def num_sound_frames(path: str, sample_rate: int) -> int:
         info = soundfile.info(path)
     except (OSError, RuntimeError) as error:
         reason = reason_of(error) if Path(path).is_file() else 'it does not exist'
-        raise UnusableFile(f'sound file {path!r} cannot be read: {reason}.') from error
+        raise UnusableFile(f'sound file {path!r} cannot be read: {reason}') from error
     if not info.frames:
-        raise UnusableFile(f'sound file {path!r} holds no samples.')
-    # As many as resampling leaves.
+        raise UnusableFile(f'sound file {path!r} has no samples')
+    # The length after resampling.
     samples = -(-info.frames * sample_rate // info.samplerate)
     window, shift = round(WINDOW * sample_rate), round(SHIFT * sample_rate)
     return 1 + max(0, samples - window) // shift
 
 
 def read_mfc(path: str, num_cepstra: int = CEPSTRA) -> np.ndarray:
-    """Features as Sphinx writes them, float32 [T, num_cepstra], of either byte order.
+    """Read features of Sphinx, float32 [T, num_cepstra], of either byte order.
 
     Raises:
-        UnusableFile: It is missing, its size is not what its first number says, or it holds
-            numbers that are none.
+        UnusableFile: If the file is missing, its size differs from its first number, or a value is
+            not finite.
     """
     num_mfc_frames(path, num_cepstra)
     data = Path(path).read_bytes()
     order = '>' if struct.unpack('>i', data[:4])[0] * 4 + 4 == len(data) else '<'
     features = np.frombuffer(data, f'{order}f4', offset=4).astype(np.float32)
     if not np.isfinite(features).all():
-        raise UnusableFile(f'feature file {path!r} has values that are no numbers.')
+        raise UnusableFile(f'feature file {path!r} has values that are not finite')
     return features.reshape(-1, num_cepstra)
 
 
 def num_mfc_frames(path: str, num_cepstra: int = CEPSTRA) -> int:
-    """The frames of a file of Sphinx, from its header; raises UnusableFile as :func:`read_mfc`."""
+    """Return the frames of a Sphinx file, from its header; raises as :func:`read_mfc`."""
     try:
         size = Path(path).stat().st_size
         with Path(path).open('rb') as file:
             head = file.read(4)
     except OSError as error:
-        raise UnusableFile(f'feature file {path!r} cannot be read: {reason_of(error)}.') from error
+        raise UnusableFile(f'feature file {path!r} cannot be read: {reason_of(error)}') from error
     counts = [struct.unpack(f'{order}i', head)[0] for order in '><'] if len(head) == 4 else []
     if size - 4 not in [4 * count for count in counts] or size <= 4:
         raise UnusableFile(
-            f'feature file {path!r} is damaged: its {size} bytes are not what its '
-            'first number says.'
+            f'feature file {path!r} is damaged: its {size} bytes do not match its first number'
         )
     if (size - 4) % (4 * num_cepstra):
-        raise UnusableFile(f'feature file {path!r} does not hold {num_cepstra} values per frame.')
+        raise UnusableFile(f'feature file {path!r} must have {num_cepstra} values per frame')
     return (size - 4) // (4 * num_cepstra)
 
 
 def read_kaldi(address: str) -> np.ndarray:
-    """A matrix of a binary Kaldi archive, ``feats.ark:1234``: float32 [T, F].
+    """Read a matrix of a binary Kaldi archive, ``feats.ark:1234``, as float32 [T, F].
 
     Raises:
-        UnusableFile: It is missing or damaged, holds numbers that are none, or is no matrix: what
-            is a command, or Python's pickle in an archive, is not run.
+        UnusableFile: If it is missing, damaged, not finite or not a matrix. Commands and pickles in
+            an archive are not run.
     """
-    # Of the readers of archives, the one with a free licence that is kept up.
+    # The only maintained reader of archives with a permissive licence.
     from kaldi_native_io import FloatMatrix
 
     num_kaldi_frames(address)
     try:
         features = np.array(FloatMatrix.read(address))
     except RuntimeError as error:
-        raise UnusableFile(f'{address!r} of a Kaldi archive is damaged.') from error
+        raise UnusableFile(f'{address!r} of a Kaldi archive is damaged') from error
     if not np.isfinite(features).all():
-        raise UnusableFile(f'{address!r} of a Kaldi archive has values that are no numbers.')
+        raise UnusableFile(f'{address!r} of a Kaldi archive has values that are not finite')
     return features
 
 
 def num_kaldi_frames(address: str) -> int:
-    """The rows of a matrix of an archive, from its header; raises as :func:`read_kaldi`."""
+    """Return the rows of a matrix of an archive, from its header; raises as :func:`read_kaldi`."""
     match = _ADDRESS.fullmatch(address)
     if not match:
-        raise UnusableFile(f'{address!r} must be FILE.ark:OFFSET, a place in a Kaldi archive.')
+        raise UnusableFile(f'{address!r} must be FILE.ark:OFFSET, a place in a Kaldi archive')
     try:
         with open(match[1], 'rb') as file:
             file.seek(int(match[2]))
@@ -168,7 +170,7 @@ def num_kaldi_frames(address: str) -> int:
             left = os.fstat(file.fileno()).st_size - int(match[2])
     except (OSError, OverflowError) as error:
         raise UnusableFile(
-            f'{address!r} of a Kaldi archive cannot be read: {reason_of(error)}.'
+            f'{address!r} of a Kaldi archive cannot be read: {reason_of(error)}'
         ) from error
     for kind, (place_of_rows, place_of_columns, size) in _MATRICES.items():
         if head.startswith(kind) and len(head) >= place_of_columns + 4:
@@ -176,7 +178,7 @@ def num_kaldi_frames(address: str) -> int:
                 struct.unpack_from('<i', head, place)[0]
                 for place in (place_of_rows, place_of_columns)
             )
-            # More than the file holds is not tried: the reader would ask for the memory first.
+            # The reader would allocate memory before it notices that the file is too short.
             if rows > 0 and columns > 0 and rows * columns * size < left:
                 return rows
-    raise UnusableFile(f'{address!r} of a Kaldi archive is no whole matrix with a row.')
+    raise UnusableFile(f'{address!r} of a Kaldi archive is not a complete matrix')

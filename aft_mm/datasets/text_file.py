@@ -1,4 +1,4 @@
-"""Any file as a sequence of bytes, such as enwik8."""
+"""A file, such as enwik8, as a sequence of bytes."""
 
 import gzip
 import zlib
@@ -14,38 +14,38 @@ from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 
 SPLITS = ('train', 'val', 'test')
-# Bytes of text per byte of a .gz file at most. Text has 3 to 20; nothing but zeros has 1,000.
+# Largest compression of a .gz file. Text has 3 to 20, zeros have 1,000.
 MAX_RATIO = 100
 
 
 @DATASETS.register_module()
 class TextFile(Dataset):
-    """The bytes of one file, its beginning for training, what follows for validation and test.
+    """The bytes of one file: the first part for training, then validation and test.
 
     The default split is that of Transformer-XL for enwik8: 90, 5 and 5 of 100 million bytes. A
-    plain file is memory-mapped, a ``.gz`` file decompressed into memory. A sample is
+    plain file is memory-mapped, a ``.gz`` file is decompressed into memory. A sample is
     ``dict(inputs=uint8 [T], data_samples=SequenceSample(length=T, num_context))``.
 
-    - ``train``: random crops of ``context_length`` bytes, drawn anew whenever they are asked for.
-    - ``val``, ``test``, ``evaluation='blocks'``: the split in order, cut into contexts; the last
-      is shorter. Every byte is predicted once, the first of a block from nothing.
-    - ``val``, ``test``, ``evaluation='strided'``: contexts that advance by ``stride`` bytes, of
-      which all but the last ``stride`` bytes are given (``num_context``) except in the first.
-      Every byte is predicted once, from ``context_length - stride`` bytes or more.
+    - ``train``: random crops of ``context_length`` bytes, new ones on every access.
+    - ``val``, ``test`` with ``evaluation='blocks'``: consecutive contexts; the last one is shorter.
+      Every byte is predicted once, the first of a block without context.
+    - ``val``, ``test`` with ``evaluation='strided'``: contexts that advance by ``stride`` bytes. In
+      all but the first, only the last ``stride`` bytes are predicted, the others are given
+      (``num_context``). Every byte is predicted once, from at least ``context_length - stride``
+      bytes.
 
     Args:
-        data_file: Path of the file. Where it is missing, ``<data_file>.gz`` serves.
+        data_file: Path of the file; ``<data_file>.gz`` is tried too.
         split: ``'train'``, ``'val'`` or ``'test'``.
-        context_length: T, bytes of a context.
+        context_length: Bytes T of a context.
         evaluation: ``'blocks'`` or ``'strided'``.
-        stride: Bytes by which a strided evaluation advances, 1 to ``context_length``.
-        split_ratio: Shares of train, val and test; they sum to 1.
-        samples_per_epoch: Crops of a training epoch; by default as many as contexts fit into the
-            split.
+        stride: Step of a strided evaluation [bytes], 1 to ``context_length``.
+        split_ratio: Shares of train, val and test, which sum to 1.
+        samples_per_epoch: Crops per training epoch; by default the number of contexts in the split.
 
     Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: An argument is out of range, or the split is shorter than one context.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If an argument is out of range, or the split is shorter than one context.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class TextFile(Dataset):
             raise ValueError(
                 "stride must be 1 to context_length with evaluation='strided' and None with "
                 f"'blocks', got {stride!r} with {evaluation!r} and a context_length of "
-                f'{context_length}.'
+                f'{context_length}'
             )
         three = isinstance(split_ratio, Sequence) and len(split_ratio) == 3
         if not three or abs(sum(split_ratio) - 1) > 1e-6:
@@ -88,25 +88,25 @@ class TextFile(Dataset):
         if len(self.data) < context_length:
             raise ValueError(
                 f'the {split} split of {data_file!r} has {len(self.data)} bytes, '
-                f'which is shorter than one context of {context_length} bytes.'
+                f'which is shorter than one context of {context_length} bytes'
             )
-        # A window beyond the first is needed for every further stride that has begun.
+        # One window, and one more for every stride or part of a stride that is left.
         windows = 1 + -(-(len(self.data) - context_length) // self.stride)
         crops = samples_per_epoch or len(self.data) // context_length
         self.num_samples = crops if split == 'train' else windows
 
     @property
     def metainfo(self) -> dict:
-        """What the log and the checkpoint say about the data."""
+        """Facts about the data for the log and the checkpoint."""
         return dict(vocab_size=256, split=self.split, context_length=self.context_length)
 
     def __len__(self) -> int:
         return self.num_samples
 
     def __getitem__(self, index: int) -> dict:
-        """Context ``index``, in training a random one."""
+        """Return context ``index``; in training a random one."""
         if not 0 <= index < self.num_samples:
-            raise IndexError(f'index must be 0 to {self.num_samples - 1}, got {index}.')
+            raise IndexError(f'index must be 0 to {self.num_samples - 1}, got {index}')
         if self.split == 'train':
             start = np.random.randint(len(self.data) - self.context_length + 1)
             num_context = 0
@@ -119,29 +119,29 @@ class TextFile(Dataset):
 
 
 def take_split(data: np.ndarray, split: str, ratio: Sequence[float]) -> np.ndarray:
-    """The part of ``data`` [N] that ``split`` stands for, train first and test last."""
+    """Return the part of ``data`` [N] that belongs to ``split``, train first and test last."""
     position = SPLITS.index(split)
     start, stop = (round(len(data) * sum(ratio[:i])) for i in (position, position + 1))
     return data[start:stop]
 
 
 def read_bytes(data_file: str) -> np.ndarray:
-    """The bytes of a plain file (memory-mapped) or a ``.gz`` file: uint8 ``[N]``.
+    """Return the bytes of a plain file (memory-mapped) or a ``.gz`` file, uint8 [N].
 
     Raises:
-        FileNotFoundError: Neither ``data_file`` nor ``<data_file>.gz`` exists.
-        ValueError: The file is empty, or is named ``.gz`` and is no gzip file of text.
+        FileNotFoundError: If neither ``data_file`` nor ``<data_file>.gz`` exists.
+        ValueError: If the file is empty, or ends in ``.gz`` and is not compressed text.
     """
     path = Path(data_file)
     if not path.is_file():
         path = path.with_name(f'{path.name}.gz')
     if not path.is_file():
         raise FileNotFoundError(
-            f'data_file {data_file!r} does not exist, neither as it is nor with the ending .gz.'
+            f'data_file {data_file!r} does not exist, and neither does {path.name}'
         )
     if path.suffix != '.gz':
         if path.stat().st_size == 0:
-            raise ValueError(f'data_file {data_file!r} is empty.')
+            raise ValueError(f'data_file {data_file!r} is empty')
         return np.memmap(path, dtype=np.uint8, mode='r')
     limit = MAX_RATIO * path.stat().st_size
     try:
@@ -151,7 +151,6 @@ def read_bytes(data_file: str) -> np.ndarray:
         raise ValueError(f'data_file {str(path)!r} is not a whole gzip file: {error}') from error
     if len(data) > limit:
         raise ValueError(
-            f'data_file {str(path)!r} holds more than {MAX_RATIO} times its own size, '
-            'which is no text.'
+            f'data_file {str(path)!r} must be compressed text, got more than {MAX_RATIO} times its size'
         )
     return np.frombuffer(data, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Batches that are counted in tokens."""
+"""Batches with a limit on their tokens."""
 
 from collections.abc import Iterator
 
@@ -14,23 +14,22 @@ from aft_mm.registry import DATA_SAMPLERS
 class TokenBatchSampler(Sampler):
     """Batches of samples of similar length with at most ``batch_size`` tokens per process.
 
-    The length of a sample is that of its longest side; ``number of samples · longest length`` of a
-    batch is at most ``batch_size``, the padding thus included. Every epoch shuffles the samples of
-    each length, cuts all of them into batches from short to long, and shuffles the batches.
+    The length of a sample is that of its longest side. The number of samples times the longest
+    length, that is, with padding, is at most ``batch_size``. Every epoch shuffles the samples of
+    each length, splits all samples into batches from short to long, and shuffles the batches.
 
-    Every process cuts the same batches of ``batch_size · processes`` tokens by the seed and the
-    epoch of the sampler, and takes every n-th sample of each. So all have as many batches, which
-    together are those of one process with a batch n times as large, and an epoch has the same
-    number of batches whatever its order. Only a last batch with fewer samples than there are
-    processes is left out.
+    All of n processes compute the same batches of ``batch_size · n`` tokens from the seed and epoch
+    of the sampler, and each takes every n-th sample. Together they therefore train on the batches
+    of one process with an n times larger batch. The number of batches is the same in every epoch.
+    Only a batch with fewer samples than processes is left out.
 
     Args:
-        sampler: mmengine's DefaultSampler of a data set with ``lengths`` [N] or [N, sides]; it says
+        sampler: mmengine's DefaultSampler of a dataset with ``lengths`` [N] or [N, sides]; it gives
             the seed, the epoch, and whether to shuffle.
-        batch_size: Tokens of a batch at most, on every process.
+        batch_size: Largest number of tokens per batch and process.
 
     Raises:
-        ValueError: The sampler or its data set is of another kind, or the longest sample does not
+        ValueError: If the sampler or its dataset is of another kind, or the longest sample does not
             fit into a batch.
     """
 
@@ -39,7 +38,7 @@ class TokenBatchSampler(Sampler):
         lengths = getattr(getattr(sampler, 'dataset', None), 'lengths', None)
         if not isinstance(sampler, DefaultSampler) or lengths is None:
             raise ValueError(
-                'TokenBatchSampler needs a DefaultSampler over a data set that has '
+                'TokenBatchSampler needs a DefaultSampler over a dataset that has '
                 f'lengths, such as ParallelText, got {type(sampler).__name__} over '
                 f'{type(getattr(sampler, "dataset", None)).__name__}'
             )
@@ -57,7 +56,7 @@ class TokenBatchSampler(Sampler):
         return len(self.bounds)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of this process."""
+        """Yield the batches of this process."""
         order, batches = np.arange(len(self.lengths)), np.arange(len(self))
         if self.sampler.shuffle:
             rng = np.random.default_rng([self.sampler.seed, self.sampler.epoch])
@@ -68,11 +67,11 @@ class TokenBatchSampler(Sampler):
             yield order[start + self.sampler.rank : end : self.sampler.world_size].tolist()
 
     def _cut(self, lengths: np.ndarray, budget: int) -> np.ndarray:
-        """Beginnings and ends [N, 2] of batches of ascending lengths."""
+        """Split ascending lengths into batches: first and last index + 1 of each, [N, 2]."""
         start, bounds = 0, []
         while start < len(lengths):
             window = lengths[start : start + budget // max(1, lengths[start])]
-            # Padded tokens of a batch grow with every sample: those that fit come first.
+            # The padded size grows with every sample, so those that fit come first.
             count = int(np.count_nonzero(np.arange(1, len(window) + 1) * window <= budget))
             if count >= self.sampler.world_size:
                 bounds.append((start, start + count))

@@ -1,4 +1,4 @@
-"""Files of transcripts, one utterance a line."""
+"""Reading files of transcripts, one utterance per line."""
 
 import re
 from pathlib import Path
@@ -10,26 +10,25 @@ _SPHINX = re.compile(r'(.*)\((\S+)\)')
 
 
 class Transcripts(NamedTuple):
-    """Texts by the id of the utterance, and what there is to say about the file."""
+    """Texts by the id of the utterance, and remarks about the file."""
 
     texts: dict[str, str]
     remarks: list[str]
 
 
 def read_transcripts(path: str) -> Transcripts:
-    """Read ``ID TEXT`` of Kaldi, or ``TEXT (ID)`` of Sphinx, whichever the first line is.
+    """Read lines of Kaldi, ``ID TEXT``, or Sphinx, ``TEXT (ID)``; the first line decides.
 
-    An empty line is passed over. A line with nothing but an id is an utterance without a word. A
-    line that is no UTF-8 keeps what can be read of it, the rest becomes U+FFFD. Each is said in a
-    remark.
+    Empty lines are skipped. A line with an id only is an utterance without words. Bytes that are
+    not valid UTF-8 become U+FFFD. Remarks list all of these lines.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It has no utterance, one of them twice, or a line of the other format.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it has no utterance, one of them twice, or a line of the other format.
     """
     check_path('transcripts', path)
     if not Path(path).is_file():
-        raise FileNotFoundError(f'transcripts {path!r} does not exist.')
+        raise FileNotFoundError(f'transcripts {path!r} does not exist')
     empty, damaged, silent = [], [], []
     texts: dict[str, str] = {}
     sphinx = None
@@ -44,37 +43,36 @@ def read_transcripts(path: str) -> Transcripts:
         sphinx = bool(match) if sphinx is None else sphinx
         if sphinx and not match:
             raise ValueError(
-                f'line {number} of transcripts {path!r} has no id in brackets at its '
-                'end, as the first line has.'
+                f'line {number} of transcripts {path!r} must end with an id in brackets, as the '
+                'first line does'
             )
         name, text = (match[2], match[1]) if match and sphinx else line.partition(' ')[::2]
         if '\t' in name:
             name, _, text = line.partition('\t')
         if name in texts:
             raise ValueError(
-                f'line {number} of transcripts {path!r} has the utterance {name!r} '
-                'for a second time.'
+                f'line {number} of transcripts {path!r} repeats the utterance {name!r}'
             )
         texts[name] = _without_markers(text) if sphinx else ' '.join(text.split())
         if not texts[name]:
             silent.append(name)
     if not texts:
-        raise ValueError(f'transcripts {path!r} has no utterance.')
-    sentences = [
-        ('line(s) are empty and passed over', empty),
-        ('line(s) are no UTF-8, what cannot be read of them is unknown', damaged),
-        ('utterance(s) have a transcript without a word', silent),
+        raise ValueError(f'transcripts {path!r} has no utterance')
+    found = [
+        ('line(s) are empty and skipped', empty),
+        ('line(s) are not valid UTF-8, invalid bytes are unknown', damaged),
+        ('utterance(s) have a transcript without words', silent),
     ]
-    remarks = [said(path, what, items) for what, items in sentences if items]
+    remarks = [remark(path, what, items) for what, items in found if items]
     return Transcripts(texts, remarks)
 
 
-def said(path: str, what: str, items: list) -> str:
-    """``'text': 2 line(s) are empty: 3, 9``, with five items at most."""
+def remark(path: str, what: str, items: list) -> str:
+    """Format ``'text': 2 line(s) are empty: 3, 9``, with at most five items."""
     shown = ', '.join(map(str, items[:5])) + (', …' if len(items) > 5 else '')
     return f'{str(path)!r}: {len(items)} {what}: {shown}'
 
 
 def _without_markers(text: str) -> str:
-    """A Sphinx transcript without ``<s>``, ``</s>`` and ``<sil>``."""
+    """Return a Sphinx transcript without ``<s>``, ``</s>`` and ``<sil>``."""
     return ' '.join(word for word in text.split() if word not in ('<s>', '</s>', '<sil>'))

@@ -1,4 +1,4 @@
-"""Data sets of utterances: folders of sound, Kaldi's features, Sphinx's features."""
+"""Datasets of utterances: folders of sound, Kaldi's features, Sphinx's features."""
 
 import logging
 import re
@@ -16,7 +16,7 @@ from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import TextUnits
 
 from .file_dataset import FileDataset, UnusableFile
-from .transcripts import Transcripts, read_transcripts, said
+from .transcripts import Transcripts, read_transcripts, remark
 from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 
 SOUND = ('.wav', '.flac', '.ogg')
@@ -25,23 +25,24 @@ SOUND = ('.wav', '.flac', '.ogg')
 class Utterances(FileDataset):
     """Utterances with transcripts; a subclass finds their files in :meth:`find`.
 
-    Before the first epoch every header is read. What cannot be trained on is left out of training
-    and said in the log with a count and the first names: files that are missing or damaged, and
-    utterances that have fewer frames, after stacking, than CTC needs for their transcript, or more
-    than `max_frames`. With ``test_mode=True`` nothing is left out: a missing or damaged file or one
-    that is too long stops the run, and one that is too short is recognised as well as it can be.
+    All headers are read before the first epoch. Training leaves out files that are missing or
+    damaged, and utterances with more frames than `max_frames` or, after stacking, fewer than CTC
+    needs for their transcript. The log gives their number and the first names. With
+    ``test_mode=True`` nothing is left out: a file that is missing, damaged or too long stops the
+    run, and one that is too short is recognised with errors.
 
     Args:
         units: Arguments of :class:`TextUnits`.
-        speaker: Regular expression whose first group, found in the id of an utterance, is the
-            speaker; needed where :class:`NormalizeFeatures` is per speaker, whose features are all
+        speaker: Regular expression; its first group, searched in the id of an utterance, is the
+            speaker. Required if :class:`NormalizeFeatures` is per speaker; all features are then
             read once at the start.
-        max_frames: Frames of an utterance at most, before stacking.
-        **kwargs: Those of :class:`FileDataset`; the pipeline begins with :class:`LoadUtterance`.
+        max_frames: Largest number of frames per utterance, before stacking.
+        **kwargs: Arguments of :class:`FileDataset`; the pipeline begins with
+            :class:`LoadUtterance`.
 
     Raises:
-        FileNotFoundError: There are no transcripts.
-        ValueError: An argument is out of range, or no utterance is left.
+        FileNotFoundError: If the transcripts do not exist.
+        ValueError: If an argument is out of range, or no utterance is left.
     """
 
     def __init__(
@@ -63,16 +64,16 @@ class Utterances(FileDataset):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Frames of each utterance as the model sees them, int64 [N]."""
+        """Frames of each utterance after stacking, int64 [N]."""
         self.full_init()
         return np.array([self.get_data_info(i)['num_frames'] for i in range(len(self))])
 
     def find(self) -> Iterator[tuple[str, str, str]]:
-        """Id, path and transcript of every utterance."""
+        """Yield id, path and transcript of every utterance."""
         raise NotImplementedError
 
     def load_data_list(self) -> list[dict]:
-        """Look at every utterance, and say what is unusual."""
+        """Check every utterance, and log what is unusual."""
         notes: dict[str, list[str]] = defaultdict(list)
         unknown: dict[str, list[str]] = defaultdict(list)
         found = []
@@ -97,15 +98,15 @@ class Utterances(FileDataset):
                 f'{part!r} ({len(names)} x, first in {names[0]})' for part, names in unknown.items()
             ]
         for what, items in notes.items():
-            warn(said(self.place, what, items))
+            warn(remark(self.place, what, items))
         if not found:
-            raise ValueError(f'{self.place!r} has no utterance that can be used.')
+            raise ValueError(f'{self.place!r} has no utterance that can be used')
         return found
 
     def _usable_length(
         self, name: str, path: str, units: tuple[int, ...], notes: dict[str, list]
     ) -> int | None:
-        """Frames as the model sees them; None, with a note, where it cannot be trained on."""
+        """Return the frames after stacking, or None and a note if it cannot be trained on."""
         try:
             frames = self._load_step().num_frames(path)
         except UnusableFile as error:
@@ -117,7 +118,7 @@ class Utterances(FileDataset):
             if self.test_mode:
                 raise ValueError(
                     f'utterance {name!r} has {frames} frames, more than '
-                    f'max_frames={self.max_frames}: cut it into shorter ones.'
+                    f'max_frames={self.max_frames}: cut it into shorter ones'
                 )
             notes[f'utterance(s) are longer than max_frames={self.max_frames} and left out'].append(
                 name
@@ -133,7 +134,7 @@ class Utterances(FileDataset):
         return length if self.test_mode else None
 
     def full_init(self) -> None:
-        """Read the list and, where features are normalised per speaker, their statistics."""
+        """Read the list and, if features are normalised per speaker, their statistics."""
         if self._fully_initialized:
             return
         super().full_init()
@@ -146,16 +147,16 @@ class Utterances(FileDataset):
             if info['speaker'] is None:
                 raise ValueError(
                     'speaker must be known of every utterance for NormalizeFeatures('
-                    f"per='speaker'), but is not of {info['name']!r}."
+                    f"per='speaker'), but is not of {info['name']!r}"
                 )
             try:
                 sums[info['speaker']].add(load.transform(info)['features'])
-            except UnusableFile:  # which is said when it is drawn
+            except UnusableFile:  # reported when it is sampled
                 continue
         self.statistics = {speaker: parts.mean_and_std() for speaker, parts in sums.items()}
 
     def get_data_info(self, idx: int) -> dict:
-        """One entry of the list, with the ``statistics`` of its speaker if they are needed."""
+        """Return an entry of the list, with the ``statistics`` of its speaker if needed."""
         info = super().get_data_info(idx)
         if info['speaker'] in self.statistics:
             info['statistics'] = self.statistics[info['speaker']]
@@ -163,7 +164,7 @@ class Utterances(FileDataset):
 
     @property
     def place(self) -> str:
-        """What messages call the data set."""
+        """The name of the dataset in messages."""
         return str(self.data_root)
 
     def _steps(self, kind: type) -> list:
@@ -172,7 +173,7 @@ class Utterances(FileDataset):
     def _load_step(self) -> LoadUtterance:
         steps = self._steps(LoadUtterance)
         if len(steps) != 1:
-            raise ValueError(f'pipeline must have one LoadUtterance, got {len(steps)}.')
+            raise ValueError(f'pipeline must have one LoadUtterance, got {len(steps)}')
         return steps[0]
 
     def _speaker_of(self, name: str) -> str | None:
@@ -181,50 +182,49 @@ class Utterances(FileDataset):
         match = self.speaker.search(name)
         if match is None:
             raise ValueError(
-                f'speaker {self.speaker.pattern!r} is not found in the utterance {name!r}.'
+                f'speaker {self.speaker.pattern!r} is not found in the utterance {name!r}'
             )
         return match[1]
 
     def _texts(self, path: Path) -> dict[str, str]:
-        """The transcripts; what is unusual about the file is said."""
+        """Return the transcripts; remarks about the file are logged."""
         transcripts: Transcripts = read_transcripts(str(path))
-        for remark in transcripts.remarks:
-            warn(remark)
+        for line in transcripts.remarks:
+            warn(line)
         return transcripts.texts
 
 
 def frames_needed(units: tuple[int, ...]) -> int:
-    """How many frames CTC needs: one per unit, and a blank between two that are equal."""
+    """Return the frames that CTC needs: one per unit, and a blank between equal neighbours."""
     return len(units) + sum(a == b for a, b in zip(units, units[1:], strict=False))
 
 
-def warn(sentence: str) -> None:
-    print_log(sentence, 'current', logging.WARNING)
+def warn(message: str) -> None:
+    print_log(message, 'current', logging.WARNING)
 
 
 def _check_both(place: str, what: str, files: set[str], texts: set[str]) -> None:
-    """Say which files have no transcript; those without a file are an entry of their own."""
+    """Log the files without a transcript; an id without a file is reported when it is read."""
     silent = sorted(files - texts)
     if silent:
-        warn(said(place, f'{what} have no transcript and are left out', silent))
+        warn(remark(place, f'{what} have no transcript and are left out', silent))
     if not files & texts:
         raise ValueError(
             f'{place!r} has no utterance with a transcript: ids of files begin with '
-            f'{sorted(files)[:1]}, of transcripts with {sorted(texts)[:1]}.'
+            f'{sorted(files)[:1]}, of transcripts with {sorted(texts)[:1]}'
         )
 
 
 @DATASETS.register_module()
 class SpeechFolder(Utterances):
-    """Sound files in a folder and those below it, WAV, FLAC or OGG, and one file of transcripts.
+    """A folder of WAV, FLAC or OGG files, with subfolders, and one file of transcripts.
 
-    The id of an utterance is the name of its file without the ending, or its path below the folder
-    without it.
+    The id of an utterance is the name of its file, or its path below the folder, without suffix.
 
     Args:
         data_root: The folder.
         transcripts: File in the folder, see :func:`read_transcripts`.
-        **kwargs: Those of :class:`Utterances`.
+        **kwargs: Arguments of :class:`Utterances`.
     """
 
     def __init__(self, data_root: str, transcripts: str = 'text', **kwargs: Any) -> None:
@@ -243,7 +243,7 @@ class SpeechFolder(Utterances):
                 if name in paths and name in texts:
                     raise ValueError(
                         f'utterance {name!r} must be one file, got {paths[name]!r} '
-                        f'and {str(path)!r}: name their folders in the transcripts.'
+                        f'and {str(path)!r}: name their folders in the transcripts'
                     )
                 paths[name] = str(path)
         _check_both(self.place, 'sound file(s)', set(paths), set(texts))
@@ -255,13 +255,13 @@ class SpeechFolder(Utterances):
 class KaldiFeatures(Utterances):
     """A data folder of Kaldi: ``feats.scp``, ``text`` and, for speakers, ``utt2spk``.
 
-    ``feats.scp`` names places in binary archives, ``ID FILE.ark:OFFSET``; a relative FILE is meant
-    from `archive_root`. Pipes are not run.
+    ``feats.scp`` lists places in binary archives, ``ID FILE.ark:OFFSET``; a relative FILE is below
+    `archive_root`. Pipes are not run.
 
     Args:
         data_root: The folder.
-        archive_root: Folder of relative archives; `data_root` unless given.
-        **kwargs: Those of :class:`Utterances`.
+        archive_root: Folder of relative archives; by default `data_root`.
+        **kwargs: Arguments of :class:`Utterances`.
     """
 
     def __init__(self, data_root: str, archive_root: str | None = None, **kwargs: Any) -> None:
@@ -290,14 +290,14 @@ class KaldiFeatures(Utterances):
 
 @DATASETS.register_module()
 class SphinxFeatures(Utterances):
-    """Features of Sphinx, ``feat/<file id>.mfc``, and their list and transcripts.
+    """Features of Sphinx, ``feat/<file id>.mfc``, with their list and transcripts.
 
     Args:
         data_root: The folder.
-        fileids: File with one path below `features` a line, without its ending.
-        transcription: File of transcripts, whose ids are the last parts of those paths.
+        fileids: File with one path below `features` per line, without suffix.
+        transcription: File of transcripts; their ids are the last parts of these paths.
         features: Folder of the features.
-        **kwargs: Those of :class:`Utterances`.
+        **kwargs: Arguments of :class:`Utterances`.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class SphinxFeatures(Utterances):
         """See :class:`Utterances`."""
         path = Path(self.data_root, self.fileids)
         if not path.is_file():
-            raise FileNotFoundError(f'fileids {str(path)!r} does not exist.')
+            raise FileNotFoundError(f'fileids {str(path)!r} does not exist')
         ids = path.read_text(encoding='utf-8', errors='surrogateescape').split()
         files = {fileid.rpartition('/')[2]: fileid for fileid in ids}
         texts = self._texts(Path(self.ann_file))

@@ -1,12 +1,11 @@
-"""Metrics; the name of every number carries its unit."""
+"""Metrics; the name of every number contains its unit."""
 
 from .bleu import BLEU
 from .error_rate import ErrorRate
 from .image_quality import ImageQuality
-from .likelihood import Likelihood
+from .likelihood import Likelihood, TokenAccuracy
 from .perceptual import FID, LPIPS
 from .point_cloud_distance import PointCloudDistance
-from .token_accuracy import TokenAccuracy
 
 __all__ = [
     'BLEU',

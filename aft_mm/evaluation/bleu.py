@@ -1,4 +1,4 @@
-"""How near translations come to those of people."""
+"""BLEU of translations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,20 +11,20 @@ from aft_mm.registry import METRICS
 
 @METRICS.register_module()
 class BLEU(BaseMetric):
-    """Corpus BLEU of sacrebleu, of detokenised text against one reference each, 0 to 100.
+    """Corpus BLEU by sacrebleu, of detokenised text with one reference each, 0 to 100.
 
-    The log has sacrebleu's line with its signature, without which a BLEU is no number; ``bleu`` is
-    that of its default, cased and tokenised as ``13a``, and ``bleu_length_ratio`` how long the
-    translations are against the references.
+    ``bleu`` is sacrebleu's default: cased, tokenised as ``13a``. ``bleu_length_ratio`` is the
+    length of the translations relative to the references. The log has sacrebleu's line with its
+    signature, without which BLEU scores cannot be compared.
 
     Args:
-        collect_device: ``'gpu'`` gathers through the process group, whatever its device;
-            ``'cpu'`` through files in a folder that all ranks share.
-        **kwargs: Those of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        collect_device: ``'gpu'`` gathers through the process group, on any device; ``'cpu'``
+            through files in a folder that all ranks share.
+        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
 
     Raises:
-        ValueError: The samples have no ``translation`` or no ``reference``, or sacrebleu is
-            missing, which the extra ``text`` installs.
+        ValueError: If samples have no ``translation`` or ``reference``, or sacrebleu is missing
+            (extra ``text``).
     """
 
     default_prefix = ''  # without one mmengine warns in every run

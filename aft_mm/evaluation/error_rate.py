@@ -1,4 +1,4 @@
-"""How much of what was said was recognised."""
+"""Error rates of speech recognition."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,26 +9,25 @@ from aft_mm.checks import check_choice
 from aft_mm.registry import METRICS
 
 PER = ('phoneme', 'character', 'word')
-SPACE = '\u2423'  # which is a character, too, but no word of jiwer's
+SPACE = '\u2423'  # jiwer would not count a space as a character
 
 
 @METRICS.register_module()
 class ErrorRate(BaseMetric):
-    """Errors of recognition per phoneme, character or word, in percent of those of the transcripts.
+    """Phoneme, character or word error rate in percent, by jiwer.
 
-    ``100 · (S + D + I) / N``, the least substitutions, deletions and insertions that make the
-    recognised text of the transcript, summed over all utterances, over their units N. jiwer counts.
-    Where much is inserted the rate is above 100. What is unknown to the data set is the unit
-    ``<unk>`` of the transcript.
+    ``100 · (S + D + I) / N``: the fewest substitutions, deletions and insertions that turn the
+    transcripts into the recognised texts, relative to the units N of all transcripts. With many
+    insertions it exceeds 100. Unknown symbols of a transcript count as the unit ``<unk>``.
 
     Args:
-        per: ``'phoneme'`` or ``'character'``, the units of the data set, spaces included, or
-            ``'word'``, what stands between spaces, for a data set of characters.
+        per: ``'phoneme'`` or ``'character'`` for the units of the dataset, spaces included, or
+            ``'word'`` for the words of a dataset of characters.
         collect_device: See :class:`aft_mm.evaluation.Likelihood`.
-        **kwargs: Those of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
 
     Raises:
-        ValueError: ``per`` is unknown, the data set tells no units, or its transcripts are empty.
+        ValueError: If ``per`` is unknown, the dataset has no units, or its transcripts are empty.
     """
 
     default_prefix = ''  # without one mmengine warns in every run
@@ -39,12 +38,11 @@ class ErrorRate(BaseMetric):
         super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Keep the transcript and what was recognised, as texts of words that jiwer compares."""
+        """Keep the transcript and the recognised text, as words for jiwer."""
         names = (self.dataset_meta or {}).get('units')
         if names is None:
             raise ValueError(
-                'ErrorRate needs a data set whose metainfo tells its units, such as '
-                'aft_mm.SpeechFolder.'
+                'ErrorRate needs a dataset with units in its metainfo, such as aft_mm.SpeechFolder'
             )
         self.results += [
             tuple(self._text(names, units) for units in (sample['units'], sample['recognized']))
@@ -60,7 +58,7 @@ class ErrorRate(BaseMetric):
         if not total:
             raise ValueError(
                 f'ErrorRate needs a {self.per} at least, but all {len(references)} '
-                'transcripts are empty.'
+                'transcripts are empty'
             )
         counts = jiwer.process_words(references, hypotheses)
         errors = dict(
@@ -72,7 +70,7 @@ class ErrorRate(BaseMetric):
         return {f'{self.per}_error_rate': 100 * sum(errors.values()) / total, **kinds}
 
     def _text(self, names: Sequence[str], units: Sequence[int]) -> str:
-        """Units as words with spaces between them."""
+        """Return the units as words with spaces between them."""
         if self.per == 'word':
             return ''.join(names[unit] for unit in units)
         return ' '.join(names[unit].replace(' ', SPACE) for unit in units)

@@ -1,4 +1,4 @@
-"""Quality of images that were drawn from smaller ones."""
+"""Quality of super-resolution."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from mmengine.evaluator import BaseMetric
 from torch import Tensor
 
-# The details of these two differ from hand to hand; a well-kept library's can be compared.
+# Implementations differ in details; those of a well-known library can be compared.
 from torchmetrics.functional.image import (
     peak_signal_noise_ratio,
     structural_similarity_index_measure,
@@ -19,37 +19,35 @@ from aft_mm.checks import check_sizes
 from aft_mm.registry import METRICS
 from aft_mm.structures import enlarge_bicubic
 
-SMALLEST = 6  # what can be mirrored at an edge by half of the similarity's window
+SMALLEST = 6  # pixels; half of SSIM's window is mirrored at the edges
 
 
 @METRICS.register_module()
 class ImageQuality(BaseMetric):
-    """How close drawn images are to the truth and to the input they were drawn for.
+    """Distance of sampled images to the truth and to their low-resolution input.
 
-    Three kinds of image are measured, which the names of the numbers begin with: ``sample``, each
-    of the N images drawn for an input; ``mean``, the mean of the N, which comes closest to the
-    truth in squared error, and is blurred; ``bicubic``, the input enlarged without a model, the
-    baseline. The numbers are
+    Three kinds of image are measured: ``sample``, each of the N samples per input; ``mean``, the
+    mean of the N samples, which minimises the squared error but is blurred; ``bicubic``, the input
+    enlarged by interpolation, the baseline. For each kind there are
 
-    - ``psnr_db``: ``10 log₁₀ (255² / MSE)``, in dB; infinite for the truth itself;
-    - ``ssim``: structural similarity, without unit, 1 for the truth; Gaussian window of 11 × 11
-      pixels with σ = 1.5, images mirrored at their edges;
-    - ``consistency_mse``: mean squared difference between the image, shrunk to the size of the
-      input (mean over areas), and the input, of values from 0 to 1. An image whose means are
-      rounded to 8 bits as the input's are has up to (1/510)² = 3.8e-6.
+    - ``{kind}_psnr_db``: ``10 log₁₀ (255² / MSE)`` [dB]; infinite for the truth;
+    - ``{kind}_ssim``: structural similarity, 1 for the truth; Gaussian window of 11 × 11 pixels
+      with σ = 1.5, mirrored edges;
+    - ``{kind}_consistency_mse``: mean squared difference between the input and the image shrunk to
+      its size by area, for values from 0 to 1. Rounding to 8 bits alone gives up to
+      (1/510)² = 3.8e-6.
 
-    Each is computed per image and averaged, first over the draws, then over the inputs. Inputs
-    without ``drawn`` are left out.
+    Each is averaged over the samples of an input, then over the inputs. Inputs without ``drawn``
+    are left out.
 
     Args:
         image_shape: ``(H, W, C)`` of the images.
         source_shape: ``(h, w, C)`` of the inputs, a divisor of ``image_shape``.
         collect_device: See :class:`aft_mm.evaluation.Likelihood`.
-        **kwargs: Those of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
 
     Raises:
-        ValueError: The shapes do not fit each other or the similarity's window, or nothing was
-            drawn.
+        ValueError: If the shapes do not match each other or SSIM's window, or no image was sampled.
     """
 
     default_prefix = ''  # without one mmengine warns in every run
@@ -67,21 +65,21 @@ class ImageQuality(BaseMetric):
         if min(self.image_shape[:2]) < SMALLEST:
             raise ValueError(
                 f'image_shape must be (H, W, C) with H and W at least {SMALLEST}, for '
-                f'the window of the similarity, got {self.image_shape}.'
+                f'the window of the similarity, got {self.image_shape}'
             )
         source = self.source_shape
         fits = source[2] == self.image_shape[2]
         if not fits or any(np.mod(self.image_shape[:2], source[:2])):
             raise ValueError(
                 f'source_shape must be (h, w, C) that divides H and W of image_shape '
-                f'{self.image_shape} and has its C, got {source}.'
+                f'{self.image_shape} and has its C, got {source}'
             )
         super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Measure what was drawn: tokens [N, T, C] of the sample of an image [T, C] in the batch.
+        """Measure the samples ``drawn`` [N, T, C] of each image [T, C] in the batch.
 
-        One result per sample, drawn or not: mmengine finds repeated samples by their number.
+        Samples without images are kept as None: mmengine finds repeated samples by their index.
         """
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
             drawn = sample.get('drawn')
@@ -95,7 +93,7 @@ class ImageQuality(BaseMetric):
         if not measured:
             raise ValueError(
                 'ImageQuality needs images that were drawn, but there is none in '
-                f'{len(results)} samples: test_cfg must be a GenerationTestLoop.'
+                f'{len(results)} samples: test_cfg must be a GenerationTestLoop'
             )
         return {name: float(np.mean([result[name] for result in measured])) for name in measured[0]}
 
@@ -118,12 +116,12 @@ class ImageQuality(BaseMetric):
 
 
 def image_quality(images: Tensor, truth: Tensor, source: Tensor) -> dict[str, float]:
-    """psnr_db, ssim and consistency_mse of :class:`ImageQuality`, the means over N images.
+    """Return psnr_db, ssim and consistency_mse of :class:`ImageQuality`, averaged over N images.
 
     Args:
         images: [N, C, H, W], float, 0 to 255.
-        truth: [1, C, H, W], alike.
-        source: [1, C, h, w], alike; h divides H, w divides W.
+        truth: [1, C, H, W], same range.
+        source: [1, C, h, w], same range; h divides H, w divides W.
     """
     truth = truth.expand_as(images)
     shrunk = F.interpolate(images, size=source.shape[2:], mode='area')
@@ -135,5 +133,5 @@ def image_quality(images: Tensor, truth: Tensor, source: Tensor) -> dict[str, fl
 
 
 def _pictures(tokens: Tensor, shape: Sequence[int]) -> Tensor:
-    """Tokens [N, T, C] or [N, T·C] in raster order as float64 [N, C, H, W]."""
+    """Return tokens [N, T, C] or [N, T·C] in raster order as float64 [N, C, H, W]."""
     return tokens.cpu().double().reshape(len(tokens), *shape).permute(0, 3, 1, 2)

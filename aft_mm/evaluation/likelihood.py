@@ -1,4 +1,4 @@
-"""Likelihood of a sequence model."""
+"""Likelihood and accuracy of a sequence model."""
 
 import math
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ from aft_mm.registry import METRICS
 
 @METRICS.register_module()
 class Likelihood(BaseMetric):
-    """Mean negative log-likelihood and perplexity over all predictions of the data set.
+    """Mean negative log-likelihood and perplexity over all predictions of the dataset.
 
     ``bits_per_{per} = Σ nats / (Σ predictions · ln 2)`` and
     ``perplexity_per_{per} = exp(Σ nats / Σ predictions)``, the sums over all samples of all ranks.
-    Long and short samples weigh what they hold, and a sample that two ranks saw counts once.
+    Samples are thus weighted by length, and a sample that two ranks evaluate counts once.
 
     Args:
-        per: What one prediction is called in the names: ``'dim'`` (a sub-pixel), ``'char'``,
+        per: Name of one prediction: ``'dim'`` (a sub-pixel), ``'char'``,
             ``'token'`` or ``'subword'``.
-        collect_device: ``'gpu'`` gathers through the process group, whatever its device;
-            ``'cpu'`` through files in a folder that all ranks share.
-        **kwargs: Those of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        collect_device: ``'gpu'`` gathers through the process group, on any device; ``'cpu'``
+            through files in a folder that all ranks share.
+        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
 
     Raises:
-        ValueError: ``per`` is unknown, or the data set holds nothing to predict.
+        ValueError: If ``per`` is unknown, or there is no prediction.
     """
 
     default_prefix = ''  # without one mmengine warns in every run
@@ -40,8 +40,8 @@ class Likelihood(BaseMetric):
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Keep ``nats`` and ``num_dims`` of every sample.
 
-        One result per sample, no sum over the batch: mmengine drops the samples that were repeated
-        to give every rank equally many, and finds them by their number.
+        One result per sample rather than per batch: mmengine repeats samples so that all ranks have
+        equally many, and drops the repetitions by their index.
         """
         self.results += [
             (float(sample['nats']), int(sample['num_dims'])) for sample in data_samples
@@ -53,7 +53,7 @@ class Likelihood(BaseMetric):
         if not predictions:
             raise ValueError(
                 'Likelihood needs at least one prediction, but every token of the '
-                f'{len(results)} samples is given context.'
+                f'{len(results)} samples is given context'
             )
         mean = np.float64(nats / predictions)
         with np.errstate(over='ignore'):  # an untrained model's may be infinite
@@ -62,3 +62,48 @@ class Likelihood(BaseMetric):
             f'bits_per_{self.per}': float(mean / math.log(2)),
             f'perplexity_per_{self.per}': perplexity,
         }
+
+
+@METRICS.register_module()
+class TokenAccuracy(BaseMetric):
+    """Percent of tokens that are the most likely ones, given the true ones before them.
+
+    Also the percent of sequences in which all of them are.
+
+    Args:
+        collect_device: ``'gpu'`` gathers through the process group, on any device; ``'cpu'``
+            through files in a folder that all ranks share.
+        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+
+    Raises:
+        ValueError: If the model's head is not categorical, or there is no prediction.
+    """
+
+    default_prefix = ''  # without one mmengine warns in every run
+
+    def __init__(self, collect_device: str = 'gpu', **kwargs) -> None:
+        super().__init__(collect_device=collect_device, **kwargs)
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """Keep ``num_correct`` and ``num_dims`` of every sample."""
+        for sample in data_samples:
+            if 'num_correct' not in sample:
+                raise ValueError(
+                    'TokenAccuracy needs samples with num_correct, which a model with a '
+                    'CategoricalHead gives, got one without'
+                )
+            self.results.append((int(sample['num_correct']), int(sample['num_dims'])))
+
+    def compute_metrics(self, results: list) -> dict:
+        """``{'percent_correct_tokens': ..., 'percent_correct_sequences': ...}``."""
+        correct, tokens = (sum(column) for column in zip(*results, strict=True))
+        if not tokens:
+            raise ValueError(
+                'TokenAccuracy needs at least one prediction, but every token of the '
+                f'{len(results)} samples is given context'
+            )
+        whole = sum(hit == number for hit, number in results)
+        return dict(
+            percent_correct_tokens=100 * correct / tokens,
+            percent_correct_sequences=100 * whole / len(results),
+        )

@@ -1,4 +1,4 @@
-"""FID and LPIPS of drawn images, by torchmetrics' classes."""
+"""FID and LPIPS of sampled images, by torchmetrics."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,13 +18,13 @@ LPIPS_NETS = ('alex', 'vgg', 'squeeze')
 
 
 class _DrawnImages(BaseMetric):
-    """Keeps what was drawn and the truth as bytes, so that the set is measured once and whole.
+    """Keeps the sampled and true images as bytes until the whole set is measured.
 
     Args:
-        image_shape: ``(H, W, C)`` of the images; grey ones are measured with three equal channels.
-        batch_size: How many are measured at once.
+        image_shape: ``(H, W, C)`` of the images; grey ones get three equal channels.
+        batch_size: Images that are measured at once.
         collect_device: See :class:`aft_mm.evaluation.Likelihood`.
-        **kwargs: Those of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
     """
 
     default_prefix = ''  # without one mmengine warns in every run
@@ -42,9 +42,9 @@ class _DrawnImages(BaseMetric):
         super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Keep the tokens of an image [T, C] and those drawn for it, ``drawn`` [N, T, C].
+        """Keep the tokens of an image [T, C] and its samples ``drawn`` [N, T, C].
 
-        One result per sample, drawn or not: mmengine finds repeated samples by their number.
+        Samples without images are kept as None: mmengine finds repeated samples by their index.
         """
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
             drawn = sample.get('drawn')
@@ -57,18 +57,18 @@ class _DrawnImages(BaseMetric):
         return pictures.transpose(0, 3, 1, 2)
 
     def _measured(self, results: list) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The pairs (truth [1, C, H, W], drawn [N, C, H, W]) that there are."""
+        """Return the pairs (truth [1, C, H, W], samples [N, C, H, W])."""
         pairs = [pair for pair in results if pair is not None]
         if not pairs:
             raise ValueError(
                 f'{type(self).__name__} needs images that were drawn, but there is '
                 f'none in {len(results)} samples: test_cfg must be a '
-                'GenerationTestLoop.'
+                'GenerationTestLoop'
             )
         return pairs
 
     def _batches(self, pictures: Sequence[np.ndarray]) -> Iterator[Tensor]:
-        """Images in batches [B, 3, H, W], uint8, on the device."""
+        """Yield images in batches [B, 3, H, W], uint8, on the device."""
         joined = torch.from_numpy(np.concatenate(pictures))
         for batch in joined.split(self.batch_size):
             yield batch.expand(-1, 3, -1, -1).to(get_device())
@@ -76,22 +76,22 @@ class _DrawnImages(BaseMetric):
 
 @METRICS.register_module()
 class FID(_DrawnImages):
-    """Fréchet inception distance between the drawn images and those they were drawn for.
+    """Fréchet inception distance between sampled and true images (arXiv 1706.08500).
 
-    ``fid`` = ``|μ − μ'|² + tr(Σ + Σ' − 2 (Σ Σ')^½)`` of the features of both sets (arXiv
-    1706.08500), by torchmetrics' FrechetInceptionDistance; 0 for the same set, without a unit. The
-    number of images biases it: compare it only with numbers of as many.
+    ``fid`` = ``|μ − μ'|² + tr(Σ + Σ' − 2 (Σ Σ')^½)`` over the features of both sets, by
+    torchmetrics' FrechetInceptionDistance. It is biased: compare it only for equal numbers of
+    images.
 
     Args:
-        feature: How many features of torch-fidelity's Inception, 64, 192, 768 or 2048, which the
-            extra ``fid`` installs and which downloads its weights once; or a module that makes
-            features [B, F] of images uint8 [B, 3, H, W].
-        others: ``image_shape``, ``batch_size``, ``collect_device`` and those of
+        feature: Number of features of torch-fidelity's Inception (extra ``fid``), 64, 192, 768 or
+            2048, whose weights are downloaded once; or a module that maps images uint8
+            [B, 3, H, W] to features [B, F].
+        others: ``image_shape``, ``batch_size``, ``collect_device`` and arguments of
             :class:`mmengine.evaluator.BaseMetric`.
 
     Raises:
-        ValueError: torch-fidelity is missing, its weights cannot be had, nothing was drawn, or
-            there are fewer than two images.
+        ValueError: If torch-fidelity or its weights are missing, no image was sampled, or there are
+            fewer than two images.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class FID(_DrawnImages):
         """``{'fid': ...}``."""
         pairs = self._measured(results)
         if len(pairs) < 2:
-            raise ValueError('FID needs at least two images that were drawn for, got 1.')
+            raise ValueError('FID needs at least two images that were drawn for, got 1')
         self.distance.to(get_device()).reset()
         for kind, real in ((0, True), (1, False)):
             for batch in self._batches([pair[kind] for pair in pairs]):
@@ -125,18 +125,18 @@ class FID(_DrawnImages):
 
 @METRICS.register_module()
 class LPIPS(_DrawnImages):
-    """Learned perceptual distance of drawn images from the truth (arXiv 1801.03924).
+    """Learned perceptual distance between sampled and true images (arXiv 1801.03924).
 
-    By torchmetrics' LearnedPerceptualImagePatchSimilarity, whose network torchvision downloads
-    once. ``lpips`` is the mean over the draws of an image and then over the images, without a unit;
-    smaller is better.
+    By torchmetrics' LearnedPerceptualImagePatchSimilarity, whose weights torchvision downloads
+    once. ``lpips`` is averaged over the samples of an image, then over the images; smaller is
+    better.
 
     Args:
         net_type: ``'alex'``, ``'vgg'`` or ``'squeeze'``.
-        others: As of :class:`FID`.
+        others: See :class:`FID`.
 
     Raises:
-        ValueError: ``net_type`` is none of these, its weights cannot be had, or nothing was drawn.
+        ValueError: If ``net_type`` is unknown, its weights are missing, or no image was sampled.
     """
 
     def __init__(self, image_shape: Sequence[int], net_type: str = 'alex', **kwargs) -> None:
@@ -163,5 +163,5 @@ class LPIPS(_DrawnImages):
 
 
 def _unit(images: Tensor) -> Tensor:
-    """Bytes as floats from −1 to 1."""
+    """Scale bytes to −1 to 1."""
     return images.float() / 127.5 - 1

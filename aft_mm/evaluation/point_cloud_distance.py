@@ -1,4 +1,4 @@
-"""A set of point clouds that a model drew against the test set."""
+"""Distance of a set of generated point clouds from the test set."""
 
 import logging
 from collections.abc import Sequence
@@ -24,49 +24,45 @@ from .point_cloud import (
     normalized,
 )
 
-# Of fewer, a share is known to ± 11 % at best; of one, coverage is always 100 % and 1-NNA 0 %.
+# With fewer, a share is uncertain by more than 11 %; with one, coverage is 100 % and 1-NNA 0 %.
 FEW_CLOUDS = 20
-MOST_GAPS = 2**25  # distances between points that are held at once, 128 MiB of them
-#: The unit of lengths, by normalization.
+MOST_GAPS = 2**25  # distances between points in memory, 128 MiB
+#: Unit of length for each normalization.
 UNITS = dict(box='edges', set='deviations')
 
 
 @METRICS.register_module()
 class PointCloudDistance(BaseMetric):
-    """Drawn clouds against as many of the test set, by their Chamfer or earth mover's distance.
+    """Chamfer or earth mover's distance between N generated clouds and N of the test set.
 
-    - ``mmd_squared_edges``: minimum matching distance, of a cloud of the test set to the nearest
-      drawn one, the mean over the test set; smaller is better;
-    - ``coverage_percent``: share of the test set that is the nearest one of a drawn cloud; larger
-      is better;
-    - ``1nna_percent``: how often the nearest neighbour of a cloud, of all the others together, is
-      of the same set; 50 is best.
+    - ``mmd_squared_edges``: minimum matching distance, the mean distance from a test cloud to the
+      nearest generated one; smaller is better;
+    - ``coverage_percent``: share of test clouds that are nearest to a generated one; larger is
+      better;
+    - ``1nna_percent``: how often the nearest neighbour of a cloud is from the same set; 50 is best.
 
-    All clouds are taken as their tokens stand, in the cube of side 1 around 0, so the unit of the
-    Chamfer distance is the squared longest edge of the bounding box. It is the mean squared
-    distance to the nearest point, from one to the other and back, summed.
+    Clouds are decoded into the cube of side 1 around 0, so the unit of the Chamfer distance is the
+    squared longest edge of the bounding box. It is the mean squared distance to the nearest point,
+    summed over both directions.
 
-    With ``emd`` there are ``mmd_emd_edges``, ``coverage_emd_percent`` and ``1nna_emd_percent``:
-    the same by the earth mover's distance, the mean distance of points that are assigned to each
-    other. It is exact; PVD's kernel sums squares over an approximate assignment, so its numbers are
-    others. A pair of 1024 points takes some 0.4 s on a CPU, one of 2048 2 s.
+    With ``emd``, there are also ``mmd_emd_edges``, ``coverage_emd_percent`` and
+    ``1nna_emd_percent`` for the earth mover's distance, the mean distance of assigned points. It is
+    exact; PVD's kernel sums squares over an approximate assignment, so its numbers differ. A pair
+    of 1024 points takes about 0.4 s on a CPU, one of 2048 2 s.
 
-    The test set's part are the clouds with ``drawn``, one draw each, so that the two sets are of
-    one size; a warning says that numbers of fewer than 20 mean little. O(N²) in the number of
-    clouds: 2·N² pairs, on the GPU where there is one.
+    The test clouds are those with ``drawn``, one sample each, so that both sets have N clouds;
+    below 20 a warning is logged. 2·N² pairs are compared, on the GPU if there is one.
 
     Args:
         num_bits: Bits per coordinate, as in ``PackPointCloud``.
-        emd: Whether to compare by the earth mover's distance, too.
-        normalization: ``'box'``, or ``'set'`` for coordinates less the mean and over the standard
-            deviation of the test set's part, see :func:`.point_cloud.normalized`; lengths are
-            named ``deviations`` then.
+        emd: Whether the earth mover's distance is computed, too.
+        normalization: ``'box'``, or ``'set'`` to normalise coordinates by the test clouds, see
+            :func:`.point_cloud.normalized`; lengths are then named ``deviations``.
         collect_device: See :class:`aft_mm.evaluation.Likelihood`.
-        **kwargs: Those of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
 
     Raises:
-        ValueError: An argument is none of these, there are several draws for one cloud, or none
-            at all.
+        ValueError: If an argument is not allowed, a cloud has several samples, or none has one.
     """
 
     default_prefix = ''  # without one mmengine warns in every run
@@ -86,9 +82,9 @@ class PointCloudDistance(BaseMetric):
         super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Keep the tokens [T] of a cloud and those of its sample, ``drawn`` [1, T].
+        """Keep the tokens [T] of a cloud and of its sample ``drawn`` [1, T].
 
-        One result per sample, drawn or not: mmengine finds repeated samples by their number.
+        Samples without images are kept as None: mmengine finds repeated samples by their index.
         """
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
             drawn = sample.get('drawn')
@@ -98,9 +94,9 @@ class PointCloudDistance(BaseMetric):
             if len(drawn) != 1:
                 raise ValueError(
                     'PointCloudDistance compares two sets of one size: num_samples of '
-                    f'test_cfg must be 1, got {len(drawn)}.'
+                    f'test_cfg must be 1, got {len(drawn)}'
                 )
-            # A byte each: all of them travel to the first rank.
+            # Bytes, since all of them are sent to the first rank.
             both = np.stack([drawn[0].cpu().numpy(), tokens.cpu().numpy()])
             self.results.append(both.astype(np.uint8))
 
@@ -110,7 +106,7 @@ class PointCloudDistance(BaseMetric):
         if not pairs:
             raise ValueError(
                 'PointCloudDistance needs clouds that were drawn, but there is none '
-                f'in {len(results)} samples: test_cfg must be a GenerationTestLoop.'
+                f'in {len(results)} samples: test_cfg must be a GenerationTestLoop'
             )
         if len(pairs) < FEW_CLOUDS:
             print_log(
@@ -134,7 +130,7 @@ class PointCloudDistance(BaseMetric):
 
 
 def _compared(distances: Tensor, num_drawn: int, unit: str, kind: str) -> dict[str, float]:
-    """The three numbers of distances [M, M], those between drawn clouds first."""
+    """Return the three metrics of distances [M, M], generated clouds first."""
     across = distances[:num_drawn, num_drawn:]
     return {
         f'mmd_{unit}': minimum_matching_distance(across),

@@ -1,7 +1,6 @@
-"""The data samples that travel between data set, model and metric, and a resize of images."""
+"""The data samples that travel between dataset, model and metric, and bicubic enlarging."""
 
 from .images import enlarge_bicubic
-from .sequence_sample import SequenceSample
-from .utterance_sample import UtteranceSample
+from .samples import SequenceSample, UtteranceSample
 
 __all__ = ['SequenceSample', 'UtteranceSample', 'enlarge_bicubic']

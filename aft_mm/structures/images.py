@@ -7,7 +7,7 @@ __all__ = ['enlarge_bicubic']
 
 
 def enlarge_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """What needs no model, the baseline of super-resolution: Pillow's bicubic interpolation.
+    """Enlarge an image by Pillow's bicubic interpolation, the baseline of super-resolution.
 
     Args:
         image: uint8 [h, w, C], C = 1 or 3.

@@ -1,4 +1,4 @@
-"""Point clouds as integers and back: the one place of the quantisation rule and of the order."""
+"""Point clouds as tokens and back."""
 
 import numpy as np
 
@@ -9,20 +9,20 @@ __all__ = ['bounding_cube', 'check_num_bits', 'check_order', 'decode_points', 'e
 Box = tuple[tuple[float, float, float], float]  # centre, side
 
 UNIT_CUBE: Box = ((0.0, 0.0, 0.0), 1.0)
-# How far rounding may put a point outside of its box, in sides: an eighth of a bin of 8 bits.
+# Largest rounding error outside the box, in sides: an eighth of an 8-bit bin.
 SLACK = 2**-11
 ORDERS = ('raw', 'quantized')
 
 
 def bounding_cube(points: np.ndarray) -> Box:
-    """The cube that holds a cloud: centre of the bounding box, side = its longest edge.
+    """Return the cube around a cloud: the centre and longest edge of its bounding box.
 
     Args:
-        points: [P, 3], in any unit; centre and side are in the same.
+        points: [P, 3], in any unit; centre and side have the same unit.
 
     Raises:
-        ValueError: no point, a coordinate that is not finite, all points in one place, or as good
-            as that: so far from the origin that float64 cannot tell them apart well.
+        ValueError: If there is no point, a coordinate is not finite, or the points are equal up to
+            the resolution of float64.
     """
     points = _checked(points)
     low, high = points.min(0), points.max(0)
@@ -31,59 +31,57 @@ def bounding_cube(points: np.ndarray) -> Box:
         side = float((high - low).max())
         reach = float(np.abs(points - centre).max())
     if not side > 0:
-        raise ValueError(f'points must differ, but all {len(points)} are {low.tolist()}.')
+        raise ValueError(f'points must differ, but all {len(points)} are {low.tolist()}')
     if not (side < np.inf and reach / side <= 0.5 + SLACK):
         raise ValueError(
             'points must have an extent that float64 can divide, but go from '
-            f'{low.tolist()} to {high.tolist()}.'
+            f'{low.tolist()} to {high.tolist()}'
         )
     x, y, z = centre.tolist()
     return (x, y, z), side
 
 
 def check_order(order: str) -> None:
-    """Raise ValueError unless ``order`` is one that :func:`encode_points` knows."""
+    """Raise ValueError unless ``order`` is allowed in :func:`encode_points`."""
     check_choice('order', order, ORDERS)
 
 
 def encode_points(
     points: np.ndarray, num_bits: int = 8, box: Box | None = None, order: str = 'raw'
 ) -> np.ndarray:
-    """Quantise a cloud to b = ``num_bits`` per coordinate and lay it out as a sequence.
+    """Quantise a cloud to b = ``num_bits`` per coordinate and flatten it to a sequence.
 
-    ``q = min(⌊(p − centre) / side · 2^b + 2^(b−1)⌋, 2^b − 1)`` for each coordinate, the points
-    sorted by z, by y where z is equal, by x where both are. The tokens of a point follow each other
-    as z, y, x. Points that are equal in all three have equal tokens, so nothing is left to chance:
-    equal clouds give equal tokens, however their points are ordered.
+    ``q = min(⌊(p − centre) / side · 2^b + 2^(b−1)⌋, 2^b − 1)`` for each coordinate. Points are
+    sorted by z, then y, then x, and each gives the tokens z, y, x. The tokens do not depend on the
+    order in which the points are given.
 
     Args:
         points: [P, 3], columns x, y, z.
         num_bits: b, 1 to 8.
-        box: ``(centre, side)`` of the cube that is divided into 2^b bins along each axis;
-            :func:`bounding_cube` of the points unless given.
-        order: what is sorted. 'raw', the coordinates as they come, before they are quantised (the
-            ICLR submission): z never falls along the sequence, but within a bin of z the places in
-            it decide, which the tokens do not show. 'quantized', the tokens: y never falls where z
-            is equal, nor x where both are, which leaves a model less to predict.
+        box: ``(centre, side)`` of the cube that is divided into 2^b bins along each axis; by
+            default the :func:`bounding_cube` of the points.
+        order: What is sorted. ``'raw'``: the coordinates before they are quantised, as in the ICLR
+            submission. z never decreases along the sequence, but y may for equal tokens z.
+            ``'quantized'``: the tokens, which leaves a model less to predict.
 
     Returns:
         uint8 [3·P].
 
     Raises:
-        ValueError: ``num_bits`` or ``order`` is none of those, the points have no bounding cube or
-            leave ``box``, or its side is not above 0.
+        ValueError: If ``num_bits`` or ``order`` is not allowed, the points have no bounding cube or
+            are outside of ``box``, or its side is not above 0.
     """
     check_order(order)
     bins = _num_bins(num_bits)
     points = _checked(points)
     centre, side = bounding_cube(points) if box is None else box
     if not side > 0:
-        raise ValueError(f'the side of box must be above 0, got {side}.')
+        raise ValueError(f'the side of box must be above 0, got {side}')
     unit = (points - np.asarray(centre)) / side
     if np.abs(unit).max() > 0.5 + SLACK:
         raise ValueError(
             f'points must lie in the box, a cube of side {side} around '
-            f'{tuple(centre)}, but reach {np.abs(unit).max():.4g} sides from it.'
+            f'{tuple(centre)}, but reach {np.abs(unit).max():.4g} sides from it'
         )
     tokens = np.floor(unit * bins + bins // 2).clip(0, bins - 1).astype(np.uint8)
     keys = points if order == 'raw' else tokens
@@ -92,7 +90,7 @@ def encode_points(
 
 
 def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None) -> np.ndarray:
-    """The points that tokens stand for: ``p = ((q + 1/2) / 2^b − 1/2) · side + centre``.
+    """Return the points of tokens, ``p = ((q + 1/2) / 2^b − 1/2) · side + centre``.
 
     A point comes back as the centre of its bin, ``|p' − p| ≤ side / 2^(b+1)`` along each axis.
 
@@ -102,20 +100,19 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
         box: ``(centre, side)``; by default the cube of side 1 around 0.
 
     Returns:
-        float64 [..., P, 3], columns x, y, z, in the unit of the box, which may be far from the
-        origin.
+        float64 [..., P, 3], columns x, y, z, in the unit of the box.
 
     Raises:
-        ValueError: ``num_bits`` or a token is out of range, or tokens are missing to a point.
+        ValueError: If ``num_bits`` or a token is out of range, or the last point is incomplete.
     """
     bins = _num_bins(num_bits)
     tokens = np.asarray(tokens)
     if tokens.ndim < 1 or tokens.shape[-1] % 3:
-        raise ValueError(f'tokens must be three per point, but have the shape {tokens.shape}.')
+        raise ValueError(f'tokens must be three per point, but have the shape {tokens.shape}')
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < bins:
         raise ValueError(
             f'tokens must be 0 to {bins - 1} with num_bits={num_bits}, but are '
-            f'{tokens.min()} to {tokens.max()}.'
+            f'{tokens.min()} to {tokens.max()}'
         )
     centre, side = UNIT_CUBE if box is None else box
     coordinates = tokens.reshape(*tokens.shape[:-1], -1, 3)[..., ::-1]
@@ -123,7 +120,7 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
 
 
 def check_num_bits(num_bits: int) -> None:
-    """Raise ValueError unless ``num_bits`` of a coordinate fit into a byte."""
+    """Raise ValueError unless ``num_bits`` is 1 to 8."""
     check_int('num_bits', num_bits, 1, 8)
 
 
@@ -133,13 +130,13 @@ def _num_bins(num_bits: int) -> int:
 
 
 def _checked(points: np.ndarray) -> np.ndarray:
-    """The points in float64, in which even a cloud far from the origin keeps its shape."""
+    """Return the points as float64, in which a cloud far from the origin keeps its shape."""
     points = np.asarray(points, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] != 3 or not len(points):
         raise ValueError(
-            f'points must be [P, 3] with P at least 1, but have the shape {points.shape}.'
+            f'points must be [P, 3] with P at least 1, but have the shape {points.shape}'
         )
     if not np.isfinite(points).all():
         bad = int((~np.isfinite(points)).any(1).sum())
-        raise ValueError(f'points must be finite, but {bad} of {len(points)} are not.')
+        raise ValueError(f'points must be finite, but {bad} of {len(points)} are not')
     return points

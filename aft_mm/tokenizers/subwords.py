@@ -11,19 +11,19 @@ __all__ = ['Subwords', 'split_lines']
 
 
 class Subwords:
-    """A subword vocabulary, the file that ``tools/dataset_converters/subwords.py`` trains.
+    """A subword vocabulary, trained by ``tools/dataset_converters/subwords.py``.
 
     Args:
-        path: A model of sentencepiece with a piece that ends a sentence.
+        path: A sentencepiece model with an end-of-sentence piece.
 
     Attributes:
         vocab_size: Number of subwords V; tokens are 0 … V − 1.
         end: The token that ends a sentence.
-        fingerprint: The first digits of the file's SHA-256; weights are for one vocabulary only.
+        fingerprint: First digits of the file's SHA-256, to match weights with their vocabulary.
 
     Raises:
-        ValueError: The file does not exist or is no such model, or sentencepiece is missing, which
-            the extra ``text`` installs.
+        ValueError: If the file does not exist or is not such a model, or sentencepiece is missing
+            (extra ``text``).
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
@@ -56,11 +56,11 @@ class Subwords:
             )
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """The tokens of each line, ``end`` the last of them."""
+        """Return the tokens of each line, with ``end`` as the last one."""
         return [[*tokens, self.end] for tokens in self._processor.encode(list(lines))]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens up to the first ``end``."""
+        """Return the text of the tokens before the first ``end``."""
         tokens = list(map(int, tokens))
         if self.end in tokens:
             tokens = tokens[: tokens.index(self.end)]
@@ -68,11 +68,10 @@ class Subwords:
 
 
 def split_lines(content: bytes) -> tuple[list[str], list[int]]:
-    r"""The lines of a UTF-8 text, and the numbers, from 1 on, of those that are not valid UTF-8.
+    r"""Return the lines of a UTF-8 text, and the numbers (from 1) of those with invalid UTF-8.
 
-    A line ends at \n, a \r before it included, and at nothing else: text from the web holds other
-    characters that Python's ``splitlines`` takes for ends, which would shift one file of a pair
-    against the other. Bytes that are no text become U+FFFD.
+    Lines end with \n or \r\n only. Python's ``splitlines`` also splits at other characters that
+    occur in web text, which would misalign the two files of a pair. Invalid bytes become U+FFFD.
     """
     rows = content.split(b'\n')
     if not rows[-1]:

@@ -1,4 +1,4 @@
-"""What a transcript is made of: characters, or the phonemes of a pronouncing dictionary."""
+"""Transcripts as characters or phonemes."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,23 +14,22 @@ _VARIANT = re.compile(r'\(\w+\)$')  # A(2), the second way to say A
 
 
 class TextUnits:
-    """Transcripts as ints and back: 0 the blank of CTC, 1 what is unknown, then the symbols.
+    """Transcripts as ints and back: 0 is CTC's blank, 1 is unknown, then the symbols follow.
 
-    Without a lexicon the symbols are characters, of which one may be the space; with one they are
-    phonemes, and every word is looked up. What has no symbol, a character or a whole word, becomes
-    the one unit ``<unk>``, so that no transcript is lost for a word.
+    Without a lexicon, the symbols are characters, including the space if wanted. With a lexicon,
+    they are phonemes and every word is looked up. A character or word without symbols becomes the
+    single unit ``<unk>``, so that the rest of the transcript can be used.
 
     Args:
         symbols: Characters or phonemes, in the order of their ints.
-        lexicon: Path of a dictionary in the format of CMUdict, ``WORD  P1 P2 …``; of several
-            pronunciations, ``WORD(2)``, the first counts. Digits of stress are left out where the
-            symbols have none.
-        case: ``'upper'`` or ``'lower'`` puts transcripts into the case of symbols or lexicon.
+        lexicon: Path of a dictionary in the format of CMUdict, ``WORD  P1 P2 …``. Of several
+            pronunciations, ``WORD(2)``, the first is used. Stress digits are removed if no symbol
+            has one.
+        case: ``'upper'`` or ``'lower'`` converts transcripts to the case of the symbols or lexicon.
 
     Raises:
-        ValueError: Symbols are empty, repeated or, without a lexicon, longer than one character;
-            with the first transcript: there is no lexicon, or it has a phoneme that is none of the
-            symbols.
+        ValueError: If symbols are empty, repeated or, without a lexicon, longer than one character;
+            at the first transcript, if the lexicon has a phoneme that is not a symbol.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class TextUnits:
         self.lexicon = lexicon
 
     def encode(self, text: str) -> tuple[tuple[int, ...], list[str]]:
-        """The units of a transcript, and its characters or words that are unknown."""
+        """Return the units of a transcript, and its unknown characters or words."""
         text = self.case(' '.join(text.split()))
         table = self.numbers if self.lexicon is None else self.words
         units: list[int] = []
@@ -69,12 +68,12 @@ class TextUnits:
         return tuple(units), unknown
 
     def decode(self, units: Iterable[int]) -> str:
-        """Characters one after the other, or phonemes with a space between."""
+        """Return the characters, or the phonemes with spaces between them."""
         return ('' if self.lexicon is None else ' ').join(self.names[unit] for unit in units)
 
     @cached_property
     def words(self) -> dict[str, tuple[int, ...]]:
-        """The units of every word of the lexicon, which is read for the first transcript."""
+        """Units of every word of the lexicon, which is read when first needed."""
         stressed = any(symbol[-1].isdigit() for symbol in self.names)
         found = {}
         for word, phonemes in read_lexicon(self.lexicon).items():
@@ -83,26 +82,25 @@ class TextUnits:
             if missing:
                 raise ValueError(
                     f'lexicon {self.lexicon!r} says {word!r} with {missing[0]!r}, '
-                    f'which is none of the {len(self.names) - 2} symbols.'
+                    f'which is none of the {len(self.names) - 2} symbols'
                 )
             found[word] = tuple(self.numbers[name] for name in names)
         return found
 
 
 def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
-    """The first pronunciation of every word of a dictionary in the format of CMUdict.
+    """Return the first pronunciation of every word of a dictionary in the format of CMUdict.
 
-    Lines that begin with ``;;;`` or ``#`` are comments, as is what follows a ``#`` that stands
-    alone. CMUdict itself is Latin-1: a line that is
-    no UTF-8 is read as that.
+    Lines that begin with ``;;;`` or ``#`` are comments, as is text after `` # ``. Lines that are
+    not valid UTF-8 are read as Latin-1, the encoding of CMUdict.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A line has a word and no phonemes, or there is no word at all.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If a line has a word without phonemes, or there is no word.
     """
     check_path('lexicon', path)
     if not Path(path).is_file():
-        raise FileNotFoundError(f'lexicon {path!r} does not exist.')
+        raise FileNotFoundError(f'lexicon {path!r} does not exist')
     words: dict[str, tuple[str, ...]] = {}
     for number, line in enumerate(Path(path).read_bytes().split(b'\n'), 1):
         try:
@@ -114,9 +112,9 @@ def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
             continue
         if not phonemes:
             raise ValueError(
-                f'line {number} of lexicon {path!r} has the word {word!r} and no phonemes.'
+                f'line {number} of lexicon {path!r} has the word {word!r} and no phonemes'
             )
         words.setdefault(_VARIANT.sub('', word), tuple(phonemes))
     if not words:
-        raise ValueError(f'lexicon {path!r} has no word.')
+        raise ValueError(f'lexicon {path!r} has no word')
     return words

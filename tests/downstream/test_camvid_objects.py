@@ -15,11 +15,11 @@ from scipy import ndimage
 from aft_mm.datasets import CamVidObjects
 from aft_mm.datasets.camvid_objects import LABELS
 
-from ..leaves import ROOT, load_leaf
+from ..all_configs import ROOT, load_config
 
 LABEL = dict(road=3, car=8, bicyclist=10)
 UNLABELLED = 11
-LEAF = next((ROOT / 'configs/detection').glob('mask-rcnn-aft-conv-mini_*_camvid-objects.py'))
+CONFIG = next((ROOT / 'configs/detection').glob('mask-rcnn-aft-conv-mini_*_camvid-objects.py'))
 
 
 def patches(seed, height=67, width=93):
@@ -116,7 +116,7 @@ def test_every_class_has_its_colour(root, classes):
 
 def test_a_split_without_frames_is_named(root):
     (root / 'val/frame0.jpg').unlink()
-    with pytest.raises(ValueError, match=r'val of CamVid holds no image file \(\.bmp'):
+    with pytest.raises(ValueError, match=r'val of CamVid contains no image file \(\.bmp'):
         objects(root, split='val')
 
 
@@ -159,7 +159,7 @@ def test_other_labels_are_refused(root, labels):
 def split_of(shared_data, split):
     if not (shared_data / 'camvid').is_dir():
         pytest.skip('needs camvid under AFT_MM_DATA')
-    config = load_leaf(LEAF)
+    config = load_config(CONFIG)
     init_default_scope(config.default_scope)
     dataset = dict(config[f'{split}_dataloader'].dataset)
     pipeline = Compose(dataset.pop('pipeline'))

@@ -1,4 +1,4 @@
-"""Every leaf of detection and segmentation loads, builds and says in its name what it is."""
+"""Every config of detection and segmentation loads, builds and contains what its name says."""
 
 import json
 import re
@@ -13,57 +13,35 @@ import yaml
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import DATASETS, RUNNERS, init_default_scope
+from mmengine.registry import DATASETS, RUNNERS
 from PIL import Image
 
-from ..leaves import ROOT, build_leaf, leaves, load_leaf
+from ..all_configs import ROOT, build_model, configs_of, fields, load_config
 
 TASKS = ('detection', 'segmentation')
-LEAVES = leaves(*TASKS)
-NAME = re.compile(
-    r'(?P<model>mask-rcnn|retinanet|upernet|fcn)-aft-conv-(?P<arch>tiny|small|mini)'
-    r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?:(?P<epochs>\d+)e|(?P<times>\d)x|(?P<iters>\d+k?)i?)'
-    r'(?:-(?P<classes>person|car))?'
-    r'_(?P<data>coco|voc0712|coco-mini|bccd|bccd-voc|ade20k|camvid|camvid-objects)(?:-(?P<size>\d+)px)?'
-)
+CONFIGS = configs_of(*TASKS)
 MODELS = {
     'mask-rcnn': 'MaskRCNN',
     'retinanet': 'RetinaNet',
     'upernet': 'UPerHead',
     'fcn': 'FCNHead',
 }
-# Type of the data set, folder under the data root, classes.
-DATA = {
-    'coco': ('CocoDataset', 'coco', 80),
-    'coco-mini': ('CocoDataset', 'coco_mini', 1),
-    'bccd': ('CocoDataset', 'bccd', 3),
-    'bccd-voc': ('VOCDataset', 'bccd', 3),
-    'voc0712': ('VOCDataset', 'VOCdevkit', 20),
-    'ade20k': ('ADE20KDataset', 'ade/ADEChallengeData2016', 150),
-    'camvid': ('BaseSegDataset', 'camvid', 11),
-    'camvid-objects': ('aft_mm.CamVidObjects', 'camvid', 1),
-}
+# How the folder of a data set begins if it is not with the first word of the name.
+FOLDERS = {'voc0712': 'vocdevkit', 'ade20k': 'ade'}
 DIMS = dict(mini=96, tiny=192, small=384)
-DETECTORS = [name for name in LEAVES if LEAVES[name].parent.name == 'detection']
-MINI = [name for name in LEAVES if '-mini_' in name]
-FULL = [name for name in LEAVES if name not in MINI]
+DETECTORS = [name for name in CONFIGS if CONFIGS[name].parent.name == 'detection']
+MINI = [name for name in CONFIGS if '-mini_' in name]
+FULL = [name for name in CONFIGS if name not in MINI]
 
-every_leaf = pytest.mark.parametrize('name', LEAVES)
+every_config = pytest.mark.parametrize('name', CONFIGS)
 
 
 def load(name):
-    config = load_leaf(LEAVES[name])
-    init_default_scope(config.default_scope)  # of the leaf before it, maybe the other library's
-    return config
+    return load_config(CONFIGS[name])
 
 
 def build(name):
-    load(name)
-    return build_leaf(LEAVES[name])
-
-
-def fields(name):
-    return NAME.fullmatch(name).groupdict()
+    return build_model(CONFIGS[name])
 
 
 def innermost(dataset):
@@ -80,13 +58,12 @@ def heads(model):
     return [model[name] for name in ('bbox_head', 'decode_head', 'auxiliary_head') if name in model]
 
 
-@every_leaf
+@every_config
 def test_name_says_the_model(name):
     field, model, built = fields(name), load(name).model, build(name)
-    dims, mini = DIMS[field['arch']], field['arch'] == 'mini'
-
+    dims, mini = DIMS[field['size']], field['size'] == 'mini'
     task_model = model.type if name in DETECTORS else model.decode_head.type
-    assert task_model == MODELS[field['model']]
+    assert task_model == MODELS[field['family'].removesuffix('-aft-conv')]
     mixer = built.backbone.layers[0].token_mixer
     assert type(mixer).__name__ == 'AFTConv'
     assert mixer.embed_dims == dims and len(built.backbone.layers) == (5 if mini else 12)
@@ -95,48 +72,45 @@ def test_name_says_the_model(name):
     assert model.backbone.patch_size == (8 if mini else 16)
 
 
-@every_leaf
+@every_config
 def test_name_says_the_schedule(name):
     field, config = fields(name), load(name)
-    assert config.train_dataloader.batch_size == int(field['batch'])
-    if field['iters']:
-        assert config.train_cfg.max_iters == int(field['iters'].replace('k', '000'))
+    assert config.train_dataloader.batch_size == field['batch']
+    if field['unit'] in 'ik':
         length = config.train_cfg.max_iters
+        assert length == field['length'] * (1000 if field['unit'] == 'k' else 1)
     else:
-        epochs = int(field['epochs'] or 12 * int(field['times']))
         length = config.train_cfg.max_epochs
-        assert length == epochs
+        assert length == field['length'] * (12 if field['unit'] == 'x' else 1)
     assert config.param_scheduler[-1].get('end', length) == length
     if name in FULL:
-        total = int(field['gpus']) * int(field['batch'])
+        total = field['gpus'] * field['batch']
         assert config.auto_scale_lr == dict(enable=False, base_batch_size=total)
     else:
-        assert int(field['gpus']) == 1
+        assert field['gpus'] == 1
 
 
-@every_leaf
+@every_config
 def test_name_says_the_data(name, monkeypatch):
-    field = fields(name)
-    kind, folder, num_classes = DATA[field['data']]
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
-    config, scope = Config.fromfile(LEAVES[name]), load(name).default_scope
-
-    assert [head.num_classes for head in heads(config.model)] == [num_classes] * len(
-        heads(config.model)
-    )
+    config, field = load(name), fields(name)
+    data, _, size = field['data'].partition('-')
+    num_classes = {head.num_classes for head in heads(config.model)}
     for split in ('train', 'val', 'test'):
         for dataset in innermost(config[f'{split}_dataloader'].dataset):
-            assert dataset.type == kind
-            assert dataset.data_root.rstrip('/') == f'data/{folder}'
-            metainfo = dataset.get('metainfo') or DATASETS.get(f'{scope}.{kind}').METAINFO
-            assert len(metainfo['classes']) == num_classes
-            assert split == 'train' or dataset.get('test_mode') or kind == 'ADE20KDataset'
-    for evaluator in (config.val_evaluator, config.test_evaluator):
-        assert evaluator.get('ann_file', f'data/{folder}/').startswith(f'data/{folder}/')
-    if field['classes']:
-        assert config.train_dataloader.dataset.metainfo.classes == (field['classes'],)
-    if field['size']:
-        size = (int(field['size']),) * 2
+            folder = dataset.data_root.rstrip('/')
+            assert folder.lower().startswith(f'data/{FOLDERS.get(data, data)}')
+            kind = dataset.type if '.' in dataset.type else f'{config.default_scope}.{dataset.type}'
+            metainfo = dataset.get('metainfo') or DATASETS.get(kind).METAINFO
+            assert {len(metainfo['classes'])} == num_classes
+            assert split == 'train' or dataset.get('test_mode') or data == 'ade20k'
+            if split != 'train':
+                evaluator = config[f'{split}_evaluator']
+                assert evaluator.get('ann_file', f'{folder}/').startswith(f'{folder}/')
+    if field['what']:
+        assert config.train_dataloader.dataset.metainfo.classes == (field['what'],)
+    if size.endswith('px'):
+        size = (int(size.removesuffix('px')),) * 2
         assert config.model.data_preprocessor.preprocessor.size == size
         assert config.train_dataloader.dataset.pipeline[3].crop_size == size
 
@@ -152,10 +126,10 @@ def test_the_maps_have_the_places_that_the_anchors_count_on(name):
         assert list(extractor.featmap_strides) == list(config.model.neck.strides)
 
 
-@every_leaf
+@every_config
 def test_hosts_bases_inherit_nothing(name):
-    """What makes "at most three files deep" true where the third is the host's."""
-    files = [LEAVES[name]]
+    """So that configs are at most three files deep where the third is the host's."""
+    files = [CONFIGS[name]]
     while files:
         text = (file := files.pop()).read_text()
         bases = re.findall(r"'([^']+)'", text.partition('_base_ =')[2].partition('\n\n')[0])
@@ -168,7 +142,7 @@ def test_hosts_bases_inherit_nothing(name):
                 files.append(file.parent / path)
 
 
-@every_leaf
+@every_config
 def test_pipelines_give_what_the_model_takes(name, tmp_path):
     config = load(name)
     rng = np.random.default_rng(0)
@@ -205,7 +179,7 @@ def test_pipelines_give_what_the_model_takes(name, tmp_path):
                 assert ('masks' in sample.gt_instances) == ('mask-rcnn' in name)
 
 
-@every_leaf
+@every_config
 def test_biases_and_norms_are_not_decayed(name):
     model = build(name)
     groups = build_optim_wrapper(model, load(name).optim_wrapper).optimizer.param_groups
@@ -246,9 +220,8 @@ def test_example_of_the_guide_builds(tmp_path):
     guide = (ROOT / 'docs/tasks/dense_prediction.md').read_text()
     (example,) = re.findall('```python\n(.*?)```', guide, re.S)
     (tmp_path / 'example.py').write_text(example)
-    config = load_leaf(tmp_path / 'example.py')
-    init_default_scope(config.default_scope)
-    model = build_leaf(tmp_path / 'example.py')
+    config = load_config(tmp_path / 'example.py')
+    model = build_model(tmp_path / 'example.py')
     build_optim_wrapper(model, config.optim_wrapper)
     assert model.backbone.embed_dims == model.neck.in_channels
 
@@ -266,10 +239,11 @@ METRICS = {
 @pytest.mark.parametrize('name', MINI)
 def test_small_models_train_two_iterations_and_are_tested(name, shared_data, tmp_path, monkeypatch):
     data = fields(name)['data']
-    if not (shared_data / DATA[data][1]).is_dir():
-        pytest.skip(f'needs {DATA[data][1]} under AFT_MM_DATA')
     monkeypatch.setenv('AFT_MM_DATA', str(shared_data))
-    config = Config.fromfile(LEAVES[name])
+    config = Config.fromfile(CONFIGS[name])
+    folder = Path(innermost(config.test_dataloader.dataset)[0].data_root)
+    if not folder.is_dir():
+        pytest.skip(f'the pack {folder.name} is not at {shared_data}')
     length = 'max_iters' if 'max_iters' in config.train_cfg else 'max_epochs'
     options = {
         'work_dir': str(tmp_path),

@@ -10,26 +10,26 @@ from mmseg.apis import inference_model, init_model
 
 from aft_mm.apis.loading import build_model, load_model
 
-from ..leaves import leaves
+from ..all_configs import configs_of
 
-LEAVES = leaves('detection', 'segmentation')
+CONFIGS = configs_of('detection', 'segmentation')
 
 
 @pytest.fixture
 def checkpoint(tmp_path, monkeypatch):
-    """Config and checkpoint of a leaf with one small layer, as a training writes them."""
+    """Config and checkpoint of a config with one small layer, as a training writes them."""
     monkeypatch.setattr(DefaultScope, '_instance_dict', dict(DefaultScope._instance_dict))
 
     def write(name, classes):
-        config = Config.fromfile(LEAVES[name])
-        config.dump(tmp_path / 'leaf.py')
+        config = Config.fromfile(CONFIGS[name])
+        config.dump(tmp_path / 'config.py')
         torch.manual_seed(0)
         model = build_model(config)
         meta = dict(
             dataset_meta=dict(classes=classes, palette=[[i, i, i] for i in range(len(classes))])
         )
-        torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'leaf.pth')
-        return str(tmp_path / 'leaf.py'), str(tmp_path / 'leaf.pth')
+        torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'config.pth')
+        return str(tmp_path / 'config.py'), str(tmp_path / 'config.pth')
 
     return write
 
@@ -55,7 +55,7 @@ def test_boxes_by_mmdet(checkpoint):
 
 
 def test_masks_by_mmseg(checkpoint):
-    config = Config.fromfile(LEAVES['fcn-aft-conv-mini_1xb4-1200i_camvid'])
+    config = Config.fromfile(CONFIGS['fcn-aft-conv-mini_1xb4-1200i_camvid'])
     classes = tuple(map(str, range(config.model.decode_head.num_classes)))
     files = checkpoint('fcn-aft-conv-mini_1xb4-1200i_camvid', classes)
     image = np.random.default_rng(0).integers(0, 256, (60, 84, 3), dtype=np.uint8)

@@ -10,7 +10,7 @@ from PIL import Image
 from aft_mm.config.reading import check_data
 from aft_mm.errors import UserError
 
-from ..leaves import ROOT
+from ..all_configs import ROOT
 
 FOLDER = ROOT / 'configs/own_data'
 RNG = np.random.default_rng(0)
@@ -65,7 +65,7 @@ EPOCH = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler=
 
 
 @pytest.mark.parametrize(
-    ('leaf', 'write', 'length', 'metric'),
+    ('kind', 'write', 'length', 'metric'),
     [
         # Nothing is found as sure as that after an epoch, and mmdet then logs no metric.
         ('coco-json', boxes_as_json, [*EPOCH, 'model.test_cfg.score_thr=0.0'], 'coco/bbox_mAP'),
@@ -73,11 +73,11 @@ EPOCH = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler=
         ('mask-png', masks, ['train_cfg.max_iters=2', 'train_cfg.val_interval=2'], 'mIoU'),
     ],
 )
-def test_trains(leaf, write, length, metric, tool, tmp_path, monkeypatch):
+def test_trains(kind, write, length, metric, tool, tmp_path, monkeypatch):
     write(tmp_path / 'data')
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
-    (path,) = FOLDER.glob(f'*{leaf}.py')
+    (path,) = FOLDER.glob(f'*{kind}.py')
     loaders = [
         f'{part}_dataloader.{key}'
         for part in ('train', 'val')
@@ -92,7 +92,7 @@ def test_trains(leaf, write, length, metric, tool, tmp_path, monkeypatch):
             *length,
             *loaders,
             'default_hooks.logger.interval=1',
-            f'visualizer.name={leaf}',
+            f'visualizer.name={kind}',
         ]
     )
     (log,) = (tmp_path / 'work').glob('*/vis_data/scalars.json')
@@ -102,7 +102,7 @@ def test_trains(leaf, write, length, metric, tool, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('leaf', 'write', 'classes', 'sentence'),
+    ('kind', 'write', 'classes', 'sentence'),
     [
         # mmdet would call dogs birds; call cats dogs; find no box.
         ('coco-json', boxes_as_json, ('bird', 'dog'), 'must be categories of .*order.*: cat, dog'),
@@ -118,12 +118,12 @@ def test_trains(leaf, write, length, metric, tool, tmp_path, monkeypatch):
     ],
 )
 def test_classes_that_are_not_those_of_the_boxes(
-    leaf, write, classes, sentence, tmp_path, monkeypatch
+    kind, write, classes, sentence, tmp_path, monkeypatch
 ):
     write(tmp_path / 'data')
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
-    (path,) = FOLDER.glob(f'*{leaf}.py')
+    (path,) = FOLDER.glob(f'*{kind}.py')
     config = Config.fromfile(path)
     config.train_dataloader.dataset.metainfo.classes = classes
     if sentence is None:

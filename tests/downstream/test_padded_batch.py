@@ -8,9 +8,9 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 from torch import nn
 
-from ..leaves import leaves, load_leaf
+from ..all_configs import configs_of, load_config
 
-LEAVES = leaves('detection', 'segmentation')
+CONFIGS = configs_of('detection', 'segmentation')
 SIZES = [(93, 118), (64, 201), (110, 40)]
 
 
@@ -40,8 +40,8 @@ def random_model(config):
 )
 def test_an_image_of_a_padded_batch_has_the_features_that_it_has_alone(name):
     torch.manual_seed(0)
-    task = LEAVES[name].parent.name
-    model = random_model(load_leaf(LEAVES[name]).model)
+    task = CONFIGS[name].parent.name
+    model = random_model(load_config(CONFIGS[name]).model)
     images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in SIZES]
 
     def features(pictures, hide=True):

@@ -7,14 +7,14 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 from torchvision.ops import roi_align
 
-from ..leaves import leaves, load_leaf
+from ..all_configs import configs_of, load_config
 
-MASK_RCNN = [name for name in leaves('detection') if name.startswith('mask-rcnn')]
+MASK_RCNN = [name for name in configs_of('detection') if name.startswith('mask-rcnn')]
 FPN = dict(type='mmdet.FPN', in_channels=[96] * 2, out_channels=16, num_outs=2)
 
 
 def model_of(name):
-    config = load_leaf(leaves('detection')[name])
+    config = load_config(configs_of('detection')[name])
     init_default_scope(config.default_scope)
     torch.manual_seed(0)
     return MODELS.build(config.model).eval()

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import pytest
 
-from ..leaves import ROOT, leaves
+from ..all_configs import ROOT, configs_of
 
-LEAVES = leaves('detection', 'segmentation')
+CONFIGS = configs_of('detection', 'segmentation')
 
 
 class Case(NamedTuple):
-    leaf: str
+    config: str
     data: str
     length: str  # of the run
     interval: str  # of checkpoints
@@ -54,13 +54,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def call(run, shared_data, tmp_path):
-    """Run a tool on a small part of a leaf's data."""
+    """Run a tool on a small part of a config's data."""
 
     def call_tool(tool, case, *words, options=(), env=None):
         if not (shared_data / case.data).is_dir():
             pytest.skip(f'needs {case.data} under AFT_MM_DATA')
-        (tmp_path / 'leaf.py').write_text(
-            f"_base_ = '{LEAVES[case.leaf]}'\n"
+        (tmp_path / 'config.py').write_text(
+            f"_base_ = '{CONFIGS[case.config]}'\n"
             "custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'],\n"
             '                      allow_failed_imports=False)\n'
             "custom_hooks = [dict(type='RecordLossHook'), dict(type='KillHook')]\n"
@@ -77,7 +77,7 @@ def call(run, shared_data, tmp_path):
                 for option in ('num_workers=0', f'dataset.indices={number}')
             ),
         ]
-        command = [ROOT / 'tools' / tool, 'leaf.py', *words, '--cfg-options', *options]
+        command = [ROOT / 'tools' / tool, 'config.py', *words, '--cfg-options', *options]
         if tool.endswith('.sh'):
             command = ['bash', *command]
         return run(*command, cwd=tmp_path, env={'AFT_MM_DATA': str(shared_data), **(env or {})})
@@ -85,7 +85,7 @@ def call(run, shared_data, tmp_path):
     return call_tool
 
 
-@pytest.mark.parametrize('case', CASES, ids=lambda case: case.leaf)
+@pytest.mark.parametrize('case', CASES, ids=lambda case: case.config)
 def test_killed_resumed_tested_and_drawn(call, tmp_path, case):
     words = ('train.py', case, '--work-dir', 'work')
     assert call(*words, env={'KILL_AFTER': case.killed}).returncode == -signal.SIGKILL
@@ -115,7 +115,7 @@ def test_killed_resumed_tested_and_drawn(call, tmp_path, case):
 
 def test_two_processes_on_a_cpu(call, tmp_path):
     case = CASES[0]._replace(
-        leaf='retinanet-aft-conv-mini_1xb4-24e_bccd-voc',
+        config='retinanet-aft-conv-mini_1xb4-24e_bccd-voc',
         data='bccd',
         length='train_cfg.max_epochs=1',
     )
@@ -149,7 +149,7 @@ def test_parts_that_do_not_fit_are_one_sentence(run, shared_data, tmp_path, case
         pytest.skip(f'needs {case.data} under AFT_MM_DATA')
     result = run(
         ROOT / 'tools/train.py',
-        LEAVES[case.leaf],
+        CONFIGS[case.config],
         '--cfg-options',
         option,
         cwd=tmp_path,
@@ -164,7 +164,7 @@ def test_detectors_and_segmentors_are_counted(run, tmp_path):
     names = ('retinanet-aft-conv-mini_1xb4-24e_bccd', 'fcn-aft-conv-mini_1xb4-1200i_camvid')
     words = ('--shape', '64', '48', '--json', 'counts.json')
     tool = ROOT / 'tools/analysis_tools/model_complexity.py'
-    result = run(tool, *(LEAVES[name] for name in names), *words, cwd=tmp_path)
+    result = run(tool, *(CONFIGS[name] for name in names), *words, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     counts = json.loads((tmp_path / 'counts.json').read_text())
     assert [row['shape'] for row in counts] == [[3, 64, 48]] * 2
@@ -173,18 +173,18 @@ def test_detectors_and_segmentors_are_counted(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('leaf', 'place'),
+    ('config', 'place'),
     [
         ('retinanet-aft-conv-tiny_8xb2-1x_coco', 'nowhere/coco/'),
         ('retinanet-aft-conv-tiny_8xb2-1x_voc0712', 'nowhere/VOCdevkit/'),
         ('fcn-aft-conv-tiny_8xb2-160k_ade20k-512px', 'nowhere/ade/ADEChallengeData2016'),
     ],
 )
-def test_missing_data_is_one_sentence(tool, tmp_path, leaf, place, monkeypatch):
+def test_missing_data_is_one_sentence(tool, tmp_path, config, place, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('AFT_MM_DATA', 'nowhere')
     with pytest.raises(SystemExit) as end:
-        tool('train').main([str(LEAVES[leaf])])
+        tool('train').main([str(CONFIGS[config])])
     sentence = str(end.value)
     assert sentence.startswith('Error: ') and '\n' not in sentence
     assert f"reads '{place}', which does not exist" in sentence and 'AFT_MM_DATA' in sentence

@@ -14,7 +14,7 @@ from mmengine.config import Config
 from aft_mm.config.reading import check_keys, check_settings, read_config
 from aft_mm.errors import UserError
 
-from ..leaves import leaves
+from ..all_configs import configs_of
 
 pytestmark = pytest.mark.adversarial
 
@@ -137,7 +137,7 @@ def test_no_config_of_ours_is_called_misspelt():
         'super_resolution',
         'point_cloud',
     )
-    paths = [path for task in tasks for path in list(leaves(task).values())[::20]]
+    paths = [path for task in tasks for path in list(configs_of(task).values())[::20]]
     assert len(paths) > 5
     for path in paths:
         config = Config.fromfile(path, import_custom_modules=False)

@@ -85,21 +85,23 @@ def test_truncated_file_is_refused(binary_root):
     path = binary_root / 'cifar-10-batches-bin' / 'data_batch_3.bin'
     path.write_bytes(path.read_bytes()[:-10])
 
-    with pytest.raises(ValueError, match=r'data_batch_3.bin has 21501 bytes.*3073.*truncated'):
+    with pytest.raises(
+        ValueError, match=r'data_batch_3.bin must be .*3073.*got 21501 bytes.*truncated'
+    ):
         CIFAR10Binary(str(binary_root))
 
 
 def test_empty_file_is_refused(binary_root):
     (binary_root / 'cifar-10-batches-bin' / 'test_batch.bin').write_bytes(b'')
 
-    with pytest.raises(ValueError, match='test_batch.bin has 0 bytes'):
+    with pytest.raises(ValueError, match='test_batch.bin must be .* got 0 bytes'):
         CIFAR10Binary(str(binary_root), 'test')
 
 
 def test_label_above_nine_is_refused(binary_root):
     np.full(2 * 3073, 10, np.uint8).tofile(binary_root / 'cifar-10-batches-bin' / 'test_batch.bin')
 
-    with pytest.raises(ValueError, match='has the label 10, but .* 0 to 9'):
+    with pytest.raises(ValueError, match='must be 0 to 9, got 10'):
         CIFAR10Binary(str(binary_root), 'test')
 
 

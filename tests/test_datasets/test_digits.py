@@ -55,5 +55,5 @@ def test_unknown_split_is_named():
 def test_missing_scikit_learn_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, 'sklearn.datasets', None)
 
-    with pytest.raises(ImportError, match='Digits reads the images .* pip install scikit-learn'):
+    with pytest.raises(ImportError, match='Digits needs the images .* pip install scikit-learn'):
         Digits()

@@ -56,7 +56,7 @@ class TestCelebA:
         with pytest.raises(
             FileNotFoundError,
             match='lacks 2 of the 3 images that list_eval_partiti'
-            'on.txt names in the train split, the first is c.jpg',
+            'on.txt lists in the train split, the first is c.jpg',
         ):
             CelebA(str(celeba))
         assert len(CelebA(str(celeba), 'val')) == 1
@@ -109,9 +109,11 @@ class TestImageFolder:
         assert not dataset.test_mode
 
     def test_a_missing_and_an_empty_folder_are_named(self, tmp_path):
-        with pytest.raises(ValueError, match=rf"data_root '{tmp_path}' holds no image file \(.bmp"):
+        with pytest.raises(
+            ValueError, match=rf"data_root '{tmp_path}' contains no image file \(.bmp"
+        ):
             ImageFolder(str(tmp_path))
-        with pytest.raises(FileNotFoundError, match="data_root '.*/no' is no folder"):
+        with pytest.raises(FileNotFoundError, match="data_root '.*/no' is not a folder"):
             ImageFolder(str(tmp_path / 'no'))
 
 
@@ -188,7 +190,7 @@ class TestPointClouds:
             't.py turns into point clouds',
         ):
             PointClouds(str(tmp_path))
-        with pytest.raises(FileNotFoundError, match='is no folder'):
+        with pytest.raises(FileNotFoundError, match='is not a folder'):
             PointClouds(str(tmp_path / 'no'))
 
     def test_the_classes_of_shapenet_part(self, shared_data):

@@ -88,5 +88,5 @@ def test_what_cannot_be_is_refused():
         batches(most=int(longest) - 1)
     with pytest.raises(ValueError, match='for each of 3 processes, got 2'):
         batches(lengths=LENGTHS[:2], world_size=3, most=None)
-    with pytest.raises(ValueError, match='needs a data set with lengths, got list'):
+    with pytest.raises(ValueError, match='needs a dataset with lengths, got list'):
         LengthBatchSampler(SimpleNamespace(dataset=[1]), 4)

@@ -66,14 +66,14 @@ def test_samples_are_those_of_mmpretrain(tmp_path, digits, split):
 @pytest.mark.parametrize(
     ('name', 'change', 'message'),
     [
-        ('images-idx3', lambda data: data[:-1], 'should have 5504 bytes, .* but has 5503'),
+        ('images-idx3', lambda data: data[:-1], 'must have 5504 bytes .* got 5503'),
         ('images-idx3', lambda data: data[:9], 'not an idx file of bytes with 3 axes'),
         (
             'labels-idx1',
             lambda data: bytes([0, 0, 13, 1]) + data[4:],
             'not an idx file of bytes with 1 axes',
         ),
-        ('labels-idx1', lambda data: idx(np.zeros(6, np.uint8)), '7 images but 6 labels'),
+        ('labels-idx1', lambda data: idx(np.zeros(6, np.uint8)), '7 images and 6 labels'),
     ],
 )
 @pytest.mark.parametrize('folder', ['plain', 'packed'])

@@ -81,7 +81,7 @@ def test_the_rest_of_an_epoch_is_in_the_same_order(data):
 
 def test_bad_arguments_end_in_one_sentence(data):
     for wrong in (list(range(5)), None):
-        with pytest.raises(ValueError, match='needs a DefaultSampler over a data set that has len'):
+        with pytest.raises(ValueError, match='needs a DefaultSampler over a dataset that has len'):
             TokenBatchSampler(DefaultSampler(wrong, seed=0) if wrong else None, 9)
     with pytest.raises(ValueError, match='must be at least 39 tokens, the longest sample, got 38'):
         DATA_SAMPLERS.build(

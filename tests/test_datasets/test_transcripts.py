@@ -58,8 +58,8 @@ def test_formats(tmp_path, content, texts):
     [
         (b'', 'has no utterance'),
         (b'\n\n', 'has no utterance'),
-        (b'a yes\nb no\na no\n', "line 3 of .* has the utterance 'a' for a second time"),
-        (b'YES (a)\nNO\n', 'line 2 of .* has no id in brackets'),
+        (b'a yes\nb no\na no\n', "line 3 of .* repeats the utterance 'a'"),
+        (b'YES (a)\nNO\n', 'line 2 of .* must end with an id in brackets'),
     ],
 )
 def test_files_without_use_are_refused(tmp_path, content, sentence):

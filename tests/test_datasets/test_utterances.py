@@ -69,9 +69,9 @@ def test_what_cannot_be_trained_on_is_left_out_and_said(folder, log):
     ]
     said = '\n'.join(log)
     for sentence in (
-        'no UTF-8, what cannot be read of them is unknown: 3',
-        'line(s) are empty and passed over: 2',
-        'utterance(s) have a transcript without a word: silent',
+        'not valid UTF-8, invalid bytes are unknown: 3',
+        'line(s) are empty and skipped: 2',
+        'utterance(s) have a transcript without words: silent',
         'sound file(s) have no transcript and are left out: nobody',
         'utterance(s) are longer than max_frames=200 and left out: long',
         'utterance(s) have fewer frames than their transcript needs and are left out: short',
@@ -261,7 +261,7 @@ def test_cepstra_of_sphinx(tmp_path, shared_data):
         path.write_bytes(struct.pack(f'{order}i', 91) + features.astype(f'{order}f4').tobytes())
         assert (read_mfc(str(path)) == features).all()
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UnusableFile, match='not what its first number says'):
+    with pytest.raises(UnusableFile, match='do not match its first number'):
         read_mfc(str(path))
 
     if not (shared_data / 'an4_mfcc').is_dir():

@@ -116,7 +116,7 @@ def test_missing_data_is_named_before_a_run(config, tmp_path, monkeypatch):
         check_data(cfg, 'train')
     (tmp_path / 'clouds/chair/train').mkdir(parents=True)
     check_data(cfg, 'train')
-    with pytest.raises(SystemExit, match="^Error: class 'chair' has no point cloud .*/train'.$"):
+    with pytest.raises(SystemExit, match="^Error: class 'chair' has no point cloud .*/train'$"):
         with user_errors(*DATA_ERRORS):
             DATASETS.build(cfg.train_dataloader.dataset)
     (tmp_path / 'img_align_celeba').mkdir()

@@ -61,5 +61,5 @@ def test_what_cannot_be_measured_is_said():
         measure('word', [((), (3,))])
     with pytest.raises(ValueError, match='per must be one of phoneme, character, word'):
         ErrorRate('letter')
-    with pytest.raises(ValueError, match='metainfo tells its units'):
+    with pytest.raises(ValueError, match='needs a dataset with units'):
         ErrorRate('word').process(None, [dict(units=(), recognized=[])])

@@ -1,4 +1,4 @@
-"""Steps of a data pipeline; flips, crops and resizing are mmcv's and mmpretrain's."""
+"""Pipeline steps; flips, crops and resizing come from mmcv and mmpretrain."""
 
 from .images import LoadRGBImage, SuperResolutionPair
 from .points import LoadPoints, PackPointCloud

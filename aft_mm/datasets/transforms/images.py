@@ -1,4 +1,4 @@
-"""From an image file to a pair of a small and a large image."""
+"""Pipeline steps for images: reading, and pairs for super-resolution."""
 
 import mmcv
 import numpy as np
@@ -13,37 +13,36 @@ from ..image_files import read_rgb
 
 @TRANSFORMS.register_module()
 class LoadRGBImage(BaseTransform):
-    """Read ``results['img_path']`` to ``results['img']``, uint8 RGB [H, W, 3], whatever its kind.
+    """Read ``results['img_path']`` into ``results['img']``, uint8 RGB [H, W, 3].
 
-    mmcv's LoadImageFromFile reads truncated files without complaint and drops alpha. What was done
-    to a grey or transparent image is noted in ``results['remarks']``, ``{sentence: file}``; see
+    mmcv's LoadImageFromFile reads truncated files without an error and drops alpha. Changes to a
+    grey or transparent image are noted in ``results['remarks']``, ``{remark: file}``. See
     :func:`aft_mm.datasets.read_rgb`, which raises UnusableFile for damaged files.
     """
 
     def transform(self, results: dict) -> dict:
-        """Add ``img`` and, where there is something to remark, ``remarks``."""
+        """Add ``img`` and, if the image was changed, ``remarks``."""
         path = results['img_path']
-        results['img'], sentences = read_rgb(path)
-        if sentences:
-            results['remarks'] = dict.fromkeys(sentences, path)
+        results['img'], remarks = read_rgb(path)
+        if remarks:
+            results['remarks'] = dict.fromkeys(remarks, path)
         return results
 
 
 @TRANSFORMS.register_module()
 class SuperResolutionPair(BaseTransform):
-    """The centre of an image in two sizes: ``img`` to be drawn, ``source`` to draw it from.
+    """The central square of an image at two sizes: target ``img`` and input ``source``.
 
-    ``img`` is the central square shrunk to ``size`` px, ``source`` is ``img`` shrunk once more;
-    both by area, so that a pixel is the mean of what it covers, rounded to an integer. A flip
-    belongs before this step.
+    ``img`` is the square shrunk to ``size`` px, ``source`` is ``img`` shrunk again. Both use area
+    interpolation: a pixel is the rounded mean of the area that it covers. Flip before this step.
 
     Args:
         size: Height and width of ``img`` [px].
-        scale_factor: How many times smaller ``source`` is; it divides ``size``.
-        crop_size: Edge of the central square [px], at least ``size``; the largest one unless given.
+        scale_factor: Ratio of the sizes of ``img`` and ``source``; it divides ``size``.
+        crop_size: Edge of the central square [px], at least ``size``; by default the largest.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: If an argument is out of range.
     """
 
     def __init__(self, size: int = 32, scale_factor: int = 4, crop_size: int | None = None) -> None:
@@ -61,14 +60,14 @@ class SuperResolutionPair(BaseTransform):
         """Replace ``img`` [H, W, C] by [size, size, C] and add ``source``, both uint8.
 
         Raises:
-            UnusableFile: The image is smaller than the crop, or than ``size``.
+            UnusableFile: If the image is smaller than the crop or ``size``.
         """
         image = results['img']
         edge = min(image.shape[:2])
         if edge < (self.crop_size or self.size):
             raise UnusableFile(
                 f'image {results.get("img_path")!r} of {image.shape[0]} x {image.shape[1]} px is '
-                f'smaller than the crop of {self.crop_size or self.size} px.'
+                f'smaller than the crop of {self.crop_size or self.size} px'
             )
         image = shrink(central_square(image, self.crop_size or edge), self.size)
         results['img'] = image
@@ -77,13 +76,11 @@ class SuperResolutionPair(BaseTransform):
 
 
 def central_square(image: np.ndarray, edge: int) -> np.ndarray:
-    """``[edge, edge, C]`` from the middle of ``image [H, W, C]``; an odd pixel is left over below
-    and on the right.
-    """
+    """Return the central [edge, edge, C] of an image [H, W, C], rounded to the top left."""
     top, left = ((length - edge) // 2 for length in image.shape[:2])
     return image[top : top + edge, left : left + edge]
 
 
 def shrink(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize to ``[size, size, C]`` by area; OpenCV weighs pixels by the part that is covered."""
+    """Resize to [size, size, C] by area; OpenCV weights pixels that are covered in part."""
     return mmcv.imresize(image, (size, size), interpolation='area', backend='cv2')

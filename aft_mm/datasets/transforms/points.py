@@ -1,4 +1,4 @@
-"""From a file of points to a sequence of tokens."""
+"""Pipeline steps for point clouds."""
 
 import numpy as np
 import torch
@@ -14,10 +14,9 @@ from ..point_files import read_points
 
 @TRANSFORMS.register_module()
 class LoadPoints(BaseTransform):
-    """Read ``results['points_path']`` to ``results['points']``, float64 [N, 3], columns x, y, z.
+    """Read ``results['points_path']`` into ``results['points']``, float64 [N, 3], columns x, y, z.
 
-    :func:`aft_mm.datasets.point_files.read_points` names the formats, and raises UnusableFile for
-    what cannot be used.
+    For formats see :func:`aft_mm.datasets.read_points`, which raises UnusableFile.
     """
 
     def transform(self, results: dict) -> dict:
@@ -28,24 +27,23 @@ class LoadPoints(BaseTransform):
 
 @TRANSFORMS.register_module()
 class PackPointCloud(BaseTransform):
-    """Draw points of a cloud and lay them out as a sequence; the last step of a pipeline.
+    """Sample points of a cloud and encode them as a sequence; the last step of a pipeline.
 
-    Gives ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,
-    box))``, tokens as :func:`aft_mm.structures.encode_points` lays them out. The box is the
-    bounding cube of the whole cloud, so that a shape stays in its place from draw to draw. Points
-    are drawn without replacement, or with it from a cloud that has fewer, which ``remarks`` says
-    then.
+    Returns ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,
+    box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points`. The box is the bounding cube
+    of the whole cloud, so that a shape does not move between samples. Points are sampled without
+    replacement, or with replacement and a remark from clouds with fewer points.
 
     Args:
-        num_points: How many points to draw.
-        num_bits: Bits of a coordinate, 1 to 8.
-        order: ``'raw'`` sorts the points and then quantises them, as the ICLR submission does;
-            ``'quantized'`` quantises them and then sorts.
-        seed: None draws anew each time from numpy's global state; a number gives a sample the same
-            points every time, as a test needs.
+        num_points: Number of points.
+        num_bits: Bits per coordinate, 1 to 8.
+        order: ``'raw'`` sorts and then quantises the points, as in the ICLR submission;
+            ``'quantized'`` quantises and then sorts.
+        seed: None uses numpy's global generator; with an int, each cloud always gives the same
+            points, as a test needs.
 
     Raises:
-        ValueError: ``num_points`` or ``num_bits`` is out of range, or ``order`` unknown.
+        ValueError: If ``num_points`` or ``num_bits`` is out of range, or ``order`` is unknown.
     """
 
     def __init__(
@@ -69,15 +67,15 @@ class PackPointCloud(BaseTransform):
         """Pack ``results['points']``, [N, 3]."""
         points = results['points']
         short = len(points) < self.num_points
-        # Both have the method choice; numpy's global one is seeded in every worker.
-        source = (
+        # numpy's global generator is seeded in every worker.
+        generator = (
             np.random
             if self.seed is None
             else np.random.default_rng((self.seed, results['sample_idx']))
         )
-        drawn = points[source.choice(len(points), self.num_points, replace=short)]
+        sampled = points[generator.choice(len(points), self.num_points, replace=short)]
         box = bounding_cube(points)
-        tokens = torch.from_numpy(encode_points(drawn, self.num_bits, box, self.order))
+        tokens = torch.from_numpy(encode_points(sampled, self.num_bits, box, self.order))
         metainfo = dict(length=len(tokens), num_context=0, box=box)
         if short:
             sentence = (

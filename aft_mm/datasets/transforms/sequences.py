@@ -1,4 +1,4 @@
-"""Images as sequences of tokens."""
+"""Pipeline steps for images as sequences."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ class RandomValueShift(BaseTransform):
         max_shift: The integer is uniform in ``[-max_shift, max_shift]``, in grey levels.
 
     Raises:
-        ValueError: ``max_shift`` is not in 0..255.
+        ValueError: If ``max_shift`` is not 0 to 255.
     """
 
     def __init__(self, max_shift: int = 10) -> None:
@@ -38,19 +38,19 @@ class RandomValueShift(BaseTransform):
 
 @TRANSFORMS.register_module()
 class PackSequence(BaseTransform):
-    """Lay an image out as a sequence in raster order; the last step of a pipeline.
+    """Flatten an image to a sequence in raster order; the last step of a pipeline.
 
-    Gives ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``. A second
-    image in ``results['source']``, as :class:`SuperResolutionPair` leaves it, becomes the sample's
-    ``source`` in the same way, and ``results['remarks']`` its ``remarks``.
+    Returns ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``. The image
+    ``results['source']`` of :class:`SuperResolutionPair` is flattened into the sample's ``source``,
+    and ``results['remarks']`` are copied.
 
     Args:
-        image_shape: ``(H, W, C)`` that every image must have, C = 1 or 3 (RGB).
-        tokens: ``'subpixels'``: T = H·W·C values, R, G, B of a pixel one after the other;
-            ``'pixels'``: T = H·W vectors of C values.
+        image_shape: ``(H, W, C)`` of every image, C = 1 or 3 (RGB).
+        tokens: ``'subpixels'``: T = H·W·C values, R, G, B of a pixel in turn; ``'pixels'``:
+            T = H·W vectors of C values.
 
     Raises:
-        ValueError: ``tokens`` is unknown, or an image has another shape or is not uint8.
+        ValueError: If ``tokens`` is unknown, or an image has another shape or is not uint8.
     """
 
     def __init__(self, image_shape: Sequence[int], tokens: str = 'subpixels') -> None:
@@ -65,12 +65,12 @@ class PackSequence(BaseTransform):
         if image.ndim == 2:
             image = image[..., None]
         if image.shape != self.image_shape or image.dtype != np.uint8:
-            # mmengine's data sets number their samples.
+            # mmengine's datasets number their samples.
             name = repr(results['img_path']) if 'img_path' in results else results.get('sample_idx')
             raise ValueError(
                 f'image{"" if name is None else f" {name}"} must be uint8 of '
                 f'image_shape {self.image_shape}, got {image.dtype} of shape '
-                f'{image.shape}.'
+                f'{image.shape}'
             )
         tokens = self._flatten(image)
         sample = SequenceSample(metainfo=dict(length=len(tokens), num_context=0))
@@ -83,5 +83,5 @@ class PackSequence(BaseTransform):
     def _flatten(self, image: np.ndarray) -> torch.Tensor:
         """Tokens [T] or [T, C] of an image [H, W, C]."""
         shape = (-1,) if self.tokens == 'subpixels' else (-1, image.shape[-1])
-        # A flipped image runs backwards through memory, which torch cannot wrap.
+        # torch does not support the negative strides of a flipped image.
         return torch.from_numpy(np.ascontiguousarray(image.reshape(shape)))

@@ -1,4 +1,4 @@
-"""From the file of an utterance to the features that a model reads."""
+"""Pipeline steps for speech."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from ..sound_files import (
     read_sound,
 )
 
-#: Of a bin that is the same in all frames, as those of silence are.
+#: Smallest standard deviation of a bin; bins of silence are constant.
 SMALLEST_STD = 1e-5
 
 
@@ -31,15 +31,15 @@ SMALLEST_STD = 1e-5
 class LoadUtterance(BaseTransform):
     """Read ``results['path']`` into ``results['features']``, float32 [T, F].
 
-    ``a.mfc`` are features of Sphinx, ``a.ark:123`` a matrix of a Kaldi archive, and anything else
-    is sound, of which Kaldi's filter banks are computed, see :func:`filter_banks`. What was done to
-    unusual sound goes to ``remarks``.
+    ``a.mfc`` is read as features of Sphinx, ``a.ark:123`` as a matrix of a Kaldi archive, and any
+    other path as sound, for which :func:`filter_banks` are computed. Changes to the sound are noted
+    in ``remarks``.
 
     Args:
-        sample_rate: To which sound is resampled [Hz].
-        num_mel_bins: F of filter banks.
-        cache_dir: Folder that keeps filter banks, one file each, which are read again as long as
-            the sound file and these settings stay as they are; None computes them every time.
+        sample_rate: Rate to which sound is resampled [Hz].
+        num_mel_bins: F of the filter banks.
+        cache_dir: Folder in which filter banks are cached, one file each, until the sound file or
+            these settings change; None computes them every time.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LoadUtterance(BaseTransform):
         self.cache_dir = cache_dir
 
     def num_frames(self, path: str) -> int:
-        """T, from the header of the file; raises UnusableFile as reading does."""
+        """Return T from the header of the file; raises UnusableFile as reading does."""
         if path.endswith('.mfc'):
             return num_mfc_frames(path)
         if is_kaldi(path):
@@ -70,22 +70,22 @@ class LoadUtterance(BaseTransform):
             results['features'] = read_kaldi(path)
         else:
             results['features'], remarks = self._sound(path)
-            results['remarks'] = {sentence: path for sentence in remarks}
+            results['remarks'] = dict.fromkeys(remarks, path)
         return results
 
     def _sound(self, path: str) -> tuple[np.ndarray, list[str]]:
-        kept = self._kept(path)
-        if kept is not None and kept.is_file():
-            with np.load(kept) as file:
+        cached = self._cache_file(path)
+        if cached is not None and cached.is_file():
+            with np.load(cached) as file:
                 return file['features'], file['remarks'].tolist()
         samples, remarks = read_sound(path, self.sample_rate)
         features = filter_banks(samples, self.sample_rate, self.num_mel_bins)
-        if kept is not None:
-            part = kept.with_name(f'{kept.stem}.{os.getpid()}.part.npz')  # of several workers
+        if cached is not None:
+            part = cached.with_name(f'{cached.stem}.{os.getpid()}.part.npz')  # one per worker
             try:
-                kept.parent.mkdir(parents=True, exist_ok=True)
+                cached.parent.mkdir(parents=True, exist_ok=True)
                 np.savez(part, features=features, remarks=np.array(remarks, dtype=str))
-                part.replace(kept)
+                part.replace(cached)
             except OSError as error:
                 raise ValueError(
                     f'cache_dir {str(self.cache_dir)!r} cannot be written '
@@ -93,7 +93,7 @@ class LoadUtterance(BaseTransform):
                 ) from error
         return features, remarks
 
-    def _kept(self, path: str) -> Path | None:
+    def _cache_file(self, path: str) -> Path | None:
         if self.cache_dir is None or not os.path.isfile(path):
             return None
         stat = os.stat(path)
@@ -109,7 +109,7 @@ class LoadUtterance(BaseTransform):
 
 
 def is_kaldi(path: str) -> bool:
-    """Whether it is an address in a Kaldi archive."""
+    """Return whether a path is an address in a Kaldi archive."""
     return '.ark:' in path or path.rstrip().endswith('|')
 
 
@@ -118,8 +118,8 @@ class NormalizeFeatures(BaseTransform):
     """Subtract the mean of every bin and divide by its standard deviation.
 
     Args:
-        per: ``'utterance'``: of the frames of this one; ``'speaker'``: of all the frames of the
-            speaker, which the data set counts once at the start, see :class:`Utterances`.
+        per: ``'utterance'``: over its own frames; ``'speaker'``: over all frames of the speaker,
+            which the dataset reads once at the start, see :class:`Utterances`.
     """
 
     def __init__(self, per: str = 'utterance') -> None:
@@ -127,7 +127,7 @@ class NormalizeFeatures(BaseTransform):
         self.per = per
 
     def transform(self, results: dict) -> dict:
-        """Normalise ``results['features']``; without ``statistics`` those of the utterance."""
+        """Normalise ``results['features']``; without ``statistics`` by those of the utterance."""
         features = results['features']
         own = self.per == 'utterance' or 'statistics' not in results
         if own:
@@ -141,20 +141,20 @@ class NormalizeFeatures(BaseTransform):
 
 
 class Moments:
-    """Mean and standard deviation of the frames of many utterances, which come one by one."""
+    """Mean and standard deviation over the frames of many utterances, added one by one."""
 
     def __init__(self) -> None:
         self.number, self.sum, self.squares = 0, 0.0, 0.0
 
     def add(self, features: np.ndarray) -> None:
-        """Count the frames of one more utterance [T, F]."""
+        """Add the frames of an utterance [T, F]."""
         frames = features.astype(np.float64)
         self.number += len(frames)
         self.sum = self.sum + frames.sum(0)
         self.squares = self.squares + np.square(frames).sum(0)
 
     def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
-        """Both [F]."""
+        """Return both, [F]."""
         mean = self.sum / self.number
         return mean, np.sqrt(np.maximum(self.squares / self.number - mean**2, 0))
 
@@ -163,14 +163,14 @@ class Moments:
 class SpecAugment(BaseTransform):
     """Set random bands of bins and random spans of frames to 0 (arXiv 1904.08779).
 
-    After :class:`NormalizeFeatures` 0 is the mean. torchaudio draws the masks.
+    After :class:`NormalizeFeatures`, 0 is the mean. torchaudio samples the masks.
 
     Args:
-        num_bands: Bands of bins, each 0 to `band` wide.
-        band: F of the paper.
-        num_spans: Spans of frames, each 0 to `span` long.
-        span: T of the paper.
-        most: A span covers this share of the frames at most, p of the paper.
+        num_bands: Number of bands.
+        band: Largest width of a band [bins], F in the paper.
+        num_spans: Number of spans.
+        span: Largest length of a span [frames], T in the paper.
+        most: Largest share of the frames in a span, p in the paper.
     """
 
     def __init__(
@@ -202,9 +202,9 @@ class SpecAugment(BaseTransform):
 
 @TRANSFORMS.register_module()
 class StackFrames(BaseTransform):
-    """Lay `num_frames` frames that follow each other side by side, [T, F] -> [⌈T/n⌉, n·F].
+    """Concatenate every n = `num_frames` consecutive frames, [T, F] -> [⌈T/n⌉, n·F].
 
-    The last frame is repeated where T is no multiple.
+    The last frame is repeated if T is not a multiple of n.
     """
 
     def __init__(self, num_frames: int) -> None:
@@ -222,10 +222,10 @@ class StackFrames(BaseTransform):
 
 @TRANSFORMS.register_module()
 class PackUtterance(BaseTransform):
-    """The last step: ``dict(inputs=float32 [T, F], data_samples=UtteranceSample)``."""
+    """Return ``dict(inputs=float32 [T, F], data_samples=UtteranceSample)``; the last step."""
 
     def transform(self, results: dict) -> dict:
-        """Pack ``features``, and of the rest what there is."""
+        """Pack ``features`` and the entries that the sample has fields for."""
         features = torch.from_numpy(np.ascontiguousarray(results['features'], dtype=np.float32))
         known = {
             name: results[name] for name in ('name', 'text', 'units', 'remarks') if name in results

@@ -1,18 +1,18 @@
-"""A script in a fork of the warm Python is one in a Python of its own (`warm_python.py`)."""
+"""A script in a fork of the tests behaves as in a Python of its own (`run` in conftest.py)."""
 
 import pytest
 
 SCRIPTS = {
-    'what it is given': '''
+    'the arguments': '''
 import json, os, sys
 names = ('PYTHONPATH', 'GIVEN', 'KEPT')
 print(json.dumps([sys.argv, os.getcwd(), __name__, __file__, *map(os.environ.get, names)]))
 own = [path for path in sys.path if 'own' in path]
-print(own, 'aft_mm' in sys.modules, sys.stdin.read(), json.__name__)
+print(own, sys.stdin.read(), json.__name__)
 ''',
-    'the end': "import atexit; atexit.register(print, 'the end')",
+    'an exit function': "import atexit; atexit.register(print, 'the end')",
     'an exit code': 'import sys; sys.exit(3)',
-    'a sentence': "import sys; print('out'); sys.exit('a sentence')",
+    'a message': "import sys; print('out'); sys.exit('a message')",
     'a signal': 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)',
     'worker processes': '''
 from multiprocessing import Pool
@@ -26,7 +26,7 @@ if __name__ == '__main__':
 
 
 @pytest.mark.parametrize('what', SCRIPTS)
-def test_a_fork_is_as_a_python_of_its_own(run, tmp_path, monkeypatch, what):
+def test_a_fork_behaves_as_a_new_python(run, tmp_path, monkeypatch, what):
     monkeypatch.setenv('KEPT', 'kept')
     script, folder = tmp_path / 'own/script.py', tmp_path / 'folder'
     script.parent.mkdir()
@@ -39,7 +39,7 @@ def test_a_fork_is_as_a_python_of_its_own(run, tmp_path, monkeypatch, what):
         fresh.returncode, fresh.stdout, fresh.stderr)  # fmt: skip
 
 
-def test_forks_draw_other_numbers(run, tmp_path):
+def test_forks_have_different_seeds(run, tmp_path):
     code = 'import random, numpy; print(random.random(), numpy.random.rand())'
     (tmp_path / 'a.py').write_text(code)
     first, second = (run(tmp_path / 'a.py', cwd=tmp_path).stdout.split() for _ in range(2))

@@ -1,0 +1,52 @@
+"""The data samples that travel between dataset, model and metric."""
+
+from mmengine.structures import BaseDataElement
+
+__all__ = ['SequenceSample', 'UtteranceSample']
+
+
+class SequenceSample(BaseDataElement):
+    """Facts about one sequence of tokens, and its predictions.
+
+    ====================  ========  ===========================================================
+    field                 kind      meaning
+    ====================  ========  ===========================================================
+    ``length``            metainfo  tokens before padding
+    ``num_context``       metainfo  leading tokens that are given, without loss
+    ``box``               metainfo  cube of a point cloud, ``(centre (3 floats), side)``
+    ``remarks``           metainfo  changes to unusual input, ``{remark: file}``
+    ``skipped``           metainfo  messages of the unusable files that this one replaces
+    ``source``            data      tokens [S] or [S, C] that an encoder reads, optional
+    ``nats``              data      sum of −log p over the predicted tokens, float
+    ``num_dims``          data      number of predictions (sub-pixels, characters), int
+    ``num_correct``       data      predictions whose most likely value is the true one, int;
+                                    of categorical heads only
+    ``reference``         metainfo  the reference translation, optional
+    ``translation``       metainfo  the translation by the model
+    ``drawn``             data      tokens [N, T] or [N, T, C] that the model sampled
+    ====================  ========  ===========================================================
+
+    Example: ``SequenceSample(metainfo=dict(length=7, num_context=0), source=tokens)``. The model
+    sets nats, num_dims and num_correct; the test loop sets drawn.
+    """
+
+
+class UtteranceSample(BaseDataElement):
+    """Facts about one utterance, and what was recognised.
+
+    ====================  ========  ===========================================================
+    field                 kind      meaning
+    ====================  ========  ===========================================================
+    ``name``              metainfo  id of the utterance, or the path of its file
+    ``text``              metainfo  the transcript as it is written, optional
+    ``units``             metainfo  the transcript as ints, tuple; 0 is the blank and not in it
+    ``length``            metainfo  frames before padding
+    ``remarks``           metainfo  changes to unusual input, ``{remark: file}``
+    ``skipped``           metainfo  messages of the unusable files that this one replaces
+    ``recognized``        data      the units that were recognised, list of ints
+    ``score``             data      their log probability in nats, of the beam or the best path
+    ====================  ========  ===========================================================
+
+    Example: ``UtteranceSample(metainfo=dict(name='a', text='no', units=(15, 16), length=31))``. The
+    model sets recognized and score.
+    """

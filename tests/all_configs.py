@@ -1,0 +1,88 @@
+"""The configs of configs/: loaded and built once per process, and what their names say."""
+
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+ROOT = Path(__file__).parents[1]
+# Model, batch and length, data: docs/configs.md. The parts of a model name may be in any order.
+NAME = re.compile(
+    r'(?P<model>[^_]+)'
+    r'_(?P<gpus>\d+)xb(?P<batch>\d+)-(?P<length>\d+)(?P<unit>[edxik])(?:-(?P<what>[^_]+))?'
+    r'_(?P<data>[^_]+)'
+)
+PART = re.compile(r'-(?:([ldhk])(\d+)|(mini|tiny|small|base|quickstart))(?=-|$)')
+PARTS = dict(l='layers', d='dims', h='heads', k='kernel')
+
+
+def configs_of(*tasks: str) -> dict[str, Path]:
+    """Return the paths of the configs in the folders of `tasks` by their names."""
+    return {path.stem: path for task in tasks for path in sorted(ROOT.glob(f'configs/{task}/*.py'))}
+
+
+@cache
+def fields(name: str) -> dict:
+    """Return what a config's name says.
+
+    Returns:
+        `family` (of the model) and its `number` (a window or hashing rounds), `size`, `layers`,
+        `dims`, `heads` and `kernel`, `gpus`, `batch`, `length` of the training with its `unit`,
+        `what` differs, and `data`. None where the name does not say it.
+    """
+    found = NAME.fullmatch(name).groupdict()
+    model = found.pop('model')
+    found |= dict(dict.fromkeys(PARTS.values()), size=None)
+    for letter, number, size in PART.findall(model):
+        found |= {PARTS[letter]: int(number)} if letter else {'size': size}
+    family, number = re.fullmatch(r'(.+?)(?:-(\d+))?', PART.sub('', model)).groups()
+    found |= {key: int(found[key]) for key in ('gpus', 'batch', 'length')}
+    return dict(found, family=family, number=number and int(number))
+
+
+@cache
+def _load(path: Path, data: str | None) -> Config:
+    return Config.fromfile(path)
+
+
+def load_config(path: Path) -> Config:
+    """Return a config, and make its scope the default one."""
+    config = _load(path, os.environ.get('AFT_MM_DATA'))
+    init_default_scope(config.default_scope)
+    return config
+
+
+def build_model(path: Path) -> nn.Module:
+    """Return the model of a config on the meta device, without memory for its weights."""
+    load_config(path)
+    return _build(path)
+
+
+INITIALIZERS = {'uniform_', 'normal_', 'trunc_normal_', 'kaiming_uniform_', 'xavier_uniform_'}
+INITIALIZERS |= {'erfinv_', 'mul_', 'add_', 'clamp_', 'fill_', 'zero_', 'constant_'}
+
+
+class _WithoutInitialization(TorchFunctionMode):
+    """Skips what gives weights their first values, most of the time that building takes."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, '__name__', '') in INITIALIZERS:
+            return kwargs['tensor'] if kwargs and 'tensor' in kwargs else args[0]
+        return function(*args, **(kwargs or {}))
+
+
+@cache
+def _build(path: Path) -> nn.Module:
+    with torch.device('meta'), _WithoutInitialization():
+        return MODELS.build(model_settings(load_config(path)))
+
+
+def model_settings(config: Config) -> dict:
+    """Return the model part of a config with the data preprocessor that mmengine would add."""
+    return {'data_preprocessor': config.get('data_preprocessor'), **config.model}
