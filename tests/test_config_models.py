@@ -69,14 +69,12 @@ class TestTraining:
                 assert optimizer['lr'] == pytest.approx(5e-4 * total / 512)
             assert optimizer['weight_decay'] == 0.05
         elif task in ('super_resolution', 'point_cloud'):
-            assert optimizer == dict(type='Adam', lr=3e-3, weight_decay=0.1)
+            assert optimizer == dict(type='AdamW', lr=3e-3, weight_decay=0.1)
             assert config.model.decoder.drop_rate == 0.1
             assert config.train_cfg.val_interval == config.custom_hooks[0].interval
         elif name in DECODERS and field['gpus'] == 8:
             text = 'enwik8' in name
-            # Of the ICLR submission; AFT-simple is in arXiv 2105.14103 as well.
-            submission = re.match('aft-relu|aft-local2d-hard|aft-local-learned', name)
-            assert optimizer['type'] == ('Adam' if submission else 'AdamW')
+            assert optimizer['type'] == 'AdamW'
             assert optimizer['lr'] == 3e-3 and optimizer['weight_decay'] == (0.5 if text else 0.1)
             assert config.model.decoder.drop_rate == 0.1
             softmax_on_images = 'transformer' in name and not text
