@@ -79,7 +79,7 @@ def softnms(
     """
     left = torch.cat((boxes, scores[:, None]), 1)
     indices = torch.arange(len(boxes))
-    order = []
+    order: list[int] = []
     while len(left):
         best = int(left[:, 4].argmax())
         dets[len(order)] = left[best]

@@ -22,6 +22,7 @@ channels (of aft_conv: channels of other heads).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def aft_simple(
     Raises:
         ValueError: If the arguments do not fit together.
     """
-    shared = dict(causal=causal, key_mask=key_mask, gate=gate)
+    shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_key_function(key_function, gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
     return _run('aft_simple', query, key, value, key_function=key_function, **shared)
@@ -96,7 +97,7 @@ def aft_full(
     Raises:
         ValueError: If the arguments do not fit together.
     """
-    shared = dict(causal=causal, key_mask=key_mask, gate=gate)
+    shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
     checks.check_tensor('position_bias', position_bias, value)
     checks.check_position_bias(position_bias, query, key, causal)
@@ -140,7 +141,7 @@ def aft_local(
     Raises:
         ValueError: If the arguments do not fit together.
     """
-    shared = dict(causal=causal, key_mask=key_mask, gate=gate)
+    shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
     _check_local(pos_u, pos_v, value, window, grid, causal)
     options = dict(window=window, grid=grid, **shared)
@@ -182,7 +183,7 @@ def aft_conv(
     Raises:
         ValueError: If the arguments do not fit together.
     """
-    shared = dict(causal=causal, key_mask=key_mask, gate=gate)
+    shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tensor('weight', weight)
     heads = weight.shape[0] if weight.dim() else 0
     checks.check_tokens(query, key, value, same_length=True, heads=heads, **shared)
@@ -231,7 +232,7 @@ def aft_local_hard(
     Raises:
         ValueError: If the arguments do not fit together.
     """
-    shared = dict(causal=causal, key_mask=key_mask, gate=gate)
+    shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
     checks.check_grid(grid, key.shape[1], dims=(1, 2))
     checks.check_hard_window(window, grid)
@@ -278,7 +279,7 @@ def aft_local_learned(
     Raises:
         ValueError: If the arguments do not fit together.
     """
-    shared = dict(causal=causal, key_mask=key_mask, gate=gate)
+    shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
     _check_local(pos_u, pos_v, value, window, grid, causal)
     options = dict(window=window, grid=grid, **shared)

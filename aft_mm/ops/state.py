@@ -52,7 +52,7 @@ def new_state(
     check_int('num_tokens', size, 0)
     if dtype not in checks.FLOATS:
         refuse('dtype', 'float64, float32, bfloat16 or float16', dtype)
-    options = dict(device=device, dtype=dtype)
+    options: dict[str, Any] = dict(device=device, dtype=dtype)
     keys = torch.full((batch_size, size, heads or embed_dims), -torch.inf, **options)
     values = torch.zeros(batch_size, size, embed_dims, **options)
     shift = torch.full((batch_size, 1, embed_dims), lowest(dtype), **options)

@@ -161,7 +161,7 @@ class LocalSoftmaxAttention(TokenMixer):
         tokens = slot_tokens(state.position, state.keys.shape[1])
         target, source = self._places(state.position[:, None]), self._places(tokens)
         visible = self.blocks.visible(target, source, causal=True) & (tokens >= 0)
-        used, state = state, push(state, key, value, keep_sums=False)
+        used, state = state, push(state, key, value, update_sums=False)
         use_up(used.position)
         parts = (query.to(state.keys.dtype).unsqueeze(1), state.keys, state.values)
         query, key, value = (split_heads(x, self.num_heads) for x in parts)

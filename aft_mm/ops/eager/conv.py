@@ -9,6 +9,7 @@ is copied, and torch's channels-last depthwise convolution has no slow kernel si
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +83,9 @@ def aft_conv(
         if is_inference_applicable(*operands) and check(difference=True):
             kernel = _inference_kernel(original_weight, weight, value)
             return _inference_mean(query, key, value, kernel, grid, key_mask, gate)
-    options = dict(grid=grid, global_connectivity=global_connectivity, causal=causal)
+    options: dict[str, Any] = dict(
+        grid=grid, global_connectivity=global_connectivity, causal=causal
+    )
     fast, dense = partial(convolved_mean, **options), False
     if value.device.type in DENSE_DEVICES:
         precision = matmul_precision(value)
@@ -226,7 +229,9 @@ def safe_conv_mean(
     Args:
         is_exact: What :func:`is_one_shift_exact` returned for the additive form, if known.
     """
-    options = dict(grid=grid, global_connectivity=global_connectivity, causal=causal)
+    options: dict[str, Any] = dict(
+        grid=grid, global_connectivity=global_connectivity, causal=causal
+    )
 
     def exact(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
         mixed = exact_conv_mean(key.double(), value.double(), weight.double(), **options)
