@@ -1,4 +1,4 @@
-"""Helpers of the token mixers: fused projections, hidden tokens, checks of arguments."""
+"""Helpers of the token mixers: fused projections, projected memories, argument names."""
 
 import inspect
 from collections.abc import Sequence
@@ -8,17 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aft_mm.checks import refuse
-from aft_mm.ops.checks import FLOATS, check_mask
-
 __all__ = [
     'FusedLinear',
     'ProjectedMemory',
     'apply_fused',
     'argument_names',
-    'check_tokens',
     'fuse_linear',
-    'hide_tokens',
 ]
 
 
@@ -58,25 +53,6 @@ def fuse_linear(layers: Sequence[nn.Module]) -> FusedLinear | None:
 def apply_fused(fused: FusedLinear, x: Tensor) -> tuple[Tensor, ...]:
     """Return the output of each layer for x [..., D], from one matrix product."""
     return F.linear(x, fused.weight, fused.bias).split(fused.sizes, -1)
-
-
-def hide_tokens(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Return x [B, T, D] with hidden tokens set to 0, as 0 · NaN would reach the gradients.
-
-    Raises:
-        ValueError: `key_mask` is not a bool tensor [B, T].
-    """
-    if key_mask is None:
-        return x
-    check_mask(key_mask, x)
-    return x.masked_fill(~key_mask.unsqueeze(-1), 0)
-
-
-def check_tokens(name: str, x: Tensor, *shape: str | int) -> None:
-    """Raise ValueError unless x is a float tensor of this shape, such as ('B', 'T', 192)."""
-    floats = isinstance(x, Tensor) and x.dtype in FLOATS
-    if not floats or x.dim() != len(shape) or x.shape[-1] != shape[-1]:
-        refuse(name, f'a tensor of floats [{", ".join(map(str, shape))}]', x)
 
 
 def argument_names(layer: nn.Module, base: type[nn.Module]) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_choice, check_flag, check_int, check_probability, refuse
-from aft_mm.ops.checks import GATES
+from aft_mm.ops.checks import FLOATS, GATES, check_mask
 
 from ..grid import Grid, check_grid
 from ..projections import (
@@ -18,12 +18,23 @@ from ..projections import (
     ProjectedMemory,
     apply_fused,
     argument_names,
-    check_tokens,
     fuse_linear,
-    hide_tokens,
 )
 
 __all__ = ['AFTMixer', 'TokenMixer']
+
+
+def _check_tokens(name: str, x: Tensor, *shape: str | int) -> None:
+    """Raise ValueError unless x is a float tensor of this shape, such as ('B', 'T', 192)."""
+    floats = isinstance(x, Tensor) and x.dtype in FLOATS
+    if not floats or x.dim() != len(shape) or x.shape[-1] != shape[-1]:
+        refuse(name, f'a tensor of floats [{", ".join(map(str, shape))}]', x)
+
+
+def _hide_tokens(x: Tensor, key_mask: Tensor) -> Tensor:
+    """Return x [B, T, D] with hidden tokens set to 0, as 0 · NaN would reach the gradients."""
+    check_mask(key_mask, x)
+    return x.masked_fill(~key_mask.unsqueeze(-1), 0)
 
 
 class TokenMixer(nn.Module):
@@ -124,10 +135,10 @@ class TokenMixer(nn.Module):
             ValueError: x is not a float tensor of this shape, T is not P + prod(grid), the mask
                 has another shape or type, or the mixer takes no memory.
         """
-        check_tokens('x', x, 'B', 'T', self.embed_dims)
+        _check_tokens('x', x, 'B', 'T', self.embed_dims)
         grid = self._resolve_grid(x.shape[1], grid)
         if memory is None:
-            x = hide_tokens(x, key_mask)
+            x = x if key_mask is None else _hide_tokens(x, key_mask)
             memory = ProjectedMemory(self.key(x), self.value(x), key_mask)
         elif isinstance(memory, Tensor):
             memory = self.project_memory(memory, key_mask)
@@ -148,8 +159,8 @@ class TokenMixer(nn.Module):
                 f'memory must be None for {type(self).__name__} with causal={self.causal}, '
                 f'got {list(memory.shape)}'
             )
-        check_tokens('memory', memory, 'B', 'S', self.embed_dims)
-        memory = hide_tokens(memory, key_mask)
+        _check_tokens('memory', memory, 'B', 'S', self.embed_dims)
+        memory = memory if key_mask is None else _hide_tokens(memory, key_mask)
         return ProjectedMemory(self.key(memory), self.value(memory), key_mask)
 
     @torch.no_grad()
@@ -193,11 +204,11 @@ class TokenMixer(nn.Module):
         Raises:
             ValueError: as :meth:`init_state` and :meth:`forward`, or lengths is not [B].
         """
-        check_tokens('x', x, 'B', 'T', self.embed_dims)
+        _check_tokens('x', x, 'B', 'T', self.embed_dims)
         length, state = x.shape[1], self.init_state(len(x))
         if lengths.shape != x.shape[:1]:
             raise ValueError(f'lengths must be [{len(x)}], got {list(lengths.shape)}')
-        x = hide_tokens(x, torch.arange(length, device=x.device) < lengths[:, None])
+        x = _hide_tokens(x, torch.arange(length, device=x.device) < lengths[:, None])
         query = None if self.query is None else self.query(x)
         key, value = self.key(x), self.value(x)
         prompt: list[Any] = [query, key, value]
@@ -323,10 +334,13 @@ class TokenMixer(nn.Module):
         A sequence may be of any length, whatever the constructor's grid (T,).
         """
         length = num_tokens - self.num_prefix_tokens
-        if grid is None:
-            grid = (length,) if self.grid is None or len(self.grid) == 1 else self.grid
-        check_grid(grid)
-        if prod(grid) != length:
+        if grid is not None:
+            check_grid(grid)
+        elif self.grid is None or len(self.grid) == 1:
+            grid = (length,)
+        else:
+            grid = self.grid
+        if prod(grid) != length or length < 1:
             raise ValueError(
                 f'grid must hold {num_tokens} tokens with {self.num_prefix_tokens} prefix tokens, '
                 f'got {tuple(grid)}'
@@ -337,7 +351,7 @@ class TokenMixer(nn.Module):
         if not isinstance(state, self.state_type):
             allowed = f'from init_state, prefill or step of this {type(self).__name__}'
             refuse('state', allowed, state)
-        check_tokens('x_t', x_t, 'B', self.embed_dims)
+        _check_tokens('x_t', x_t, 'B', self.embed_dims)
         if len(x_t) != len(state.position):
             refuse('x_t', f'[{len(state.position)}, {self.embed_dims}] as the state', x_t)
 
