@@ -18,6 +18,7 @@ from aft_mm.checkpoint import latest_checkpoint
 from aft_mm.errors import UserError
 
 from .hooks import RegularizationHook, SampleVisualizationHook
+from .hooks.training import penalised_layers
 from .runner import task_model
 
 #: Test loops that sample from the model.
@@ -94,7 +95,7 @@ def check_regularization(config: Config, runner: Runner) -> None:
     Raises:
         UserError: the model has a ``regularization_loss``, but there is no RegularizationHook.
     """
-    penalised = any(hasattr(layer, 'regularization_loss') for layer in runner.model.modules())
+    penalised = penalised_layers(runner.model)
     if penalised and not any(isinstance(hook, RegularizationHook) for hook in runner.hooks):
         raise UserError(
             "the model has a regularization_loss, as AFTConv(sparsity='entropy') does, but "

@@ -134,9 +134,20 @@ class BitsPerDimHook(Hook):
             )
 
 
+def penalised_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model whose ``regularization_loss()`` is not None."""
+    return [
+        layer
+        for layer in model.modules()
+        if hasattr(layer, 'regularization_loss') and layer.regularization_loss() is not None
+    ]
+
+
 @HOOKS.register_module()
 class RegularizationHook(Hook):
-    """Add ``weight * sum of layer.regularization_loss()`` to the losses, over all layers with one.
+    """Add ``weight * sum of layer.regularization_loss()`` to the losses, over layers that have one.
+
+    A layer has none if it lacks the method or if the method returns None.
 
     For ``AFTConv(sparsity='entropy')`` that is the entropy of its position biases in nats, summed
     over the heads, which the paper uses with weight 0.001 (arXiv 2105.14103, eq. 9).
@@ -156,7 +167,7 @@ class RegularizationHook(Hook):
             UserError: no layer of the model has a ``regularization_loss``.
         """
         model = task_model(runner)
-        layers = [layer for layer in model.modules() if hasattr(layer, 'regularization_loss')]
+        layers = penalised_layers(model)
         if not layers:
             raise UserError(
                 f'RegularizationHook(weight={self.weight}) needs a layer with a '
