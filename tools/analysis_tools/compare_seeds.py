@@ -1,4 +1,4 @@
-"""Compare groups of runs that differ by their seed only: mean and standard error of a metric.
+"""Compare groups of runs that differ by their seed only: means and differences with 95 % intervals.
 
 python tools/analysis_tools/compare_seeds.py --metric bits_per_char --out seeds.png
     --group AFT-local local_seed*.json --group transformer transformer_seed*.json
@@ -36,6 +36,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar='TITLE',
         help='the labels are numbers: draw them on a logarithmic axis of this title',
     )
+    parser.add_argument(
+        '--expect',
+        nargs='+',
+        default=[],
+        metavar='LABEL=SIGN',
+        help='the expected sign of the difference of a group to the first one, + or -; adds a '
+        'column with "same sign here", "opposite sign here" or "not decidable"',
+    )
     parser.add_argument('--dpi', type=int, default=150)
     return parser.parse_args(argv)
 
@@ -44,7 +52,8 @@ if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
 from aft_mm.checks import check_int
-from aft_mm.visualization import draw_seeds, seed_table
+from aft_mm.visualization import draw_seeds
+from verdicts import verdict_table
 
 
 def read_metric(path: Path, metric: str) -> float:
@@ -98,6 +107,21 @@ def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, li
     return groups
 
 
+def read_signs(arguments: Sequence[str]) -> dict[str, str]:
+    """Label to the expected sign of its difference.
+
+    Raises:
+        UserError: An argument is not LABEL=+ or LABEL=-.
+    """
+    signs = {}
+    for argument in arguments:
+        label, _, sign = argument.rpartition('=')
+        if not label or sign not in ('+', '-'):
+            raise UserError(f'--expect must be LABEL=+ or LABEL=-, got {argument!r}')
+        signs[label] = sign
+    return signs
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
@@ -108,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_int('--dpi', args.dpi, 1, MOST_DPI)
         groups = read_groups(args.group, args.metric)
         label = args.label or args.metric.replace('_per_', '/')
-        table = seed_table(groups, label)
+        table = verdict_table(groups, label, read_signs(args.expect))
         if args.out:
             draw_seeds(groups, label, args.numbers).savefig(args.out, dpi=args.dpi)
         if args.table:
