@@ -51,9 +51,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
+from verdicts import verdict_table
+
 from aft_mm.checks import check_int
 from aft_mm.visualization import draw_seeds
-from verdicts import verdict_table
 
 
 def read_metric(path: Path, metric: str) -> float:
