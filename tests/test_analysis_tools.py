@@ -21,8 +21,8 @@ QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-qui
 sys.path.insert(0, str(TOOLS))
 
 from model_complexity import Likelihood, analyse, analyse_config  # noqa: E402
-from saved_memory import saved_memory  # noqa: E402
 from reference_bits import sorted_points_bits  # noqa: E402
+from saved_memory import saved_memory  # noqa: E402
 
 
 @pytest.fixture
