@@ -65,4 +65,4 @@ test_dataloader = dict(
 )
 test_evaluator = val_evaluator
 
-custom_hooks = [dict(type='aft_mm.DataReportHook'), dict(type='aft_mm.EpochTimeHook')]
+custom_hooks = [dict(type='aft_mm.SkippedDataReportHook'), dict(type='aft_mm.EpochTimeHook')]
