@@ -11,6 +11,7 @@ PAGES = sorted(
     for path in (
         *ROOT.glob('*.md'),
         *ROOT.glob('docs/*.md'),
+        *ROOT.glob('docs/tables/*.md'),
         *ROOT.glob('docs/tasks/*.md'),
         *ROOT.glob('docs/tutorials/*.md'),
         *ROOT.glob('configs/*/README.md'),

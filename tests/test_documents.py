@@ -55,6 +55,14 @@ OTHERS = {
     'cd',
     'git',
     'docker',
+    'curl',
+    'echo',
+    'md5sum',
+    'mkdir',
+    'mv',
+    'tar',
+    'unzip',
+    'cat',
 }
 # What a page says that it writes for two words.
 BOTH = ['CONFIG', 'CHECKPOINT']
@@ -106,6 +114,8 @@ def check(command, parse):
             parse(words[1], words[2:])
     elif program in ('python', '.venv/bin/python') and words[0] != '-c':
         parse(ROOT / words[0], words[1:])
+    elif program == 'python':
+        compile(words[1], '-c', 'exec')
     elif program == 'aft_mm':
         parse(program, words)
     elif program == 'torchrun':

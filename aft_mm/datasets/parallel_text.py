@@ -1,14 +1,18 @@
 """Sentences and their translations."""
 
+import hashlib
 import logging
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock
 from mmengine.logging import print_log
 from torch.utils.data import Dataset
 
-from aft_mm.checks import check_flag, check_int
+from aft_mm.checks import check_flag, check_int, check_path
 from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 from aft_mm.tokenizers import Subwords, split_lines
@@ -39,6 +43,8 @@ class ParallelText(Dataset):
         subwords: Path of the :class:`Subwords` of both languages.
         max_length: Largest number of subwords per side, the end of the sentence included.
         test_mode: Whether all pairs are used, as described above.
+        cache_dir: Folder for the encoded text, one file per text and vocabulary. The first process
+            encodes, the others of the node wait and read.
 
     Attributes:
         lengths: Subwords of source and target of each pair, int64 [N, 2].
@@ -57,9 +63,12 @@ class ParallelText(Dataset):
         subwords: str,
         max_length: int = 256,
         test_mode: bool = False,
+        cache_dir: str | None = None,
     ) -> None:
         check_int('max_length', max_length, 1)
         check_flag('test_mode', test_mode)
+        if cache_dir is not None:
+            check_path('cache_dir', cache_dir)
         self.subwords = Subwords(subwords)
         self.max_length = max_length
         self.test_mode = test_mode
@@ -71,7 +80,9 @@ class ParallelText(Dataset):
                 f'got {len(texts[0]):,} of {source_file!r} and {len(texts[1]):,} of '
                 f'{target_file!r}'
             )
-        self.tokens, lengths = zip(*(encode(text, self.subwords) for text in texts), strict=True)
+        self.tokens, lengths = zip(
+            *(encode_cached(text, self.subwords, cache_dir) for text in texts), strict=True
+        )
         self.starts = [np.cumsum(length) - length for length in lengths]
         lengths = np.stack(lengths, axis=1)
         self.rows = self._usable(texts, lengths)
@@ -171,3 +182,31 @@ def encode(lines: list[str], subwords: Subwords) -> tuple[np.ndarray, np.ndarray
         lengths += map(len, rows)
         tokens.append(np.concatenate([np.array(row, dtype) for row in rows]))
     return np.concatenate(tokens), np.array(lengths, np.int64)
+
+
+def encode_cached(
+    lines: list[str], subwords: Subwords, cache_dir: str | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return :func:`encode` of the lines, from `cache_dir` if it was computed before."""
+    if cache_dir is None:
+        return encode(lines, subwords)
+    digest = hashlib.sha256(subwords.fingerprint.encode())
+    for line in lines:
+        digest.update(f'{line}\n'.encode())
+    path = Path(cache_dir, f'{digest.hexdigest()}.npz')
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f'{path}.lock'):
+            if not path.is_file():
+                tokens, lengths = encode(lines, subwords)
+                part = path.with_suffix('.part.npz')
+                np.savez(part, tokens=tokens, lengths=lengths)
+                os.replace(part, path)
+            with np.load(path) as cached:
+                return cached['tokens'], cached['lengths']
+    except OSError as error:
+        message = (
+            f'cache_dir {cache_dir!r} cannot be used, so every process encodes the text: {error}'
+        )
+        print_log(message, 'current', logging.WARNING)
+        return encode(lines, subwords)

@@ -5,8 +5,10 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
+# Blocks are recomputed: their activations would take 30 GB of a GPU.
 model = dict(
     decoder=dict(
+        with_cp=True,
         embed_dims=512,
         num_layers=12,
         token_mixer=dict(type='aft_mm.AFTLocal', window=256, rank=128),

@@ -7,8 +7,13 @@ _base_ = [
 
 # W = 1 in a block of 8 x 8 sub-pixels that ends at the target and in one to the right above it, on
 # the raster of 32 rows of 96, W = 0 outside.
+# Blocks are recomputed: their activations would take 31 GB of a GPU.
 model = dict(
-    decoder=dict(grid=(32, 32 * 3), token_mixer=dict(type='aft_mm.AFTLocalHard', window=(16, 16)))
+    decoder=dict(
+        with_cp=True,
+        grid=(32, 32 * 3),
+        token_mixer=dict(type='aft_mm.AFTLocalHard', window=(16, 16)),
+    )
 )
 
 train_dataloader = dict(batch_size=16)

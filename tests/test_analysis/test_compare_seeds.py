@@ -34,10 +34,10 @@ def files(tmp_path, monkeypatch):
 A = ['--group', 'a', 'a_seed0.json', 'a_seed1.json', 'a_seed2.json']
 B = ['--group', 'b', 'b_seed0.json']
 TABLE = """\
-| group | n | bits/char, mean | standard error | difference to a | its standard error |
-| --- | ---: | ---: | ---: | ---: | ---: |
-| a | 3 | 2.607 | 0.015 | – | – |
-| b | 1 | 2.510 | – | -0.097 | – |
+| group | n | bits/char, mean | 95 % interval | difference to a | 95 % interval | p |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+| a | 3 | 2.607 | 2.544 to 2.669 | – | – | – |
+| b | 1 | 2.510 | – | -0.097 | – | – |
 """
 
 
@@ -90,6 +90,9 @@ def test_the_table_alone_from_the_shell(root, run, files):
         ([*A, '--group', 'a', 'b_seed0.json'], "--group must have unique labels, got 'a' twice"),
         ([*A, *A[:1], 'c', './a_seed0.json'], "different files, got './a_seed0.json' twice"),
         ([*A, *B, '--numbers', 'window', '--out', 'a.png'], "named by numbers, .* got 'a'"),
+        ([*A, *B, '--expect', 'b'], "--expect must be LABEL=. or LABEL=-, got 'b'"),
+        ([*A, *B, '--expect', 'b=0'], "--expect must be LABEL=. or LABEL=-, got 'b=0'"),
+        ([*A, *B, '--expect', 'a=+'], 'expected must name groups after the first, b, got a'),
         ([*A, '--out', 'a_seed0.json/a.png'], "--out 'a_seed0.json/a.png' cannot be written"),
         ([*A, '--out', 'a.what'], r"--out must end in .*, got 'a.what'"),
     ],

@@ -20,6 +20,7 @@ QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-qui
 
 from model_complexity import Likelihood, analyse, analyse_config  # noqa: E402
 from reference_bits import sorted_points_bits  # noqa: E402
+from saved_memory import saved_memory  # noqa: E402
 
 
 @pytest.fixture
@@ -432,3 +433,35 @@ def test_reference_bits_name_an_image_of_another_size(run, untrained):
         'test_dataloader.dataset.pipeline.0.image_shape=(8,9,1)',
     )
     assert 'image 0 must be uint8 of image_shape (8, 9, 1)' in only_error(done)
+
+
+def test_saved_memory_is_that_of_the_whole_model_and_small_with_recomputation():
+    def build(num_layers):
+        decoder = dict(
+            type='aft_mm.SequenceDecoder',
+            embed_dims=8,
+            num_layers=num_layers,
+            embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=5),
+            token_mixer=dict(type='aft_mm.AFTSimple'),
+            grid=(16,),
+        )
+        head = dict(type='aft_mm.CategoricalHead', embed_dims=8, num_classes=5)
+        model = MODELS.build(dict(type='aft_mm.AutoregressiveModel', decoder=decoder, head=head))
+        return Likelihood(model)
+
+    tokens = torch.zeros(1, 16, dtype=torch.long)
+    counts = []
+    for depth in (1, 2, 5):
+        model = build(depth)
+        counts.append(saved_memory(model, lambda model=model: model.loss(tokens)))
+        assert len(model.decoder.layers) == depth
+    one, two, five = counts
+    assert five.saved - one.saved == 4 * (two.saved - one.saved) > 0
+    assert five.recomputed - one.recomputed == 4 * 16 * 8 * 4  # the inputs of four more blocks
+    assert one.recomputed > one.saved / 2
+
+
+def test_saved_memory_counts_what_autograd_saves():
+    linear = torch.nn.Linear(4, 4)
+    x = torch.randn(3, 4)
+    assert saved_memory(linear, lambda: linear(x).exp()) == (2 * 3 * 4 * 4, 2 * 3 * 4 * 4)

@@ -4,8 +4,9 @@ import math
 import statistics
 
 import pytest
-from compare_seeds import draw_seeds, seed_table
-from run_logs import difference_and_error, mean_and_error
+from compare_seeds import draw_seeds
+from run_logs import mean_and_error
+from verdicts import verdict_table
 
 A, B, ONE = [2.61, 2.58, 2.63], [2.51, 2.55], [2.4]
 
@@ -29,39 +30,14 @@ def test_the_errors_are_those_of_the_statistics_module():
     mean, error = mean_and_error(A)
     assert mean == statistics.mean(A)
     assert error == pytest.approx(math.sqrt(statistics.variance(A) / 3))
-    difference, its_error = difference_and_error(B, A)
-    assert difference == pytest.approx(statistics.mean(B) - statistics.mean(A))
-    assert its_error == pytest.approx(
-        math.sqrt(statistics.variance(A) / 3 + statistics.variance(B) / 2)
-    )
 
 
 def test_one_run_has_no_error():
     assert mean_and_error(ONE) == (2.4, None)
-    assert difference_and_error(ONE, A)[1] is None
-    assert difference_and_error(A, ONE)[1] is None
-
-
-def test_the_table():
-    # Mean of A 2.60667, error 0.014530; of B 2.53 and 0.02.
-    assert cells(seed_table({'a': A, 'b': B, 'one': ONE}, 'bits/char')) == [
-        [
-            'group',
-            'n',
-            'bits/char, mean',
-            'standard error',
-            'difference to a',
-            'its standard error',
-        ],
-        ['---', '---:', '---:', '---:', '---:', '---:'],
-        ['a', '3', '2.607', '0.015', '–', '–'],
-        ['b', '2', '2.530', '0.020', '-0.077', '0.025'],
-        ['one', '1', '2.400', '–', '-0.207', '–'],
-    ]
 
 
 def test_a_bar_in_a_name_begins_no_column():
-    table = seed_table({'|x| < 2': A}, 'x')
+    table = verdict_table({'|x| < 2': A}, 'x')
     assert table.count(r'\|x\| < 2') == 2 and table.count('x| < 2') == 0
 
 
@@ -77,7 +53,7 @@ def test_a_bar_in_a_name_begins_no_column():
     ],
 )
 def test_numbers_end_at_the_second_digit_of_the_smallest_error(groups, means):
-    assert [row[2] for row in cells(seed_table(groups, 'x'))[2:]] == means
+    assert [row[2] for row in cells(verdict_table(groups, 'x'))[2:]] == means
 
 
 def test_groups_by_name_are_listed_in_order():

@@ -182,3 +182,26 @@ def test_a_file_that_is_no_vocabulary_is_named(tmp_path):
         Subwords(tmp_path / 'a.model')
     with pytest.raises(ValueError, match="b.model' does not exist; tools/dataset_converters/sub"):
         Subwords(tmp_path / 'b.model')
+
+
+def test_encoded_text_is_cached_for_the_text_and_the_vocabulary(build, tmp_path, monkeypatch):
+    options = dict(cache_dir=str(tmp_path / 'cache'))
+    first = build(b'ein Hund\nzwei\n', b'one dog\ntwo\n', **options)
+    assert len(list((tmp_path / 'cache').glob('*.npz'))) == 2
+
+    def refuse(*args):
+        raise AssertionError('the text is encoded again')
+
+    monkeypatch.setattr('aft_mm.datasets.parallel_text.encode', refuse)
+    second = build(b'ein Hund\nzwei\n', b'one dog\ntwo\n', **options)
+    for index in range(2):
+        assert torch.equal(first[index]['inputs'], second[index]['inputs'])
+    assert (first.lengths == second.lengths).all()
+    with pytest.raises(AssertionError, match='encoded again'):
+        build(b'ein Mann\nzwei\n', b'one man\ntwo\n', **options)
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(build, tmp_path, warnings):
+    (tmp_path / 'file').write_text('')
+    data = build(b'ein Hund\n', b'one dog\n', cache_dir=str(tmp_path / 'file'))
+    assert len(data) == 1 and 'cannot be used' in warnings[0]

@@ -1,4 +1,4 @@
-"""Compare groups of runs that differ by their seed: mean and standard error of a metric.
+"""Compare groups of runs that differ by their seed: means and differences with 95 % intervals.
 
     python tools/analysis_tools/compare_seeds.py --metric bits_per_char --out seeds.png \\
         --group AFT-local local_seed*.json --group transformer transformer_seed*.json
@@ -36,6 +36,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar='TITLE',
         help='the group labels are numbers: use a logarithmic axis with this title',
     )
+    parser.add_argument(
+        '--expect',
+        nargs='+',
+        default=[],
+        metavar='LABEL=SIGN',
+        help='expected sign of the difference of a group to the first one, + or -; adds a '
+        'column with "same sign here", "opposite sign here" or "not decidable"',
+    )
     parser.add_argument('--dpi', type=int, default=150, help='default %(default)s')
     return parser.parse_args(argv)
 
@@ -47,58 +55,11 @@ if __name__ == '__main__':
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
-from run_logs import decimals_of, difference_and_error, mean_and_error
+from run_logs import mean_and_error
+from verdicts import verdict_table
 
 from aft_mm.checks import check_int
 from aft_mm.visualization.figures import new_figure
-
-# Beyond it a number is rounding noise of the sums behind the metric.
-MOST_DECIMALS = 8
-
-
-def seed_table(groups: Mapping[str, Sequence[float]], label: str) -> str:
-    """Return a Markdown table with a row per group and its difference to the first group.
-
-    Numbers have as many decimals as the second digit of the smallest standard error. A dash marks
-    values that need at least two runs.
-
-    Args:
-        groups: Name to the values of its runs, one per seed.
-        label: Name of the metric with its unit.
-    """
-    _check_groups(groups)
-    first, *_ = groups
-    rows = [
-        (
-            name.replace('|', r'\|'),
-            len(values),
-            *mean_and_error(values),
-            *((None, None) if name == first else difference_and_error(values, groups[first])),
-        )
-        for name, values in groups.items()
-    ]
-    decimals = decimals_of([row[3] for row in rows], [row[2] for row in rows])
-    lines = [
-        f'| group | n | {label}, mean | standard error | difference to {rows[0][0]} | its '
-        'standard error |',
-        '| --- | ---: | ---: | ---: | ---: | ---: |',
-    ]
-    for name, count, mean, error, difference, difference_error in rows:
-        cells = [
-            name,
-            str(count),
-            *(
-                '–' if number is None else f'{number:{sign}.{decimals}f}'
-                for number, sign in (
-                    (mean, ''),
-                    (error, ''),
-                    (difference, '+'),
-                    (difference_error, ''),
-                )
-            ),
-        ]
-        lines.append(f'| {" | ".join(cells)} |')
-    return '\n'.join(lines) + '\n'
 
 
 def draw_seeds(
@@ -270,6 +231,21 @@ def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, li
     return groups
 
 
+def read_signs(arguments: Sequence[str]) -> dict[str, str]:
+    """Return label to the expected sign of its difference.
+
+    Raises:
+        UserError: An argument is not LABEL=+ or LABEL=-.
+    """
+    signs = {}
+    for argument in arguments:
+        label, _, sign = argument.rpartition('=')
+        if not label or sign not in ('+', '-'):
+            raise UserError(f'--expect must be LABEL=+ or LABEL=-, got {argument!r}')
+        signs[label] = sign
+    return signs
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
@@ -280,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_int('--dpi', args.dpi, 1, MAX_DPI)
         groups = read_groups(args.group, args.metric)
         label = args.label or args.metric.replace('_per_', '/')
-        table = seed_table(groups, label)
+        table = verdict_table(groups, label, read_signs(args.expect))
         if args.out:
             draw_seeds(groups, label, args.numbers).savefig(args.out, dpi=args.dpi)
         if args.table:

@@ -9,6 +9,9 @@ Counts are for one image in evaluation mode on the CPU. They depend on the algor
 chooses: AFT-local sums over its window, or uses a dense product if T is small. For an
 autoregressive model, the likelihood of one sequence of the length of the position table is counted,
 with a source of the length of the encoder's table. The mask channel of padded images is off.
+
+Saved is the memory that the backward pass of training needs for one sample in float32, without
+parameters, gradients and the optimizer's state; recomputed is the same with `with_cp=True`.
 """
 
 import argparse
@@ -49,6 +52,7 @@ from mmengine.analysis import ActivationAnalyzer, FlopAnalyzer, parameter_count
 from mmengine.registry import MODELS, init_default_scope
 from rich.console import Console
 from rich.table import Table
+from saved_memory import saved_memory
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int
@@ -177,6 +181,11 @@ class Likelihood(nn.Module):
         memory = [self.encoder(part) for part in source]
         return self.head.nats(self.decoder(tokens, *memory), tokens)
 
+    def loss(self, tokens: Tensor, *source: Tensor) -> Tensor:
+        """As forward, by the training loss of the head."""
+        memory = [self.encoder(part) for part in source]
+        return self.head.loss(self.decoder(tokens, *memory), tokens)
+
 
 def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) -> dict[str, Any]:
     """Count one forward pass of the model in evaluation mode.
@@ -236,7 +245,10 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
         model = Likelihood(MODELS.build(config.model))
         parts = [part for part in (model.decoder, model.encoder) if part is not None]
         shapes = [(part.max_length, *part.embedding.token_shape) for part in parts]
-        return dict(config=Path(path).stem, shape=shapes[0], **analyse(model, *shapes, tokens=True))
+        counts = analyse(model, *shapes, tokens=True)
+        tokens = [torch.zeros(1, *shape, dtype=torch.long) for shape in shapes]
+        memory = saved_memory(model, lambda: model.loss(*tokens))
+        return dict(config=Path(path).stem, shape=shapes[0], **counts, **memory._asdict())
     if 'roi_head' in config.model:
         raise UserError(
             f'{path} cannot be counted: the FLOPs of its roi_head depend on the number of '
@@ -251,13 +263,22 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
             raise UserError(f'--shape must be given for {path}, which has no img_size')
         shape = (size, size) if isinstance(size, int) else tuple(size)
     shape = (backbone.get('in_channels', 3), *shape)
-    return dict(config=Path(path).stem, shape=shape, **analyse(MODELS.build(config.model), shape))
+    model = MODELS.build(config.model)
+    counts = analyse(model, shape)
+    memory = saved_memory(model, lambda: model(torch.randn(1, *shape)))
+    return dict(config=Path(path).stem, shape=shape, **counts, **memory._asdict())
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """Print one row per config, and the operators without a rule."""
     table = Table('config', 'input', title='per image or sequence; a multiply-add is one FLOP')
-    for column in ('parameters [M]', 'FLOPs [G]', 'activations [M]'):
+    for column in (
+        'parameters [M]',
+        'FLOPs [G]',
+        'activations [M]',
+        'saved [GB]',
+        'recomputed [GB]',
+    ):
         table.add_column(column, justify='right')
     for row in rows:
         table.add_row(
@@ -266,8 +287,10 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
             f'{row["parameters"] / 1e6:.2f}',
             f'{row["flops"] / 1e9:.3f}',
             f'{row["activations"] / 1e6:.2f}',
+            f'{row["saved"] / 1e9:.3f}',
+            f'{row["recomputed"] / 1e9:.3f}',
         )
-    console = Console(width=None if Console().is_terminal else 120)
+    console = Console(width=None if Console().is_terminal else 150)
     console.print(table)
     uncounted = {name for row in rows for name in row['uncounted']}
     if uncounted:

@@ -143,19 +143,6 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.mean(values), error
 
 
-def difference_and_error(
-    values: Sequence[float],
-    reference: Sequence[float],
-) -> tuple[float, float | None]:
-    """Return the difference of two means and its standard error √(se₁² + se₂²) (Welch).
-
-    The error is None if one of the means has none.
-    """
-    (mean, error), (other, other_error) = mean_and_error(values), mean_and_error(reference)
-    known = error is not None and other_error is not None
-    return mean - other, math.hypot(error, other_error) if known else None
-
-
 def decimals_of(errors: Sequence[float | None], means: Sequence[float]) -> int:
     """Return the number of decimals: two digits of the smallest error, or four of the smallest mean."""
     known = [error for error in errors if error]

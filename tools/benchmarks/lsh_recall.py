@@ -5,7 +5,9 @@
 Causal, tokens ~ N(0, 1), keys a random projection of deviation `--lengths` times 1/√D: the longer
 the keys, the fewer tokens hold most of the weight of exact shared-QK attention. Recall is the mean
 over tokens of the weight that exact attention gives to what the union of the rounds sees; share is
-what part of the tokens before it that is, the recall of a choice by chance.
+what part of the tokens before it that is, the recall of a choice by chance. The same two numbers are
+given for Reformer's chunks of the sorted tokens (own chunk and the one before), which a step cannot
+repeat because they depend on later tokens, with the ratio of visible pairs.
 """
 
 import argparse
@@ -49,6 +51,17 @@ def seen(buckets: Tensor, chunk_size: int) -> Tensor:
     return (same & (after <= chunk_size)).any(1) | torch.eye(tokens, dtype=torch.bool)
 
 
+def seen_in_chunks(buckets: Tensor, chunk_size: int) -> Tensor:
+    """As :func:`seen`, for Reformer: earlier tokens of the bucket in the same chunk or the previous one."""
+    tokens = torch.arange(buckets.shape[-1])
+    token = (buckets * len(tokens) + tokens).argsort(-1)
+    chunk = torch.empty_like(token).scatter_(-1, token, tokens.expand_as(token)) // chunk_size
+    same = buckets.unsqueeze(-1) == buckets.unsqueeze(-2)
+    distance = chunk.unsqueeze(-1) - chunk.unsqueeze(-2)
+    visible = (same & (distance >= 0) & (distance <= 1)).any(1).tril_()
+    return visible | torch.eye(len(tokens), dtype=torch.bool)
+
+
 def exact_weights(key: Tensor) -> Tensor:
     """Causal shared-QK softmax [h, T, T] of keys [h, T, d], a token not with itself."""
     logits = key @ F.normalize(key, dim=-1).mT * key.shape[-1] ** -0.5
@@ -56,8 +69,8 @@ def exact_weights(key: Tensor) -> Tensor:
     return logits.masked_fill(~visible, -torch.inf).softmax(-1)[:, 1:]
 
 
-def recall(length: float, rounds: int, args: argparse.Namespace) -> tuple[float, float]:
-    """Recall and share; the same tokens and keys for every number of rounds."""
+def recall(length: float, rounds: int, args: argparse.Namespace) -> dict[str, float]:
+    """Recall and share, ours and of chunks; the same tokens and keys for every number of rounds."""
     torch.manual_seed(0)
     x = torch.randn(1, args.tokens, args.dims)
     weight = torch.randn(args.dims, args.dims) * length / args.dims**0.5
@@ -66,11 +79,27 @@ def recall(length: float, rounds: int, args: argparse.Namespace) -> tuple[float,
     with torch.no_grad():
         mixer.key.weight.copy_(weight)
         key = mixer.key(x).unflatten(2, (args.heads, -1)).transpose(1, 2)
-        found = seen(mixer.buckets(key)[0], args.chunk)[:, 1:]
+        buckets = mixer.buckets(key)[0]
+        found = seen(buckets, args.chunk)[:, 1:]
+        chunked = seen_in_chunks(buckets, args.chunk)[:, 1:]
         weights = exact_weights(key[0])
     before = torch.arange(1, args.tokens)
-    others = found.sum(-1) - 1
-    return (weights * found).sum(-1).mean().item(), (others / before).mean().item()
+
+    def measure(visible: Tensor) -> tuple[float, float]:
+        share = (visible.sum(-1) - 1) / before
+        return (weights * visible).sum(-1).mean().item(), share.mean().item()
+
+    ours, theirs = measure(found), measure(chunked)
+    pairs = (found.sum() - found.shape[0] * len(before)) / (
+        chunked.sum() - found.shape[0] * len(before)
+    )
+    return dict(
+        recall=ours[0],
+        share=ours[1],
+        chunk_recall=theirs[0],
+        chunk_share=theirs[1],
+        pairs_over_chunks=pairs.item(),
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -79,9 +108,13 @@ def main(arguments: list[str] | None = None) -> None:
     rows = []
     for length in args.lengths:
         for rounds in ROUNDS:
-            found, share = recall(length, rounds, args)
-            rows.append(dict(length=length, rounds=rounds, recall=found, share=share))
-            print(f'keys {length:g}, rounds {rounds}: recall {found:.3f}, share {share:.3f}')
+            row = dict(length=length, rounds=rounds, **recall(length, rounds, args))
+            rows.append(row)
+            print(
+                f'keys {length:g}, rounds {rounds}: recall {row["recall"]:.3f}, '
+                f'share {row["share"]:.3f}; in chunks {row["chunk_recall"]:.3f}, '
+                f'{row["chunk_share"]:.3f}; pairs {row["pairs_over_chunks"]:.2f}'
+            )
     args.device = 'cpu'
     write_json(args.json, rows, args)
 

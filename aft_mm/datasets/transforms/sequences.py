@@ -15,7 +15,7 @@ from aft_mm.structures import SequenceSample
 class RandomValueShift(BaseTransform):
     """Add one random integer to all sub-pixels of an image, clipped to 0..255.
 
-    The brightness augmentation of the AFT paper's CIFAR-10 models (ICLR submission, section 4.1).
+    The brightness augmentation of the CIFAR-10 models of both AFT papers.
 
     Args:
         max_shift: The integer is uniform in ``[-max_shift, max_shift]``, in grey levels.

@@ -16,6 +16,8 @@ train_dataloader = dict(
         target_file=folder + '/train.de',
         subwords=subwords,
         max_length=256,
+        # Encoded by one process of the node, once; the others read it.
+        cache_dir=folder + '/cache',
     ),
 )
 

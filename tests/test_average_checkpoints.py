@@ -1,0 +1,64 @@
+"""tools/model_converters/average_checkpoints.py."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from aft_mm.checkpoint import load_from_local
+
+PATH = Path(__file__).parents[1] / 'tools/model_converters/average_checkpoints.py'
+
+
+@pytest.fixture(scope='module')
+def tool():
+    spec = importlib.util.spec_from_file_location('average_checkpoints', PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def save(path, seed, width=3):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(width, 2), torch.nn.BatchNorm1d(2))
+    model[1].num_batches_tracked += seed
+    torch.save(dict(state_dict=model.state_dict(), meta=dict(epoch=seed), optimizer={}), path)
+    return model
+
+
+def test_the_average_is_the_mean_and_gives_another_output(tool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    models = [save(f'epoch_{seed}.pth', seed) for seed in (1, 2, 3)]
+    tool.main(['epoch_1.pth', 'epoch_2.pth', 'epoch_3.pth', '--out', 'mean.pth'])
+
+    averaged = load_from_local('mean.pth', 'cpu')
+    expected = torch.stack([model[0].weight for model in models]).mean(0)
+    torch.testing.assert_close(averaged['state_dict']['0.weight'], expected)
+    assert averaged['state_dict']['0.weight'].dtype == torch.float32
+    assert averaged['state_dict']['1.num_batches_tracked'] == 3
+    assert averaged['meta'] == dict(epoch=3, averaged=3) and 'optimizer' not in averaged
+    x = torch.randn(4, 3)
+    with torch.no_grad():
+        outputs = [model.eval()(x) for model in models]
+        models[0].load_state_dict(averaged['state_dict'])
+        assert all((models[0](x) - output).abs().max() > 1e-3 for output in outputs)
+
+
+@pytest.mark.parametrize(
+    'files, message',
+    [
+        (['a.pth'], 'must be two files or more'),
+        (['a.pth', 'wide.pth'], "'wide.pth' must have the weights of 'a.pth'"),
+        (['a.pth', 'empty.pth'], "'empty.pth' must have a state_dict"),
+        (['a.pth', 'none.pth'], 'none.pth'),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused(tool, files, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save('a.pth', 1)
+    save('wide.pth', 1, width=4)
+    torch.save(dict(meta={}), 'empty.pth')
+    with pytest.raises(SystemExit, match=f'^Error: .*{message}'):
+        tool.main([*files, '--out', 'mean.pth'])
+    assert not Path('mean.pth').exists()

@@ -1,0 +1,100 @@
+"""docs/tables/: pages follow from their sources, and name what there is."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / 'tools' / 'analysis_tools'))
+
+import config_tables  # noqa: E402
+import table_pages  # noqa: E402
+
+FACTS = yaml.safe_load((ROOT / 'docs/tables/tables.yml').read_text(encoding='utf-8'))
+every_page = pytest.mark.parametrize('page', FACTS['pages'], ids=lambda page: page['page'])
+
+
+def anchors(path):
+    """The anchors of the headings of a page, as GitHub makes them."""
+    return {
+        re.sub(r'[^\w\- ]', '', heading.lower()).strip().replace(' ', '-')
+        for heading in re.findall(r'^#+ (.+)$', path.read_text(encoding='utf-8'), re.M)
+    }
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, 'argv', ['table_pages.py', *arguments])
+    with table_pages.user_errors(OSError):
+        table_pages.main()
+
+
+def test_pages_are_up_to_date(monkeypatch, capsys):
+    run(monkeypatch, '--check')
+    assert capsys.readouterr().out == ''
+
+
+def test_an_edit_is_noticed(tmp_path, monkeypatch):
+    shutil.copytree(table_pages.FOLDER, tmp_path / 'tables')
+    monkeypatch.setattr(table_pages, 'FOLDER', tmp_path / 'tables')
+    page = tmp_path / 'tables/arxiv-table-2.md'
+    before = page.read_text(encoding='utf-8')
+    page.write_text(before.replace('2.74', '2.73'), encoding='utf-8')
+    with pytest.raises(SystemExit, match='^Error: .*arxiv-table-2.md is stale'):
+        run(monkeypatch, '--check')
+    run(monkeypatch)
+    assert page.read_text(encoding='utf-8') == before
+
+
+def test_every_table_of_the_papers_with_a_config_has_a_page():
+    tables = {
+        name
+        for path in ROOT.glob('configs/*/metafile.yml')
+        for name in config_tables.read_metafile(path.parent)['Tables']
+        if re.fullmatch(r'[AIL] table \d+', name)
+    }
+    assert tables <= {page['table'] for page in FACTS['pages']}
+
+
+@every_page
+def test_what_a_page_links_exists(page):
+    readme = ROOT / 'configs' / page['task'] / 'README.md'
+    assert page['anchor'] in anchors(readme)
+    assert (readme.parent / f'{page["config"]}.py').is_file()
+    text = (table_pages.FOLDER / f'{page["page"]}.md').read_text(encoding='utf-8')
+    for link in re.findall(r'\]\((\.\./[^)#]+)', text):
+        assert (table_pages.FOLDER / link).is_file(), link
+
+
+@every_page
+def test_every_row_has_its_memory_and_fits_a_card_of_32_gb(page):
+    memory = json.loads(table_pages.MEMORY.read_text(encoding='utf-8'))
+    metafile = config_tables.read_metafile(ROOT / 'configs' / page['task'])
+    for first, _ in config_tables.rows(metafile, page['table']):
+        if link := re.search(r'\]\((.+)\.py\)', first):
+            text = table_pages.memory_gb(link[1], memory, page.get('batch'))
+            assert float(text.split(',')[0]) < 25.6, link[1]
+
+
+def test_hours_are_flops_over_the_rate():
+    facts = dict(samples=1000, tokens=100, rate=1)
+    flops = 6 * 12 * 2 * 64**2 * 1000 * 100 * 3
+    expected = f'{flops / 8e12 / 3600:.0f}'
+    assert table_pages.hours('x-l2-d64_8xb4-3e_y', 10**9, facts, False) == expected
+    assert table_pages.hours('x-l2-d64_8xb4-7d_y', 10**9, facts, False) == '–'
+
+
+def test_counted_memory_and_recomputation_are_those_of_the_config():
+    memory = json.loads(table_pages.MEMORY.read_text(encoding='utf-8'))
+    for name in (
+        'aft-simple-l24-d256_8xb16-200e_cifar10',
+        'transformer-l8-d256-h8_1xb10-250e-logistic_mnist',
+    ):
+        found, stored = table_pages.count(ROOT / f'configs/image_ar/{name}.py'), memory[name]
+        assert found.pop('saved') == pytest.approx(stored['saved'], rel=0.1)
+        assert found.pop('recomputed') == pytest.approx(stored['recomputed'], rel=0.1)
+        assert found == {key: stored[key] for key in found}

@@ -1,0 +1,259 @@
+"""Write docs/tables/: a page per table of the papers with what a run of it needs.
+
+Sources are the metafiles of configs/, docs/tables/tables.yml (data, tolerances, columns) and
+docs/tables/memory.json (bytes saved for the backward pass, counted by --count).
+
+    python tools/analysis_tools/table_pages.py            # after an edit of a source
+    python tools/analysis_tools/table_pages.py --check    # changes nothing
+    python tools/analysis_tools/table_pages.py --count configs/TASK/NAME.py ...
+"""
+
+import argparse
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from config_tables import ROOT, read_metafile, rows
+
+from aft_mm.errors import UserError, user_errors
+
+FOLDER = ROOT / 'docs/tables'
+MEMORY = FOLDER / 'memory.json'
+# Parameters, gradients and the two moments of the optimizer, float32.
+BYTES_PER_PARAMETER = 16
+WIDTH_AND_DEPTH = re.compile(r'-l(\d+)-d(\d+)')
+SCHEDULE = re.compile(r'_(\d+)xb(\d+)-(\d+)e')
+
+
+def memory_gb(name: str, memory: dict[str, Any], batch: int | None) -> str:
+    """GB of one card by count: saved for the backward pass, weights, gradients, optimizer."""
+    if name not in memory:
+        return '–'
+    count = memory[name]
+    saved = count['recomputed' if count['with_cp'] else 'saved']
+    total = (batch or count['batch']) * saved + BYTES_PER_PARAMETER * count['parameters']
+    return f'{total / 1e9:.1f}' + (', recomputed' if count['with_cp'] else '')
+
+
+def hours(name: str, parameters: int, facts: dict[str, Any], with_cp: bool) -> str:
+    """Hours of all cards: 6 FLOP per weight and token, 8 with recomputation, over the rate."""
+    schedule = SCHEDULE.search(name)
+    if schedule is None:
+        return '–'
+    cards, _, epochs = map(int, schedule.groups())
+    if shape := WIDTH_AND_DEPTH.search(name):
+        depth, width = map(int, shape.groups())
+        # Projections and MLPs; positions are not multiplied.
+        weights = min(12 * depth * width**2, parameters)
+    else:
+        weights = parameters
+    tokens = facts.get('bytes') or facts['samples'] * facts['tokens']
+    flops = (8 if with_cp else 6) * weights * tokens * epochs
+    return f'{flops / (cards * facts["rate"] * 1e12) / 3600:.0f}'
+
+
+def table(page: dict[str, Any], metafile: dict[str, Any], memory: dict[str, Any]) -> str:
+    """The rows of the paper's table with their counts."""
+    columns = {
+        header: name
+        for header, name in metafile['Tables'][page['table']].items()
+        if name.endswith('(paper)')
+    }
+    found = [(first, entries) for first, entries in rows(metafile, page['table'])]
+    columns = {h: n for h, n in columns.items() if any(n in entries for _, entries in found)}
+    counted = ['GB of a card (count)', *(['hours (count)'] if 'hours' in page else [])]
+    lines = [['config', *counted, *(f"paper's {h}" for h in columns)]]
+    lines.append(['---'] * len(lines[0]))
+    for first, entries in found:
+        link = re.search(r'\]\((.+)\.py\)', first)
+        if link is None:
+            continue  # only a paper has it
+        name = link[1]
+        first = first.replace(f']({name}', f'](../../configs/{page["task"]}/{name}')
+        cells = [first, memory_gb(name, memory, page.get('batch'))]
+        if 'hours' in page:
+            with_cp = memory.get(name, {}).get('with_cp', False)
+            cells.append(hours(name, int(entries['Parameters']), page['hours'], with_cp))
+        lines.append(cells + [entries.get(n, '–') for n in columns.values()])
+    return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+
+
+def commands(page: dict[str, Any]) -> str:
+    cards = page.get('cards', 8)
+    train = (
+        f'bash tools/dist_train.sh $CONFIG {cards} --work-dir work_dirs/run'
+        if cards > 1
+        else 'python tools/train.py $CONFIG --work-dir work_dirs/run'
+    )
+    test = 'python tools/test.py $CONFIG $(cat work_dirs/run/last_checkpoint) --out '
+    option = ' \\\n    --cfg-options test_dataloader.dataset.'
+    lines = [
+        f'CONFIG=configs/{page["task"]}/{page["config"]}.py',
+        train,
+        f'{test}test.json',
+    ]
+    if page.get('dev'):
+        lines.append(f'{test}dev.json{option}split=val')
+    if page.get('dev_root'):
+        lines.append(f'{test}dev.json{option}data_root=data/wsj/test_dev93')
+    if page.get('train'):
+        lines.append(f'{test}train.json{option}split=train')
+    if page.get('strided'):
+        stride = f'{option}evaluation=strided test_dataloader.dataset.stride=512'
+        lines.append(f'{test}strided.json{stride}')
+    return '```bash\n' + '\n'.join(lines) + '\n```\n'
+
+
+def render(page: dict[str, Any], data: dict[str, str], memory: dict[str, Any]) -> str:
+    """One page."""
+    metafile = read_metafile(ROOT / 'configs' / page['task'])
+    if 'hours' in page:
+        rate = page['hours']['rate']
+        time = (
+            'Hours are counted, not measured: 6 FLOP per weight and token, 8 with recomputation, at '
+            f'{rate} TFLOP/s per card ({page["hours"]["source"]}).'
+        )
+    else:
+        time = page['hours_text']
+    note = wrapped(
+        'Memory is counted in float32: activations saved for the backward pass, weights, gradients and two '
+        'moments, without temporary buffers. Recomputed rows have `with_cp=True`.',
+        page.get('memory_text', ''),
+        time,
+    )
+    readme = f'../../configs/{page["task"]}/README.md#{page["anchor"]}'
+    cards = '8 cards' if page.get('cards', 8) == 8 else '1 card'
+    return f"""# {page['title']}
+
+<!-- Written by tools/analysis_tools/table_pages.py; edit docs/tables/tables.yml instead. -->
+
+Rows, choices and what the paper leaves open: [README]({readme}).
+Nothing of this table was trained here.
+
+## Data
+
+{data[page['data']].strip()}
+
+## Commands
+
+{cards}, one row; the others differ in `CONFIG` only.
+
+{commands(page)}
+{wrapped(page['columns'])}
+
+## Card, hours and the paper's numbers
+
+{table(page, metafile, memory)}
+{note}
+
+## When to be content
+
+{wrapped(page['tolerance'][0].upper() + page['tolerance'][1:])}
+
+## After the first hour
+
+{wrapped(page['hour'])}
+"""
+
+
+def wrapped(*texts: str) -> str:
+    """One paragraph in lines of 118 characters."""
+    words = ' '.join(' '.join(texts).split())
+    return '\n'.join(textwrap.wrap(words, 118, break_long_words=False, break_on_hyphens=False))
+
+
+def index(pages: list[dict[str, Any]]) -> str:
+    lines = ''.join(f'- [{page["title"]}]({page["page"]}.md)\n' for page in pages)
+    names = '\n'.join(page['page'] for page in pages)
+    return f"""# From nothing to a table
+
+<!-- Written by tools/analysis_tools/table_pages.py; edit docs/tables/tables.yml instead. -->
+
+A page per table of the papers: data, commands, memory and hours by count, the paper's numbers, and how close is close
+enough, a judgement of this project. Installation is in [get started](../get_started.md), several machines in [cluster](../tutorials/cluster.md). Set
+`AFT_MM_DATA` if the data are not in `data/`.
+
+{lines}
+```{{toctree}}
+:hidden:
+
+{names}
+```
+"""
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Path and text of every page."""
+    facts = yaml.safe_load((FOLDER / 'tables.yml').read_text(encoding='utf-8'))
+    memory = json.loads(MEMORY.read_text(encoding='utf-8')) if MEMORY.exists() else {}
+    yield FOLDER / 'index.md', index(facts['pages'])
+    for page in facts['pages']:
+        yield FOLDER / f'{page["page"]}.md', render(page, facts['data'], memory)
+
+
+def count(path: Path) -> dict[str, Any]:
+    """Bytes saved for the backward pass of one sample, and what scales them."""
+    import torch
+    from mmengine.registry import MODELS, init_default_scope
+    from model_complexity import Likelihood
+    from saved_memory import saved_memory
+
+    from aft_mm.config.reading import read_config
+
+    config = read_config(str(path))
+    init_default_scope(config.get('default_scope', 'mmengine'))
+    model, backbone = MODELS.build(config.model), config.model.get('backbone', {})
+    parts = [config.model.get(name, {}) for name in ('decoder', 'backbone')]
+    with_cp = any(part.get('with_cp', False) for part in parts)
+    parameters = sum(x.numel() for x in model.parameters())
+    if 'decoder' in config.model:
+        stacks = [stack for stack in (model.decoder, model.encoder) if stack is not None]
+        tokens = [
+            torch.zeros(1, stack.max_length, *stack.embedding.token_shape, dtype=torch.long)
+            for stack in stacks
+        ]
+        likelihood = Likelihood(model)
+        memory = saved_memory(likelihood, lambda: likelihood.loss(*tokens))
+    elif backbone:
+        size = backbone.img_size
+        memory = saved_memory(model, lambda: model(torch.randn(1, 3, size, size)))
+    else:
+        frames, mask = torch.randn(1, 2400, 40), torch.ones(1, 2400, dtype=torch.bool)
+        memory = saved_memory(model, lambda: model.encoder(frames, mask))
+    batch = config.train_dataloader.get('batch_size', 1)
+    if batch > 1024:  # a batch of tokens
+        batch //= 256
+    return dict(**memory._asdict(), with_cp=with_cp, parameters=parameters, batch=batch)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--check', action='store_true', help='exit with 1 if a page is stale')
+    parser.add_argument(
+        '--count', nargs='+', type=Path, metavar='CONFIG', help='update memory.json for configs'
+    )
+    args = parser.parse_args()
+    if args.count:
+        memory = json.loads(MEMORY.read_text(encoding='utf-8')) if MEMORY.exists() else {}
+        memory |= {path.stem: count(path) for path in args.count}
+        MEMORY.write_text(
+            json.dumps(dict(sorted(memory.items())), indent=1) + '\n', encoding='utf-8'
+        )
+    for path, text in pages():
+        if path.exists() and path.read_text(encoding='utf-8') == text:
+            continue
+        if args.check:
+            raise UserError(f'{path} is stale; run `python tools/analysis_tools/table_pages.py`')
+        path.write_text(text, encoding='utf-8')
+        print(f'{path} is new')
+
+
+if __name__ == '__main__':
+    with user_errors(OSError):
+        main()

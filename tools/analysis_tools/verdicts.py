@@ -1,0 +1,132 @@
+"""Student and Welch intervals over seeds, and what they say about an expected sign.
+
+Used by compare_seeds.py. A verdict says what the runs at hand show, nothing about a paper: other data
+and other schedules can neither confirm nor contradict one.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from run_logs import decimals_of, mean_and_error
+
+LEVEL = 0.95
+SAME, OPPOSITE, NOT_DECIDABLE = 'same sign here', 'opposite sign here', 'not decidable'
+
+
+class Difference(NamedTuple):
+    """Difference of two means by Welch's t; interval and p are None where a group has one run."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    p: float | None
+    degrees: float | None
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return Student's 95 % interval of a mean with n − 1 degrees of freedom, None for n = 1."""
+    from scipy.stats import t
+
+    mean, error = mean_and_error(values)
+    if error is None:
+        return None
+    half = t.ppf((1 + LEVEL) / 2, len(values) - 1) * error
+    return mean - half, mean + half
+
+
+def difference(values: Sequence[float], reference: Sequence[float]) -> Difference:
+    """Return the mean of values minus that of the reference, after Welch.
+
+    Variances of the groups may differ: degrees of freedom are those of Welch and Satterthwaite,
+    (a + b)² / (a²/(n − 1) + b²/(m − 1)) with squared standard errors a and b.
+    """
+    from scipy.stats import t
+
+    means, errors = zip(mean_and_error(values), mean_and_error(reference), strict=True)
+    mean = means[0] - means[1]
+    if None in errors or not any(errors):  # runs that are all equal have no known variance
+        return Difference(mean, None, None, None)
+    a, b = (error**2 for error in errors)
+    degrees = (a + b) ** 2 / (a**2 / (len(values) - 1) + b**2 / (len(reference) - 1))
+    error = math.sqrt(a + b)
+    half = t.ppf((1 + LEVEL) / 2, degrees) * error
+    p = 2 * t.sf(abs(mean) / error, degrees)
+    return Difference(mean, (mean - half, mean + half), float(p), degrees)
+
+
+def verdict(found: Difference, sign: str) -> str:
+    """Compare the sign of a difference with the expected one, '+' or '-'.
+
+    Decidable means that the 95 % interval excludes 0. Intervals are not corrected for the number of
+    comparisons.
+    """
+    if sign not in ('+', '-'):
+        raise ValueError(f"sign must be '+' or '-', got {sign!r}")
+    if found.p is None or found.p >= 1 - LEVEL:
+        return NOT_DECIDABLE
+    return SAME if (found.mean > 0) == (sign == '+') else OPPOSITE
+
+
+def verdict_table(
+    groups: Mapping[str, Sequence[float]], label: str, expected: Mapping[str, str] | None = None
+) -> str:
+    """Return a Markdown table, one row per group, each compared with the first group.
+
+    Numbers have two digits of the smallest standard error. A dash replaces what needs a second run.
+
+    Args:
+        groups: Name to the values of its runs, one per seed.
+        label: The metric with its unit.
+        expected: Group to the expected sign of its difference, '+' or '-'. Adds the last column.
+
+    Raises:
+        ValueError: There is no group, one is empty, or `expected` has an unknown or the first group.
+    """
+    if not groups or not all(groups.values()):
+        raise ValueError('groups must have at least one group and one run each')
+    first, *others = groups
+    if unknown := set(expected or {}) - set(others):
+        raise ValueError(
+            f'expected must name groups after the first, {", ".join(others) or "of which there is none"}'
+            f', got {", ".join(sorted(unknown))}'
+        )
+    means, errors = zip(*map(mean_and_error, groups.values()), strict=True)
+    decimals = decimals_of(errors, means)
+    header = [
+        'group',
+        'n',
+        f'{label}, mean',
+        '95 % interval',
+        f'difference to {_escape(first)}',
+        '95 % interval',
+        'p',
+        *(['verdict'] if expected else []),
+    ]
+    lines = [header, ['---', *['---:'] * 6, *(['---'] if expected else [])]]
+    for name, values in groups.items():
+        interval = mean_interval(values)
+        cells = [_escape(name), str(len(values)), f'{statistics.mean(values):.{decimals}f}']
+        cells += [_range(interval, f'.{decimals}f')]
+        if name == first:
+            cells += ['–'] * (4 if expected else 3)
+        else:
+            found = difference(values, groups[first])
+            cells += [f'{found.mean:+.{decimals}f}', _range(found.interval, f'+.{decimals}f')]
+            cells += ['–' if found.p is None else _probability(found.p)]
+            if expected:
+                cells += [verdict(found, expected[name]) if name in expected else '–']
+        lines.append(cells)
+    return ''.join(f'| {" | ".join(cells)} |\n' for cells in lines)
+
+
+def _range(interval: tuple[float, float] | None, spec: str) -> str:
+    return '–' if interval is None else f'{interval[0]:{spec}} to {interval[1]:{spec}}'
+
+
+def _probability(p: float) -> str:
+    return '< 0.0001' if p < 1e-4 else f'{p:.2g}'
+
+
+def _escape(name: str) -> str:
+    return name.replace('|', r'\|')
