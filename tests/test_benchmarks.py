@@ -241,10 +241,22 @@ def test_training_run(run, tmp_path):
     (tmp_path / 'enwik8').mkdir()
     (tmp_path / 'enwik8' / 'enwik8').write_bytes(bytes(range(32, 112)) * 250)
     done = run(
-        TOOLS / 'training_run.py', config, '--iterations', 12, '--amp', '--json', 'out.json',
-        '--work-dir', 'run', '--cfg-options', 'train_dataloader.batch_size=2',
-        'model.decoder.grid=(32,)', 'train_dataloader.dataset.context_length=32',
-        cwd=tmp_path, env=dict(AFT_MM_DATA=str(tmp_path)))  # fmt: skip
+        TOOLS / 'training_run.py',
+        config,
+        '--iterations',
+        12,
+        '--amp',
+        '--json',
+        'out.json',
+        '--work-dir',
+        'run',
+        '--cfg-options',
+        'train_dataloader.batch_size=2',
+        'model.decoder.grid=(32,)',
+        'train_dataloader.dataset.context_length=32',
+        cwd=tmp_path,
+        env=dict(AFT_MM_DATA=str(tmp_path)),
+    )
     assert done.returncode == 0, done.stderr
     (row,) = rows_of(tmp_path / 'out.json')
     assert row['iterations'] == 12 and 1 < row['last_loss'] < row['first_loss'] < 8

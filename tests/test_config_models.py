@@ -477,14 +477,21 @@ class TestExperiments:
             ),
             *(
                 (
-                    [f'aft-local{learned}-32-{size}_8xb16-100e_enwik8-{length}' for learned in ('', '-learned')],
+                    [
+                        f'aft-local{learned}-32-{size}_8xb16-100e_enwik8-{length}'
+                        for learned in ('', '-learned')
+                    ],
                     2,
                     [f'{MIXER}.type', 'optim_wrapper.optimizer.type'],
                 )
-                for size, length in (('l12-d512', 't1024'), ('l24-d256', 't1024'), ('l24-d256', 't2048'))
+                for size, length in (
+                    ('l12-d512', 't1024'),
+                    ('l24-d256', 't1024'),
+                    ('l24-d256', 't2048'),
+                )
             ),
         ],
-    )  # fmt: skip
+    )
     def test_differ_only_in(self, group, number, keys):
         first, *others = [without(load(name), *keys) for name in group]
         assert len(group) == number and all(other == first for other in others)

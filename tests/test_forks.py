@@ -3,26 +3,26 @@
 import pytest
 
 SCRIPTS = {
-    'the arguments': '''
+    'the arguments': """
 import json, os, sys
 names = ('PYTHONPATH', 'GIVEN', 'KEPT')
 print(json.dumps([sys.argv, os.getcwd(), __name__, __file__, *map(os.environ.get, names)]))
 own = [path for path in sys.path if 'own' in path]
 print(own, sys.stdin.read(), json.__name__)
-''',
+""",
     'an exit function': "import atexit; atexit.register(print, 'the end')",
     'an exit code': 'import sys; sys.exit(3)',
     'a message': "import sys; print('out'); sys.exit('a message')",
     'a signal': 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)',
-    'worker processes': '''
+    'worker processes': """
 from multiprocessing import Pool
 def square(x):
     return x * x
 if __name__ == '__main__':
     with Pool(2) as pool:
         print(pool.map(square, range(5)))
-''',
-}  # fmt: skip
+""",
+}
 
 
 @pytest.mark.parametrize('what', SCRIPTS)
@@ -36,7 +36,10 @@ def test_a_fork_behaves_as_a_new_python(run, tmp_path, monkeypatch, what):
     fork = run(script, 'a', 1, **options)
     fresh = run(script, 'a', 1, **options, fresh=True)
     assert (fork.returncode, fork.stdout, fork.stderr) == (
-        fresh.returncode, fresh.stdout, fresh.stderr)  # fmt: skip
+        fresh.returncode,
+        fresh.stdout,
+        fresh.stderr,
+    )
 
 
 def test_forks_have_different_seeds(run, tmp_path):

@@ -260,8 +260,11 @@ REFUSED = {
         r'also needs backbone\.layers\.1\.mlp\.0\.bias',
     ),
     'width': (
-        lambda state: {**state, 'patch_embed.proj.bias': torch.ones(96),
-                       'patch_embed.proj.weight': torch.ones(96, 3, 16, 16)},
+        lambda state: {
+            **state,
+            'patch_embed.proj.bias': torch.ones(96),
+            'patch_embed.proj.weight': torch.ones(96, 3, 16, 16),
+        },
         'must have the 192 channels of the model of --config, got 96',
     ),
     'depth': (
@@ -284,7 +287,7 @@ REFUSED = {
         lambda state: {**state, 'head.layers.pre_logits.bias': torch.ones(192)},
         'got one with head.layers.pre_logits.bias; --no-head omits the classifier',
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize('what', REFUSED)

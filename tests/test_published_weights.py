@@ -44,9 +44,12 @@ def trained(tmp_path):
     average = {name: x.clone() for name, x in hook.ema_model.module.state_dict().items()}
     meta = dict(cfg='a = 1', seed=3, epoch=7, dataset_meta=dict(classes=('cat', 'dog'), roots=[1]))
     checkpoint = dict(
-        meta=meta, state_dict=dict(model.state_dict()), optimizer={}, message_hub={},
+        meta=meta,
+        state_dict=dict(model.state_dict()),
+        optimizer={},
+        message_hub={},
         param_schedulers=[],
-    )  # fmt: skip
+    )
     hook.before_save_checkpoint(None, checkpoint)
     torch.save(checkpoint, tmp_path / 'trained.pth')
     return weights, average
@@ -66,8 +69,14 @@ def test_published_files_hold_the_weights_and_no_more(
         assert path == tmp_path / f'a/model-{digits}{suffix}'
     assert set(paths[0].parent.iterdir()) == set(paths)
     dataset = dict(classes=('cat', 'dog'))
-    meta = dict(cfg='a = 1', epoch=7, dataset_meta=dataset, license='MIT', command='make a b',
-                metrics={'accuracy/top1': 42.5})  # fmt: skip
+    meta = dict(
+        cfg='a = 1',
+        epoch=7,
+        dataset_meta=dataset,
+        license='MIT',
+        command='make a b',
+        metrics={'accuracy/top1': 42.5},
+    )
     expected = trained[bool(options)]
     published = torch.load(paths[1], weights_only=True)
     assert published.keys() == {'meta', 'state_dict'} and published['meta'] == meta
@@ -108,7 +117,7 @@ def test_nothing_is_overwritten_and_no_average_invented(trained, publish_model, 
     torch.save(trained[0], words[0])
     with pytest.raises(SystemExit, match='must hold a state_dict'):
         publish_model.main(words)
-    with pytest.raises(SystemExit, match='must end in .safetensors or .pth'):
+    with pytest.raises(SystemExit, match='must be a file name that ends in .safetensors or .pth'):
         publish_model.main([words[0], str(tmp_path / 'model.bin')])
     assert len(list(tmp_path.iterdir())) == 4
 
@@ -118,8 +127,12 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path, mon
     module = tool('model_converters/release_weights')
     run = tmp_path / 'run'
     (run / '1/vis_data').mkdir(parents=True)
-    records = [dict(iter=2, epoch=1, loss=1.), dict(top1=30., step=1),
-               dict(iter=4, epoch=2, loss=1.), dict(top1=40., step=2)]  # fmt: skip
+    records = [
+        dict(iter=2, epoch=1, loss=1.0),
+        dict(top1=30.0, step=1),
+        dict(iter=4, epoch=2, loss=1.0),
+        dict(top1=40.0, step=2),
+    ]
     (run / '1/vis_data/scalars.json').write_text('\n'.join(map(json.dumps, records)))
     model = nn.Linear(3, 2)
     meta = dict(iter=4, epoch=2, experiment_name='a_20261122_080606')
@@ -156,8 +169,11 @@ def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
     copy.write_text(original)
     monkeypatch.setattr(module, 'CONFIGS', tmp_path / 'configs')
     name = 'aft-conv-quickstart_1xb64-50e_digits'
-    state = dict(state_dict=nn.Linear(3, 2).state_dict(), optimizer={},
-                 meta=dict(iter=4, epoch=2, experiment_name=f'{name}_20261122_080606'))  # fmt: skip
+    state = dict(
+        state_dict=nn.Linear(3, 2).state_dict(),
+        optimizer={},
+        meta=dict(iter=4, epoch=2, experiment_name=f'{name}_20261122_080606'),
+    )
     torch.save(state, tmp_path / 'epoch_2.pth')
     (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'epoch_2.pth'))
     for address in ('hf://org/old', 'https://host/release/'):  # the later one takes the place

@@ -16,6 +16,7 @@ NOTEBOOK = ROOT / 'docs/tutorials/first_model.ipynb'
 # Text of errors that other libraries raise.
 FOREIGN = (
     "No module named 'mmengine'",
+    "No module named 'mmcv._ext'",
     "No module named 'pkg_resources'",
     "attribute 'find_loader'",
     'is not in the mmpretrain::model registry',

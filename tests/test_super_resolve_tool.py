@@ -148,7 +148,9 @@ def test_a_model_of_one_channel_reads_grey(enlarge, module, untrained, tmp_path,
     for name, image in (('grey.png', image_of((4, 4))), ('small.png', colours)):
         module.main(['grey.py', 'grey.pth', name, 'a.png', '--device', 'cpu'])
         printed = capsys.readouterr().out
-        assert ('small.png: a colour image is read as grey\n' in printed) == (name == 'small.png')
+        assert ('small.png: a colour image is converted to grey\n' in printed) == (
+            name == 'small.png'
+        )
         assert 'three equal channels' not in printed
         expected = resolver(image[..., None], seed=0)[0]
         assert picture('a.png').shape == (8, 8)

@@ -56,10 +56,13 @@ def test_the_parts_become_three_pairs_of_files(archives, tmp_path, capsys):
     converter('wmt14').main([*reversed(archives()), '--out', str(tmp_path / 'out')])
     found = {path.name: path.read_text(encoding='utf-8') for path in (tmp_path / 'out').iterdir()}
     assert found == {
-        'train.de': 'eins\nzwei\ndr\u2028ei\nvier\n', 'train.en': 'one\ntwo\nthree\nfour\n',
-        'val.de': 'fuenf\n', 'val.en': 'five\n',
-        'test.en': 'A & B\ntwo lines\n', 'test.de': 'A & B\nÜber lines\n',
-    }  # fmt: skip
+        'train.de': 'eins\nzwei\ndr\u2028ei\nvier\n',
+        'train.en': 'one\ntwo\nthree\nfour\n',
+        'val.de': 'fuenf\n',
+        'val.en': 'five\n',
+        'test.en': 'A & B\ntwo lines\n',
+        'test.de': 'A & B\nÜber lines\n',
+    }
     assert 'wrote 4 pairs to' in capsys.readouterr().out
 
 

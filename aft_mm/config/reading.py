@@ -93,8 +93,7 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
                 f'config {path!r} imports a missing module: {error.__cause__ or error}'
             ) from error
         raise UserError(
-            f'config {path!r} needs mmdet and mmseg with the compiled mmcv ({error}), which '
-            '`make downstream` installs'
+            f'config {path!r} needs mmdet and mmseg ({error}), which `make downstream` installs'
         ) from error
     except RecursionError as error:
         raise UserError(f'config {path!r} has itself among its _base_') from error

@@ -14,10 +14,11 @@ from .triton.availability import KERNELS, interpreted
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog='python -m aft_mm.ops', description=print_table.__doc__)
     parser.add_argument(
-        '--verify', action='store_true',
+        '--verify',
+        action='store_true',
         help='check the Triton kernels on this device and store the results, which enables the '
         'kernels that pass; the exit status is 1 unless all pass',
-    )  # fmt: skip
+    )
     parser.add_argument('--op', nargs='+', choices=KERNELS, help='with --verify; default: all')
     parser.add_argument(
         '--dtype', nargs='+', choices=selftest.DTYPES, help='with --verify; default: all'

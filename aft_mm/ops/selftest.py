@@ -250,9 +250,17 @@ TIMED_CASES = {
     'aft_local_hard': [hard(n, 32, channels=512) for n in (512, 3072)],
 }
 TWISTS = (
-    'masked', 'raised', 'lowered', 'spike', 'large bias', 'crowd', 'strided', 'float32 bias',
-    'ungated', 'relu gate',
-)  # fmt: skip
+    'masked',
+    'raised',
+    'lowered',
+    'spike',
+    'large bias',
+    'crowd',
+    'strided',
+    'float32 bias',
+    'ungated',
+    'relu gate',
+)
 BATCH, STEPS, RUNS = 3, 3, 3
 # Sequences per multiprocessor of the twist 'crowd': more programs than run at the same time.
 CROWD = 16

@@ -67,9 +67,15 @@ def test_inductor_takes_a_causal_convolution_on_a_picture():
 def test_the_compile_hook_makes_a_graph_per_size():
     torch._dynamo.reset()
     model = nn.Module()
-    model.backbone = MODELS.build(dict(
-        type='aft_mm.AFTViT', arch=dict(embed_dims=8, num_layers=1), img_size=8, patch_size=4,
-        token_mixer=dict(type='aft_mm.AFTSimple')))  # fmt: skip
+    model.backbone = MODELS.build(
+        dict(
+            type='aft_mm.AFTViT',
+            arch=dict(embed_dims=8, num_layers=1),
+            img_size=8,
+            patch_size=4,
+            token_mixer=dict(type='aft_mm.AFTSimple'),
+        )
+    )
     expected = [model.backbone(torch.ones(1, 3, 4 * n, 8))[0] for n in range(1, 12)]
 
     class Runner:

@@ -39,24 +39,33 @@ def fails(call, message):
 
 
 SETTINGS = [
-    *[(f'train_cfg.{name}={value}', rf'train_cfg.{name} must be an int, 1 or larger, got')
-      for name in ('max_epochs', 'val_interval') for value in (0, -1, 1.5, 'abc')],
-    *[(f'optim_wrapper.optimizer.lr={value}', 'optimizer.lr must be a finite number, 0 or larger')
-      for value in ('abc', 'nan', '-1', 'inf', 'None')],
+    *[
+        (f'train_cfg.{name}={value}', rf'train_cfg.{name} must be an int, 1 or larger, got')
+        for name in ('max_epochs', 'val_interval')
+        for value in (0, -1, 1.5, 'abc')
+    ],
+    *[
+        (f'optim_wrapper.optimizer.lr={value}', 'optimizer.lr must be a finite number, 0 or larger')
+        for value in ('abc', 'nan', '-1', 'inf', 'None')
+    ],
     ('optim_wrapper.optimizer.type=Adamm', "type 'Adamm' is not an optimizer; did you mean 'Adam'"),
     ('default_hooks.checkpoint.interval=0', 'default_hooks.checkpoint.interval, .* 1 or larger'),
-    *[(f'data_preprocessor.std=[{value}]', 'data_preprocessor.std must be .* above 0, got')
-      for value in (0, -1, "'a'")],
+    *[
+        (f'data_preprocessor.std=[{value}]', 'data_preprocessor.std must be .* above 0, got')
+        for value in (0, -1, "'a'")
+    ],
     ('data_preprocessor.mean=[nan]', 'data_preprocessor.mean must be a finite number, got'),
     ('resume=/no/such', "resume must be True or False, got '/no/such'"),
     ('train_dataloader.dataset.pipeline=[]', 'train_dataloader.dataset.pipeline must have a step'),
-    *[(f'train_dataloader.dataset.indices={value}', 'dataset.indices must be an int, 1 or larger')
-      for value in (0, -1, 1.5, 'abc')],
+    *[
+        (f'train_dataloader.dataset.indices={value}', 'dataset.indices must be an int, 1 or larger')
+        for value in (0, -1, 1.5, 'abc')
+    ],
     ('optim_wraper.optimizer.lr=1', "names 'optim_wraper', which the config does not have"),
     ('visualizr.name=a', "names 'visualizr', which the config does not have"),
     ('model.head.num_classes.a=1', '--cfg-options do not fit'),
     ('train_dataloader.batch_size=0', 'train_dataloader.batch_size must be an int, 1 or larger'),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize('option, message', SETTINGS, ids=[option for option, _ in SETTINGS])
@@ -220,20 +229,30 @@ def test_arguments_of_the_complexity(tool, bias_checkpoint, words, message):
 
 
 def test_a_classifier_draws_nothing(tool, bias_checkpoint):
-    message = 'config.py has no autoregressive model (one with a decoder)'
+    message = r'config.py has no autoregressive model \(one with a decoder\)'
     fails(lambda: tool('sample', *bias_checkpoint, '--out', 'a.png'), message)
     message = 'config.py is not a config of super-resolution, .* has no source_shape'
     fails(lambda: tool('super_resolve', *bias_checkpoint, 'a.png', 'b.png'), message)
 
 
-@pytest.mark.parametrize('script, words', [
-    ('dist_train', []), ('dist_train', ['a.py']), ('dist_test', ['a.py', 'a.pth']),
-    ('slurm_train', ['partition', 'job']), ('slurm_test', ['partition', 'job', 'a.py']),
-    ('dist_train', ['a.py', 'two']), ('dist_test', ['a.py', 'a.pth', '0']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'script, words',
+    [
+        ('dist_train', []),
+        ('dist_train', ['a.py']),
+        ('dist_test', ['a.py', 'a.pth']),
+        ('slurm_train', ['partition', 'job']),
+        ('slurm_test', ['partition', 'job', 'a.py']),
+        ('dist_train', ['a.py', 'two']),
+        ('dist_test', ['a.py', 'a.pth', '0']),
+    ],
+)
 def test_launch_scripts_without_their_arguments(script, words):
     done = subprocess.run(
-        ['bash', ROOT / f'tools/{script}.sh', *words], capture_output=True, text=True,
-        env={**os.environ, 'PYTHON': sys.executable})  # fmt: skip
+        ['bash', ROOT / f'tools/{script}.sh', *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, 'PYTHON': sys.executable},
+    )
     assert done.returncode in (1, 2)
     assert 'rror: ' in done.stderr.splitlines()[-1] and 'Traceback' not in done.stderr

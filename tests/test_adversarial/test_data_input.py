@@ -31,8 +31,12 @@ def chunk(kind, data):
 def bomb(path):
     """A PNG whose header promises 3.6 thousand million pixels."""
     header = struct.pack('>IIBBBBB', 60000, 60000, 8, 2, 0, 0, 0)
-    path.write_bytes(b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', header)
-                     + chunk(b'IDAT', zlib.compress(b'')) + chunk(b'IEND', b''))  # fmt: skip
+    path.write_bytes(
+        b'\x89PNG\r\n\x1a\n'
+        + chunk(b'IHDR', header)
+        + chunk(b'IDAT', zlib.compress(b''))
+        + chunk(b'IEND', b'')
+    )
 
 
 def loop(path):
@@ -90,10 +94,13 @@ def test_validation_and_test_images_are_looked_at_too(tmp_path):
         return SimpleNamespace(dataset=Images(paths))
 
     runner = SimpleNamespace(
-        rank=0, world_size=1, logger=SimpleNamespace(info=print), train_dataloader=loader(good),
+        rank=0,
+        world_size=1,
+        logger=SimpleNamespace(info=print),
+        train_dataloader=loader(good),
         val_loop=SimpleNamespace(dataloader=loader(good, bad)),
         test_loop=SimpleNamespace(dataloader=loader(bad)),
-    )  # fmt: skip
+    )
     hook = CheckImagesHook()
     with pytest.raises(UserError, match="bad.png' of the validation set is truncated"):
         hook.before_train(runner)
@@ -106,8 +113,13 @@ def test_validation_and_test_images_are_looked_at_too(tmp_path):
 @pytest.mark.parametrize('kept, announced', [(4, 4), (3, 4), (2, 4)])
 def test_a_text_ply_holds_what_it_announces(tmp_path, kept, announced):
     points = np.random.default_rng(0).normal(size=(kept, 3))
-    header = ['ply', 'format ascii 1.0', f'element vertex {announced}',
-              *[f'property float {axis}' for axis in 'xyz'], 'end_header']  # fmt: skip
+    header = [
+        'ply',
+        'format ascii 1.0',
+        f'element vertex {announced}',
+        *[f'property float {axis}' for axis in 'xyz'],
+        'end_header',
+    ]
     rows = [' '.join(f'{value:.6f}' for value in point) for point in points]
     path = tmp_path / 'a.ply'
     path.write_text('\n'.join([*header, *rows]) + '\n')

@@ -224,7 +224,7 @@ class TestDoctor:
             tool('doctor').main([])
         out = capsys.readouterr().out
         assert end.value.code == 1 and out.endswith('- a\n  b\n')
-        assert 'there: mnist\n' in out and 'cifar10' in out.partition('not there: ')[2]
+        assert 'found: mnist\n' in out and 'cifar10' in out.partition('missing: ')[2]
         assert 'eager' in out and 'aft_conv_step' in out and 'torch 2' in out
 
     def test_an_unknown_backend_is_reported(self, tool, capsys, monkeypatch):

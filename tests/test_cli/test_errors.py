@@ -51,7 +51,7 @@ def test_a_bad_image_is_named_also_by_a_worker(num_workers, names, name):
         dataset, batch_size=2, num_workers=num_workers, collate_fn=lambda samples: samples
     )
     message = sentence(lambda: list(loader))
-    assert message == (f'{name} be uint8 of image_shape (6, 4, 1), got uint8 of shape (6, 3, 1).')
+    assert message == (f'{name} be uint8 of image_shape (6, 4, 1), got uint8 of shape (6, 3, 1)')
 
 
 class Bugs(list):

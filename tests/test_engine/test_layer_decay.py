@@ -126,12 +126,15 @@ def without_a_backbone():
         (Detector, dict(decay_rate=1.5), 'at most 1, got 1.5'),
         (Detector, dict(decay_rate='0.5'), "at most 1, got '0.5'"),
         (Detector, dict(decay_rate=0.5, lr=None), 'decay_rate needs optimizer.lr'),
-        (with_a_convolution, dict(decay_rate=0.5),
-         'backbone has get_layer_depth, such as aft_mm.AFTViT, got Detector .* type Conv2d'),
+        (
+            with_a_convolution,
+            dict(decay_rate=0.5),
+            'backbone has get_layer_depth, such as aft_mm.AFTViT, got Detector .* type Conv2d',
+        ),
         (without_a_backbone, dict(decay_rate=0.5), 'got Linear .* of type NoneType'),
     ],
     ids=lambda value: getattr(value, '__name__', str(value)),
-)  # fmt: skip
+)
 def test_mistakes_are_named(model, options, message):
     with pytest.raises(ValueError, match=message) as error:
         build(model(), **options)

@@ -30,11 +30,23 @@ def seed():
 
 def translation_model(mixing=SOFTMAX, encoder_mixing=SOFTMAX, length=8, **options):
     encoder = dict(
-        type='aft_mm.SequenceEncoder', embed_dims=D, num_layers=1, grid=(6,), embedding=None,
-        token_mixer=encoder_mixing)  # fmt: skip
+        type='aft_mm.SequenceEncoder',
+        embed_dims=D,
+        num_layers=1,
+        grid=(6,),
+        embedding=None,
+        token_mixer=encoder_mixing,
+    )
     return model(
-        HEAD, encoder, grid=(length,), vocab_size=VALUES, num_kinds=1, token_mixer=mixing,
-        cross_mixer=SOFTMAX, **options)  # fmt: skip
+        HEAD,
+        encoder,
+        grid=(length,),
+        vocab_size=VALUES,
+        num_kinds=1,
+        token_mixer=mixing,
+        cross_mixer=SOFTMAX,
+        **options,
+    )
 
 
 def sources():
@@ -56,8 +68,7 @@ def ranking(net, source, longest, alpha):
 @every_mixer
 def test_a_wide_beam_equals_exhaustive_search(name):
     net, given = translation_model(mixer(name)), sources()
-    found = net.beam_search(
-        given, END, beam_size=27, num_best=5, length_penalty=0.7, max_length=4)  # fmt: skip
+    found = net.beam_search(given, END, beam_size=27, num_best=5, length_penalty=0.7, max_length=4)
     for source, hypotheses in zip(given, found, strict=True):
         expected = ranking(net, source, 4, 0.7)[:5]
         assert [tuple(h.tokens.tolist()) for h in hypotheses] == [row for _, row in expected]
@@ -140,8 +151,7 @@ def test_a_padded_batch_equals_single_sentences(mixing):
     """Encoder, cross mixer and decoder together; nats per token agree to 2e-6."""
     net, given = translation_model(mixer('AFTSimple'), mixing), sources()
     rows = [tokens(size, high=VALUES) for size in (8, 2, 5)]
-    batch = dict(
-        inputs=rows, data_samples=[SequenceSample(source=source) for source in given])  # fmt: skip
+    batch = dict(inputs=rows, data_samples=[SequenceSample(source=source) for source in given])
     with torch.no_grad():
         together = net(**net.data_preprocessor(batch), mode='predict')
         for row, source, sample in zip(rows, given, together, strict=True):
@@ -185,8 +195,11 @@ def test_source_target_and_output_share_one_table():
     table = net.decoder.embedding.weight
     assert net.encoder.embedding is net.decoder.embedding
     names = [name for name, parameter in net.named_parameters() if parameter.shape == table.shape]
-    assert names == ['decoder.embedding.weight', 'head.weight'] == [
-        name for name in net.state_dict() if name in names]  # fmt: skip
+    assert (
+        names
+        == ['decoder.embedding.weight', 'head.weight']
+        == [name for name in net.state_dict() if name in names]
+    )
     before = net.encode([tokens(3, high=VALUES)])[0]
     with torch.no_grad():
         table.mul_(2)
@@ -194,8 +207,14 @@ def test_source_target_and_output_share_one_table():
     assert not torch.equal(net.encode([tokens(3, high=VALUES)])[0], before)
     with pytest.raises(ValueError, match='embedding must be given for a decoder, got None'):
         MODELS.build(decoder_config(embedding=None))
-    wide = dict(type='aft_mm.SequenceEncoder', embed_dims=2 * D, num_layers=1, embedding=None,
-                token_mixer=SOFTMAX, grid=(6,))  # fmt: skip
+    wide = dict(
+        type='aft_mm.SequenceEncoder',
+        embed_dims=2 * D,
+        num_layers=1,
+        embedding=None,
+        token_mixer=SOFTMAX,
+        grid=(6,),
+    )
     with pytest.raises(ValueError, match='must have the same embed_dims, got 24 and 12'):
         model(HEAD, wide, vocab_size=VALUES, num_kinds=1, cross_mixer=SOFTMAX)
 
@@ -222,7 +241,8 @@ def test_sinusoidal_positions_follow_their_formula_and_are_not_saved():
 
 def test_a_scaled_embedding_has_the_norm_of_the_positions():
     table = MODELS.build(
-        dict(type='aft_mm.TokenEmbedding', embed_dims=64, vocab_size=500, scaled=True))  # fmt: skip
+        dict(type='aft_mm.TokenEmbedding', embed_dims=64, vocab_size=500, scaled=True)
+    )
     row = tokens(1, 9, high=500)
     torch.testing.assert_close(table(row), 8 * table.weight[row])
     assert table(row).std().item() == pytest.approx(1, abs=0.15)

@@ -99,11 +99,15 @@ def test_maps_of_a_padded_batch_equal_those_of_single_images(token_mixer):
             assert (unmasked[i][inside] - expected).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize('options', [
-    dict(token_mixer=CONV, out_type='avg_featmap'),
-    dict(token_mixer=SIMPLE, out_type='avg_featmap', with_cls_token=True),
-    dict(token_mixer=SIMPLE, out_type='cls_token', with_cls_token=True),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(token_mixer=CONV, out_type='avg_featmap'),
+        dict(token_mixer=SIMPLE, out_type='avg_featmap', with_cls_token=True),
+        dict(token_mixer=SIMPLE, out_type='cls_token', with_cls_token=True),
+    ],
+    ids=str,
+)
 def test_vectors_of_a_padded_batch_equal_those_of_single_images(options):
     masked, plain = with_and_without_mask(**options)
     pictures = images()
@@ -144,10 +148,16 @@ def test_a_masked_backbone_compiles_without_graph_breaks():
     torch.testing.assert_close(compiled(batch), model(batch))
 
 
-@pytest.mark.parametrize('token_mixer', [
-    FULL, mixer('AFTFull', rank=None), mixer('AFTLocal', window=3, rank=4),
-    mixer('AFTLocal', window=(2, 5), rank=4),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    'token_mixer',
+    [
+        FULL,
+        mixer('AFTFull', rank=None),
+        mixer('AFTLocal', window=3, rank=4),
+        mixer('AFTLocal', window=(2, 5), rank=4),
+    ],
+    ids=str,
+)
 def test_a_bias_learned_at_224_pixels_is_interpolated_for_another_grid(token_mixer):
     options = dict(token_mixer=token_mixer, patch_size=16, arch={**ARCH, 'num_layers': 1})
     learned = random_model(img_size=224, **options)

@@ -81,8 +81,11 @@ def test_levels_are_contiguous():
 def test_every_parameter_gets_a_gradient_and_upsampling_has_norm_and_gelu():
     neck = SimpleFeaturePyramid(8, out_channels=4)
     assert [type(layer).__name__ for layer in neck.levels[0][:4]] == [
-        'ConvTranspose2d', 'ChannelNorm', 'GELU', 'ConvTranspose2d',
-    ]  # fmt: skip
+        'ConvTranspose2d',
+        'ChannelNorm',
+        'GELU',
+        'ConvTranspose2d',
+    ]
     sum((y * torch.randn_like(y)).sum() for y in neck((torch.randn(2, 8, 3, 5),))).backward()
     for name, parameter in neck.named_parameters():
         assert parameter.grad.abs().max() > 0, name

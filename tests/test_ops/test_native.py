@@ -75,12 +75,20 @@ def simple(tokens, channels):
 # many heads per vector; rows that fill the registers, or not; kernels of one piece and several,
 # wider and higher than the grid; full and partial segments.
 SHAPES = [
-    conv((5, 7), (3, 3), 40, 8), conv((3, 29), (5, 11), 37, 37), conv((1, 1), (3, 3), 16, 16),
-    conv((9, 13), (11, 3), 48, 24), conv((67,), (31,), 18, 3), conv((2, 20), (1, 5), 66, 22),
-    conv((5, 9), (5, 7), 40, 8, causal=True), conv((67,), (31,), 18, 18, causal=True),
+    conv((5, 7), (3, 3), 40, 8),
+    conv((3, 29), (5, 11), 37, 37),
+    conv((1, 1), (3, 3), 16, 16),
+    conv((9, 13), (11, 3), 48, 24),
+    conv((67,), (31,), 18, 3),
+    conv((2, 20), (1, 5), 66, 22),
+    conv((5, 9), (5, 7), 40, 8, causal=True),
+    conv((67,), (31,), 18, 18, causal=True),
     conv((6, 5), (5, 3), 20, 4, global_connectivity=False),
-    simple(1, 3), simple(31, 16), simple(64, 70), simple(33, 64),
-]  # fmt: skip
+    simple(1, 3),
+    simple(31, 16),
+    simple(64, 70),
+    simple(33, 64),
+]
 DEFAULTS = dict(key_function='softmax', causal=False, grid=())
 
 
@@ -222,8 +230,11 @@ def test_calls_that_need_torch_operations(monkeypatch):
     with FlopCounterMode(display=False) as flops:
         case(*tensors)
     assert flops.get_total_flops() > 0
-    duals = torch.func.jvp(lambda key: case(tensors[0], key, *tensors[2:]), (tensors[1],) * 1,
-                           (torch.ones_like(tensors[1]),))  # fmt: skip
+    duals = torch.func.jvp(
+        lambda key: case(tensors[0], key, *tensors[2:]),
+        (tensors[1],) * 1,
+        (torch.ones_like(tensors[1]),),
+    )
     assert duals[1].abs().max() < 1e-5  # a shift of all keys changes nothing
     with torch.autograd.forward_ad.dual_level():
         assert reasons(case, *tensors) == ['torch.func and forward mode need torch operations']

@@ -86,8 +86,9 @@ def test_a_damaged_file_is_no_result_and_results_are_merged(machine):
     store(float16=PASSED)
     path = kernel_results.result_path('cpu', None)
     assert set(json.loads(path.read_text())['results']) == {
-        'aft_simple float32', 'aft_simple float16',
-    }  # fmt: skip
+        'aft_simple float32',
+        'aft_simple float16',
+    }
     assert [x.name for x in path.parent.iterdir()] == [path.name]
     path.write_text('{')
     kernel_results.load_results.cache_clear()

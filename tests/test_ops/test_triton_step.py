@@ -40,12 +40,16 @@ KINDS = {
     'conv': Case('', 'aft_conv', 9, dict(grid=(9,)), heads=2, parameters=((2, 5),)),
     'conv 2-d': Case('', 'aft_conv', 12, dict(grid=(3, 4)), heads=3, parameters=((3, 3, 3),)),
     'conv alone': Case(
-        '', 'aft_conv', 12, dict(grid=(3, 4), global_connectivity=False), heads=6,
+        '',
+        'aft_conv',
+        12,
+        dict(grid=(3, 4), global_connectivity=False),
+        heads=6,
         parameters=((6, 3, 3),),
     ),
     'window': Case('', 'aft_local_hard', 9, dict(window=4)),
     'window 2-d': Case('', 'aft_local_hard', 12, dict(window=(4, 4), grid=(3, 4))),
-}  # fmt: skip
+}
 some_kinds = pytest.mark.parametrize('case', list(KINDS.values())[::3], ids=list(KINDS)[::3])
 every_kind = pytest.mark.parametrize('case', KINDS.values(), ids=KINDS)
 
@@ -181,8 +185,9 @@ def test_the_state_is_updated_in_place_whatever_its_layout(case):
     state, options = start(case, 2, torch.float32, DEVICE)
     state = state._replace(
         sums=type(state.sums)(*map(strange, state.sums)),
-        keys=strange(state.keys), values=strange(state.values),
-    )  # fmt: skip
+        keys=strange(state.keys),
+        values=strange(state.values),
+    )
     step, rows = getattr(ops, f'{case.op}_step'), []
     for t in range(6):
         before = state

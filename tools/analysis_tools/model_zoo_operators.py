@@ -16,8 +16,6 @@ import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import torch
-
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument('--out', metavar='FILE.json', help='also write the lists to this file')
 parser.add_argument('--only', default='*', metavar='PATTERN', help='configs, such as retinanet/*')
@@ -62,6 +60,8 @@ def reason(error: Exception) -> str:
 
 def build(registry, model):
     """A model on the meta device where its constructor allows that."""
+    import torch
+
     with torch.device('meta'):
         try:
             return registry.build(copy.deepcopy(model))

@@ -228,9 +228,19 @@ def percent(share: float) -> str:
 
 def model_table(what: str, size: str, per: int, rows: Sequence[dict]) -> str:
     """The table of models; operations and bytes are those of one image or sequence."""
-    header = (what, size, 'GFLOP, AFT / rival', 'MB', 'launches', 'by operations alone',
-              'mixing for nothing', 'mixing in one pass', f'aim: {AIM} of that, 1.0 at least',
-              'mixing at, of a copy', 'measured')  # fmt: skip
+    header = (
+        what,
+        size,
+        'GFLOP, AFT / rival',
+        'MB',
+        'launches',
+        'by operations alone',
+        'mixing for nothing',
+        'mixing in one pass',
+        f'aim: {AIM} of that, 1.0 at least',
+        'mixing at, of a copy',
+        'measured',
+    )
     lines = [
         (
             row['model'],
@@ -253,8 +263,16 @@ def op_table(rows: Sequence[dict]) -> str:
     def both(pair: Sequence[dict], form: Callable[[dict], str]) -> str:
         return ' / '.join(map(form, pair))
 
-    header = ('forward / with backward', 'MB', 'GFLOP', 'least µs', 'set by', 'of a copy, at most',
-              'aim', 'measured')  # fmt: skip
+    header = (
+        'forward / with backward',
+        'MB',
+        'GFLOP',
+        'least µs',
+        'set by',
+        'of a copy, at most',
+        'aim',
+        'measured',
+    )
     lines = [
         (
             pair[0]['case'],

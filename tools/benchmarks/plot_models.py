@@ -53,8 +53,9 @@ def table(runs: list[dict]) -> list[str]:
     for run in runs:
         rows = {
             (row['model'], row['size'], row['dtype']): row
-            for row in run['rows'] if row['form'] == 'eager'
-        }  # fmt: skip
+            for row in run['rows']
+            if row['form'] == 'eager'
+        }
         for (name, *place), row in rows.items():
             kind, arch, *_ = parse_name(name)
             if kind not in ('aft', 'rival') or 'speed_vs_deit' not in row:

@@ -14,8 +14,8 @@ from aft_mm.errors import UserError, user_errors
 
 #: Requirements of each folder of configs in addition to aft_mm: modules, and how to install them.
 NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
-    'detection': (('mmcv._ext', 'mmdet'), 'make downstream'),
-    'segmentation': (('mmcv._ext', 'mmseg'), 'make downstream'),
+    'detection': (('mmdet',), 'make downstream'),
+    'segmentation': (('mmseg',), 'make downstream'),
     'machine_translation': (('sentencepiece', 'sacrebleu'), "pip install 'aft_mm[text]'"),
     'speech_recognition': (
         ('torchaudio', 'soundfile', 'kaldi_native_io', 'jiwer'),
