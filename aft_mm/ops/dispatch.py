@@ -91,7 +91,7 @@ def is_applicable(
     return not unsupported_reasons(backend, op, tensors, options)
 
 
-def _reasons_not_to_use_kernels(op: str, value: Tensor) -> list[str]:
+def _reasons_not_to_use_kernels(op: str, value: Any) -> list[str]:
     """Return why kernels that nobody requested are not used."""
     if path_choice.recording_or_replaying():
         return ['an exported graph replays the paths of eager']
@@ -180,7 +180,7 @@ def no_autocast(value: Tensor) -> AbstractContextManager:
 
 def implementation(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
-) -> Callable[..., Tensor]:
+) -> Callable[..., Any]:
     """Return the function ``<backend>.<op>`` of the backend selected for the call."""
     name = choose_backend(op, tensors, options)
     _prepare(name, op, tensors[2].dtype)

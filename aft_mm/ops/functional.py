@@ -313,11 +313,21 @@ def _as_constants(grid: Sequence[int]) -> Sequence[int]:
     return [len(range(n)) for n in grid]
 
 
-def _run(op: str, query: Tensor | None, key: Tensor, *others: Tensor | None, **options) -> Tensor:
-    tensors, value = (query, key, *others), others[0]
+def _run(
+    op: str,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *others: Tensor | None,
+    **options: Any,
+) -> Tensor:
+    tensors = (query, key, value, *others)
     if value.shape[0] == 0:
         # An empty batch. Without a query only a dense bias w [T, S] tells the number of rows.
-        tokens = len(others[1]) if op == 'aft_full' else (key if query is None else query).shape[1]
+        if op == 'aft_full':
+            tokens = tensors[3].shape[0]
+        else:
+            tokens = (key if query is None else query).shape[1]
         zero = sum(x.sum() for x in tensors if x is not None)  # a gradient of 0 for every tensor
         return value.new_empty(0, tokens, value.shape[2]) + zero
     with no_autocast(value):

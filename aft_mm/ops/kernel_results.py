@@ -69,7 +69,7 @@ def device_key(device_type: str, index: int | None) -> dict[str, str]:
     )
     if device_type != 'cuda':
         return dict(device="Triton's interpreter", driver='none', **key)
-    driver = torch._C._cuda_getDriverVersion()
+    driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     return dict(device=torch.cuda.get_device_name(index), driver=str(driver), **key)
 
 

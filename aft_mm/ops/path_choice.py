@@ -85,19 +85,21 @@ def choose(
         if condition.is_meta:  # there are shapes only, no values
             return fast(*operands)
         try:
-            condition = bool(condition)
+            holds = bool(condition)
         except RuntimeError:
             if not transformed(condition):
                 raise
-            condition = False  # torch.func.vmap hides the value; the safe path is always right
+            holds = False  # torch.func.vmap hides the value; the safe path is always right
+    else:
+        holds = condition
     recorded = _recorded.get()
     if recorded is not None:
-        recorded.append(condition)
-    return fast(*operands) if condition else safe(*operands)
+        recorded.append(holds)
+    return fast(*operands) if holds else safe(*operands)
 
 
 def _choose_in_training_graph(
-    condition: Tensor,
+    condition: Any,
     fast: Callable[..., Tensor],
     safe: Callable[..., Tensor],
     operands: tuple[Tensor, ...],

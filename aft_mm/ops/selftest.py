@@ -123,8 +123,10 @@ def local(
     channels: int = CHANNELS,
 ) -> Case:
     """A case of AFT-local or AFT-local-learned with factors, or with a free bias if `rank` is 0."""
-    free = (tokens, window if causal else 2 * window - 1) if not rank else ()
-    parameters = ((tokens, rank),) * 2 if rank else (free,)
+    parameters: tuple[tuple[int, ...], ...] = ((tokens, rank),) * 2
+    if not rank:
+        assert isinstance(window, int)
+        parameters = ((tokens, window if causal else 2 * window - 1),)
     name = f'{op[4:]}-{"" if rank else "free-"}{grid or tokens}-s={window}-causal={causal}'
     options = dict(window=window, grid=grid, causal=causal)
     one = op == 'aft_local'
@@ -367,7 +369,7 @@ def _gate(case: Case, twist: str) -> dict[str, str]:
     return dict(gate=gate) if gate else {}
 
 
-def _repeat(tensors: Sequence[Tensor | None], copies: int) -> list[Tensor | None]:
+def _repeat(tensors: Sequence[Tensor | None], copies: int) -> list[Any]:
     """Repeat the batch of query, key and value; biases stay."""
     tokens = [x if x is None or copies == 1 else x.repeat(copies, 1, 1) for x in tensors[:3]]
     return [*tokens, *tensors[3:]]
@@ -554,7 +556,12 @@ def measure_speeds(op: str, device: torch.device, dtype: torch.dtype) -> dict[st
 def classify(error: BaseException) -> Result:
     """Return the result for an exception: failed for wrong numbers and device faults only."""
     text = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
-    faults = 'illegal memory', 'misaligned address', 'illegal instruction', 'device-side assert'
+    faults: tuple[str, ...] = (
+        'illegal memory',
+        'misaligned address',
+        'illegal instruction',
+        'device-side assert',
+    )
     faults += 'unspecified launch failure', 'invalid program counter', 'hardware stack error'
     if isinstance(error, WrongResultError):
         return Result('failed', str(error))

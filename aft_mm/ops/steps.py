@@ -25,6 +25,7 @@ position of the bias or grid raises ValueError on a CPU; on other devices torch 
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,10 +40,16 @@ from .state import StepState, check_kind, check_state, new_state, use_up
 
 
 def _run(
-    op: str, state: StepState, query: Tensor | None, key: Tensor, *others: Tensor | None, **options
+    op: str,
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *others: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, StepState]:
-    checks.check_step(query, key, others[0], options['gate'], state.keys, state.values)
-    tensors = (query, key, *others)
+    checks.check_step(query, key, value, options['gate'], state.keys, state.values)
+    tensors = (query, key, value, *others)
     run = implementation(op, (*tensors, *state.sums, state.values, state.keys), options)
     result = run(state, *tensors, **options)
     use_up(state.position)

@@ -185,8 +185,11 @@ def _outside_sums(
     if not (past or future):
         return None
     totals = split(x, block).sum(1)
-    earlier = shift(prefix_sum(totals, 0), before + 1, 0) if past else 0
-    return earlier + shift(suffix_sum(totals, 0), -after - 1, 0) if future else earlier
+    earlier = shift(prefix_sum(totals, 0), before + 1, 0) if past else None
+    if not future:
+        return earlier
+    later = shift(suffix_sum(totals, 0), -after - 1, 0)
+    return later if earlier is None else earlier + later
 
 
 def _near_product(weights: Tensor, x: Tensor, before: int, after: int, precision: str) -> Tensor:

@@ -44,7 +44,8 @@ def multiply(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
     if terms[0].dtype != torch.bfloat16:
         return torch.bmm(weights, terms[0])
     rounded = weights.bfloat16()
-    return sum(bmm_to_float32(rounded, term) for term in terms)
+    products = [bmm_to_float32(rounded, term) for term in terms]
+    return products[0] if len(products) == 1 else products[0] + products[1]
 
 
 def grad_weights(grads: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:

@@ -7,7 +7,7 @@ is copied, and torch's channels-last depthwise convolution has no slow kernel si
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -158,8 +158,9 @@ def convolved_mean(
     tokens in the difference form, that over the tokens outside the kernel in the additive form.
     """
     heads = key.shape[-1]
+    outside: Callable[[Tensor], Tensor] | None = None
     if not global_connectivity:
-        kernel, outside = torch.exp(weight), None
+        kernel = torch.exp(weight)
     elif additive:
         reach = [size // 2 for size in weight.shape[1:]]
         kernel, outside = torch.exp(weight), partial(outside_sums, reach=reach, causal=causal)

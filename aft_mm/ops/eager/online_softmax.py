@@ -11,7 +11,7 @@ the running sum along an axis (:func:`scan`).
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +49,8 @@ class ShiftedSum(NamedTuple):
     denominator: Tensor
 
 
-Summable = ShiftedSum | Tensor
+#: A sum with its shift, or a plain tensor; functions return the kind they get.
+Summable = TypeVar('Summable', ShiftedSum, Tensor)
 
 
 def sum_dtype(value: Tensor) -> torch.dtype:
@@ -215,12 +216,13 @@ def sliding_sum(x: Summable, before: int, after: int, dim: int) -> Summable:
         return shift(x, length, dim)
     # Extend the sequence so that windows which end beyond it exist, then read at t + after.
     x = pad(x, 0, max(after, 0), dim)
-    result, done, power, power_size = None, 0, x, 1
+    result: Summable | None = None
+    done, power, power_size = 0, x, 1
     while True:
         if size & power_size:
             result = power if result is None else add(result, shift(power, done, dim))
             done += power_size
-        if done == size:
+        if done == size and result is not None:
             break
         power = add(power, shift(power, power_size, dim))
         power_size *= 2

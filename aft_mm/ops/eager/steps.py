@@ -151,7 +151,7 @@ def _near_slot_bias(
 
     def slot_bias(position: Tensor, size: int) -> Tensor:
         common = common_position(position) if all_near and pos_v is not None else None
-        if common is None or len(pos_v) < size:
+        if common is None or pos_v is None or len(pos_v) < size:
             return _slot_bias(token_bias)(position, size)
         # The tokens are contiguous, but for the slots after the last one written.
         first = max(common + 1 - size, 0)

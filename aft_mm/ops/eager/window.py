@@ -32,7 +32,8 @@ def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -
 
     def fast(key: Tensor, value: Tensor) -> Tensor:
         weight = torch.exp(key - column_shift(key, grid_dims))
-        return mean(*(_window_sums(x, window, grid, causal) for x in (weight * value, weight)))
+        numerator = _window_sums(weight * value, window, grid, causal)
+        return mean(numerator, _window_sums(weight, window, grid, causal))
 
     def safe(key: Tensor, value: Tensor) -> Tensor:
         sums = _window_sums(from_token(key.double(), value.double()), window, grid, causal)
