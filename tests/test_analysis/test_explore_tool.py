@@ -156,7 +156,7 @@ def test_a_page_of_aft_conv_small_is_small():
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        (['--out', 'page.txt'], "--out needs a file name that ends in .html, got 'page.txt'"),
+        (['--out', 'page.txt'], "--out must end in .html, got 'page.txt'"),
         (['no.jpg', '--out', 'a.html'], "images must be readable images, got 'no.jpg'"),
         (
             ['classifier.py', '--out', 'a.html'],

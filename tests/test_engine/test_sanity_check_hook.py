@@ -200,7 +200,7 @@ def test_training_is_refused_before_it_starts(
             'train',
             0,
             'np.zeros((8, 7), np.uint8)',
-            'image 5 must be uint8 of image_shape (8, 8, 1), got uint8 of shape (8, 7, 1).',
+            'image 5 must be uint8 of image_shape (8, 8, 1), got uint8 of shape (8, 7, 1)',
         ),
         ('test', 1, 'np.zeros((8, 7), np.uint8)', 'image 5 must be uint8 of image_shape (8, 8, 1)'),
         ('train', 1, 'np.full((8, 8), 255, np.uint8)', 'a token must be 0 to 99, got 255'),
