@@ -1,5 +1,6 @@
 """Transcripts as characters or phonemes."""
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -99,7 +100,7 @@ def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
         ValueError: If a line has a word without phonemes, or there is no word.
     """
     check_path('lexicon', path)
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise FileNotFoundError(f'lexicon {path!r} does not exist')
     words: dict[str, tuple[str, ...]] = {}
     for number, line in enumerate(Path(path).read_bytes().split(b'\n'), 1):
