@@ -50,12 +50,12 @@ def _load(filename: str, map_location: Any) -> dict:
             checkpoint['message_hub'] = restored_hub(checkpoint['message_hub'])
     except Refused as error:
         raise pickle.UnpicklingError(
-            f'checkpoint {filename!r} is refused because it asks for {error}, which is neither a '
-            'weight nor the training state of mmengine'
+            f'checkpoint {filename!r} is refused because it asks for {str(error):.200}, which is '
+            'neither a weight nor the training state of mmengine'
         ) from error
-    except OSError:
-        raise
     except Exception as error:  # a damaged file can raise anything in a parser
+        if isinstance(error, OSError) and error.filename is not None:  # it cannot be opened
+            raise
         reason = ' '.join(str(error).split())
         raise pickle.UnpicklingError(
             f'checkpoint {filename!r} is damaged or holds something other than weights and '

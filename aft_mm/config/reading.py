@@ -355,6 +355,8 @@ def _check_boxes(key: str, root: str, dataset: ConfigDict) -> None:
         others: set[str] = set()
         for image in _read_text(path).splitlines():
             place = folder / f'{image.strip()}.xml'
+            if place.exists() and not place.is_file():  # on a pipe, reading would wait for ever
+                raise UserError(f'boxes {str(place)[:300]!r} is not a regular file')
             try:
                 found = {box.findtext('name', '') for box in parse(place).iter('object')}
             except (ParseError, OSError, ValueError) as error:

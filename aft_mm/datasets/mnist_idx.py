@@ -80,7 +80,8 @@ def read_idx(path: Path, num_axes: int) -> np.ndarray:
     if path.is_file():
         data = path.read_bytes()
     else:
-        data = read_gzip(packed, max(SMALL, MAX_RATIO * packed.stat().st_size), 'MNIST file')
+        path = packed
+        data = read_gzip(path, max(SMALL, MAX_RATIO * packed.stat().st_size), 'MNIST file')
     header = 4 + 4 * num_axes
     if data[:4] != bytes([0, 0, 8, num_axes]) or len(data) < header:
         raise ValueError(f'{path} is not an idx file of bytes with {num_axes} axes')

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from aft_mm.checks import check_choice, check_path, refuse
+from aft_mm.checks import check_choice, check_path, described, refuse
 
 BLANK = '<blank>'
 UNKNOWN = '<unk>'
@@ -82,7 +82,7 @@ class TextUnits:
             missing = [name for name in names if name not in self.numbers]
             if missing:
                 raise ValueError(
-                    f'lexicon {self.lexicon!r} says {word!r} with {missing[0]!r}, '
+                    f'lexicon {self.lexicon!r} says {described(word)} with {described(missing[0])}, '
                     f'which is none of the {len(self.names) - 2} symbols'
                 )
             found[word] = tuple(self.numbers[name] for name in names)
@@ -113,7 +113,7 @@ def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
             continue
         if not phonemes:
             raise ValueError(
-                f'line {number} of lexicon {path!r} has the word {word!r} and no phonemes'
+                f'line {number} of lexicon {path!r} has the word {described(word)} and no phonemes'
             )
         words.setdefault(_VARIANT.sub('', word), tuple(phonemes))
     if not words:

@@ -141,6 +141,10 @@ def mnist(path: Path) -> None:
         mnist(path.with_name('train-labels-idx1-ubyte'))
 
 
+def read_mnist(path: Path) -> None:
+    MNISTIdx(str(path.parent), lazy_init=True).load_data_list()
+
+
 def cifar(path: Path) -> None:
     records = rng.integers(256, size=(2, 3073), dtype=np.uint8)
     records[:, 0] = 3
@@ -228,10 +232,13 @@ def readers(tool: Callable) -> dict[str, Reader]:
             write(gzip.compress(b'one\ntwo\n\xc3\xa9\n' * 20)),
             lambda path: (TextFile(str(path), context_length=4)[0], read_lines(str(path))),
         ),
-        'train-images-idx3-ubyte': Reader(mnist, lambda path: MNISTIdx(str(path.parent))),
-        'train-images-idx3-ubyte.gz': Reader(mnist, lambda path: MNISTIdx(str(path.parent))),
+        'train-images-idx3-ubyte': Reader(mnist, read_mnist),
+        'train-images-idx3-ubyte.gz': Reader(mnist, read_mnist),
         'cifar-10-batches-bin/test_batch.bin': Reader(
-            cifar, lambda path: CIFAR10Binary(str(path.parent.parent), 'test')
+            cifar,
+            lambda path: CIFAR10Binary(
+                str(path.parent.parent), 'test', lazy_init=True
+            ).load_data_list(),
         ),
         'list_eval_partition.txt': Reader(write(b'1.jpg 0\n2.jpg 1\n'), read_partition),
         'boxes.json': Reader(coco, check_boxes),
@@ -284,8 +291,7 @@ def damaged(data: bytes) -> Iterator[tuple[str, bytes]]:
                 data[: match.start()] + value + data[match.end() :],
             )
     yield 'twice', data + data
-    for kind, content in KINDS.items():
-        yield kind, content
+    yield from KINDS.items()
 
 
 KINDS = {
@@ -297,7 +303,9 @@ KINDS = {
     'brackets': b'[' * 200_000,
     'tags': b'<a>' * 60_000,
     'entities': b'<!DOCTYPE a [<!ENTITY b "bbbbbbbbbb">'
-    + b''.join(b'<!ENTITY %c "%s">' % (99 + i, 10 * b'&%c;' % (98 + i)) for i in range(9))
+    + b''.join(
+        b'<!ENTITY %c "%s">' % (99 + i, 10 * (b'&' + bytes([98 + i]) + b';')) for i in range(9)
+    )
     + b']><a>&k;</a>',
     'gzip': gzip.compress(bytes(10**7)),
     'PostScript': b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(ran) (w) file\n',
@@ -330,7 +338,8 @@ def refuse_all(reader: Reader, path: Path, report: Path) -> None:
             reader.read(path)
         except REFUSED as error:
             message = str(error)
-            if path.name not in message or '\n' in message or len(message) > 1000:
+            named = path.name in message or 'list.txt' in message  # the list of the boxes
+            if not named or '\n' in message or len(message) > 1000:
                 wrong.append(f'{case}: {type(error).__name__} {message[:300]}')
         except BaseException:
             wrong.append(f'{case}: {traceback.format_exc()[-700:]}')

@@ -28,7 +28,11 @@ def open_archive(path: Path) -> Iterator[BinaryIO]:
             # The header of the other methods sets the memory that they take.
             if archive.getinfo('enwik8').compress_type not in METHODS:
                 raise zipfile.BadZipFile('it is not compressed by deflate')
-            with archive.open('enwik8') as file:
+            try:
+                file = archive.open('enwik8')
+            except OSError as error:  # the place of the file is outside of the archive
+                raise zipfile.BadZipFile(str(error)) from error
+            with file:
                 yield file
     elif path.suffix == '.gz':
         with gzip.open(path) as file:
