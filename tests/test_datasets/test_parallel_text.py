@@ -154,7 +154,10 @@ def test_subwords_of_the_same_text_are_the_same_and_lose_nothing(folder, tmp_pat
             ['--vocab-size', '0', '--out', 'a.model'],
             '--vocab-size must be an int, 1 or larger, got 0',
         ),
-        (['--vocab-size', '9999', '--out', 'a.model'], '--vocab-size 9999 is not possible for the text'),
+        (
+            ['--vocab-size', '9999', '--out', 'a.model'],
+            '--vocab-size 9999 is not possible for the text',
+        ),
     ],
 )
 def test_bad_arguments_of_the_converter_end_in_one_sentence(
