@@ -5,10 +5,13 @@ import http.client
 import logging
 import os
 import pickle
+import queue
 import re
+import threading
+import time
 import urllib.request
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -32,6 +35,10 @@ _HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+$')
 _FRAGMENT = 'sha256='
 _HUB = 'hf://'
 _TIMEOUT = 60  # seconds without a byte
+#: Bounds of a download, and the environment variables that change them.
+MAX_SECONDS = 'AFT_MM_DOWNLOAD_SECONDS', 3600
+MAX_BYTES = 'AFT_MM_DOWNLOAD_BYTES', 20 * 10**9
+_BLOCK = 2**20  # bytes
 
 
 def _load(filename: str, map_location: Any) -> dict:
@@ -43,12 +50,12 @@ def _load(filename: str, map_location: Any) -> dict:
             checkpoint['message_hub'] = restored_hub(checkpoint['message_hub'])
     except Refused as error:
         raise pickle.UnpicklingError(
-            f'checkpoint {filename!r} is refused because it asks for {error}, which is neither a '
-            'weight nor the training state of mmengine'
+            f'checkpoint {filename!r} is refused because it asks for {str(error):.200}, which is '
+            'neither a weight nor the training state of mmengine'
         ) from error
-    except OSError:
-        raise
     except Exception as error:  # a damaged file can raise anything in a parser
+        if isinstance(error, OSError) and error.filename is not None:  # it cannot be opened
+            raise
         reason = ' '.join(str(error).split())
         raise pickle.UnpicklingError(
             f'checkpoint {filename!r} is damaged or holds something other than weights and '
@@ -63,9 +70,31 @@ def _load(filename: str, map_location: Any) -> dict:
         raise pickle.UnpicklingError(
             f'checkpoint {filename!r} holds a {type(meta).__name__} as meta instead of a dict'
         )
+    _check_weights(filename, checkpoint)
     # mmengine's Runner.resume executes this entry of old checkpoints as a python file.
     meta.pop('config', None)
     return checkpoint
+
+
+def _check_weights(filename: str, checkpoint: dict) -> None:
+    """Raise an UnpicklingError if ``state_dict`` is not tensors by name."""
+    weights = checkpoint.get('state_dict', {})
+    if not isinstance(weights, Mapping):
+        raise pickle.UnpicklingError(
+            f'checkpoint {filename!r} holds a {type(weights).__name__} as state_dict instead of '
+            'tensors by name'
+        )
+    for name, value in weights.items():
+        if not isinstance(name, str):
+            raise pickle.UnpicklingError(
+                f'checkpoint {filename!r} holds a tensor in state_dict whose name is a '
+                f'{type(name).__name__}'
+            )
+        if not isinstance(value, Tensor) and not name.endswith('_extra_state'):
+            raise pickle.UnpicklingError(
+                f'checkpoint {filename!r} holds a {type(value).__name__} in state_dict instead of '
+                f'the tensor {name:.100}'
+            )
 
 
 def load_from_local(filename: str, map_location: Any = None) -> dict:
@@ -97,7 +126,8 @@ def load_from_http(filename: str, map_location: Any = None) -> dict:
 
     The cached file is named after the whole address. Its length must match the server's, and its
     sha256 must match ``ADDRESS#sha256=...`` or the first digits in the file name (torch.hub's
-    convention) if the address has them. One process per machine downloads.
+    convention) if the address has them. One process per machine downloads, at most 20 GB
+    (AFT_MM_DOWNLOAD_BYTES) in an hour (AFT_MM_DOWNLOAD_SECONDS).
 
     Raises:
         UserError: the download failed, or ``#`` is not followed by a sha256.
@@ -157,7 +187,9 @@ def _from_hub(filename: str) -> Path:
         reason = str(error).strip().partition('\n')[0]
         raise UserError(f'checkpoint {filename!r} cannot be downloaded: {reason}') from error
     if wanted:
-        _check_hash(hashlib.sha256(file.read_bytes()).hexdigest(), wanted, filename)
+        with file.open('rb') as source:
+            digest = hashlib.file_digest(source, 'sha256').hexdigest()
+        _check_hash(digest, wanted, filename)
     return file
 
 
@@ -191,34 +223,116 @@ def cached(address: str) -> Path:
     Raises:
         UserError: the download failed.
     """
-    name = re.sub(r'[^\w.-]', '_', os.path.basename(urlparse(address).path))[-100:]
-    folder = Path(torch.hub.get_dir(), 'checkpoints')
-    path = folder / f'{hashlib.sha256(address.encode()).hexdigest()[:16]}_{name}'
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
+    try:
+        name = re.sub(r'[^\w.-]', '_', os.path.basename(urlparse(address).path), flags=re.ASCII)
+        digits = hashlib.sha256(address.encode(errors='surrogateescape')).hexdigest()[:16]
+        folder = Path(torch.hub.get_dir(), 'checkpoints')
+        path = folder / f'{digits}_{name[-100:]}'
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
             _download(address, path)
-        except (OSError, http.client.HTTPException) as error:
-            raise UserError(f'checkpoint {address!r} cannot be downloaded: {error}') from error
+    except UserError:
+        raise
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: the address
+        reason = ' '.join(str(error).split())
+        raise UserError(
+            f'checkpoint {address!r} cannot be downloaded: {reason or type(error).__name__:.200}'
+        ) from error
     return path
 
 
 def _download(address: str, path: Path) -> None:
     """Download to ``path``; nothing is left there if the length or a hash does not match."""
     plain, wanted = _split_hash(address)
+    if urlparse(plain).scheme not in ('http', 'https'):
+        raise UserError(f'checkpoint {address!r} must be an http or https address')
     named = _HASH.search(urlparse(plain).path)
     digest, num_bytes = hashlib.sha256(), 0
-    with urllib.request.urlopen(plain, timeout=_TIMEOUT) as source, write_whole(path) as file:
-        while block := source.read(2**20):
+    seconds, most = _bound(*MAX_SECONDS), _bound(*MAX_BYTES)
+    _remove_parts(path, seconds)
+    too_large = f'it has more than {most:,} bytes, which {MAX_BYTES[0]} allows'
+    received = _received(plain, seconds)
+    with write_whole(path) as file:
+        announced = next(received)
+        if announced is not None and not re.fullmatch('[0-9]{1,18}', announced):
+            raise OSError(f'its Content-Length is {announced[:80]!r}')
+        if announced is not None and int(announced) > most:
+            raise OSError(too_large)
+        for block in received:
             file.write(block)
             digest.update(block)
             num_bytes += len(block)
-        announced = source.headers.get('Content-Length')
+            if num_bytes > most:
+                raise OSError(too_large)
         if announced is not None and num_bytes != int(announced):
             raise OSError(f'{num_bytes} of {announced} bytes received')
         for digits in (wanted, named and named.group(1)):
             if digits:
                 _check_hash(digest.hexdigest(), digits, address)
+
+
+def _bound(variable: str, default: int) -> int:
+    """Return a bound from the environment."""
+    text = os.environ.get(variable) or str(default)
+    if not re.fullmatch('[0-9]{1,18}', text) or not int(text):
+        raise UserError(f'{variable} must be an int, 1 or larger, got {text[:80]!r}')
+    return int(text)
+
+
+def _remove_parts(path: Path, seconds: int) -> None:
+    """Remove what killed downloads of this address have left: parts too old to be written."""
+    for part in path.parent.glob(f'.{path.name}.*.part'):
+        if time.time() - part.stat().st_mtime > seconds + _TIMEOUT:
+            part.unlink(missing_ok=True)
+
+
+def _received(address: str, seconds: int) -> Iterator[Any]:
+    """Yield the Content-Length of an address, None without one, then the blocks of its content.
+
+    Raises:
+        OSError, HTTPException, ValueError: the download failed, or took more than `seconds`.
+    """
+    # A thread of its own receives, because a server can hold every call of http.client for hours
+    # with one byte per minute.
+    blocks: queue.Queue = queue.Queue(8)
+    ended = threading.Event()
+
+    def hand_over(item: Any) -> None:
+        while not ended.is_set():
+            try:
+                return blocks.put(item, timeout=1)
+            except queue.Full:
+                continue
+
+    def receive() -> None:
+        try:
+            with urllib.request.urlopen(address, timeout=_TIMEOUT) as source:
+                hand_over(source.headers.get('Content-Length'))
+                while not ended.is_set() and (block := source.read1(_BLOCK)):
+                    hand_over(block)
+            hand_over(b'')
+        except Exception as error:  # raised in the thread that waits
+            hand_over(error)
+
+    threading.Thread(target=receive, daemon=True).start()
+    deadline = time.monotonic() + seconds
+    try:
+        while True:
+            try:
+                item = blocks.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                item = None
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f'it takes more than {seconds:,} seconds, which {MAX_SECONDS[0]} allows'
+                )
+            if isinstance(item, Exception):
+                raise item
+            if item == b'':
+                return
+            yield item
+    finally:
+        ended.set()
 
 
 def load_from_torchvision(filename: str, map_location: Any = None) -> dict:

@@ -3,14 +3,19 @@
 import argparse
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from aft_mm.config.finding import find_config
 from aft_mm.errors import user_errors
 
 from .. import __version__
 from .parsers import COMMANDS
+
+# The dynamic linker's messages for a library that does not fit into the memory.
+NO_MEMORY = re.compile('failed to map segment|[Cc]annot allocate memory')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -69,7 +74,23 @@ def run(command: str, args: argparse.Namespace) -> None:
             f'Error: `aft_mm {command}` needs {error.name}, which is not installed; '
             '`pip install aft_mm` installs all requirements'
         ) from error
-    code.main(args)
+    except ImportError as error:
+        if not NO_MEMORY.search(str(error)):
+            raise
+        refuse_memory(command, str(error))
+    except MemoryError:
+        refuse_memory(command)
+    try:
+        code.main(args)
+    except MemoryError:
+        refuse_memory(command)
+
+
+def refuse_memory(command: str, reason: str = 'out of memory') -> NoReturn:
+    """Exit because the memory does not suffice."""
+    raise SystemExit(
+        f'Error: `aft_mm {command}` needs more memory than it may take ({reason}); see ulimit -v'
+    )
 
 
 def declare(command: str, parser: argparse.ArgumentParser) -> None:

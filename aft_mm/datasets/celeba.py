@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from aft_mm.checks import check_choice, check_path
+from aft_mm.checks import check_choice, check_path, described
 from aft_mm.registry import DATASETS
 
 from .file_dataset import FileDataset
@@ -65,15 +65,21 @@ def read_partition(path: Path) -> dict[str, list[str]]:
     """Return the image names of every split.
 
     Raises:
-        ValueError: If a line is not the name of an image and 0, 1 or 2.
+        ValueError: If the file is not UTF-8, or a line is not the name of an image and 0, 1 or 2.
     """
     names: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    if not path.is_file():
+        raise ValueError(f'{path} must be a list of images, but is not a regular file')
+    try:
+        lines = path.read_text(encoding='utf-8').splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f'{path} is not valid UTF-8 in byte {error.start}') from error
+    for number, line in enumerate(lines, start=1):
         words = line.split()
         if len(words) != 2 or words[1] not in ('0', '1', '2'):
             raise ValueError(
                 f'line {number} of {path} must be the name of an image and 0, 1 or 2 '
-                f'for train, val or test, got {line!r}'
+                f'for train, val or test, got {described(line)}'
             )
         names[SPLITS[int(words[1])]].append(words[0])
     return names

@@ -1,9 +1,15 @@
 """A dataset of many files, some of which may be damaged."""
 
+import errno
+import gzip
+import os
+import stat
+import zlib
 from typing import Any
 
 from mmengine.dataset import BaseDataset
 
+LONGEST_NAME = 300  # characters of a path in a message
 MAX_UNUSABLE = 20  # in a row: one chance in a million if half of the files are damaged
 
 
@@ -15,9 +21,52 @@ def reason_of(error: Exception) -> str:
     """Return why a file cannot be read, without the wording of the library that read it."""
     if isinstance(error, FileNotFoundError):
         return 'it does not exist'
+    if isinstance(error, MemoryError):
+        return 'it needs more memory than there is'
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return 'it is damaged or of another kind than its name says'
+
+
+def quoted(path: str | os.PathLike) -> str:
+    """Return a path between quotes for a message, shortened if a list names an endless one."""
+    text = repr(os.fspath(path))
+    return text if len(text) <= LONGEST_NAME else f'{text[:LONGEST_NAME]}…'
+
+
+def check_regular(path: str | os.PathLike) -> int:
+    """Return the size of a file [bytes].
+
+    Raises:
+        OSError: If it does not exist, its name is not one, or it is a folder, a pipe or a device,
+            on which reading may wait forever.
+    """
+    if '\0' in os.fspath(path):
+        raise OSError(0, 'its name has a zero byte')
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(0, 'it is not a regular file')
+    return status.st_size
+
+
+def read_gzip(path: str | os.PathLike, most: int, name: str) -> bytes:
+    """Return the content of a gzip file, which messages call `name`.
+
+    Raises:
+        ValueError: If the file is damaged, or its content has more than `most` bytes.
+    """
+    try:
+        with gzip.open(path) as file:
+            data = file.read(most + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f'{name} {quoted(path)} is not a whole gzip file: {error}') from error
+    if len(data) > most:
+        raise ValueError(
+            f'{name} {quoted(path)} must have at most {most:,} bytes when decompressed, got more'
+        )
+    return data
 
 
 class FileDataset(BaseDataset):

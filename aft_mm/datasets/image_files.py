@@ -1,12 +1,11 @@
 """Reading image files as RGB."""
 
-import struct
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from .file_dataset import UnusableFile, reason_of
+from .file_dataset import UnusableFile, check_regular, quoted, reason_of
 
 IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
 GREY = 'a grey image is read as three equal channels'
@@ -15,8 +14,8 @@ ALPHA = 'a transparent image is laid on white'
 # have hundreds.
 _SMALL = 2**24
 _PIXELS_PER_BYTE = 64
-# Exceptions that Pillow raises for damaged files.
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
+# Of the other formats, Pillow reads EPS with Ghostscript, which runs the file as a program.
+_FORMATS = ('BMP', 'DIB', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 
 
 def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
@@ -34,21 +33,22 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
             size allows, or has values without a fixed range.
     """
     try:
-        with Image.open(path) as file:
+        num_bytes = check_regular(path)
+        with Image.open(path, formats=_FORMATS) as file:
             num_pixels = file.width * file.height
-            if num_pixels > max(_SMALL, _PIXELS_PER_BYTE * Path(path).stat().st_size):
+            if num_pixels > max(_SMALL, _PIXELS_PER_BYTE * num_bytes):
                 raise UnusableFile(
-                    f'image {str(path)!r} has {file.width} x {file.height} pixels '
+                    f'image {quoted(path)} has {file.width} x {file.height} pixels '
                     'in a file that is too small for them'
                 )
             image = ImageOps.exif_transpose(file)
             image.load()
     except UnusableFile:
         raise
-    except _DAMAGE as error:
-        raise UnusableFile(f'image {str(path)!r} cannot be read: {reason_of(error)}') from error
     except Image.DecompressionBombError as error:
-        raise UnusableFile(f'image {str(path)!r} has more pixels than Pillow reads') from error
+        raise UnusableFile(f'image {quoted(path)} has more pixels than Pillow reads') from error
+    except Exception as error:  # Pillow raises anything for a damaged file
+        raise UnusableFile(f'image {quoted(path)} cannot be read: {reason_of(error)}') from error
     if image.mode in ('I', 'F'):
         raise UnusableFile(
             f'image {str(path)!r} must have 8 or 16 bits per value, got mode {image.mode!r} '

@@ -1,8 +1,6 @@
 """MNIST from its original files."""
 
-import gzip
 import math
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,12 @@ from mmengine.dataset import BaseDataset
 
 from aft_mm.checks import check_choice, check_path
 from aft_mm.registry import DATASETS
+
+from .file_dataset import read_gzip
+
+# A .gz file may have 64 MB of content, or 100 times its size. The digits have 5 times their size.
+SMALL = 2**26
+MAX_RATIO = 100
 
 
 @DATASETS.register_module()
@@ -64,7 +68,8 @@ def read_idx(path: Path, num_axes: int) -> np.ndarray:
 
     Raises:
         FileNotFoundError: If neither file exists.
-        ValueError: If the file is not an idx file of bytes with ``num_axes`` axes, or is truncated.
+        ValueError: If the file is not an idx file of bytes with ``num_axes`` axes, is truncated, or
+            expands to far more than its size.
     """
     packed = path.with_name(f'{path.name}.gz')
     if not path.is_file() and not packed.is_file():
@@ -72,14 +77,15 @@ def read_idx(path: Path, num_axes: int) -> np.ndarray:
             f'{packed} of MNIST does not exist: point data_root (or '
             'AFT_MM_DATA) at the folder that contains it'
         )
-    try:
-        data = path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f'{packed} is not a whole gzip file: {error}') from error
+    if path.is_file():
+        data = path.read_bytes()
+    else:
+        path = packed
+        data = read_gzip(path, max(SMALL, MAX_RATIO * packed.stat().st_size), 'MNIST file')
     header = 4 + 4 * num_axes
     if data[:4] != bytes([0, 0, 8, num_axes]) or len(data) < header:
         raise ValueError(f'{path} is not an idx file of bytes with {num_axes} axes')
-    shape = np.frombuffer(data, '>i4', num_axes, offset=4).tolist()
+    shape = np.frombuffer(data, '>u4', num_axes, offset=4).tolist()
     size = header + math.prod(shape)
     if len(data) != size:
         raise ValueError(f'{path} must have {size} bytes by its header, got {len(data)}')

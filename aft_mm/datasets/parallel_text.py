@@ -17,7 +17,7 @@ from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 from aft_mm.tokenizers import Subwords, split_lines
 
-from .text_file import read_bytes
+from .text_file import open_text
 
 MOST_NAMED = 5  # line numbers per message of the log
 CHUNK = 100_000  # lines that are tokenised at once
@@ -158,7 +158,7 @@ def named_lines(numbers: Sequence[int]) -> str:
 
 def read_lines(path: str) -> list[str]:
     """Return the lines of a plain or gzip file; a warning names those that are not valid UTF-8."""
-    lines, invalid = split_lines(read_bytes(path).tobytes())
+    lines, invalid = split_lines(open_text(path)[:].tobytes())
     if invalid:
         print_log(
             f'{path!r} is not valid UTF-8 in {named_lines(invalid)}, {len(invalid):,} in '

@@ -7,7 +7,7 @@ import numpy as np
 
 from aft_mm.tokenizers import bounding_cube
 
-from .file_dataset import UnusableFile, reason_of
+from .file_dataset import UnusableFile, check_regular, quoted, reason_of
 
 LONGEST_HEADER = 1000  # lines
 
@@ -26,9 +26,10 @@ def read_points(path: str | Path) -> np.ndarray:
     path = Path(path)
     if path.suffix.lower() not in _READERS:
         raise UnusableFile(
-            f'point cloud {str(path)!r} must end in one of {", ".join(POINT_SUFFIXES)}'
+            f'point cloud {quoted(path)} must end in one of {", ".join(POINT_SUFFIXES)}'
         )
     try:
+        check_regular(path)
         points = np.asarray(_READERS[path.suffix.lower()](path))
     except UnusableFile:
         raise
@@ -36,19 +37,19 @@ def read_points(path: str | Path) -> np.ndarray:
         raise _unreadable(path, reason_of(error)) from error
     if points.ndim != 2 or points.shape[1] != 3 or points.dtype.kind not in 'fiu':
         raise UnusableFile(
-            f'point cloud {str(path)!r} must contain numbers [N, 3], got '
+            f'point cloud {quoted(path)} must contain numbers [N, 3], got '
             f'{points.dtype} {list(points.shape)}'
         )
     points = points.astype(np.float64)
     try:
         bounding_cube(points)
     except ValueError as error:
-        raise UnusableFile(f'point cloud {str(path)!r} cannot be used: {error}') from error
+        raise UnusableFile(f'point cloud {quoted(path)} cannot be used: {error}') from error
     return points
 
 
 def _unreadable(path: Path, reason: str) -> UnusableFile:
-    return UnusableFile(f'point cloud {str(path)!r} cannot be read: {reason}')
+    return UnusableFile(f'point cloud {quoted(path)} cannot be read: {reason}')
 
 
 def _read_npy(path: Path) -> np.ndarray:

@@ -1,20 +1,30 @@
 """Reading speech: filter banks of sound files, and features that Kaldi and Sphinx computed."""
 
-import os
+import math
 import re
 import struct
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
-from .file_dataset import UnusableFile, reason_of
+from .file_dataset import UnusableFile, check_regular, quoted, reason_of
 
 WINDOW = 0.025  # seconds
 SHIFT = 0.010
 FULL_SCALE = 2.0**15  # Kaldi's samples are 16-bit integers
 CEPSTRA = 13  # per frame in Sphinx's files
-_ADDRESS = re.compile(r'([^|]+\.ark):(\d+)')
+RATES = 1000, 384_000  # lowest and highest of a sound file [Hz]
+MAX_SAMPLES = 2**26  # per channel, before and after resampling: 70 minutes at 16 kHz
+MAX_SAMPLE = 2.0**15  # some programs store 16-bit integers as floats
+MAX_TAPS = (
+    2**24
+)  # of the filters of the resampler, which has one per phase; 44.1 to 16 kHz has 2^17
+UNKNOWN_LENGTH = 2**63 - 1  # libsndfile's number of frames of a streamed FLAC file
+_BLOCK = 2**20  # samples of all channels that are decoded at once
+_FRAMES = 2**14  # whose filter banks are computed at once
+_ADDRESS = re.compile(r'([^|]+\.ark):([0-9]{1,18})')
 # Header of each kind of binary matrix: offsets of the numbers of rows and columns, and the bytes per
 # value. A byte precedes each number in plain matrices, two floats precede both in compressed ones.
 _MATRICES = {
@@ -35,23 +45,29 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
         The samples, float32 [N] within ±1, and remarks on how they were changed.
 
     Raises:
-        UnusableFile: If the file is missing, damaged or without sound.
+        UnusableFile: If the file is missing, damaged or without sound, has more than
+            :data:`MAX_SAMPLES`, or a rate that is out of range or cannot be resampled.
     """
-    import soundfile
-
-    remarks = []
-    try:
-        samples, rate = soundfile.read(path, dtype='float32', always_2d=True)
-    except (OSError, RuntimeError) as error:
-        reason = reason_of(error) if Path(path).is_file() else 'it does not exist'
-        raise UnusableFile(f'sound file {path!r} cannot be read: {reason}') from error
-    if not len(samples):
-        raise UnusableFile(f'sound file {path!r} has no samples')
-    if not np.isfinite(samples).all():
-        raise UnusableFile(f'sound file {path!r} has samples that are not finite')
-    if samples.shape[1] > 1:
-        remarks.append(f'{samples.shape[1]} channels are averaged')
-    mono = samples.mean(1)
+    num_sound_frames(path, sample_rate)  # the header
+    parts, remarks = [], []
+    with _opened(path) as file:
+        announced, rate = file.frames, file.samplerate
+        if file.channels > 1:
+            remarks.append(f'{file.channels} channels are averaged')
+        for block in _blocks(path, file):
+            if not np.isfinite(block).all():
+                raise UnusableFile(f'sound file {quoted(path)} has samples that are not finite')
+            if np.abs(block).max(initial=0) > MAX_SAMPLE:
+                raise UnusableFile(
+                    f'sound file {quoted(path)} must have samples within ±1, got '
+                    f'{np.abs(block).max():.3g}'
+                )
+            parts.append(block.mean(1))
+    mono = np.concatenate(parts)
+    if announced not in (UNKNOWN_LENGTH, len(mono)):
+        raise UnusableFile(
+            f'sound file {quoted(path)} is damaged: {announced} samples announced, {len(mono)} found'
+        )
     if rate != sample_rate:
         from torchaudio.functional import resample
 
@@ -60,6 +76,51 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
     if not mono.any():
         remarks.append('a sound file is silent')
     return mono, remarks
+
+
+def _opened(path: str) -> Any:
+    """Open a sound file; raises UnusableFile."""
+    import soundfile  # slow, and not always installed
+
+    class Stream(soundfile.SoundFile):
+        """A file that is read from beginning to end: not every FLAC file can be searched."""
+
+        def seekable(self) -> bool:
+            return False
+
+    try:
+        check_regular(path)
+        return Stream(path)
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        raise UnusableFile(
+            f'sound file {quoted(path)} cannot be read: {reason_of(error)}'
+        ) from error
+
+
+def _blocks(path: str, file: Any) -> Iterator[np.ndarray]:
+    """Decode a file, whatever its header says of its length, as float32 [N, C].
+
+    Raises:
+        UnusableFile: If the file is damaged, has no sample, or more than :data:`MAX_SAMPLES`.
+    """
+    block = np.empty((max(1, _BLOCK // file.channels), file.channels), np.float32)
+    found = 0
+    while True:
+        try:
+            count = len(file.read(out=block))
+        except (OSError, RuntimeError) as error:
+            raise UnusableFile(
+                f'sound file {quoted(path)} cannot be read: {reason_of(error)}'
+            ) from error
+        found += count
+        if found > MAX_SAMPLES:
+            raise UnusableFile(f'sound file {quoted(path)} has more than {MAX_SAMPLES:,} samples')
+        if count:
+            yield block[:count]
+        if count < len(block):
+            break
+    if not found:
+        raise UnusableFile(f'sound file {quoted(path)} has no samples')
 
 
 def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) -> np.ndarray:
@@ -73,33 +134,60 @@ def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) 
     window = round(WINDOW * sample_rate)
     samples = np.pad(samples, (0, max(0, window - len(samples))))
     wave = torch.from_numpy(samples)[None] * FULL_SCALE
-    return kaldi.fbank(
-        wave,
-        num_mel_bins=num_mel_bins,
-        sample_frequency=sample_rate,
-        dither=0.0,
-        frame_length=1000 * WINDOW,
-        frame_shift=1000 * SHIFT,
-    ).numpy()
+    shift = int(sample_rate * SHIFT)
+    inside = int(sample_rate * WINDOW)
+    num_frames = 1 + (wave.shape[1] - inside) // shift
+    parts = []
+    # Parts bound the memory: a frame takes ten times that of its samples.
+    for frame in range(0, num_frames, _FRAMES):
+        stop = (frame + _FRAMES - 1) * shift + inside
+        parts.append(
+            kaldi.fbank(
+                wave[:, frame * shift : stop],
+                num_mel_bins=num_mel_bins,
+                sample_frequency=sample_rate,
+                dither=0.0,
+                frame_length=1000 * WINDOW,
+                frame_shift=1000 * SHIFT,
+            ).numpy()
+        )
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def num_sound_frames(path: str, sample_rate: int) -> int:
     """Return the number of frames of :func:`filter_banks` for a file, from its header.
 
-    Raises:
-        UnusableFile: If the file is missing, damaged or without sound.
-    """
-    import soundfile
+    A file whose header has no length is decoded.
 
-    try:
-        info = soundfile.info(path)
-    except (OSError, RuntimeError) as error:
-        reason = reason_of(error) if Path(path).is_file() else 'it does not exist'
-        raise UnusableFile(f'sound file {path!r} cannot be read: {reason}') from error
-    if not info.frames:
-        raise UnusableFile(f'sound file {path!r} has no samples')
-    # The length after resampling.
-    samples = -(-info.frames * sample_rate // info.samplerate)
+    Raises:
+        UnusableFile: If the file is missing, damaged or without sound, has more than
+            :data:`MAX_SAMPLES`, or a rate that is out of range or cannot be resampled.
+    """
+    with _opened(path) as file:
+        rate, frames = file.samplerate, file.frames
+        low, high = RATES
+        if not low <= rate <= high:
+            raise UnusableFile(
+                f'sound file {quoted(path)} must have {low} to {high} samples per second, got {rate}'
+            )
+        if frames == UNKNOWN_LENGTH:
+            frames = sum(map(len, _blocks(path, file)))
+    if frames <= 0:
+        raise UnusableFile(f'sound file {quoted(path)} has no samples')
+    samples = -(-frames * sample_rate // rate)  # after resampling
+    if max(frames, samples) > MAX_SAMPLES:
+        raise UnusableFile(
+            f'sound file {quoted(path)} must have at most {MAX_SAMPLES:,} samples, also at '
+            f'{sample_rate} Hz, got {frames:,} at {rate} Hz'
+        )
+    divisor = math.gcd(rate, sample_rate)
+    # The filters of torchaudio have six zero crossings on either side.
+    width = 12 * max(1, rate / sample_rate) + rate // divisor
+    if rate != sample_rate and sample_rate // divisor * width > MAX_TAPS:
+        raise UnusableFile(
+            f'sound file {quoted(path)} has {rate} samples per second, which cannot be resampled to '
+            f'{sample_rate}: their largest common divisor is {divisor}'
+        )
     window, shift = round(WINDOW * sample_rate), round(SHIFT * sample_rate)
     return 1 + max(0, samples - window) // shift
 
@@ -112,29 +200,32 @@ def read_mfc(path: str, num_cepstra: int = CEPSTRA) -> np.ndarray:
             not finite.
     """
     num_mfc_frames(path, num_cepstra)
-    data = Path(path).read_bytes()
+    with open(path, 'rb') as file:
+        data = file.read()
     order = '>' if struct.unpack('>i', data[:4])[0] * 4 + 4 == len(data) else '<'
     features = np.frombuffer(data, f'{order}f4', offset=4).astype(np.float32)
     if not np.isfinite(features).all():
-        raise UnusableFile(f'feature file {path!r} has values that are not finite')
+        raise UnusableFile(f'feature file {quoted(path)} has values that are not finite')
     return features.reshape(-1, num_cepstra)
 
 
 def num_mfc_frames(path: str, num_cepstra: int = CEPSTRA) -> int:
     """Return the frames of a Sphinx file, from its header; raises as :func:`read_mfc`."""
     try:
-        size = Path(path).stat().st_size
-        with Path(path).open('rb') as file:
+        size = check_regular(path)
+        with open(path, 'rb') as file:
             head = file.read(4)
     except OSError as error:
-        raise UnusableFile(f'feature file {path!r} cannot be read: {reason_of(error)}') from error
+        raise UnusableFile(
+            f'feature file {quoted(path)} cannot be read: {reason_of(error)}'
+        ) from error
     counts = [struct.unpack(f'{order}i', head)[0] for order in '><'] if len(head) == 4 else []
     if size - 4 not in [4 * count for count in counts] or size <= 4:
         raise UnusableFile(
-            f'feature file {path!r} is damaged: its {size} bytes do not match its first number'
+            f'feature file {quoted(path)} is damaged: its {size} bytes do not match its first number'
         )
     if (size - 4) % (4 * num_cepstra):
-        raise UnusableFile(f'feature file {path!r} must have {num_cepstra} values per frame')
+        raise UnusableFile(f'feature file {quoted(path)} must have {num_cepstra} values per frame')
     return (size - 4) // (4 * num_cepstra)
 
 
@@ -152,9 +243,9 @@ def read_kaldi(address: str) -> np.ndarray:
     try:
         features = np.array(FloatMatrix.read(address))
     except RuntimeError as error:
-        raise UnusableFile(f'{address!r} of a Kaldi archive is damaged') from error
+        raise UnusableFile(f'{quoted(address)} of a Kaldi archive is damaged') from error
     if not np.isfinite(features).all():
-        raise UnusableFile(f'{address!r} of a Kaldi archive has values that are not finite')
+        raise UnusableFile(f'{quoted(address)} of a Kaldi archive has values that are not finite')
     return features
 
 
@@ -162,15 +253,15 @@ def num_kaldi_frames(address: str) -> int:
     """Return the rows of a matrix of an archive, from its header; raises as :func:`read_kaldi`."""
     match = _ADDRESS.fullmatch(address)
     if not match:
-        raise UnusableFile(f'{address!r} must be FILE.ark:OFFSET, a place in a Kaldi archive')
+        raise UnusableFile(f'{quoted(address)} must be FILE.ark:OFFSET, a place in a Kaldi archive')
     try:
+        left = check_regular(match[1]) - int(match[2])
         with open(match[1], 'rb') as file:
             file.seek(int(match[2]))
             head = file.read(24)
-            left = os.fstat(file.fileno()).st_size - int(match[2])
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UnusableFile(
-            f'{address!r} of a Kaldi archive cannot be read: {reason_of(error)}'
+            f'{quoted(address)} of a Kaldi archive cannot be read: {reason_of(error)}'
         ) from error
     for kind, (place_of_rows, place_of_columns, size) in _MATRICES.items():
         if head.startswith(kind) and len(head) >= place_of_columns + 4:
@@ -181,4 +272,4 @@ def num_kaldi_frames(address: str) -> int:
             # The reader would allocate memory before it notices that the file is too short.
             if rows > 0 and columns > 0 and rows * columns * size < left:
                 return rows
-    raise UnusableFile(f'{address!r} of a Kaldi archive is not a complete matrix')
+    raise UnusableFile(f'{quoted(address)} of a Kaldi archive is not a complete matrix')

@@ -1,7 +1,6 @@
 """A file, such as enwik8, as a sequence of bytes."""
 
-import gzip
-import zlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from aft_mm.checks import check_choice, check_int, check_number, check_path, ref
 from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 
+from .file_dataset import read_gzip
+
 SPLITS = ('train', 'val', 'test')
 # Largest compression of a .gz file. Text has 3 to 20, zeros have 1,000.
 MAX_RATIO = 100
@@ -23,7 +24,7 @@ class TextFile(Dataset):
     """The bytes of one file: the first part for training, then validation and test.
 
     The default split is that of Transformer-XL for enwik8: 90, 5 and 5 of 100 million bytes. A
-    plain file is memory-mapped, a ``.gz`` file is decompressed into memory. A sample is
+    plain file is read one context at a time, a ``.gz`` file is decompressed into memory. A sample is
     ``dict(inputs=uint8 [T], data_samples=SequenceSample(length=T, num_context))``.
 
     - ``train``: random crops of ``context_length`` bytes, new ones on every access.
@@ -84,7 +85,7 @@ class TextFile(Dataset):
         self.split = split
         self.context_length = context_length
         self.stride = stride or context_length
-        self.data = take_split(read_bytes(data_file), split, split_ratio)
+        self.data = take_split(open_text(data_file), split, split_ratio)
         if len(self.data) < context_length:
             raise ValueError(
                 f'the {split} split of {data_file!r} has {len(self.data)} bytes, '
@@ -118,15 +119,56 @@ class TextFile(Dataset):
         return dict(inputs=tokens, data_samples=sample)
 
 
-def take_split(data: np.ndarray, split: str, ratio: Sequence[float]) -> np.ndarray:
+class PlainFile:
+    """The bytes of a file, of which a slice is read when it is asked for.
+
+    A memory-mapped file that is truncated while it is used would end the process (SIGBUS).
+
+    Args:
+        path: Path of the file.
+        start: First byte of the part.
+        stop: The byte after the last one; None for the size of the file.
+    """
+
+    def __init__(self, path: str | Path, start: int = 0, stop: int | None = None) -> None:
+        self.path = os.fspath(path)
+        self.start = start
+        self.stop = os.stat(path).st_size if stop is None else stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def part(self, start: int, stop: int) -> 'PlainFile':
+        """Return the bytes from `start` to `stop` of this part, unread."""
+        return PlainFile(self.path, self.start + start, self.start + stop)
+
+    def __getitem__(self, place: slice) -> np.ndarray:
+        """Return a slice of the bytes, uint8 [N].
+
+        Raises:
+            ValueError: If the file has become shorter, or is no longer there.
+        """
+        start, stop, _ = place.indices(len(self))
+        try:
+            data = np.fromfile(self.path, np.uint8, max(0, stop - start), offset=self.start + start)
+        except OSError as error:
+            raise ValueError(f'data_file {self.path!r} cannot be read: {error.strerror}') from error
+        if len(data) < stop - start:
+            raise ValueError(f'data_file {self.path!r} has become shorter since it was opened')
+        return data
+
+
+def take_split(
+    data: np.ndarray | PlainFile, split: str, ratio: Sequence[float]
+) -> np.ndarray | PlainFile:
     """Return the part of ``data`` [N] that belongs to ``split``, train first and test last."""
     position = SPLITS.index(split)
     start, stop = (round(len(data) * sum(ratio[:i])) for i in (position, position + 1))
-    return data[start:stop]
+    return data.part(start, stop) if isinstance(data, PlainFile) else data[start:stop]
 
 
-def read_bytes(data_file: str) -> np.ndarray:
-    """Return the bytes of a plain file (memory-mapped) or a ``.gz`` file, uint8 [N].
+def open_text(data_file: str) -> np.ndarray | PlainFile:
+    """Return the bytes of a plain file, unread, or of a ``.gz`` file, uint8 [N].
 
     Raises:
         FileNotFoundError: If neither ``data_file`` nor ``<data_file>.gz`` exists.
@@ -142,15 +184,6 @@ def read_bytes(data_file: str) -> np.ndarray:
     if path.suffix != '.gz':
         if path.stat().st_size == 0:
             raise ValueError(f'data_file {data_file!r} is empty')
-        return np.memmap(path, dtype=np.uint8, mode='r')
-    limit = MAX_RATIO * path.stat().st_size
-    try:
-        with gzip.open(path) as file:
-            data = file.read(limit + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f'data_file {str(path)!r} is not a whole gzip file: {error}') from error
-    if len(data) > limit:
-        raise ValueError(
-            f'data_file {str(path)!r} must be compressed text, got more than {MAX_RATIO} times its size'
-        )
+        return PlainFile(path)
+    data = read_gzip(path, MAX_RATIO * path.stat().st_size, 'data_file')
     return np.frombuffer(data, dtype=np.uint8)

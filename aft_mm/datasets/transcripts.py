@@ -1,12 +1,13 @@
 """Reading files of transcripts, one utterance per line."""
 
-import re
+import os
 from pathlib import Path
 from typing import NamedTuple
 
-from aft_mm.checks import check_path
+from aft_mm.checks import check_path, described
 
-_SPHINX = re.compile(r'(.*)\((\S+)\)')
+LONGEST_LINE = 2**20  # bytes
+LONGEST_ID = 1000  # characters; a path has at most 4,096 on Linux
 
 
 class Transcripts(NamedTuple):
@@ -24,31 +25,42 @@ def read_transcripts(path: str) -> Transcripts:
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If it has no utterance, one of them twice, or a line of the other format.
+        ValueError: If it has no utterance, one of them twice, or a line of the other format or of
+            more than a megabyte.
     """
     check_path('transcripts', path)
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise FileNotFoundError(f'transcripts {path!r} does not exist')
     empty, damaged, silent = [], [], []
     texts: dict[str, str] = {}
     sphinx = None
     for number, raw in enumerate(Path(path).read_bytes().removesuffix(b'\n').split(b'\n'), 1):
+        if len(raw) > LONGEST_LINE:
+            raise ValueError(
+                f'line {number} of transcripts {path!r} must have at most {LONGEST_LINE:,} bytes, '
+                f'got {len(raw):,}'
+            )
         line = raw.decode('utf-8-sig', errors='replace').strip()
         if not line:
             empty.append(number)
             continue
         if '\ufffd' in line:
             damaged.append(number)
-        match = _SPHINX.fullmatch(line)
-        sphinx = bool(match) if sphinx is None else sphinx
-        if sphinx and not match:
+        parts = _sphinx_parts(line) if sphinx is None or sphinx else None
+        sphinx = parts is not None if sphinx is None else sphinx
+        if sphinx and parts is None:
             raise ValueError(
                 f'line {number} of transcripts {path!r} must end with an id in brackets, as the '
                 'first line does'
             )
-        name, text = (match[2], match[1]) if match and sphinx else line.partition(' ')[::2]
+        name, text = parts if parts else line.partition(' ')[::2]
         if '\t' in name:
             name, _, text = line.partition('\t')
+        if len(name) > LONGEST_ID or '\0' in name:
+            raise ValueError(
+                f'line {number} of transcripts {path!r} must have an id of at most {LONGEST_ID} '
+                f'characters without a zero byte, got {described(name)}'
+            )
         if name in texts:
             raise ValueError(
                 f'line {number} of transcripts {path!r} repeats the utterance {name!r}'
@@ -65,6 +77,18 @@ def read_transcripts(path: str) -> Transcripts:
     ]
     remarks = [remark(path, what, items) for what, items in found if items]
     return Transcripts(texts, remarks)
+
+
+def _sphinx_parts(line: str) -> tuple[str, str] | None:
+    """Return id and text of ``TEXT (ID)``, None if the line has another form.
+
+    The id has no space and at least one character. A regular expression would take quadratic time.
+    """
+    start = line.rfind('(', 0, len(line) - 2)
+    name = line[start + 1 : -1]
+    if start < 0 or not line.endswith(')') or name.split() != [name]:
+        return None
+    return name, line[:start]
 
 
 def remark(path: str, what: str, items: list) -> str:

@@ -1,6 +1,7 @@
 """Datasets of utterances: folders of sound, Kaldi's features, Sphinx's features."""
 
 import logging
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -277,7 +278,7 @@ class KaldiFeatures(Utterances):
         places = read_transcripts(str(Path(self.data_root, 'feats.scp'))).texts
         texts = self._texts(Path(self.data_root, 'text'))
         speakers = Path(self.data_root, 'utt2spk')
-        if speakers.is_file():
+        if os.path.isfile(speakers):
             self.speakers = read_transcripts(str(speakers)).texts
         _check_both(self.place, 'matrices', set(places), set(texts))
         for name, text in texts.items():
@@ -323,7 +324,7 @@ class SphinxFeatures(Utterances):
     def find(self) -> Iterator[tuple[str, str, str]]:
         """See :class:`Utterances`."""
         path = Path(self.data_root, self.fileids)
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise FileNotFoundError(f'fileids {str(path)!r} does not exist')
         ids = path.read_text(encoding='utf-8', errors='surrogateescape').split()
         files = {fileid.rpartition('/')[2]: fileid for fileid in ids}

@@ -35,7 +35,7 @@ class Subwords:
                 'subwords need sentencepiece, which pip install aft_mm[text] installs'
             ) from error
         self.path = os.fspath(path)
-        if not Path(path).is_file():
+        if not os.path.isfile(path):
             raise ValueError(
                 f'subwords {self.path!r} does not exist; '
                 'tools/dataset_converters/subwords.py makes it of the training text'

@@ -1,11 +1,12 @@
 """Transcripts as characters or phonemes."""
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from aft_mm.checks import check_choice, check_path, refuse
+from aft_mm.checks import check_choice, check_path, described, refuse
 
 BLANK = '<blank>'
 UNKNOWN = '<unk>'
@@ -81,7 +82,7 @@ class TextUnits:
             missing = [name for name in names if name not in self.numbers]
             if missing:
                 raise ValueError(
-                    f'lexicon {self.lexicon!r} says {word!r} with {missing[0]!r}, '
+                    f'lexicon {self.lexicon!r} says {described(word)} with {described(missing[0])}, '
                     f'which is none of the {len(self.names) - 2} symbols'
                 )
             found[word] = tuple(self.numbers[name] for name in names)
@@ -99,7 +100,7 @@ def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
         ValueError: If a line has a word without phonemes, or there is no word.
     """
     check_path('lexicon', path)
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise FileNotFoundError(f'lexicon {path!r} does not exist')
     words: dict[str, tuple[str, ...]] = {}
     for number, line in enumerate(Path(path).read_bytes().split(b'\n'), 1):
@@ -112,7 +113,7 @@ def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
             continue
         if not phonemes:
             raise ValueError(
-                f'line {number} of lexicon {path!r} has the word {word!r} and no phonemes'
+                f'line {number} of lexicon {path!r} has the word {described(word)} and no phonemes'
             )
         words.setdefault(_VARIANT.sub('', word), tuple(phonemes))
     if not words:

@@ -2,11 +2,13 @@
 
 import http.server
 import json
+import multiprocessing
+import os
 import pickle
 import re
-import subprocess
-import sys
+import resource
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -75,34 +77,33 @@ PICKLES = {
 }
 
 
-READ_ALL = """
-import json, pickle, resource, sys
-from aft_mm.checkpoint import load_from_local
-
-resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-sentences = []
-for path in sys.argv[1:]:
-    try:
-        sentences.append(str(load_from_local(path)))
-    except pickle.UnpicklingError as error:
-        sentences.append(str(error))
-print(json.dumps(sentences))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
+def read_all(paths, report):
+    """Write what reading the files gives, and the memory that it takes [kB]."""
+    resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    messages = []
+    for path in paths:
+        try:
+            messages.append(str(load_from_local(str(path))))
+        except pickle.UnpicklingError as error:
+            messages.append(str(error))
+    report.write_text(
+        json.dumps([messages, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before])
+    )
 
 
 def test_a_pickle_takes_no_more_than_its_file_allows(tmp_path):
     paths = [tmp_path / f'{i}.pth' for i in range(len(PICKLES))]
     for path, data in zip(paths, PICKLES.values(), strict=True):
         hostile.save_pickle(path, data)
-    result = subprocess.run(
-        [sys.executable, '-c', READ_ALL, *map(str, paths)], capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr[-500:]
-    sentences, kilobytes = map(json.loads, result.stdout.splitlines())
-    for name, sentence in zip(PICKLES, sentences, strict=True):
-        assert sentence == '{}' if 'memo' in name else re.search(REFUSED, sentence), name
+    report = tmp_path / 'report'
+    child = multiprocessing.get_context('fork').Process(target=read_all, args=(paths, report))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    messages, kilobytes = json.loads(report.read_text())
+    for name, message in zip(PICKLES, messages, strict=True):
+        assert message == '{}' if 'memo' in name else re.search(REFUSED, message), name
     assert kilobytes < 200_000
 
 
@@ -228,3 +229,135 @@ def test_a_damaged_download_is_not_met_again(server, tmp_path):
         load_from_http(f'{host}/a.pth')
     answers['/a.pth'] = data, length
     assert load_from_http(f'{host}/a.pth')['state_dict']['weight'].tolist() == [1, 1, 1]
+
+
+# Servers that never end, or are none.
+
+
+@pytest.fixture
+def raw_server(tmp_path, monkeypatch):
+    """A server whose answer is any generator of bytes; a closed connection ends it."""
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'hub'))
+    answers, ended = {}, threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802 - the base class calls it so
+            try:
+                for block in answers[self.path]():
+                    if ended.is_set():
+                        return
+                    self.wfile.write(block)
+                    self.wfile.flush()
+            except OSError:
+                pass
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler) as httpd:
+        httpd.daemon_threads = True
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield answers, f'http://127.0.0.1:{httpd.server_port}'
+        ended.set()
+        httpd.shutdown()
+
+
+def endless(*start, block=bytes(2**20), pause=0.0):
+    """An answer that begins as given and goes on for ever."""
+
+    def answer():
+        yield from start
+        while True:
+            yield block
+            time.sleep(pause)
+
+    return answer
+
+
+OK = b'HTTP/1.0 200 OK\r\n'
+SLOW = dict(block=b'a', pause=0.05)
+ENDLESS = {
+    'bytes without a length': (endless(OK + b'\r\n'), 'more than 5,000,000 bytes'),
+    'bytes beyond their length': (
+        endless(OK + b'Content-Length: 100000000000\r\n\r\n'),
+        'more than 5,000,000 bytes',
+    ),
+    'slow content': (endless(OK + b'\r\n', **SLOW), 'takes more than 1 seconds'),
+    'slow headers': (endless(OK, **SLOW), 'takes more than 1 seconds'),
+    'slow chunks': (
+        endless(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n', **SLOW),
+        'takes more than 1 seconds',
+    ),
+    'silence': (endless(block=b'', pause=0.1), 'takes more than 1 seconds'),
+    'a length that is text': (lambda: [OK + b'Content-Length: all\r\n\r\na'], "Length is 'all'"),
+    'a negative length': (lambda: [OK + b'Content-Length: -5\r\n\r\na'], "Length is '-5'"),
+    'no http': (lambda: [b'SSH-2.0-OpenSSH\r\n\r\n'], 'SSH'),
+    'nothing': (lambda: [], ''),
+}
+
+
+@pytest.mark.parametrize('name', ENDLESS)
+def test_a_download_that_would_not_end_leaves_nothing(name, raw_server, tmp_path, monkeypatch):
+    answers, host = raw_server
+    answers['/a.pth'], message = ENDLESS[name]
+    monkeypatch.setenv('AFT_MM_DOWNLOAD_BYTES', '5000000')
+    monkeypatch.setenv('AFT_MM_DOWNLOAD_SECONDS', '1')
+    with pytest.raises(UserError, match=f"'{host}/a.pth' cannot be downloaded: ") as error:
+        load_from_http(f'{host}/a.pth')
+    assert message in str(error.value) and '\n' not in str(error.value)
+    assert not [path for path in (tmp_path / 'hub').rglob('*') if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    'address',
+    ['http://', 'http://[::1', 'http://127.0.0.1:port/a.pth', 'http://127.0.0.1:9/a.pth',
+     'http://127.0.0.1:99999/a.pth', 'http://a b/c.pth', 'http://\x00/a.pth', 'http://é\udc80/a.pth',
+     'http://' + 300 * 'a' + '/a.pth', 'http://..../a.pth', 'http:///a.pth', 'file:///etc/passwd'],
+)  # fmt: skip
+def test_addresses_that_are_none(address, tmp_path, monkeypatch):
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'hub'))
+    with pytest.raises(UserError, match='(cannot be downloaded: .|must be an http)') as error:
+        load_from_http(address)
+    assert repr(address)[:200] in str(error.value) and '\n' not in str(error.value)
+    assert not [path for path in (tmp_path / 'hub').rglob('*') if path.is_file()]
+
+
+def test_bounds_of_downloads_are_numbers(server, monkeypatch):
+    for name in ('AFT_MM_DOWNLOAD_BYTES', 'AFT_MM_DOWNLOAD_SECONDS'):
+        with monkeypatch.context() as context:
+            context.setenv(name, '1e9')
+            with pytest.raises(UserError, match=f"{name} must be an int, 1 or larger, got '1e9'"):
+                load_from_http(f'{server[2]}/a.pth')
+
+
+def test_parts_of_killed_downloads_are_removed(server, tmp_path):
+    answers, asked, host = server
+    answers['/a.pth'] = weights(1.0, tmp_path / 'w.pth')
+    load_from_http(f'{host}/a.pth')
+    (path,) = (tmp_path / 'hub').rglob('*.pth')
+    path.unlink()
+    parts = [path.with_name(f'.{path.name}.{number}.part') for number in (5, 6)]
+    for part in parts:
+        part.write_bytes(b'half')
+    os.utime(parts[0], (0, 0))
+    load_from_http(f'{host}/a.pth')
+    assert [part.exists() for part in parts] == [False, True]  # another process may write the other
+
+
+@pytest.mark.parametrize(
+    ('state', 'message'),
+    [
+        ('text', 'holds a str as state_dict instead of tensors by name'),
+        (None, 'holds a NoneType as state_dict instead of tensors by name'),
+        (dict(weight='text'), 'holds a str in state_dict instead of the tensor weight'),
+        (dict(weight=None), 'holds a NoneType in state_dict instead of the tensor weight'),
+        ({5: torch.zeros(1)}, 'holds a tensor in state_dict whose name is a int'),
+    ],
+)
+@pytest.mark.parametrize('words', [['train', '--resume'], ['test']])
+def test_weights_that_are_no_tensors(state, message, words, tool, config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(dict(state_dict=state, meta={}), 'a.pth')
+    Path('text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
+    with pytest.raises(SystemExit, match=f"Error: checkpoint 'a.pth' {message}$"):
+        tool(words[0]).main([config('tiny_text'), *words[1:], 'a.pth'])

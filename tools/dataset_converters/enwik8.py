@@ -1,11 +1,12 @@
 """Unpack enwik8 from enwik8.zip (as distributed by Matt Mahoney) or enwik8.gz.
 
-The result is FOLDER/enwik8, which aft_mm.TextFile maps into memory. Nothing is downloaded.
+The result is FOLDER/enwik8, which aft_mm.TextFile reads. Nothing is downloaded.
 """
 
 import argparse
 import gzip
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,14 +17,23 @@ from typing import BinaryIO
 from aft_mm.errors import UserError, user_errors
 
 SIZE = 100_000_000  # bytes
+METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[BinaryIO]:
     """Open the file inside a .zip (its member ``enwik8``) or .gz archive."""
     if path.suffix == '.zip':
-        with zipfile.ZipFile(path) as archive, archive.open('enwik8') as file:
-            yield file
+        with zipfile.ZipFile(path) as archive:
+            # The header of the other methods sets the memory that they take.
+            if archive.getinfo('enwik8').compress_type not in METHODS:
+                raise zipfile.BadZipFile('it is not compressed by deflate')
+            try:
+                file = archive.open('enwik8')
+            except OSError as error:  # the place of the file is outside of the archive
+                raise zipfile.BadZipFile(str(error)) from error
+            with file:
+                yield file
     elif path.suffix == '.gz':
         with gzip.open(path) as file:
             yield file
@@ -61,8 +71,14 @@ def unpack(archive: Path, folder: Path, size: int) -> Path:
                 f'{found:,}; for a part of the file use --size {found}'
             )
         os.replace(part, target)
-    except (zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, KeyError) as error:
-        raise UserError(f'{str(archive)!r} is damaged or holds no enwik8: {error}') from error
+    except UserError:
+        raise
+    except (
+        *(zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, KeyError),
+        *(ValueError, RuntimeError, OverflowError, struct.error),  # of zipfile, for damaged headers
+    ) as error:
+        reason = ' '.join(str(error).split())
+        raise UserError(f'{str(archive)!r} is damaged or holds no enwik8: {reason:.200}') from error
     finally:
         part.unlink(missing_ok=True)
     return target

@@ -131,7 +131,10 @@ def read_splits(path: Path) -> dict[tuple[str, str], str]:
     if not path.is_file():
         raise UserError(f'--splits {str(path)!r} does not exist')
     with path.open(newline='', errors='replace') as file:
-        rows = list(csv.DictReader(file))
+        try:
+            rows = list(csv.DictReader(file))
+        except csv.Error:  # a zero byte, or a field of more than 128 kB
+            rows = []
     found = {(row.get('synsetId'), row.get('modelId')): row.get('split') for row in rows}
     if not rows or any(None in key for key in found) or not {*found.values()} <= {*SPLITS}:
         raise UserError(

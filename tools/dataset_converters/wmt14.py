@@ -10,13 +10,18 @@ sentence per line. The order of the archives does not matter. Nothing is downloa
 """
 
 import argparse
+import bz2
+import gzip
 import html
+import io
 import os
 import re
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from aft_mm.cli.progress import progress
 from aft_mm.errors import UserError, user_errors
@@ -32,15 +37,51 @@ PARTS = {
     'val': (r'newstest2013\.{}',),
     'test': (r'newstest2014-deen-(?:src|ref)\.{}\.sgm',),
 }
-SEGMENT = re.compile(rb'<seg[^>]*>(.*?)</seg>', re.DOTALL | re.IGNORECASE)
+SEGMENT = re.compile(rb'<seg[^<>]*>', re.IGNORECASE)
+END_OF_SEGMENT = re.compile(rb'</seg>', re.IGNORECASE)
+MAX_RATIO = 100  # of the size of an archive; text has 3 to 20
 
 
 def text_of(content: bytes, name: str) -> bytes:
     """Return the lines of a member, without .sgm markup and with a final newline."""
     if name.endswith('.sgm'):
-        rows = [html.unescape(row.decode()) for row in SEGMENT.findall(content)]
+        parts = [SEGMENT.split(part, 1) for part in END_OF_SEGMENT.split(content)[:-1]]
+        rows = [html.unescape(part[1].decode()) for part in parts if len(part) == 2]
         return ''.join(f'{" ".join(row.split())}\n' for row in rows).encode()
     return content if content.endswith(b'\n') or not content else content + b'\n'
+
+
+class Bounded(io.RawIOBase):
+    """A file from which at most `most` bytes are read."""
+
+    def __init__(self, file: BinaryIO, most: int) -> None:
+        self.file = file
+        self.left = most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        found = self.file.readinto(buffer)
+        self.left -= found
+        if self.left < 0:
+            raise OSError(f'it expands to more than {MAX_RATIO} times its size')
+        return found
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
+    """Open a .tar, .tgz or .tar.bz2 file as a stream that expands to a bounded size."""
+    with path.open('rb') as file:
+        head = file.read(3)
+    opened = gzip.open if head[:2] == b'\x1f\x8b' else bz2.open if head == b'BZh' else open
+    with (
+        opened(path, 'rb') as file,
+        tarfile.open(
+            fileobj=Bounded(file, MAX_RATIO * path.stat().st_size + 2**20), mode='r|'
+        ) as archive,
+    ):
+        yield archive
 
 
 def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
@@ -54,13 +95,20 @@ def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
         if not path.is_file():
             raise UserError(f'archive {str(path)!r} does not exist')
         try:
-            with tarfile.open(path) as archive:
+            with open_archive(path) as archive:
                 for member in archive:
-                    for key in keys_of(Path(member.name).name) if member.isfile() else ():
-                        content = archive.extractfile(member).read()
+                    if member.issparse():  # its zeros are not in the archive
+                        raise ValueError(f'{member.name:.100} is a sparse file')
+                    keys = keys_of(Path(member.name).name) if member.isfile() else []
+                    content = archive.extractfile(member).read() if keys else b''
+                    for key in keys:
                         found.setdefault(key, text_of(content, member.name))
-        except (tarfile.TarError, EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
-            raise UserError(f'archive {str(path)!r} is damaged: {error}') from error
+        except (
+            *(tarfile.TarError, EOFError, OSError, zlib.error),
+            *(ValueError, OverflowError, RecursionError),  # of tarfile, for damaged headers
+        ) as error:
+            reason = ' '.join(str(error).split())
+            raise UserError(f'archive {str(path)!r} is damaged: {reason:.200}') from error
     return found
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aft_mm.config.finding import find_config, install_root
+from aft_mm.config.finding import PACKAGE, find_config, install_root
 from aft_mm.errors import UserError, user_errors
 
 NAME = 'aft-conv-quickstart_1xb64-50e_digits'
@@ -19,7 +19,11 @@ def call(*argv: str | Path) -> None:
     print('+', *argv, flush=True)
     # One thread: operations of such a small model are faster than synchronising two.
     environment = {'OMP_NUM_THREADS': '1', **os.environ}
-    command = [str(install_root() / PLOT), *argv[1:]] if argv[0] == PLOT else ['-m', *argv]
+    if argv[0] == PLOT:
+        command = [str(install_root() / PLOT), *argv[1:]]
+    else:
+        # Modules in the current folder are not imported, unless aft_mm itself is one of them.
+        command = ['-m', *argv] if PACKAGE.parent == Path.cwd() else ['-P', '-m', *argv]
     with subprocess.Popen([sys.executable, *map(str, command)], env=environment) as process:
         try:
             status = process.wait()
