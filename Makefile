@@ -7,7 +7,7 @@ WORK_DIR := work_dirs/quickstart
 # Where `make compiled-mmcv` keeps its wheel.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream compiled-mmcv docs linkcheck test lint licenses release-weights clean
+.PHONY: quickstart downstream compiled-mmcv docs linkcheck test sanitize lint licenses release-weights clean
 
 # Every lock is complete, so that pip has nothing to choose.
 PIN := $(BIN)/python -m pip install --no-deps --require-hashes
@@ -69,6 +69,10 @@ $(VENV)/docs: $(VENV)/installed requirements/docs.txt
 test: $(VENV)/development $(VENV)/loops
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
+# Random calls of the C++ loops under the address and undefined-behaviour sanitizers, of gcc or clang.
+sanitize: $(VENV)/installed
+	$(BIN)/python tests/sanitize_loops.py
+
 # Release files of the runs in RUNS, with a list of their hashes, in the new folder RELEASE; with
 # ADDRESS, where they will lie, such as hf://ORG/NAME, the metafiles of configs/ list them.
 RUNS ?= $(WORK_DIR)
@@ -88,4 +92,4 @@ licenses: $(VENV)/development
 		requirements/downstream.txt requirements/mmcv.txt
 
 clean:
-	rm -rf $(VENV) aft_mm/.mim aft_mm/ops/native/*.so build dist docs/_build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) aft_mm/.mim aft_mm/ops/native/*.so* build dist docs/_build *.egg-info .pytest_cache .ruff_cache .mypy_cache

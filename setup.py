@@ -61,13 +61,24 @@ class BuildWithMim(build_py):
         ]
 
 
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def is_intact(library):
+    """Return whether the library has the hash next to it."""
+    expected = Path(f'{library}.sha256')
+    return expected.exists() and expected.read_text().strip() == sha256(library)
+
+
 class BuildLoops(build_ext):
     """Builds shared libraries that are not Python modules."""
 
     def run(self):
         for folder in (Path(self.build_lib) / LOOPS, ROOT / LOOPS):
-            for path in folder.glob('loops.*.so'):
-                if DIGEST not in path.name:  # of older sources
+            for path in folder.glob('loops.*.so*'):
+                # Of older sources, or damaged: a newer file would not be overwritten.
+                if DIGEST not in path.name or path.suffix == '.so' and not is_intact(path):
                     path.unlink()
         super().run()
 
@@ -80,6 +91,21 @@ class BuildLoops(build_ext):
             super().build_extension(ext)
         finally:
             self.build_temp = temporary
+        self.write_hash(ext)
+
+    def copy_extensions_to_source(self):
+        super().copy_extensions_to_source()
+        for ext in self.extensions:
+            self.write_hash(ext)
+
+    def write_hash(self, ext):
+        """Write the sha256 of the library next to it; a library without it is not loaded."""
+        library = Path(self.get_ext_fullpath(ext.name))
+        if library.exists():  # it is optional
+            Path(f'{library}.sha256').write_text(f'{sha256(library)}\n')
+
+    def get_outputs(self):
+        return [*super().get_outputs(), *(f'{path}.sha256' for path in super().get_outputs())]
 
     def get_ext_filename(self, fullname):
         *folders, name = fullname.split('.')

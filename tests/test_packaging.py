@@ -70,9 +70,10 @@ def test_every_module_and_what_mim_looks_for_is_in_the_wheel(wheel, root):
     package = files_below(root / 'aft_mm', '*.py', '*.html', '*.js', '*.cpp', '*.h')
     package |= {root / 'aft_mm/py.typed'}
     carried = files_below(root / 'configs', '*') | files_below(root / 'tools', '*')
-    loops = {name for name in names if name.endswith('.so')}
+    loops = {name for name in names if name.endswith(('.so', '.so.sha256'))}
     found = {Path(name).name.split('.')[1] for name in loops}  # one for each set of instructions
     assert found == {'any', 'avx2', 'avx512'} if platform.machine() == 'x86_64' else {'any'}
+    assert {f'{name}.sha256' for name in loops if name.endswith('.so')} <= loops
     assert names - loops == {path.relative_to(root).as_posix() for path in package} | {
         f'aft_mm/.mim/{path.relative_to(root).as_posix()}'
         for path in carried | {root / 'model-index.yml'}

@@ -17,6 +17,9 @@ Arguments that all ops share:
   gradient of 0; a row that sees no key gives 0.
 - gate: g, 'sigmoid', 'relu' or 'none'.
 
+Results equal a float64 evaluation to rounding for any finite keys and position biases |w| up to 80,
+except that sums of relu keys may overflow.
+
 In a causal op a NaN or infinite key or value does not reach earlier rows, other samples or other
 channels (of aft_conv: channels of other heads).
 """

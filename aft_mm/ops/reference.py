@@ -37,10 +37,15 @@ def _indices(num_targets: int, num_sources: int, device: torch.device) -> tuple[
 
 
 def _weights(key: Tensor, log_weight: Tensor) -> Tensor:
-    """Return ``exp(w + k)`` [B, T, S, D] divided by its sum over S; 0 for rows that see nothing."""
+    """Return ``exp(w + k)`` [B, T, S, D] divided by its sum over S; 0 for rows that see nothing.
+
+    The largest key that a row sees is subtracted first: next to a key of 1e16 float64 loses w.
+    """
     channels = key.shape[-1]
     per_channel = log_weight.repeat_interleave(channels // log_weight.shape[0], 0).permute(1, 2, 0)
-    logits = key[:, None] + per_channel[None]
+    seen = key.detach()[:, None].masked_fill(per_channel == -torch.inf, -torch.inf)
+    largest = seen.amax(2, keepdim=True)
+    logits = key[:, None] - largest.masked_fill(largest == -torch.inf, 0) + per_channel[None]
     shift = logits.detach().amax(2, keepdim=True)
     weights = torch.exp(logits - shift.masked_fill(shift == -torch.inf, 0))
     total = weights.sum(2, keepdim=True)

@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+
 from ..test_ops.cases import CASES, CAUSAL_CASES, run_with_gradients
+from ..test_ops.test_backends import assert_close
 
 pytestmark = pytest.mark.adversarial
 
@@ -102,3 +105,39 @@ def test_keys_as_large_as_float32_holds(case):
         return  # sums of relu(k) v, which may overflow
     tensors[1] = torch.where(tensors[1] > 0, 3e38, -3e38) * torch.rand_like(tensors[1])
     assert all(part.isfinite().all() for part in run_with_gradients(case, tensors))
+
+
+@pytest.mark.parametrize('size', [1e8, 1e12, 1e16, 1e30])
+@pytest.mark.parametrize('case', CASES, ids=names)
+def test_biases_count_next_to_any_finite_key(case, size, monkeypatch):
+    """At keys of 1e16 the sum key + w lost w: results were off by 1, or 2e6 times too large.
+
+    Keys are −1, 0 or 1 times `size`, so the results equal those of −1e4, 0 and 1e4.
+    """
+    if case.options.get('key_function', 'softmax') != 'softmax':
+        return
+    query, key, value, *biases = (x.detach() for x in case.inputs(dtype=torch.float32))
+    key = torch.randint_like(key, -1, 2)
+    with monkeypatch.context() as patch:
+        patch.setenv(ENVIRONMENT_VARIABLE, 'reference')
+        wide = [x.double() for x in (query, 1e4 * key, value, *biases)]
+        expected = run_with_gradients(case, wide)
+    for given in ([query, size * key, value, *biases], [wide[0], size * key.double(), *wide[2:]]):
+        got = run_with_gradients(case, given)
+        assert_close(got, expected, 1e-5, floor=1.0)
+
+
+@pytest.mark.parametrize('size', [87.0, 88.0, 120.0, 600.0])
+@pytest.mark.parametrize('case', [case for case in CASES if case.parameters], ids=names)
+def test_batch_in_which_every_key_is_hidden(case, size):
+    """0 · e^w was NaN from w = 88 on, where e^w is infinite in float32."""
+    tensors = [x.detach() for x in case.inputs(dtype=torch.float32)]
+    if len(case.parameters) == 1:
+        tensors[3] = torch.full_like(tensors[3], size)
+    else:
+        for x, number in zip(tensors[3:], (size, 1), strict=True):
+            x.zero_()[:, 0] = number
+    mask = torch.zeros(tensors[1].shape[:2], dtype=torch.bool)
+    assert all((x == 0).all() for x in run_with_gradients(case, tensors, key_mask=mask))
+    with torch.no_grad():
+        assert (case(*tensors, key_mask=mask) == 0).all()

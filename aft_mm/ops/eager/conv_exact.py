@@ -57,7 +57,9 @@ def exact_conv_mean(
     global_connectivity: bool,
     causal: bool,
 ) -> Tensor:
-    """Return ``Σ W e^k v / Σ W e^k`` [B, T, D]: one pass for the maximum of k + w, one for the sums.
+    """Return ``Σ W e^k v / Σ W e^k`` [B, T, D]: one pass for the largest key, one for the sums.
+
+    Shifts are keys and not keys plus w: next to a key of 1e16 float64 loses w.
 
     The backward pass recomputes the terms of a few entries at a time instead of saving those of the
     whole kernel, except inside torch.func, where checkpointing does not work.
@@ -71,9 +73,8 @@ def exact_conv_mean(
         past = past_kernel(kernel)
         entries = [entry for entry, is_past in zip(entries, past, strict=True) if is_past]
     largest = torch.full_like(key, lowest(key.dtype)).detach()
-    for offset, bias in entries:
-        logit = _at_offset(key.detach(), offset, -torch.inf) + bias.detach()
-        largest = torch.maximum(largest, logit)
+    for offset, _ in entries:
+        largest = torch.maximum(largest, _at_offset(key.detach(), offset, -torch.inf))
     numerator, denominator = torch.zeros_like(value), torch.zeros_like(key)
     save_all = transformed(key, value, weight)
     for start in range(0, len(entries), ENTRIES_AT_ONCE):
@@ -96,7 +97,7 @@ def _sum_entries(
 ) -> tuple[Tensor, Tensor]:
     numerator, denominator = torch.zeros_like(value), torch.zeros_like(key)
     for offset, bias in zip(offsets, biases, strict=True):
-        term = torch.exp(_at_offset(key, offset, -torch.inf) + bias - largest)
+        term = torch.exp(_at_offset(key, offset, -torch.inf) - largest) * torch.exp(bias)
         numerator = numerator + term * _at_offset(value, offset, 0.0)
         denominator = denominator + term
     return numerator, denominator

@@ -198,16 +198,16 @@ def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
     return F.pad(skewed, (first, columns - first - width))
 
 
-def _tile_product(key: Tensor, value: Tensor, tile: Tensor) -> ShiftedSum:
-    """Return the sums of ``e^(w + k)`` for tile [n, c, s], key and value [n, s, C], all visible."""
-    key_shift, row_shift = column_shift(key, 1), column_shift(tile, 2)
-    weight, exp_key = torch.exp(tile - row_shift), torch.exp(key - key_shift)
-    numerator = torch.bmm(weight, exp_key * value)
-    return ShiftedSum(key_shift + row_shift, numerator, torch.bmm(weight, exp_key))
+def _tile_product(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
+    """Return the sums of ``W e^k`` for weights [n, c, s], key and value [n, s, C], all visible."""
+    key_shift = column_shift(key, 1)
+    exp_key = torch.exp(key - key_shift)
+    numerator, denominator = torch.bmm(weights, exp_key * value), torch.bmm(weights, exp_key)
+    return ShiftedSum(key_shift.expand_as(numerator), numerator, denominator)
 
 
-def _diagonal_sums(key: Tensor, value: Tensor, tile: Tensor) -> ShiftedSum:
-    """Return the causal sums inside each block: key, value [n, c, C], tile [n, c, c].
+def _diagonal_sums(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
+    """Return the causal sums inside each block: key, value [n, c, C], weights [n, c, c].
 
     The block is halved again and again. A square below the diagonal holds only keys that all of its
     rows see, so its own maximum starves none of them.
@@ -220,11 +220,11 @@ def _diagonal_sums(key: Tensor, value: Tensor, tile: Tensor) -> ShiftedSum:
     padded = size * 2**levels - length
     key = F.pad(key, (0, 0, 0, padded), value=-torch.inf)
     value = F.pad(value, (0, 0, 0, padded))
-    tile = F.pad(tile, (0, padded, 0, padded))
-    result = _term_by_term(key, value, tile, size)
+    weights = F.pad(weights, (0, padded, 0, padded))
+    result = _term_by_term(key, value, weights, size)
     while size < key.shape[1]:
         halves = [part.view(-1, 2, size, columns) for part in (key, value)]
-        squares = _diagonal_squares(tile, 2 * size)[:, size:, :size]
+        squares = _diagonal_squares(weights, 2 * size)[:, size:, :size]
         below = _tile_product(halves[0][:, 0], halves[1][:, 0], squares)
         result = ShiftedSum(*(part.view(-1, 2, size, columns) for part in result))
         late = add(ShiftedSum(*(part[:, 1] for part in result)), below)
@@ -234,34 +234,42 @@ def _diagonal_sums(key: Tensor, value: Tensor, tile: Tensor) -> ShiftedSum:
     return ShiftedSum(*(part.reshape(count, -1, columns)[:, :length] for part in result))
 
 
-def _diagonal_squares(tile: Tensor, size: int) -> Tensor:
-    """Return the size × size squares on the diagonal of tile [n, c, c]: [n·c/size, size, size]."""
-    count, length = tile.shape[0], tile.shape[1]
-    grid = tile.view(count, length // size, size, length // size, size)
+def _diagonal_squares(x: Tensor, size: int) -> Tensor:
+    """Return the size × size squares on the diagonal of x [n, c, c]: [n·c/size, size, size]."""
+    count, length = x.shape[0], x.shape[1]
+    grid = x.view(count, length // size, size, length // size, size)
     return grid.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(-1, size, size)
 
 
-def _term_by_term(key: Tensor, value: Tensor, tile: Tensor, size: int) -> ShiftedSum:
-    """Return the causal sums in squares of `size`, shifted by the maximum of k + w per element."""
+def _term_by_term(key: Tensor, value: Tensor, weights: Tensor, size: int) -> ShiftedSum:
+    """Return the causal sums in squares of `size`, each row with the largest key that it sees."""
     key, value = (part.reshape(-1, 1, size, part.shape[-1]) for part in (key, value))
-    squares = _diagonal_squares(tile, size)
-    squares = squares.masked_fill(_future(size, tile.device), -torch.inf)
-    # Masked a second time: a value that is not finite stays so after −inf or 0 is applied to it.
-    hidden = _future(size, tile.device).unsqueeze(-1)
-    logits = (key + squares.unsqueeze(-1)).masked_fill(hidden, -torch.inf)
-    values = value.expand_as(logits).masked_fill(hidden, 0)
-    return ShiftedSum(*(part.squeeze(2) for part in reduce(logits, values, 2)))
+    squares = _diagonal_squares(weights, size).unsqueeze(-1)
+    # Values are masked too: one that is not finite stays so after a product with 0.
+    hidden = _future(size, key.device).unsqueeze(-1)
+    rows = key.expand(-1, size, -1, -1)
+    keys, values = (
+        rows.masked_fill(hidden, -torch.inf),
+        value.expand_as(rows).masked_fill(hidden, 0),
+    )
+    row_shift = column_shift(keys, 2)
+    terms = torch.exp(keys - row_shift) * squares
+    return ShiftedSum(row_shift.squeeze(2), (terms * values).sum(2), terms.sum(2))
 
 
 def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSum:
-    """Return the causal sums [T, C] for any keys: each part has a shift that its rows see."""
+    """Return the causal sums [T, C] for any keys: each part has a shift that its rows see.
+
+    Shifts are keys and not keys plus w: next to a key of 1e16 float64 loses w.
+    """
+    weights = tile_weights(band.tiles, band.global_term)
     tokens, block, own = len(key), band.block, band.before * band.block
     blocks = split(key, block, -torch.inf), split(value, block)
-    result = _diagonal_sums(*blocks, band.tiles[:, :, own:])
+    result = _diagonal_sums(*blocks, weights[:, :, own:])
     if own:
         keys = neighbours(key, block, band.before, 0, -torch.inf)[:, :own]
         values = neighbours(value, block, band.before, 0)[:, :own]
-        result = add(result, _tile_product(keys, values, band.tiles[:, :, :own]))
+        result = add(result, _tile_product(keys, values, weights[:, :, :own]))
     if band.global_term:
         outside = shift(prefix_sum(reduce(*blocks, 1), 0), band.before + 1, 0)
         result = add(result, outside)
@@ -288,7 +296,6 @@ def _causal_normalized(
     key: Tensor, value: Tensor, visible: Tensor, band: BlockBandedBias
 ) -> Tensor:
     sums, everywhere = _causal_sums(key, value, band), prefix_sum(from_token(key, value), 0)
-    # Both see the same keys, so this exponent is at most about the largest w.
     numerator = sums.numerator * torch.exp(sums.shift - everywhere.shift)
     weights = tile_weights(band.tiles, band.global_term)
     normalizer = banded_product(visible, weights, *band[1:])

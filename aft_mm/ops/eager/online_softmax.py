@@ -103,7 +103,8 @@ def lowest(dtype: torch.dtype) -> float:
 def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """Return the largest minus the smallest visible key along `dim`, for the worst column.
 
-    Hidden keys are −inf. Columns in which every key is hidden give −inf and do not count.
+    Hidden keys are −inf. Columns in which every key is hidden do not count; the range is 0 if that
+    is all of them, so that the range of the biases added to it still counts.
     """
     key = key.detach()
     if path_choice.recording():
@@ -119,7 +120,7 @@ def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     if smallest is None:
         visible = key.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
         smallest = visible.amin(dim)
-    return (key.amax(dim) - smallest).amax()
+    return (key.amax(dim) - smallest).amax().clamp_min(0)
 
 
 def zero_if_finite(x: Tensor) -> Tensor:

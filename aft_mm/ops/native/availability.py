@@ -7,6 +7,7 @@ called.
 import ctypes
 import functools
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ KERNELS: dict[str, dict[str, Any]] = {
 DTYPES = (torch.float32, torch.bfloat16)
 # The sets of instructions that a library is built for, by torch's name of the one it uses itself.
 INSTRUCTIONS = {'AVX512': 'avx512', 'AVX2': 'avx2'}
+logger = logging.getLogger('aft_mm.ops')
 BUILD_COMMAND = 'python setup.py build_ext --inplace'
 
 
@@ -50,11 +52,26 @@ def find_library() -> Path | str:
         if any(FOLDER.glob('loops.*.so')):
             return f'was built from other sources than these; {BUILD_COMMAND} builds it again'
         return 'is not built; installing aft_mm again builds it where there is a C++ compiler'
+    if not _is_intact(path):  # loading a damaged library may kill the process
+        reason = (
+            f'{path.name} is damaged or has no hash next to it; {BUILD_COMMAND} builds it again'
+        )
+        logger.warning('the C++ loops are not used: %s', reason)
+        return reason
     try:
         load(path)
     except OSError as error:  # such as a torch without OpenMP
         return f'its library does not load: {error}'
     return path
+
+
+def _is_intact(path: Path) -> bool:
+    """Return whether the library has the hash that setup.py wrote next to it."""
+    try:
+        expected = path.with_name(f'{path.name}.sha256').read_bytes().strip()
+        return hashlib.sha256(path.read_bytes()).hexdigest().encode() == expected
+    except OSError:
+        return False
 
 
 @functools.cache
@@ -94,7 +111,7 @@ def unsupported_reasons(
     if path_choice.recording_or_replaying():
         reasons.append('an exported graph replays the paths of eager')
     needs_torch = torch._C._len_torch_dispatch_stack() > 0
-    for x in tensors:
+    for x in (*tensors, options.get('key_mask')):
         if x is None:
             continue
         if not x.is_cpu:

@@ -1,4 +1,8 @@
-"""Calls of the C++ loops: tensors go in by address, gradients come back through autograd."""
+"""Calls of the C++ loops: tensors go in by address, gradients come back through autograd.
+
+Whatever torch checks before its own operators read memory is checked here before an address is
+taken: lazy signs, missing memory, and the dtype, shape and device of saved tensors.
+"""
 
 import ctypes
 import math
@@ -9,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from .. import eager
 from ..eager.conv import crop_kernel, is_one_shift_exact
@@ -22,12 +27,15 @@ SEGMENT = 32
 # Samples whose kernel gradients are summed by one thread. It does not depend on the number of
 # threads, so a run is reproducible to the bit.
 SAMPLES = 8
+# What the functions of the library return if their memory could not be allocated.
+OUT_OF_MEMORY = 1
+PLAIN_TYPES = frozenset([Tensor, Parameter, type(None)])
 
 
 def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
     """Compute causal :func:`aft_mm.ops.aft_simple` in O(T·D), scaled by the largest key so far."""
     tokens = _of_one_dtype(query, key, value)
-    return _run(_Simple(gate, key_mask), *tokens).to(value.dtype)
+    return _run(_Simple(gate, _resolved(key_mask)), *tokens).to(value.dtype)
 
 
 def aft_conv(
@@ -53,7 +61,9 @@ def aft_conv(
         options.update(grid=grid, key_mask=key_mask, gate=gate)
         return eager.aft_conv(query, key, value, weight, **options)
     tokens = _of_one_dtype(query, key, value)
-    op = _Conv(gate, key_mask, grid, global_connectivity, causal, kernel, cropped.detach())
+    constant = cropped.detach()
+    call = gate, _resolved(key_mask), grid, global_connectivity, causal
+    op = _Conv(*call, kernel, constant, _version(constant))
     return _run(op, *tokens, cropped if cropped.requires_grad else None).to(value.dtype)
 
 
@@ -64,24 +74,41 @@ def _of_one_dtype(*tokens: Tensor | None) -> list[Tensor | None]:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return x with contiguous channels."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """Return x with contiguous channels, and negated if it is a lazy negation."""
+    if x.is_neg():
+        x = x.resolve_neg()
+    return x if x.stride()[-1] == 1 else x.contiguous()
+
+
+def _resolved(x: Tensor | None) -> Tensor | None:
+    return x if x is None else x.resolve_neg()
+
+
+def _version(x: Tensor) -> int | None:
+    """Return how often x was written to, or None for an inference tensor, which is not counted."""
+    return None if x.is_inference() else x._version
 
 
 def _strided(x: Tensor | None) -> tuple[int, int, int]:
     """Return the fields of `Tensor` in tensors.h."""
-    return (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))
+    return (0, 0, 0) if x is None else (_address(x), *x.stride()[:2])
 
 
 def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
+    if x is None:
+        return 0
+    address = x.data_ptr()
+    if address == 0 and x.numel():  # such as a storage that was resized to 0
+        raise RuntimeError(f'a tensor {list(x.shape)} must have memory, got one without')
+    return address
 
 
 def _call(name: str, fields: Sequence[int], value: Tensor) -> None:
     """Call a function of the library with the fields of its `SimpleArgs` or `ConvArgs`, in order."""
     args = struct.pack(f'={len(fields)}q', *fields)
     function = getattr(availability.load(availability.find_library()), name)
-    function(args, ctypes.c_int64(value.dtype == torch.bfloat16))
+    if function(args, ctypes.c_int64(value.dtype == torch.bfloat16)) == OUT_OF_MEMORY:
+        raise MemoryError(f'{name} of {list(value.shape)} could not allocate its memory')
 
 
 class _Simple(NamedTuple):
@@ -94,11 +121,14 @@ class _Simple(NamedTuple):
         output = value.new_empty(value.shape)
         saved = None
         if save:
-            batch, tokens, channels = value.shape
-            segments = math.ceil(tokens / SEGMENT)
-            saved = value.new_empty(batch, segments, 3, channels, dtype=torch.float32)
+            saved = value.new_empty(self.saved_shape(value.shape), dtype=torch.float32)
         _call('aft_simple_forward', self._args(query, key, value, output, saved), value)
         return output, saved
+
+    def saved_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the sums that the forward pass saves for tokens of `shape`."""
+        batch, tokens, channels = shape
+        return batch, math.ceil(tokens / SEGMENT), 3, channels
 
     def backward(self, grad, saved, wanted, query, key, value) -> list[Tensor | None]:
         grads = [None if x is None else x.new_empty(x.shape) for x in (query, key, value)]
@@ -120,7 +150,7 @@ class _Simple(NamedTuple):
 class _Conv(NamedTuple):
     """AFT-conv of query, key, value and, where it is differentiated, weight [h, *K].
 
-    `kernel` [entries, h] is made of `constant_weight`, the weight without a gradient.
+    `kernel` [entries, h] is made of `constant_weight`, the weight without a gradient, at `version`.
     """
 
     gate: str
@@ -130,6 +160,7 @@ class _Conv(NamedTuple):
     causal: bool
     kernel: Tensor
     constant_weight: Tensor
+    version: int | None
 
     def forward(self, save: bool, query, key, value, weight) -> tuple[Tensor, None]:
         output = value.new_empty(value.shape)
@@ -156,8 +187,14 @@ class _Conv(NamedTuple):
 
     def by_eager(self, query, key, value, weight) -> Tensor:
         options = self._asdict()
-        del options['kernel'], options['constant_weight']
-        weight = self.constant_weight if weight is None else weight
+        del options['kernel'], options['constant_weight'], options['version']
+        if weight is None:
+            weight = self.constant_weight
+            if _version(weight) != self.version:
+                raise RuntimeError(
+                    'weight must not be modified in place before a backward pass that uses it '
+                    f'again, got version {_version(weight)} instead of {self.version}'
+                )
         return eager.aft_conv(query, key, value, weight, **options)
 
     def _args(self, query, key, value, output, grads=(None,) * 3, grad_kernel=None) -> list[int]:
@@ -191,20 +228,47 @@ class _Differentiable(torch.autograd.Function):
             op = op._replace(key_mask=op.key_mask.clone())
         ctx.op = op
         ctx.save_for_backward(saved, *tensors)
+        ctx.kinds = [(x.dtype, x.shape) for x in tensors[1:3]]  # key and value
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved, *tensors = ctx.saved_tensors
+        of_key, of_value = ctx.kinds
+        if tensors[0] is not None:
+            _check_hooks(tensors[0], *of_value)
+        _check_hooks(tensors[1], *of_key)
+        _check_hooks(tensors[2], *of_value)
+        if saved is not None:
+            _check_hooks(saved, torch.float32, ctx.op.saved_shape(of_value[1]))
         wanted = ctx.needs_input_grad[1:]
-        # A second derivative, forward mode or a batch of gradients needs torch operations.
-        needs_torch = torch.is_grad_enabled() or forward_ad._current_level >= 0
-        if needs_torch or not torch._C._has_storage(grad):
+        types = map(type, (grad, saved, *tensors))
+        if _needs_torch(grad) or not PLAIN_TYPES.issuperset(types):
             return None, *_grads_by_eager(ctx.op, grad, wanted, tensors)
         # Hooks of saved tensors may return them with other strides.
         dense = [x if x is None else _dense(x) for x in (grad, *tensors)]
-        saved = None if saved is None else saved.contiguous()
+        saved = None if saved is None else saved.resolve_neg().contiguous()
         return None, *ctx.op.backward(dense[0], saved, wanted, *dense[1:])
+
+
+def _check_hooks(x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
+    """Check a saved tensor, which hooks may have replaced; torch checks those of gradients."""
+    if x.dtype != dtype or x.shape != shape or not x.is_cpu:
+        raise RuntimeError(
+            f'hooks must return a saved tensor as {dtype} {list(shape)} on cpu, got {x.dtype} '
+            f'{list(x.shape)} on {x.device}'
+        )
+
+
+def _needs_torch(grad: Tensor) -> bool:
+    """Return whether the gradient is itself differentiated, or is not plain memory."""
+    return (
+        torch.is_grad_enabled()
+        or forward_ad._current_level >= 0
+        or not torch._C._has_storage(grad)  # a batch of gradients
+        or grad._is_zerotensor()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 def _grads_by_eager(

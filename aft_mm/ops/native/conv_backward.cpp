@@ -66,17 +66,20 @@ struct Workspace {
     float *kernel, *flipped, *grad_kernel, *sums[2];
     Map maps[2], grad_maps[2];  // terms and weights, and their gradients
 
-    Workspace(Scratch& scratch, const ConvShape& shape) {
-        int64_t vectors = 3 * shape.entries + 2 * shape.args.columns;
-        kernel = scratch.of(4 * shape.size + vectors * LANES);
+    static int64_t elements(const ConvShape& shape) {
+        return 4 * shape.size + (3 * shape.entries + 2 * shape.args.columns) * LANES;
+    }
+
+    Workspace(float* memory, const ConvShape& shape) {
+        kernel = memory;
         flipped = kernel + shape.entries * LANES;
         grad_kernel = flipped + shape.entries * LANES;
         sums[0] = grad_kernel + shape.entries * LANES;
         sums[1] = sums[0] + shape.args.columns * LANES;
-        float* elements = sums[1] + shape.args.columns * LANES;
+        float* places = sums[1] + shape.args.columns * LANES;
         for (int i = 0; i < 2; ++i) {
-            maps[i] = shape.map(elements + i * shape.size);
-            grad_maps[i] = shape.map(elements + (2 + i) * shape.size);
+            maps[i] = shape.map(places + i * shape.size);
+            grad_maps[i] = shape.map(places + (2 + i) * shape.size);
         }
     }
 };
@@ -132,14 +135,17 @@ void differentiate(const ConvShape& shape, const Heads& heads, int64_t sample, i
 }
 
 template <typename Number>
-void backward(const ConvArgs& args) {
+Status backward(const ConvArgs& args) {
     ConvShape shape(args);
     int64_t parts = (args.batch + args.samples - 1) / args.samples;
     bool parallel = args.batch * args.tokens * args.channels >= SMALLEST_PARALLEL;
+    static thread_local Scratch own;  // inside the region the name is the memory of another thread
+    Scratch& scratch = own;
+    if (!scratch.reserve(parallel ? args.threads : 1, Workspace::elements(shape)))
+        return OUT_OF_MEMORY;
 #pragma omp parallel num_threads(args.threads) if (parallel)
     {
-        static thread_local Scratch scratch;
-        Workspace workspace(scratch, shape);
+        Workspace workspace(scratch.part(), shape);
 #pragma omp for schedule(static)
         for (int64_t unit = 0; unit < shape.blocks() * parts; ++unit) {
             int64_t part = unit / shape.blocks(), channel = unit % shape.blocks() * LANES;
@@ -162,11 +168,12 @@ void backward(const ConvArgs& args) {
                       active);
         }
     }
+    return DONE;
 }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) void aft_conv_backward(const ConvArgs* args,
-                                                                         int64_t bfloat) {
-    bfloat ? backward<bfloat16>(*args) : backward<float>(*args);
+extern "C" __attribute__((visibility("default"))) int aft_conv_backward(const ConvArgs* args,
+                                                                        int64_t bfloat) {
+    return bfloat ? backward<bfloat16>(*args) : backward<float>(*args);
 }

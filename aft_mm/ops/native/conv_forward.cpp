@@ -14,12 +14,15 @@ INLINE void write(const ConvArgs& args, int64_t sample, int64_t token, int64_t c
           gated_mean(query, numerator, denominator, args.gate), active);
 }
 
+int64_t elements_by_channels(const ConvShape& shape) {
+    return 2 * shape.size + (shape.entries + 2 * shape.args.columns) * LANES;
+}
+
 // A block of channels: numerator and denominator per channel.
 template <typename Number>
-void mix_channels(const ConvShape& shape, int64_t sample, int64_t channel, Scratch& scratch) {
+void mix_channels(const ConvShape& shape, int64_t sample, int64_t channel, float* kernel) {
     const ConvArgs& args = shape.args;
     int active = active_lanes(channel, args.channels);
-    float* kernel = scratch.of(2 * shape.size + (shape.entries + 2 * args.columns) * LANES);
     float* sum_rows = kernel + shape.entries * LANES;
     float* sums[2] = {sum_rows, sum_rows + args.columns * LANES};
     float* elements = sums[1] + args.columns * LANES;
@@ -37,14 +40,17 @@ void mix_channels(const ConvShape& shape, int64_t sample, int64_t channel, Scrat
     }
 }
 
+int64_t elements_by_heads(const ConvShape& shape) {
+    const ConvArgs& args = shape.args;
+    return 2 * shape.size + (2 * shape.entries + args.columns + args.tokens) * LANES;
+}
+
 // A block of heads: one denominator per head, and the numerators of all their channels.
 template <typename Number>
-void mix_heads(const ConvShape& shape, int64_t sample, int64_t head, Scratch& scratch) {
+void mix_heads(const ConvShape& shape, int64_t sample, int64_t head, float* head_kernel) {
     const ConvArgs& args = shape.args;
     int64_t group = args.channels / args.heads;
     int active = active_lanes(head, args.heads);
-    int64_t vectors = 2 * shape.entries + args.columns + args.tokens;
-    float* head_kernel = scratch.of(2 * shape.size + vectors * LANES);
     float* kernel = head_kernel + shape.entries * LANES;
     float* sums[1] = {kernel + shape.entries * LANES};
     float* denominators = sums[0] + args.columns * LANES;
@@ -83,25 +89,29 @@ void mix_heads(const ConvShape& shape, int64_t sample, int64_t head, Scratch& sc
 }
 
 template <typename Number>
-void forward(const ConvArgs& args) {
+Status forward(const ConvArgs& args) {
     ConvShape shape(args);
     int64_t head_blocks = (args.heads + LANES - 1) / LANES;
     // Blocks of channels are more units for the threads; the results are the same.
     bool by_channels = args.heads == args.channels || args.batch * head_blocks < args.threads;
     int64_t blocks = by_channels ? shape.blocks() : head_blocks;
     bool parallel = args.batch * args.tokens * args.channels >= SMALLEST_PARALLEL;
+    static thread_local Scratch own;  // inside the region the name is the memory of another thread
+    Scratch& scratch = own;
+    int64_t elements = by_channels ? elements_by_channels(shape) : elements_by_heads(shape);
+    if (!scratch.reserve(parallel ? args.threads : 1, elements)) return OUT_OF_MEMORY;
 #pragma omp parallel for num_threads(args.threads) schedule(static) if (parallel)
     for (int64_t unit = 0; unit < blocks * args.batch; ++unit) {
-        static thread_local Scratch scratch;
         int64_t sample = unit / blocks, first = unit % blocks * LANES;
-        if (by_channels) mix_channels<Number>(shape, sample, first, scratch);
-        else mix_heads<Number>(shape, sample, first, scratch);
+        if (by_channels) mix_channels<Number>(shape, sample, first, scratch.part());
+        else mix_heads<Number>(shape, sample, first, scratch.part());
     }
+    return DONE;
 }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) void aft_conv_forward(const ConvArgs* args,
-                                                                        int64_t bfloat) {
-    bfloat ? forward<bfloat16>(*args) : forward<float>(*args);
+extern "C" __attribute__((visibility("default"))) int aft_conv_forward(const ConvArgs* args,
+                                                                       int64_t bfloat) {
+    return bfloat ? forward<bfloat16>(*args) : forward<float>(*args);
 }

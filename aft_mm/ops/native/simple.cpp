@@ -194,12 +194,14 @@ void backward(const SimpleArgs& args) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) void aft_simple_forward(const SimpleArgs* args,
-                                                                          int64_t bfloat) {
+extern "C" __attribute__((visibility("default"))) int aft_simple_forward(const SimpleArgs* args,
+                                                                         int64_t bfloat) {
     bfloat ? forward<bfloat16>(*args) : forward<float>(*args);
+    return DONE;
 }
 
-extern "C" __attribute__((visibility("default"))) void aft_simple_backward(const SimpleArgs* args,
-                                                                           int64_t bfloat) {
+extern "C" __attribute__((visibility("default"))) int aft_simple_backward(const SimpleArgs* args,
+                                                                          int64_t bfloat) {
     bfloat ? backward<bfloat16>(*args) : backward<float>(*args);
+    return DONE;
 }

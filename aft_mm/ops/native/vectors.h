@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
@@ -155,23 +154,35 @@ INLINE Vector gate_with_slope(Vector query, int64_t gate, Vector& slope) {
 
 constexpr int64_t SMALLEST_PARALLEL = 1 << 15;  // elements from which on threads are used
 
-// Memory that a thread reuses between calls: fresh pages cost more than the work on them.
+// What the functions of the library return.
+enum Status : int { DONE, OUT_OF_MEMORY };
+
+extern "C" int omp_get_thread_num();  // its header is missing in some installations of clang
+
+// The memory of one call, reused by later calls of the same thread: fresh pages cost more than the
+// work on them. It is allocated before a parallel region, since no exception may leave one.
 class Scratch {
 public:
     ~Scratch() { free(memory); }
 
-    float* of(size_t elements) {
-        if (elements > size) {
-            free(memory);
-            size = 0;
-            memory = static_cast<float*>(aligned_alloc(64, (4 * elements + 63) / 64 * 64));
-            if (memory == nullptr) throw std::bad_alloc();
-            size = elements;
-        }
-        return memory;
+    // Allocates `elements` for each thread and returns whether there was memory for them.
+    bool reserve(int64_t threads, int64_t elements) {
+        stride = (elements + 15) / 16 * 16;  // whole cache lines
+        size_t needed = threads * stride;
+        if (needed <= size) return true;
+        free(memory);
+        size = 0;
+        memory = static_cast<float*>(aligned_alloc(64, 4 * needed));
+        if (memory == nullptr) return false;
+        size = needed;
+        return true;
     }
+
+    // Returns the part of the thread that calls it.
+    float* part() const { return memory + omp_get_thread_num() * stride; }
 
 private:
     float* memory = nullptr;
     size_t size = 0;
+    int64_t stride = 0;
 };
