@@ -310,10 +310,21 @@ def test_a_download_that_would_not_end_leaves_nothing(name, raw_server, tmp_path
 
 @pytest.mark.parametrize(
     'address',
-    ['http://', 'http://[::1', 'http://127.0.0.1:port/a.pth', 'http://127.0.0.1:9/a.pth',
-     'http://127.0.0.1:99999/a.pth', 'http://a b/c.pth', 'http://\x00/a.pth', 'http://é\udc80/a.pth',
-     'http://' + 300 * 'a' + '/a.pth', 'http://..../a.pth', 'http:///a.pth', 'file:///etc/passwd'],
-)  # fmt: skip
+    [
+        'http://',
+        'http://[::1',
+        'http://127.0.0.1:port/a.pth',
+        'http://127.0.0.1:9/a.pth',
+        'http://127.0.0.1:99999/a.pth',
+        'http://a b/c.pth',
+        'http://\x00/a.pth',
+        'http://é\udc80/a.pth',
+        'http://' + 300 * 'a' + '/a.pth',
+        'http://..../a.pth',
+        'http:///a.pth',
+        'file:///etc/passwd',
+    ],
+)
 def test_addresses_that_are_none(address, tmp_path, monkeypatch):
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'hub'))
     with pytest.raises(UserError, match='(cannot be downloaded: .|must be an http)') as error:

@@ -208,8 +208,9 @@ def test_places_that_no_archive_has(place, tmp_path, monkeypatch):
     assert len(str(error.value)) < 500
     Path('feats.scp').write_text(f'utt {place}\n')
     Path('text').write_text('utt one\n')
-    data = KaldiFeatures('.', units=dict(symbols='eno'), lazy_init=True,
-                         pipeline=[dict(type='aft_mm.LoadUtterance')])  # fmt: skip
+    data = KaldiFeatures(
+        '.', units=dict(symbols='eno'), lazy_init=True, pipeline=[dict(type='aft_mm.LoadUtterance')]
+    )
     with pytest.raises(ValueError, match='has no utterance that can be used|zero byte'):
         data.full_init()
 
@@ -357,9 +358,12 @@ def test_the_quickstart_does_not_import_the_current_folder(root, tmp_path):
     (tmp_path / 'scripts').mkdir()
     (tmp_path / 'scripts/start.py').write_text(script)
     done = subprocess.run(
-        [sys.executable, 'scripts/start.py'], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, 'scripts/start.py'],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env={**os.environ, 'PYTHONPATH': str(root)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert quickstart.NAME in done.stdout
     assert not (tmp_path / 'ran').exists()
@@ -368,8 +372,10 @@ def test_the_quickstart_does_not_import_the_current_folder(root, tmp_path):
 def test_a_limit_on_memory_is_reported(tmp_path):
     done = subprocess.run(
         ['bash', '-c', f'ulimit -v 400000; {sys.executable} -P -m aft_mm train no_config.py'],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1
     assert re_one_line(done.stderr), done.stderr
 

@@ -121,9 +121,15 @@ def subwords(path: Path) -> None:
     model = io.BytesIO()
     words = ['one two three four five six', 'a b c d e f g h i j k l m n o p q r s t u v']
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(9 * words), model_writer=model, model_type='bpe', vocab_size=40,
-        normalization_rule_name='nmt_nfkc_cf', eos_id=2, bos_id=-1, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(9 * words),
+        model_writer=model,
+        model_type='bpe',
+        vocab_size=40,
+        normalization_rule_name='nmt_nfkc_cf',
+        eos_id=2,
+        bos_id=-1,
+        minloglevel=2,
+    )
     path.write_bytes(model.getvalue())
 
 
@@ -257,8 +263,15 @@ def readers(tool: Callable) -> dict[str, Reader]:
     }
     for suffix in ('png', 'jpg', 'bmp', 'tif', 'webp', 'ppm'):
         found[f'image.{suffix}'] = Reader(image, read_rgb)
-    for name in ('a.npy', 'a.xyz', 'a.ply', 'binary.ply', 'ascii.pcd', 'binary.pcd',
-                 'binary_compressed.pcd'):  # fmt: skip
+    for name in (
+        'a.npy',
+        'a.xyz',
+        'a.ply',
+        'binary.ply',
+        'ascii.pcd',
+        'binary.pcd',
+        'binary_compressed.pcd',
+    ):
         found[name] = Reader(points, read_points)
     for suffix in ('wav', 'flac', 'ogg'):
         found[f'sound.{suffix}'] = Reader(sound, listen)
