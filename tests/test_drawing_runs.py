@@ -94,7 +94,7 @@ def test_a_run_writes_samples_and_pictures(
     assert {'bits_per_dim', *names} <= metrics.keys()
     assert all(np.isfinite(list(metrics.values())))
     samples = mmengine.load(tmp_path / 'a.pkl')
-    drawn = [sample.get('drawn') for sample in samples]
+    drawn = [sample.get('generated') for sample in samples]
     assert [tokens is not None for tokens in drawn] == [True] * 3 + [False] * 2
     assert len({tuple(np.asarray(tokens).flatten().tolist()) for tokens in drawn[:3]}) == 3
 

@@ -32,14 +32,14 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
     libsndfile reads WAV, FLAC, OGG and more. Channels are averaged, other rates are resampled.
 
     Returns:
-        The samples, float32 [N] within ±1, and remarks on how they were changed.
+        The samples, float32 [N] within ±1, and warnings on how they were changed.
 
     Raises:
         UnusableFile: If the file is missing, damaged or without sound.
     """
     import soundfile
 
-    remarks = []
+    warnings = []
     try:
         samples, rate = soundfile.read(path, dtype='float32', always_2d=True)
     except (OSError, RuntimeError) as error:
@@ -50,16 +50,16 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
     if not np.isfinite(samples).all():
         raise UnusableFile(f'sound file {path!r} has samples that are not finite')
     if samples.shape[1] > 1:
-        remarks.append(f'{samples.shape[1]} channels are averaged')
+        warnings.append(f'{samples.shape[1]} channels are averaged')
     mono = samples.mean(1)
     if rate != sample_rate:
         from torchaudio.functional import resample
 
-        remarks.append(f'{rate} Hz are resampled to {sample_rate} Hz')
+        warnings.append(f'{rate} Hz are resampled to {sample_rate} Hz')
         mono = resample(torch.from_numpy(mono), rate, sample_rate).numpy()
     if not mono.any():
-        remarks.append('a sound file is silent')
-    return mono, remarks
+        warnings.append('a sound file is silent')
+    return mono, warnings
 
 
 def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) -> np.ndarray:

@@ -10,10 +10,10 @@ _SPHINX = re.compile(r'(.*)\((\S+)\)')
 
 
 class Transcripts(NamedTuple):
-    """Texts by the id of the utterance, and remarks about the file."""
+    """Texts by the id of the utterance, and warnings about the file."""
 
     texts: dict[str, str]
-    remarks: list[str]
+    warnings: list[str]
 
 
 def read_transcripts(path: str) -> Transcripts:
@@ -63,12 +63,12 @@ def read_transcripts(path: str) -> Transcripts:
         ('line(s) are not valid UTF-8, invalid bytes are unknown', damaged),
         ('utterance(s) have a transcript without words', silent),
     ]
-    remarks = [remark(path, what, items) for what, items in found if items]
-    return Transcripts(texts, remarks)
+    warnings = [warning_text(path, what, items) for what, items in found if items]
+    return Transcripts(texts, warnings)
 
 
-def remark(path: str, what: str, items: list) -> str:
-    """Format ``'text': 2 line(s) are empty: 3, 9``, with at most five items."""
+def warning_text(path: str, what: str, items: list) -> str:
+    """Return a message such as ``'text': 2 line(s) are empty: 3, 9``, with at most five items."""
     shown = ', '.join(map(str, items[:5])) + (', …' if len(items) > 5 else '')
     return f'{str(path)!r}: {len(items)} {what}: {shown}'
 

@@ -58,7 +58,7 @@ def runner(clouds, config, monkeypatch, request):
 
 
 def check_log(text):
-    """Every epoch names both files; the remark is made once, in spite of four clouds."""
+    """Every epoch names both files; the warning is made once, in spite of four clouds."""
     for epoch in (1, 2, 3):
         found = re.search(
             rf'train epoch {epoch}: 2 file\(s\) cannot be used, sampled (\d+) x and replaced by others:'
@@ -138,8 +138,8 @@ def test_each_rank_adds_its_files_and_each_warning_is_logged_once(monkeypatch, c
         'aft_mm.engine.hooks.sanity.all_gather_object', lambda notes: [notes, other]
     )
     note(hook, run, skipped=('a.png is damaged.', 'b.png is damaged.'))
-    note(hook, run, remarks={'grey': 'c.png'})
-    note(hook, run, remarks={'grey': 'd.png'}, skipped=('b.png is damaged.',))
+    note(hook, run, warnings={'grey': 'c.png'})
+    note(hook, run, warnings={'grey': 'd.png'}, skipped=('b.png is damaged.',))
     note(hook, run)
     with caplog.at_level(logging.WARNING):
         hook.after_train_epoch(run)
@@ -169,7 +169,7 @@ class Notebook(Dataset):
         return 4
 
     def __getitem__(self, index):
-        metainfo = dict(skipped=(self.sentence,), remarks={f'{self.sentence} too': 'file'})
+        metainfo = dict(skipped=(self.sentence,), warnings={f'{self.sentence} too': 'file'})
         return dict(inputs=torch.zeros(1), data_samples=SequenceSample(metainfo=metainfo))
 
 

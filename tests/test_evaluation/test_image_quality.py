@@ -50,7 +50,7 @@ def evaluate(examples, batch_size=2, **options):
             batch['inputs'].append(tokens(truth))
             samples.append(SequenceSample(source=tokens(source)))
             if drawn is not None:
-                samples[-1].drawn = tokens(drawn).long()
+                samples[-1].generated = tokens(drawn).long()
         evaluator.process(data_samples=samples, data_batch=batch)
     return evaluator.evaluate(len(examples))
 
@@ -133,7 +133,7 @@ def test_grey_images_count_too():
         )
     )
     evaluator = Evaluator(metric)
-    sample = SequenceSample(source=tokens(source)[:, 0], drawn=tokens(drawn)[:, :, 0])
+    sample = SequenceSample(source=tokens(source)[:, 0], generated=tokens(generated)[:, :, 0])
     evaluator.process(data_samples=[sample], data_batch=dict(inputs=[tokens(truth)[:, 0]]))
     expected = np.mean([psnr(image, truth) for image in drawn])
     assert evaluator.evaluate(1)['grey/sample_psnr_db'] == pytest.approx(expected)

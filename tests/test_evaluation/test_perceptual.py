@@ -44,7 +44,7 @@ def evaluate(metric, truths, drawn, left_out=0):
     for index, truth in enumerate(truths):
         sample = SequenceSample()
         if index < len(truths) - left_out:
-            sample.drawn = torch.from_numpy(drawn[index]).flatten(1, 2).long()
+            sample.generated = torch.from_numpy(drawn[index]).flatten(1, 2).long()
         inputs = [torch.from_numpy(truth).flatten(0, 1)]
         evaluator.process(data_samples=[sample], data_batch=dict(inputs=inputs))
     return evaluator.evaluate(len(truths))

@@ -41,7 +41,7 @@ def evaluate(pairs, batch_size=3, **options):
         samples = [SequenceSample() for _ in pairs[i : i + batch_size]]
         for sample, (drawn, _) in zip(samples, pairs[i : i + batch_size], strict=True):
             if drawn is not None:
-                sample.drawn = torch.from_numpy(drawn).long()
+                sample.generated = torch.from_numpy(drawn).long()
         inputs = [torch.from_numpy(truth) for _, truth in pairs[i : i + batch_size]]
         evaluator.process(data_samples=samples, data_batch=dict(inputs=inputs))
     return evaluator.evaluate(len(pairs))

@@ -32,7 +32,7 @@ class PackPointCloud(BaseTransform):
     Returns ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,
     box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points`. The box is the bounding cube
     of the whole cloud, so that a shape does not move between samples. Points are sampled without
-    replacement, or with replacement and a remark from clouds with fewer points.
+    replacement, or with replacement and a warning from clouds with fewer points.
 
     Args:
         num_points: Number of points.
@@ -81,5 +81,5 @@ class PackPointCloud(BaseTransform):
             sentence = (
                 f'a cloud of fewer than {self.num_points} points is drawn from with replacement'
             )
-            metainfo['remarks'] = {sentence: results.get('points_path')}
+            metainfo['warnings'] = {sentence: results.get('points_path')}
         return dict(inputs=tokens, data_samples=SequenceSample(metainfo=metainfo))
