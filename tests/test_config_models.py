@@ -312,7 +312,7 @@ class TestParameters:
         cut = math.floor(counted * 10) / 10 if digits else millions
         assert millions in (round(counted, digits), cut if digits else None)
 
-    def test_the_sparse_transformer_has_59_million_but_for_its_positions(self):
+    def test_the_sparse_transformer_has_59_million_without_position_tables(self):
         """arXiv 1904.10509 adds tables of 32 rows, 32 columns and 3 colours, ours has 3,072."""
         others = count('sparse-transformer-l128-d256-h2_8xb4-200e_cifar10') - 3072 * 256
         assert round((others + 67 * 256) / 1e6) == 59
@@ -328,7 +328,7 @@ class TestParameters:
         ],
         ids=['cifar10', 'imagenette', 'an4', 'multi30k', 'wmt14'],
     )
-    def test_compared_models_are_of_like_size(self, group, number, ratio):
+    def test_compared_models_have_similar_sizes(self, group, number, ratio):
         sizes = [count(name) for name in group]
         assert len(sizes) == number and max(sizes) < ratio * min(sizes)
 

@@ -127,7 +127,7 @@ def check(command, parse):
 
 
 @pytest.mark.parametrize('page', PAGES)
-def test_commands_name_what_there_is(page, parse, capsys):
+def test_commands_use_existing_files_and_options(page, parse, capsys):
     for command in commands(page):
         try:
             check(command, parse)
@@ -142,7 +142,7 @@ def test_commands_are_found():
     assert ['python', 'tools/train.py', config, '--work-dir', 'work_dirs/mnist'] in found
 
 
-def test_every_block_of_python_is_held():
+def test_every_python_block_is_tested():
     there = {(page, index) for page in PAGES for index, _ in enumerate(blocks(page, 'python'))}
     assert HELD.keys() <= there
     run = {(page, index) for page, index in there - HELD.keys()}
@@ -239,7 +239,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize('page', SETTINGS)
-def test_python_runs_as_it_stands(page, request, tmp_path, monkeypatch):
+def test_python_blocks_run_unchanged(page, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = SETTINGS[page](tmp_path, request) or {}
     names = {}

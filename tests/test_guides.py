@@ -27,7 +27,7 @@ def load_example(text, task, tmp_path):
     return config
 
 
-def test_images_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
+def test_guide_for_own_images(tmp_path, monkeypatch):
     _, module, text = python_blocks('image_ar')
     (tmp_path / 'faces.py').write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
@@ -45,7 +45,7 @@ def test_images_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
         assert MODELS.build(config.model).decoder.max_length == len(sample['inputs'])
 
 
-def test_another_text_as_in_the_guide(tmp_path, monkeypatch):
+def test_guide_for_another_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'data').mkdir()
     (tmp_path / 'data/novels.txt').write_bytes(bytes(range(256)) * 24)
@@ -55,7 +55,7 @@ def test_another_text_as_in_the_guide(tmp_path, monkeypatch):
         assert len(sample['inputs']) == 256
 
 
-def test_crops_of_photographs_as_in_the_guide(tmp_path, monkeypatch):
+def test_guide_for_photographs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     image = np.random.default_rng(0).integers(0, 256, (41, 63, 3), dtype=np.uint8)
     for split in ('train', 'val', 'test'):
@@ -72,7 +72,7 @@ def test_crops_of_photographs_as_in_the_guide(tmp_path, monkeypatch):
             assert (tokens.reshape(32, 32, 3) == image[4:36, 15:47]).all()
 
 
-def test_a_shape_back_from_its_tokens_as_in_the_guide(tmp_path, monkeypatch):
+def test_guide_for_decoding_points(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / 'data/modelnet10_pcd/chair/test'
     folder.mkdir(parents=True)
@@ -87,7 +87,7 @@ def test_a_shape_back_from_its_tokens_as_in_the_guide(tmp_path, monkeypatch):
         assert cKDTree(one).query(two, p=np.inf)[0].max() <= side / 512 * 1.001
 
 
-def test_shapes_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
+def test_guide_for_own_shapes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for split in ('train', 'val', 'test'):
         (tmp_path / 'data/my-shapes/vase' / split).mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_shapes_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
         assert MODELS.build(config.model).decoder.max_length == len(dataset[0]['inputs'])
 
 
-def test_languages_of_your_own_as_in_the_guide(tmp_path):
+def test_guide_for_own_languages(tmp_path):
     config = load_example(python_blocks('machine_translation')[1], 'machine_translation', tmp_path)
     for split in ('train', 'val', 'test'):
         data = config[f'{split}_dataloader'].dataset
@@ -131,7 +131,7 @@ def test_guides_name_configs_that_exist(guide):
 
 
 @pytest.mark.parametrize('page', ['README.md', 'docs/configs.md'])
-def test_the_config_of_ones_own_in_the_docs_trains(page, tool, tmp_path, monkeypatch):
+def test_the_own_config_of_the_docs_trains(page, tool, tmp_path, monkeypatch):
     """On a few images in the folders of ImageNet's classes, as it stands there."""
     blocks = re.findall('```python\n(.*?)```', (ROOT / page).read_text(), re.S)
     (example,) = [block for block in blocks if block.startswith('_base_')]
@@ -167,7 +167,7 @@ def test_the_config_of_ones_own_in_the_docs_trains(page, tool, tmp_path, monkeyp
     assert biases and all(decay[id(bias)] == 0 for bias in biases)
 
 
-def test_speech_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
+def test_guide_for_own_speech(tmp_path, monkeypatch):
     soundfile = pytest.importorskip('soundfile', reason='soundfile writes the sound of this test')
     pytest.importorskip('torchaudio', reason='torchaudio computes filter banks')
     monkeypatch.chdir(tmp_path)

@@ -130,7 +130,9 @@ def build(config):
 
 @pytest.mark.parametrize('naming', NAMINGS)
 @pytest.mark.parametrize('size', [384, 224], ids=str)
-def test_without_mixing_it_is_deit(naming, size, deit, config, convert, tmp_path, monkeypatch):
+def test_the_model_without_mixing_is_deit(
+    naming, size, deit, config, convert, tmp_path, monkeypatch
+):
     """Values pass instead of being mixed: everything but query, key and bias is DeiT's."""
     convert(NAMINGS[naming](deit))
     model, cfg = build(config)
@@ -215,7 +217,7 @@ def test_options_take_query_and_averaged_keys(deit, convert, tmp_path):
         torch.testing.assert_close(ours['key'], key.reshape(5, HEADS, -1).mean(-1))
 
 
-def test_the_backbone_alone_loads_it_as_its_start(deit, config, convert, tmp_path):
+def test_the_backbone_initialises_from_a_converted_file(deit, config, convert, tmp_path):
     convert(deit.state_dict())
     start = dict(type='Pretrained', checkpoint=str(tmp_path / 'aft.pth'), prefix='backbone')
     settings = Config.fromfile(config).model.backbone

@@ -77,7 +77,7 @@ def photos(save, tmp_path):
     return tmp_path
 
 
-def test_every_leaf_is_listed():
+def test_every_config_is_listed():
     readme = (FOLDER / 'README.md').read_text()
     guide = (ROOT / 'docs/tasks/own_data.md').read_text()
     for leaf in FOLDER.glob('*.py'):
@@ -150,7 +150,7 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
         (['photos', '.'], "'train' exists already"),
     ],
 )
-def test_what_cannot_be_split(photos, split_folder, monkeypatch, words, sentence):
+def test_folders_that_cannot_be_split(photos, split_folder, monkeypatch, words, sentence):
     monkeypatch.chdir(photos)
     (photos / 'train').mkdir()
     with pytest.raises(SystemExit, match=sentence):
@@ -184,7 +184,7 @@ def test_folders_without_an_image_are_refused(train, tmp_path):
         ('jpg', 'CMYK', 40),
     ],
 )
-def test_the_leaf_sees_an_image_of_any_kind_as_other_programs_do(ending, mode, most, tmp_path):
+def test_images_of_any_mode_are_converted_as_by_other_programs(ending, mode, most, tmp_path):
     rows, columns = np.meshgrid(np.arange(150), np.arange(190), indexing='ij')
     grey = (60 + rows + columns // 4).astype(np.uint8)  # smooth, as formats lose sharp edges
     colours = np.stack([grey, 255 - grey, grey // 2], -1)
@@ -225,7 +225,7 @@ def test_a_text_file(train, tmp_path):
     assert (tmp_path / 'work/epoch_1.pth').exists()
 
 
-def test_the_data_set_reads_what_is_an_image_elsewhere():
+def test_the_dataset_reads_every_image_format():
     config = Config.fromfile(ROOT / 'configs/_base_/datasets/image_folder.py')
     assert set(config.extensions) == set(IMAGE_SUFFIXES)
 

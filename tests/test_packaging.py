@@ -65,7 +65,7 @@ def files_below(folder, *patterns):
     }
 
 
-def test_every_module_and_what_mim_looks_for_is_in_the_wheel(wheel, root):
+def test_the_wheel_has_every_module_and_the_files_for_mim(wheel, root):
     names = {name for name in wheel[1] if '.dist-info/' not in name}
     package = files_below(root / 'aft_mm', '*.py', '*.html', '*.js', '*.cpp', '*.h')
     package |= {root / 'aft_mm/py.typed'}
@@ -104,7 +104,7 @@ def test_metadata(wheel):
     assert set(metadata.get_all('Provides-Extra')) == extras
 
 
-def test_what_the_code_imports_is_declared(root):
+def test_imports_are_declared_as_dependencies(root):
     project = tomllib.loads((root / 'pyproject.toml').read_text())['project']
     lists = project['dependencies'], *project['optional-dependencies'].values()
     declared = {canonicalize_name(Requirement(text).name) for texts in lists for text in texts}
@@ -205,7 +205,7 @@ def test_the_quickstart_from_a_wheel(elsewhere, root):
     assert str(root) not in done.stdout + done.stderr  # nothing of it came from the checkout
 
 
-def test_the_loops_of_a_wheel_serve(elsewhere):
+def test_the_native_loops_of_a_wheel_are_used(elsewhere):
     _, call = elsewhere
     table = call('python', '-m', 'aft_mm.ops').stdout
     assert re.search(r'^aft_conv +cpu +no +serves', table, re.M), table
@@ -231,7 +231,7 @@ def licenses(root):
     return module
 
 
-def test_every_pin_has_hashes_and_make_wants_them(root):
+def test_every_pin_has_hashes_and_make_requires_them(root):
     for name in ('lock', 'dev', 'downstream', 'mmcv', 'docs'):
         pins = re.split(r'\n(?=\S)', (root / f'requirements/{name}.txt').read_text())
         assert pins and all(re.search('--hash=sha256:[0-9a-f]{64}', pin) for pin in pins)

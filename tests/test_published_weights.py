@@ -53,9 +53,7 @@ def trained(tmp_path):
 
 
 @pytest.mark.parametrize('options', [[], ['--ema']], ids=str)
-def test_published_files_hold_the_weights_and_no_more(
-    options, trained, publish_model, tmp_path, capsys
-):
+def test_published_files_contain_only_weights(options, trained, publish_model, tmp_path, capsys):
     (tmp_path / 'm.json').write_text('{"accuracy/top1": 42.5}')
     known = ['--metrics', str(tmp_path / 'm.json'), '--license', 'MIT', '--command', 'make a b']
     words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'a/model.pth'), *options, *known]
@@ -94,7 +92,7 @@ def test_published_files_keep_the_versions_of_the_layers(publish_model, tmp_path
         assert published['meta']['command'] == 'python tools/train.py bn_1xb8_x.py'
 
 
-def test_nothing_is_overwritten_and_no_average_invented(trained, publish_model, tmp_path):
+def test_existing_files_and_missing_averages_are_refused(trained, publish_model, tmp_path):
     words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')]
     publish_model.main(words)
     with pytest.raises(SystemExit, match='exists already and was not changed'):
@@ -236,7 +234,7 @@ class Hub:
         return str(self.folder / filename)
 
 
-def test_checkpoints_of_a_hub(file, monkeypatch):
+def test_checkpoints_from_a_hub(file, monkeypatch):
     path, state = file
     hub = Hub(path.parent)
     monkeypatch.setattr('huggingface_hub.hf_hub_download', hub.hf_hub_download)

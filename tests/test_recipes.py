@@ -36,7 +36,7 @@ def test_lambda_networks_have_the_heads_of_table_7(name, heads):
     assert load(f'{name}_8xb128-300e_in1k').model.backbone.token_mixer.num_heads == heads
 
 
-def test_recipe_is_that_of_deit():
+def test_deit_recipe():
     """Held against mmpretrain's own DeiT where that follows the paper, else against the paper."""
     ours = load('deit-small_8xb128-300e_in1k')
     shipped = Path(mmpretrain.__file__).parent / '.mim' / 'configs' / 'deit'
@@ -56,7 +56,7 @@ def test_recipe_is_that_of_deit():
     assert ours.train_dataloader.drop_last
 
 
-def test_recipe_of_deit3():
+def test_deit3_recipe():
     """What the training command of its code says for ViT-S, and the loss as it is there."""
     config, deit = (
         load(f'aft-conv-small-h384-k11_{what}_in1k')

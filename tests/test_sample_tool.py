@@ -36,7 +36,7 @@ class TestImages:
             (['--greedy'], dict(greedy=True)),
         ],
     )
-    def test_samples_are_those_of_the_generator(self, sample, untrained, words, options):
+    def test_samples_equal_those_of_the_generator(self, sample, untrained, words, options):
         sample(*untrained['tiny_pixels'], '--out', 'new/a.png', '--num', 3, *words)
         expected = ImageGenerator(*untrained['tiny_pixels'], device='cpu').sample(3, **options)
         np.testing.assert_array_equal(picture('new/a.png'), draw_samples(expected))
@@ -83,7 +83,7 @@ class TestImages:
 
 
 class TestText:
-    def test_texts_are_those_of_the_generator(self, sample, untrained, tmp_path):
+    def test_texts_equal_those_of_the_generator(self, sample, untrained, tmp_path):
         sample(
             *untrained['tiny_text'],
             '--out',

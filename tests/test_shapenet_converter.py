@@ -51,7 +51,7 @@ def shapenet(tmp_path):
     return tmp_path
 
 
-def test_points_lie_on_the_surface_and_are_shared_out_by_area(convert, tmp_path):
+def test_points_are_on_the_surface_and_uniform_by_area(convert, tmp_path):
     box(tmp_path / 'meshes/crate/train/a.off')
     convert(tmp_path / 'meshes', tmp_path / 'out')
     points = np.load(tmp_path / 'out/crate/train/a.npy')
@@ -65,7 +65,7 @@ def test_points_lie_on_the_surface_and_are_shared_out_by_area(convert, tmp_path)
     )
 
 
-def test_the_official_split_and_what_it_does_not_list(convert, shapenet):
+def test_the_official_split_omits_unlisted_models(convert, shapenet):
     out = shapenet / 'out'
     report = convert(shapenet / 'meshes', out, '--splits', shapenet / 'all.csv')
     assert written(out) == [
@@ -85,7 +85,7 @@ def test_the_official_split_and_what_it_does_not_list(convert, shapenet):
 @pytest.mark.parametrize(
     ('ratio', 'split'), [((1, 0, 0), 'train'), ((0, 3, 0), 'val'), ((0, 0, 0.5), 'test')]
 )
-def test_the_ratio_decides_without_a_list(convert, shapenet, ratio, split):
+def test_the_ratio_is_used_without_a_list(convert, shapenet, ratio, split):
     convert(shapenet / 'meshes', shapenet / 'out', '--ratio', *ratio, '--classes', 'car')
     assert written(shapenet / 'out') == [f'02958343/{split}/a.npy']
 
@@ -99,7 +99,7 @@ def test_the_split_by_hash_has_the_shares_and_depends_on_the_model_only(convert)
     assert splits[-1] == module.split_by_hash(meshes[-1]._replace(path='elsewhere'), (7, 1, 2))
 
 
-def test_every_kind_of_mesh_in_any_depth(convert, tmp_path):
+def test_every_mesh_format_at_any_depth(convert, tmp_path):
     names = ['train/a.off', 'test/b.obj', 'train/deep/c.ply', 'val/d.STL', 'test/e.glb']
     for name in names:
         box(tmp_path / 'meshes/crate' / name)

@@ -50,7 +50,7 @@ def own_config(folder, index, **options):
 SHORT = {'train_cfg.max_epochs': 1, 'param_scheduler': None, 'visualizer.vis_backends': None}
 
 
-def test_a_mixer_outside_of_the_package_trains_and_draws(decay, tool):
+def test_a_mixer_outside_the_package_trains_and_generates(decay, tool):
     digits = own_config(
         decay.parent,
         2,
@@ -95,9 +95,7 @@ def test_a_mixer_outside_of_the_package_trains_and_draws(decay, tool):
 
 
 @pytest.mark.parametrize('draws', [True, False])
-def test_a_mixer_without_steps_is_refused_where_something_draws(
-    draws, tool, config, tmp_path, monkeypatch
-):
+def test_a_mixer_without_steps_cannot_generate(draws, tool, config, tmp_path, monkeypatch):
     hook = 'aft_mm.SampleHook' if draws else 'aft_mm.SanityCheckHook'
     (tmp_path / 'plain.py').write_text(
         'from mmengine.registry import MODELS\nfrom aft_mm.layers import TokenMixer\n'
@@ -140,7 +138,7 @@ def templates():
                     yield node.value
 
 
-def test_errors_of_the_faq_are_those_of_the_code():
+def test_errors_in_the_faq_are_those_of_the_code():
     messages = re.findall('^### `(.+)`$', (ROOT / 'docs/faq.md').read_text(), re.M)
     assert len(messages) > 20
     said = [text.replace('`', "'") for text in templates() if len(text.replace('…', '')) > 20]
@@ -180,7 +178,7 @@ def test_the_citation_is_of_this_version():
     assert len(citation['references']) == 2
 
 
-def test_hosted_runs_call_targets_of_make():
+def test_ci_calls_make_targets():
     targets = set(re.findall(r'^([\w-]+):', (ROOT / 'Makefile').read_text(), re.M))
     called = set()
     for path in (ROOT / '.github/workflows').glob('*.yml'):
@@ -191,7 +189,7 @@ def test_hosted_runs_call_targets_of_make():
     assert {line.removeprefix('make ') for line in called} <= targets
 
 
-def test_every_variable_of_the_environment_is_in_the_documents():
+def test_every_environment_variable_is_documented():
     page = (ROOT / 'docs/environment.md').read_text()
     code = ''.join(
         path.read_text()
@@ -210,7 +208,7 @@ def anchors(path):
 
 
 @pytest.mark.parametrize('page', PAGES)
-def test_links_lead_somewhere_on_a_host_of_code(page):
+def test_links_work_on_github(page):
     """Sphinx makes anchors of its own beside these, so that it finds more."""
     text = re.sub(r'^```.*?^```', '', (ROOT / page).read_text(), flags=re.M | re.S)
     text = re.sub('`[^`]*`', '', text)

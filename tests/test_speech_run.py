@@ -128,7 +128,7 @@ class TestUse:
         plain.dump(runs[0] / 'plain.py')
         return SpeechRecognizer(str(runs[0] / 'plain.py'), runs[0] / 'epoch_3.pth', device='cpu')
 
-    def test_a_list_is_recognised_as_its_files_alone(self, recognizer, files):
+    def test_a_list_is_recognised_like_single_files(self, recognizer, files):
         together = recognizer(files, beam_size=4, batch_size=3)
         for path, found in zip(files, together, strict=True):
             alone = recognizer(path, beam_size=4)
@@ -138,7 +138,7 @@ class TestUse:
             assert scores == sorted(scores, reverse=True) and len(scores) == 4
         assert recognizer.seconds_per_frame == pytest.approx(0.02)
 
-    def test_what_cannot_be_recognised_is_said(self, recognizer, files, tmp_path):
+    def test_bad_files_are_named(self, recognizer, files, tmp_path):
         import soundfile
 
         with pytest.raises(UserError, match="'no.wav' cannot be read: it does not exist"):
@@ -147,7 +147,7 @@ class TestUse:
         with pytest.raises(UserError, match=r'must be at most 1.28 s long, .* got 1.98 s'):
             recognizer(tmp_path / 'long.wav')
 
-    def test_transcribe_keeps_the_order_and_says_what_is_lost(
+    def test_transcribe_keeps_the_order_and_reports_bad_files(
         self, tool, recognizer, runs, files, capsys
     ):
         folder = runs[0]
@@ -175,7 +175,7 @@ class TestUse:
         best = recognizer(files[0], beam_size=4).alternatives[:3]
         assert lines == [[files[0], f'{score:.3f}', text] for text, score in best]
 
-    def test_arguments_without_use_are_refused(self, tool, runs, config, capsys):
+    def test_unused_arguments_are_refused(self, tool, runs, config, capsys):
         words = [str(runs[0] / 'plain.py'), str(runs[0] / 'epoch_3.pth'), 'a.wav']
         for more, sentence in (
             (['--num-best', '9'], '--num-best must be at most the beam size 3, got 9'),

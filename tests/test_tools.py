@@ -126,7 +126,7 @@ class TestTrainArguments:
 
 
 class TestTestArguments:
-    def test_out_is_the_accuracy_of_the_dump(self, tested):
+    def test_metrics_of_out_equal_the_dump(self, tested):
         folder, results = tested
         for name, samples in results.items():
             assert len(samples) == 65
@@ -145,7 +145,7 @@ class TestTestArguments:
         assert list((tested[0] / 'plain').glob('*/*.log'))
 
 
-def test_likelihood_is_that_of_the_dump(run, root, config, tmp_path):
+def test_likelihood_equals_that_of_the_dump(run, root, config, tmp_path):
     """A text model trained and tested by the same tools, every byte of the split counted once."""
     (tmp_path / 'text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
     for words in (

@@ -122,7 +122,7 @@ def lines_of(path):
     return path.read_text(encoding='utf-8').splitlines()
 
 
-def test_a_killed_run_goes_on_bit_by_bit(train, trained):
+def test_resume_after_a_kill_is_bit_identical(train, trained):
     length = len(trained.train_dataloader)
     killed = train(dies=2 * length + 3)
     again = train(killed.work_dir)
@@ -170,7 +170,7 @@ def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tm
         torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_a_test_translates_what_the_translator_translates(trained, translator, data, monkeypatch):
+def test_the_test_loop_and_translator_agree(trained, translator, data, monkeypatch):
     before = trained.val_loop.run()['perplexity_per_subword']
     assert 1 < before < 64
     trained.model.load_state_dict(translator.model.state_dict())
@@ -197,7 +197,7 @@ def test_sentences_keep_their_order_and_empty_ones_stay_empty(translator, data):
     assert translator.sample(texts, greedy=True) == translator(texts, beam_size=1)
 
 
-def test_what_is_longer_than_the_table_is_cut_and_said(translator, monkeypatch):
+def test_long_sentences_are_truncated_with_a_warning(translator, monkeypatch):
     said = []
     monkeypatch.setattr('aft_mm.apis.translator.print_log', lambda text, *_: said.append(text))
     cut = translator.subwords.decode(translator.subwords.encode(['Hund ' * 60])[0][:47])
@@ -233,7 +233,7 @@ def test_a_test_with_other_subwords_is_refused(trained):
             CheckpointCompatibilityHook(resume=resume).after_load_checkpoint(trained, checkpoint)
 
 
-def test_the_tool_for_samples_names_the_one_for_translations(tool, files):
+def test_the_sample_command_refers_to_translate(tool, files):
     with pytest.raises(SystemExit, match='needs an input text; use `aft_mm translate`'):
         tool('sample').main([*files, '--out', 'a.txt'])
 
@@ -281,6 +281,6 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
         (['--batch-size', 0], '--batch-size must be an int, 1 or larger, got 0'),
     ],
 )
-def test_bad_arguments_of_the_tool_end_in_one_sentence(translate, files, words, message):
+def test_bad_arguments_give_a_one_line_message(translate, files, words, message):
     with pytest.raises(SystemExit, match=f'^Error: {message}'):
         translate(b'ein\n', *files, *words)

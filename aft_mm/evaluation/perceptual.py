@@ -49,7 +49,9 @@ class _ImageSetMetric(BaseMetric):
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
             generated = sample.get('generated')
             self.results.append(
-                None if generated is None else (self._pictures(tokens[None]), self._pictures(generated))
+                None
+                if generated is None
+                else (self._pictures(tokens[None]), self._pictures(generated))
             )
 
     def _pictures(self, tokens: Tensor) -> np.ndarray:

@@ -87,13 +87,13 @@ def test_classes_are_three_unless_given(root):
     assert labels == {0, 1, 2}
 
 
-def test_a_frame_without_objects_stays(root):
+def test_frames_without_objects_are_included(root):
     save(root, 'val', 'empty', np.full((67, 93), UNLABELLED, np.uint8))
     dataset = objects(root, split='val')
     assert [len(dataset.get_data_info(i)['instances']) > 0 for i in range(2)] == [False, True]
 
 
-def test_what_is_no_image_is_passed_over(root):
+def test_other_files_are_ignored(root):
     (root / 'val/notes.txt').write_text('a remark')
     assert len(objects(root, split='val')) == 1
 
@@ -168,7 +168,7 @@ def split_of(shared_data, split):
     return CamVidObjects(**dataset), pipeline
 
 
-def test_what_the_pipeline_gives_is_what_the_metric_expects(shared_data):
+def test_ground_truth_as_prediction_has_an_average_precision_of_one(shared_data):
     """As prediction it has an average precision of one: units, run lengths, ignored regions."""
     dataset, pipeline = split_of(shared_data, 'test')
     metric = CocoMetric(metric=['bbox', 'segm'])

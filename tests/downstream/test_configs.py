@@ -59,7 +59,7 @@ def heads(model):
 
 
 @every_config
-def test_name_says_the_model(name):
+def test_model_matches_the_name(name):
     field, model, built = fields(name), load(name).model, build(name)
     dims, mini = DIMS[field['size']], field['size'] == 'mini'
     task_model = model.type if name in DETECTORS else model.decode_head.type
@@ -73,7 +73,7 @@ def test_name_says_the_model(name):
 
 
 @every_config
-def test_name_says_the_schedule(name):
+def test_schedule_matches_the_name(name):
     field, config = fields(name), load(name)
     assert config.train_dataloader.batch_size == field['batch']
     if field['unit'] in 'ik':
@@ -91,7 +91,7 @@ def test_name_says_the_schedule(name):
 
 
 @every_config
-def test_name_says_the_data(name, monkeypatch):
+def test_data_matches_the_name(name, monkeypatch):
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
     config, field = load(name), fields(name)
     data, _, size = field['data'].partition('-')
@@ -116,7 +116,7 @@ def test_name_says_the_data(name, monkeypatch):
 
 
 @pytest.mark.parametrize('name', DETECTORS)
-def test_the_maps_have_the_places_that_the_anchors_count_on(name):
+def test_feature_maps_have_the_sizes_that_anchors_expect(name):
     config, levels = load(name), build(name).neck.num_outs
     head = config.model.get('rpn_head', config.model.get('bbox_head'))
     strides = head.anchor_generator.strides
@@ -127,7 +127,7 @@ def test_the_maps_have_the_places_that_the_anchors_count_on(name):
 
 
 @every_config
-def test_hosts_bases_inherit_nothing(name):
+def test_base_configs_of_hosts_inherit_nothing(name):
     """So that configs are at most three files deep where the third is the host's."""
     files = [CONFIGS[name]]
     while files:
@@ -143,7 +143,7 @@ def test_hosts_bases_inherit_nothing(name):
 
 
 @every_config
-def test_pipelines_give_what_the_model_takes(name, tmp_path):
+def test_pipelines_match_the_input_of_the_model(name, tmp_path):
     config = load(name)
     rng = np.random.default_rng(0)
     path = tmp_path / 'image.png'
@@ -209,7 +209,7 @@ def test_learning_rate_falls_from_the_heads_to_the_embedding(name):
 
 
 @pytest.mark.parametrize('task', TASKS)
-def test_metafile_says_the_parameters(task):
+def test_metafile_has_the_number_of_parameters(task):
     listed = yaml.safe_load((ROOT / f'configs/{task}/metafile.yml').read_text())['Models']
     for model in listed:
         counted = sum(parameter.numel() for parameter in build(model['Name']).parameters())

@@ -34,7 +34,7 @@ def checkpoint(tmp_path, monkeypatch):
     return write
 
 
-def test_boxes_by_mmdet(checkpoint):
+def test_mmdet_inferencer(checkpoint):
     classes = ('Platelets', 'RBC', 'WBC')
     files = checkpoint('retinanet-aft-conv-mini_1xb4-24e_bccd', classes)
     infer = DetInferencer(*files, device='cpu', show_progress=False)
@@ -54,7 +54,7 @@ def test_boxes_by_mmdet(checkpoint):
     np.testing.assert_allclose(found['scores'], expected.scores, rtol=1e-4)
 
 
-def test_masks_by_mmseg(checkpoint):
+def test_mmseg_inference(checkpoint):
     config = Config.fromfile(CONFIGS['fcn-aft-conv-mini_1xb4-1200i_camvid'])
     classes = tuple(map(str, range(config.model.decode_head.num_classes)))
     files = checkpoint('fcn-aft-conv-mini_1xb4-1200i_camvid', classes)

@@ -117,7 +117,7 @@ def test_trains(kind, write, length, metric, tool, tmp_path, monkeypatch):
         ('voc-xml', boxes_as_xml, ('dog', 'bird'), None),
     ],
 )
-def test_classes_that_are_not_those_of_the_boxes(
+def test_classes_that_do_not_match_the_annotations_are_refused(
     kind, write, classes, sentence, tmp_path, monkeypatch
 ):
     write(tmp_path / 'data')

@@ -38,7 +38,7 @@ def random_model(config):
         'upernet-aft-conv-mini_1xb4-1200i_camvid',
     ],
 )
-def test_an_image_of_a_padded_batch_has_the_features_that_it_has_alone(name):
+def test_features_do_not_depend_on_padding(name):
     torch.manual_seed(0)
     task = CONFIGS[name].parent.name
     model = random_model(load_config(CONFIGS[name]).model)

@@ -86,7 +86,7 @@ def call(run, shared_data, tmp_path):
 
 
 @pytest.mark.parametrize('case', CASES, ids=lambda case: case.config)
-def test_killed_resumed_tested_and_drawn(call, tmp_path, case):
+def test_train_kill_resume_test_and_plot(call, tmp_path, case):
     words = ('train.py', case, '--work-dir', 'work')
     assert call(*words, env={'KILL_AFTER': case.killed}).returncode == -signal.SIGKILL
     assert Path((tmp_path / 'work/last_checkpoint').read_text()).name == case.checkpoints[0]
@@ -144,7 +144,9 @@ def test_two_processes_on_a_cpu(call, tmp_path):
         (CASES[1], 'model.backbone.out_indices=[1,5]', 'out_indices must be one or more ints, '),
     ],
 )
-def test_parts_that_do_not_fit_are_one_sentence(run, shared_data, tmp_path, case, option, message):
+def test_mismatched_parts_give_a_one_line_message(
+    run, shared_data, tmp_path, case, option, message
+):
     if not (shared_data / case.data).is_dir():
         pytest.skip(f'needs {case.data} under AFT_MM_DATA')
     result = run(
@@ -180,7 +182,7 @@ def test_detectors_and_segmentors_are_counted(run, tmp_path):
         ('fcn-aft-conv-tiny_8xb2-160k_ade20k-512px', 'nowhere/ade/ADEChallengeData2016'),
     ],
 )
-def test_missing_data_is_one_sentence(tool, tmp_path, config, place, monkeypatch):
+def test_missing_data_gives_a_one_line_message(tool, tmp_path, config, place, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('AFT_MM_DATA', 'nowhere')
     with pytest.raises(SystemExit) as end:

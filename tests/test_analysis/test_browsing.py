@@ -44,7 +44,7 @@ def test_boxes_and_masks_have_their_positions():
     assert edges == [drawn[50, 30].tolist(), [86, 180, 233]]
 
 
-def test_segments_have_a_colour_each_and_the_ignored_none():
+def test_every_segment_has_a_colour_except_ignored_ones():
     image = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
     labels = np.repeat([[0, 0, 1, 9, 255, 255]], 4, axis=0)
     drawn = draw_segments(image * 0, labels)
@@ -174,7 +174,7 @@ def test_a_dataset_is_browsed(browse, digits_classifier, tmp_path, capsys):
     np.testing.assert_array_equal(picture[::20, ::20, 0], dataset[3]['inputs'][0])
 
 
-def test_models_are_drawn_next_to_each_other():
+def test_models_are_plotted_next_to_each_other():
     rng = np.random.default_rng(0)
     inputs = rng.integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
     first, second = rng.integers(0, 256, (2, 2, 1, 8, 8, 3), dtype=np.uint8)

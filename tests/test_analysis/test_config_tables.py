@@ -75,9 +75,7 @@ def test_every_readme_is_up_to_date(monkeypatch, capsys):
         ('README.md', '| 117.3 |\n<!-- end', '| 117.3 |\n| another | 1 | 2 |\n<!-- end'),
     ],
 )
-def test_an_edit_is_noticed_and_the_tool_updates_the_table(
-    file, there, edited, tmp_path, monkeypatch
-):
+def test_an_outdated_table_is_reported_and_updated(file, there, edited, tmp_path, monkeypatch):
     task = tmp_path / 'point_cloud'
     shutil.copytree(ROOT / 'configs' / 'point_cloud', task)
     run(monkeypatch, task, '--check')

@@ -38,7 +38,7 @@ def folder(tmp_path):
     return tmp_path / 'images'
 
 
-def test_a_folder_is_classified_as_a_test_does(classify, folder, capsys):
+def test_a_folder_is_classified_as_in_a_test(classify, folder, capsys):
     results = classify(folder, batch_size=2)
     captured = capsys.readouterr()
     assert '100%' in captured.err and captured.out == ''
@@ -77,7 +77,7 @@ def test_paths_arrays_and_lists_of_both_are_the_same(classify, folder, capsys):
     assert np.abs(other['scores'] - alone['scores']).max() > 1e-3
 
 
-def test_images_of_several_sizes_are_classified_each_as_alone(tiny_classifier, folder):
+def test_images_of_several_sizes_are_classified_individually(tiny_classifier, folder):
     """Where the pipeline leaves them as they are."""
     config = Config.fromfile(tiny_classifier[0])
     config.test_dataloader.dataset.pipeline = [dict(type='PackInputs')]

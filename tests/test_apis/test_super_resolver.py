@@ -22,7 +22,7 @@ def random_image(height=4, width=4, seed=0):
 
 
 class TestExactSize:
-    def test_samples_are_those_of_the_model(self, resolver):
+    def test_samples_equal_those_of_the_model(self, resolver):
         image = random_image()
         samples = resolver(image, num=3, seed=0)
         expected = super_resolve(
@@ -57,7 +57,7 @@ class TestFit:
         np.testing.assert_array_equal(resolver.fit(image, 4), image[2:6, 5:9])
         assert (resolver.fit(image, 8) != resolver.fit(image)).any()
 
-    def test_it_is_what_training_shrinks_twice_but_for_rounding(self, resolver):
+    def test_inputs_equal_those_of_training_except_for_rounding(self, resolver):
         image = random_image(24, 40)
         trained = SuperResolutionPair(size=8, scale_factor=2)(dict(img=image))['source']
         difference = np.abs(resolver.fit(image).astype(int) - trained)

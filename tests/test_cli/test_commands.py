@@ -84,7 +84,7 @@ def test_a_missing_library_has_a_one_line_message(monkeypatch):
 
 
 class TestNames:
-    def test_every_config_of_ours_has_a_name_of_its_own(self):
+    def test_every_config_has_a_unique_name(self):
         files = [
             path
             for path in (install_root() / 'configs').rglob('*.py')
@@ -101,11 +101,11 @@ class TestNames:
             f'image_classification/{QUICKSTART}',
         ],
     )
-    def test_ours_from_any_folder(self, name, tmp_path, monkeypatch):
+    def test_our_configs_are_found_from_any_folder(self, name, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         assert find_config(name) == str(configs_by_name()[QUICKSTART])
 
-    def test_a_file_comes_before_ours(self, tmp_path, monkeypatch):
+    def test_a_file_takes_precedence_over_our_config(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / f'{QUICKSTART}.py').write_text('')
         assert find_config(f'{QUICKSTART}.py') == f'{QUICKSTART}.py'
@@ -216,7 +216,7 @@ class TestDoctor:
         assert vision[1] == 'pip install --force-reinstall --no-deps torchvision'
         assert mmcv[1] == 'pip install opencv-python'
 
-    def test_it_shows_this_environment(self, tool, capsys, monkeypatch, tmp_path):
+    def test_doctor_shows_this_environment(self, tool, capsys, monkeypatch, tmp_path):
         (tmp_path / 'mnist').mkdir()
         monkeypatch.setenv('AFT_MM_DATA', str(tmp_path))
         monkeypatch.setattr('aft_mm.cli.commands.doctor.problems', lambda *_: [('a', 'b')])

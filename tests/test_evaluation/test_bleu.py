@@ -31,7 +31,7 @@ def evaluate(pairs):
     return evaluator.evaluate(len(pairs))
 
 
-def test_it_is_the_bleu_of_the_corpus_and_the_log_has_the_signature():
+def test_bleu_is_that_of_the_corpus_and_its_signature_is_logged():
     sacrebleu = pytest.importorskip('sacrebleu')
     logger = MMLogger.get_instance('bleu')
     said = []
@@ -48,7 +48,7 @@ def test_it_is_the_bleu_of_the_corpus_and_the_log_has_the_signature():
     json.dumps(metrics)
 
 
-def test_a_perfect_translation_has_100_and_case_counts():
+def test_a_perfect_translation_has_100_and_case_matters():
     assert evaluate(PAIRS[:1])['bleu'] == pytest.approx(100)
     assert evaluate([(PAIRS[0][0].lower(), PAIRS[0][1])])['bleu'] < 100
 

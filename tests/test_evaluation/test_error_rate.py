@@ -29,7 +29,7 @@ def measure(per, pairs):
 
 
 @pytest.mark.parametrize('per', ['phoneme', 'character', 'word'])
-def test_rates_are_edit_distances_over_what_was_said(per):
+def test_rates_are_edit_distances_over_the_transcripts(per):
     rng = np.random.default_rng(0)
     pairs = [
         [tuple(rng.integers(1, 7, rng.integers(0, 20)).tolist()) for _ in range(2)]
@@ -56,7 +56,7 @@ def test_kinds_of_errors():
     )
 
 
-def test_what_cannot_be_measured_is_said():
+def test_bad_input_is_named():
     with pytest.raises(ValueError, match='all 1 transcripts are empty'):
         measure('word', [((), (3,))])
     with pytest.raises(ValueError, match='per must be one of phoneme, character, word'):

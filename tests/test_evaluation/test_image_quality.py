@@ -72,7 +72,7 @@ def psnr(image, truth):
     return 10 * math.log10(255**2 / np.mean((image.astype(np.float64) - truth) ** 2))
 
 
-def test_numbers_are_those_of_the_formulas():
+def test_metrics_equal_the_formulas():
     examples = [example(seed) for seed in range(3)]
     metrics = evaluate(examples)
     expected = {}
@@ -93,7 +93,7 @@ def test_numbers_are_those_of_the_formulas():
     assert metrics['mean_psnr_db'] > metrics['sample_psnr_db'] + 2  # noise averages out
 
 
-def test_numbers_are_those_of_torchmetrics():
+def test_metrics_equal_torchmetrics():
     truth, source, drawn = example(0)
     metrics = evaluate([(truth, source, drawn)])
     images = torch.from_numpy(drawn).double().permute(0, 3, 1, 2)
@@ -105,7 +105,7 @@ def test_numbers_are_those_of_torchmetrics():
         assert metrics[f'sample_{name}'] == pytest.approx(metric(images, target).item(), rel=1e-6)
 
 
-def test_the_truth_itself_is_perfect():
+def test_the_true_image_has_perfect_quality():
     truth, source, _ = example(0)
     metrics = evaluate([(truth, source, truth[None])])
     assert metrics['sample_psnr_db'] == math.inf
@@ -113,7 +113,7 @@ def test_the_truth_itself_is_perfect():
     assert 0 < metrics['sample_consistency_mse'] <= (1 / 510) ** 2  # the source is rounded
 
 
-def test_batches_change_nothing_and_what_was_not_drawn_is_left_out():
+def test_batches_do_not_matter_and_inputs_without_samples_are_left_out():
     examples = [example(seed) for seed in range(5)]
     metrics = evaluate(examples[:3], batch_size=1)
     rest = [(truth, source, None) for truth, source, _ in examples[3:]]
@@ -122,7 +122,7 @@ def test_batches_change_nothing_and_what_was_not_drawn_is_left_out():
         evaluate(rest)
 
 
-def test_grey_images_count_too():
+def test_grey_images():
     truth, source, drawn = (x[..., :1] for x in example(0))
     metric = METRICS.build(
         dict(
@@ -150,6 +150,6 @@ def test_grey_images_count_too():
         ((32, 32, 3), (8, 8, 1), 'has its C'),
     ],
 )
-def test_shapes_that_do_not_fit_are_named(image, source, message):
+def test_shapes_that_do_not_match_are_refused(image, source, message):
     with pytest.raises(ValueError, match=message):
         ImageQuality(image, source)

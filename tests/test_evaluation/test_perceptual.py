@@ -79,7 +79,7 @@ def test_fid_of_the_same_set_is_zero_and_of_grey_images_has_three_channels():
     assert again == evaluate(FID(shape, feature=Means()), truths, drawn) and again['fid'] > 1e-4
 
 
-def test_what_fid_needs_is_one_sentence(monkeypatch):
+def test_missing_requirements_of_fid_give_a_one_line_message(monkeypatch):
     monkeypatch.setattr('torchmetrics.image.fid._TORCH_FIDELITY_AVAILABLE', False)
     with pytest.raises(ValueError, match=r'FID needs torch-fidelity, .*aft_mm\[fid'):
         FID(SHAPE)
@@ -108,7 +108,7 @@ def filled(version, weights, **kwargs):
     return model
 
 
-def test_lpips_is_the_mean_over_draws_and_then_over_images(squeeze):
+def test_lpips_is_averaged_over_samples_and_then_over_images(squeeze):
     truths, drawn = examples(3, 2)
     found = evaluate(LPIPS(SHAPE, 'squeeze', batch_size=1), truths, drawn)['lpips']
 
@@ -129,7 +129,7 @@ def test_lpips_is_the_mean_over_draws_and_then_over_images(squeeze):
     assert same == {'lpips': pytest.approx(0, abs=1e-7)}
 
 
-def test_what_lpips_needs_is_one_sentence(monkeypatch):
+def test_missing_requirements_of_lpips_give_a_one_line_message(monkeypatch):
     def no_network(*args, **kwargs):
         raise urllib.error.URLError('no network')
 

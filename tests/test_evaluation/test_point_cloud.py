@@ -49,7 +49,7 @@ def evaluate(pairs, batch_size=3, **options):
 
 @pytest.mark.parametrize('num, points', [(1, 7), (6, 63), (5, 1)])
 @pytest.mark.parametrize('block', [1, 4, 100])
-def test_chamfer_distances_are_those_of_a_tree(num, points, block):
+def test_chamfer_distances_equal_those_of_scipy(num, points, block):
     given = clouds(num, points)
     found = chamfer_distances(torch.from_numpy(given), block)
     expected = [[chamfer(a, b) for b in given] for a in given]
@@ -66,7 +66,7 @@ def test_chamfer_distances_of_quantised_points_are_exact_in_float32():
 
 
 @pytest.mark.parametrize('points', [1, 5])
-def test_earth_mover_distances_are_the_best_of_all_permutations(points):
+def test_earth_mover_distance_is_the_minimum_over_permutations(points):
     given = clouds(4, points)
     found = earth_mover_distances(torch.from_numpy(given))
     orders = list(permutations(range(points)))
@@ -77,7 +77,7 @@ def test_earth_mover_distances_are_the_best_of_all_permutations(points):
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
 
 
-def test_earth_mover_distances_of_large_clouds_where_they_are_known():
+def test_earth_mover_distances_of_large_clouds():
     rng = np.random.default_rng(0)
     # On a line the sorted points belong together.
     line = np.zeros((2, 301, 3))
@@ -128,7 +128,7 @@ def test_matching_and_coverage_of_known_distances():
     assert coverage(distances) == pytest.approx(1 / 3)  # both are nearest to the first
 
 
-def test_sets_of_the_metric_are_compared_as_by_hand():
+def test_the_metric_equals_a_calculation_by_hand():
     drawn, truth = clouds(7, 40, seed=1), clouds(7, 40, seed=2)
     encoded = [[encode_points(cloud) for cloud in part] for part in (drawn, truth)]
     pairs = [(d[None], t) for d, t in zip(*encoded, strict=True)]
@@ -187,7 +187,7 @@ def test_a_copy_of_the_test_set_covers_it_and_noise_does_not():
 
 
 @pytest.mark.parametrize(('num', 'warned'), [(1, True), (19, True), (20, False)])
-def test_numbers_of_a_few_clouds_come_with_a_warning(monkeypatch, num, warned):
+def test_few_clouds_give_a_warning(monkeypatch, num, warned):
     said = []
     monkeypatch.setattr(
         'aft_mm.evaluation.point_cloud_distance.print_log',

@@ -135,7 +135,7 @@ def flags_of(case, tensors):
     return tiling.split_saved(saved, like, band, block.width).flags
 
 
-def test_only_what_needs_it_is_done_once_more():
+def test_only_flagged_rows_are_recomputed():
     """Not for keys of any size, nor for biases of 20; those of one head starve rows of that."""
     case = conv((9, 8), channels=2)
     query, key, value, weight = inputs(case)
@@ -146,7 +146,7 @@ def test_only_what_needs_it_is_done_once_more():
     assert flags.shape == (2, 3, 1) and (flags[0] == 0).all() and flags[1].any()
 
 
-def test_padding_holds_anything(monkeypatch):
+def test_padding_may_be_nan_or_inf(monkeypatch):
     case = conv()
     query, key, value, weight = inputs(case, batch=3)
     mask = torch.rand(3, 10, device=DEVICE) < 0.6
@@ -202,7 +202,7 @@ def test_an_empty_batch():
 
 
 @pytest.mark.parametrize('gate, masked', [('sigmoid', True), ('none', False)])
-def test_the_ops_are_sound(gate, masked):
+def test_opcheck(gate, masked):
     """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
     query, key, value, weight = (x.requires_grad_() for x in inputs(conv((1, 5), (1, 3))))
     query = None if gate == 'none' else query
@@ -230,7 +230,7 @@ def test_compiles_without_graph_break():
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_waits_for_the_device():
+def test_the_op_does_not_synchronise():
     """Forward and backward, inside of the op and around it."""
     case = conv()
     leaves = [x.requires_grad_() for x in inputs(case)]
@@ -245,7 +245,7 @@ def test_nothing_waits_for_the_device():
         launch.launch_backward(places.move(gradient), None, saved, call, True)
 
 
-def test_what_is_kept_for_the_gradient():
+def test_memory_saved_for_the_gradient():
     """12 bytes per number in float32, and nothing that was moved."""
     case = conv((3, 19))
     tensors = [x.requires_grad_() for x in inputs(case)]
@@ -259,7 +259,7 @@ def test_what_is_kept_for_the_gradient():
     assert library.conv(*tensors, None, [3, 19], 'sigmoid', False)[1].numel() == 0
 
 
-def test_gradients_that_cannot_be_had_say_why():
+def test_unsupported_gradients_give_a_reason():
     case = conv()
     tensors = [x.requires_grad_() for x in inputs(case)]
     output = library.conv(*tensors, None, [2, 5], 'sigmoid', False)[0]
@@ -273,7 +273,7 @@ def test_gradients_that_cannot_be_had_say_why():
 
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 60 GB')
-def test_more_numbers_than_an_int_counts():
+def test_more_than_2_to_the_31_elements():
     """The last of many maps is that map alone."""
     if torch.cuda.mem_get_info()[0] < 60e9:
         pytest.skip('needs 60 GB of device memory')

@@ -135,7 +135,7 @@ def test_gates(name, gate, monkeypatch):
 
 # Heads of one channel, of a few, and of more than a block.
 @pytest.mark.parametrize('heads', [70, 14, 2, 1])
-def test_channels_that_fill_no_block(heads, monkeypatch):
+def test_channels_that_are_not_a_multiple_of_the_block(heads, monkeypatch):
     case = dataclasses.replace(
         KINDS['conv 2-d'], heads=heads, channels=70, parameters=((heads, 3, 3),)
     )
@@ -212,7 +212,7 @@ def test_empty_slots_may_hold_anything(case):
 
 
 @every_kind
-def test_hidden_keys_count_for_nothing(case, monkeypatch):
+def test_hidden_keys_have_no_influence(case, monkeypatch):
     query, key, value, *bias = inputs(case, 2)
     key[:, :2] = -torch.inf
     rows, _ = check(case, [query, key, value, *bias], monkeypatch, (0, 0), 3)
@@ -244,7 +244,7 @@ def test_a_token_past_the_table_reads_nothing_beyond_it():
     ],
     ids=[*KINDS, 'simple without a query'],
 )
-def test_the_ops_are_sound(case, gate, monkeypatch):
+def test_opcheck(case, gate, monkeypatch):
     """opcheck: schema with what is written, fake kernel, compiled with dynamic shapes."""
     called = []
 
@@ -272,7 +272,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('reason', REFUSED)
-def test_what_has_no_kernel_is_refused(reason, monkeypatch):
+def test_unsupported_inputs_are_refused(reason, monkeypatch):
     dtype = REFUSED[reason].get('dtype', torch.float32)
     options = {k: v for k, v in REFUSED[reason].items() if k != 'dtype'}
     state = ops.aft_simple_init_state(1, 4, **options, dtype=dtype, device=DEVICE)

@@ -48,7 +48,7 @@ def test_the_order_changes_the_sequence_but_not_the_points(points):
     assert [z for z, _, _ in raw] == [z for z, _, _ in quantized]
 
 
-def test_real_coordinates_decide_within_a_bin_and_y_and_x_where_they_are_equal():
+def test_ties_within_a_bin_are_sorted_by_real_coordinates():
     """All four in one bin of z and y; x tells them apart."""
     cloud = [[0.1, 0, 0.02], [0.2, 0.01, 0.01], [0.3, 0, 0.01], [0.4, 0, 0.01], [-0.5, -0.5, -0.5]]
     box = ((0.0, 0.0, 0.0), 1.0)
@@ -149,7 +149,7 @@ def test_a_cloud_far_from_the_origin_keeps_its_shape(points, offset):
         ([[0, 0, 0], [0, 5e-324, 0]], 'an extent that float64 can divide'),
     ],
 )
-def test_a_cloud_without_a_cube_is_refused(points, message):
+def test_a_cloud_without_extent_is_refused(points, message):
     for function in (bounding_cube, encode_points):
         with pytest.raises(ValueError, match=message):
             function(points)

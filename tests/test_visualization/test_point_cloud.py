@@ -59,7 +59,7 @@ def test_axes_are_equally_long():
 
 
 @pytest.mark.parametrize(('up', 'axis'), [('x', 0), ('y', 1), ('z', 2)])
-def test_up_is_up(up, axis):
+def test_the_up_axis_is_vertical(up, axis):
     top, bottom, left, right = inked(draw_point_clouds([line(axis)], up))
     assert bottom - top > 130 and right - left < 10
     for other in {0, 1, 2} - {axis}:

@@ -15,7 +15,7 @@ def model():
     return points_model()
 
 
-def test_clouds_are_those_of_the_tokens(model):
+def test_clouds_are_decoded_tokens(model):
     clouds = sample_points(model, 3, num_bits=5, seed=1)
     assert clouds.shape == (3, 5, 3) and clouds.dtype == np.float32
     assert np.abs(clouds).max() < 0.5

@@ -38,7 +38,7 @@ def test_columns_are_input_bicubic_samples_and_original(pictures):
     np.testing.assert_array_equal(found[:, 5], np.broadcast_to(targets, (2, 12, 9, 3)))
 
 
-def test_bicubic_is_that_of_another_library():
+def test_bicubic_equals_another_library():
     """Away from the borders and the limits torch's antialiased form is the same."""
     image = np.random.default_rng(1).integers(60, 190, (1, 9, 9, 1), dtype=np.uint8)
     picture = draw_super_resolution(image, np.zeros((1, 1, 18, 18, 1), np.uint8))
@@ -53,7 +53,7 @@ def test_bicubic_is_that_of_another_library():
     np.testing.assert_allclose(found, expected, atol=1.01)
 
 
-def test_every_column_has_a_name_of_its_own(pictures):
+def test_every_column_has_its_own_name(pictures):
     picture = draw_super_resolution(*pictures)
     header = picture[:HEADER, : picture.shape[1] // 6 * 6]
     names = header.reshape(HEADER, 6, -1, 3).swapaxes(0, 1)
