@@ -1,4 +1,4 @@
-"""Each tool of tools/benchmarks: its help, a short run, and a wrong result, which is not timed."""
+"""Each tool of tools/benchmarks: help, a short run, and wrong results, which are not timed."""
 
 import importlib.util
 import json
@@ -42,7 +42,7 @@ PROGRAMS = [
 
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch):
-    """Run in this process, with the backend that the tests make wrong."""
+    """Run in this process with the backend that a test has patched."""
     monkeypatch.setenv('AFT_MM_BACKEND', 'eager')
     for tool in (benchmark_attention, benchmark_efficiency, benchmark_models, benchmark_ops):
         monkeypatch.setattr(tool, 'in_fresh_process', lambda call, *args: 1.0)

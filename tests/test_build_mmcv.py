@@ -1,11 +1,11 @@
-"""The cache of requirements/build_mmcv.sh; a stand-in for Python compiles nothing."""
+"""The cache of requirements/build_mmcv.sh, with a fake Python that compiles nothing."""
 
 import os
 import subprocess
 
 import pytest
 
-# Answers the script's question about torch, and in the place of pip writes a wheel.
+# Fake Python: prints the version of torch, and writes a wheel instead of running pip.
 STAND_IN = """#!/usr/bin/env bash
 if [ "$1" = - ]; then
     cat >/dev/null
@@ -27,7 +27,7 @@ mv "$2/mmcv-2.1.0-cp311.whl.part" "$2/mmcv-2.1.0-cp311.whl"
 
 @pytest.fixture
 def build(root, tmp_path):
-    """Run the script as make does; gives its exit status, what it printed, and pip's calls."""
+    """Run the script like make; return exit status, output and calls of pip."""
     (tmp_path / 'venv/bin').mkdir(parents=True)
     (tmp_path / 'venv/bin/python').write_text(STAND_IN)
     (tmp_path / 'venv/bin/python').chmod(0o755)
@@ -78,7 +78,7 @@ def test_another_torch_has_another_wheel(build, tmp_path):
     assert first != second and set(files(tmp_path)) == {first, second}
 
 
-@pytest.mark.parametrize('signal', ['INT', 'TERM', 'KILL', '0'])  # 0 reaches nobody: pip fails
+@pytest.mark.parametrize('signal', ['INT', 'TERM', 'KILL', '0'])  # pip fails
 def test_a_stopped_build_leaves_no_wheel(build, tmp_path, signal):
     code, printed, _ = build(stop=signal)
     assert code != 0 and printed == ''

@@ -1,4 +1,4 @@
-"""What the documents promise runs as it stands there: commands and Python."""
+"""Commands and Python blocks of the documentation run unchanged."""
 
 import argparse
 import importlib.util
@@ -21,7 +21,7 @@ from aft_mm.models import AFTViT
 from .documents import PAGES, ROOT, blocks, commands
 from .parallel_data import MISSING, REASON, write_pairs
 
-# Blocks that another test holds, or that nothing here can run.
+# Blocks that other tests cover, or that cannot run here.
 HELD = {
     ('README.md', 0): 'test_guides: trains',
     ('docs/configs.md', 2): 'test_guides: trains',
@@ -39,7 +39,7 @@ HELD = {
     'test_apis/test_hosts.py has one by one',
     ('configs/detection/README.md', 0): 'needs mmdet and a checkpoint; downstream/test_configs',
 }
-# Programs that no clone brings along.
+# Programs outside the repository.
 OTHERS = {
     'source',
     'export',
@@ -62,12 +62,12 @@ SHORT = {'docs/analysis.md': dict(CONV=BOTH, FULL=BOTH, DEIT=BOTH)}
 
 
 class UnderstoodError(Exception):
-    """A tool has understood its arguments."""
+    """Raised when a tool has parsed its arguments."""
 
 
 @pytest.fixture
 def parse(monkeypatch):
-    """Give a tool its words, and stop it when it has understood them."""
+    """Let a tool parse its arguments, and stop it afterwards."""
     for name in ('parse_args', 'parse_intermixed_args'):
         original = getattr(argparse.ArgumentParser, name)
 
@@ -81,7 +81,7 @@ def parse(monkeypatch):
         monkeypatch.setattr(sys, 'argv', [str(program), *words])
         with pytest.raises(UnderstoodError):
             if isinstance(program, Path):
-                monkeypatch.syspath_prepend(str(program.parent))  # where tools find what they share
+                monkeypatch.syspath_prepend(str(program.parent))  # for imports between tools
                 runpy.run_path(str(program), run_name='__main__')
             else:
                 runpy.run_module(program, run_name='__main__')
@@ -90,7 +90,7 @@ def parse(monkeypatch):
 
 
 def check(command, parse):
-    """One command of a document."""
+    """Check one command of a document."""
     program, *words = command.words
     short = SHORT.get(command.page, {})
     words = [part for word in words for part in short.get(word, [word])]
@@ -152,7 +152,7 @@ def test_every_python_block_is_tested():
 
 
 def pack(folder, config, edit=lambda config: None):
-    """config.py and checkpoint.pth of a small model with random weights."""
+    """Write config.py and checkpoint.pth of a small model with random weights."""
     path = ROOT / f'tests/configs/{config}.py'
     config = Config.fromfile(path, import_custom_modules=False)
     config.pop('custom_imports')
@@ -222,7 +222,7 @@ def nothing(folder, request):
     pass
 
 
-# What a page supposes to be there: files in the folder, and names.
+# Files and names that a page assumes to exist.
 SETTINGS = {
     'README.md': nothing,
     'docs/configs.md': nothing,

@@ -1,4 +1,4 @@
-"""The examples of docs/tasks/ are what they say."""
+"""The examples of docs/tasks/ do what the text says."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def python_blocks(guide):
 
 
 def load_example(text, task, tmp_path):
-    """A config of a guide, as if it lay beside the leaves of its task."""
+    """Load a config of a guide as if it were in the folder of its task."""
     (tmp_path / 'example.py').write_text(text.replace("'./", f"'{ROOT}/configs/{task}/"))
     config = Config.fromfile(tmp_path / 'example.py')
     init_default_scope(config.default_scope)
@@ -66,7 +66,7 @@ def test_guide_for_photographs(tmp_path, monkeypatch):
     windows = np.lib.stride_tricks.sliding_window_view(image, (32, 32, 3)).reshape(-1, 1024, 3)
     for split in ('train', 'val', 'test'):
         tokens = DATASETS.build(config[f'{split}_dataloader'].dataset)[0]['inputs'].numpy()
-        # A part of the image as it is, not shrunk.
+        # A crop of the image at full resolution.
         assert (windows == tokens).all((1, 2)).sum() == 1
         if split != 'train':
             assert (tokens.reshape(32, 32, 3) == image[4:36, 15:47]).all()
@@ -82,7 +82,7 @@ def test_guide_for_decoding_points(tmp_path, monkeypatch):
     exec(python_blocks('point_cloud')[1], names)
     points, side = names['points'], np.ptp(shape, axis=0).max()
     assert points.shape == (1024, 3) and names['box'][1] == pytest.approx(side)
-    # Every point of one is near to a point of the other, half a step along each axis.
+    # Points differ by at most half a quantisation step along each axis.
     for one, two in ((points, shape), (shape, points)):
         assert cKDTree(one).query(two, p=np.inf)[0].max() <= side / 512 * 1.001
 
@@ -132,7 +132,7 @@ def test_guides_name_configs_that_exist(guide):
 
 @pytest.mark.parametrize('page', ['README.md', 'docs/configs.md'])
 def test_the_own_config_of_the_docs_trains(page, tool, tmp_path, monkeypatch):
-    """On a few images in the folders of ImageNet's classes, as it stands there."""
+    """Runs unchanged on a few images in the folder layout of ImageNet."""
     blocks = re.findall('```python\n(.*?)```', (ROOT / page).read_text(), re.S)
     (example,) = [block for block in blocks if block.startswith('_base_')]
     monkeypatch.chdir(tmp_path)

@@ -56,7 +56,7 @@ def distilled():
 
 
 def in_mmpretrain(model):
-    """The weights under the names that mmpretrain's own model has, which it checks."""
+    """Return the weights with the names of mmpretrain's model."""
     renamed = {
         'patch_embed.proj.': 'patch_embed.projection.',
         'blocks.': 'layers.',
@@ -94,7 +94,7 @@ NAMINGS = {
 
 @pytest.fixture
 def config(tmp_path):
-    """The fine-tuning config of table 8, but as small as the DeiT above; it starts from aft.pth."""
+    """Write the fine-tuning config of table 8 with the small model above, which loads aft.pth."""
     path = tmp_path / 'small.py'
     path.write_text(
         f"_base_ = '{TABLE_8}'\n"
@@ -123,7 +123,7 @@ def build(config):
     config = Config.fromfile(config)
     init_default_scope(config.default_scope)
     model = MODELS.build(config.model).eval()
-    for parameter in model.parameters():  # nothing may be left of it by accident
+    for parameter in model.parameters():  # no initial value may remain by accident
         nn.init.normal_(parameter, std=0.5)
     return model, config
 
@@ -133,7 +133,7 @@ def build(config):
 def test_the_model_without_mixing_is_deit(
     naming, size, deit, config, convert, tmp_path, monkeypatch
 ):
-    """Values pass instead of being mixed: everything but query, key and bias is DeiT's."""
+    """If values are passed through, everything except query, key and bias equals DeiT."""
     convert(NAMINGS[naming](deit))
     model, cfg = build(config)
     weights = CheckpointLoader.load_checkpoint(cfg.load_from, map_location='cpu')

@@ -1,4 +1,4 @@
-"""The configs to copy for data of one's own, each trained for a moment on files as it describes."""
+"""The configs for own data, each trained briefly on files in the layout that it describes."""
 
 import importlib.util
 from pathlib import Path
@@ -36,13 +36,13 @@ def save():
 
 @pytest.fixture
 def train(tool, tmp_path, monkeypatch):
-    """Train a leaf in the folder of the data, as a person does who has copied it."""
+    """Return a function that trains a copy of a config in the folder of the data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
 
     def call(pattern, *options, edit=lambda text: text):
-        (leaf,) = FOLDER.glob(f'*{pattern}*.py')
-        text = edit(leaf.read_text()).replace("'../_base_", f"'{ROOT}/configs/_base_")
+        (path,) = FOLDER.glob(f'*{pattern}*.py')
+        text = edit(path.read_text()).replace("'../_base_", f"'{ROOT}/configs/_base_")
         (tmp_path / 'my.py').write_text(text)
         tool('train').main(['my.py', '--work-dir', 'work', '--cfg-options', *options])
 
@@ -60,7 +60,7 @@ def split_folder():
 
 @pytest.fixture
 def photos(save, tmp_path):
-    """Images of every kind, without parts."""
+    """Write images of every format and mode, without train/val split."""
     kinds = [
         ('jpg', 'RGB'),
         ('jpeg', 'CMYK'),
@@ -80,8 +80,8 @@ def photos(save, tmp_path):
 def test_every_config_is_listed():
     readme = (FOLDER / 'README.md').read_text()
     guide = (ROOT / 'docs/tasks/own_data.md').read_text()
-    for leaf in FOLDER.glob('*.py'):
-        assert f'({leaf.name})' in readme and leaf.name in guide
+    for path in FOLDER.glob('*.py'):
+        assert f'({path.name})' in readme and path.name in guide
 
 
 def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
@@ -116,13 +116,13 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
     checkpoint = torch.load('work/epoch_1.pth', weights_only=True)
     assert checkpoint['meta']['dataset_meta']['classes'] == ('cat', 'dog', 'wombat')
 
-    (photos / 'data/my_images/train/wombat').rename(photos / 'kept')
+    (photos / 'data/my_images/train/wombat').rename(photos / 'moved')
     with pytest.raises(
         SystemExit,
         match='training set has 2 classes and the validation set 3.*: wombat is in one only',
     ):
         train('image-folder', *short)
-    (photos / 'data/my_images/val/wombat').rename(photos / 'kept too')
+    (photos / 'data/my_images/val/wombat').rename(photos / 'moved too')
     capfd.readouterr()
     train(
         'image-folder',
@@ -186,7 +186,7 @@ def test_folders_without_an_image_are_refused(train, tmp_path):
 )
 def test_images_of_any_mode_are_converted_as_by_other_programs(ending, mode, most, tmp_path):
     rows, columns = np.meshgrid(np.arange(150), np.arange(190), indexing='ij')
-    grey = (60 + rows + columns // 4).astype(np.uint8)  # smooth, as formats lose sharp edges
+    grey = (60 + rows + columns // 4).astype(np.uint8)  # smooth, since lossy formats blur edges
     colours = np.stack([grey, 255 - grey, grey // 2], -1)
     path = tmp_path / f'a.{ending}'
     if mode == 'I;16':
@@ -196,8 +196,8 @@ def test_images_of_any_mode_are_converted_as_by_other_programs(ending, mode, mos
     with Image.open(path) as image:
         seen = np.stack([grey] * 3, -1) if mode == 'I;16' else np.asarray(image.convert('RGB'))
     init_default_scope('mmpretrain')
-    (leaf,) = FOLDER.glob('*image-folder*.py')
-    load, *steps = Config.fromfile(leaf).val_dataloader.dataset.pipeline
+    (path,) = FOLDER.glob('*image-folder*.py')
+    load, *steps = Config.fromfile(path).val_dataloader.dataset.pipeline
     pixels = TRANSFORMS.build(load).transform(dict(img_path=str(path)))
     assert pixels['img'].shape == seen.shape and pixels['img'].dtype == np.uint8
     assert abs(pixels['img'][..., ::-1].astype(int) - seen).max() <= most
@@ -212,7 +212,7 @@ def test_classes_in_another_order_are_refused():
             self.metainfo = dict(classes=classes)
 
     check_same_classes(Set('a', 'b'), Set('a', 'b'))
-    check_same_classes(Set(), Set('a'))  # a set that names none
+    check_same_classes(Set(), Set('a'))  # a dataset without class names
     with pytest.raises(UserError, match='2 classes and the validation set 2.*in another order'):
         check_same_classes(Set('a', 'b'), Set('b', 'a'))
 

@@ -1,4 +1,4 @@
-"""What pip sees."""
+"""Wheel, metadata, dependencies and lock files."""
 
 import ast
 import importlib.util
@@ -26,7 +26,7 @@ from aft_mm.cli.environment import PYTHON
 
 @pytest.fixture(scope='module')
 def wheel(root, tmp_path_factory):
-    """Path, names of the files and metadata; nothing is built inside the checkout."""
+    """Build a wheel outside the checkout; return path, file names and metadata."""
     folder = tmp_path_factory.mktemp('wheel')
     subprocess.run(
         [
@@ -81,7 +81,7 @@ def test_the_wheel_has_every_module_and_the_files_for_mim(wheel, root):
 
 def test_metadata(wheel):
     path, _, metadata = wheel
-    # What is compiled is for a kind of processor, not for a version of Python.
+    # The wheel depends on the processor but not on the Python version.
     system = sysconfig.get_platform().replace('-', '_')
     assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-{system}.whl'
     assert metadata['Version'] == aft_mm.__version__
@@ -136,9 +136,9 @@ def test_imports_are_declared_as_dependencies(root):
 
 @pytest.fixture(scope='module')
 def elsewhere(wheel, tmp_path_factory):
-    """A new environment with the wheel and the heavy packages of this one; runs its commands.
+    """Return a function that runs commands in a new environment with the wheel.
 
-    The project is neither the folder of the commands nor on their path.
+    It shares the heavy packages of this environment. The checkout is not on its path.
     """
     folder = tmp_path_factory.mktemp('elsewhere')
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', folder / 'venv'], check=True)
@@ -158,7 +158,7 @@ def elsewhere(wheel, tmp_path_factory):
         check=True,
         capture_output=True,
     )
-    # Afterwards, so that pip sees no other aft_mm. The .pth files there are not read.
+    # After the installation, so that pip sees no other aft_mm. Its .pth files are not read.
     (packages,) = folder.glob('venv/lib/python*/site-packages')
     (packages / 'heavy.pth').write_text(f'{sysconfig.get_path("purelib")}\n')
 
@@ -182,7 +182,7 @@ def elsewhere(wheel, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_quickstart_from_a_wheel(elsewhere, root):
-    """It trains, tests and draws in a folder without a checkout, from what lies in aft_mm/.mim."""
+    """Trains, tests and plots without a checkout, with the files of aft_mm/.mim."""
     folder, call = elsewhere
     done = call(
         'aft_mm',
@@ -202,7 +202,7 @@ def test_the_quickstart_from_a_wheel(elsewhere, root):
         'metrics.json',
         'position_bias.png',
     }
-    assert str(root) not in done.stdout + done.stderr  # nothing of it came from the checkout
+    assert str(root) not in done.stdout + done.stderr  # nothing was loaded from the checkout
 
 
 def test_the_native_loops_of_a_wheel_are_used(elsewhere):
@@ -247,7 +247,7 @@ def test_every_pin_has_hashes_and_make_requires_them(root):
     'names', [['lock'], ['lock', 'dev'], ['lock', 'downstream'], ['lock', 'docs']], ids='+'.join
 )
 def test_a_lock_is_complete(root, licenses, names):
-    """pip is told to look at no dependencies; those of what is not for this machine go unseen."""
+    """pip installs without resolving dependencies, so the lock must list all of them."""
     pinned = [
         pin
         for name in names
@@ -281,7 +281,7 @@ def test_licenses_of_all_dependencies(root, licenses, capsys):
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert len(lines) > 90 and 'BSD' in lines['torch'] and 'Apache' in lines['mmengine']
     unstated = {name for name, line in lines.items() if 'not stated' in line}
-    assert unstated <= {'cuda-toolkit'}  # which holds nothing but the names of others
+    assert unstated <= {'cuda-toolkit'}  # a package without content, only dependencies
 
 
 def test_the_lock_is_within_the_ranges(wheel, root, licenses):

@@ -1,4 +1,4 @@
-"""Weights that are given away: what publish_model.py and release_weights.py write, read back."""
+"""publish_model.py and release_weights.py: files are written and read again."""
 
 import hashlib
 import http.server
@@ -35,7 +35,7 @@ def publish_model(tool):
 
 @pytest.fixture
 def trained(tmp_path):
-    """A checkpoint as training with EMAHook writes it, the weights and their average."""
+    """Write a checkpoint of a training with EMAHook: weights and their average."""
     model = nn.Linear(3, 2)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     hook = EMAHook()
@@ -75,7 +75,7 @@ def test_published_files_contain_only_weights(options, trained, publish_model, t
         assert state.keys() == expected.keys()
         for name, tensor in expected.items():
             assert torch.equal(state[name], tensor)
-    for path in paths:  # twice the same bytes
+    for path in paths:  # the bytes are reproducible
         path.unlink()
     publish_model.main(words)
     assert all(path.exists() for path in paths)
@@ -158,7 +158,7 @@ def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
                  meta=dict(iter=4, epoch=2, experiment_name=f'{name}_20261122_080606'))  # fmt: skip
     torch.save(state, tmp_path / 'epoch_2.pth')
     (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'epoch_2.pth'))
-    for address in ('hf://org/old', 'https://host/release/'):  # the later one takes the place
+    for address in ('hf://org/old', 'https://host/release/'):  # a later address replaces the first
         out = tmp_path / address[:2]
         module.main([str(tmp_path), '--out', str(out), '--address', address])
     (path,) = out.glob('*.safetensors')
@@ -167,14 +167,14 @@ def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
     (model,) = (model for model in expected['Models'] if model['Name'] == name)
     model['Weights'] = f'https://host/release/{path.name}#sha256={digest}'
     assert yaml.safe_load(copy.read_text()) == expected
-    # Comments and all else stay as they were.
-    kept = [line for line in copy.read_text().splitlines() if 'Weights: ' not in line]
-    assert kept == original.splitlines()
+    # Comments and other entries do not change.
+    rest = [line for line in copy.read_text().splitlines() if 'Weights: ' not in line]
+    assert rest == original.splitlines()
 
 
 @pytest.fixture
 def file(tmp_path):
-    """Weights in a file of safetensors, and the state."""
+    """Write weights to a safetensors file; return path and state."""
     torch.manual_seed(0)
     state = nn.Linear(3, 2).state_dict()
     with open(tmp_path / 'a.safetensors', 'wb') as stream:
@@ -196,7 +196,7 @@ def test_safetensors_load_through_mmengine_with_and_without_metadata(file, tmp_p
         write_safetensors(io.BytesIO(), dict(state_dict=dict(a=shared, b=shared)))
 
 
-# As it stands in the header.
+# From the header of the file.
 META = rb'{\"cfg\": \"a = 1\", \"epoch\": 3}'
 
 
@@ -220,7 +220,7 @@ def test_a_damaged_safetensors_file_has_a_one_line_message(file, change, message
 
 
 class Hub:
-    """Stands in for huggingface_hub: answers from a folder, knows no network."""
+    """Fake huggingface_hub that serves files of a folder."""
 
     def __init__(self, folder):
         self.folder, self.asked = folder, []
@@ -245,7 +245,7 @@ def test_checkpoints_from_a_hub(file, monkeypatch):
     ):
         loaded = CheckpointLoader.load_checkpoint(address, map_location='cpu')
         assert torch.equal(loaded['state_dict']['bias'], state['bias']) and hub.asked[-1] == asked
-    # Of a folder in the repository, and a pickle, which is read as safely as one on the disk.
+    # In a subfolder of the repository; and a pickle, which is loaded as safely as a local file.
     (path.parent / 'deep').mkdir()
     torch.save(dict(state_dict=state, call=print), path.parent / 'deep/b.pth')
     with pytest.raises(pickle.UnpicklingError, match='b.pth. is refused because it asks for print'):

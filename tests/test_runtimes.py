@@ -1,4 +1,4 @@
-"""What every training has, whatever runtime its config inherits."""
+"""Hooks of every training, whichever runtime its config inherits."""
 
 import pytest
 from mmengine.config import Config
@@ -23,7 +23,7 @@ FINITE = 'aft_mm.FiniteLossHook'
 
 
 def hooks(cfg):
-    """The types of all hooks."""
+    """Return the types of all hooks."""
     return [
         hook['type'] for hook in (*cfg.default_hooks.values(), *cfg.get('custom_hooks', [])) if hook
     ]

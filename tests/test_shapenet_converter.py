@@ -19,7 +19,7 @@ def convert(root, monkeypatch, capsys):
         'shapenet_converter', root / 'tools/dataset_converters/shapenet.py'
     )
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # where its processes look for it
+    monkeypatch.setitem(sys.modules, spec.name, module)  # so that worker processes can import it
     spec.loader.exec_module(module)
 
     def call(*words):
@@ -40,7 +40,7 @@ def written(folder):
 
 @pytest.fixture
 def shapenet(tmp_path):
-    """The layout of ShapeNetCore v2 with four chairs and a car, and its all.csv."""
+    """Write four chairs and a car in the layout of ShapeNetCore v2, with all.csv."""
     for name in ('03001627/a', '03001627/b', '03001627/c', '03001627/d', '02958343/a'):
         box(tmp_path / 'meshes' / name / MODEL)
         (tmp_path / 'meshes' / name / 'models/model_normalized.json').touch()
@@ -76,7 +76,7 @@ def test_the_official_split_omits_unlisted_models(convert, shapenet):
     ]
     assert report.endswith(f'{out}: 4 written, 1 not in {shapenet}/all.csv\n')
     assert len(PointClouds(str(out), ('chair', 'car'))) == 2
-    # Different models get different points of the same box.
+    # Models with the same box get different points.
     assert not np.array_equal(
         np.load(out / '02958343/train/a.npy'), np.load(out / '03001627/train/b.npy')
     )
@@ -120,11 +120,11 @@ def test_a_second_run_resumes(convert, tmp_path):
     convert(tmp_path / 'meshes', out)
     first = {name: np.load(out / f'crate/train/{name}.npy') for name in 'abc'}
     (out / 'crate/train/b.npy').unlink()
-    (out / 'crate/train/b.part').touch()  # of a run that was killed
+    (out / 'crate/train/b.part').touch()  # left by a killed run
     np.save(out / 'crate/train/c.npy', np.zeros(3))
     assert convert(tmp_path / 'meshes', out).endswith(': 1 written, 2 there already\n')
     np.testing.assert_array_equal(np.load(out / 'crate/train/b.npy'), first['b'])
-    assert np.load(out / 'crate/train/c.npy').shape == (3,)  # left alone
+    assert np.load(out / 'crate/train/c.npy').shape == (3,)  # not touched
     assert written(out / 'crate/train') == ['a.npy', 'b.npy', 'c.npy']
     assert convert(tmp_path / 'meshes', out) == f'{out}: 0 written, 3 there already\n'
 

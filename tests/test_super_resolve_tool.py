@@ -20,7 +20,7 @@ def module(tool):
 
 @pytest.fixture
 def enlarge(module, tmp_path, monkeypatch, untrained):
-    """The tool with the tiny model, in a folder with images of 4 x 4 and 6 x 9 pixels."""
+    """Return a function that runs the tool in a folder with images of 4 x 4 and 6 x 9 pixels."""
     monkeypatch.chdir(tmp_path)
     for name, shape in (
         ('small.png', (4, 4, 3)),

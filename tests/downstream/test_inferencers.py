@@ -1,4 +1,4 @@
-"""mmdet's DetInferencer and mmseg's inference_model, as they are, on our models."""
+"""Unmodified DetInferencer of mmdet and inference_model of mmseg on our models."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ CONFIGS = configs_of('detection', 'segmentation')
 
 @pytest.fixture
 def checkpoint(tmp_path, monkeypatch):
-    """Config and checkpoint of a config with one small layer, as a training writes them."""
+    """Write config and checkpoint of a model with one small layer like a training."""
     monkeypatch.setattr(DefaultScope, '_instance_dict', dict(DefaultScope._instance_dict))
 
     def write(name, classes):

@@ -1,4 +1,4 @@
-"""The configs to copy for boxes and masks of one's own, each trained for a moment."""
+"""The configs for own boxes and masks, each trained briefly."""
 
 import json
 
@@ -67,7 +67,7 @@ EPOCH = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler=
 @pytest.mark.parametrize(
     ('kind', 'write', 'length', 'metric'),
     [
-        # Nothing is found as sure as that after an epoch, and mmdet then logs no metric.
+        # After one epoch no score is that high, and then mmdet logs no metric.
         ('coco-json', boxes_as_json, [*EPOCH, 'model.test_cfg.score_thr=0.0'], 'coco/bbox_mAP'),
         ('voc-xml', boxes_as_xml, EPOCH, 'pascal_voc/mAP'),
         ('mask-png', masks, ['train_cfg.max_iters=2', 'train_cfg.val_interval=2'], 'mIoU'),
@@ -104,7 +104,7 @@ def test_trains(kind, write, length, metric, tool, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ('kind', 'write', 'classes', 'sentence'),
     [
-        # mmdet would call dogs birds; call cats dogs; find no box.
+        # mmdet would name dogs birds, name cats dogs, or find no box.
         ('coco-json', boxes_as_json, ('bird', 'dog'), 'must be categories of .*order.*: cat, dog'),
         ('coco-json', boxes_as_json, ('dog', 'cat'), 'must be categories of .*order.*: cat, dog'),
         (

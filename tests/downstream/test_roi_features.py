@@ -1,4 +1,4 @@
-"""What mmcv's RoIAlign reads from our maps, held to torchvision's, which honours their strides."""
+"""mmcv's RoIAlign on our maps, compared with torchvision's, which supports any strides."""
 
 import pytest
 import torch

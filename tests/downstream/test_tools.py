@@ -1,4 +1,4 @@
-"""Detectors and segmentors through the tools: killed, resumed, tested, drawn, in two processes."""
+"""Detectors and segmentors with the tools: resuming, testing, pictures, two processes."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ class Case(NamedTuple):
     length: str  # of the run
     interval: str  # of checkpoints
     killed: str  # the iteration, counted from 0
-    checkpoints: tuple[str, str]  # the one it goes on from, the last one
+    checkpoints: tuple[str, str]  # the one to resume from, the last one
     metrics: set[str]
     draw: str
     pictures: str
@@ -54,7 +54,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def call(run, shared_data, tmp_path):
-    """Run a tool on a small part of a config's data."""
+    """Return a function that runs a tool on a small part of the data of a config."""
 
     def call_tool(tool, case, *words, options=(), env=None):
         if not (shared_data / case.data).is_dir():
@@ -123,7 +123,7 @@ def test_two_processes_on_a_cpu(call, tmp_path):
     assert result.returncode == 0, result.stderr
     assert (tmp_path / 'work/epoch_1.pth').exists()
     assert 'pascal_voc/mAP' in result.stdout + result.stderr
-    # Four images, two a process: each of them saw its own.
+    # Four images: each process saw its own two.
     first, second = ((tmp_path / f'work/loss_{rank}.jsonl').read_text() for rank in (0, 1))
     assert len(first.splitlines()) == len(second.splitlines()) == 1 and first != second
 

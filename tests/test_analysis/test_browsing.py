@@ -1,4 +1,4 @@
-"""Pictures of browse_dataset.py and compare_models.py against the samples of the datasets."""
+"""Pictures of browse_dataset.py and compare_models.py, compared with the samples."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from aft_mm.visualization import draw_completions, draw_header, draw_super_resol
 
 
 class Known(dict):
-    """A data sample as the hosts' are read: ``in`` and attributes."""
+    """A data sample of a host, with ``in`` and attributes."""
 
     __getattr__ = dict.__getitem__
 
@@ -36,7 +36,7 @@ def test_boxes_and_masks_have_their_positions():
     np.testing.assert_array_equal(draw_instances(image, boxes[:0], []), image)
     with pytest.raises(ValueError, match='must be equal in number.* got 2, 1 and None'):
         draw_instances(image, boxes, ['a'])
-    # A class has one colour, whichever others a picture has.
+    # The colour of a class does not depend on the other classes of a picture.
     edges = [
         draw_instances(image, boxes[:1], [name], classes=['a', 'b'])[50, 30].tolist()
         for name in 'ab'
@@ -65,7 +65,7 @@ def test_text_is_wrapped_and_cut_off():
     assert short.shape[1:] == long.shape[1:] and short.shape[0] < long.shape[0]
     lines = long.min((1, 2)) < 128
     assert (short.min((1, 2)) < 128).sum() < 15 < lines.sum()
-    assert long[-1].min() == 255  # nothing runs over the lower edge
+    assert long[-1].min() == 255  # nothing is cut off at the lower edge
 
 
 def test_small_images_are_enlarged_by_a_whole_factor():

@@ -11,7 +11,7 @@ from PIL import Image
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """A folder with the metrics of two groups, and files without metrics."""
+    """Write the metrics of two groups, and files without metrics."""
     monkeypatch.chdir(tmp_path)
     values = dict(
         a_seed0=2.61,

@@ -1,4 +1,4 @@
-"""Tables in the READMEs of configs/ hold the numbers of the metafiles, and those of the papers."""
+"""Tables in the READMEs of configs/, compared with metafiles and papers."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def run(monkeypatch, *arguments):
 
 
 def read_tables(task):
-    """The tables of a README as a reader sees them, {table: {first cell: {header: cell}}}."""
+    """Return the tables of a README, {table: {first cell: {header: cell}}}."""
     tables = {}
     for _, name, table, _ in config_tables.REGION.findall((task / 'README.md').read_text()):
         (_, *headers), _, *lines = [
@@ -51,7 +51,7 @@ def read_tables(task):
 
 
 def shown(metafile, model, result):
-    """Names of the entries with a column in a table of a result or, if measured, of its model."""
+    """Return the entries of a result that have a column in one of its tables."""
     tables = [
         name
         for other in (model['Results'] if 'Log' in result else [result])

@@ -1,4 +1,4 @@
-"""Mean curves over seeds, against steps and time."""
+"""Mean curves over seeds by iteration and time."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from plot_seed_curves import draw_seed_curves
 
 
 def run(losses, step=5):
-    """A log: losses every few iterations, then a validation."""
+    """Return a log with losses every few iterations, then a validation."""
     records = [dict(loss=loss, iter=step * (i + 1), lr=1e-3) for i, loss in enumerate(losses)]
     return [*records, dict(bits_per_char=1.0, step=1)]
 
@@ -29,7 +29,7 @@ def test_mean_and_error_where_all_runs_have_logged():
     mean = np.array([statistics.mean(column) for column in columns]) / math.log(2)
     error = np.array([statistics.stdev(column) / 3**0.5 for column in columns]) / math.log(2)
     np.testing.assert_allclose(several[:, 1], mean)
-    (band,) = axis.collections  # a single run has none
+    (band,) = axis.collections  # a single run has no error
     low, high = (edge(band.get_paths()[0].vertices[:, 1]) for edge in (np.min, np.max))
     np.testing.assert_allclose([low, high], [mean[1] - error[1], mean[0] + error[0]])
 

@@ -23,7 +23,7 @@ SIMPLE = dict(type='aft_mm.AFTSimple')
 
 @pytest.fixture(autouse=True)
 def scope_of_mmpretrain():
-    """Set the default scope of the tools, whatever other tests have set in this process."""
+    """Set the default scope of the tools, which other tests may have changed."""
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         yield
 
@@ -53,7 +53,7 @@ class TestNames:
         )
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        assert not calls  # by the import alone
+        assert not calls  # after the import
         assert module.list_models() == module.list_models() == list_models()
         assert len(calls) == 1
 
@@ -150,7 +150,7 @@ class TestTimm:
         torch.testing.assert_close(stopped[:, 1:], model.norm(pairs[0][0]))
         assert len(model.forward_intermediates(image, intermediates_only=True)) == 3
         handle.remove()
-        model.bfloat16 = True  # inside; what comes out is float32, as forward's
+        model.bfloat16 = True  # inside; the output is float32, as for forward
         final, features = model.forward_intermediates(image)
         assert {t.dtype for t in (final, *features)} == {torch.float32}
         for wrong in (dict(indices=4), dict(indices=[3]), dict(output_fmt='NHWC')):

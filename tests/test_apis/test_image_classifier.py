@@ -21,7 +21,7 @@ def classify(tiny_classifier):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Five images of several sizes, in two folders of classes as ImageNet's."""
+    """Write five images of several sizes in two class folders, as in ImageNet."""
     rng = np.random.default_rng(0)
     for name, size in (
         ('b/2.png', (8, 12)),
@@ -78,7 +78,7 @@ def test_paths_arrays_and_lists_of_both_are_the_same(classify, folder, capsys):
 
 
 def test_images_of_several_sizes_are_classified_individually(tiny_classifier, folder):
-    """Where the pipeline leaves them as they are."""
+    """Their pipeline does not resize."""
     config = Config.fromfile(tiny_classifier[0])
     config.test_dataloader.dataset.pipeline = [dict(type='PackInputs')]
     classify = ImageClassifier(config, tiny_classifier[1], 'cpu')
@@ -87,14 +87,14 @@ def test_images_of_several_sizes_are_classified_individually(tiny_classifier, fo
         image = np.array(Image.open(path))
         (alone,) = classify(image, progress=False)
         np.testing.assert_allclose(result['scores'], alone['scores'], rtol=1e-4)
-        # A data set of arrays whose preprocessor turns nothing around, such as CIFAR-10, has RGB.
+        # Datasets of arrays whose preprocessor does not swap channels, such as CIFAR-10, are RGB.
         inputs = torch.tensor(image).permute(2, 0, 1)
         (expected,) = classify.model.test_step(dict(inputs=[inputs], data_samples=[DataSample()]))
         np.testing.assert_allclose(alone['scores'], expected.pred_score, rtol=1e-4)
 
 
 def test_names_are_never_those_of_another_dataset(tiny_classifier, tmp_path):
-    """mmpretrain's own inferencer takes ImageNet's where the checkpoint holds none."""
+    """mmpretrain's inferencer uses those of ImageNet if the checkpoint has none."""
     config, path = tiny_classifier
     weights = torch.load(path, weights_only=True)
     torch.save(dict(state_dict=weights['state_dict']), tmp_path / 'nameless.pth')
@@ -122,7 +122,7 @@ def test_pictures_show_the_prediction_large_enough(classify, folder, tmp_path):
     for picture, name in zip(drawn, ('a/0.png', 'b/2.png'), strict=True):
         assert picture.shape == (224, 336, 3)
         image = np.array(Image.open(folder / name))
-        # The text stands in the upper left; the rest is the image, in squares.
+        # Text in the upper left corner; elsewhere each pixel is a square.
         np.testing.assert_allclose(picture[-14::28, 14::28][-1], image[-1], atol=2)
     read = np.array(Image.open(tmp_path / 'drawn/0001_2.png'))
     np.testing.assert_array_equal(read, drawn[1])

@@ -1,4 +1,4 @@
-"""The command aft_mm: imports, which config a name is, copies, and what the doctor finds."""
+"""The command aft_mm: imports, config names, copies, and the doctor."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ NEEDED = list(
 
 
 def imports_of_help(call, words):
-    """What `call` prints when it ends, and the packages that it has imported by then."""
+    """Return the output of `call` and the packages that it imported."""
     script = (
         f'import os, runpy, sys\nfrom aft_mm.cli.main import main\nfor sys.argv in {words}:\n'
         f'    sys.path[0] = os.path.dirname(sys.argv[0])\n'
@@ -55,7 +55,7 @@ def imports_of_help(call, words):
 
 @pytest.mark.parametrize('command', ['aft_mm', *COMMANDS])
 def test_help_imports_nothing_heavy(command):
-    """Torch, mmengine and numpy take seconds."""
+    """Importing torch, mmengine or numpy would take seconds."""
     words = [] if command == 'aft_mm' else [command]
     shown, imported = imports_of_help('main()', [['aft_mm', *words, '--help']])
     assert shown[0].startswith('usage: aft_mm')
@@ -63,7 +63,7 @@ def test_help_imports_nothing_heavy(command):
 
 
 def test_help_of_the_tools_imports_nothing_heavy():
-    """Of every file in tools that is a program."""
+    """Every program in tools/."""
     tools = [
         str(path)
         for path in (install_root() / 'tools').rglob('*.py')

@@ -55,7 +55,7 @@ def test_a_bad_image_is_named_also_by_a_worker(num_workers, names, name):
 
 
 class Bugs(list):
-    """A data set that does not work."""
+    """A dataset with a bug."""
 
     def __getitem__(self, index):
         raise ValueError('a bug')
@@ -64,10 +64,12 @@ class Bugs(list):
 @pytest.mark.parametrize(
     'bug',
     [
-        lambda: int('x'),  # not ours
+        lambda: int('x'),  # raised by another library
         lambda: next(iter(DataLoader(Bugs([1]), num_workers=1))),
-        lambda: take_split(np.zeros(9), 'no split', (1, 0, 0)),  # ours, but not on purpose
-        lambda: ops.aft_simple(*[torch.zeros(1, 2, 3)] * 2, torch.zeros(1, 2, 4)),  # not from input
+        lambda: take_split(np.zeros(9), 'no split', (1, 0, 0)),  # a bug in aft_mm
+        lambda: ops.aft_simple(
+            *[torch.zeros(1, 2, 3)] * 2, torch.zeros(1, 2, 4)
+        ),  # not caused by input
         lambda: {}[0],
     ],
     ids=['int', 'worker', 'accident', 'op', 'key'],

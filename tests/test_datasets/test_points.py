@@ -55,7 +55,7 @@ def test_more_points_than_there_are_come_with_replacement_and_a_remark(points):
     packed = PackPointCloud(num_points=200)(results)
     assert set(rows(packed['inputs'])) <= set(rows(encode_points(points)))
     assert packed['data_samples'].warnings == {
-        'a cloud of fewer than 200 points is drawn from with replacement': 'a/b.npy'
+        'a cloud of fewer than 200 points is sampled with replacement': 'a/b.npy'
     }
 
 

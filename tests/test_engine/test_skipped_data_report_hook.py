@@ -21,7 +21,7 @@ from aft_mm.engine.hooks.sanity import Notes
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.structures import SequenceSample
 
-REMARK = 'a cloud of fewer than 8 points is drawn from with replacement'
+WARNING = 'a cloud of fewer than 8 points is sampled with replacement'
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def check_log(text):
         )
         total, *each = map(int, found.groups())
         assert min(each) >= 1 and total == sum(each)
-    assert len(re.findall(f'{REMARK}, the first one is .clouds/chair/train/1[12].npy', text)) == 1
-    assert text.count(REMARK) == 1 and text.count('cannot be used, sampled') == 3
+    assert len(re.findall(f'{WARNING}, the first one is .clouds/chair/train/1[12].npy', text)) == 1
+    assert text.count(WARNING) == 1 and text.count('cannot be used, sampled') == 3
 
 
 @pytest.mark.parametrize('runner', [0, 2], indirect=True, ids=['alone', 'workers'])

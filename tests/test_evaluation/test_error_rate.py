@@ -1,4 +1,4 @@
-"""Errors of recognition, held against a table of edit distances."""
+"""Error rates of speech recognition, compared with explicit edit distances."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ NAMES = ('<blank>', '<unk>', ' ', 'a', 'b', 'c', '.')
 
 
 def distance(one, other):
-    """Levenshtein's, by the whole table."""
+    """Return the Levenshtein distance."""
     table = np.add.outer(np.arange(len(one) + 1), np.arange(len(other) + 1))
     for i, a in enumerate(one):
         for j, b in enumerate(other):
@@ -39,7 +39,7 @@ def test_rates_are_edit_distances_over_the_transcripts(per):
         [(''.join(NAMES[u] for u in units).split() if per == 'word' else units) for units in pair]
         for pair in pairs
     ]
-    total = sum(len(said) for said, _ in sides)
+    total = sum(len(reference) for reference, _ in sides)
     errors = sum(distance(*pair) for pair in sides)
     found = measure(per, pairs)
     assert found.pop(f'{per}_error_rate') == pytest.approx(100 * errors / total)

@@ -18,22 +18,22 @@ SHAPE, SMALL = (24, 20, 3), (6, 10, 3)
 
 
 def area(images, shape):
-    """The mean over areas of [..., H, W, C], by reshaping."""
+    """Shrink images [..., H, W, C] by averaging areas."""
     (height, width, channels), (rows, columns, _) = images.shape[-3:], shape
     parts = images.reshape(-1, rows, height // rows, columns, width // columns, channels)
     return parts.mean((2, 4), dtype=np.float64)
 
 
 def example(seed, num=3):
-    """Smooth truth, its source, and draws around it."""
+    """Return a smooth image, its small source, and `num` noisy copies."""
     rng = np.random.default_rng(seed)
     noise = gaussian_filter(rng.normal(size=SHAPE), (3, 3, 0))
     truth = np.clip(128 + 400 * noise, 0, 255).astype(np.uint8)
-    drawn = truth + rng.normal(0, 9, (num, *SHAPE))
+    generated = truth + rng.normal(0, 9, (num, *SHAPE))
     return (
         truth,
         area(truth, SMALL)[0].round().astype(np.uint8),
-        drawn.clip(0, 255).astype(np.uint8),
+        generated.clip(0, 255).astype(np.uint8),
     )
 
 
@@ -42,21 +42,21 @@ def tokens(image):
 
 
 def evaluate(examples, batch_size=2, **options):
-    """Of examples (truth, source, drawn); nothing was drawn where that is None."""
+    """Return the metrics of examples (truth, source, samples or None)."""
     evaluator = Evaluator(ImageQuality(SHAPE, SMALL, **options))
     for i in range(0, len(examples), batch_size):
         batch, samples = dict(inputs=[]), []
-        for truth, source, drawn in examples[i : i + batch_size]:
+        for truth, source, generated in examples[i : i + batch_size]:
             batch['inputs'].append(tokens(truth))
             samples.append(SequenceSample(source=tokens(source)))
-            if drawn is not None:
-                samples[-1].generated = tokens(drawn).long()
+            if generated is not None:
+                samples[-1].generated = tokens(generated).long()
         evaluator.process(data_samples=samples, data_batch=batch)
     return evaluator.evaluate(len(examples))
 
 
 def ssim(image, truth):
-    """Wang et al. 2004, equation 13."""
+    """Compute equation 13 of Wang et al. 2004."""
 
     def mean(x):
         return gaussian_filter(x, (1.5, 1.5, 0), mode='mirror', truncate=3.5)
@@ -76,10 +76,10 @@ def test_metrics_equal_the_formulas():
     examples = [example(seed) for seed in range(3)]
     metrics = evaluate(examples)
     expected = {}
-    for truth, source, drawn in examples:
+    for truth, source, generated in examples:
         bicubic = np.asarray(Image.fromarray(source).resize((20, 24), Image.Resampling.BICUBIC))
         for kind, images in dict(
-            sample=drawn, mean=drawn.mean(0)[None], bicubic=bicubic[None]
+            sample=generated, mean=generated.mean(0)[None], bicubic=bicubic[None]
         ).items():
             gaps = area(images, SMALL) / 255 - source / 255
             for name, value in dict(
@@ -94,9 +94,9 @@ def test_metrics_equal_the_formulas():
 
 
 def test_metrics_equal_torchmetrics():
-    truth, source, drawn = example(0)
-    metrics = evaluate([(truth, source, drawn)])
-    images = torch.from_numpy(drawn).double().permute(0, 3, 1, 2)
+    truth, source, generated = example(0)
+    metrics = evaluate([(truth, source, generated)])
+    images = torch.from_numpy(generated).double().permute(0, 3, 1, 2)
     target = torch.from_numpy(truth).double().permute(2, 0, 1).expand_as(images)
     for name, metric in [
         ('psnr_db', PeakSignalNoiseRatio(data_range=255.0, dim=(1, 2, 3))),
@@ -123,7 +123,7 @@ def test_batches_do_not_matter_and_inputs_without_samples_are_left_out():
 
 
 def test_grey_images():
-    truth, source, drawn = (x[..., :1] for x in example(0))
+    truth, source, generated = (x[..., :1] for x in example(0))
     metric = METRICS.build(
         dict(
             type='aft_mm.ImageQuality',
@@ -135,7 +135,7 @@ def test_grey_images():
     evaluator = Evaluator(metric)
     sample = SequenceSample(source=tokens(source)[:, 0], generated=tokens(generated)[:, :, 0])
     evaluator.process(data_samples=[sample], data_batch=dict(inputs=[tokens(truth)[:, 0]]))
-    expected = np.mean([psnr(image, truth) for image in drawn])
+    expected = np.mean([psnr(image, truth) for image in generated])
     assert evaluator.evaluate(1)['grey/sample_psnr_db'] == pytest.approx(expected)
 
 

@@ -1,4 +1,4 @@
-"""Likelihood."""
+"""The metric Likelihood."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Accuracy of tokens and of sequences."""
+"""The metric TokenAccuracy."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_correct_tokens_and_sequences():
 
 
 def test_only_predicted_tokens_count():
-    """A head whose bias alone decides: it holds 7 for the most likely everywhere."""
+    """The bias of the head makes token 7 the most likely one everywhere."""
     net = model(dict(type='aft_mm.CategoricalHead', num_classes=256)).eval()
     torch.nn.init.zeros_(net.head.weight)
     net.head.bias.data[7] = 1

@@ -1,4 +1,4 @@
-"""The operators that replace ``mmcv._ext``: against formulas, and against the compiled ones."""
+"""The operators that replace ``mmcv._ext``, compared with formulas and the compiled operators."""
 
 import importlib
 import itertools
@@ -37,7 +37,7 @@ def boxes_and_scores(kind, number=300):
 
 
 def iou(a, b, offset=0):
-    """Of two boxes in Python numbers."""
+    """Return the IoU of two boxes in Python numbers."""
     sides = [min(a[i + 2], b[i + 2]) - max(a[i], b[i]) + offset for i in (0, 1)]
     shared = max(sides[0], 0) * max(sides[1], 0)
     areas = [(x[2] - x[0] + offset) * (x[3] - x[1] + offset) for x in (a, b)]
@@ -46,7 +46,7 @@ def iou(a, b, offset=0):
 
 @pytest.fixture(scope='module')
 def compiled():
-    """The compiled extension of mmcv."""
+    """Return the compiled extension of mmcv."""
     spec = PathFinder.find_spec('mmcv._ext', mmcv.__path__)
     if spec is None:
         pytest.skip('the compiled mmcv is not installed; `make compiled-mmcv` builds it')
@@ -56,11 +56,11 @@ def compiled():
 @pytest.mark.parametrize('offset', [0, 1])
 def test_nms_equals_its_definition(offset):
     boxes, scores = boxes_and_scores('random', 60)
-    kept = []
+    found = []
     for i in scores.argsort(descending=True).tolist():
-        if all(iou(boxes[i].tolist(), boxes[j].tolist(), offset) <= 0.3 for j in kept):
-            kept.append(i)
-    assert OURS.nms(boxes, scores, 0.3, offset).tolist() == kept
+        if all(iou(boxes[i].tolist(), boxes[j].tolist(), offset) <= 0.3 for j in found):
+            found.append(i)
+    assert OURS.nms(boxes, scores, 0.3, offset).tolist() == found
 
 
 @pytest.mark.parametrize('method', [0, 1, 2])
@@ -94,16 +94,16 @@ def test_nan_scores_and_boxes_neither_fail_nor_remove_other_boxes():
     boxes, scores = boxes_and_scores('random', 20)
     boxes[3], scores[5] = float('nan'), float('nan')
     boxes[7] = float('inf')
-    kept = OURS.nms(boxes, scores, 0.5, 0)
-    assert 3 in kept and len(kept) == len(set(kept.tolist())) <= 20
+    found = OURS.nms(boxes, scores, 0.5, 0)
+    assert 3 in found and len(found) == len(set(found.tolist())) <= 20
 
 
 def test_nms_of_a_hundred_thousand_boxes():
     boxes, scores = boxes_and_scores('random', 100_000)
     boxes += torch.arange(100_000).remainder(1000)[:, None] * 200
-    kept = OURS.nms(boxes, scores, 0.5, 0)
-    assert 1000 < len(kept) < 100_000
-    assert (scores[kept].diff() <= 0).all()
+    found = OURS.nms(boxes, scores, 0.5, 0)
+    assert 1000 < len(found) < 100_000
+    assert (scores[found].diff() <= 0).all()
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -147,7 +147,7 @@ ROIS = torch.tensor([[0, 1.0, 2, 9, 8], [1, -4, -3, 5, 30], [0, 3, 3, 5, 4], [1,
 
 @pytest.fixture(params=['avg', 'max'])
 def roi_align(request, monkeypatch):
-    """mmcv's RoIAlign over our operators."""
+    """Return mmcv's RoIAlign with our operators."""
     from mmcv.ops import roi_align as module_function  # noqa: F401  imports mmcv.ops
 
     module = sys.modules['mmcv.ops.roi_align']
@@ -161,13 +161,13 @@ def roi_align(request, monkeypatch):
 
 
 def test_roi_align_is_exact_on_a_plane(roi_align):
-    """Bilinear samples of a plane are the plane, so a bin is its value at the centre or a corner."""
+    """Bilinear interpolation of a plane is exact, so a bin is its value at the centre or a corner."""
     y, x = torch.meshgrid(torch.arange(20.0), torch.arange(30.0), indexing='ij')
     plane = (2 * y + 3 * x)[None, None].double()
     roi = torch.tensor([[0, 4.0, 6, 14, 14]]).double()
     found = roi_align(plane, roi, scale=1.0)[0, 0]
     height, width = 8 / 4, 10 / 5
-    # The samples lie at a quarter and three quarters of a bin.
+    # Samples are at a quarter and three quarters of a bin.
     shift = 0.25 if roi_align.mode == 'max' else 0.0
     rows = 6 - 0.5 + (torch.arange(4) + 0.5 + shift) * height
     columns = 4 - 0.5 + (torch.arange(5) + 0.5 + shift) * width
@@ -295,7 +295,7 @@ def test_deformable_convolution_without_an_offset_is_a_convolution(deformable):
 
 def test_deformable_convolutions_gradcheck(deformable):
     inputs = deformable_inputs()
-    # Away from whole pixels, where bilinear interpolation has a kink.
+    # Not at whole pixels, where bilinear interpolation has a kink.
     inputs[1] = (inputs[1].detach().frac() * 0.4 + 0.3).requires_grad_()
     assert torch.autograd.gradcheck(lambda *t: deformable(OURS, *t), inputs, nondet_tol=1e-9)
 

@@ -1,7 +1,6 @@
 """The Triton kernels of AFT-conv against the float64 oracle, forward and every gradient.
 
-How: `triton_parity.py`. They are those of the products (`test_triton_product.py`), but for what
-tokens and weights become.
+See `triton_parity.py`. The cases are similar to `test_triton_product.py`.
 """
 
 import pytest
@@ -55,8 +54,8 @@ def test_matches_oracle(case, monkeypatch):
     compare(case, inputs(case, 3), monkeypatch)
 
 
-# Of tiles of 32 places: rows of the kernel that reach over none, one and two tiles; sums of those
-# beyond; an empty place at the end of each row, or many; a row longer than a tile.
+# With tiles of 32 positions: kernel rows that reach over zero, one and two tiles; sums beyond them;
+# one or many empty positions at the end of each row; a row longer than a tile.
 @pytest.mark.parametrize('grid, kernel', [((14, 14), (3, 7)), ((3, 40), (1, 7)), ((150,), (5,))])
 def test_maps_of_several_tiles(grid, kernel, monkeypatch):
     case = conv(grid, kernel, channels=2)
@@ -66,12 +65,12 @@ def test_maps_of_several_tiles(grid, kernel, monkeypatch):
 @SHIPPED
 @DTYPES
 def test_types(dtype, monkeypatch):
-    """In two tiles of 64 places, with a mean that makes the gradient of a key a difference."""
+    """Two tiles of 64 positions, with a mean for which the gradient of the key is a difference."""
     case = conv((7, 11), heads=1, channels=2)
     tensors = inputs(case, 2, dtype)
     tensors[2] += 10
     compare(case, tensors, monkeypatch)
-    with torch.no_grad():  # where bfloat16 is multiplied as it is
+    with torch.no_grad():  # bfloat16 is multiplied without conversion
         got = case(*tensors)
     assert_close([got], oracle(case, tensors, monkeypatch)[:1], TOLERANCE[dtype])
 
@@ -109,13 +108,13 @@ def test_gates(gate, monkeypatch):
         compare(lambda *x, **extra: case(None, *x, **extra), tensors[1:], monkeypatch)
 
 
-# By sums of tiles alone, and where some must be done once more; the maps have three tiles.
+# Three tiles, without and with rows that are recomputed.
 @pytest.mark.parametrize(
     'keys, signs, bias',
     [('huge', 'all', -20), ('late', 'both', 29)],
 )
 def test_keys_and_biases_of_any_size(keys, signs, bias, monkeypatch):
-    """The difference of sums is 0/0 where a kernel of −20 lies over a key of +20."""
+    """For a kernel value of −20 on a key of +20, the difference of sums would be 0/0."""
     case = conv((9, 8), channels=2)
     query, key, value, weight = inputs(case)
     sign = weight.sign() if signs == 'both' else (weight > 0).float()
@@ -125,7 +124,7 @@ def test_keys_and_biases_of_any_size(keys, signs, bias, monkeypatch):
 
 
 def flags_of(case, tensors):
-    """The flags that a call with gradients writes, [h, tiles, blocks of channels]."""
+    """Return the flags that a call with gradients writes, [h, tiles, blocks of channels]."""
     query, key, value, weight = (x.requires_grad_() for x in tensors)
     grid = case.options['grid']
     saved = library.conv(query, key, value, weight, None, list(grid), 'sigmoid', True)[1]
@@ -231,7 +230,7 @@ def test_compiles_without_graph_break():
 
 
 def test_the_op_does_not_synchronise():
-    """Forward and backward, inside of the op and around it."""
+    """Forward and backward, inside and around the op."""
     case = conv()
     leaves = [x.requires_grad_() for x in inputs(case)]
     gradient = torch.randn_like(leaves[2])
@@ -246,7 +245,7 @@ def test_the_op_does_not_synchronise():
 
 
 def test_memory_saved_for_the_gradient():
-    """12 bytes per number in float32, and nothing that was moved."""
+    """12 bytes per element in float32, and no copies of inputs."""
     case = conv((3, 19))
     tensors = [x.requires_grad_() for x in inputs(case)]
     parts = []
@@ -274,7 +273,7 @@ def test_unsupported_gradients_give_a_reason():
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 60 GB')
 def test_more_than_2_to_the_31_elements():
-    """The last of many maps is that map alone."""
+    """The last of many maps equals a call with that map only."""
     if torch.cuda.mem_get_info()[0] < 60e9:
         pytest.skip('needs 60 GB of device memory')
     x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)

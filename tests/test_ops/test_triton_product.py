@@ -1,4 +1,4 @@
-"""The kernels of AFT-full and AFT-local against the float64 oracle; how: `triton_parity.py`."""
+"""The kernels of AFT-full and AFT-local against the float64 oracle; see `triton_parity.py`."""
 
 import pytest
 import torch

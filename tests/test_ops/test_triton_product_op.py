@@ -1,4 +1,4 @@
-"""AFT-full and AFT-local of the Triton backend as ops: shapes, graphs, memory, what waits."""
+"""The Triton ops of AFT-full and AFT-local: shapes, graphs, memory, synchronisation."""
 
 import pytest
 import torch
@@ -105,7 +105,7 @@ def test_compiles_without_graph_break(case):
 
 @EACH
 def test_the_op_does_not_synchronise(case):
-    """Forward and backward, inside the op, whose calls the mode would not see, and around it."""
+    """Forward and backward, around the op and inside it, where the mode does not see calls."""
     leaves = [x.requires_grad_() for x in on_device(case.inputs(dtype=torch.float32))]
     gradients = torch.randn(2, case.tokens, 6, device=DEVICE)
     arguments = detached(op_arguments(case, [x.detach() for x in leaves]))
@@ -157,7 +157,7 @@ def test_memory_grows_with_tokens_not_their_square(rank):
     arguments = detached(op_arguments(case))
     query, key, value, bias, mask, *_, gate = arguments
     cut, band = cut_of(arguments)
-    with LargestTensor() as recorder:  # which does not look into an op
+    with LargestTensor() as recorder:  # which does not see the calls inside an op
         call = launch.MatmulCall(query, key, value, bias, mask, gate, band, cut)
         saved = tiling.new_saved(value, band, cut.width)
         output = launch.launch_forward(call, saved)
@@ -181,7 +181,7 @@ def test_unsupported_gradients_give_a_reason():
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 25 GB')
 def test_more_than_2_to_the_31_elements():
-    """The last of many sequences is that sequence alone."""
+    """The last of many sequences equals a call with that sequence only."""
     if torch.cuda.mem_get_info()[0] < 60e9:
         pytest.skip('needs 60 GB of device memory')
     x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The kernels of causal AFT-simple against the float64 oracle; how: `triton_parity.py`."""
+"""The kernels of causal AFT-simple against the float64 oracle; see `triton_parity.py`."""
 
 import pytest
 import torch
@@ -31,21 +31,21 @@ BLOCKS = {name: block_sizes.BLOCKS[name] for name in ('scan', 'scan_backward')}
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    """Tiles of 16 tokens and of 8, so that short sequences have several."""
+    """Use tiles of 16 and 8 tokens, so that short sequences have several."""
     for kernel, groups in ('scan', 8), ('scan_backward', 4):
         small = block_sizes.ScanBlock(groups, rows=2, row_bytes=64, warps=1)
         monkeypatch.setitem(block_sizes.BLOCKS, kernel, {(8, 0): small})
 
 
 def cut_into_chunks(monkeypatch):
-    """As where sequences are few: chunks of 16 tokens."""
+    """Split sequences into chunks of 16 tokens, as for few sequences."""
     monkeypatch.setattr(simple, 'SHORTEST_CHUNK', 16)
     monkeypatch.setattr(simple, 'count_processors', lambda device: 10**6)
 
 
 @pytest.fixture(params=['one chunk', 'chunks'])
 def chunks(request, monkeypatch):
-    """Both ways to cut a sequence."""
+    """Run with and without chunks."""
     if request.param == 'chunks':
         cut_into_chunks(monkeypatch)
 
@@ -112,7 +112,7 @@ KINDS = ['huge', 'rising', 'lowest', *STEPS]
 
 
 def spread_keys(kind, key):
-    """The keys, of one of the sizes that break sums with a common maximum."""
+    """Return keys of sizes for which sums with a common maximum fail."""
     token = torch.arange(key.shape[1]).view(1, -1, 1).to(key)
     if kind in STEPS:
         return key + 120 * (token >= STEPS[kind])
@@ -320,7 +320,7 @@ def test_sequences_are_split_unless_they_fill_half_of_the_device(shape, monkeypa
 
 
 def test_the_op_does_not_synchronise(monkeypatch):
-    """Forward and backward on shapes alone: what asks for a number fails."""
+    """Forward and backward with fake tensors, for which reading a value fails."""
     with FakeTensorMode():
         x = torch.empty(2, 9, 3, requires_grad=True)
         monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
@@ -330,7 +330,7 @@ def test_the_op_does_not_synchronise(monkeypatch):
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 25 GB')
 def test_more_than_2_to_the_31_elements():
-    """The last of many sequences is that sequence alone."""
+    """The last of many sequences equals a call with that sequence only."""
     if torch.cuda.mem_get_info()[0] < 30e9:
         pytest.skip('needs 30 GB of device memory')
     x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Decoding steps of the Triton backend against those of eager in float64, token by token."""
+"""Decoding steps of the Triton backend, compared with eager steps in float64."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from aft_mm.ops.triton import steps as triton_step  # isort: skip - where Triton
 from aft_mm.ops.triton.block_sizes import find_block  # isort: skip
 
 pytestmark = MARKS
-# Cases that differ from others only in sizes that do not matter for a step.
+# Cases that are the same for steps as others.
 SIMILAR = ('full-7x7-causal=True', 'local-7-s=20-causal=True', 'local-free-63-s=33-causal=True')
 SERVED = [
     case
@@ -51,7 +51,7 @@ every_kind = pytest.mark.parametrize('case', KINDS.values(), ids=KINDS)
 
 
 def feed(case, tensors, lengths, count, dtype=torch.float32):
-    """The rows [B, n, D] of `count` steps after prompts of these lengths, and the state."""
+    """Return the rows [B, n, D] of `count` steps after prompts of these lengths, and the state."""
     query, key, value, *bias = tensors
     state, options = start(case, len(value), dtype, value.device)
     if any(lengths):
@@ -67,7 +67,7 @@ def feed(case, tensors, lengths, count, dtype=torch.float32):
 
 
 def check(case, tensors, monkeypatch, lengths=(0, 3, 1), count=4):
-    """Steps of the kernels against those of eager in float64; rows and state of the kernels."""
+    """Compare steps of the kernels with eager steps in float64; return rows and state."""
     dtype = tensors[2].dtype
     rows, state = feed(case, tensors, lengths, count)
     wide = [None if x is None else x.double() for x in tensors]
@@ -81,7 +81,7 @@ def check(case, tensors, monkeypatch, lengths=(0, 3, 1), count=4):
     assert torch.equal(state.keys.double(), kept.keys)
     assert torch.equal(state.values.double(), kept.values)
     for part, wide in zip(state.sums, kept.sums, strict=True):
-        # No key yet is the lowest number of its type.
+        # Empty slots have the lowest number of the dtype.
         wide = wide.clamp_min(torch.finfo(torch.float32).min)
         torch.testing.assert_close(part.double(), wide, rtol=2e-5, atol=2e-5)
     return rows, state
@@ -148,7 +148,7 @@ def test_buffers_of_more_than_a_tile(monkeypatch):
     tokens = 2 * rows + 9
     full = Case('', 'aft_full', tokens, parameters=((tokens, tokens),))
     query, key, value, bias = inputs(full, 2)
-    # What counts are tokens of one lane, with biases that a sum with a key of 1e4 would round.
+    # Only tokens of one lane are visible, with biases that a key of 1e4 would round away.
     bias[:, torch.arange(tokens) % rows != 3] -= 60
     tensors = [query, key + 1e4, value, bias]
     check(full, tensors, monkeypatch, (rows + 2, tokens - 2), 2)
@@ -160,7 +160,7 @@ def test_buffers_of_more_than_a_tile(monkeypatch):
 
 
 def strange(x):
-    """The same numbers, channels first in memory, every other one."""
+    """Return an equal tensor with channels first in memory and a stride of two."""
     spaced = torch.full((2 * x.shape[-1], *x.shape[:-1]), torch.nan).to(x)
     spaced[::2] = x.movedim(-1, 0)
     return spaced[::2].movedim(0, -1)
@@ -226,7 +226,7 @@ def test_an_empty_batch():
 
 
 def test_a_token_past_the_table_reads_nothing_beyond_it():
-    """On a device nothing looks at the position before the kernel does."""
+    """On a device only the kernel reads the position."""
     _, _, _, bias = inputs(KINDS['full'])
     state, _ = start(KINDS['full'], 1, torch.float32, DEVICE)
     state.position.fill_(9)
@@ -235,7 +235,7 @@ def test_a_token_past_the_table_reads_nothing_beyond_it():
     assert (row == 0).all() and state.position == 10
 
 
-# With and without a query in turn: of the two ops both are with both.
+# Alternately with and without a query, so that both ops are tested with both.
 @pytest.mark.parametrize(
     'case, gate',
     [
@@ -249,7 +249,7 @@ def test_opcheck(case, gate, monkeypatch):
     called = []
 
     def record(op, *parts):
-        # A state is marked as used up once its step is over, and no slot is at position −1.
+        # A state is invalid after its step, and no slot has position −1.
         called.append((op, [x.clone() if isinstance(x, torch.Tensor) else x for x in parts]))
         return op(*parts)
 

@@ -1,4 +1,4 @@
-"""The kernels of AFTLocalHard against the float64 oracle; how: `triton_parity.py`."""
+"""The kernels of AFTLocalHard against the float64 oracle; see `triton_parity.py`."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ PLANE = (5, 9)
 
 @pytest.fixture(autouse=True)
 def _many_lanes(monkeypatch):
-    """Few programs, which is what the interpreter's time goes by."""
+    """Use few programs, since the time of the interpreter depends on their number."""
     many = block_sizes.WindowBlock(lanes=64, rows=3, channels=8, warps=1)
     monkeypatch.setitem(block_sizes.BLOCKS, 'window', {(8, 0): many})
 
@@ -113,7 +113,7 @@ def test_gates(gate, monkeypatch):
 
 
 def spread_keys(kind, key):
-    """The keys, of one of the sizes that break sums with a common maximum."""
+    """Return keys of sizes for which sums with a common maximum fail."""
     token = torch.arange(key.shape[1]).view(1, -1, 1).to(key)
     return {
         'huge': key + 1e4 * torch.randn(key.shape).sign().to(key),
@@ -184,7 +184,7 @@ def test_a_key_of_minus_infinity_is_hidden():
 
 
 def test_nan_is_not_hidden():
-    """Nor does it reach further than the window."""
+    """NaN has no influence beyond the window."""
     case = line(40, 17)
     query, key, value = inputs(case)
     key[:, 5] = torch.nan
@@ -320,7 +320,7 @@ def test_a_kernel_error_is_raised(monkeypatch):
 
 
 def test_the_op_does_not_synchronise(monkeypatch):
-    """Forward and backward on shapes alone: what asks for a number fails."""
+    """Forward and backward with fake tensors, for which reading a value fails."""
     monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
     with FakeTensorMode():
         x = torch.empty(2, 12, 3, requires_grad=True)
@@ -332,7 +332,7 @@ def test_the_op_does_not_synchronise(monkeypatch):
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 50 GB')
 def test_more_than_2_to_the_31_elements():
-    """The last of many sequences is that sequence alone."""
+    """The last of many sequences equals a call with that sequence only."""
     if torch.cuda.mem_get_info()[0] < 60e9:
         pytest.skip('needs 60 GB of device memory')
     x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The picture of an alignment shows each unit where it is most likely."""
+"""Pictures of CTC alignments."""
 
 import numpy as np
 import pytest

@@ -12,7 +12,7 @@ def images():
 
 
 def cells(grid, height, width, scale):
-    """The pictures of a grid two pixels apart, {(row, column): picture}, at their own size."""
+    """Return the pictures of a grid, {(row, column): picture}, at their original size."""
     step_y, step_x = height * scale + 2, width * scale + 2
     return {
         (y // step_y, x // step_x): grid[

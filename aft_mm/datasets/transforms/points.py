@@ -78,8 +78,6 @@ class PackPointCloud(BaseTransform):
         tokens = torch.from_numpy(encode_points(sampled, self.num_bits, box, self.order))
         metainfo = dict(length=len(tokens), num_context=0, box=box)
         if short:
-            sentence = (
-                f'a cloud of fewer than {self.num_points} points is drawn from with replacement'
-            )
-            metainfo['warnings'] = {sentence: results.get('points_path')}
+            message = f'a cloud of fewer than {self.num_points} points is sampled with replacement'
+            metainfo['warnings'] = {message: results.get('points_path')}
         return dict(inputs=tokens, data_samples=SequenceSample(metainfo=metainfo))
