@@ -185,7 +185,7 @@ def test_sampling(tmp_path, monkeypatch):
     arguments = ['--mixers', 'aft-simple', '--batch', '2', '--images', '1', *COMMON]
     benchmark_sampling.main([*arguments, '--json', str(path)])
     rows = {row['form']: row for row in rows_of(path)}
-    assert rows['steps']['seconds'] > 0 and rows['anew']['seconds'] is None
+    assert rows['steps']['seconds'] > 0 and rows['stateless']['seconds'] is None
     step = SequenceDecoder.step
 
     def wrong(self, token, state):

@@ -235,7 +235,7 @@ def test_every_loop_of_mmengine_reports_its_own_notes(tmp_path, train_cfg, title
     runner.train()
     runner.test()
     log = next(tmp_path.glob('*/*.log')).read_text()
-    found = re.findall(r' - ([\w ]+): 1 file.* drawn (\d) x.*\n  (\w+) \(\2 x\)', log)
+    found = re.findall(r' - ([\w ]+): 1 file.* sampled (\d) x.*\n  (\w+) \(\2 x\)', log)
     assert [f'{title}: {count}' for title, count, _ in found] == titles
     assert all(sentence in title for title, _, sentence in found)
     assert log.count('too, the first one is') == 3
