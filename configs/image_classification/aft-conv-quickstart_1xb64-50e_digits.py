@@ -18,7 +18,7 @@ model = dict(
         token_mixer=dict(type='aft_mm.AFTConv', num_heads=16, kernel_size=7),
         position_embedding=False,
         out_type='avg_featmap',
-        # About 1 / sqrt(64); with the usual 0.02 of wide models training takes twice as long.
+        # About 1 / sqrt(64); with 0.02 as for wide models, training takes twice as long.
         init_cfg=dict(type='TruncNormal', layer='Linear', std=0.1),
     ),
     head=dict(
