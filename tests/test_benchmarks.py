@@ -119,7 +119,7 @@ def test_the_time_on_a_device_is_that_of_its_kernels():
         event('step 1', 90, 140, is_user_annotation=True),
     ]
     assert measuring.kernel_times(events) == pytest.approx({'gemm': 10e-6, 'gate': 5e-6})
-    with pytest.raises(RuntimeError, match='the profiler saw no kernel'):
+    with pytest.raises(RuntimeError, match='the profiler found no kernel'):
         measuring.kernel_times(events[:1])
 
 

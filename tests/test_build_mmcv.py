@@ -42,7 +42,7 @@ def build(root, tmp_path):
             env={**os.environ, 'TORCH': torch, 'STOP': stop, 'CALLS': str(tmp_path / 'calls')},
         )
         calls = tmp_path / 'calls'
-        call.said = result.stderr
+        call.log = result.stderr
         return (
             result.returncode,
             result.stdout.strip(),
@@ -68,7 +68,7 @@ def test_a_wheel_is_built_once(build, tmp_path):
     # Optimised, without debug symbols, with operators, for no GPU, with the ninja of the
     # environment, and not from pip's own cache.
     assert call.startswith(f'-g -O3 -g0,1,,{tmp_path}/venv/bin -m pip wheel ')
-    assert build.said.splitlines()[-1] == '[1/2] nms.cpp'  # how far it is
+    assert build.log.splitlines()[-1] == '[1/2] nms.cpp'  # how far it is
     assert '--no-cache-dir' in call and '--no-build-isolation' in call
     assert build() == (0, wheel, calls)
 
@@ -82,7 +82,7 @@ def test_another_torch_has_another_wheel(build, tmp_path):
 def test_a_stopped_build_leaves_no_wheel(build, tmp_path, signal):
     code, printed, _ = build(stop=signal)
     assert code != 0 and printed == ''
-    assert signal != '0' or 'error: no such header' in build.said
+    assert signal != '0' or 'error: no such header' in build.log
     assert not [path for path in files(tmp_path) if path.endswith('.whl')]
     if signal != 'KILL':
         assert not list((tmp_path / 'some cache').glob('*'))

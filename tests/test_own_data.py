@@ -139,7 +139,7 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
 
 
 @pytest.mark.parametrize(
-    ('words', 'sentence'),
+    ('words', 'message'),
     [
         (['nothing', 'out'], "folder 'nothing' does not exist"),
         (['photos/cat/sub', 'out'], 'must hold a folder of images for each class'),
@@ -150,10 +150,10 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
         (['photos', '.'], "'train' exists already"),
     ],
 )
-def test_folders_that_cannot_be_split(photos, split_folder, monkeypatch, words, sentence):
+def test_folders_that_cannot_be_split(photos, split_folder, monkeypatch, words, message):
     monkeypatch.chdir(photos)
     (photos / 'train').mkdir()
-    with pytest.raises(SystemExit, match=sentence):
+    with pytest.raises(SystemExit, match=message):
         split_folder(words)
     assert not (photos / 'out').exists()
 

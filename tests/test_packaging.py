@@ -208,7 +208,7 @@ def test_the_quickstart_from_a_wheel(elsewhere, root):
 def test_the_native_loops_of_a_wheel_are_used(elsewhere):
     _, call = elsewhere
     table = call('python', '-m', 'aft_mm.ops').stdout
-    assert re.search(r'^aft_conv +cpu +no +serves', table, re.M), table
+    assert re.search(r'^aft_conv +cpu +no +used', table, re.M), table
 
 
 def test_the_configs_of_a_wheel_are_listed(elsewhere, root):

@@ -177,10 +177,10 @@ class TestUse:
 
     def test_unused_arguments_are_refused(self, tool, runs, config, capsys):
         words = [str(runs[0] / 'plain.py'), str(runs[0] / 'epoch_3.pth'), 'a.wav']
-        for more, sentence in (
+        for more, message in (
             (['--num-best', '9'], '--num-best must be at most the beam size 3, got 9'),
             (['--transcript', 'a'], '--transcript needs --picture'),
             (['--batch-size', '0'], '--batch-size must be an int, 1 or larger'),
         ):
-            with pytest.raises(SystemExit, match=sentence):
+            with pytest.raises(SystemExit, match=message):
                 tool('transcribe').main([*words, *more])

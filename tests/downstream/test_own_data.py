@@ -102,7 +102,7 @@ def test_trains(kind, write, length, metric, tool, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('kind', 'write', 'classes', 'sentence'),
+    ('kind', 'write', 'classes', 'message'),
     [
         # mmdet would name dogs birds, name cats dogs, or find no box.
         ('coco-json', boxes_as_json, ('bird', 'dog'), 'must be categories of .*order.*: cat, dog'),
@@ -118,7 +118,7 @@ def test_trains(kind, write, length, metric, tool, tmp_path, monkeypatch):
     ],
 )
 def test_classes_that_do_not_match_the_annotations_are_refused(
-    kind, write, classes, sentence, tmp_path, monkeypatch
+    kind, write, classes, message, tmp_path, monkeypatch
 ):
     write(tmp_path / 'data')
     monkeypatch.chdir(tmp_path)
@@ -126,8 +126,8 @@ def test_classes_that_do_not_match_the_annotations_are_refused(
     (path,) = FOLDER.glob(f'*{kind}.py')
     config = Config.fromfile(path)
     config.train_dataloader.dataset.metainfo.classes = classes
-    if sentence is None:
+    if message is None:
         check_data(config, 'train')
         return
-    with pytest.raises(UserError, match=f'metainfo.classes lists {", ".join(classes)}.*{sentence}'):
+    with pytest.raises(UserError, match=f'metainfo.classes lists {", ".join(classes)}.*{message}'):
         check_data(config, 'train')

@@ -187,6 +187,6 @@ def test_missing_data_gives_a_one_line_message(tool, tmp_path, config, place, mo
     monkeypatch.setenv('AFT_MM_DATA', 'nowhere')
     with pytest.raises(SystemExit) as end:
         tool('train').main([str(CONFIGS[config])])
-    sentence = str(end.value)
-    assert sentence.startswith('Error: ') and '\n' not in sentence
-    assert f"reads '{place}', which does not exist" in sentence and 'AFT_MM_DATA' in sentence
+    message = str(end.value)
+    assert message.startswith('Error: ') and '\n' not in message
+    assert f"reads '{place}', which does not exist" in message and 'AFT_MM_DATA' in message

@@ -98,5 +98,5 @@ def test_bad_arguments_give_a_one_line_message(files, words, message):
     metric = [] if '--metric' in words else ['--metric', 'bits_per_char']
     with pytest.raises(SystemExit) as stopped:
         main([*metric, *words])
-    sentence = str(stopped.value)
-    assert '\n' not in sentence and re.search(f'^Error: .*{message}', sentence)
+    error = str(stopped.value)
+    assert '\n' not in error and re.search(f'^Error: .*{message}', error)

@@ -126,7 +126,7 @@ def test_every_config_is_in_a_table(task):
     regions = ''.join(
         found[2] for found in config_tables.REGION.findall((task / 'README.md').read_text())
     )
-    assert set(re.findall(r'\]\((.+?)\)', regions)) == {leaf.name for leaf in task.glob('*.py')}
+    assert set(re.findall(r'\]\((.+?)\)', regions)) == {path.name for path in task.glob('*.py')}
 
 
 @every_task
@@ -155,8 +155,8 @@ def test_numbers_measured_here_are_those_of_the_logs(task):
 
 def test_the_model_index_reads_the_metafiles():
     index = load(str(ROOT / 'model-index.yml'))
-    leaves = {leaf.stem for task in TASKS for leaf in task.glob('*.py')}
-    assert leaves <= {model.name for model in index.models}
+    names = {path.stem for task in TASKS for path in task.glob('*.py')}
+    assert names <= {model.name for model in index.models}
     for task in TASKS:
         for model in yaml.safe_load((task / 'metafile.yml').read_text())['Models']:
             for result in model['Results']:

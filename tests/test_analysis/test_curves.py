@@ -36,11 +36,11 @@ def lines(figure):
 
 
 def test_losses_in_bits_by_iteration_and_validations_at_the_end_of_their_epochs():
-    drawn = lines(draw_curves({'a': log(8)}))
-    x, y = drawn['a, training'].T
+    curves = lines(draw_curves({'a': log(8)}))
+    x, y = curves['a, training'].T
     assert x.tolist() == [6 * epoch + 4 for epoch in range(8)]
     np.testing.assert_allclose(y, 8 - x / 10)
-    assert drawn['a'].tolist() == [[6.0 * epoch, 8.0 - epoch] for epoch in range(1, 9)]
+    assert curves['a'].tolist() == [[6.0 * epoch, 8.0 - epoch] for epoch in range(1, 9)]
 
 
 def test_validations_that_are_numbered_by_iteration():
@@ -51,9 +51,9 @@ def test_validations_that_are_numbered_by_iteration():
 
 def test_several_runs_and_references():
     figure = draw_curves({'a': log(2), 'b': log(3, offset=1.0)}, references={'xz -9': 2.28})
-    drawn = lines(figure)
-    assert list(drawn) == ['a, training', 'a', 'b, training', 'b']
-    assert drawn['b'][-1].tolist() == [18, 6]
+    curves = lines(figure)
+    assert list(curves) == ['a, training', 'a', 'b, training', 'b']
+    assert curves['b'][-1].tolist() == [18, 6]
     horizontal = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == '--']
     assert [line.get_ydata() for line in horizontal] == [[2.28, 2.28]]
     assert [text.get_text() for text in figure.axes[0].texts] == ['xz -9: 2.28']

@@ -384,10 +384,10 @@ def test_the_bits_of_points_in_order_of_z_are_a_code_of_all_sequences():
     """Sequences of three points with increasing z; another one with decreasing y, so that only z
     counts as sorted."""
     shares = np.array([[1, 2], [2, 1], [1.5, 1.5]]) / 3
-    beside = [(0, 1, 1), (0, 0, 1), (1, 0, 0)]  # two of them could be swapped
+    other = [(0, 1, 1), (0, 0, 1), (1, 0, 0)]  # two of them could be swapped
     total = 0.0
     for cloud in itertools.product(itertools.product((0, 1), repeat=3), repeat=3):
-        clouds = np.array([cloud, beside], dtype=np.uint8)
+        clouds = np.array([cloud, other], dtype=np.uint8)
         if (np.diff(clouds[0, :, 0].astype(int)) < 0).any():
             continue
         bits = -np.log2([share[column] for share, column in zip(shares, clouds[0].T, strict=True)])

@@ -75,14 +75,14 @@ def test_the_tool_finds_the_time_by_the_name_of_the_config(tmp_path, monkeypatch
     Path('times.json').write_text(json.dumps(dict(rows=rows)))
     logs = [f'x-mini_seed{seed}.jsonl' for seed in range(3)]
     words = ['--label', 'nats', '--out', 'a.png', '--group', 'x', *logs, '--times']
-    drawn = {}
+    calls = {}
     monkeypatch.setattr(
         plot_seed_curves,
         'draw_seed_curves',
-        lambda *args: drawn.update(args=args) or draw_seed_curves(*args),
+        lambda *args: calls.update(args=args) or draw_seed_curves(*args),
     )
     plot_seed_curves.main([*words, 'times.json', '--top', '2.9', '--smooth', '2'])
-    assert drawn['args'][2:] == (1.0, {'x': 250.0}, 2.9, 2)
+    assert calls['args'][2:] == (1.0, {'x': 250.0}, 2.9, 2)
     assert matplotlib.image.imread('a.png').std() > 0.05
     Path('empty.json').write_text('{}')
     with pytest.raises(SystemExit, match="--times must be .*, got 'empty.json'"):

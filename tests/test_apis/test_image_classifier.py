@@ -112,20 +112,20 @@ def test_names_are_never_those_of_another_dataset(tiny_classifier, tmp_path):
 
 
 def test_pictures_show_the_prediction_large_enough(classify, folder, tmp_path):
-    drawn = classify.visualize(
-        [folder / 'a/0.png', folder / 'b/2.png'], tmp_path / 'drawn', progress=False
+    pictures = classify.visualize(
+        [folder / 'a/0.png', folder / 'b/2.png'], tmp_path / 'pictures', progress=False
     )
-    assert sorted(path.name for path in (tmp_path / 'drawn').iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / 'pictures').iterdir()) == [
         '0000_0.png',
         '0001_2.png',
     ]
-    for picture, name in zip(drawn, ('a/0.png', 'b/2.png'), strict=True):
+    for picture, name in zip(pictures, ('a/0.png', 'b/2.png'), strict=True):
         assert picture.shape == (224, 336, 3)
         image = np.array(Image.open(folder / name))
         # Text in the upper left corner; elsewhere each pixel is a square.
         np.testing.assert_allclose(picture[-14::28, 14::28][-1], image[-1], atol=2)
-    read = np.array(Image.open(tmp_path / 'drawn/0001_2.png'))
-    np.testing.assert_array_equal(read, drawn[1])
+    read = np.array(Image.open(tmp_path / 'pictures/0001_2.png'))
+    np.testing.assert_array_equal(read, pictures[1])
 
 
 @pytest.mark.parametrize(

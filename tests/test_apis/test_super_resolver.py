@@ -91,15 +91,15 @@ class TestTile:
         image = random_image(5, 6)
         found = resolver.tile(image, num=2, overlap=2, seed=7)
         tiles = [image[y : y + 4, x : x + 4] for y in (0, 1) for x in (0, 2)]
-        drawn = super_resolve(
+        tiles = super_resolve(
             resolver.model, np.stack(tiles), (8, 8, 3), 2, seed=derived_seed(7, 0), temperature=0.8
         )
         assert found.shape == (2, 10, 12, 3) and found.dtype == np.uint8
-        np.testing.assert_array_equal(found[:, :2, :4], drawn[0, :, :2, :4])
-        np.testing.assert_array_equal(found[:, -2:, -4:], drawn[3, :, -2:, -4:])
+        np.testing.assert_array_equal(found[:, :2, :4], tiles[0, :, :2, :4])
+        np.testing.assert_array_equal(found[:, -2:, -4:], tiles[3, :, -2:, -4:])
         # In columns 4 to 8 of the first rows the left tile fades into the right one.
         right = np.array([1, 3, 5, 7])[:, None] / 8
-        mixed = drawn[0, :, :2, 4:] * (1 - right) + drawn[1, :, :2, :4] * right
+        mixed = tiles[0, :, :2, 4:] * (1 - right) + tiles[1, :, :2, :4] * right
         np.testing.assert_array_equal(found[:, :2, 4:8], mixed.round())
 
     def test_overlap_and_seed_change_the_image(self, resolver):

@@ -154,7 +154,7 @@ class TestCopies:
 
 class TestDoctor:
     @pytest.mark.parametrize(
-        ('changes', 'python', 'sentence', 'mend'),
+        ('changes', 'python', 'message', 'fix'),
         [
             ({}, '3.14.1', 'Python 3.14.1 is not supported', 'python3.13 -m venv'),
             (dict(mmengine=None), '3.11.2', 'mmengine is missing', "'mmengine<1,>=0.10.7'"),
@@ -192,11 +192,11 @@ class TestDoctor:
             ({'mmcv': '2.2.0'}, '3.13.0', 'mmcv 2.2.0 is refused by mmdet', 'make downstream'),
         ],
     )
-    def test_problems_are_reported_with_their_fix(self, changes, python, sentence, mend):
+    def test_problems_are_reported_with_their_fix(self, changes, python, message, fix):
         assert not list(problems(FITTING, '3.11.7', NEEDED))
         versions = {name: version for name, version in {**FITTING, **changes}.items() if version}
         (found,) = problems(versions, python, NEEDED)
-        assert sentence in found[0] and mend in found[1]
+        assert message in found[0] and fix in found[1]
 
     def test_a_fork_stands_in_for_openmmlab(self):
         fork = {name: version for name, version in FITTING.items() if not name.startswith('mm')}
@@ -224,7 +224,7 @@ class TestDoctor:
             tool('doctor').main([])
         out = capsys.readouterr().out
         assert end.value.code == 1 and out.endswith('- a\n  b\n')
-        assert 'there: mnist\n' in out and 'cifar10' in out.partition('not there: ')[2]
+        assert 'found: mnist\n' in out and 'cifar10' in out.partition('missing: ')[2]
         assert 'eager' in out and 'aft_conv_step' in out and 'torch 2' in out
 
     def test_an_unknown_backend_is_reported(self, tool, capsys, monkeypatch):

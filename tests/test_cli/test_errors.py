@@ -16,7 +16,7 @@ from aft_mm.errors import UserError, user_errors
 from aft_mm.layers import TokenEmbedding
 
 
-def sentence(call, *errors):
+def message_of(call, *errors):
     with pytest.raises(SystemExit) as end, user_errors(*errors):
         call()
     message = str(end.value)
@@ -29,7 +29,7 @@ def embed(value):
 
 
 def test_errors_about_input_have_a_one_line_message():
-    assert sentence(lambda: embed(10)) == 'a token must be 0 to 9, got 10'
+    assert message_of(lambda: embed(10)) == 'a token must be 0 to 9, got 10'
 
 
 class Images(BaseDataset):
@@ -50,8 +50,8 @@ def test_a_bad_image_is_named_also_by_a_worker(num_workers, names, name):
     loader = DataLoader(
         dataset, batch_size=2, num_workers=num_workers, collate_fn=lambda samples: samples
     )
-    message = sentence(lambda: list(loader))
-    assert message == (f'{name} be uint8 of image_shape (6, 4, 1), got uint8 of shape (6, 3, 1).')
+    message = message_of(lambda: list(loader))
+    assert message == (f'{name} be uint8 of image_shape (6, 4, 1), got uint8 of shape (6, 3, 1)')
 
 
 class Bugs(list):
@@ -85,14 +85,16 @@ def test_listed_errors_name_their_place_unless_raised_by_aft_mm():
             dict(type='aft_mm.AFTConv', embed_dims=8, num_heads=2, grid=(5,), **options)
         )
 
-    assert sentence(build(kernel_size=4), ValueError) == ('kernel_size must be odd, got (4,)')
-    assert "AFTConv has no argument 'kernel'" in sentence(build(kernel_size=3, kernel=3), TypeError)
-    assert re.fullmatch(
-        r'invalid literal .* \(ValueError at .*test_errors.py:\d+\)',
-        sentence(lambda: int('x'), ValueError),
+    assert message_of(build(kernel_size=4), ValueError) == ('kernel_size must be odd, got (4,)')
+    assert "AFTConv has no argument 'kernel'" in message_of(
+        build(kernel_size=3, kernel=3), TypeError
     )
     assert re.fullmatch(
-        r'0 \(KeyError at .*test_errors.py:\d+\)', sentence(lambda: {}[0], KeyError)
+        r'invalid literal .* \(ValueError at .*test_errors.py:\d+\)',
+        message_of(lambda: int('x'), ValueError),
+    )
+    assert re.fullmatch(
+        r'0 \(KeyError at .*test_errors.py:\d+\)', message_of(lambda: {}[0], KeyError)
     )
 
 
@@ -100,4 +102,4 @@ def test_a_user_error_is_its_message():
     def fail():
         raise UserError('the data is missing')
 
-    assert sentence(fail) == 'the data is missing'
+    assert message_of(fail) == 'the data is missing'

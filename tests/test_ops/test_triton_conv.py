@@ -252,9 +252,9 @@ def test_memory_saved_for_the_gradient():
     with torch.autograd.graph.saved_tensors_hooks(lambda x: parts.append(x) or x, lambda x: x):
         case(*tensors)
     own = {x.data_ptr() for x in tensors}
-    (kept,) = (x for x in parts if x.data_ptr() not in own)
+    (saved_part,) = (x for x in parts if x.data_ptr() not in own)
     places = (3 * 20 - 1) * 4
-    assert kept.dtype == torch.float32 and 3 * places < kept.numel() < 3 * places + 50
+    assert saved_part.dtype == torch.float32 and 3 * places < saved_part.numel() < 3 * places + 50
     assert library.conv(*tensors, None, [3, 19], 'sigmoid', False)[1].numel() == 0
 
 

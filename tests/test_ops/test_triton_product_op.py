@@ -146,9 +146,9 @@ def test_memory_saved_for_the_gradient(case):
     parts = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: parts.append(x) or x, lambda x: x):
         output = case(*tensors)
-    kept = [x for x in parts if x.dim() == 1]
+    saved_parts = [x for x in parts if x.dim() == 1]
     # Three numbers per token and channel: mean, λ and its unit; for tiles and rows one of each.
-    assert [x.numel() for x in kept] == [3 * output.numel() + 2 * 6 + 9 + 2]
+    assert [x.numel() for x in saved_parts] == [3 * output.numel() + 2 * 6 + 9 + 2]
 
 
 @pytest.mark.parametrize('rank', [3])

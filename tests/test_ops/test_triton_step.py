@@ -73,14 +73,14 @@ def check(case, tensors, monkeypatch, lengths=(0, 3, 1), count=4):
     wide = [None if x is None else x.double() for x in tensors]
     with monkeypatch.context() as patch:
         patch.setenv(ENVIRONMENT_VARIABLE, 'eager')
-        expected, kept = feed(case, wide, lengths, count, torch.float64)
+        expected, reference = feed(case, wide, lengths, count, torch.float64)
     close = dict(rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     assert rows.dtype == dtype
     torch.testing.assert_close(rows.double(), expected, **close)
-    assert torch.equal(state.position, kept.position)
-    assert torch.equal(state.keys.double(), kept.keys)
-    assert torch.equal(state.values.double(), kept.values)
-    for part, wide in zip(state.sums, kept.sums, strict=True):
+    assert torch.equal(state.position, reference.position)
+    assert torch.equal(state.keys.double(), reference.keys)
+    assert torch.equal(state.values.double(), reference.values)
+    for part, wide in zip(state.sums, reference.sums, strict=True):
         # Empty slots have the lowest number of the dtype.
         wide = wide.clamp_min(torch.finfo(torch.float32).min)
         torch.testing.assert_close(part.double(), wide, rtol=2e-5, atol=2e-5)

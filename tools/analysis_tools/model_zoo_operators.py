@@ -1,7 +1,7 @@
-"""List the operators of mmcv that the models of mmdet's and mmseg's configs use.
+"""List the mmcv operators that the models of mmdet and mmseg use.
 
-Every config that the two wheels carry is built, and the operators are found in the classes of its
-modules. Models without a replacement for one of their operators need the compiled mmcv.
+The model of every config in the two packages is built, and its operators are found in the classes of
+its modules. Models that use an operator without a replacement need the compiled mmcv.
 """
 
 import argparse
@@ -14,21 +14,34 @@ import re
 import sys
 import warnings
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument('--out', metavar='FILE.json', help='also write the lists to this file')
-parser.add_argument('--only', default='*', metavar='PATTERN', help='configs, such as retinanet/*')
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--out', metavar='JSON', help='also write the lists to this file')
+    parser.add_argument(
+        '--only', default='*', metavar='PATTERN', help='configs, such as retinanet/*; default: all'
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import mmcv
+import torch
+from mmengine.config import Config
+from mmengine.registry import DefaultScope
+from rich.progress import track
+
+import aft_mm.registry  # noqa: F401
+from aft_mm.hosts.mmcv_ext import SUPPORTED
 
 
 def missing_functions() -> dict[str, set[str]]:
-    """The functions of ``mmcv._ext`` without a replacement, by the module of ``mmcv.ops``."""
-    import mmcv
-
-    from aft_mm.hosts.mmcv_ext import SUPPORTED
-
+    """Return the functions of ``mmcv._ext`` without a replacement, by module of ``mmcv.ops``."""
     found = {}
     for path in (Path(mmcv.__file__).parent / 'ops').glob('*.py'):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -39,7 +52,7 @@ def missing_functions() -> dict[str, set[str]]:
 
 
 def used_operators(model) -> set[tuple[str, str]]:
-    """Module and name of the layers of ``mmcv.ops`` in a model, and of the functions it imports."""
+    """Return (module, name) of the mmcv layers of a model and of the mmcv functions it imports."""
     found = set()
     for layer in {type(layer) for layer in model.modules()}:
         for base in layer.__mro__:
@@ -61,7 +74,7 @@ def reason(error: Exception) -> str:
 
 
 def build(registry, model):
-    """A model on the meta device where its constructor allows that."""
+    """Build a model, on the meta device if its constructor allows it."""
     with torch.device('meta'):
         try:
             return registry.build(copy.deepcopy(model))
@@ -72,13 +85,7 @@ def build(registry, model):
 
 
 def main() -> None:
-    args = parser.parse_args()
-    from mmengine.config import Config
-    from mmengine.registry import DefaultScope
-    from rich.progress import track
-
-    import aft_mm.registry  # noqa: F401
-
+    args = parse_args()
     warnings.simplefilter('ignore')
     missing = missing_functions()
     report = {}

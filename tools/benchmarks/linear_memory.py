@@ -41,14 +41,14 @@ from aft_mm import ops
 def ratio(tokens: int, heads: int, head_dims: int) -> float:
     """Return the memory ratio of forward and backward of one float32 sequence."""
     shape = (1, tokens, heads, head_dims)
-    leaves = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
     cotangent = torch.randn(shape)
 
     def gradients() -> None:
-        y = ops.linear_attention(*leaves, causal=True)
-        torch.autograd.grad(y, leaves, cotangent)
+        y = ops.linear_attention(*inputs, causal=True)
+        torch.autograd.grad(y, inputs, cotangent)
 
-    small = [x.detach()[:, :200].requires_grad_() for x in leaves]
+    small = [x.detach()[:, :200].requires_grad_() for x in inputs]
     torch.autograd.grad(ops.linear_attention(*small, causal=True).sum(), small)  # loads libraries
     one = cotangent.nbytes / 2**20
     # Inputs and cotangent exist before the call.
