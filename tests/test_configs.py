@@ -445,8 +445,8 @@ class TestData:
             assert dataset.get('test_mode', False) == (split != 'train')
         rates = [METRICS.build(metric).per for metric in as_list(config.test_evaluator)]
         assert rates == (['phoneme'] if config.units.get('lexicon') else ['character', 'word'])
-        rate = fields(name)['data'].partition('-')[2]  # of AN4, which has both
-        assert rate in ('', f'{rates[0]}s')
+        said = fields(name)['data'].partition('-')[2]  # of AN4, which has both
+        assert said in ('', f'{rates[0]}s')
         assert as_list(config.val_evaluator) == as_list(config.test_evaluator)
         assert build(name).head.num_classes == len(TextUnits(**config.units).names)
 

@@ -196,8 +196,8 @@ def test_images_of_any_mode_are_converted_as_by_other_programs(ending, mode, mos
     with Image.open(path) as image:
         seen = np.stack([grey] * 3, -1) if mode == 'I;16' else np.asarray(image.convert('RGB'))
     init_default_scope('mmpretrain')
-    (path,) = FOLDER.glob('*image-folder*.py')
-    load, *steps = Config.fromfile(path).val_dataloader.dataset.pipeline
+    (config,) = FOLDER.glob('*image-folder*.py')
+    load, *steps = Config.fromfile(config).val_dataloader.dataset.pipeline
     pixels = TRANSFORMS.build(load).transform(dict(img_path=str(path)))
     assert pixels['img'].shape == seen.shape and pixels['img'].dtype == np.uint8
     assert abs(pixels['img'][..., ::-1].astype(int) - seen).max() <= most
@@ -212,7 +212,7 @@ def test_classes_in_another_order_are_refused():
             self.metainfo = dict(classes=classes)
 
     check_same_classes(Set('a', 'b'), Set('a', 'b'))
-    check_same_classes(Set(), Set('a'))  # a dataset without class names
+    check_same_classes(Set(), Set('a'))  # a set that names none
     with pytest.raises(UserError, match='2 classes and the validation set 2.*in another order'):
         check_same_classes(Set('a', 'b'), Set('b', 'a'))
 

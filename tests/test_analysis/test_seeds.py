@@ -60,7 +60,7 @@ def test_the_table():
     ]
 
 
-def test_a_bar_in_a_name_starts_no_column():
+def test_a_bar_in_a_name_begins_no_column():
     table = seed_table({'|x| < 2': A}, 'x')
     assert table.count(r'\|x\| < 2') == 2 and table.count('x| < 2') == 0
 

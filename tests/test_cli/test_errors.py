@@ -16,7 +16,7 @@ from aft_mm.errors import UserError, user_errors
 from aft_mm.layers import TokenEmbedding
 
 
-def message_of(call, *errors):
+def sentence(call, *errors):
     with pytest.raises(SystemExit) as end, user_errors(*errors):
         call()
     message = str(end.value)
@@ -29,7 +29,7 @@ def embed(value):
 
 
 def test_errors_about_input_have_a_one_line_message():
-    assert message_of(lambda: embed(10)) == 'a token must be 0 to 9, got 10'
+    assert sentence(lambda: embed(10)) == 'a token must be 0 to 9, got 10'
 
 
 class Images(BaseDataset):
@@ -50,12 +50,12 @@ def test_a_bad_image_is_named_also_by_a_worker(num_workers, names, name):
     loader = DataLoader(
         dataset, batch_size=2, num_workers=num_workers, collate_fn=lambda samples: samples
     )
-    message = message_of(lambda: list(loader))
-    assert message == (f'{name} be uint8 of image_shape (6, 4, 1), got uint8 of shape (6, 3, 1)')
+    message = sentence(lambda: list(loader))
+    assert message == (f'{name} be uint8 of image_shape (6, 4, 1), got uint8 of shape (6, 3, 1).')
 
 
 class Bugs(list):
-    """A dataset with a bug."""
+    """A data set that does not work."""
 
     def __getitem__(self, index):
         raise ValueError('a bug')
@@ -64,12 +64,10 @@ class Bugs(list):
 @pytest.mark.parametrize(
     'bug',
     [
-        lambda: int('x'),  # raised by another library
+        lambda: int('x'),  # not ours
         lambda: next(iter(DataLoader(Bugs([1]), num_workers=1))),
-        lambda: take_split(np.zeros(9), 'no split', (1, 0, 0)),  # a bug in aft_mm
-        lambda: ops.aft_simple(
-            *[torch.zeros(1, 2, 3)] * 2, torch.zeros(1, 2, 4)
-        ),  # not caused by input
+        lambda: take_split(np.zeros(9), 'no split', (1, 0, 0)),  # ours, but not on purpose
+        lambda: ops.aft_simple(*[torch.zeros(1, 2, 3)] * 2, torch.zeros(1, 2, 4)),  # not from input
         lambda: {}[0],
     ],
     ids=['int', 'worker', 'accident', 'op', 'key'],
@@ -85,16 +83,14 @@ def test_listed_errors_name_their_place_unless_raised_by_aft_mm():
             dict(type='aft_mm.AFTConv', embed_dims=8, num_heads=2, grid=(5,), **options)
         )
 
-    assert message_of(build(kernel_size=4), ValueError) == ('kernel_size must be odd, got (4,)')
-    assert "AFTConv has no argument 'kernel'" in message_of(
-        build(kernel_size=3, kernel=3), TypeError
-    )
+    assert sentence(build(kernel_size=4), ValueError) == ('kernel_size must be odd, got (4,)')
+    assert "AFTConv has no argument 'kernel'" in sentence(build(kernel_size=3, kernel=3), TypeError)
     assert re.fullmatch(
         r'invalid literal .* \(ValueError at .*test_errors.py:\d+\)',
-        message_of(lambda: int('x'), ValueError),
+        sentence(lambda: int('x'), ValueError),
     )
     assert re.fullmatch(
-        r'0 \(KeyError at .*test_errors.py:\d+\)', message_of(lambda: {}[0], KeyError)
+        r'0 \(KeyError at .*test_errors.py:\d+\)', sentence(lambda: {}[0], KeyError)
     )
 
 
@@ -102,4 +98,4 @@ def test_a_user_error_is_its_message():
     def fail():
         raise UserError('the data is missing')
 
-    assert message_of(fail) == 'the data is missing'
+    assert sentence(fail) == 'the data is missing'

@@ -1,7 +1,7 @@
-"""List the mmcv operators that the models of mmdet and mmseg use.
+"""List the operators of mmcv that the models of mmdet's and mmseg's configs use.
 
-The model of every config in the two packages is built, and its operators are found in the classes of
-its modules. Models that use an operator without a replacement need the compiled mmcv.
+Every config that the two wheels carry is built, and the operators are found in the classes of its
+modules. Models without a replacement for one of their operators need the compiled mmcv.
 """
 
 import argparse
@@ -14,34 +14,21 @@ import re
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
-
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--out', metavar='JSON', help='also write the lists to this file')
-    parser.add_argument(
-        '--only', default='*', metavar='PATTERN', help='configs, such as retinanet/*; default: all'
-    )
-    return parser.parse_args(argv)
-
-
-if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
-
-import mmcv
 import torch
-from mmengine.config import Config
-from mmengine.registry import DefaultScope
-from rich.progress import track
 
-import aft_mm.registry  # noqa: F401
-from aft_mm.hosts.mmcv_ext import SUPPORTED
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument('--out', metavar='FILE.json', help='also write the lists to this file')
+parser.add_argument('--only', default='*', metavar='PATTERN', help='configs, such as retinanet/*')
 
 
 def missing_functions() -> dict[str, set[str]]:
-    """Return the functions of ``mmcv._ext`` without a replacement, by module of ``mmcv.ops``."""
+    """The functions of ``mmcv._ext`` without a replacement, by the module of ``mmcv.ops``."""
+    import mmcv
+
+    from aft_mm.hosts.mmcv_ext import SUPPORTED
+
     found = {}
     for path in (Path(mmcv.__file__).parent / 'ops').glob('*.py'):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -52,7 +39,7 @@ def missing_functions() -> dict[str, set[str]]:
 
 
 def used_operators(model) -> set[tuple[str, str]]:
-    """Return (module, name) of the mmcv layers of a model and of the mmcv functions it imports."""
+    """Module and name of the layers of ``mmcv.ops`` in a model, and of the functions it imports."""
     found = set()
     for layer in {type(layer) for layer in model.modules()}:
         for base in layer.__mro__:
@@ -74,7 +61,7 @@ def reason(error: Exception) -> str:
 
 
 def build(registry, model):
-    """Build a model, on the meta device if its constructor allows it."""
+    """A model on the meta device where its constructor allows that."""
     with torch.device('meta'):
         try:
             return registry.build(copy.deepcopy(model))
@@ -85,7 +72,13 @@ def build(registry, model):
 
 
 def main() -> None:
-    args = parse_args()
+    args = parser.parse_args()
+    from mmengine.config import Config
+    from mmengine.registry import DefaultScope
+    from rich.progress import track
+
+    import aft_mm.registry  # noqa: F401
+
     warnings.simplefilter('ignore')
     missing = missing_functions()
     report = {}

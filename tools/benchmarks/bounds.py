@@ -230,7 +230,7 @@ def percent(share: float) -> str:
 
 
 def model_table(what: str, size: str, per: int, rows: Sequence[dict]) -> str:
-    """Format the table of models; operations and bytes are per image or sequence."""
+    """The table of models; operations and bytes are those of one image or sequence."""
     header = (what, size, 'GFLOP, AFT / rival', 'MB', 'launches', 'by operations alone',
               'mixing for nothing', 'mixing in one pass', f'aim: {AIM} of that, 1.0 at least',
               'mixing at, of a copy', 'measured')  # fmt: skip

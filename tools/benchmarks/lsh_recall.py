@@ -2,10 +2,10 @@
 
     python tools/benchmarks/lsh_recall.py --json out.json
 
-Attention is causal, tokens are N(0, 1), and keys are a random projection with standard deviation
-`--lengths` / √D. With longer keys, fewer tokens have most of the weight of exact shared-QK attention.
-Recall is the mean exact weight of the tokens that are visible in any round; share is the fraction of
-visible tokens, which is the recall of random tokens.
+Causal, tokens ~ N(0, 1), keys a random projection of deviation `--lengths` times 1/√D: the longer
+the keys, the fewer tokens hold most of the weight of exact shared-QK attention. Recall is the mean
+over tokens of the weight that exact attention gives to what the union of the rounds sees; share is
+what part of the tokens before it that is, the recall of a choice by chance.
 """
 
 import argparse
@@ -48,26 +48,25 @@ ROUNDS = (1, 2, 4, 8)
 
 
 def seen(buckets: Tensor, chunk_size: int) -> Tensor:
-    """Return the visible tokens [h, T, T] of buckets [h, rounds, T].
-
-    A token sees itself and the last chunk_size previous tokens of its bucket in any round.
+    """buckets [h, rounds, T] -> bool [h, T, T], the last chunk_size tokens of its bucket before it,
+    in any round, and the token itself.
     """
     tokens = buckets.shape[-1]
     same = (buckets.unsqueeze(-1) == buckets.unsqueeze(-2)).tril_()
-    # Number of tokens of the bucket in (s, t].
+    # How many of its bucket lie behind s and before t, or are t.
     after = same.sum(-1, keepdim=True) - same.cumsum(-1)
     return (same & (after <= chunk_size)).any(1) | torch.eye(tokens, dtype=torch.bool)
 
 
 def exact_weights(key: Tensor) -> Tensor:
-    """Return the causal shared-QK softmax [h, T, T] of keys [h, T, d] without the token itself."""
+    """Causal shared-QK softmax [h, T, T] of keys [h, T, d], a token not with itself."""
     logits = key @ F.normalize(key, dim=-1).mT * key.shape[-1] ** -0.5
     visible = torch.ones(logits.shape[-2:], dtype=torch.bool).tril_(-1)
     return logits.masked_fill(~visible, -torch.inf).softmax(-1)[:, 1:]
 
 
 def recall(length: float, rounds: int, args: argparse.Namespace) -> tuple[float, float]:
-    """Return recall and share; tokens and keys do not depend on the number of rounds."""
+    """Recall and share; the same tokens and keys for every number of rounds."""
     torch.manual_seed(0)
     x = torch.randn(1, args.tokens, args.dims)
     weight = torch.randn(args.dims, args.dims) * length / args.dims**0.5
@@ -84,7 +83,7 @@ def recall(length: float, rounds: int, args: argparse.Namespace) -> tuple[float,
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a row for each length of the keys and each number of rounds."""
+    """Print a table, a row for each length of the keys and each number of rounds."""
     args = parse_args(arguments)
     rows = []
     for length in args.lengths:
