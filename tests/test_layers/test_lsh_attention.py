@@ -56,10 +56,10 @@ def seen(mixer, x, key_mask=None):
     batch, num_heads, rounds, tokens = buckets.shape
     union = torch.zeros(batch, num_heads, tokens, tokens, dtype=torch.bool)
     for b in range(batch):
-        visible = range(tokens) if key_mask is None else key_mask[b].nonzero().flatten().tolist()
+        real = range(tokens) if key_mask is None else key_mask[b].nonzero().flatten().tolist()
         for h in range(num_heads):
             for r in range(rounds):
-                order = sorted(visible, key=lambda t: (int(buckets[b, h, r, t]), t))
+                order = sorted(real, key=lambda t: (int(buckets[b, h, r, t]), t))
                 for place, t in enumerate(order):
                     first = (place // mixer.chunk_size - 1) * mixer.chunk_size
                     last = first + 2 * mixer.chunk_size
@@ -96,11 +96,11 @@ def test_equals_exact_attention_over_the_union_of_its_rounds(options, causal, ma
     mixer = build(causal, **options)
     x = torch.randn(2, 41, D, dtype=torch.float64, requires_grad=True)
     key_mask = torch.rand(2, 41) < 0.7 if masked else None
-    visible = torch.ones(2, 41, dtype=torch.bool) if key_mask is None else key_mask
+    real = torch.ones(2, 41, dtype=torch.bool) if key_mask is None else key_mask
     visible = seen(mixer, x, key_mask)
     got, expected = mixer(x, key_mask=key_mask), output(mixer, x, exact_weights(mixer, x, visible))
-    torch.testing.assert_close(got[visible], expected[visible])
-    inputs, cotangent = [x, *mixer.parameters()], torch.randn_like(got) * visible[..., None]
+    torch.testing.assert_close(got[real], expected[real])
+    inputs, cotangent = [x, *mixer.parameters()], torch.randn_like(got) * real[..., None]
     for a, b in zip(
         torch.autograd.grad(got, inputs, cotangent),
         torch.autograd.grad(expected, inputs, cotangent),
