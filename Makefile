@@ -1,15 +1,14 @@
-# Needs Python 3.11 to 3.13 and nothing else. 3.14 has no pkgutil.find_loader, which mmengine 0.10.7
-# calls.
+# Needs only Python 3.11 to 3.13. Python 3.14 has no pkgutil.find_loader, which mmengine 0.10.7 calls.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORK_DIR := work_dirs/quickstart
-# Where `make compiled-mmcv` keeps its wheel.
+# Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
 .PHONY: quickstart downstream compiled-mmcv docs linkcheck test sanitize lint licenses release-weights clean
 
-# Every lock is complete, so that pip has nothing to choose.
+# The locks are complete, so pip resolves nothing.
 PIN := $(BIN)/python -m pip install --no-deps --require-hashes
 
 $(VENV)/installed: requirements/lock.txt setup.py pyproject.toml
@@ -20,12 +19,12 @@ $(VENV)/installed: requirements/lock.txt setup.py pyproject.toml
 	$(BIN)/python -m pip install --no-deps --no-build-isolation -e .
 	touch $@
 
-# What only development needs.
+# Packages for development.
 $(VENV)/development: $(VENV)/installed requirements/dev.txt
 	$(PIN) -r requirements/dev.txt
 	touch $@
 
-# What pip built, anew where the sources have changed.
+# The native loops, rebuilt if their sources changed.
 LOOPS := aft_mm/ops/native
 $(VENV)/loops: $(VENV)/installed setup.py $(wildcard $(LOOPS)/*.cpp $(LOOPS)/*.h)
 	$(BIN)/python setup.py -q build_ext --inplace
@@ -34,7 +33,7 @@ $(VENV)/loops: $(VENV)/installed setup.py $(wildcard $(LOOPS)/*.cpp $(LOOPS)/*.h
 quickstart: $(VENV)/installed
 	$(BIN)/aft_mm quickstart --work-dir $(WORK_DIR)
 
-# mmdet and mmseg. aft_mm/hosts supplies the operators of mmcv that they import, so nothing is compiled.
+# mmdet and mmseg. aft_mm/hosts replaces the mmcv operators that they import, so nothing is compiled.
 downstream: $(VENV)/downstream
 
 $(VENV)/downstream: $(VENV)/installed requirements/downstream.txt
@@ -45,20 +44,20 @@ $(VENV)/downstream: $(VENV)/installed requirements/downstream.txt
 		'mmseg', mmseg.__version__)"
 	touch $@
 
-# mmcv with its own operators, compiled for the installed torch (3 to 40 minutes), over mmcv-lite. A
-# compiled mmcv takes precedence over aft_mm/hosts; the tests then compare the two.
+# mmcv with its operators, compiled for the installed torch (3 to 40 minutes) and installed over
+# mmcv-lite. It takes precedence over aft_mm/hosts; the tests then compare the two.
 compiled-mmcv: $(VENV)/downstream requirements/build_mmcv.sh requirements/mmcv.txt
 	wheel=$$(requirements/build_mmcv.sh $(BIN)/python '$(CACHE)') && \
 	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall "$$wheel"
 
-# The site. A warning is an error: links inside of the project that lead nowhere are warnings.
+# The documentation site. Warnings, such as broken internal links, are errors.
 SPHINX := $(BIN)/sphinx-build -W --keep-going -q -c docs -d docs/_build/doctrees
 
 docs: $(VENV)/docs
 	$(SPHINX) -b html . docs/_build/html
 	@echo "site:  docs/_build/html/index.html"
 
-# Links to other places, which needs the network.
+# External links; needs network access.
 linkcheck: $(VENV)/docs
 	$(SPHINX) -b linkcheck . docs/_build/linkcheck
 
@@ -73,8 +72,8 @@ test: $(VENV)/development $(VENV)/loops
 sanitize: $(VENV)/installed
 	$(BIN)/python tests/sanitize_loops.py
 
-# Release files of the runs in RUNS, with a list of their hashes, in the new folder RELEASE; with
-# ADDRESS, where they will lie, such as hf://ORG/NAME, the metafiles of configs/ list them.
+# Write release files of the runs in RUNS and their hashes to the new folder RELEASE. With ADDRESS, the
+# future address of the files such as hf://ORG/NAME, they are listed in the metafiles of configs/.
 RUNS ?= $(WORK_DIR)
 RELEASE ?= release
 release-weights: $(VENV)/installed
@@ -86,7 +85,7 @@ lint: $(VENV)/development
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# What every installed dependency states as its licence.
+# Licences of all installed dependencies.
 licenses: $(VENV)/development
 	@$(BIN)/python requirements/licenses.py requirements/lock.txt requirements/dev.txt \
 		requirements/downstream.txt requirements/mmcv.txt

@@ -22,9 +22,9 @@ ROOT = Path(__file__).parent
 CARRIED = ('configs', 'tools', 'model-index.yml')
 LOOPS = Path('aft_mm/ops/native')
 SOURCES = sorted([*LOOPS.glob('*.cpp'), *LOOPS.glob('*.h')])
-# aft_mm.ops.native loads a library of exactly these sources, by its name.
+# aft_mm.ops.native loads the library whose name has the digest of these sources.
 DIGEST = hashlib.sha256(b''.join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
-# OpenMP is not linked: the loops use the one that torch has loaded, so both share threads.
+# OpenMP is not linked: the loops use the library that torch has loaded, so they share threads.
 FLAGS = ['-std=c++17', '-O3', '-g0', '-fopenmp', '-ffp-contract=fast', '-fvisibility=hidden']
 INSTRUCTIONS = {'any': []}
 if platform.machine() in ('x86_64', 'AMD64'):
@@ -111,7 +111,7 @@ class BuildLoops(build_ext):
         *folders, name = fullname.split('.')
         return str(
             Path(*folders, f'{name.replace("_", ".")}.so')
-        )  # a name that Python cannot import
+        )  # not a module name that Python could import
 
 
 class WheelForEveryPython(bdist_wheel):

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Compiles mmcv with its operators against the torch of an environment; the wheel is kept.
-#   requirements/build_mmcv.sh PYTHON CACHE      the last line printed is the path of the wheel
-# No wheels of mmcv 2.1 exist for today's torch. CUDA operators are built where a GPU and nvcc are there.
+# Compile mmcv with its operators against the torch of an environment, and cache the wheel.
+#   requirements/build_mmcv.sh PYTHON CACHE      prints the path of the wheel last
+# No wheels of mmcv 2.1 exist for current torch. CUDA operators are built if there are a GPU and nvcc.
 set -euo pipefail
-# Absolute, because the build runs in another folder; not resolved, because a link marks a venv.
+# Absolute, since the build runs in another folder; not resolved, since a venv is recognised by its link.
 bin=$(cd "$(dirname "$1")" && pwd)
 python=$bin/$(basename "$1")
 requirements=$(cd "$(dirname "$0")" && pwd)/mmcv.txt
@@ -29,20 +29,20 @@ folder=$2/mmcv-$version-$key
 wheels=("$folder"/mmcv-"$version"-*.whl)
 if [ ! -e "${wheels[0]}" ]; then
     echo "compiling mmcv $version ($device); it took 11 minutes on two cores" >&2
-    # Its setup.py asks torch alone whether to build for CUDA, and fails without a compiler.
+    # Its setup.py builds for CUDA if torch has it, and fails without a compiler.
     [ "$device" != cpu ] || export CUDA_VISIBLE_DEVICES=
     building=$folder.building.$$
     trap 'rm -rf "$building"' EXIT
     mkdir -p "$building"
-    # pip's own cache would give a wheel that was built for another torch, or without operators.
-    # Python's own flags ask for debug symbols, which nobody reads; setuptools takes CFLAGS in their
-    # place. Of ninja's lines the number and the file are shown.
+    # The cache of pip may have a wheel that was built for another torch, or without operators.
+    # CFLAGS replace Python's flags, which include debug symbols. Of the output of ninja, only number
+    # and file are shown.
     PATH=$bin:$PATH MMCV_WITH_OPS=1 CFLAGS="$flags -g0" MAX_JOBS=${MAX_JOBS:-$(nproc)} \
         "$python" -m pip wheel -v --no-build-isolation --no-deps --no-binary mmcv --no-cache-dir \
         --wheel-dir "$building" --require-hashes -r "$requirements" 2>&1 | tee "$building/log" |
         sed -uEn 's/^ *(\[[0-9]+\/[0-9]+\]) .*[ /]([^ /]+\.(cpp|cu))( .*)?$/\1 \2/p' >&2 ||
         { tail -n 40 "$building/log" >&2; exit 1; }
-    # Whole or not at all: a build that was stopped leaves nothing to install.
+    # Atomic, so that an interrupted build leaves no wheel.
     mkdir -p "$folder"
     mv "$building"/mmcv-"$version"-*.whl "$folder"
     wheels=("$folder"/mmcv-"$version"-*.whl)

@@ -1,4 +1,4 @@
-"""The configs of configs/: loaded and built once per process, and what their names say."""
+"""The configs of configs/, loaded and built once per process, and the parts of their names."""
 
 import os
 import re
@@ -29,12 +29,12 @@ def configs_of(*tasks: str) -> dict[str, Path]:
 
 @cache
 def fields(name: str) -> dict:
-    """Return what a config's name says.
+    """Return the parts of a config name.
 
     Returns:
         `family` (of the model) and its `number` (a window or hashing rounds), `size`, `layers`,
         `dims`, `heads` and `kernel`, `gpus`, `batch`, `length` of the training with its `unit`,
-        `what` differs, and `data`. None where the name does not say it.
+        `what` differs, and `data`. None for parts that are missing.
     """
     found = NAME.fullmatch(name).groupdict()
     model = found.pop('model')
@@ -69,7 +69,7 @@ INITIALIZERS |= {'erfinv_', 'mul_', 'add_', 'clamp_', 'fill_', 'zero_', 'constan
 
 
 class _WithoutInitialization(TorchFunctionMode):
-    """Skips what gives weights their first values, most of the time that building takes."""
+    """Skip the initialisation of weights, which takes most of the building time."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if getattr(function, '__name__', '') in INITIALIZERS:

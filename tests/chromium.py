@@ -1,4 +1,4 @@
-"""A page in headless Chromium, driven over the pipe of its DevTools protocol."""
+"""A page in headless Chromium, controlled through the DevTools protocol over a pipe."""
 
 import json
 import os
@@ -16,12 +16,12 @@ SHIFT = 8
 
 
 class Page:
-    """Opens a file; clicks, keys and what the page then says are those of a person."""
+    """Open a file in the browser, with mouse and keyboard input."""
 
     def __init__(self, path: Path, folder: Path, dark: bool = False) -> None:
         read, self._write = os.pipe()
         self._read, write = os.pipe()
-        # Chromium reads commands from descriptor 3 and writes answers to 4.
+        # Chromium reads commands from file descriptor 3 and writes responses to 4.
         command = (
             f'exec {CHROMIUM} --headless --no-sandbox --disable-gpu --remote-debugging-pipe '
             f'--user-data-dir={folder} --window-size=1400,1500 3<&{read} 4>&{write}'
@@ -49,7 +49,7 @@ class Page:
             time.sleep(0.05)
 
     def call(self, method: str, **parameters):
-        """The result of a method of the protocol."""
+        """Return the result of a method of the protocol."""
         self._number += 1
         message = dict(id=self._number, method=method, params=parameters, **self._session)
         os.write(self._write, json.dumps(message).encode() + b'\0')
@@ -67,13 +67,13 @@ class Page:
                 return answer['result']
 
     def run(self, script: str):
-        """The value of an expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         result = self.call('Runtime.evaluate', expression=script, returnByValue=True)
         assert 'exceptionDetails' not in result, result
         return result['result'].get('value')
 
     def mouse(self, element: str, x: float, y: float, click: bool = True) -> None:
-        """Move to a place, in pixels of the element, and click there."""
+        """Move the mouse to a position in pixels of an element, and click."""
         self.run(f'document.getElementById({element!r}).scrollIntoView({{block: "center"}})')
         box = self.run(f'document.getElementById({element!r}).getBoundingClientRect().toJSON()')
         place = dict(x=box['x'] + x, y=box['y'] + y)
@@ -82,7 +82,7 @@ class Page:
             self.call('Input.dispatchMouseEvent', type=kind, button='left', clickCount=1, **place)
 
     def key(self, element: str, name: str, shift: bool = False) -> None:
-        """Press a key where the element has the focus."""
+        """Press a key while an element has the focus."""
         self.run(f'document.getElementById({element!r}).focus()')
         for kind in ('rawKeyDown', 'keyUp'):
             self.call(
@@ -95,12 +95,12 @@ class Page:
             )
 
     def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
+        """Return the whole page as PNG."""
         picture = self.call('Page.captureScreenshot', captureBeyondViewport=True)
         path.write_bytes(b64decode(picture['data']))
 
     def close(self) -> None:
-        """End the browser."""
+        """Close the browser."""
         self._process.terminate()
         self._process.wait()
         os.close(self._read)

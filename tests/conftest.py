@@ -1,4 +1,4 @@
-"""Fixtures that more than one test file needs."""
+"""Shared fixtures."""
 
 import argparse
 import atexit
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-# A fork cannot use the threads of the process that it comes from.
+# A fork cannot use the threads of its parent process.
 os.environ['OMP_NUM_THREADS'] = '1'
 
 import cv2  # noqa: E402
@@ -33,10 +33,10 @@ from aft_mm.cli.main import parse_args  # noqa: E402
 from aft_mm.cli.parsers import COMMANDS  # noqa: E402
 
 cv2.setNumThreads(0)
-# Commands that run in the process of the tests keep its memory allocator.
+# Commands that run in the test process do not change its memory allocator.
 os.environ['AFT_MM_MALLOC'] = 'system'
 ROOT = Path(__file__).parent.parent
-SECONDS = 300  # after which a run counts as hanging
+SECONDS = 300  # time limit of a run
 MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(name)]
 collect_ignore = ['downstream'] if MISSING else []
 
@@ -49,30 +49,30 @@ def root() -> Path:
 
 @pytest.fixture(scope='session')
 def missing_downstream() -> list[str]:
-    """The modules without which tests/downstream is left out."""
+    """Return the missing modules that tests/downstream needs."""
     return MISSING
 
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Folder of the data packs: AFT_MM_DATA, or shared/data beside the checkout."""
+    """Return the folder of the data packs: AFT_MM_DATA, or shared/data next to the checkout."""
     return Path(os.environ.get('AFT_MM_DATA') or ROOT.parent / 'shared' / 'data')
 
 
 @pytest.fixture(scope='session')
 def config() -> Callable[[str], str]:
-    """The path of a config in tests/configs by its name."""
+    """Return a function from the name of a config in tests/configs to its path."""
     return lambda name: str(ROOT / 'tests/configs' / f'{name}.py')
 
 
 def _become(command: list[str], cwd: Path, env: dict[str, str], streams: Path) -> None:
-    """Run a script in this fork as ``python script arguments`` would."""
+    """Run a script in this fork like ``python script arguments``."""
     for descriptor, name in enumerate(('/dev/null', f'{streams}.out', f'{streams}.err')):
         file = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(file, descriptor)
         os.close(file)
     sys.stdin, sys.stdout, sys.stderr = (open(i, 'rw'[i > 0]) for i in range(3))
-    # What the tests have left in this process, a new one would not have.
+    # Remove the state that tests left in this process.
     atexit._clear()
     logging.root.handlers.clear()
     warnings.resetwarnings()
@@ -97,7 +97,7 @@ def _become(command: list[str], cwd: Path, env: dict[str, str], streams: Path) -
 def _run_in_fork(
     command: list[str], cwd: Path, env: dict[str, str], streams: Path
 ) -> subprocess.CompletedProcess:
-    """Run a script without the seconds that importing torch and OpenMMLab takes."""
+    """Run a script in a fork, which saves the time to import torch and OpenMMLab."""
     process = multiprocessing.get_context('fork').Process(
         target=_become, args=(command, cwd, env, streams)
     )
@@ -114,8 +114,8 @@ def _run_in_fork(
 def run(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess]:
     """Run a command of the project in a folder; ``env`` adds to the environment.
 
-    A script runs in a fork of this process. It runs in a Python of its own with `fresh`, for tests
-    of the start itself, and where there is a CUDA device, which a fork cannot use.
+    A script runs in a fork of this process. It runs in a new Python process with `fresh`, for tests
+    of the start itself, and on machines with a CUDA device, which a fork cannot use.
     """
     streams = tmp_path_factory.mktemp('streams')
     numbers = itertools.count()
@@ -167,15 +167,15 @@ class Command:
 
 @pytest.fixture
 def tool(root, monkeypatch) -> Callable[[str], ModuleType | Command]:
-    """A tool as a module, for what ends before a run starts."""
-    monkeypatch.setenv('LOCAL_RANK', '0')  # the tools set it
+    """Return a function that loads a tool as a module."""
+    monkeypatch.setenv('LOCAL_RANK', '0')  # set by the tools
     monkeypatch.syspath_prepend(str(root / 'tests/configs'))
 
     def load(name):
         if '/' not in name and name != 'launch':
             return Command(name)
         path = root / f'tools/{name}.py'
-        monkeypatch.syspath_prepend(str(path.parent))  # where a script finds its neighbours
+        monkeypatch.syspath_prepend(str(path.parent))  # for imports between tools
         spec = importlib.util.spec_from_file_location(f'tool_{name}', path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -186,20 +186,20 @@ def tool(root, monkeypatch) -> Callable[[str], ModuleType | Command]:
 
 @pytest.fixture(scope='session')
 def untrained(tmp_path_factory) -> dict[str, tuple[str, str]]:
-    """Config and checkpoint files of an untrained model of every kind that draws."""
+    """Config and checkpoint files of an untrained model of every generative kind."""
     folder = tmp_path_factory.mktemp('untrained')
     found = {}
     for name in ('tiny_text', 'tiny_pixels', 'tiny_super_resolution', 'tiny_clouds'):
         config = Config.fromfile(ROOT / f'tests/configs/{name}.py', import_custom_modules=False)
-        config.pop('custom_imports')  # the hooks of the tests, which a person does not have
+        config.pop('custom_imports')  # hooks of the tests, which users do not have
         config.dump(folder / f'{name}.py')
         torch.manual_seed(0)
         model = MODELS.build(dict(config.model, type='aft_mm.AutoregressiveModel'))
-        if model.encoder is not None:  # else the source hardly changes what is drawn
+        if model.encoder is not None:  # otherwise the source hardly changes the samples
             for parameter in model.parameters():
                 torch.nn.init.normal_(parameter, std=0.4)
         else:
-            with torch.no_grad():  # logits far enough apart to show what a temperature does
+            with torch.no_grad():  # logits that differ enough for the temperature to matter
                 model.head.weight.mul_(100)
         torch.save(dict(state_dict=model.state_dict(), meta={}), folder / f'{name}.pth')
         found[name] = str(folder / f'{name}.py'), str(folder / f'{name}.pth')
@@ -226,7 +226,7 @@ def tiny_classifier(tmp_path_factory) -> tuple[str, str]:
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         model = MODELS.build(config.model)
-    for parameter in model.parameters():  # far enough from 0 to see
+    for parameter in model.parameters():  # visibly different from 0
         torch.nn.init.normal_(parameter, std=0.5)
     meta = dict(dataset_meta=dict(classes=('ant', 'bee', 'cat', 'dog', 'elk')))
     torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / 'classifier.pth')

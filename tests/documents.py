@@ -1,4 +1,4 @@
-"""What the documents tell a person to type."""
+"""Commands and code blocks of the documentation."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ PAGES = sorted(
         *ROOT.glob('configs/*/README.md'),
     )
 )
-# What a command of an indented block begins with; other such blocks are formulas and folders.
+# First words of commands in indented blocks; other blocks are formulas and folders.
 COMMANDS = (
     'python',
     'bash',
@@ -35,7 +35,7 @@ COMMANDS = (
 
 
 class Command(NamedTuple):
-    """One command, without the variables before it and what it is piped into."""
+    """One command, without variable assignments and pipes."""
 
     page: str
     text: str
@@ -43,13 +43,13 @@ class Command(NamedTuple):
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The fenced blocks of a language."""
+    """Return the fenced blocks of a language."""
     text = (ROOT / page).read_text()
     return re.findall(rf'^```{language}\n(.*?)^```', text, re.M | re.S)
 
 
 def shell(page: str) -> list[str]:
-    """The blocks of commands, fenced as bash or indented."""
+    """Return the blocks of commands, fenced as bash or indented."""
     text = re.sub(r'^```\w*\n.*?^```', '', (ROOT / page).read_text(), flags=re.M | re.S)
     indented = [
         re.sub('^    ', '', block, flags=re.M)
@@ -59,7 +59,7 @@ def shell(page: str) -> list[str]:
 
 
 def commands(page: str) -> list[Command]:
-    """Every command of a page, with the values of the variables that the page gave before."""
+    """Return every command of a page, with variables replaced by their values."""
     found, values = [], {}
     for block in shell(page):
         quoted = re.sub('"[^"]*"', lambda found: found[0].replace('\n', ' '), block)
@@ -82,7 +82,7 @@ def commands(page: str) -> list[Command]:
 
 
 def _without_substitutions(line: str) -> str:
-    """With a word in the place of every ``$(command)``."""
+    """Replace every ``$(command)`` by a word."""
     while '$(' in line:
         start = line.index('$(')
         end, depth = start + 2, 1
@@ -94,7 +94,7 @@ def _without_substitutions(line: str) -> str:
 
 
 def _without_variables(words: list[str], values: dict[str, str]) -> list[str]:
-    """Without redirections, and without variables in front, which are remembered."""
+    """Remove redirections and variable assignments, whose values are stored."""
     while any(word in ('<', '>') for word in words):
         at = next(i for i, word in enumerate(words) if word in ('<', '>'))
         del words[at : at + 2]

@@ -1,4 +1,4 @@
-"""Tiny generative models with parameters large enough for their inputs to matter."""
+"""Tiny generative models whose outputs clearly depend on their inputs."""
 
 import torch
 from mmengine.registry import MODELS
@@ -12,7 +12,7 @@ def _build(**parts) -> nn.Module:
     torch.manual_seed(0)
     model = MODELS.build(dict(type='aft_mm.AutoregressiveModel', **parts))
     for name, parameter in model.named_parameters():
-        # Logits close enough to each other for the noise to matter.
+        # Logits are close enough for the sampling noise to matter.
         nn.init.normal_(parameter, std=0.3 if name.startswith('head') else 1)
     return model
 
@@ -28,7 +28,7 @@ def _stack(kind: str, **options) -> dict:
 
 
 def super_resolution_model(channels: int = 3) -> nn.Module:
-    """A model from 3 x 2 to 6 x 4 pixels."""
+    """Return a super-resolution model from 3 x 2 to 6 x 4 pixels."""
     pixels = {**PIXELS, 'num_channels': channels}
     return _build(
         encoder=_stack('SequenceEncoder', embedding=pixels, grid=(3, 2)),
@@ -45,7 +45,7 @@ def super_resolution_model(channels: int = 3) -> nn.Module:
 
 
 def points_model(length: int = 15, num_values: int = 32, **options) -> nn.Module:
-    """A model of clouds of 5 points with 5 bits per coordinate."""
+    """Return a model of clouds of 5 points with 5 bits per coordinate."""
     return _build(
         decoder=_stack(
             'SequenceDecoder',

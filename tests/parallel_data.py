@@ -1,4 +1,4 @@
-"""A small pair of languages: words of one are words of the other, in reversed order."""
+"""A small artificial language pair: words are translated one by one and reversed."""
 
 import importlib.util
 from pathlib import Path
@@ -20,7 +20,7 @@ VOCAB_SIZE = 64
 
 
 def sentences(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
-    """Sentences of 1 to 9 words and their translations."""
+    """Return sentences of 1 to 9 words and their translations."""
     rng = np.random.default_rng(seed)
     sources = [list(rng.choice(list(WORDS), rng.integers(1, 10))) for _ in range(count)]
     return (
@@ -30,7 +30,7 @@ def sentences(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
 
 
 def converter(name: str):
-    """A tool of tools/dataset_converters as a module."""
+    """Load a tool of tools/dataset_converters as a module."""
     path = ROOT / f'tools/dataset_converters/{name}.py'
     spec = importlib.util.spec_from_file_location(f'converter_{name}', path)
     module = importlib.util.module_from_spec(spec)
@@ -39,7 +39,7 @@ def converter(name: str):
 
 
 def write_pairs(folder: Path) -> None:
-    """train.de, train.en, val.de, val.en and the subwords of the training text."""
+    """Write train.de, train.en, val.de, val.en and the subwords of the training text."""
     for seed, (split, count) in enumerate((('train', 120), ('val', 13))):
         for language, lines in zip(('de', 'en'), sentences(count, seed), strict=True):
             (folder / f'{split}.{language}').write_text('\n'.join(lines) + '\n', encoding='utf-8')

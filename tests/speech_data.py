@@ -1,4 +1,4 @@
-"""A few seconds of sound with transcripts, in which every character is a pitch of its own."""
+"""A few seconds of sound with transcripts; every character has its own pitch."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ PITCHES = {' ': 0, 'a': 400, 'b': 1000, 'c': 2200}
 
 
 def say(text, seed=0):
-    """Float64 [N]: 0.1 s per character and as much of a pause behind it, with a little noise."""
+    """Return float64 [N]: 0.1 s per character followed by an equal pause, with a little noise."""
     time = np.arange(RATE // 10) / RATE
     parts = [np.concatenate([0.3 * np.sin(2 * np.pi * PITCHES[c] * time), 0 * time]) for c in text]
     sound = np.concatenate(parts)
@@ -15,7 +15,7 @@ def say(text, seed=0):
 
 
 def write_sound(folder):
-    """The folder `sound` of tests/configs/tiny_speech.py."""
+    """Write the folder `sound` of tests/configs/tiny_speech.py."""
     import soundfile
 
     rng = np.random.default_rng(0)

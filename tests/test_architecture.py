@@ -1,4 +1,4 @@
-"""Rules of the code base: who imports whom, and how; the table is that of the design document."""
+"""Import rules of the code base, with the table of the design document."""
 
 import ast
 import importlib
@@ -44,7 +44,7 @@ MAX_LINES = 700
 
 
 def owner(path: Path) -> str:
-    """The package or module of aft_mm that a file belongs to."""
+    """Return the package or module of aft_mm that a file belongs to."""
     return path.relative_to(PACKAGE).with_suffix('').parts[0]
 
 
@@ -55,7 +55,7 @@ def module_name(path: Path) -> str:
 
 @cache
 def imports(path: Path) -> list[tuple[ast.stmt, str]]:
-    """Every import statement of a file and the absolute name of what it imports."""
+    """Yield every import statement of a file with the absolute name of its target."""
     parts = path.relative_to(ROOT).with_suffix('').parts
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
@@ -106,9 +106,9 @@ def test_no_import_circles():
 
     graph = {name: imported(name) for name in modules}
     while graph:
-        leaves = {name for name, targets in graph.items() if not targets & graph.keys()}
-        assert leaves, f'a circle among {sorted(graph)}'
-        graph = {name: targets for name, targets in graph.items() if name not in leaves}
+        resolved = {name for name, targets in graph.items() if not targets & graph.keys()}
+        assert resolved, f'a circle among {sorted(graph)}'
+        graph = {name: targets for name, targets in graph.items() if name not in resolved}
 
 
 def test_imports_are_at_the_top_public_and_explicit():

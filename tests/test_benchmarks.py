@@ -1,4 +1,4 @@
-"""Each tool of tools/benchmarks: its help, a short run, and a wrong result, which is not timed."""
+"""Each tool of tools/benchmarks: help, a short run, and wrong results, which are not timed."""
 
 import importlib.util
 import json
@@ -42,7 +42,7 @@ PROGRAMS = [
 
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch):
-    """Run in this process, with the backend that the tests make wrong."""
+    """Run in this process with the backend that a test has patched."""
     monkeypatch.setenv('AFT_MM_BACKEND', 'eager')
     for tool in (benchmark_attention, benchmark_efficiency, benchmark_models, benchmark_ops):
         monkeypatch.setattr(tool, 'in_fresh_process', lambda call, *args: 1.0)
@@ -119,7 +119,7 @@ def test_the_time_on_a_device_is_that_of_its_kernels():
         event('step 1', 90, 140, is_user_annotation=True),
     ]
     assert measuring.kernel_times(events) == pytest.approx({'gemm': 10e-6, 'gate': 5e-6})
-    with pytest.raises(RuntimeError, match='the profiler saw no kernel'):
+    with pytest.raises(RuntimeError, match='the profiler found no kernel'):
         measuring.kernel_times(events[:1])
 
 
@@ -185,7 +185,7 @@ def test_sampling(tmp_path, monkeypatch):
     arguments = ['--mixers', 'aft-simple', '--batch', '2', '--images', '1', *COMMON]
     benchmark_sampling.main([*arguments, '--json', str(path)])
     rows = {row['form']: row for row in rows_of(path)}
-    assert rows['steps']['seconds'] > 0 and rows['anew']['seconds'] is None
+    assert rows['steps']['seconds'] > 0 and rows['stateless']['seconds'] is None
     step = SequenceDecoder.step
 
     def wrong(self, token, state):

@@ -1,11 +1,11 @@
-"""The cache of requirements/build_mmcv.sh; a stand-in for Python compiles nothing."""
+"""The cache of requirements/build_mmcv.sh, with a fake Python that compiles nothing."""
 
 import os
 import subprocess
 
 import pytest
 
-# Answers the script's question about torch, and in the place of pip writes a wheel.
+# Fake Python: prints the version of torch, and writes a wheel instead of running pip.
 STAND_IN = """#!/usr/bin/env bash
 if [ "$1" = - ]; then
     cat >/dev/null
@@ -27,7 +27,7 @@ mv "$2/mmcv-2.1.0-cp311.whl.part" "$2/mmcv-2.1.0-cp311.whl"
 
 @pytest.fixture
 def build(root, tmp_path):
-    """Run the script as make does; gives its exit status, what it printed, and pip's calls."""
+    """Run the script like make; return exit status, output and calls of pip."""
     (tmp_path / 'venv/bin').mkdir(parents=True)
     (tmp_path / 'venv/bin/python').write_text(STAND_IN)
     (tmp_path / 'venv/bin/python').chmod(0o755)
@@ -42,7 +42,7 @@ def build(root, tmp_path):
             env={**os.environ, 'TORCH': torch, 'STOP': stop, 'CALLS': str(tmp_path / 'calls')},
         )
         calls = tmp_path / 'calls'
-        call.said = result.stderr
+        call.log = result.stderr
         return (
             result.returncode,
             result.stdout.strip(),
@@ -68,7 +68,7 @@ def test_a_wheel_is_built_once(build, tmp_path):
     # Optimised, without debug symbols, with operators, for no GPU, with the ninja of the
     # environment, and not from pip's own cache.
     assert call.startswith(f'-g -O3 -g0,1,,{tmp_path}/venv/bin -m pip wheel ')
-    assert build.said.splitlines()[-1] == '[1/2] nms.cpp'  # how far it is
+    assert build.log.splitlines()[-1] == '[1/2] nms.cpp'  # how far it is
     assert '--no-cache-dir' in call and '--no-build-isolation' in call
     assert build() == (0, wheel, calls)
 
@@ -78,11 +78,11 @@ def test_another_torch_has_another_wheel(build, tmp_path):
     assert first != second and set(files(tmp_path)) == {first, second}
 
 
-@pytest.mark.parametrize('signal', ['INT', 'TERM', 'KILL', '0'])  # 0 reaches nobody: pip fails
+@pytest.mark.parametrize('signal', ['INT', 'TERM', 'KILL', '0'])  # pip fails
 def test_a_stopped_build_leaves_no_wheel(build, tmp_path, signal):
     code, printed, _ = build(stop=signal)
     assert code != 0 and printed == ''
-    assert signal != '0' or 'error: no such header' in build.said
+    assert signal != '0' or 'error: no such header' in build.log
     assert not [path for path in files(tmp_path) if path.endswith('.whl')]
     if signal != 'KILL':
         assert not list((tmp_path / 'some cache').glob('*'))

@@ -1,4 +1,4 @@
-"""Safe loading: training state passes, code does not, whatever way the file comes."""
+"""Safe loading: training state loads, code is refused, for files and downloads."""
 
 import http.server
 import os
@@ -29,7 +29,7 @@ OPTIMIZER = OptimWrapper(
 
 
 def training_state(**extra):
-    """What mmengine writes around the weights: log history and numpy scalars."""
+    """Return what mmengine stores with the weights: log history and numpy scalars."""
     hub = MessageHub(f'test-{len(extra)}')
     for step in range(3):
         hub.update_scalar('train/loss', 1.0 / (step + 1))
@@ -93,7 +93,7 @@ def test_files_written_under_numpy_1_load(tmp_path, monkeypatch):
 
 
 class Call:
-    """Pickles as a call of ``function`` with ``args``."""
+    """An object that is pickled as a call of ``function`` with ``args``."""
 
     def __init__(self, function, *args):
         self.call = function, args
@@ -134,7 +134,7 @@ def eval_through_getattr():
 
 
 def test_a_file_that_fetches_eval_through_getattr_is_refused(tmp_path):
-    # The same file under the plain getattr, which is what torch's own message proposes to allow.
+    # The same file with the plain getattr, which the message of torch suggests to allow.
     payload = eval_through_getattr()
     assert pickle.loads(payload)['__builtins__']['eval'] is eval
     file = tmp_path / 'bad.pth'
@@ -173,7 +173,7 @@ def test_a_damaged_file_has_a_one_line_message(name, tmp_path):
 
 
 def test_a_long_file_that_was_cut_short_is_named(tmp_path):
-    """Torch reads the end of a long one first and fails otherwise than with a short one."""
+    """Torch reads the end of a long file first, so its error differs from that of a short one."""
     file = tmp_path / 'bad.pth'
     torch.save(dict(state_dict=dict(weight=torch.randn(300, 300))), file)
     file.write_bytes(file.read_bytes()[:20_000])

@@ -1,4 +1,4 @@
-"""The models of all configs: they train, have the size of the papers, and differ as they should."""
+"""The models of all configs: training, sizes as in the papers, controlled comparisons."""
 
 import logging
 import math
@@ -51,7 +51,7 @@ class TestTraining:
         decayed = {id(p): group['weight_decay'] for group in groups for p in group['params']}
         assert len(decayed) == len(list(model.parameters()))
         decay = config.optim_wrapper.optimizer.get('weight_decay', 0.0)
-        # The linear layer that pixels or features go through is one, though it is an embedding.
+        # The linear embedding of pixels or features is decayed too.
         tables = 'pos_bias|pos_embed|cls_token|position_embedding|embedding(?!.*projection.weight)'
         for key, parameter in model.named_parameters():
             spared = parameter.ndim == 1 or re.search(tables, key)
@@ -93,7 +93,7 @@ class TestTraining:
         ours = [hook for hook in config.default_hooks.values() if hook.type.startswith('aft_mm.')]
         built = [HOOKS.build(hook) for hook in [*ours, *config.get('custom_hooks', [])]]
         hooks = {type(hook).__name__ for hook in built}
-        # A resumed run repeats one that was never killed, and NaN stops it.
+        # A resumed run equals an uninterrupted one, and NaN stops a run.
         assert {'EpochSeedHook', 'FiniteLossHook'} <= hooks
         assert not config.train_dataloader.persistent_workers
         translates = {m.type for m in as_list(config.test_evaluator)} & {'aft_mm.BLEU'}
@@ -104,7 +104,7 @@ class TestTraining:
             for evaluator in (config.val_evaluator, config.test_evaluator)
         )
         if task == 'image_classification':
-            assert 'CheckImagesHook' in hooks  # truncated images stop a run
+            assert 'CheckImagesHook' in hooks  # truncated images would stop a run
             assert ('EMAHook' in hooks) == ('in1k' in name)
             assert ('RegularizationHook' in hooks) == (what == 'entropy')
         elif name in DECODERS:
@@ -153,7 +153,7 @@ class TestTraining:
         loss.backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
         if name in SPEECH:
-            # Every unit is about as likely in each frame as any other.
+            # All units are about equally likely in each frame.
             targets = [sample.units for sample in batch['data_samples']]
             lengths = [sample.length for sample in batch['data_samples']]
             even = torch.zeros(len(lengths), batch['inputs'].shape[1], model.head.num_classes)
@@ -197,7 +197,7 @@ class TestTraining:
     def test_real_files_are_tested_without_a_warning_about_scopes(
         self, name, numbers, shared_data, tmp_path, monkeypatch, caplog
     ):
-        """With a smaller model, and a hundred points in the place of 1,024."""
+        """Uses a smaller model, and 100 points instead of 1,024."""
         monkeypatch.setenv('AFT_MM_DATA', str(shared_data))
         config = Config.fromfile(PATHS[name])
         dataset = config.test_dataloader.dataset
@@ -221,7 +221,7 @@ class TestTraining:
 
 
 def training_batch(name, config, model):
-    """A batch of two, as a data loader gives it."""
+    """Return a batch of two samples like a data loader."""
     if name in CLASSIFIERS:
         size = config.model.backbone.img_size
         shape = (config.model.backbone.get('in_channels', 3), size, size)
@@ -257,7 +257,7 @@ def training_batch(name, config, model):
 
 
 class TestParameters:
-    """Counts by hand, in the papers, and of models that are compared."""
+    """Parameters, compared with explicit counts, the papers, and compared models."""
 
     @pytest.mark.parametrize(
         'name',
@@ -306,13 +306,13 @@ class TestParameters:
         ],
     )
     def test_papers(self, millions, name):
-        """Table 7 sometimes rounds (22.05 to 22.1) and sometimes cuts off (5.96 to 5.9)."""
+        """Table 7 sometimes rounds (22.05 to 22.1) and sometimes truncates (5.96 to 5.9)."""
         counted = count(name) / 1e6
         digits = 1 if isinstance(millions, float) else 0
         cut = math.floor(counted * 10) / 10 if digits else millions
         assert millions in (round(counted, digits), cut if digits else None)
 
-    def test_the_sparse_transformer_has_59_million_but_for_its_positions(self):
+    def test_the_sparse_transformer_has_59_million_without_position_tables(self):
         """arXiv 1904.10509 adds tables of 32 rows, 32 columns and 3 colours, ours has 3,072."""
         others = count('sparse-transformer-l128-d256-h2_8xb4-200e_cifar10') - 3072 * 256
         assert round((others + 67 * 256) / 1e6) == 59
@@ -328,7 +328,7 @@ class TestParameters:
         ],
         ids=['cifar10', 'imagenette', 'an4', 'multi30k', 'wmt14'],
     )
-    def test_compared_models_are_of_like_size(self, group, number, ratio):
+    def test_compared_models_have_similar_sizes(self, group, number, ratio):
         sizes = [count(name) for name in group]
         assert len(sizes) == number and max(sizes) < ratio * min(sizes)
 
@@ -351,7 +351,7 @@ class TestParameters:
         ],
     )
     def test_mixers_on_text_are_compared_at_equal_size(self, mixer, width):
-        """The width of the MLPs makes the sizes equal, within one channel of each."""
+        """MLP widths equalise the sizes to within one channel."""
         model, narrow, _ = mixer.partition('-narrow')
         name = f'{model}_1xb16-6e{narrow}_enwik8-t256'
         gap = count(name) - count('transformer-mini_1xb16-6e_enwik8-t256')
@@ -360,7 +360,7 @@ class TestParameters:
 
 
 def mixer_parameters(mixer, dims, length, axes=1):
-    """Weights of a mixer of `length` tokens on a grid of so many axes."""
+    """Return the number of weights of a mixer of `length` tokens on a grid with `axes` axes."""
     linear, heads = dims * dims + dims, mixer.get('num_heads', 0)
     kind = mixer.type.removeprefix('aft_mm.')
     if kind == 'LSHAttention':  # query and key are one
@@ -387,7 +387,7 @@ def mixer_parameters(mixer, dims, length, axes=1):
 
 
 def expected_parameters(model, built):
-    """Weights of a model, added up by hand from its layout."""
+    """Return the number of weights of a model, summed over its layers."""
     part = main_part(built)
     dims, layers = part.embed_dims, len(part.layers)
     hidden = 4 * dims if 'backbone' in model else int(dims * main_part(model).get('mlp_ratio', 4))
@@ -430,7 +430,7 @@ def expected_parameters(model, built):
 
 
 def without(config, *keys):
-    """A config as a dict without the entries of dotted keys."""
+    """Return a config as a dict without the entries of dotted keys."""
     config = config.to_dict()
     for key in keys:
         *parents, last = key.split('.')
@@ -448,7 +448,7 @@ WINDOWS = [1, 2, 4, 8, 32, 64, 128, 256, 512, 1024]
 
 
 class TestExperiments:
-    """Configs that are compared differ in what is compared alone."""
+    """Compared configs differ only in the compared setting."""
 
     @pytest.mark.parametrize(
         ('group', 'number', 'keys'),

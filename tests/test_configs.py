@@ -35,7 +35,7 @@ TASK = {
 }
 PATHS = configs_of(*dict.fromkeys(TASK.values()))
 
-# The mixer of each family: its type, and options that the name does not give.
+# The mixer of each family: type, and options that are not in the name.
 FAMILIES = {
     'deit': dict(type='SoftmaxAttention'),
     'transformer': dict(type='SoftmaxAttention'),
@@ -69,7 +69,7 @@ SMALL = {
     'aft-local2d': dict(type='AFTLocal', window=(4, 4)),
     'aft-local2d-hard': dict(type='AFTLocalHard', window=(8, 8)),
 }
-# Options that the third part of a name stands for.
+# Options of the third part of a name.
 ABLATIONS = {
     'nonfactorised': dict(rank=None),
     'no-query': dict(query=False),
@@ -78,9 +78,9 @@ ABLATIONS = {
     'entropy': dict(sparsity='entropy'),
     'gumbel': dict(sparsity='gumbel', tau=0.5),
 }
-# The number behind a family.
+# Meaning of the number after a family.
 NUMBER = {'lsh': 'num_rounds'}
-# Layers and width where the name does not give them.
+# Layers and width that are not in the name.
 SIZES = {
     'tiny': (12, 192),
     'small': (12, 384),
@@ -97,9 +97,9 @@ SIZES = {
 # How the folder of a data set, or the file in configs/_base_/datasets, begins if it is not with the
 # first word of the name.
 DATA_NAMES = {'in1k': 'imagenet', 'imagefolder': 'images'}
-# The options of a data set that decide which samples it has.
+# Options of a dataset that select its samples.
 SAMPLES = ('split', 'data_root', 'source_file', 'transcription', 'ann_file', 'data_prefix')
-# Height and width, unless the name says another one, and classes.
+# Height, width (unless given in the name) and classes.
 IMAGES = dict(in1k=(224, 1000), imagenette=(224, 10), cifar10=(32, 10), digits=(8, 10))
 SEQUENCES = dict(cifar10=(32, 32, 3), mnist=(28, 28, 1))
 
@@ -135,7 +135,7 @@ def datasets(name):
 
 
 def main_part(model):
-    """The part of a model whose mixer its name is about, a config or a module."""
+    """Return the part of a model (config or module) whose mixer is in the name."""
     for part in ('backbone', 'decoder', 'encoder'):
         found = model.get(part) if isinstance(model, dict) else getattr(model, part, None)
         if found is not None:
@@ -147,7 +147,7 @@ def as_list(value):
 
 
 def bases(path):
-    """The files in ``_base_`` of a config; those of a host package as text."""
+    """Return the base files of a config; those of host packages as strings."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == '_base_':
             return [
@@ -158,7 +158,7 @@ def bases(path):
 
 
 def ancestors(path):
-    """The files of this project that a config inherits, directly or not."""
+    """Return the files of this project that a config inherits, directly or not."""
     for base in bases(path):
         if isinstance(base, Path):
             yield base
@@ -203,7 +203,7 @@ class TestFiles:
 
 
 class TestNames:
-    """The parts of a name, one after the other."""
+    """Every part of a config name matches the content."""
 
     @pytest.mark.parametrize('name', [name for name in PATHS if not name.startswith('bi-lstm')])
     def test_mixer(self, name):
@@ -278,12 +278,14 @@ class TestNames:
             assert not saved.by_epoch and saved.interval < 50_000 // total
         else:
             assert budget is None
-        if field['gpus'] > 1 and TASK[name] != 'machine_translation':  # whose batches are tokens
+        if (
+            field['gpus'] > 1 and TASK[name] != 'machine_translation'
+        ):  # batches are counted in tokens
             assert config.auto_scale_lr.base_batch_size == field['gpus'] * field['batch']
 
     @every_config
     def test_data(self, name):
-        """The folder, or the base, begins as the name of the data; parts of it are apart."""
+        """The data folder or base file starts with the data name of the config."""
         first = fields(name)['data'].split('-')[0]
         expected = DATA_NAMES.get(first, first)
         root = os.environ.get('AFT_MM_DATA', 'data')
@@ -310,7 +312,7 @@ class TestNames:
 
 
 class TestData:
-    """What the datasets and pipelines give is what the model takes."""
+    """The output of datasets and pipelines matches the input of the model."""
 
     @pytest.mark.parametrize('name', CLASSIFIERS)
     def test_images_with_a_class(self, name, tmp_path):
@@ -463,7 +465,7 @@ class TestData:
         'name', [name for name in SPEECH if name.startswith('aft-conv') and name in MINI]
     )
     def test_real_speech(self, name, shared_data, monkeypatch):
-        """No utterance of the packs is left out."""
+        """All utterances of the data packs are used."""
         pytest.importorskip('soundfile', reason='soundfile reads the headers of sound')
         folder, sizes = ('fsdd', (200, 250)) if 'fsdd' in name else ('an4_mfcc', (518, 78))
         if not (shared_data / folder).is_dir():
@@ -483,7 +485,7 @@ class TestData:
 
     @pytest.mark.skipif(bool(MISSING), reason=REASON)
     def test_real_translations(self, shared_data, tmp_path):
-        """All lines of the pack are read, and of its test set no character is lost."""
+        """All lines are read, and encoding preserves every character of the test set."""
         if not (shared_data / 'multi30k').is_dir():
             pytest.skip(f'the pack multi30k is not at {shared_data}')
         from .parallel_data import converter
@@ -507,7 +509,7 @@ class TestData:
 
 
 def sequence_length(name):
-    """Tokens of a decoder, by its name."""
+    """Return the number of tokens of a decoder from its name."""
     data, _, context = fields(name)['data'].partition('-t')
     if context:
         return int(context)

@@ -1,4 +1,4 @@
-"""What the documents promise runs as it stands there: commands and Python."""
+"""Commands and Python blocks of the documentation run unchanged."""
 
 import argparse
 import importlib.util
@@ -21,7 +21,7 @@ from aft_mm.models import AFTViT
 from .documents import PAGES, ROOT, blocks, commands
 from .parallel_data import MISSING, REASON, write_pairs
 
-# Blocks that another test holds, or that nothing here can run.
+# Blocks that other tests cover, or that cannot run here.
 HELD = {
     ('README.md', 0): 'test_guides: trains',
     ('docs/configs.md', 2): 'test_guides: trains',
@@ -39,7 +39,7 @@ HELD = {
     'test_apis/test_hosts.py has one by one',
     ('configs/detection/README.md', 0): 'needs mmdet and a checkpoint; downstream/test_configs',
 }
-# Programs that no clone brings along.
+# Programs outside the repository.
 OTHERS = {
     'source',
     'export',
@@ -70,12 +70,12 @@ SHORT = {'docs/analysis.md': dict(CONV=BOTH, FULL=BOTH, DEIT=BOTH)}
 
 
 class UnderstoodError(Exception):
-    """A tool has understood its arguments."""
+    """Raised when a tool has parsed its arguments."""
 
 
 @pytest.fixture
 def parse(monkeypatch):
-    """Give a tool its words, and stop it when it has understood them."""
+    """Let a tool parse its arguments, and stop it afterwards."""
     for name in ('parse_args', 'parse_intermixed_args'):
         original = getattr(argparse.ArgumentParser, name)
 
@@ -89,7 +89,7 @@ def parse(monkeypatch):
         monkeypatch.setattr(sys, 'argv', [str(program), *words])
         with pytest.raises(UnderstoodError):
             if isinstance(program, Path):
-                monkeypatch.syspath_prepend(str(program.parent))  # where tools find what they share
+                monkeypatch.syspath_prepend(str(program.parent))  # for imports between tools
                 runpy.run_path(str(program), run_name='__main__')
             else:
                 runpy.run_module(program, run_name='__main__')
@@ -98,7 +98,7 @@ def parse(monkeypatch):
 
 
 def check(command, parse):
-    """One command of a document."""
+    """Check one command of a document."""
     program, *words = command.words
     short = SHORT.get(command.page, {})
     words = [part for word in words for part in short.get(word, [word])]
@@ -137,7 +137,7 @@ def check(command, parse):
 
 
 @pytest.mark.parametrize('page', PAGES)
-def test_commands_name_what_there_is(page, parse, capsys):
+def test_commands_use_existing_files_and_options(page, parse, capsys):
     for command in commands(page):
         try:
             check(command, parse)
@@ -152,7 +152,7 @@ def test_commands_are_found():
     assert ['python', 'tools/train.py', config, '--work-dir', 'work_dirs/mnist'] in found
 
 
-def test_every_block_of_python_is_held():
+def test_every_python_block_is_tested():
     there = {(page, index) for page in PAGES for index, _ in enumerate(blocks(page, 'python'))}
     assert HELD.keys() <= there
     run = {(page, index) for page, index in there - HELD.keys()}
@@ -162,7 +162,7 @@ def test_every_block_of_python_is_held():
 
 
 def pack(folder, config, edit=lambda config: None):
-    """config.py and checkpoint.pth of a small model with random weights."""
+    """Write config.py and checkpoint.pth of a small model with random weights."""
     path = ROOT / f'tests/configs/{config}.py'
     config = Config.fromfile(path, import_custom_modules=False)
     config.pop('custom_imports')
@@ -232,7 +232,7 @@ def nothing(folder, request):
     pass
 
 
-# What a page supposes to be there: files in the folder, and names.
+# Files and names that a page assumes to exist.
 SETTINGS = {
     'README.md': nothing,
     'docs/configs.md': nothing,
@@ -249,7 +249,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize('page', SETTINGS)
-def test_python_runs_as_it_stands(page, request, tmp_path, monkeypatch):
+def test_python_blocks_run_unchanged(page, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = SETTINGS[page](tmp_path, request) or {}
     names = {}

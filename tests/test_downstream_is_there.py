@@ -1,4 +1,4 @@
-"""Says once whether the tests of detection and segmentation run."""
+"""Report once whether the tests of detection and segmentation run."""
 
 import pytest
 

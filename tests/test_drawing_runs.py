@@ -1,4 +1,4 @@
-"""Training runs with pictures, and tests with samples."""
+"""Training runs that write pictures, and tests that sample from the model."""
 
 import json
 
@@ -27,7 +27,7 @@ def write_clouds(folder):
         np.save(path, points)
 
 
-# Config, its data, its picture, and what a test measures.
+# Config, data, picture, and metrics of a test.
 RUNS = [
     (
         'tiny_super_resolution',
@@ -94,11 +94,11 @@ def test_a_run_writes_samples_and_pictures(
     assert {'bits_per_dim', *names} <= metrics.keys()
     assert all(np.isfinite(list(metrics.values())))
     samples = mmengine.load(tmp_path / 'a.pkl')
-    drawn = [sample.get('drawn') for sample in samples]
-    assert [tokens is not None for tokens in drawn] == [True] * 3 + [False] * 2
-    assert len({tuple(np.asarray(tokens).flatten().tolist()) for tokens in drawn[:3]}) == 3
+    generated = [sample.get('generated') for sample in samples]
+    assert [tokens is not None for tokens in generated] == [True] * 3 + [False] * 2
+    assert len({tuple(np.asarray(tokens).flatten().tolist()) for tokens in generated[:3]}) == 3
 
-    # One process measures the same of the same samples.
+    # One process computes the same metrics from the same samples.
     monkeypatch.chdir(tmp_path)
     built = Config.fromfile(config(name), import_custom_modules=False)
     init_default_scope(built.default_scope)

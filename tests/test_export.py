@@ -1,4 +1,4 @@
-"""tools/model_converters/export_onnx.py: graphs equal the model, at its size and at any other."""
+"""tools/model_converters/export_onnx.py: graphs equal the model at every size."""
 
 import importlib.util
 from pathlib import Path
@@ -32,7 +32,7 @@ model = dict(
         patch_size=8, token_mixer={mixer}, {options}),
     head=dict(type='LinearClsHead', num_classes=5, in_channels=24))
 """
-# On both sides of the 4 x 6 patches of the config, and with patches that are cut off.
+# Smaller and larger than the 4 x 6 patches of the config, and with incomplete patches.
 OTHER_SIZES = [(48, 32), (40, 56), (25, 35), (9, 48)]
 
 
@@ -47,7 +47,7 @@ def tool():
 
 @pytest.fixture
 def files(tmp_path):
-    """Config, checkpoint and model; keys of hundreds, biases below -3 in the first layer."""
+    """Config, checkpoint and model, with keys of hundreds and biases below -3 in the first layer."""
 
     def make(mixer, options='position_embedding=False', layers=1):
         text = MODEL.format(mixer=mixer, options=options, layers=layers)
@@ -246,7 +246,7 @@ def test_a_graph_that_differs_from_the_model_is_removed(tool, files, tmp_path, m
 
     def and_change(program, names, path):
         write(program, names, path)
-        for parameter in program.parameters():  # those of the model, too
+        for parameter in program.parameters():  # also of the model
             parameter.data.add_(1.0)
 
     monkeypatch.setattr(tool, 'write', and_change)

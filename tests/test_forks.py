@@ -1,11 +1,11 @@
-"""A script in a fork of the tests behaves as in a Python of its own (`run` in conftest.py)."""
+"""A script in a fork behaves as in a new Python process (`run` in conftest.py)."""
 
 import pytest
 
 SCRIPTS = {
     'the arguments': """
 import json, os, sys
-names = ('PYTHONPATH', 'GIVEN', 'KEPT')
+names = ('PYTHONPATH', 'GIVEN', 'INHERITED')
 print(json.dumps([sys.argv, os.getcwd(), __name__, __file__, *map(os.environ.get, names)]))
 own = [path for path in sys.path if 'own' in path]
 print(own, sys.stdin.read(), json.__name__)
@@ -27,7 +27,7 @@ if __name__ == '__main__':
 
 @pytest.mark.parametrize('what', SCRIPTS)
 def test_a_fork_behaves_as_a_new_python(run, tmp_path, monkeypatch, what):
-    monkeypatch.setenv('KEPT', 'kept')
+    monkeypatch.setenv('INHERITED', 'yes')
     script, folder = tmp_path / 'own/script.py', tmp_path / 'folder'
     script.parent.mkdir()
     script.write_text(SCRIPTS[what])

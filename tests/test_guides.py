@@ -1,4 +1,4 @@
-"""The examples of docs/tasks/ are what they say."""
+"""The examples of docs/tasks/ do what the text says."""
 
 import re
 from pathlib import Path
@@ -20,14 +20,14 @@ def python_blocks(guide):
 
 
 def load_example(text, task, tmp_path):
-    """A config of a guide, as if it lay beside the leaves of its task."""
+    """Load a config of a guide as if it were in the folder of its task."""
     (tmp_path / 'example.py').write_text(text.replace("'./", f"'{ROOT}/configs/{task}/"))
     config = Config.fromfile(tmp_path / 'example.py')
     init_default_scope(config.default_scope)
     return config
 
 
-def test_images_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
+def test_guide_for_own_images(tmp_path, monkeypatch):
     _, module, text = python_blocks('image_ar')
     (tmp_path / 'faces.py').write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
@@ -45,7 +45,7 @@ def test_images_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
         assert MODELS.build(config.model).decoder.max_length == len(sample['inputs'])
 
 
-def test_another_text_as_in_the_guide(tmp_path, monkeypatch):
+def test_guide_for_another_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'data').mkdir()
     (tmp_path / 'data/novels.txt').write_bytes(bytes(range(256)) * 24)
@@ -55,7 +55,7 @@ def test_another_text_as_in_the_guide(tmp_path, monkeypatch):
         assert len(sample['inputs']) == 256
 
 
-def test_crops_of_photographs_as_in_the_guide(tmp_path, monkeypatch):
+def test_guide_for_photographs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     image = np.random.default_rng(0).integers(0, 256, (41, 63, 3), dtype=np.uint8)
     for split in ('train', 'val', 'test'):
@@ -66,13 +66,13 @@ def test_crops_of_photographs_as_in_the_guide(tmp_path, monkeypatch):
     windows = np.lib.stride_tricks.sliding_window_view(image, (32, 32, 3)).reshape(-1, 1024, 3)
     for split in ('train', 'val', 'test'):
         tokens = DATASETS.build(config[f'{split}_dataloader'].dataset)[0]['inputs'].numpy()
-        # A part of the image as it is, not shrunk.
+        # A crop of the image at full resolution.
         assert (windows == tokens).all((1, 2)).sum() == 1
         if split != 'train':
             assert (tokens.reshape(32, 32, 3) == image[4:36, 15:47]).all()
 
 
-def test_a_shape_back_from_its_tokens_as_in_the_guide(tmp_path, monkeypatch):
+def test_guide_for_decoding_points(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / 'data/modelnet10_pcd/chair/test'
     folder.mkdir(parents=True)
@@ -82,12 +82,12 @@ def test_a_shape_back_from_its_tokens_as_in_the_guide(tmp_path, monkeypatch):
     exec(python_blocks('point_cloud')[1], names)
     points, side = names['points'], np.ptp(shape, axis=0).max()
     assert points.shape == (1024, 3) and names['box'][1] == pytest.approx(side)
-    # Every point of one is near to a point of the other, half a step along each axis.
+    # Points differ by at most half a quantisation step along each axis.
     for one, two in ((points, shape), (shape, points)):
         assert cKDTree(one).query(two, p=np.inf)[0].max() <= side / 512 * 1.001
 
 
-def test_shapes_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
+def test_guide_for_own_shapes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for split in ('train', 'val', 'test'):
         (tmp_path / 'data/my-shapes/vase' / split).mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_shapes_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
         assert MODELS.build(config.model).decoder.max_length == len(dataset[0]['inputs'])
 
 
-def test_languages_of_your_own_as_in_the_guide(tmp_path):
+def test_guide_for_own_languages(tmp_path):
     config = load_example(python_blocks('machine_translation')[1], 'machine_translation', tmp_path)
     for split in ('train', 'val', 'test'):
         data = config[f'{split}_dataloader'].dataset
@@ -131,8 +131,8 @@ def test_guides_name_configs_that_exist(guide):
 
 
 @pytest.mark.parametrize('page', ['README.md', 'docs/configs.md'])
-def test_the_config_of_ones_own_in_the_docs_trains(page, tool, tmp_path, monkeypatch):
-    """On a few images in the folders of ImageNet's classes, as it stands there."""
+def test_the_own_config_of_the_docs_trains(page, tool, tmp_path, monkeypatch):
+    """Runs unchanged on a few images in the folder layout of ImageNet."""
     blocks = re.findall('```python\n(.*?)```', (ROOT / page).read_text(), re.S)
     (example,) = [block for block in blocks if block.startswith('_base_')]
     monkeypatch.chdir(tmp_path)
@@ -167,7 +167,7 @@ def test_the_config_of_ones_own_in_the_docs_trains(page, tool, tmp_path, monkeyp
     assert biases and all(decay[id(bias)] == 0 for bias in biases)
 
 
-def test_speech_of_your_own_as_in_the_guide(tmp_path, monkeypatch):
+def test_guide_for_own_speech(tmp_path, monkeypatch):
     soundfile = pytest.importorskip('soundfile', reason='soundfile writes the sound of this test')
     pytest.importorskip('torchaudio', reason='torchaudio computes filter banks')
     monkeypatch.chdir(tmp_path)

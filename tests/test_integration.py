@@ -1,4 +1,4 @@
-"""Whole runs through the tools: killed and resumed, in one process and in two, then tested."""
+"""Whole runs through the tools: resuming after a kill, one and two processes, testing."""
 
 import functools
 import json
@@ -12,7 +12,7 @@ import torch
 
 # The tiny configs train 3 epochs of 6 iterations; this one is in the middle of the third.
 KILL = {'KILL_AFTER': '15'}
-# Config, when it is killed, and the checkpoint from which it can go on.
+# Config, time of the kill, and the checkpoint from which the run resumes.
 KILLED = [
     ('tiny', KILL, 'epoch_2.pth'),
     ('tiny_text', KILL, 'epoch_2.pth'),
@@ -28,12 +28,12 @@ def load(path):
 
 
 def losses(work_dir, rank=0):
-    """{iteration: loss}; an iteration that ran again counts as it ran last."""
+    """Return {iteration: loss}, the last value of repeated iterations."""
     return dict(json.loads(line) for line in open(work_dir / f'loss_{rank}.jsonl'))
 
 
 def assert_same(one, other, path='checkpoint'):
-    """Bit by bit, through dicts and lists."""
+    """Assert that nested dicts and lists are bit-identical."""
     assert type(one) is type(other), path
     if isinstance(one, dict):
         assert one.keys() == other.keys(), path
@@ -50,7 +50,7 @@ def assert_same(one, other, path='checkpoint'):
 
 
 def write_data(folder):
-    """The text of tiny_text and the clouds of tiny_clouds, of which one is damaged."""
+    """Write the text of tiny_text and the clouds of tiny_clouds, one of them damaged."""
     rng = np.random.default_rng(0)
     text = rng.choice(np.frombuffer(b'etaoin shrdlu', np.uint8), 4000)
     (folder / 'text.txt').write_bytes(text.tobytes())
@@ -63,7 +63,7 @@ def write_data(folder):
 
 @pytest.fixture(scope='module')
 def train(run, root, config, tmp_path_factory):
-    """Train a config with mixed precision, in a folder of its own or again in the same one."""
+    """Return a function that trains a config with mixed precision in a new or existing folder."""
 
     def call(name, *words, folder=None, **options):
         folder = folder or tmp_path_factory.mktemp(name)
@@ -84,7 +84,7 @@ def train(run, root, config, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def unkilled(train):
-    """Folder of a run by the name of its config."""
+    """Return a function from a config name to the folder of an uninterrupted run."""
 
     @functools.cache
     def call(name):
@@ -102,7 +102,7 @@ def resumed(train):
         folder, result = train(name, env=kill)
         assert result.returncode == -signal.SIGKILL
         assert Path((folder / 'last_checkpoint').read_text()).name == checkpoint
-        # Its hashes differ from those of the run that it is held against.
+        # Use other hash values than the run that it is compared with.
         _, result = train(name, '--resume', folder=folder, fresh=True)
         assert result.returncode == 0, result.stderr
         return folder
@@ -122,7 +122,7 @@ def one_process(run, root, config, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def two_processes(run, root, config, tmp_path_factory):
-    """One of them is killed in the third epoch, and the run is resumed."""
+    """Train in two processes, kill one in the third epoch, and resume."""
     folder = tmp_path_factory.mktemp('two')
     train = [
         'bash',
@@ -136,7 +136,7 @@ def two_processes(run, root, config, tmp_path_factory):
     ]
     result = run(*train, cwd=folder, env={**KILL, 'KILL_RANK': '1'})
     assert result.returncode == 1 and (folder / 'epoch_2.pth').exists(), result.stderr
-    assert 'FAILED' in result.stderr  # torch's own report, and then the reason
+    assert 'FAILED' in result.stderr  # the report of torch, then the reason
     assert re.fullmatch(
         r'Error: process 1 \(pid \d+\): it was killed by SIGKILL', result.stderr.splitlines()[-1]
     )
@@ -213,7 +213,7 @@ def test_tested_in_one_process_in_two_and_on_a_cluster_alike(
         json.loads((tmp_path / f'{name}.json').read_text()) for name in ('one', 'two', 'slurm')
     ]
     assert results[0] == results[1] == results[2]
-    # What the last validation of training said of the same weights.
+    # The last validation in training had the same weights.
     scalars = next(one_process.glob('*/vis_data/scalars.json')).read_text().splitlines()
     last = json.loads(scalars[-1])
     assert results[0]['accuracy/top1'] == pytest.approx(last['accuracy/top1'])

@@ -56,7 +56,7 @@ def distilled():
 
 
 def in_mmpretrain(model):
-    """The weights under the names that mmpretrain's own model has, which it checks."""
+    """Return the weights with the names of mmpretrain's model."""
     renamed = {
         'patch_embed.proj.': 'patch_embed.projection.',
         'blocks.': 'layers.',
@@ -94,7 +94,7 @@ NAMINGS = {
 
 @pytest.fixture
 def config(tmp_path):
-    """The fine-tuning config of table 8, but as small as the DeiT above; it starts from aft.pth."""
+    """Write the fine-tuning config of table 8 with the small model above, which loads aft.pth."""
     path = tmp_path / 'small.py'
     path.write_text(
         f"_base_ = '{TABLE_8}'\n"
@@ -123,15 +123,17 @@ def build(config):
     config = Config.fromfile(config)
     init_default_scope(config.default_scope)
     model = MODELS.build(config.model).eval()
-    for parameter in model.parameters():  # nothing may be left of it by accident
+    for parameter in model.parameters():  # no initial value may remain by accident
         nn.init.normal_(parameter, std=0.5)
     return model, config
 
 
 @pytest.mark.parametrize('naming', NAMINGS)
 @pytest.mark.parametrize('size', [384, 224], ids=str)
-def test_without_mixing_it_is_deit(naming, size, deit, config, convert, tmp_path, monkeypatch):
-    """Values pass instead of being mixed: everything but query, key and bias is DeiT's."""
+def test_the_model_without_mixing_is_deit(
+    naming, size, deit, config, convert, tmp_path, monkeypatch
+):
+    """If values are passed through, everything except query, key and bias equals DeiT."""
     convert(NAMINGS[naming](deit))
     model, cfg = build(config)
     weights = CheckpointLoader.load_checkpoint(cfg.load_from, map_location='cpu')
@@ -215,7 +217,7 @@ def test_options_take_query_and_averaged_keys(deit, convert, tmp_path):
         torch.testing.assert_close(ours['key'], key.reshape(5, HEADS, -1).mean(-1))
 
 
-def test_the_backbone_alone_loads_it_as_its_start(deit, config, convert, tmp_path):
+def test_the_backbone_initialises_from_a_converted_file(deit, config, convert, tmp_path):
     convert(deit.state_dict())
     start = dict(type='Pretrained', checkpoint=str(tmp_path / 'aft.pth'), prefix='backbone')
     settings = Config.fromfile(config).model.backbone

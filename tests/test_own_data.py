@@ -1,4 +1,4 @@
-"""The configs to copy for data of one's own, each trained for a moment on files as it describes."""
+"""The configs for own data, each trained briefly on files in the layout that it describes."""
 
 import importlib.util
 from pathlib import Path
@@ -36,13 +36,13 @@ def save():
 
 @pytest.fixture
 def train(tool, tmp_path, monkeypatch):
-    """Train a leaf in the folder of the data, as a person does who has copied it."""
+    """Return a function that trains a copy of a config in the folder of the data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
 
     def call(pattern, *options, edit=lambda text: text):
-        (leaf,) = FOLDER.glob(f'*{pattern}*.py')
-        text = edit(leaf.read_text()).replace("'../_base_", f"'{ROOT}/configs/_base_")
+        (path,) = FOLDER.glob(f'*{pattern}*.py')
+        text = edit(path.read_text()).replace("'../_base_", f"'{ROOT}/configs/_base_")
         (tmp_path / 'my.py').write_text(text)
         tool('train').main(['my.py', '--work-dir', 'work', '--cfg-options', *options])
 
@@ -60,7 +60,7 @@ def split_folder():
 
 @pytest.fixture
 def photos(save, tmp_path):
-    """Images of every kind, without parts."""
+    """Write images of every format and mode, without train/val split."""
     kinds = [
         ('jpg', 'RGB'),
         ('jpeg', 'CMYK'),
@@ -77,11 +77,11 @@ def photos(save, tmp_path):
     return tmp_path
 
 
-def test_every_leaf_is_listed():
+def test_every_config_is_listed():
     readme = (FOLDER / 'README.md').read_text()
     guide = (ROOT / 'docs/tasks/own_data.md').read_text()
-    for leaf in FOLDER.glob('*.py'):
-        assert f'({leaf.name})' in readme and leaf.name in guide
+    for path in FOLDER.glob('*.py'):
+        assert f'({path.name})' in readme and path.name in guide
 
 
 def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
@@ -116,13 +116,13 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
     checkpoint = torch.load('work/epoch_1.pth', weights_only=True)
     assert checkpoint['meta']['dataset_meta']['classes'] == ('cat', 'dog', 'wombat')
 
-    (photos / 'data/my_images/train/wombat').rename(photos / 'kept')
+    (photos / 'data/my_images/train/wombat').rename(photos / 'moved')
     with pytest.raises(
         SystemExit,
         match='training set has 2 classes and the validation set 3.*: wombat is in one only',
     ):
         train('image-folder', *short)
-    (photos / 'data/my_images/val/wombat').rename(photos / 'kept too')
+    (photos / 'data/my_images/val/wombat').rename(photos / 'moved too')
     capfd.readouterr()
     train(
         'image-folder',
@@ -139,7 +139,7 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
 
 
 @pytest.mark.parametrize(
-    ('words', 'sentence'),
+    ('words', 'message'),
     [
         (['nothing', 'out'], "folder 'nothing' does not exist"),
         (['photos/cat/sub', 'out'], 'must hold a folder of images for each class'),
@@ -150,10 +150,10 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
         (['photos', '.'], "'train' exists already"),
     ],
 )
-def test_what_cannot_be_split(photos, split_folder, monkeypatch, words, sentence):
+def test_folders_that_cannot_be_split(photos, split_folder, monkeypatch, words, message):
     monkeypatch.chdir(photos)
     (photos / 'train').mkdir()
-    with pytest.raises(SystemExit, match=sentence):
+    with pytest.raises(SystemExit, match=message):
         split_folder(words)
     assert not (photos / 'out').exists()
 
@@ -184,9 +184,9 @@ def test_folders_without_an_image_are_refused(train, tmp_path):
         ('jpg', 'CMYK', 40),
     ],
 )
-def test_the_leaf_sees_an_image_of_any_kind_as_other_programs_do(ending, mode, most, tmp_path):
+def test_images_of_any_mode_are_converted_as_by_other_programs(ending, mode, most, tmp_path):
     rows, columns = np.meshgrid(np.arange(150), np.arange(190), indexing='ij')
-    grey = (60 + rows + columns // 4).astype(np.uint8)  # smooth, as formats lose sharp edges
+    grey = (60 + rows + columns // 4).astype(np.uint8)  # smooth, since lossy formats blur edges
     colours = np.stack([grey, 255 - grey, grey // 2], -1)
     path = tmp_path / f'a.{ending}'
     if mode == 'I;16':
@@ -196,8 +196,8 @@ def test_the_leaf_sees_an_image_of_any_kind_as_other_programs_do(ending, mode, m
     with Image.open(path) as image:
         seen = np.stack([grey] * 3, -1) if mode == 'I;16' else np.asarray(image.convert('RGB'))
     init_default_scope('mmpretrain')
-    (leaf,) = FOLDER.glob('*image-folder*.py')
-    load, *steps = Config.fromfile(leaf).val_dataloader.dataset.pipeline
+    (config,) = FOLDER.glob('*image-folder*.py')
+    load, *steps = Config.fromfile(config).val_dataloader.dataset.pipeline
     pixels = TRANSFORMS.build(load).transform(dict(img_path=str(path)))
     assert pixels['img'].shape == seen.shape and pixels['img'].dtype == np.uint8
     assert abs(pixels['img'][..., ::-1].astype(int) - seen).max() <= most
@@ -225,7 +225,7 @@ def test_a_text_file(train, tmp_path):
     assert (tmp_path / 'work/epoch_1.pth').exists()
 
 
-def test_the_data_set_reads_what_is_an_image_elsewhere():
+def test_the_dataset_reads_every_image_format():
     config = Config.fromfile(ROOT / 'configs/_base_/datasets/image_folder.py')
     assert set(config.extensions) == set(IMAGE_SUFFIXES)
 

@@ -1,4 +1,4 @@
-"""What pip sees."""
+"""Wheel, metadata, dependencies and lock files."""
 
 import ast
 import importlib.util
@@ -26,7 +26,7 @@ from aft_mm.cli.environment import PYTHON
 
 @pytest.fixture(scope='module')
 def wheel(root, tmp_path_factory):
-    """Path, names of the files and metadata; nothing is built inside the checkout."""
+    """Build a wheel outside the checkout; return path, file names and metadata."""
     folder = tmp_path_factory.mktemp('wheel')
     subprocess.run(
         [
@@ -65,7 +65,7 @@ def files_below(folder, *patterns):
     }
 
 
-def test_every_module_and_what_mim_looks_for_is_in_the_wheel(wheel, root):
+def test_the_wheel_has_every_module_and_the_files_for_mim(wheel, root):
     names = {name for name in wheel[1] if '.dist-info/' not in name}
     package = files_below(root / 'aft_mm', '*.py', '*.html', '*.js', '*.cpp', '*.h')
     package |= {root / 'aft_mm/py.typed'}
@@ -82,7 +82,7 @@ def test_every_module_and_what_mim_looks_for_is_in_the_wheel(wheel, root):
 
 def test_metadata(wheel):
     path, _, metadata = wheel
-    # What is compiled is for a kind of processor, not for a version of Python.
+    # The wheel depends on the processor but not on the Python version.
     system = sysconfig.get_platform().replace('-', '_')
     assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-{system}.whl'
     assert metadata['Version'] == aft_mm.__version__
@@ -105,7 +105,7 @@ def test_metadata(wheel):
     assert set(metadata.get_all('Provides-Extra')) == extras
 
 
-def test_what_the_code_imports_is_declared(root):
+def test_imports_are_declared_as_dependencies(root):
     project = tomllib.loads((root / 'pyproject.toml').read_text())['project']
     lists = project['dependencies'], *project['optional-dependencies'].values()
     declared = {canonicalize_name(Requirement(text).name) for texts in lists for text in texts}
@@ -137,9 +137,9 @@ def test_what_the_code_imports_is_declared(root):
 
 @pytest.fixture(scope='module')
 def elsewhere(wheel, tmp_path_factory):
-    """A new environment with the wheel and the heavy packages of this one; runs its commands.
+    """Return a function that runs commands in a new environment with the wheel.
 
-    The project is neither the folder of the commands nor on their path.
+    It shares the heavy packages of this environment. The checkout is not on its path.
     """
     folder = tmp_path_factory.mktemp('elsewhere')
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', folder / 'venv'], check=True)
@@ -159,7 +159,7 @@ def elsewhere(wheel, tmp_path_factory):
         check=True,
         capture_output=True,
     )
-    # Afterwards, so that pip sees no other aft_mm. The .pth files there are not read.
+    # After the installation, so that pip sees no other aft_mm. Its .pth files are not read.
     (packages,) = folder.glob('venv/lib/python*/site-packages')
     (packages / 'heavy.pth').write_text(f'{sysconfig.get_path("purelib")}\n')
 
@@ -183,7 +183,7 @@ def elsewhere(wheel, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_quickstart_from_a_wheel(elsewhere, root):
-    """It trains, tests and draws in a folder without a checkout, from what lies in aft_mm/.mim."""
+    """Trains, tests and plots without a checkout, with the files of aft_mm/.mim."""
     folder, call = elsewhere
     done = call(
         'aft_mm',
@@ -203,10 +203,10 @@ def test_the_quickstart_from_a_wheel(elsewhere, root):
         'metrics.json',
         'position_bias.png',
     }
-    assert str(root) not in done.stdout + done.stderr  # nothing of it came from the checkout
+    assert str(root) not in done.stdout + done.stderr  # nothing was loaded from the checkout
 
 
-def test_the_loops_of_a_wheel_serve(elsewhere):
+def test_the_native_loops_of_a_wheel_are_used(elsewhere):
     _, call = elsewhere
     table = call('python', '-m', 'aft_mm.ops').stdout
     assert re.search(r'^aft_conv +cpu +no +used', table, re.M), table
@@ -232,7 +232,7 @@ def licenses(root):
     return module
 
 
-def test_every_pin_has_hashes_and_make_wants_them(root):
+def test_every_pin_has_hashes_and_make_requires_them(root):
     for name in ('lock', 'dev', 'downstream', 'mmcv', 'docs'):
         pins = re.split(r'\n(?=\S)', (root / f'requirements/{name}.txt').read_text())
         assert pins and all(re.search('--hash=sha256:[0-9a-f]{64}', pin) for pin in pins)
@@ -248,7 +248,7 @@ def test_every_pin_has_hashes_and_make_wants_them(root):
     'names', [['lock'], ['lock', 'dev'], ['lock', 'downstream'], ['lock', 'docs']], ids='+'.join
 )
 def test_a_lock_is_complete(root, licenses, names):
-    """pip is told to look at no dependencies; those of what is not for this machine go unseen."""
+    """pip installs without resolving dependencies, so the lock must list all of them."""
     pinned = [
         pin
         for name in names
@@ -282,7 +282,7 @@ def test_licenses_of_all_dependencies(root, licenses, capsys):
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert len(lines) > 90 and 'BSD' in lines['torch'] and 'Apache' in lines['mmengine']
     unstated = {name for name, line in lines.items() if 'not stated' in line}
-    assert unstated <= {'cuda-toolkit'}  # which holds nothing but the names of others
+    assert unstated <= {'cuda-toolkit'}  # a package without content, only dependencies
 
 
 def test_the_lock_is_within_the_ranges(wheel, root, licenses):

@@ -1,4 +1,4 @@
-"""Weights that are given away: what publish_model.py and release_weights.py write, read back."""
+"""publish_model.py and release_weights.py: files are written and read again."""
 
 import hashlib
 import http.server
@@ -35,7 +35,7 @@ def publish_model(tool):
 
 @pytest.fixture
 def trained(tmp_path):
-    """A checkpoint as training with EMAHook writes it, the weights and their average."""
+    """Write a checkpoint of a training with EMAHook: weights and their average."""
     model = nn.Linear(3, 2)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     hook = EMAHook()
@@ -56,9 +56,7 @@ def trained(tmp_path):
 
 
 @pytest.mark.parametrize('options', [[], ['--ema']], ids=str)
-def test_published_files_hold_the_weights_and_no_more(
-    options, trained, publish_model, tmp_path, capsys
-):
+def test_published_files_contain_only_weights(options, trained, publish_model, tmp_path, capsys):
     (tmp_path / 'm.json').write_text('{"accuracy/top1": 42.5}')
     known = ['--metrics', str(tmp_path / 'm.json'), '--license', 'MIT', '--command', 'make a b']
     words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'a/model.pth'), *options, *known]
@@ -86,7 +84,7 @@ def test_published_files_hold_the_weights_and_no_more(
         assert state.keys() == expected.keys()
         for name, tensor in expected.items():
             assert torch.equal(state[name], tensor)
-    for path in paths:  # twice the same bytes
+    for path in paths:  # the bytes are reproducible
         path.unlink()
     publish_model.main(words)
     assert all(path.exists() for path in paths)
@@ -103,7 +101,7 @@ def test_published_files_keep_the_versions_of_the_layers(publish_model, tmp_path
         assert published['meta']['command'] == 'python tools/train.py bn_1xb8_x.py'
 
 
-def test_nothing_is_overwritten_and_no_average_invented(trained, publish_model, tmp_path):
+def test_existing_files_and_missing_averages_are_refused(trained, publish_model, tmp_path):
     words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')]
     publish_model.main(words)
     with pytest.raises(SystemExit, match='exists already and was not changed'):
@@ -176,7 +174,7 @@ def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
     )
     torch.save(state, tmp_path / 'epoch_2.pth')
     (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'epoch_2.pth'))
-    for address in ('hf://org/old', 'https://host/release/'):  # the later one takes the place
+    for address in ('hf://org/old', 'https://host/release/'):  # a later address replaces the first
         out = tmp_path / address[:2]
         module.main([str(tmp_path), '--out', str(out), '--address', address])
     (path,) = out.glob('*.safetensors')
@@ -185,14 +183,14 @@ def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
     (model,) = (model for model in expected['Models'] if model['Name'] == name)
     model['Weights'] = f'https://host/release/{path.name}#sha256={digest}'
     assert yaml.safe_load(copy.read_text()) == expected
-    # Comments and all else stay as they were.
-    kept = [line for line in copy.read_text().splitlines() if 'Weights: ' not in line]
-    assert kept == original.splitlines()
+    # Comments and other entries do not change.
+    rest = [line for line in copy.read_text().splitlines() if 'Weights: ' not in line]
+    assert rest == original.splitlines()
 
 
 @pytest.fixture
 def file(tmp_path):
-    """Weights in a file of safetensors, and the state."""
+    """Write weights to a safetensors file; return path and state."""
     torch.manual_seed(0)
     state = nn.Linear(3, 2).state_dict()
     with open(tmp_path / 'a.safetensors', 'wb') as stream:
@@ -214,7 +212,7 @@ def test_safetensors_load_through_mmengine_with_and_without_metadata(file, tmp_p
         write_safetensors(io.BytesIO(), dict(state_dict=dict(a=shared, b=shared)))
 
 
-# As it stands in the header.
+# From the header of the file.
 META = rb'{\"cfg\": \"a = 1\", \"epoch\": 3}'
 
 
@@ -238,7 +236,7 @@ def test_a_damaged_safetensors_file_has_a_one_line_message(file, change, message
 
 
 class Hub:
-    """Stands in for huggingface_hub: answers from a folder, knows no network."""
+    """Fake huggingface_hub that serves files of a folder."""
 
     def __init__(self, folder):
         self.folder, self.asked = folder, []
@@ -252,7 +250,7 @@ class Hub:
         return str(self.folder / filename)
 
 
-def test_checkpoints_of_a_hub(file, monkeypatch):
+def test_checkpoints_from_a_hub(file, monkeypatch):
     path, state = file
     hub = Hub(path.parent)
     monkeypatch.setattr('huggingface_hub.hf_hub_download', hub.hf_hub_download)
@@ -263,7 +261,7 @@ def test_checkpoints_of_a_hub(file, monkeypatch):
     ):
         loaded = CheckpointLoader.load_checkpoint(address, map_location='cpu')
         assert torch.equal(loaded['state_dict']['bias'], state['bias']) and hub.asked[-1] == asked
-    # Of a folder in the repository, and a pickle, which is read as safely as one on the disk.
+    # In a subfolder of the repository; and a pickle, which is loaded as safely as a local file.
     (path.parent / 'deep').mkdir()
     torch.save(dict(state_dict=state, call=print), path.parent / 'deep/b.pth')
     with pytest.raises(pickle.UnpicklingError, match='b.pth. is refused because it asks for print'):

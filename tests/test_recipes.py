@@ -23,7 +23,7 @@ def test_no_config_adds_weight_decay_to_the_gradient_of_adam():
     checked = 0
     for path in CONFIGS.rglob('*.py'):
         if '_base_' in path.parts or path.parent.name in ('detection', 'segmentation', 'own_data'):
-            continue  # hosts may be missing; they inherit the same schedules or mmdet's own
+            continue  # hosts may be missing; their configs inherit the same schedules or those of mmdet
         optimizer = Config.fromfile(path).optim_wrapper.optimizer
         coupled = optimizer.type in ('Adam', 'RAdam', 'NAdam', 'Adagrad', 'RMSprop')
         assert not (coupled and optimizer.get('weight_decay')), path
@@ -36,8 +36,8 @@ def test_lambda_networks_have_the_heads_of_table_7(name, heads):
     assert load(f'{name}_8xb128-300e_in1k').model.backbone.token_mixer.num_heads == heads
 
 
-def test_recipe_is_that_of_deit():
-    """Held against mmpretrain's own DeiT where that follows the paper, else against the paper."""
+def test_deit_recipe():
+    """Compared with mmpretrain's DeiT where it follows the paper, otherwise with the paper."""
     ours = load('deit-small_8xb128-300e_in1k')
     shipped = Path(mmpretrain.__file__).parent / '.mim' / 'configs' / 'deit'
     theirs = Config.fromfile(shipped / 'deit-small_4xb256_in1k.py')
@@ -56,8 +56,8 @@ def test_recipe_is_that_of_deit():
     assert ours.train_dataloader.drop_last
 
 
-def test_recipe_of_deit3():
-    """What the training command of its code says for ViT-S, and the loss as it is there."""
+def test_deit3_recipe():
+    """Compared with the training command for ViT-S in the code of DeiT III, including the loss."""
     config, deit = (
         load(f'aft-conv-small-h384-k11_{what}_in1k')
         for what in ('8xb256-800e-deit3', '8xb128-300e')
@@ -80,7 +80,7 @@ def test_recipe_of_deit3():
         torch.nn.functional.binary_cross_entropy_with_logits(scores, target),
     )
 
-    # One of grey, solarised and blurred, then other brightness, contrast and saturation.
+    # One of greyscale, solarisation and blur, then colour jitter.
     augment = Compose(config.train_dataloader.dataset.pipeline[3:4])
     image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     kinds = set()

@@ -1,4 +1,4 @@
-"""What every training has, whatever runtime its config inherits."""
+"""Hooks of every training, whichever runtime its config inherits."""
 
 import pytest
 from mmengine.config import Config
@@ -23,7 +23,7 @@ FINITE = 'aft_mm.FiniteLossHook'
 
 
 def hooks(cfg):
-    """The types of all hooks."""
+    """Return the types of all hooks."""
     return [
         hook['type'] for hook in (*cfg.default_hooks.values(), *cfg.get('custom_hooks', [])) if hook
     ]
@@ -58,7 +58,7 @@ def test_every_config_writes_whole_checkpoints_logs_and_stops_at_nan(task, missi
         dict(default_hooks=dict(checkpoint=dict(type='mmengine.CheckpointHook', interval=7))),
     ],
 )
-def test_a_config_of_ones_own_gets_both(options):
+def test_an_own_config_gets_both(options):
     cfg = Config(options)
     for _ in range(2):
         apply_safe_defaults(cfg)
@@ -66,7 +66,7 @@ def test_a_config_of_ones_own_gets_both(options):
         assert cfg.default_hooks.checkpoint.interval == (7 if options.get('default_hooks') else 1)
 
 
-def test_a_checkpoint_hook_of_ones_own_stays():
+def test_an_own_checkpoint_hook_stays():
     cfg = Config(dict(default_hooks=dict(checkpoint=dict(type='mine.CheckpointHook'))))
     apply_safe_defaults(cfg)
     assert cfg.default_hooks.checkpoint.type == 'mine.CheckpointHook'

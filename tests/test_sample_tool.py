@@ -15,7 +15,7 @@ from aft_mm.visualization import draw_completions, draw_point_clouds, draw_sampl
 
 @pytest.fixture
 def sample(tool, tmp_path, monkeypatch):
-    """`aft_mm sample` in a folder of its own."""
+    """Return a function that runs `aft_mm sample` in its own folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *words: tool('sample').main([*map(str, words), '--device', 'cpu'])
 
@@ -36,7 +36,7 @@ class TestImages:
             (['--greedy'], dict(greedy=True)),
         ],
     )
-    def test_samples_are_those_of_the_generator(self, sample, untrained, words, options):
+    def test_samples_equal_those_of_the_generator(self, sample, untrained, words, options):
         sample(*untrained['tiny_pixels'], '--out', 'new/a.png', '--num', 3, *words)
         expected = ImageGenerator(*untrained['tiny_pixels'], device='cpu').sample(3, **options)
         np.testing.assert_array_equal(picture('new/a.png'), draw_samples(expected))
@@ -83,7 +83,7 @@ class TestImages:
 
 
 class TestText:
-    def test_texts_are_those_of_the_generator(self, sample, untrained, tmp_path):
+    def test_texts_equal_those_of_the_generator(self, sample, untrained, tmp_path):
         sample(
             *untrained['tiny_text'],
             '--out',
@@ -219,7 +219,7 @@ def test_an_unwritable_out_is_rejected_before_sampling(
     sample, untrained, tmp_path, monkeypatch, kind, words, out, wrong
 ):
     def draw(*args, **kwargs):
-        raise AssertionError('something is drawn')
+        raise AssertionError('the model must not be loaded')
 
     monkeypatch.setattr('aft_mm.apis.loading.CheckpointLoader.load_checkpoint', draw)
     (tmp_path / 'file').write_bytes(b'')

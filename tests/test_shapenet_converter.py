@@ -19,7 +19,7 @@ def convert(root, monkeypatch, capsys):
         'shapenet_converter', root / 'tools/dataset_converters/shapenet.py'
     )
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # where its processes look for it
+    monkeypatch.setitem(sys.modules, spec.name, module)  # so that worker processes can import it
     spec.loader.exec_module(module)
 
     def call(*words):
@@ -40,7 +40,7 @@ def written(folder):
 
 @pytest.fixture
 def shapenet(tmp_path):
-    """The layout of ShapeNetCore v2 with four chairs and a car, and its all.csv."""
+    """Write four chairs and a car in the layout of ShapeNetCore v2, with all.csv."""
     for name in ('03001627/a', '03001627/b', '03001627/c', '03001627/d', '02958343/a'):
         box(tmp_path / 'meshes' / name / MODEL)
         (tmp_path / 'meshes' / name / 'models/model_normalized.json').touch()
@@ -51,7 +51,7 @@ def shapenet(tmp_path):
     return tmp_path
 
 
-def test_points_lie_on_the_surface_and_are_shared_out_by_area(convert, tmp_path):
+def test_points_are_on_the_surface_and_uniform_by_area(convert, tmp_path):
     box(tmp_path / 'meshes/crate/train/a.off')
     convert(tmp_path / 'meshes', tmp_path / 'out')
     points = np.load(tmp_path / 'out/crate/train/a.npy')
@@ -65,7 +65,7 @@ def test_points_lie_on_the_surface_and_are_shared_out_by_area(convert, tmp_path)
     )
 
 
-def test_the_official_split_and_what_it_does_not_list(convert, shapenet):
+def test_the_official_split_omits_unlisted_models(convert, shapenet):
     out = shapenet / 'out'
     report = convert(shapenet / 'meshes', out, '--splits', shapenet / 'all.csv')
     assert written(out) == [
@@ -76,7 +76,7 @@ def test_the_official_split_and_what_it_does_not_list(convert, shapenet):
     ]
     assert report.endswith(f'{out}: 4 written, 1 not in {shapenet}/all.csv\n')
     assert len(PointClouds(str(out), ('chair', 'car'))) == 2
-    # Different models get different points of the same box.
+    # Models with the same box get different points.
     assert not np.array_equal(
         np.load(out / '02958343/train/a.npy'), np.load(out / '03001627/train/b.npy')
     )
@@ -85,7 +85,7 @@ def test_the_official_split_and_what_it_does_not_list(convert, shapenet):
 @pytest.mark.parametrize(
     ('ratio', 'split'), [((1, 0, 0), 'train'), ((0, 3, 0), 'val'), ((0, 0, 0.5), 'test')]
 )
-def test_the_ratio_decides_without_a_list(convert, shapenet, ratio, split):
+def test_the_ratio_is_used_without_a_list(convert, shapenet, ratio, split):
     convert(shapenet / 'meshes', shapenet / 'out', '--ratio', *ratio, '--classes', 'car')
     assert written(shapenet / 'out') == [f'02958343/{split}/a.npy']
 
@@ -99,7 +99,7 @@ def test_the_split_by_hash_has_the_shares_and_depends_on_the_model_only(convert)
     assert splits[-1] == module.split_by_hash(meshes[-1]._replace(path='elsewhere'), (7, 1, 2))
 
 
-def test_every_kind_of_mesh_in_any_depth(convert, tmp_path):
+def test_every_mesh_format_at_any_depth(convert, tmp_path):
     names = ['train/a.off', 'test/b.obj', 'train/deep/c.ply', 'val/d.STL', 'test/e.glb']
     for name in names:
         box(tmp_path / 'meshes/crate' / name)
@@ -120,11 +120,11 @@ def test_a_second_run_resumes(convert, tmp_path):
     convert(tmp_path / 'meshes', out)
     first = {name: np.load(out / f'crate/train/{name}.npy') for name in 'abc'}
     (out / 'crate/train/b.npy').unlink()
-    (out / 'crate/train/b.part').touch()  # of a run that was killed
+    (out / 'crate/train/b.part').touch()  # left by a killed run
     np.save(out / 'crate/train/c.npy', np.zeros(3))
     assert convert(tmp_path / 'meshes', out).endswith(': 1 written, 2 there already\n')
     np.testing.assert_array_equal(np.load(out / 'crate/train/b.npy'), first['b'])
-    assert np.load(out / 'crate/train/c.npy').shape == (3,)  # left alone
+    assert np.load(out / 'crate/train/c.npy').shape == (3,)  # not touched
     assert written(out / 'crate/train') == ['a.npy', 'b.npy', 'c.npy']
     assert convert(tmp_path / 'meshes', out) == f'{out}: 0 written, 3 there already\n'
 

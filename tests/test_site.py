@@ -1,4 +1,4 @@
-"""The site: its notebook, its errors, a mixer outside of the package, and what stands beside it."""
+"""The documentation site: notebook, error messages, a mixer outside the package, links."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ FOREIGN = (
 
 @pytest.fixture
 def decay(tmp_path, monkeypatch):
-    """decay.py of the tutorial in a folder on the Python path."""
+    """Write decay.py of the tutorial to a folder on the Python path."""
     (tmp_path / 'decay.py').write_text(blocks(TUTORIAL, 'python')[0])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -39,7 +39,7 @@ def decay(tmp_path, monkeypatch):
 
 
 def own_config(folder, index, **options):
-    """The config of a block, with small data; its path."""
+    """Write the config of a code block with small data, and return its path."""
     text = blocks(TUTORIAL, 'python')[index].replace("'configs/", f"'{ROOT}/configs/")
     (folder / 'mine.py').write_text(text)
     config = Config.fromfile(folder / 'mine.py', import_custom_modules=False)
@@ -51,7 +51,7 @@ def own_config(folder, index, **options):
 SHORT = {'train_cfg.max_epochs': 1, 'param_scheduler': None, 'visualizer.vis_backends': None}
 
 
-def test_a_mixer_outside_of_the_package_trains_and_draws(decay, tool):
+def test_a_mixer_outside_the_package_trains_and_generates(decay, tool):
     digits = own_config(
         decay.parent,
         2,
@@ -85,20 +85,18 @@ def test_a_mixer_outside_of_the_package_trains_and_draws(decay, tool):
             str(text),
             'text-run/epoch_1.pth',
             '--out',
-            'drawn.txt',
+            'samples.txt',
             '--prompt',
             'abc',
             '--num-chars',
             '9',
         ]
     )
-    assert (decay.parent / 'drawn.txt').stat().st_size > 3
+    assert (decay.parent / 'samples.txt').stat().st_size > 3
 
 
 @pytest.mark.parametrize('draws', [True, False])
-def test_a_mixer_without_steps_is_refused_where_something_draws(
-    draws, tool, config, tmp_path, monkeypatch
-):
+def test_a_mixer_without_steps_cannot_generate(draws, tool, config, tmp_path, monkeypatch):
     hook = 'aft_mm.SampleHook' if draws else 'aft_mm.SanityCheckHook'
     (tmp_path / 'plain.py').write_text(
         'from mmengine.registry import MODELS\nfrom aft_mm.layers import TokenMixer\n'
@@ -107,8 +105,8 @@ def test_a_mixer_without_steps_is_refused_where_something_draws(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    # Runs of one name and second share a log in mmengine.
-    name = 'drawn.py' if draws else 'not_drawn.py'
+    # mmengine shares the log of runs with the same name and start time.
+    name = 'samples.py' if draws else 'no_samples.py'
     (tmp_path / name).write_text(
         f'_base_ = {config("tiny_pixels")!r}\n'
         'custom_imports = dict(imports=["aft_mm.registry", "recording_hooks", "plain"])\n'
@@ -116,19 +114,19 @@ def test_a_mixer_without_steps_is_refused_where_something_draws(
         f'default_hooks = dict(samples=dict(_delete_={not draws}, type="{hook}"))\n'
     )
     words = [name, '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=1']
-    sentence = 'Plain has no _init_state and _mix_step: the model cannot be sampled from'
+    message = 'Plain has no _init_state and _mix_step: the model cannot be sampled from'
     if draws:
-        with pytest.raises(SystemExit, match=f'^Error: {sentence}, as SampleHook of the config'):
+        with pytest.raises(SystemExit, match=f'^Error: {message}, as SampleHook of the config'):
             tool('train').main(words)
     else:
         tool('train').main(words)
         (log,) = tmp_path.glob('work/*/*.log')
-        assert sentence in log.read_text()
+        assert message in log.read_text()
     assert (tmp_path / 'work/epoch_1.pth').exists() != draws
 
 
 def templates():
-    """Every text of the code, with … for what is filled in."""
+    """Yield every string of the code, with … in place of formatted values."""
     for folder in ('aft_mm', 'tools'):
         for path in (ROOT / folder).rglob('*.py'):
             for node in ast.walk(ast.parse(path.read_text())):
@@ -141,16 +139,16 @@ def templates():
                     yield node.value
 
 
-def test_errors_of_the_faq_are_those_of_the_code():
+def test_errors_in_the_faq_are_those_of_the_code():
     messages = re.findall('^### `(.+)`$', (ROOT / 'docs/faq.md').read_text(), re.M)
     assert len(messages) > 20
-    said = [text.replace('`', "'") for text in templates() if len(text.replace('…', '')) > 20]
+    known = [text.replace('`', "'") for text in templates() if len(text.replace('…', '')) > 20]
     for message in messages:
         if not any(foreign in message for foreign in FOREIGN):
-            like = [text for text in said if max(text.split('…'), key=len) in message]
+            like = [text for text in known if max(text.split('…'), key=len) in message]
             assert any(
                 re.fullmatch(re.escape(text).replace('…', '.*'), message) for text in like
-            ), f'nobody says {message!r}'
+            ), f'no code raises {message!r}'
 
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
@@ -181,7 +179,7 @@ def test_the_citation_is_of_this_version():
     assert len(citation['references']) == 2
 
 
-def test_hosted_runs_call_targets_of_make():
+def test_ci_calls_make_targets():
     targets = set(re.findall(r'^([\w-]+):', (ROOT / 'Makefile').read_text(), re.M))
     called = set()
     for path in (ROOT / '.github/workflows').glob('*.yml'):
@@ -192,7 +190,7 @@ def test_hosted_runs_call_targets_of_make():
     assert {line.removeprefix('make ') for line in called} <= targets
 
 
-def test_every_variable_of_the_environment_is_in_the_documents():
+def test_every_environment_variable_is_documented():
     page = (ROOT / 'docs/environment.md').read_text()
     code = ''.join(
         path.read_text()
@@ -204,15 +202,15 @@ def test_every_variable_of_the_environment_is_in_the_documents():
 
 
 def anchors(path):
-    """The anchors of the headings of a document, as hosts of code make them."""
+    """Return the anchors of the headings of a document as GitHub names them."""
     text = re.sub(r'^```.*?^```', '', path.read_text(), flags=re.M | re.S)
     names = re.findall(r'^#+ (.+)$', text, re.M)
     return {re.sub(r'[^\w\- ]', '', name.lower()).replace(' ', '-') for name in names}
 
 
 @pytest.mark.parametrize('page', PAGES)
-def test_links_lead_somewhere_on_a_host_of_code(page):
-    """Sphinx makes anchors of its own beside these, so that it finds more."""
+def test_links_work_on_github(page):
+    """Sphinx checks links too, but accepts further anchors of its own."""
     text = re.sub(r'^```.*?^```', '', (ROOT / page).read_text(), flags=re.M | re.S)
     text = re.sub('`[^`]*`', '', text)
     for target in re.findall(r'\]\(([^()\s]+)\)', text):

@@ -1,4 +1,4 @@
-"""Runs of speech recognition: killed and resumed, in one process and in two, then used."""
+"""Speech recognition: resuming after a kill, one and two processes, recognition."""
 
 import json
 import signal
@@ -21,13 +21,13 @@ for library in ('soundfile', 'torchaudio', 'jiwer'):
 
 
 def losses(folder):
-    """{iteration: loss}; an iteration that ran again counts as it ran last."""
+    """Return {iteration: loss}, the last value of repeated iterations."""
     return dict(json.loads(line) for line in open(folder / 'loss_0.jsonl'))
 
 
 @pytest.fixture(scope='module')
 def runs(run, root, config, tmp_path_factory):
-    """The folders of a run and of one that was killed in the last epoch and resumed."""
+    """Return the folders of a run and of one that was killed in the last epoch and resumed."""
     folders = [tmp_path_factory.mktemp(name) for name in ('whole', 'killed')]
     words = [config('tiny_speech'), '--work-dir', '.']
     for folder in folders:
@@ -39,7 +39,7 @@ def runs(run, root, config, tmp_path_factory):
             assert killed.returncode == -signal.SIGKILL, killed.stderr
             assert (folder / 'last_checkpoint').read_text().endswith('epoch_2.pth')
             resume = ['--resume']
-        # In processes that are like each other, whatever other tests have left in this one.
+        # In new processes, independent of the state that other tests left in this one.
         done = run(root / 'tools/train.py', *words, *resume, cwd=folder)
         assert done.returncode == 0, done.stderr
     return folders
@@ -61,13 +61,13 @@ def test_the_log_has_rates_seconds_and_the_schedule(runs):
     assert len(seconds) == 3 and all(0 < value < 60 for value in seconds)
     rates = [record for record in records if 'character_error_rate' in record]
     assert len(rates) == 3 and all('word_error_rate' in record for record in rates)
-    # No improvement is as large as the threshold, so that every validation but the first halves.
+    # No improvement reaches the threshold, so every validation but the first halves the rate.
     lr = [record['lr'] for record in records if 'lr' in record]
     assert lr[0] == 1e-3 and lr[-1] == 5e-4
 
 
 def loss_and_gradients(config, rank, world_size):
-    """Of the first batch, in a process of its own or in the only one."""
+    """Return loss and gradients of the first batch on this rank."""
     config = Config.fromfile(config, import_custom_modules=False)
     init_default_scope('aft_mm')
     torch.manual_seed(0)
@@ -94,7 +94,7 @@ def rank_of_two(rank, config, address):
     loss, gradient, units = loss_and_gradients(config, rank, 2)
     for value in (loss, gradient):
         dist.all_reduce(value)
-        value /= 2  # as DistributedDataParallel does
+        value /= 2  # like DistributedDataParallel
     torch.save((loss, gradient, units), f'rank_{rank}.pt')
     dist.destroy_process_group()
 
@@ -105,7 +105,7 @@ def test_two_processes_have_loss_and_gradients_of_one(config, tmp_path, monkeypa
     loss, gradient, units = loss_and_gradients(config('tiny_speech'), 0, 1)
     mp.spawn(rank_of_two, (config('tiny_speech'), f'file://{tmp_path}/meet'), 2)
     found = [torch.load(f'rank_{rank}.pt') for rank in (0, 1)]
-    # The shares differ, so that a mean of means would be another number.
+    # The ranks have different sizes, so a mean of means would differ.
     assert found[0][2] != found[1][2] and found[0][2] + found[1][2] == units
     for other, all_of_them, _ in found:
         torch.testing.assert_close(other, loss, rtol=1e-6, atol=0)
@@ -122,13 +122,13 @@ class TestUse:
 
     @pytest.fixture(scope='class')
     def recognizer(self, runs, config, tmp_path_factory):
-        # Without the hooks of the tests, which a person does not have.
+        # Without the hooks of the tests, which users do not have.
         plain = Config.fromfile(config('tiny_speech'), import_custom_modules=False)
         plain.pop('custom_imports')
         plain.dump(runs[0] / 'plain.py')
         return SpeechRecognizer(str(runs[0] / 'plain.py'), runs[0] / 'epoch_3.pth', device='cpu')
 
-    def test_a_list_is_recognised_as_its_files_alone(self, recognizer, files):
+    def test_a_list_is_recognised_like_single_files(self, recognizer, files):
         together = recognizer(files, beam_size=4, batch_size=3)
         for path, found in zip(files, together, strict=True):
             alone = recognizer(path, beam_size=4)
@@ -138,7 +138,7 @@ class TestUse:
             assert scores == sorted(scores, reverse=True) and len(scores) == 4
         assert recognizer.seconds_per_frame == pytest.approx(0.02)
 
-    def test_what_cannot_be_recognised_is_said(self, recognizer, files, tmp_path):
+    def test_bad_files_are_named(self, recognizer, files, tmp_path):
         import soundfile
 
         with pytest.raises(UserError, match="'no.wav' cannot be read: it does not exist"):
@@ -147,7 +147,7 @@ class TestUse:
         with pytest.raises(UserError, match=r'must be at most 1.28 s long, .* got 1.98 s'):
             recognizer(tmp_path / 'long.wav')
 
-    def test_transcribe_keeps_the_order_and_says_what_is_lost(
+    def test_transcribe_keeps_the_order_and_reports_bad_files(
         self, tool, recognizer, runs, files, capsys
     ):
         folder = runs[0]
@@ -175,12 +175,12 @@ class TestUse:
         best = recognizer(files[0], beam_size=4).alternatives[:3]
         assert lines == [[files[0], f'{score:.3f}', text] for text, score in best]
 
-    def test_arguments_without_use_are_refused(self, tool, runs, config, capsys):
+    def test_unused_arguments_are_refused(self, tool, runs, config, capsys):
         words = [str(runs[0] / 'plain.py'), str(runs[0] / 'epoch_3.pth'), 'a.wav']
-        for more, sentence in (
+        for more, message in (
             (['--num-best', '9'], '--num-best must be at most the beam size 3, got 9'),
             (['--transcript', 'a'], '--transcript needs --picture'),
             (['--batch-size', '0'], '--batch-size must be an int, 1 or larger'),
         ):
-            with pytest.raises(SystemExit, match=sentence):
+            with pytest.raises(SystemExit, match=message):
                 tool('transcribe').main([*words, *more])

@@ -20,7 +20,7 @@ def module(tool):
 
 @pytest.fixture
 def enlarge(module, tmp_path, monkeypatch, untrained):
-    """The tool with the tiny model, in a folder with images of 4 x 4 and 6 x 9 pixels."""
+    """Return a function that runs the tool in a folder with images of 4 x 4 and 6 x 9 pixels."""
     monkeypatch.chdir(tmp_path)
     for name, shape in (
         ('small.png', (4, 4, 3)),
@@ -57,7 +57,7 @@ def picture(path):
         (['--greedy'], dict(greedy=True)),
     ],
 )
-def test_the_sample_is_that_of_the_resolver(enlarge, resolver, capsys, words, options):
+def test_the_sample_equals_that_of_the_resolver(enlarge, resolver, capsys, words, options):
     enlarge('small.png', 'new/a.png', *words)
     assert capsys.readouterr().out.endswith('written to new/a.png\n')
     expected = resolver(image_of((4, 4, 3)), temperature=options.pop('temperature', 0.8), **options)
@@ -207,7 +207,7 @@ def test_fit_and_tile_exclude_each_other(enlarge, capsys):
     assert 'not allowed with argument --fit' in capsys.readouterr().err
 
 
-def test_other_models_are_refused_for_what_they_are(enlarge, module, untrained):
+def test_other_models_are_refused(enlarge, module, untrained):
     for name in ('tiny_pixels', 'tiny_clouds', 'tiny_text'):
         with pytest.raises(
             SystemExit,

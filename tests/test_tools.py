@@ -1,4 +1,4 @@
-"""What each argument of train.py and test.py does, and what bad input gets."""
+"""Arguments of train.py and test.py, and errors for bad input."""
 
 import json
 import pickle
@@ -17,13 +17,13 @@ from aft_mm.registry import register_safe_loading
 
 @pytest.fixture(autouse=True)
 def own_data(monkeypatch):
-    """These tests bring their data along, wherever the environment says that data sets lie."""
+    """Unset AFT_MM_DATA, since these tests write their own data."""
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
 
 
 @pytest.fixture(scope='module')
 def trained(run, root, config, tmp_path_factory):
-    """One epoch with nearly every argument of train.py."""
+    """Train one epoch with nearly every argument of train.py."""
     folder = tmp_path_factory.mktemp('trained')
     result = run(
         root / 'tools/train.py',
@@ -47,7 +47,7 @@ def trained(run, root, config, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def tested(trained, run, root, config):
-    """The same checkpoint tested plainly, and with test-time augmentation and autocast."""
+    """Test the checkpoint without and with test-time augmentation and autocast."""
     folder, _ = trained
     results = {}
     for name, words in dict(plain=[], tta=['--tta', '--amp']).items():
@@ -71,7 +71,7 @@ def tested(trained, run, root, config):
 
 
 def only_error(result):
-    """The one line that a failed tool adds to the log."""
+    """Return the single line that a failed tool logs."""
     assert result.returncode == 1
     assert 'Traceback' not in result.stderr
     (line,) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
@@ -126,7 +126,7 @@ class TestTrainArguments:
 
 
 class TestTestArguments:
-    def test_out_is_the_accuracy_of_the_dump(self, tested):
+    def test_metrics_of_out_equal_the_dump(self, tested):
         folder, results = tested
         for name, samples in results.items():
             assert len(samples) == 65
@@ -145,8 +145,8 @@ class TestTestArguments:
         assert list((tested[0] / 'plain').glob('*/*.log'))
 
 
-def test_likelihood_is_that_of_the_dump(run, root, config, tmp_path):
-    """A text model trained and tested by the same tools, every byte of the split counted once."""
+def test_likelihood_equals_that_of_the_dump(run, root, config, tmp_path):
+    """Every byte of the split counts once."""
     (tmp_path / 'text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
     for words in (
         ['train.py', config('tiny_text'), '--amp', '--no-validate'],
@@ -182,7 +182,7 @@ def test_likelihood_is_that_of_the_dump(run, root, config, tmp_path):
 
 @pytest.mark.slow
 def test_changes_when_a_checkpoint_is_loaded(run, root, config, tmp_path):
-    """As the guides say: a resumed run keeps its rate but takes clip_grad; load_from the rate."""
+    """A resumed run uses its old rate and the new clip_grad; load_from uses the new rate."""
     (tmp_path / 'text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
 
     def train(work_dir, epochs, *words):
@@ -228,7 +228,7 @@ def test_an_unsupported_backend_has_a_one_line_message(run, root, config, tmp_pa
 
 
 class TestErrorsBeforeARun:
-    """One sentence, and nothing was built."""
+    """A one-line message, before anything is built."""
 
     @pytest.fixture
     def fails(self, tool, tmp_path, monkeypatch):
@@ -378,7 +378,7 @@ class TestErrorsBeforeARun:
 
 
 class TestErrorsOfARun:
-    """One sentence, before the first iteration."""
+    """A one-line message, before the first iteration."""
 
     def test_unknown_key_of_a_mixer(self, run, root, config, tmp_path):
         result = run(
@@ -442,7 +442,7 @@ class TestErrorsOfARun:
         cfg = Config.fromfile(config('tiny_text'))
         for settings in ([schedule], schedule):
             cfg.param_scheduler = settings
-            name = f'{type(settings).__name__}-{tmp_path.name}.py'  # mmengine wants runs to differ
+            name = f'{type(settings).__name__}-{tmp_path.name}.py'  # mmengine needs unique names of runs
             cfg.dump(name)
             with pytest.raises(SystemExit, match=f'^Error: .*{message}.*param_scheduler=None$'):
                 tool('train').main([name])

@@ -1,6 +1,4 @@
-"""A translation model from its data to its output: trained, killed and resumed, in one process and
-in two, tested, and used by Translator and tools/translate.py.
-"""
+"""A translation model: training, resuming, two processes, testing, Translator and tools/translate.py."""
 
 import io
 import itertools
@@ -27,11 +25,11 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=REASON)
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / 'tests/configs/tiny_translation.py'
 FILES = 'source_file', 'target_file', 'subwords'
-NUMBER = itertools.count()  # runs of one name would share their messages
+NUMBER = itertools.count()  # runs with the same name would share a logger
 
 
 class Dies(Hook):
-    """The machine fails after this iteration."""
+    """Stop the run after an iteration."""
 
     def __init__(self, after):
         self.after = after
@@ -49,7 +47,7 @@ def data(tmp_path_factory):
 
 
 def config_of(data, **options):
-    """The tiny config with its data by absolute paths."""
+    """Return the tiny config with absolute data paths."""
     config = Config.fromfile(CONFIG)
     config.subwords = str(data / config.subwords)
     for split in ('train', 'val', 'test'):
@@ -61,7 +59,7 @@ def config_of(data, **options):
 
 @pytest.fixture(scope='module')
 def train(data, tmp_path_factory):
-    """Train, resumed from a folder or not, and maybe die; the runner."""
+    """Return a function that trains, optionally resumes or dies, and returns the runner."""
 
     def call(folder=None, dies=None, **options):
         config = config_of(data, **options)
@@ -91,12 +89,12 @@ def trained(train):
 
 @pytest.fixture(scope='module')
 def files(trained, data):
-    """Config and checkpoint as a person has them."""
+    """Return paths of config and checkpoint."""
     config = config_of(data)
     config.pop('custom_imports')
     path = Path(trained.work_dir, 'config.py')
     config.dump(path)
-    # So short a training makes one translation of all; random weights make many.
+    # After so short a training all translations are equal; random weights vary them.
     checkpoint = load(trained.work_dir)
     torch.manual_seed(0)
     for name, value in checkpoint['state_dict'].items():
@@ -122,7 +120,7 @@ def lines_of(path):
     return path.read_text(encoding='utf-8').splitlines()
 
 
-def test_a_killed_run_goes_on_bit_by_bit(train, trained):
+def test_resume_after_a_kill_is_bit_identical(train, trained):
     length = len(trained.train_dataloader)
     killed = train(dies=2 * length + 3)
     again = train(killed.work_dir)
@@ -161,7 +159,7 @@ def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tm
     assert result.returncode == 0, result.stderr
     ranks = [losses(tmp_path, rank) for rank in (0, 1)]
     alone = losses(one.work_dir)
-    # Each process has its own sentences, and the mean is over the tokens of both.
+    # The processes have different sentences; the loss is the mean over all tokens.
     assert ranks[0].keys() == alone.keys() and ranks[0] != ranks[1]
     both = [np.mean([rank[i] for rank in ranks]) for i in alone]
     np.testing.assert_allclose(both, list(alone.values()), rtol=1e-5)
@@ -170,7 +168,7 @@ def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tm
         torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_a_test_translates_what_the_translator_translates(trained, translator, data, monkeypatch):
+def test_the_test_loop_and_translator_agree(trained, translator, data, monkeypatch):
     before = trained.val_loop.run()['perplexity_per_subword']
     assert 1 < before < 64
     trained.model.load_state_dict(translator.model.state_dict())
@@ -192,18 +190,18 @@ def test_sentences_keep_their_order_and_empty_ones_stay_empty(translator, data):
     ranked = translator.n_best(texts[:3], 2, beam_size=3)
     assert [one.text for one, _ in ranked] == translator(texts[:3], beam_size=3)
     assert all(one.score >= other.score for one, other in ranked)
-    drawn = translator.sample(texts, seed=0)
-    assert drawn == translator.sample(texts, seed=0) != translator.sample(texts, seed=1)
+    generated = translator.sample(texts, seed=0)
+    assert generated == translator.sample(texts, seed=0) != translator.sample(texts, seed=1)
     assert translator.sample(texts, greedy=True) == translator(texts, beam_size=1)
 
 
-def test_what_is_longer_than_the_table_is_cut_and_said(translator, monkeypatch):
-    said = []
-    monkeypatch.setattr('aft_mm.apis.translator.print_log', lambda text, *_: said.append(text))
+def test_long_sentences_are_truncated_with_a_warning(translator, monkeypatch):
+    messages = []
+    monkeypatch.setattr('aft_mm.apis.translator.print_log', lambda text, *_: messages.append(text))
     cut = translator.subwords.decode(translator.subwords.encode(['Hund ' * 60])[0][:47])
     assert translator('Hund ' * 60) == translator(cut)
-    (sentence,) = said
-    assert sentence.startswith(
+    (message,) = messages
+    assert message.startswith(
         'truncated a sentence of 241 subwords to 48, the size of the position'
     )
 
@@ -233,14 +231,14 @@ def test_a_test_with_other_subwords_is_refused(trained):
             CheckpointCompatibilityHook(resume=resume).after_load_checkpoint(trained, checkpoint)
 
 
-def test_the_tool_for_samples_names_the_one_for_translations(tool, files):
+def test_the_sample_command_refers_to_translate(tool, files):
     with pytest.raises(SystemExit, match='needs an input text; use `aft_mm translate`'):
         tool('sample').main([*files, '--out', 'a.txt'])
 
 
 @pytest.fixture
 def translate(tool, monkeypatch):
-    """`aft_mm translate` on some bytes: what it writes, in lines."""
+    """Return a function that runs `aft_mm translate` on bytes and returns the output lines."""
 
     def call(content, *words):
         out = io.BytesIO()
@@ -258,17 +256,17 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
     before, after = [''] + texts, [''] * 15 + ['ein\u2028zwei']
     content = '\n'.join(before + after).encode() + b'\nHund\xff\r\n'
     expected = translator([*before, *after, 'Hund\ufffd'])
-    # 16 batches of one line are read at a time.
+    # The tool reads 16 batches at a time.
     assert translate(content, *files, '--batch-size', 1) == [*expected, '']
-    said = capsys.readouterr().err
-    assert 'line 22 is not valid UTF-8' in said and 'lines' in said
+    log = capsys.readouterr().err
+    assert 'line 22 is not valid UTF-8' in log and 'lines' in log
     assert translate(b'', *files) == ['']
     ranked = translate(content, *files, '--n-best', 2, '--beam-size', 3, '--length-penalty', 0)
     found = translator.n_best(['', *texts], 2, beam_size=3, length_penalty=0)
     assert ranked[0] == '0 |||  ||| 0.0000'
     assert ranked[1:3] == [f'1 ||| {one.text} ||| {one.score:.4f}' for one in found[1]]
-    drawn = translate('\n'.join(texts).encode(), *files, '--sample', '--seed', 5, '--top-k', 3)
-    assert drawn == [*translator.sample(texts, seed=5, top_k=3), '']
+    generated = translate('\n'.join(texts).encode(), *files, '--sample', '--seed', 5, '--top-k', 3)
+    assert generated == [*translator.sample(texts, seed=5, top_k=3), '']
 
 
 @pytest.mark.parametrize(
@@ -281,6 +279,6 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
         (['--batch-size', 0], '--batch-size must be an int, 1 or larger, got 0'),
     ],
 )
-def test_bad_arguments_of_the_tool_end_in_one_sentence(translate, files, words, message):
+def test_bad_arguments_give_a_one_line_message(translate, files, words, message):
     with pytest.raises(SystemExit, match=f'^Error: {message}'):
         translate(b'ein\n', *files, *words)

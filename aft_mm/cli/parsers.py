@@ -233,9 +233,7 @@ def translate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--batch-size', type=int, default=32, help='sentences per batch (default: 32)'
     )
-    parser.add_argument(
-        '--beam-size', type=int, default=4, help='hypotheses kept at every token (default: 4)'
-    )
+    parser.add_argument('--beam-size', type=int, default=4, help='hypotheses per beam (default: 4)')
     parser.add_argument(
         '--length-penalty',
         type=float,
@@ -270,7 +268,7 @@ def transcribe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--beam-size',
         type=int,
-        help='prefixes kept by the search; 1 is greedy; by default the value of the config',
+        help='prefixes per beam; 1 is greedy; by default the value of the config',
     )
     parser.add_argument(
         '--num-best',

@@ -26,7 +26,7 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
     composited on white.
 
     Returns:
-        The image, uint8 [H, W, 3], and the remarks :data:`GREY` and :data:`ALPHA` that apply.
+        The image, uint8 [H, W, 3], and the warnings :data:`GREY` and :data:`ALPHA` that apply.
 
     Raises:
         UnusableFile: If the file is missing, damaged or not an image, has far more pixels than its
@@ -54,14 +54,14 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
             f'image {str(path)!r} must have 8 or 16 bits per value, got mode {image.mode!r} '
             'of Pillow'
         )
-    remarks = []
+    warnings = []
     if image.mode.startswith('I;16'):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ('1', 'L', 'LA', 'La'):
-        remarks.append(GREY)
+        warnings.append(GREY)
     if image.has_transparency_data:  # which may be opaque all over
         image = image.convert('RGBA')
         if np.asarray(image.getchannel('A')).min() < 255:
-            remarks.append(ALPHA)
+            warnings.append(ALPHA)
         image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
-    return np.array(image.convert('RGB')), remarks
+    return np.array(image.convert('RGB')), warnings

@@ -42,18 +42,18 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
     libsndfile reads WAV, FLAC, OGG and more. Channels are averaged, other rates are resampled.
 
     Returns:
-        The samples, float32 [N] within ±1, and remarks on how they were changed.
+        The samples, float32 [N] within ±1, and warnings on how they were changed.
 
     Raises:
         UnusableFile: If the file is missing, damaged or without sound, has more than
             :data:`MAX_SAMPLES`, or a rate that is out of range or cannot be resampled.
     """
     num_sound_frames(path, sample_rate)  # the header
-    parts, remarks = [], []
+    parts, warnings = [], []
     with _opened(path) as file:
         announced, rate = file.frames, file.samplerate
         if file.channels > 1:
-            remarks.append(f'{file.channels} channels are averaged')
+            warnings.append(f'{file.channels} channels are averaged')
         for block in _blocks(path, file):
             if not np.isfinite(block).all():
                 raise UnusableFile(f'sound file {quoted(path)} has samples that are not finite')
@@ -71,11 +71,11 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
     if rate != sample_rate:
         from torchaudio.functional import resample
 
-        remarks.append(f'{rate} Hz are resampled to {sample_rate} Hz')
+        warnings.append(f'{rate} Hz are resampled to {sample_rate} Hz')
         mono = resample(torch.from_numpy(mono), rate, sample_rate).numpy()
     if not mono.any():
-        remarks.append('a sound file is silent')
-    return mono, remarks
+        warnings.append('a sound file is silent')
+    return mono, warnings
 
 
 def _opened(path: str) -> Any:

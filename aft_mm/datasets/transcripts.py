@@ -11,10 +11,10 @@ LONGEST_ID = 1000  # characters; a path has at most 4,096 on Linux
 
 
 class Transcripts(NamedTuple):
-    """Texts by the id of the utterance, and remarks about the file."""
+    """Texts by the id of the utterance, and warnings about the file."""
 
     texts: dict[str, str]
-    remarks: list[str]
+    warnings: list[str]
 
 
 def read_transcripts(path: str) -> Transcripts:
@@ -75,8 +75,8 @@ def read_transcripts(path: str) -> Transcripts:
         ('line(s) are not valid UTF-8, invalid bytes are unknown', damaged),
         ('utterance(s) have a transcript without words', silent),
     ]
-    remarks = [remark(path, what, items) for what, items in found if items]
-    return Transcripts(texts, remarks)
+    warnings = [warning_text(path, what, items) for what, items in found if items]
+    return Transcripts(texts, warnings)
 
 
 def _sphinx_parts(line: str) -> tuple[str, str] | None:
@@ -91,8 +91,8 @@ def _sphinx_parts(line: str) -> tuple[str, str] | None:
     return name, line[:start]
 
 
-def remark(path: str, what: str, items: list) -> str:
-    """Format ``'text': 2 line(s) are empty: 3, 9``, with at most five items."""
+def warning_text(path: str, what: str, items: list) -> str:
+    """Return a message such as ``'text': 2 line(s) are empty: 3, 9``, with at most five items."""
     shown = ', '.join(map(str, items[:5])) + (', …' if len(items) > 5 else '')
     return f'{str(path)!r}: {len(items)} {what}: {shown}'
 

@@ -17,7 +17,7 @@ from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import TextUnits
 
 from .file_dataset import FileDataset, UnusableFile
-from .transcripts import Transcripts, read_transcripts, remark
+from .transcripts import Transcripts, read_transcripts, warning_text
 from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 
 SOUND = ('.wav', '.flac', '.ogg')
@@ -99,7 +99,7 @@ class Utterances(FileDataset):
                 f'{part!r} ({len(names)} x, first in {names[0]})' for part, names in unknown.items()
             ]
         for what, items in notes.items():
-            warn(remark(self.place, what, items))
+            warn(warning_text(self.place, what, items))
         if not found:
             raise ValueError(f'{self.place!r} has no utterance that can be used')
         return found
@@ -188,9 +188,9 @@ class Utterances(FileDataset):
         return match[1]
 
     def _texts(self, path: Path) -> dict[str, str]:
-        """Return the transcripts; remarks about the file are logged."""
+        """Return the transcripts; warnings about the file are logged."""
         transcripts: Transcripts = read_transcripts(str(path))
-        for line in transcripts.remarks:
+        for line in transcripts.warnings:
             warn(line)
         return transcripts.texts
 
@@ -208,7 +208,7 @@ def _check_both(place: str, what: str, files: set[str], texts: set[str]) -> None
     """Log the files without a transcript; an id without a file is reported when it is read."""
     silent = sorted(files - texts)
     if silent:
-        warn(remark(place, f'{what} have no transcript and are left out', silent))
+        warn(warning_text(place, f'{what} have no transcript and are left out', silent))
     if not files & texts:
         raise ValueError(
             f'{place!r} has no utterance with a transcript: ids of files begin with '

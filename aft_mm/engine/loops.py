@@ -75,9 +75,9 @@ def derived_seed(seed: int, *parts: int) -> int:
 
 @LOOPS.register_module()
 class GenerationTestLoop(TestLoop):
-    """A test that also samples from the model: every sample of the data set gets ``drawn``.
+    """A test that also samples from the model: every sample of the data set gets ``generated``.
 
-    ``drawn`` holds ``num_samples`` sequences of tokens, int64 ``[N, T]`` or ``[N, T, C]``, as long
+    ``generated`` holds ``num_samples`` sequences of tokens, int64 ``[N, T]`` or ``[N, T, C]``, as long
     as the sample's own and sampled from the first token on, with an encoder given the sample's
     ``source``. The batch is then tested as usual, so a metric finds likelihood and sampled tokens
     in one sample. The seed of a batch is derived from (``seed``, rank, batch number): batches do
@@ -95,7 +95,7 @@ class GenerationTestLoop(TestLoop):
         top_p: Sample among the most likely values with this total probability only.
         seed: 0 or larger.
         num_inputs: Sample for the first ``num_inputs`` samples of the data set only, over all
-            ranks; the others get no ``drawn``. Needs a sampler in the order of the data set.
+            ranks; the others get no ``generated``. Needs a sampler in the order of the data set.
 
     Raises:
         ValueError: an option is out of range.
@@ -167,7 +167,7 @@ class GenerationTestLoop(TestLoop):
             )
         sampled = tokens.unflatten(0, (len(samples), self.num_samples))
         for sample, own, rows in zip(samples, inputs, sampled, strict=True):
-            sample.drawn = rows[:, : len(own)]
+            sample.generated = rows[:, : len(own)]
 
 
 @LOOPS.register_module()

@@ -57,7 +57,7 @@ class ErrorRate(BaseMetric):
         total = sum(len(reference.split()) for reference in references)
         if not total:
             raise ValueError(
-                f'ErrorRate needs a {self.per} at least, but all {len(references)} '
+                f'ErrorRate needs at least one {self.per}, but all {len(references)} '
                 'transcripts are empty'
             )
         counts = jiwer.process_words(references, hypotheses)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from mmengine.evaluator import BaseMetric
 from torch import Tensor
 
-# Implementations differ in details; those of a well-known library can be compared.
+# Implementations differ in details, so those of a well-known library are used.
 from torchmetrics.functional.image import (
     peak_signal_noise_ratio,
     structural_similarity_index_measure,
@@ -37,8 +37,8 @@ class ImageQuality(BaseMetric):
       its size by area, for values from 0 to 1. Rounding to 8 bits alone gives up to
       (1/510)² = 3.8e-6.
 
-    Each is averaged over the samples of an input, then over the inputs. Inputs without ``drawn``
-    are left out.
+    Each is averaged over the samples of an input, then over the inputs. Inputs without
+    ``generated`` are left out.
 
     Args:
         image_shape: ``(H, W, C)`` of the images.
@@ -77,14 +77,14 @@ class ImageQuality(BaseMetric):
         super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Measure the samples ``drawn`` [N, T, C] of each image [T, C] in the batch.
+        """Measure the ``generated`` samples [N, T, C] of each image [T, C] in the batch.
 
-        Samples without images are kept as None: mmengine finds repeated samples by their index.
+        Samples without images are stored as None, since mmengine drops repeated samples by index.
         """
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
-            drawn = sample.get('drawn')
+            generated = sample.get('generated')
             self.results.append(
-                None if drawn is None else self._measure(tokens, sample['source'], drawn)
+                None if generated is None else self._measure(tokens, sample['source'], generated)
             )
 
     def compute_metrics(self, results: list) -> dict:
@@ -92,13 +92,13 @@ class ImageQuality(BaseMetric):
         measured = [result for result in results if result is not None]
         if not measured:
             raise ValueError(
-                'ImageQuality needs images that were drawn, but there is none in '
+                'ImageQuality needs generated images, but there are none in '
                 f'{len(results)} samples: test_cfg must be a GenerationTestLoop'
             )
         return {name: float(np.mean([result[name] for result in measured])) for name in measured[0]}
 
-    def _measure(self, target: Tensor, source: Tensor, drawn: Tensor) -> dict[str, float]:
-        images = _pictures(drawn, self.image_shape)
+    def _measure(self, target: Tensor, source: Tensor, generated: Tensor) -> dict[str, float]:
+        images = _pictures(generated, self.image_shape)
         small = _pictures(source[None], self.source_shape)
         pixels = source.cpu().numpy().astype(np.uint8).reshape(self.source_shape)
         enlarged = torch.from_numpy(enlarge_bicubic(pixels, self.image_shape[:2]))

@@ -38,7 +38,7 @@ class Likelihood(BaseMetric):
         super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Keep ``nats`` and ``num_dims`` of every sample.
+        """Store ``nats`` and ``num_dims`` of every sample.
 
         One result per sample rather than per batch: mmengine repeats samples so that all ranks have
         equally many, and drops the repetitions by their index.
@@ -56,7 +56,7 @@ class Likelihood(BaseMetric):
                 f'{len(results)} samples is given context'
             )
         mean = np.float64(nats / predictions)
-        with np.errstate(over='ignore'):  # an untrained model's may be infinite
+        with np.errstate(over='ignore'):  # may be infinite for an untrained model
             perplexity = float(np.exp(mean))
         return {
             f'bits_per_{self.per}': float(mean / math.log(2)),
@@ -66,9 +66,9 @@ class Likelihood(BaseMetric):
 
 @METRICS.register_module()
 class TokenAccuracy(BaseMetric):
-    """Percent of tokens that are the most likely ones, given the true ones before them.
+    """Percentage of tokens that the model ranks first, given the true previous tokens.
 
-    Also the percent of sequences in which all of them are.
+    Also the percentage of sequences in which all tokens are ranked first.
 
     Args:
         collect_device: ``'gpu'`` gathers through the process group, on any device; ``'cpu'``
@@ -85,7 +85,7 @@ class TokenAccuracy(BaseMetric):
         super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Keep ``num_correct`` and ``num_dims`` of every sample."""
+        """Store ``num_correct`` and ``num_dims`` of every sample."""
         for sample in data_samples:
             if 'num_correct' not in sample:
                 raise ValueError(

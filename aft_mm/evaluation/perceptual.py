@@ -17,12 +17,12 @@ from aft_mm.registry import METRICS
 LPIPS_NETS = ('alex', 'vgg', 'squeeze')
 
 
-class _DrawnImages(BaseMetric):
-    """Keeps the sampled and true images as bytes until the whole set is measured.
+class _ImageSetMetric(BaseMetric):
+    """Base class that collects the generated and the true images as bytes.
 
     Args:
         image_shape: ``(H, W, C)`` of the images; grey ones get three equal channels.
-        batch_size: Images that are measured at once.
+        batch_size: Number of images per forward pass of the network.
         collect_device: See :class:`aft_mm.evaluation.Likelihood`.
         **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
     """
@@ -42,14 +42,16 @@ class _DrawnImages(BaseMetric):
         super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Keep the tokens of an image [T, C] and its samples ``drawn`` [N, T, C].
+        """Keep the tokens of an image [T, C] and its samples ``generated`` [N, T, C].
 
-        Samples without images are kept as None: mmengine finds repeated samples by their index.
+        Samples without images are stored as None, since mmengine drops repeated samples by index.
         """
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
-            drawn = sample.get('drawn')
+            generated = sample.get('generated')
             self.results.append(
-                None if drawn is None else (self._pictures(tokens[None]), self._pictures(drawn))
+                None
+                if generated is None
+                else (self._pictures(tokens[None]), self._pictures(generated))
             )
 
     def _pictures(self, tokens: Tensor) -> np.ndarray:
@@ -61,7 +63,7 @@ class _DrawnImages(BaseMetric):
         pairs = [pair for pair in results if pair is not None]
         if not pairs:
             raise ValueError(
-                f'{type(self).__name__} needs images that were drawn, but there is '
+                f'{type(self).__name__} needs generated images, but there are '
                 f'none in {len(results)} samples: test_cfg must be a '
                 'GenerationTestLoop'
             )
@@ -75,7 +77,7 @@ class _DrawnImages(BaseMetric):
 
 
 @METRICS.register_module()
-class FID(_DrawnImages):
+class FID(_ImageSetMetric):
     """Fréchet inception distance between sampled and true images (arXiv 1706.08500).
 
     ``fid`` = ``|μ − μ'|² + tr(Σ + Σ' − 2 (Σ Σ')^½)`` over the features of both sets, by
@@ -115,7 +117,7 @@ class FID(_DrawnImages):
         """``{'fid': ...}``."""
         pairs = self._measured(results)
         if len(pairs) < 2:
-            raise ValueError('FID needs at least two images that were drawn for, got 1')
+            raise ValueError('FID needs at least two images with samples, got 1')
         self.distance.to(get_device()).reset()
         for kind, real in ((0, True), (1, False)):
             for batch in self._batches([pair[kind] for pair in pairs]):
@@ -124,7 +126,7 @@ class FID(_DrawnImages):
 
 
 @METRICS.register_module()
-class LPIPS(_DrawnImages):
+class LPIPS(_ImageSetMetric):
     """Learned perceptual distance between sampled and true images (arXiv 1801.03924).
 
     By torchmetrics' LearnedPerceptualImagePatchSimilarity, whose weights torchvision downloads
@@ -152,10 +154,10 @@ class LPIPS(_DrawnImages):
         """``{'lpips': ...}``."""
         self.distance.to(get_device())
         means = []
-        for truth, drawn in self._measured(results):
+        for truth, generated in self._measured(results):
             distances = []
             (reference,) = self._batches([truth])
-            for batch in self._batches([drawn]):
+            for batch in self._batches([generated]):
                 pair = (_unit(batch), _unit(reference).expand_as(batch))
                 distances.append(self.distance(*pair).reshape(-1))
             means.append(float(torch.cat(distances).mean()))

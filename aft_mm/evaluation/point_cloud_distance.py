@@ -50,12 +50,12 @@ class PointCloudDistance(BaseMetric):
     exact; PVD's kernel sums squares over an approximate assignment, so its numbers differ. A pair
     of 1024 points takes about 0.4 s on a CPU, one of 2048 2 s.
 
-    The test clouds are those with ``drawn``, one sample each, so that both sets have N clouds;
+    The test clouds are those with ``generated``, one sample each, so that both sets have N clouds;
     below 20 a warning is logged. 2·N² pairs are compared, on the GPU if there is one.
 
     Args:
         num_bits: Bits per coordinate, as in ``PackPointCloud``.
-        emd: Whether the earth mover's distance is computed, too.
+        emd: Also compute the earth mover's distance.
         normalization: ``'box'``, or ``'set'`` to normalise coordinates by the test clouds, see
             :func:`.point_cloud.normalized`; lengths are then named ``deviations``.
         collect_device: See :class:`aft_mm.evaluation.Likelihood`.
@@ -82,22 +82,22 @@ class PointCloudDistance(BaseMetric):
         super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Keep the tokens [T] of a cloud and of its sample ``drawn`` [1, T].
+        """Store the tokens [T] of a cloud and its ``generated`` sample [1, T].
 
-        Samples without images are kept as None: mmengine finds repeated samples by their index.
+        Clouds without a sample are stored as None, since mmengine drops repeated samples by index.
         """
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
-            drawn = sample.get('drawn')
-            if drawn is None:
+            generated = sample.get('generated')
+            if generated is None:
                 self.results.append(None)
                 continue
-            if len(drawn) != 1:
+            if len(generated) != 1:
                 raise ValueError(
-                    'PointCloudDistance compares two sets of one size: num_samples of '
-                    f'test_cfg must be 1, got {len(drawn)}'
+                    'PointCloudDistance needs two sets of equal size, so num_samples of '
+                    f'test_cfg must be 1, got {len(generated)}'
                 )
             # Bytes, since all of them are sent to the first rank.
-            both = np.stack([drawn[0].cpu().numpy(), tokens.cpu().numpy()])
+            both = np.stack([generated[0].cpu().numpy(), tokens.cpu().numpy()])
             self.results.append(both.astype(np.uint8))
 
     def compute_metrics(self, results: list) -> dict:
@@ -105,35 +105,35 @@ class PointCloudDistance(BaseMetric):
         pairs = [result for result in results if result is not None]
         if not pairs:
             raise ValueError(
-                'PointCloudDistance needs clouds that were drawn, but there is none '
+                'PointCloudDistance needs generated clouds, but there are none '
                 f'in {len(results)} samples: test_cfg must be a GenerationTestLoop'
             )
         if len(pairs) < FEW_CLOUDS:
             print_log(
-                f'PointCloudDistance compares {len(pairs)} drawn cloud(s) with as many of the test '
-                f'set: its numbers mean little below {FEW_CLOUDS}',
+                f'PointCloudDistance compares only {len(pairs)} generated cloud(s) with as many of the '
+                f'test set; results are unreliable below {FEW_CLOUDS}',
                 'current',
                 logging.WARNING,
             )
-        drawn, truth = zip(*pairs, strict=True)
-        clouds = torch.from_numpy(decode_points(np.stack(drawn + truth), self.num_bits)).float()
+        generated, truth = zip(*pairs, strict=True)
+        clouds = torch.from_numpy(decode_points(np.stack(generated + truth), self.num_bits)).float()
         if self.normalization == 'set':
-            clouds = normalized(clouds, clouds[len(drawn) :])
+            clouds = normalized(clouds, clouds[len(generated) :])
         unit = UNITS[self.normalization]
         block = max(1, MOST_GAPS // clouds.shape[1] ** 2)
         distances = chamfer_distances(clouds.to(get_device()), block, progress=True)
-        metrics = _compared(distances, len(drawn), f'squared_{unit}', '')
+        metrics = _compared(distances, len(generated), f'squared_{unit}', '')
         if self.emd:
             distances = earth_mover_distances(clouds, progress=True)
-            metrics |= _compared(distances, len(drawn), f'emd_{unit}', 'emd_')
+            metrics |= _compared(distances, len(generated), f'emd_{unit}', 'emd_')
         return metrics
 
 
-def _compared(distances: Tensor, num_drawn: int, unit: str, kind: str) -> dict[str, float]:
+def _compared(distances: Tensor, num_generated: int, unit: str, kind: str) -> dict[str, float]:
     """Return the three metrics of distances [M, M], generated clouds first."""
-    across = distances[:num_drawn, num_drawn:]
+    across = distances[:num_generated, num_generated:]
     return {
         f'mmd_{unit}': minimum_matching_distance(across),
         f'coverage_{kind}percent': 100 * coverage(across),
-        f'1nna_{kind}percent': 100 * nearest_neighbor_accuracy(distances, num_drawn),
+        f'1nna_{kind}percent': 100 * nearest_neighbor_accuracy(distances, num_generated),
     }

@@ -14,7 +14,7 @@ class SequenceSample(BaseDataElement):
     ``length``            metainfo  tokens before padding
     ``num_context``       metainfo  leading tokens that are given, without loss
     ``box``               metainfo  cube of a point cloud, ``(centre (3 floats), side)``
-    ``remarks``           metainfo  changes to unusual input, ``{remark: file}``
+    ``warnings``          metainfo  changes to unusual input, ``{warning: file}``
     ``skipped``           metainfo  messages of the unusable files that this one replaces
     ``source``            data      tokens [S] or [S, C] that an encoder reads, optional
     ``nats``              data      sum of −log p over the predicted tokens, float
@@ -23,11 +23,11 @@ class SequenceSample(BaseDataElement):
                                     of categorical heads only
     ``reference``         metainfo  the reference translation, optional
     ``translation``       metainfo  the translation by the model
-    ``drawn``             data      tokens [N, T] or [N, T, C] that the model sampled
+    ``generated``         data      tokens [N, T] or [N, T, C] that the model sampled
     ====================  ========  ===========================================================
 
     Example: ``SequenceSample(metainfo=dict(length=7, num_context=0), source=tokens)``. The model
-    sets nats, num_dims and num_correct; the test loop sets drawn.
+    sets nats, num_dims and num_correct; the test loop sets generated.
     """
 
 
@@ -41,7 +41,7 @@ class UtteranceSample(BaseDataElement):
     ``text``              metainfo  the transcript as it is written, optional
     ``units``             metainfo  the transcript as ints, tuple; 0 is the blank and not in it
     ``length``            metainfo  frames before padding
-    ``remarks``           metainfo  changes to unusual input, ``{remark: file}``
+    ``warnings``          metainfo  changes to unusual input, ``{warning: file}``
     ``skipped``           metainfo  messages of the unusable files that this one replaces
     ``recognized``        data      the units that were recognised, list of ints
     ``score``             data      their log probability in nats, of the beam or the best path

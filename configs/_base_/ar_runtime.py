@@ -19,7 +19,7 @@ default_hooks = dict(
     first_sample=dict(type='aft_mm.SanityCheckHook'),
     # A non-finite loss or gradient stops the run before it reaches the weights.
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
-    # The log shows the loss in bits beside nats.
+    # The log shows the loss in bits in addition to nats.
     loss_unit=dict(type='aft_mm.BitsPerDimHook'),
 )
 

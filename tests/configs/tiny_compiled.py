@@ -1,4 +1,4 @@
-# One epoch with a compiled backbone; the learning rate is for a batch of 32.
+# One epoch with a compiled backbone; the learning rate is given for a batch of 32.
 _base_ = './tiny.py'
 
 train_cfg = dict(max_epochs=1)

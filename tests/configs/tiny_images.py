@@ -1,4 +1,4 @@
-# The folder layout of ImageNet below the working directory.
+# Images in the folder layout of ImageNet in the working directory.
 _base_ = './tiny.py'
 
 model = dict(backbone=dict(in_channels=3))

@@ -1,4 +1,4 @@
-# The same decoder on the handwritten digits of scikit-learn, pixel by pixel.
+# The decoder of tiny_text.py on the digits of scikit-learn, pixel by pixel.
 _base_ = './tiny_text.py'
 
 image_shape = (8, 8, 1)

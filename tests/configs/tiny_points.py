@@ -1,4 +1,4 @@
-# The same decoder on point clouds below clouds/ in the working directory, of 8 points each.
+# The decoder of tiny_text.py on clouds of 8 points in clouds/ of the working directory.
 _base_ = './tiny_text.py'
 
 model = dict(decoder=dict(grid=(24,)))

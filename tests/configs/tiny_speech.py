@@ -1,5 +1,5 @@
-# A recogniser of two small blocks on the sound in the folder `sound` of the working directory, which
-# tests/speech_data.py writes; an epoch takes less than a second.
+# A recogniser with two small blocks on the folder `sound` of the working directory, written by
+# tests/speech_data.py. An epoch takes less than a second.
 default_scope = 'aft_mm'
 custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
 

@@ -1,5 +1,5 @@
-# A language model of two small blocks on text.txt in the working directory, of 4,000 bytes: an epoch
-# takes less than a second.
+# A language model with two small blocks on the 4,000 bytes of text.txt in the working directory. An
+# epoch takes less than a second.
 default_scope = 'aft_mm'
 custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
 
@@ -41,7 +41,7 @@ val_dataloader = dict(
         evaluation='strided',
         stride=15,
     ),
-)  # 13 contexts, which two processes cannot share evenly
+)  # 13 contexts, an odd number for two processes
 val_evaluator = dict(type='aft_mm.Likelihood', per='char')
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator

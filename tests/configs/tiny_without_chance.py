@@ -1,4 +1,4 @@
-# Nothing random but the order of the images: the same in one process and in two.
+# Only the order of the images is random, so one and two processes give the same result.
 _base_ = './tiny.py'
 
 model = dict(backbone=dict(drop_path_rate=0.0))

@@ -1,3 +1,3 @@
-"""mmdet and mmseg import ``mmcv.ops``, whose extension the registry of aft_mm supplies."""
+"""Import the registry of aft_mm, which replaces the extension that mmdet and mmseg need."""
 
 import aft_mm.registry  # noqa: F401

@@ -1,4 +1,4 @@
-"""Boxes and masks of CamVid against scipy's regions, and through mmdet's pipeline and metric."""
+"""Boxes and masks of CamVid, compared with scipy and passed through mmdet's pipeline and metric."""
 
 import cv2
 import numpy as np
@@ -23,7 +23,7 @@ CONFIG = next((ROOT / 'configs/detection').glob('mask-rcnn-aft-conv-mini_*_camvi
 
 
 def patches(seed, height=67, width=93):
-    """Labels in patches of 1 to 9 pixels, so that regions touch at sides and at corners."""
+    """Return labels in patches of 1 to 9 pixels, with regions that touch at sides and corners."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, UNLABELLED + 1, (height, width), dtype=np.uint8)
     for size in (3, 9):
@@ -87,14 +87,14 @@ def test_classes_are_three_unless_given(root):
     assert labels == {0, 1, 2}
 
 
-def test_a_frame_without_objects_stays(root):
+def test_frames_without_objects_are_included(root):
     save(root, 'val', 'empty', np.full((67, 93), UNLABELLED, np.uint8))
     dataset = objects(root, split='val')
     assert [len(dataset.get_data_info(i)['instances']) > 0 for i in range(2)] == [False, True]
 
 
-def test_what_is_no_image_is_passed_over(root):
-    (root / 'val/notes.txt').write_text('a remark')
+def test_other_files_are_ignored(root):
+    (root / 'val/notes.txt').write_text('a note')
     assert len(objects(root, split='val')) == 1
 
 
@@ -174,8 +174,8 @@ def split_of(shared_data, split):
     return CamVidObjects(**dataset), pipeline
 
 
-def test_what_the_pipeline_gives_is_what_the_metric_expects(shared_data):
-    """As prediction it has an average precision of one: units, run lengths, ignored regions."""
+def test_ground_truth_as_prediction_has_an_average_precision_of_one(shared_data):
+    """Checks units, run lengths and ignored regions."""
     dataset, pipeline = split_of(shared_data, 'test')
     metric = CocoMetric(metric=['bbox', 'segm'])
     metric.dataset_meta = dataset.metainfo
@@ -206,9 +206,9 @@ def test_image_boxes_and_masks_of_training_are_resized_and_flipped_together(shar
 
         image = cv2.resize(cv2.imread(frame['img_path']), (width, height))[:, turn]
         np.testing.assert_array_equal(packed['inputs'].permute(1, 2, 0), image)
-        kept = [it for it in frame['instances'] if not it['ignore_flag']]
+        wanted = [it for it in frame['instances'] if not it['ignore_flag']]
         found = sample.gt_instances
-        for it, box, mask in zip(kept, found.bboxes.tensor, found.masks.masks, strict=True):
+        for it, box, mask in zip(wanted, found.bboxes.tensor, found.masks.masks, strict=True):
             x1, y1, x2, y2 = it['bbox'] * np.tile(sample.scale_factor, 2)
             ends = (width - x2, width - x1) if sample.flip else (x1, x2)
             np.testing.assert_allclose(box, [ends[0], y1, ends[1], y2], atol=0.01)

@@ -1,4 +1,4 @@
-"""Every config of detection and segmentation loads, builds and contains what its name says."""
+"""Every config of detection and segmentation loads, builds and matches its name."""
 
 import json
 import re
@@ -26,7 +26,7 @@ MODELS = {
     'upernet': 'UPerHead',
     'fcn': 'FCNHead',
 }
-# How the folder of a data set begins if it is not with the first word of the name.
+# First letters of the data folder, if not the first word of the name.
 FOLDERS = {'voc0712': 'vocdevkit', 'ade20k': 'ade'}
 DIMS = dict(mini=96, tiny=192, small=384)
 DETECTORS = [name for name in CONFIGS if CONFIGS[name].parent.name == 'detection']
@@ -45,21 +45,21 @@ def build(name):
 
 
 def innermost(dataset):
-    """The data sets inside of RepeatDataset and ConcatDataset."""
+    """Return the datasets inside of RepeatDataset and ConcatDataset."""
     if 'dataset' in dataset:
         return innermost(dataset.dataset)
     return dataset.get('datasets', [dataset])
 
 
 def heads(model):
-    """The parts of a model that know the number of classes."""
+    """Return the parts of a model that have a number of classes."""
     if 'roi_head' in model:
         return [model.roi_head.bbox_head, model.roi_head.mask_head]
     return [model[name] for name in ('bbox_head', 'decode_head', 'auxiliary_head') if name in model]
 
 
 @every_config
-def test_name_says_the_model(name):
+def test_model_matches_the_name(name):
     field, model, built = fields(name), load(name).model, build(name)
     dims, mini = DIMS[field['size']], field['size'] == 'mini'
     task_model = model.type if name in DETECTORS else model.decode_head.type
@@ -73,7 +73,7 @@ def test_name_says_the_model(name):
 
 
 @every_config
-def test_name_says_the_schedule(name):
+def test_schedule_matches_the_name(name):
     field, config = fields(name), load(name)
     assert config.train_dataloader.batch_size == field['batch']
     if field['unit'] in 'ik':
@@ -91,7 +91,7 @@ def test_name_says_the_schedule(name):
 
 
 @every_config
-def test_name_says_the_data(name, monkeypatch):
+def test_data_matches_the_name(name, monkeypatch):
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
     config, field = load(name), fields(name)
     data, _, size = field['data'].partition('-')
@@ -116,7 +116,7 @@ def test_name_says_the_data(name, monkeypatch):
 
 
 @pytest.mark.parametrize('name', DETECTORS)
-def test_the_maps_have_the_places_that_the_anchors_count_on(name):
+def test_feature_maps_have_the_sizes_that_anchors_expect(name):
     config, levels = load(name), build(name).neck.num_outs
     head = config.model.get('rpn_head', config.model.get('bbox_head'))
     strides = head.anchor_generator.strides
@@ -127,8 +127,8 @@ def test_the_maps_have_the_places_that_the_anchors_count_on(name):
 
 
 @every_config
-def test_hosts_bases_inherit_nothing(name):
-    """So that configs are at most three files deep where the third is the host's."""
+def test_base_configs_of_hosts_inherit_nothing(name):
+    """So inheritance is at most three files deep, including those of hosts."""
     files = [CONFIGS[name]]
     while files:
         text = (file := files.pop()).read_text()
@@ -143,7 +143,7 @@ def test_hosts_bases_inherit_nothing(name):
 
 
 @every_config
-def test_pipelines_give_what_the_model_takes(name, tmp_path):
+def test_pipelines_match_the_input_of_the_model(name, tmp_path):
     config = load(name)
     rng = np.random.default_rng(0)
     path = tmp_path / 'image.png'
@@ -171,7 +171,7 @@ def test_pipelines_give_what_the_model_takes(name, tmp_path):
             assert packed['inputs'].dtype == torch.uint8 and packed['inputs'].ndim == 3
             assert packed['inputs'].shape[1:] == sample.img_shape
             if name not in DETECTORS:
-                # The ground truth of a test stays in the pixels of the file.
+                # The ground truth of a test has the original image size.
                 size = sample.img_shape if split == 'train' else (361, 481)
                 assert sample.gt_sem_seg.shape == size
             else:
@@ -209,7 +209,7 @@ def test_learning_rate_falls_from_the_heads_to_the_embedding(name):
 
 
 @pytest.mark.parametrize('task', TASKS)
-def test_metafile_says_the_parameters(task):
+def test_metafile_has_the_number_of_parameters(task):
     listed = yaml.safe_load((ROOT / f'configs/{task}/metafile.yml').read_text())['Models']
     for model in listed:
         counted = sum(parameter.numel() for parameter in build(model['Name']).parameters())
@@ -257,7 +257,7 @@ def test_small_models_train_two_iterations_and_are_tested(name, shared_data, tmp
         options[f'{split}_dataloader.num_workers'] = 0
         options[f'{split}_dataloader.persistent_workers'] = False
     config.merge_from_dict(options)
-    if 'retinanet' in name:  # so that an untrained one finds something
+    if 'retinanet' in name:  # so that an untrained model finds objects
         config.model.test_cfg.score_thr = 0.0
     runner = RUNNERS.build(config)
     before = runner.model.backbone.patch_embed.projection.weight.detach().clone()
@@ -266,7 +266,7 @@ def test_small_models_train_two_iterations_and_are_tested(name, shared_data, tmp
     assert not torch.equal(before, runner.model.backbone.patch_embed.projection.weight)
     metrics = runner.test()
     dataset = runner.test_dataloader.dataset
-    if hasattr(dataset, 'cat_ids'):  # in the order of the file, whatever the order of the names
+    if hasattr(dataset, 'cat_ids'):  # in the order of the file, not of the names
         categories = json.loads(Path(dataset.ann_file).read_text())['categories']
         names = {category['id']: category['name'] for category in categories}
         assert tuple(names[i] for i in dataset.cat_ids) == dataset.metainfo['classes']

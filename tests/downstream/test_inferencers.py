@@ -1,4 +1,4 @@
-"""mmdet's DetInferencer and mmseg's inference_model, as they are, on our models."""
+"""Unmodified DetInferencer of mmdet and inference_model of mmseg on our models."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ CONFIGS = configs_of('detection', 'segmentation')
 
 @pytest.fixture
 def checkpoint(tmp_path, monkeypatch):
-    """Config and checkpoint of a config with one small layer, as a training writes them."""
+    """Write config and checkpoint of a model with one small layer like a training."""
     monkeypatch.setattr(DefaultScope, '_instance_dict', dict(DefaultScope._instance_dict))
 
     def write(name, classes):
@@ -34,7 +34,7 @@ def checkpoint(tmp_path, monkeypatch):
     return write
 
 
-def test_boxes_by_mmdet(checkpoint):
+def test_mmdet_inferencer(checkpoint):
     classes = ('Platelets', 'RBC', 'WBC')
     files = checkpoint('retinanet-aft-conv-mini_1xb4-24e_bccd', classes)
     infer = DetInferencer(*files, device='cpu', show_progress=False)
@@ -54,7 +54,7 @@ def test_boxes_by_mmdet(checkpoint):
     np.testing.assert_allclose(found['scores'], expected.scores, rtol=1e-4)
 
 
-def test_masks_by_mmseg(checkpoint):
+def test_mmseg_inference(checkpoint):
     config = Config.fromfile(CONFIGS['fcn-aft-conv-mini_1xb4-1200i_camvid'])
     classes = tuple(map(str, range(config.model.decode_head.num_classes)))
     files = checkpoint('fcn-aft-conv-mini_1xb4-1200i_camvid', classes)

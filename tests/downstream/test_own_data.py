@@ -1,4 +1,4 @@
-"""The configs to copy for boxes and masks of one's own, each trained for a moment."""
+"""The configs for own boxes and masks, each trained briefly."""
 
 import json
 
@@ -67,7 +67,7 @@ EPOCH = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler=
 @pytest.mark.parametrize(
     ('kind', 'write', 'length', 'metric'),
     [
-        # Nothing is found as sure as that after an epoch, and mmdet then logs no metric.
+        # After one epoch no score is that high, and then mmdet logs no metric.
         ('coco-json', boxes_as_json, [*EPOCH, 'model.test_cfg.score_thr=0.0'], 'coco/bbox_mAP'),
         ('voc-xml', boxes_as_xml, EPOCH, 'pascal_voc/mAP'),
         ('mask-png', masks, ['train_cfg.max_iters=2', 'train_cfg.val_interval=2'], 'mIoU'),
@@ -102,9 +102,9 @@ def test_trains(kind, write, length, metric, tool, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('kind', 'write', 'classes', 'sentence'),
+    ('kind', 'write', 'classes', 'message'),
     [
-        # mmdet would call dogs birds; call cats dogs; find no box.
+        # mmdet would name dogs birds, name cats dogs, or find no box.
         ('coco-json', boxes_as_json, ('bird', 'dog'), 'must be categories of .*order.*: cat, dog'),
         ('coco-json', boxes_as_json, ('dog', 'cat'), 'must be categories of .*order.*: cat, dog'),
         (
@@ -117,8 +117,8 @@ def test_trains(kind, write, length, metric, tool, tmp_path, monkeypatch):
         ('voc-xml', boxes_as_xml, ('dog', 'bird'), None),
     ],
 )
-def test_classes_that_are_not_those_of_the_boxes(
-    kind, write, classes, sentence, tmp_path, monkeypatch
+def test_classes_that_do_not_match_the_annotations_are_refused(
+    kind, write, classes, message, tmp_path, monkeypatch
 ):
     write(tmp_path / 'data')
     monkeypatch.chdir(tmp_path)
@@ -126,8 +126,8 @@ def test_classes_that_are_not_those_of_the_boxes(
     (path,) = FOLDER.glob(f'*{kind}.py')
     config = Config.fromfile(path)
     config.train_dataloader.dataset.metainfo.classes = classes
-    if sentence is None:
+    if message is None:
         check_data(config, 'train')
         return
-    with pytest.raises(UserError, match=f'metainfo.classes lists {", ".join(classes)}.*{sentence}'):
+    with pytest.raises(UserError, match=f'metainfo.classes lists {", ".join(classes)}.*{message}'):
         check_data(config, 'train')

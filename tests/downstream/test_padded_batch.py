@@ -1,4 +1,4 @@
-"""The images of a padded batch through the task models of mmdet and mmseg."""
+"""Padded batches in the models of mmdet and mmseg."""
 
 import pytest
 import torch
@@ -25,7 +25,9 @@ def sample_of(image, task):
 
 def random_model(config):
     model = MODELS.build(config).eval()
-    for parameter in model.backbone.parameters():  # far from 0, so that a leak would show
+    for (
+        parameter
+    ) in model.backbone.parameters():  # far from 0, so that any influence would be visible
         nn.init.normal_(parameter, std=0.2)
     return model
 
@@ -38,7 +40,7 @@ def random_model(config):
         'upernet-aft-conv-mini_1xb4-1200i_camvid',
     ],
 )
-def test_an_image_of_a_padded_batch_has_the_features_that_it_has_alone(name):
+def test_features_do_not_depend_on_padding(name):
     torch.manual_seed(0)
     task = CONFIGS[name].parent.name
     model = random_model(load_config(CONFIGS[name]).model)
@@ -66,4 +68,4 @@ def test_an_image_of_a_padded_batch_has_the_features_that_it_has_alone(name):
             assert not together[level][i, :, height:].any()
             assert not together[level][i, :, :, width:].any()
             differences.append((leaking[level][i][inside] - alone[0][inside]).abs().max())
-    assert max(differences) > 1e-2  # without the mask the padding would be seen
+    assert max(differences) > 1e-2  # without the mask the padding has an influence

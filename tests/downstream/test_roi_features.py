@@ -1,4 +1,4 @@
-"""What mmcv's RoIAlign reads from our maps, held to torchvision's, which honours their strides."""
+"""mmcv's RoIAlign on our maps, compared with torchvision's, which supports any strides."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def assert_read_as_torchvision_reads(layers, maps):
 
 
 @pytest.mark.parametrize('name', MASK_RCNN)
-def test_heads_of_mask_rcnn_see_the_places_of_their_boxes(name):
+def test_mask_rcnn_pools_features_at_its_boxes(name):
     model = model_of(name)
     with torch.no_grad():
         maps = model.neck(model.backbone(torch.randn(2, 4, 93, 118)))
@@ -46,7 +46,7 @@ def test_heads_of_mask_rcnn_see_the_places_of_their_boxes(name):
         assert_read_as_torchvision_reads(layers, maps[: len(layers)])
 
 
-def test_so_do_they_behind_mmdets_fpn():
+def test_mask_rcnn_pools_features_at_its_boxes_after_an_fpn():
     model = model_of(next(name for name in MASK_RCNN if '-mini_' in name))
     for parameter in model.backbone.parameters():
         nn.init.normal_(parameter, std=0.2)

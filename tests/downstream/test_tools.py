@@ -1,4 +1,4 @@
-"""Detectors and segmentors through the tools: killed, resumed, tested, drawn, in two processes."""
+"""Detectors and segmentors with the tools: resuming, testing, pictures, two processes."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ class Case(NamedTuple):
     length: str  # of the run
     interval: str  # of checkpoints
     killed: str  # the iteration, counted from 0
-    checkpoints: tuple[str, str]  # the one it goes on from, the last one
+    checkpoints: tuple[str, str]  # the one to resume from, the last one
     metrics: set[str]
     draw: str
     pictures: str
@@ -54,7 +54,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def call(run, shared_data, tmp_path):
-    """Run a tool on a small part of a config's data."""
+    """Return a function that runs a tool on a small part of the data of a config."""
 
     def call_tool(tool, case, *words, options=(), env=None):
         if not (shared_data / case.data).is_dir():
@@ -86,7 +86,7 @@ def call(run, shared_data, tmp_path):
 
 
 @pytest.mark.parametrize('case', CASES, ids=lambda case: case.config)
-def test_killed_resumed_tested_and_drawn(call, tmp_path, case):
+def test_train_kill_resume_test_and_plot(call, tmp_path, case):
     words = ('train.py', case, '--work-dir', 'work')
     assert call(*words, env={'KILL_AFTER': case.killed}).returncode == -signal.SIGKILL
     assert Path((tmp_path / 'work/last_checkpoint').read_text()).name == case.checkpoints[0]
@@ -123,7 +123,7 @@ def test_two_processes_on_a_cpu(call, tmp_path):
     assert result.returncode == 0, result.stderr
     assert (tmp_path / 'work/epoch_1.pth').exists()
     assert 'pascal_voc/mAP' in result.stdout + result.stderr
-    # Four images, two a process: each of them saw its own.
+    # Four images: each process saw its own two.
     first, second = ((tmp_path / f'work/loss_{rank}.jsonl').read_text() for rank in (0, 1))
     assert len(first.splitlines()) == len(second.splitlines()) == 1 and first != second
 
@@ -144,7 +144,9 @@ def test_two_processes_on_a_cpu(call, tmp_path):
         (CASES[1], 'model.backbone.out_indices=[1,5]', 'out_indices must be one or more ints, '),
     ],
 )
-def test_parts_that_do_not_fit_are_one_sentence(run, shared_data, tmp_path, case, option, message):
+def test_mismatched_parts_give_a_one_line_message(
+    run, shared_data, tmp_path, case, option, message
+):
     if not (shared_data / case.data).is_dir():
         pytest.skip(f'needs {case.data} under AFT_MM_DATA')
     result = run(
@@ -180,11 +182,11 @@ def test_detectors_and_segmentors_are_counted(run, tmp_path):
         ('fcn-aft-conv-tiny_8xb2-160k_ade20k-512px', 'nowhere/ade/ADEChallengeData2016'),
     ],
 )
-def test_missing_data_is_one_sentence(tool, tmp_path, config, place, monkeypatch):
+def test_missing_data_gives_a_one_line_message(tool, tmp_path, config, place, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('AFT_MM_DATA', 'nowhere')
     with pytest.raises(SystemExit) as end:
         tool('train').main([str(CONFIGS[config])])
-    sentence = str(end.value)
-    assert sentence.startswith('Error: ') and '\n' not in sentence
-    assert f"reads '{place}', which does not exist" in sentence and 'AFT_MM_DATA' in sentence
+    message = str(end.value)
+    assert message.startswith('Error: ') and '\n' not in message
+    assert f"reads '{place}', which does not exist" in message and 'AFT_MM_DATA' in message

@@ -1,4 +1,4 @@
-"""The tools import each other by file name, as scripts of one folder do."""
+"""Add tools/analysis_tools to the path, since its scripts import each other by file name."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Mean relative attention, and attention as it is recorded from models of three libraries."""
+"""Mean relative attention, and recorded attention of models of three libraries."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_mean_over_the_queries_that_have_a_token_at_an_offset():
 
 
 def test_probabilities_are_those_of_torch():
-    """Times the identity as values, for a mask of each kind, a scale and shared keys."""
+    """Attention with the identity as value, for each kind of mask, a scale and shared keys."""
     torch.manual_seed(0)
     query, key, eye = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.eye(5)
     for options in (
@@ -118,7 +118,7 @@ def test_attention_of_three_libraries_is_recorded():
     image = torch.randn(1, 3, 16, 16)
     for name, (model, first) in models.items():
         seen = []
-        model.eval()  # which mmpretrain's does not return
+        model.eval()  # which mmpretrain does not return
         with RecordAttention(seen.append):
             model(image)
         assert [tuple(attention.shape) for attention in seen] == 2 * [(1, 4, 17, 17)], name
@@ -137,7 +137,7 @@ def test_the_mean_over_batches_is_that_of_all_images():
     expected = mean_relative_attention(attention[:, 1], (4, 4), 1)
     torch.testing.assert_close(mean.means()['layer 1'], expected)
     with pytest.raises(ValueError, match='attention must be over 3 whole images'):
-        mean.take(attention[:, 0])  # five, where a batch of three was announced
+        mean.take(attention[:, 0])  # five images after a batch of three was announced
 
 
 def test_panels_show_the_heads_and_distances_are_means():

@@ -15,7 +15,7 @@ def test_a_kernel_with_one_place_and_a_flat_one():
     assert flat['entropy_bits'] == pytest.approx(np.log2(35))
     assert flat['top_3'] == pytest.approx(3 / 35)
     assert (flat['centre_row'], flat['centre_column']) == pytest.approx((0, 0), abs=1e-12)
-    # The variances of -2 … 2 and -3 … 3.
+    # Variances of -2 … 2 and -3 … 3.
     assert flat['width'] == pytest.approx(np.sqrt(2 + 4))
     assert peak['entropy_bits'] == pytest.approx(0, abs=1e-12)
     assert peak['top_3'] == pytest.approx(1)
@@ -25,7 +25,7 @@ def test_a_kernel_with_one_place_and_a_flat_one():
 
 @pytest.mark.parametrize('causal', [False, True])
 def test_a_dense_bias_is_the_mean_over_queries_of_what_they_see(causal):
-    """Compared with loops over numpy arrays, without the class token."""
+    """Compared with numpy loops, without the class token."""
     torch.manual_seed(0)
     grid, w = (3, 4), torch.randn(1, 13, 13)
     (row,) = position_bias_table({'layer 0': w}, grid, 1, causal=causal, top=2)

@@ -1,4 +1,4 @@
-"""Pictures of browse_dataset.py and compare_models.py against the samples of the datasets."""
+"""Pictures of browse_dataset.py and compare_models.py, compared with the samples."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from aft_mm.visualization import draw_completions, draw_header, draw_super_resol
 
 
 class Known(dict):
-    """A data sample as the hosts' are read: ``in`` and attributes."""
+    """A data sample of a host, with ``in`` and attributes."""
 
     __getattr__ = dict.__getitem__
 
@@ -30,25 +30,25 @@ def test_boxes_and_masks_have_their_positions():
     masks = torch.zeros(2, 60, 80, dtype=torch.bool)
     masks[0, 30:50, 20:40] = True
     boxes = torch.tensor([[20.0, 30, 40, 50], [70, 5, 70, 5]])  # the second has no area
-    drawn = draw_instances(image, boxes, ['a', 'b'], masks)
-    changed = (drawn != image).any(-1)
+    picture = draw_instances(image, boxes, ['a', 'b'], masks)
+    changed = (picture != image).any(-1)
     assert changed[30:50, 20:40].all() and not changed[52:, :].any() and not changed[:, :15].any()
     np.testing.assert_array_equal(draw_instances(image, boxes[:0], []), image)
     with pytest.raises(ValueError, match='must be equal in number.* got 2, 1 and None'):
         draw_instances(image, boxes, ['a'])
-    # A class has one colour, whichever others a picture has.
+    # The colour of a class does not depend on the other classes of a picture.
     edges = [
         draw_instances(image, boxes[:1], [name], classes=['a', 'b'])[50, 30].tolist()
         for name in 'ab'
     ]
-    assert edges == [drawn[50, 30].tolist(), [86, 180, 233]]
+    assert edges == [picture[50, 30].tolist(), [86, 180, 233]]
 
 
-def test_segments_have_a_colour_each_and_the_ignored_none():
+def test_every_segment_has_a_colour_except_ignored_ones():
     image = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
     labels = np.repeat([[0, 0, 1, 9, 255, 255]], 4, axis=0)
-    drawn = draw_segments(image * 0, labels)
-    colours = [tuple(drawn[0, column]) for column in range(6)]
+    picture = draw_segments(image * 0, labels)
+    colours = [tuple(picture[0, column]) for column in range(6)]
     assert colours[0] == colours[1] and len(set(colours)) == 4 and colours[4] == (0, 0, 0)
     np.testing.assert_array_equal(draw_segments(image, labels)[:, 4:], image[:, 4:])
 
@@ -65,7 +65,7 @@ def test_text_is_wrapped_and_cut_off():
     assert short.shape[1:] == long.shape[1:] and short.shape[0] < long.shape[0]
     lines = long.min((1, 2)) < 128
     assert (short.min((1, 2)) < 128).sum() < 15 < lines.sum()
-    assert long[-1].min() == 255  # nothing runs over the lower edge
+    assert long[-1].min() == 255  # nothing is cut off at the lower edge
 
 
 def test_small_images_are_enlarged_by_a_whole_factor():
@@ -174,7 +174,7 @@ def test_a_dataset_is_browsed(browse, digits_classifier, tmp_path, capsys):
     np.testing.assert_array_equal(picture[::20, ::20, 0], dataset[3]['inputs'][0])
 
 
-def test_models_are_drawn_next_to_each_other():
+def test_models_are_plotted_next_to_each_other():
     rng = np.random.default_rng(0)
     inputs = rng.integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
     first, second = rng.integers(0, 256, (2, 2, 1, 8, 8, 3), dtype=np.uint8)
@@ -196,11 +196,11 @@ def test_a_header_stays_in_its_columns():
 def test_models_are_compared_on_their_test_images(tool, untrained, tmp_path, capsys, monkeypatch):
     compare = tool('analysis_tools/compare_models')
     config, checkpoint = untrained['tiny_pixels']
-    drawn = []
+    calls = []
     monkeypatch.setattr(
         compare,
         'draw_completions',
-        lambda *args, **kw: drawn.append(args) or draw_completions(*args, **kw),
+        lambda *args, **kw: calls.append(args) or draw_completions(*args, **kw),
     )
     compare.main(
         [
@@ -219,7 +219,7 @@ def test_models_are_compared_on_their_test_images(tool, untrained, tmp_path, cap
         ]
     )
     assert '2 models on 2 images' in capsys.readouterr().out
-    ((images, completions, rows),) = drawn
+    ((images, completions, rows),) = calls
     assert completions.shape[:2] == (2, 2) and rows == images.shape[1] // 2
     np.testing.assert_array_equal(completions[:, 0], completions[:, 1])  # one model, one seed
     np.testing.assert_array_equal(completions[:, 0, :rows], images[:, :rows])

@@ -1,4 +1,4 @@
-"""tools/analysis_tools/compare_runs.py: work dirs to the table of a paper."""
+"""tools/analysis_tools/compare_runs.py: tables of work dirs."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-qui
 
 @pytest.fixture(autouse=True)
 def work_dirs(tmp_path, monkeypatch):
-    """Work dirs of training runs: two seeds of a classifier, and one with another model."""
+    """Write work dirs of two seeds of a classifier, and of another model."""
     monkeypatch.chdir(tmp_path)
     for name, accuracy, seconds, change in (
         ('a0', 90.0, 0.25, {}),

@@ -11,7 +11,7 @@ from PIL import Image
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """A folder with the metrics of two groups, and files without metrics."""
+    """Write the metrics of two groups, and files without metrics."""
     monkeypatch.chdir(tmp_path)
     values = dict(
         a_seed0=2.61,
@@ -101,5 +101,5 @@ def test_bad_arguments_give_a_one_line_message(files, words, message):
     metric = [] if '--metric' in words else ['--metric', 'bits_per_char']
     with pytest.raises(SystemExit) as stopped:
         main([*metric, *words])
-    sentence = str(stopped.value)
-    assert '\n' not in sentence and re.search(f'^Error: .*{message}', sentence)
+    error = str(stopped.value)
+    assert '\n' not in error and re.search(f'^Error: .*{message}', error)

@@ -1,4 +1,4 @@
-"""Tables in the READMEs of configs/ hold the numbers of the metafiles, and those of the papers."""
+"""Tables in the READMEs of configs/, compared with metafiles and papers."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def run(monkeypatch, *arguments):
 
 
 def read_tables(task):
-    """The tables of a README as a reader sees them, {table: {first cell: {header: cell}}}."""
+    """Return the tables of a README, {table: {first cell: {header: cell}}}."""
     tables = {}
     for _, name, table, _ in config_tables.REGION.findall((task / 'README.md').read_text()):
         (_, *headers), _, *lines = [
@@ -51,7 +51,7 @@ def read_tables(task):
 
 
 def shown(metafile, model, result):
-    """Names of the entries with a column in a table of a result or, if measured, of its model."""
+    """Return the entries of a result that have a column in one of its tables."""
     tables = [
         name
         for other in (model['Results'] if 'Log' in result else [result])
@@ -75,9 +75,7 @@ def test_every_readme_is_up_to_date(monkeypatch, capsys):
         ('README.md', '| 117.3 |\n<!-- end', '| 117.3 |\n| another | 1 | 2 |\n<!-- end'),
     ],
 )
-def test_an_edit_is_noticed_and_the_tool_updates_the_table(
-    file, there, edited, tmp_path, monkeypatch
-):
+def test_an_outdated_table_is_reported_and_updated(file, there, edited, tmp_path, monkeypatch):
     task = tmp_path / 'point_cloud'
     shutil.copytree(ROOT / 'configs' / 'point_cloud', task)
     run(monkeypatch, task, '--check')
@@ -128,7 +126,7 @@ def test_every_config_is_in_a_table(task):
     regions = ''.join(
         found[2] for found in config_tables.REGION.findall((task / 'README.md').read_text())
     )
-    assert set(re.findall(r'\]\((.+?)\)', regions)) == {leaf.name for leaf in task.glob('*.py')}
+    assert set(re.findall(r'\]\((.+?)\)', regions)) == {path.name for path in task.glob('*.py')}
 
 
 @every_task
@@ -157,8 +155,8 @@ def test_numbers_measured_here_are_those_of_the_logs(task):
 
 def test_the_model_index_reads_the_metafiles():
     index = load(str(ROOT / 'model-index.yml'))
-    leaves = {leaf.stem for task in TASKS for leaf in task.glob('*.py')}
-    assert leaves <= {model.name for model in index.models}
+    names = {path.stem for task in TASKS for path in task.glob('*.py')}
+    assert names <= {model.name for model in index.models}
     for task in TASKS:
         for model in yaml.safe_load((task / 'metafile.yml').read_text())['Models']:
             for result in model['Results']:

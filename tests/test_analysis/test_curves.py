@@ -10,7 +10,7 @@ from run_logs import read_scalars
 
 
 def log(epochs, length=6, interval=4, first=1, offset=0.0):
-    """Records of mmengine: losses by iteration, validations by epoch."""
+    """Return records of mmengine: losses by iteration, validations by epoch."""
     records = []
     for epoch in range(first, epochs + 1):
         records += [
@@ -36,11 +36,11 @@ def lines(figure):
 
 
 def test_losses_in_bits_by_iteration_and_validations_at_the_end_of_their_epochs():
-    drawn = lines(draw_curves({'a': log(8)}))
-    x, y = drawn['a, training'].T
+    curves = lines(draw_curves({'a': log(8)}))
+    x, y = curves['a, training'].T
     assert x.tolist() == [6 * epoch + 4 for epoch in range(8)]
     np.testing.assert_allclose(y, 8 - x / 10)
-    assert drawn['a'].tolist() == [[6.0 * epoch, 8.0 - epoch] for epoch in range(1, 9)]
+    assert curves['a'].tolist() == [[6.0 * epoch, 8.0 - epoch] for epoch in range(1, 9)]
 
 
 def test_validations_that_are_numbered_by_iteration():
@@ -51,9 +51,9 @@ def test_validations_that_are_numbered_by_iteration():
 
 def test_several_runs_and_references():
     figure = draw_curves({'a': log(2), 'b': log(3, offset=1.0)}, references={'xz -9': 2.28})
-    drawn = lines(figure)
-    assert list(drawn) == ['a, training', 'a', 'b, training', 'b']
-    assert drawn['b'][-1].tolist() == [18, 6]
+    curves = lines(figure)
+    assert list(curves) == ['a, training', 'a', 'b, training', 'b']
+    assert curves['b'][-1].tolist() == [18, 6]
     horizontal = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == '--']
     assert [line.get_ydata() for line in horizontal] == [[2.28, 2.28]]
     assert [text.get_text() for text in figure.axes[0].texts] == ['xz -9: 2.28']
@@ -105,7 +105,7 @@ def test_a_run_without_validation():
 
 
 def classifier(seed=0, length=120, interval=50, epochs=3, time=0.5):
-    """Records of mmpretrain: a cross entropy, and an accuracy in per cent."""
+    """Return records of mmpretrain: a cross entropy, and an accuracy in per cent."""
     records = []
     for epoch in range(1, epochs + 1):
         records += [
@@ -138,7 +138,7 @@ def test_any_metric_over_epochs_or_time():
     figure = draw_curves({'a': classifier()}, 'accuracy/top1', over='epoch')
     assert figure.axes[0].get_lines()[0].get_xdata().tolist() == [1, 2, 3]
     records = classifier()
-    records[3]['time'] = 1.5  # what each of the iterations 101 to 170 took
+    records[3]['time'] = 1.5  # the time of each iteration from 101 to 170
     figure = draw_curves({'a': records}, ['time', 'accuracy/top1'], over='time')
     training, validation = (axis.get_lines()[0] for axis in figure.axes)
     assert training.get_ydata().tolist() == [0.5, 0.5, 1.5, 0.5, 0.5, 0.5]
@@ -149,7 +149,7 @@ def test_any_metric_over_epochs_or_time():
 
 def test_seeds_are_their_mean_and_its_standard_error():
     seeds = [classifier(seed) for seed in range(3)]
-    del seeds[1][-1]  # one was not validated in the end
+    del seeds[1][-1]  # one run without a final validation
     (axis,) = draw_curves({'a': seeds, 'b': classifier()}, 'accuracy/top1').axes
     mean, _ = axis.get_lines()
     assert mean.get_xydata().tolist() == [[120, 11], [240, 21]]
@@ -192,7 +192,7 @@ def test_a_resumed_run_counts_as_it_ran_last(tmp_path):
 def test_the_length_of_a_single_epoch_is_in_the_text_log(tmp_path):
     write(tmp_path / '20260101_000000/vis_data/scalars.json', classifier(epochs=1))
     (axis,) = draw_curves({'a': read_scalars(tmp_path)}, 'accuracy/top1').axes
-    assert axis.get_lines()[0].get_xdata().tolist() == [100]  # all that the scalars tell
+    assert axis.get_lines()[0].get_xdata().tolist() == [100]  # the only information in the scalars
     (tmp_path / '20260101_000000/20260101_000000.log').write_text(
         '2026/01/01 00:00:01 - mmengine - INFO - Epoch(train)  [1][ 50/120]  lr: 1.0e-03\n'
     )

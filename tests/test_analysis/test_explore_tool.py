@@ -43,8 +43,8 @@ def open_page(tmp_path):
         assert page.errors == []
 
 
-def said(page):
-    """Place and numbers in the line that reads out values."""
+def readout(page):
+    """Return text and numbers of the line that shows values."""
     text = page.run('document.getElementById("readout").textContent')
     return text, [float(number) for number in re.findall(r'= (-?[\d.e-]+)', text)]
 
@@ -77,33 +77,33 @@ def test_the_page_shows_the_values_of_the_model(
     tile = page.run('tile')
     page.mouse('query', 4.5 * tile, 1.5 * tile)  # the query in row 1, column 4
     page.mouse('query', 3.5 * tile, 2.5 * tile, click=False)
-    text, numbers = said(page)
+    text, numbers = readout(page)
     assert 'layer 1, head 2, query (1, 4), source (2, 3)' in text
     expected = float(w[2, 1 + 1, 2 - 1])
     assert numbers == pytest.approx([expected, np.exp(expected)], rel=1e-6)
     for _ in range(2):
         page.key('query', 'ArrowLeft', shift=True)  # three columns away: outside of the kernel
-    assert 'source (2, 1): w = 0, exp(w) = 1' in said(page)[0]
+    assert 'source (2, 1): w = 0, exp(w) = 1' in readout(page)[0]
     page.key('query', 'ArrowDown')
-    text, numbers = said(page)
+    text, numbers = readout(page)
     assert 'query (2, 4), source (2, 4)' in text
     assert numbers[0] == pytest.approx(float(w[2, 1, 2]), rel=1e-6)
     page.key('kernel', 'ArrowUp')
-    text, numbers = said(page)
+    text, numbers = readout(page)
     assert 'offset (-1, 0)' in text and numbers[0] == pytest.approx(float(w[2, 0, 2]), rel=1e-6)
 
     page.key('overview', 'ArrowRight')  # head 3, whose keys are the fourth channel
     key = keys[0][:, 3]
-    read = float(re.search(r'a<b.png: .*: key ([\d.e-]+), share', said(page)[0]).group(1))
+    read = float(re.search(r'a<b.png: .*: key ([\d.e-]+), share', readout(page)[0]).group(1))
     assert read == pytest.approx(float(24 * key.softmax(0)[16]), rel=1e-3)  # of source (2, 4)
     page.mouse('keymap-0', 0.5 * tile, 3.5 * tile, click=False)
-    text, numbers = said(page)
+    text, numbers = readout(page)
     assert 'layer 1, head 3, source (3, 0)' in text
     assert numbers[-1] == pytest.approx(float(24 * key.softmax(0)[18]), rel=1e-3)
     bias = torch.zeros(4, 6)  # of the query (2, 4)
     bias[1:4, 2:6] = w[3][:, :4]
     page.mouse('share-0', 5.5 * tile, 3.5 * tile, click=False)
-    share = float(re.search(r'([\d.e-]+) % of the sum', said(page)[0]).group(1))
+    share = float(re.search(r'([\d.e-]+) % of the sum', readout(page)[0]).group(1))
     assert share == pytest.approx(100 * float((key + bias.flatten()).softmax(0)[23]), rel=2e-3)
 
 
@@ -128,22 +128,24 @@ def test_dense_and_causal_biases_with_a_class_token_in_both_themes(tmp_path, ope
 
     page.mouse('query', 1.5 * tile, 0.5 * tile)  # query (0, 1)
     page.mouse('query', 2.5 * tile, 1.5 * tile, click=False)  # source (1, 2)
-    assert said(page)[1][0] == pytest.approx(float(dense[0, 1 + 1, 1 + 5]), rel=1e-6)
+    assert readout(page)[1][0] == pytest.approx(float(dense[0, 1 + 1, 1 + 5]), rel=1e-6)
     dark = page.run('getComputedStyle(document.body).backgroundColor'), pixel()
     page.run("document.getElementById('theme').click()")
     light = page.run('getComputedStyle(document.body).backgroundColor'), pixel()
     assert dark[0] == 'rgb(20, 23, 27)' and light[0] == 'rgb(255, 255, 255)'
     assert dark[1] != light[1]
 
-    page.key('overview', 'ArrowRight')  # the later token is not summed over
+    page.key('overview', 'ArrowRight')  # the later token is excluded from the sum
     page.mouse('query', 2.5 * tile, 1.5 * tile, click=False)
-    assert said(page)[0].endswith('layer 1, head 0, query (0, 1), source (1, 2): not summed over')
+    assert readout(page)[0].endswith(
+        'layer 1, head 0, query (0, 1), source (1, 2): not summed over'
+    )
     page.key('overview', 'ArrowRight')
     page.mouse('query', 2.5 * tile, 1.5 * tile, click=False)
-    assert said(page)[1][0] == pytest.approx(float(kernel[0, 2, 2]), rel=1e-6)
+    assert readout(page)[1][0] == pytest.approx(float(kernel[0, 2, 2]), rel=1e-6)
     page.mouse('query', 0.5 * tile, 0.5 * tile)  # query (0, 0); the kernel is 3 x 3
     page.mouse('query', 2.5 * tile, 0.5 * tile, click=False)
-    assert said(page)[0].endswith('source (0, 2): not summed over')
+    assert readout(page)[0].endswith('source (0, 2): not summed over')
 
 
 def test_a_page_of_aft_conv_small_is_small():

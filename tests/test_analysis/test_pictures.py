@@ -1,4 +1,4 @@
-"""Tools that inspect a model: numbers in their files against those of the model."""
+"""Tools that inspect a model: their output files, compared with the model."""
 
 import csv
 import importlib.util
@@ -30,13 +30,13 @@ ROOT = Path(__file__).parents[2]
 NEEDS_GRAD_CAM = pytest.mark.skipif(
     not importlib.util.find_spec('pytorch_grad_cam'), reason='needs the extra "analysis"'
 )
-OF_VIS_CAM = '<1.5'  # vis_cam.py passes use_cuda, which later ones do not take
+OF_VIS_CAM = '<1.5'  # vis_cam.py passes use_cuda, which later versions do not accept
 VIS_CAM = Path(mmpretrain.__file__).parent / '.mim/tools/visualization/vis_cam.py'
 
 
 @pytest.fixture
 def analysis(tool, monkeypatch):
-    """Run the main function of a tool in this process, to import only once."""
+    """Return a function that runs the main function of a tool in this process."""
 
     def call(name, *words):
         module = tool(f'analysis_tools/{name}')
@@ -100,14 +100,14 @@ def test_keys_are_those_of_the_mixer(analysis, digits_classifier, tmp_path):
 
 @NEEDS_GRAD_CAM
 def test_class_activation_maps_are_the_formula(tool, analysis, digits_classifier, tmp_path):
-    """After the last norm and the mean over tokens only the head's weights are left."""
+    """After the last norm and the mean over tokens, only the weights of the head remain."""
     analysis('plot_cam', *digits_classifier, '--out', tmp_path / 'c.png', '--num', 2, '--dpi', 40)
     assert colourful(tmp_path / 'c.png')
 
     module, network = tool('analysis_tools/plot_cam'), load_network(*digits_classifier)
     name = module.target_layer(network)
     inputs = network_inputs(network.config, [build_dataset(network.config)[i] for i in (0, 9)])
-    # Of other classes the whole map may be below 0.
+    # For other classes the whole map may be negative.
     categories = network.model(inputs).argmax(1).tolist()
     found = module.activation_maps(network, network.backbone.norm, inputs, categories)
     assert name == 'norm' and found.shape == (2, 8, 8)
@@ -118,7 +118,7 @@ def test_class_activation_maps_are_the_formula(tool, analysis, digits_classifier
         for image, category in enumerate(categories):
             weight = network.model.head.fc.weight[category]
             expected = (network.backbone.norm(x[image]) @ weight).relu().view(4, 4)
-            # The library enlarges bilinearly from 4 to 8 pixels, and scales to 0 … 1 then.
+            # The library enlarges bilinearly from 4 to 8 pixels, then scales to 0 … 1.
             enlarged = torch.nn.functional.interpolate(
                 expected[None, None], size=8, mode='bilinear'
             )[0, 0]
@@ -158,7 +158,7 @@ def test_vis_cam_of_mmpretrain_works_unchanged(with_cls_token, tmp_path, monkeyp
             str(tmp_path / 'cam.png'),
         ],
     )
-    with DefaultScope.overwrite_default_scope('mmpretrain'):  # other tests leave their own
+    with DefaultScope.overwrite_default_scope('mmpretrain'):  # other tests may have set another one
         runpy.run_path(str(VIS_CAM), run_name='__main__')
     layer = 'backbone.layers.1.norm1' if with_cls_token else 'backbone.norm'
     assert f'"{layer}"' in capsys.readouterr().out
@@ -262,7 +262,7 @@ def test_fields_of_networks_of_three_libraries(
 
 
 def test_files_go_through_the_pipeline_of_the_config(tmp_path):
-    """As mmcv reads them, BGR, and as they are shown, RGB."""
+    """mmcv reads BGR; pictures are RGB."""
     config = Config.fromfile(
         ROOT / 'configs/image_classification/aft-conv-mini-h96-k7_1xb50-40e_imagenette-64px.py'
     )

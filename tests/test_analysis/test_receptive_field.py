@@ -1,4 +1,4 @@
-"""Receptive fields of networks whose field is known."""
+"""Receptive fields of networks with a known field."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,12 @@ from torch import nn
 
 
 def test_linear_convolutions_have_the_square_of_their_joint_kernel():
-    """Of one channel: whatever the projection and the images are."""
+    """With one channel, for any projection and images."""
     torch.manual_seed(0)
     first, second = nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 5, padding=2)
     energy = receptive_field(lambda x: second(first(x)), torch.randn(3, 1, 21, 17), place=(9, 10))
 
-    # Full convolution of the two flipped kernels is what a place reads.
+    # A position reads the full convolution of the two flipped kernels.
     joint = (
         F.conv2d(second.weight, first.weight.flip(2, 3), padding=2).detach().double().square()[0, 0]
     )
@@ -81,7 +81,7 @@ def test_patches_and_windows_of_a_transformer_are_its_field():
 
 
 def test_the_mean_of_a_layer_norm_is_constant_but_its_field_is_not_empty():
-    """A sum over the channels in place of projections would have no gradient at all."""
+    """Without random projections, the sum over the channels would have no gradient."""
     torch.manual_seed(0)
     conv, norm = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8)
     energy = receptive_field(
@@ -96,7 +96,7 @@ def test_share_within_a_radius():
     shares = energy_within(energy, [0, 1.9, 2, 2.9, 3])
     assert shares.tolist() == pytest.approx([0.4, 0.4, 0.8, 0.8, 1])
     assert [radius_of_share(energy, share) for share in (0.4, 0.5, 0.9, 1)] == [0, 2, 3, 3]
-    # The same away from the middle: radii are around the centre of mass.
+    # The same off-centre, since radii are measured from the centre of mass.
     moved = F.pad(energy, (5, 0, 0, 3))
     assert radius_of_share(moved, 0.9) == pytest.approx(3)
 

@@ -25,7 +25,7 @@ from saved_memory import saved_memory  # noqa: E402
 
 @pytest.fixture
 def run(run):
-    # AFT_MM_DATA is set for all of them, so that mmengine logs it.
+    # AFT_MM_DATA is set, so mmengine logs it.
     env = dict(AFT_MM_DATA=os.environ.get('AFT_MM_DATA', 'data'))
     return lambda tool, *arguments: run(TOOLS / tool, *arguments, cwd=ROOT, env=env)
 
@@ -40,7 +40,7 @@ def only_error(done):
 # A 6 x 9 grid of tokens with 48 channels.
 GRID, T, D = (6, 9), 54, 48
 PROJECTIONS = 4 * T * D * D
-# exp, times v, the two sums, and what follows: the quotient, the sigmoid, the gate.
+# exp, product with v, two sums, quotient, sigmoid, gate.
 WEIGHTED_MEAN = T * D * (1 + 1 + 2)
 GATE = 3 * T * D
 
@@ -78,7 +78,7 @@ GATE = 3 * T * D
     ],
 )
 def test_flops_are_those_of_the_formula(mixer, expected):
-    """Shifts against overflow and the like come on top: at most 8 per cent of the layer."""
+    """Shifts against overflow and similar operations add at most 8 per cent."""
     module = MODELS.build(dict(mixer, type=f'aft_mm.{mixer["type"]}', embed_dims=D, grid=GRID))
     counted = analyse(module, (T, D))
 
@@ -131,7 +131,7 @@ def test_a_decoder_is_counted_on_its_whole_length_with_its_head(tmp_path):
     projections, mean_and_gate = 4 * dims * dims, (4 + 3) * dims
     mlp, norms, residuals = (2 * 4 * dims + 4) * dims, 2 * 5 * dims, 2 * dims
     block = projections + mean_and_gate + mlp + norms + residuals
-    # Positions are added, the last norm, the logits and their cross entropy.
+    # Positions, last norm, logits and cross entropy.
     expected = length * (2 * block + (1 + 5) * dims + values * dims + 5 * values)
     assert counted['shape'] == (length,) and counted['uncounted'] == {}
     assert expected <= counted['flops'] <= 1.03 * expected
@@ -219,7 +219,7 @@ def test_shape_is_that_of_the_config_or_the_one_given():
 
     assert default['shape'] == (1, 8, 8) and larger['shape'] == (1, 16, 24)
     assert larger['parameters'] == default['parameters']
-    # Six times the tokens: linear in them but for the kernel, larger than the grid of 4 x 4.
+    # Six times the tokens; linear except for the kernel, which exceeds the 4 x 4 grid.
     assert 5.9 < larger['flops'] / default['flops'] < 8
 
 
@@ -274,7 +274,7 @@ def test_print_config_prints_the_config_alone_with_what_is_inherited_and_overrid
     done = run('print_config.py', config, '--cfg-options', 'train_cfg.max_epochs=7')
 
     assert done.returncode == 0, done.stderr
-    assert 'AFT_MM_DATA' in done.stderr  # what mmengine says on the way
+    assert 'AFT_MM_DATA' in done.stderr  # messages of mmengine
     printed = Config.fromstring(done.stdout, '.py')
     assert printed.train_cfg.max_epochs == 7
     assert printed.default_scope == 'mmpretrain' and '_base_' not in printed
@@ -346,9 +346,9 @@ def test_a_missing_file_gives_a_one_line_message(run, words):
 
 
 def test_reference_bits_of_known_bytes(run, tmp_path):
-    """One byte costs nothing, two equal shares a bit, and xz finds the repetition."""
+    """A constant byte has 0 bits, two equally frequent ones 1 bit, and xz finds repetitions."""
     data = np.tile(np.frombuffer(b'ab', np.uint8), 500)
-    data[-100:] = ord('c')  # the test part alone
+    data[-100:] = ord('c')  # only the test split
     path = tmp_path / 'text'
     path.write_bytes(data.tobytes())
     config = ROOT / 'configs/language_modeling/aft-local-32-mini_1xb16-6e_enwik8-t256.py'
@@ -368,13 +368,13 @@ def test_reference_bits_of_known_bytes(run, tmp_path):
 
 
 def test_the_bits_of_sorted_points_are_a_code_of_all_clouds():
-    """The clouds of three points, their shares given, have probabilities that sum to one."""
+    """The probabilities of all clouds of three points sum to one."""
     shares = np.array([[1, 2], [2, 1], [1.5, 1.5]]) / 3  # of the values 0 and 1, of z, y and x
     total = 0.0
     for cloud in itertools.combinations_with_replacement(itertools.product((0, 1), repeat=3), 3):
         cloud = np.array(cloud)
         bits = -np.log2([share[column] for share, column in zip(shares, cloud.T, strict=True)])
-        # In its own histograms, from which the function starts.
+        # With the histograms of these clouds, as in the function.
         own = -np.log2([(column == value).mean() for column in cloud.T for value in column])
         orders = own.sum() - 9 * sorted_points_bits(cloud[None].astype(np.uint8))
         total += 2 ** (orders - bits.sum())
@@ -382,13 +382,13 @@ def test_the_bits_of_sorted_points_are_a_code_of_all_clouds():
 
 
 def test_the_bits_of_points_in_order_of_z_are_a_code_of_all_sequences():
-    """Sequences of three points whose z never falls; beside them one whose y does, so that only z
-    is known to be in order."""
+    """Sequences of three points with increasing z; another one with decreasing y, so that only z
+    counts as sorted."""
     shares = np.array([[1, 2], [2, 1], [1.5, 1.5]]) / 3
-    beside = [(0, 1, 1), (0, 0, 1), (1, 0, 0)]  # two of them could change places
+    other = [(0, 1, 1), (0, 0, 1), (1, 0, 0)]  # two of them could be swapped
     total = 0.0
     for cloud in itertools.product(itertools.product((0, 1), repeat=3), repeat=3):
-        clouds = np.array([cloud, beside], dtype=np.uint8)
+        clouds = np.array([cloud, other], dtype=np.uint8)
         if (np.diff(clouds[0, :, 0].astype(int)) < 0).any():
             continue
         bits = -np.log2([share[column] for share, column in zip(shares, clouds[0].T, strict=True)])
@@ -415,7 +415,7 @@ def test_reference_bits_of_point_clouds(run, tmp_path, shared_data):
     assert result.returncode == 0, result.stderr
     bits = json.loads((tmp_path / 'bits.json').read_text())
     assert bits['values'] == 40 * 1024 * 3
-    # log2(1024!) / 3072 bits are worth the order of points that all differ.
+    # The order of distinct points is worth log2(1024!) / 3072 bits.
     assert 2 < bits['order 0'] - bits['sorted points'] < 3.5
     assert bits['sorted points'] < bits['xz -9'] < bits['order 0'] < 8
 

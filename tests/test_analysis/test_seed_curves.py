@@ -1,4 +1,4 @@
-"""Mean curves over seeds, against steps and time."""
+"""Mean curves over seeds by iteration and time."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from plot_seed_curves import draw_seed_curves
 
 
 def run(losses, step=5):
-    """A log: losses every few iterations, then a validation."""
+    """Return a log with losses every few iterations, then a validation."""
     records = [dict(loss=loss, iter=step * (i + 1), lr=1e-3) for i, loss in enumerate(losses)]
     return [*records, dict(bits_per_char=1.0, step=1)]
 
@@ -29,7 +29,7 @@ def test_mean_and_error_where_all_runs_have_logged():
     mean = np.array([statistics.mean(column) for column in columns]) / math.log(2)
     error = np.array([statistics.stdev(column) / 3**0.5 for column in columns]) / math.log(2)
     np.testing.assert_allclose(several[:, 1], mean)
-    (band,) = axis.collections  # a single run has none
+    (band,) = axis.collections  # a single run has no error
     low, high = (edge(band.get_paths()[0].vertices[:, 1]) for edge in (np.min, np.max))
     np.testing.assert_allclose([low, high], [mean[1] - error[1], mean[0] + error[0]])
 
@@ -75,14 +75,14 @@ def test_the_tool_finds_the_time_by_the_name_of_the_config(tmp_path, monkeypatch
     Path('times.json').write_text(json.dumps(dict(rows=rows)))
     logs = [f'x-mini_seed{seed}.jsonl' for seed in range(3)]
     words = ['--label', 'nats', '--out', 'a.png', '--group', 'x', *logs, '--times']
-    drawn = {}
+    calls = {}
     monkeypatch.setattr(
         plot_seed_curves,
         'draw_seed_curves',
-        lambda *args: drawn.update(args=args) or draw_seed_curves(*args),
+        lambda *args: calls.update(args=args) or draw_seed_curves(*args),
     )
     plot_seed_curves.main([*words, 'times.json', '--top', '2.9', '--smooth', '2'])
-    assert drawn['args'][2:] == (1.0, {'x': 250.0}, 2.9, 2)
+    assert calls['args'][2:] == (1.0, {'x': 250.0}, 2.9, 2)
     assert matplotlib.image.imread('a.png').std() > 0.05
     Path('empty.json').write_text('{}')
     with pytest.raises(SystemExit, match="--times must be .*, got 'empty.json'"):

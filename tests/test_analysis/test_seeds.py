@@ -1,4 +1,4 @@
-"""Means over seeds: the numbers of the table and the places in the picture."""
+"""Means over seeds: numbers in the table and positions in the picture."""
 
 import math
 import statistics
@@ -16,7 +16,7 @@ def cells(table):
 
 
 def bars(figure):
-    """``(x, y, half length of the bar)`` of every mean; None where there is no bar."""
+    """Return ``(x, y, half length of the bar or None)`` of every mean."""
     found = []
     for container in figure.axes[0].containers:
         (x,), (y,) = container.lines[0].get_data()

@@ -18,7 +18,7 @@ from aft_mm.apis import (
 from aft_mm.errors import UserError
 from aft_mm.structures import SequenceSample
 
-# Who draws from the model of a config, and why no other.
+# The inferencer for each config, and the errors of the others.
 OWNERS = dict(
     tiny_text=(
         TextGenerator,
@@ -144,10 +144,7 @@ class TestTextGenerator:
         assert all(map(str.startswith, together, prompts))
 
     def test_scores_are_log_probabilities(self, text):
-        """Of every byte after the bytes before it, which sum to one over the bytes there could be.
-
-        And those of a whole text are what a test of the model counts.
-        """
+        """Probabilities of the next byte sum to one; the score of a text equals that of a test."""
         scores = text.score('Ägypt')
         assert scores.shape == (6,) and scores.dtype == np.float64
         alternatives = [text.score(f'ab{chr(last)}')[2] for last in range(128)]

@@ -23,7 +23,7 @@ SIMPLE = dict(type='aft_mm.AFTSimple')
 
 @pytest.fixture(autouse=True)
 def scope_of_mmpretrain():
-    """Set the default scope of the tools, whatever other tests have set in this process."""
+    """Set the default scope of the tools, which other tests may have changed."""
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         yield
 
@@ -40,7 +40,7 @@ def test_features_by_mmpretrain(tiny_classifier):
 
 
 class TestNames:
-    def test_ours_are_known_to_mmpretrain_once_they_are_asked_for(self, root, monkeypatch):
+    def test_our_models_are_registered_in_mmpretrain_on_request(self, root, monkeypatch):
         assert NAME in list_models() and list_models('*_cifar10') == [
             name for name in list_models() if '_cifar10' in name
         ]
@@ -53,7 +53,7 @@ class TestNames:
         )
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        assert not calls  # by the import alone
+        assert not calls  # after the import
         assert module.list_models() == module.list_models() == list_models()
         assert len(calls) == 1
 
@@ -75,7 +75,7 @@ class TestNames:
         name = 'aft-local-32-mini_1xb16-2e_mnist'
         assert type(get_model(name)).__name__ == 'AutoregressiveModel'
 
-    def test_a_package_without_its_configs_says_so(self, tmp_path, monkeypatch):
+    def test_a_host_without_its_configs_is_named(self, tmp_path, monkeypatch):
         monkeypatch.setattr('aft_mm.config.finding.PACKAGE', tmp_path / 'aft_mm')
         install_root.cache_clear()
         with pytest.raises(UserError, match='install aft_mm from a wheel that holds them'):
@@ -101,7 +101,7 @@ class TestTimm:
         arch = dict(embed_dims=8, num_layers=3)
         return AFTViT(arch, img_size=(8, 12), patch_size=4, token_mixer=SIMPLE).eval()
 
-    def test_features_by_its_wrapper(self, backbone):
+    def test_features_by_the_timm_wrapper(self, backbone):
         features = pytest.importorskip('timm.models._features')
         image = torch.randn(2, 3, 8, 12)
         wrapped = features.FeatureGetterNet(backbone, out_indices=(0, 2), norm=True, prune=False)
@@ -125,7 +125,7 @@ class TestTimm:
         expected = backbone.norm(first.flatten(2).mT).mT.view_as(first)
         torch.testing.assert_close(outputs[0], expected)
 
-    def test_its_arguments(self):
+    def test_arguments_of_the_timm_wrapper(self):
         torch.manual_seed(0)
         model = AFTViT(
             dict(embed_dims=8, num_layers=3),
@@ -150,7 +150,7 @@ class TestTimm:
         torch.testing.assert_close(stopped[:, 1:], model.norm(pairs[0][0]))
         assert len(model.forward_intermediates(image, intermediates_only=True)) == 3
         handle.remove()
-        model.bfloat16 = True  # inside; what comes out is float32, as forward's
+        model.bfloat16 = True  # inside; the output is float32, as for forward
         final, features = model.forward_intermediates(image)
         assert {t.dtype for t in (final, *features)} == {torch.float32}
         for wrong in (dict(indices=4), dict(indices=[3]), dict(output_fmt='NHWC')):
@@ -158,7 +158,7 @@ class TestTimm:
                 model.forward_intermediates(image, **wrong)
 
 
-def test_mmengine_counts_less_than_our_tool(tool, tiny_classifier):
+def test_mmengine_counts_fewer_flops_than_our_tool(tool, tiny_classifier):
     """As described in docs/analysis.md; if this fails, update one of them."""
     analyse = tool('analysis_tools/model_complexity').analyse
     backbone = Config.fromfile(tiny_classifier[0]).model.backbone

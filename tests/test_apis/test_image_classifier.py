@@ -21,7 +21,7 @@ def classify(tiny_classifier):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Five images of several sizes, in two folders of classes as ImageNet's."""
+    """Write five images of several sizes in two class folders, as in ImageNet."""
     rng = np.random.default_rng(0)
     for name, size in (
         ('b/2.png', (8, 12)),
@@ -38,7 +38,7 @@ def folder(tmp_path):
     return tmp_path / 'images'
 
 
-def test_a_folder_is_classified_as_a_test_does(classify, folder, capsys):
+def test_a_folder_is_classified_as_in_a_test(classify, folder, capsys):
     results = classify(folder, batch_size=2)
     captured = capsys.readouterr()
     assert '100%' in captured.err and captured.out == ''
@@ -77,8 +77,8 @@ def test_paths_arrays_and_lists_of_both_are_the_same(classify, folder, capsys):
     assert np.abs(other['scores'] - alone['scores']).max() > 1e-3
 
 
-def test_images_of_several_sizes_are_classified_each_as_alone(tiny_classifier, folder):
-    """Where the pipeline leaves them as they are."""
+def test_images_of_several_sizes_are_classified_individually(tiny_classifier, folder):
+    """Their pipeline does not resize."""
     config = Config.fromfile(tiny_classifier[0])
     config.test_dataloader.dataset.pipeline = [dict(type='PackInputs')]
     classify = ImageClassifier(config, tiny_classifier[1], 'cpu')
@@ -87,14 +87,14 @@ def test_images_of_several_sizes_are_classified_each_as_alone(tiny_classifier, f
         image = np.array(Image.open(path))
         (alone,) = classify(image, progress=False)
         np.testing.assert_allclose(result['scores'], alone['scores'], rtol=1e-4)
-        # A data set of arrays whose preprocessor turns nothing around, such as CIFAR-10, has RGB.
+        # Datasets of arrays whose preprocessor does not swap channels, such as CIFAR-10, are RGB.
         inputs = torch.tensor(image).permute(2, 0, 1)
         (expected,) = classify.model.test_step(dict(inputs=[inputs], data_samples=[DataSample()]))
         np.testing.assert_allclose(alone['scores'], expected.pred_score, rtol=1e-4)
 
 
 def test_names_are_never_those_of_another_dataset(tiny_classifier, tmp_path):
-    """mmpretrain's own inferencer takes ImageNet's where the checkpoint holds none."""
+    """mmpretrain's inferencer uses those of ImageNet if the checkpoint has none."""
     config, path = tiny_classifier
     weights = torch.load(path, weights_only=True)
     torch.save(dict(state_dict=weights['state_dict']), tmp_path / 'nameless.pth')
@@ -112,20 +112,20 @@ def test_names_are_never_those_of_another_dataset(tiny_classifier, tmp_path):
 
 
 def test_pictures_show_the_prediction_large_enough(classify, folder, tmp_path):
-    drawn = classify.visualize(
-        [folder / 'a/0.png', folder / 'b/2.png'], tmp_path / 'drawn', progress=False
+    pictures = classify.visualize(
+        [folder / 'a/0.png', folder / 'b/2.png'], tmp_path / 'pictures', progress=False
     )
-    assert sorted(path.name for path in (tmp_path / 'drawn').iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / 'pictures').iterdir()) == [
         '0000_0.png',
         '0001_2.png',
     ]
-    for picture, name in zip(drawn, ('a/0.png', 'b/2.png'), strict=True):
+    for picture, name in zip(pictures, ('a/0.png', 'b/2.png'), strict=True):
         assert picture.shape == (224, 336, 3)
         image = np.array(Image.open(folder / name))
-        # The text stands in the upper left; the rest is the image, in squares.
+        # Text in the upper left corner; elsewhere each pixel is a square.
         np.testing.assert_allclose(picture[-14::28, 14::28][-1], image[-1], atol=2)
-    read = np.array(Image.open(tmp_path / 'drawn/0001_2.png'))
-    np.testing.assert_array_equal(read, drawn[1])
+    read = np.array(Image.open(tmp_path / 'pictures/0001_2.png'))
+    np.testing.assert_array_equal(read, pictures[1])
 
 
 @pytest.mark.parametrize(

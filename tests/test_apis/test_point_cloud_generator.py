@@ -18,7 +18,7 @@ def generator(untrained):
     return PointCloudGenerator(*untrained['tiny_clouds'], device='cpu')
 
 
-def test_clouds_are_those_of_the_model(generator, capsys):
+def test_clouds_equal_those_of_the_model(generator, capsys):
     clouds = generator.sample(3, seed=0)
     assert '100%' in capsys.readouterr().err
     assert clouds.shape == (3, 8, 3) and clouds.dtype == np.float32

@@ -22,7 +22,7 @@ def random_image(height=4, width=4, seed=0):
 
 
 class TestExactSize:
-    def test_samples_are_those_of_the_model(self, resolver):
+    def test_samples_equal_those_of_the_model(self, resolver):
         image = random_image()
         samples = resolver(image, num=3, seed=0)
         expected = super_resolve(
@@ -57,7 +57,7 @@ class TestFit:
         np.testing.assert_array_equal(resolver.fit(image, 4), image[2:6, 5:9])
         assert (resolver.fit(image, 8) != resolver.fit(image)).any()
 
-    def test_it_is_what_training_shrinks_twice_but_for_rounding(self, resolver):
+    def test_inputs_equal_those_of_training_except_for_rounding(self, resolver):
         image = random_image(24, 40)
         trained = SuperResolutionPair(size=8, scale_factor=2)(dict(img=image))['source']
         difference = np.abs(resolver.fit(image).astype(int) - trained)
@@ -91,15 +91,15 @@ class TestTile:
         image = random_image(5, 6)
         found = resolver.tile(image, num=2, overlap=2, seed=7)
         tiles = [image[y : y + 4, x : x + 4] for y in (0, 1) for x in (0, 2)]
-        drawn = super_resolve(
+        tiles = super_resolve(
             resolver.model, np.stack(tiles), (8, 8, 3), 2, seed=derived_seed(7, 0), temperature=0.8
         )
         assert found.shape == (2, 10, 12, 3) and found.dtype == np.uint8
-        np.testing.assert_array_equal(found[:, :2, :4], drawn[0, :, :2, :4])
-        np.testing.assert_array_equal(found[:, -2:, -4:], drawn[3, :, -2:, -4:])
-        # Between the columns 4 and 8 of the first rows the left fades into the right.
+        np.testing.assert_array_equal(found[:, :2, :4], tiles[0, :, :2, :4])
+        np.testing.assert_array_equal(found[:, -2:, -4:], tiles[3, :, -2:, -4:])
+        # In columns 4 to 8 of the first rows the left tile fades into the right one.
         right = np.array([1, 3, 5, 7])[:, None] / 8
-        mixed = drawn[0, :, :2, 4:] * (1 - right) + drawn[1, :, :2, :4] * right
+        mixed = tiles[0, :, :2, 4:] * (1 - right) + tiles[1, :, :2, :4] * right
         np.testing.assert_array_equal(found[:, :2, 4:8], mixed.round())
 
     def test_overlap_and_seed_change_the_image(self, resolver):
@@ -111,7 +111,7 @@ class TestTile:
         assert (resolver.tile(image) != resolver.tile(image)).any()
 
     def test_batches_of_tiles_have_different_noise(self, resolver, capsys):
-        """70 equal tiles without overlap: all of them differ, also those of the second part."""
+        """70 equal tiles without overlap all differ, including those of the second batch."""
         image = np.full((40, 28, 3), 99, np.uint8)
         large = resolver.tile(image, overlap=0, seed=0)[0]
         tiles = large.reshape(10, 8, 7, 8, 3).swapaxes(1, 2).reshape(70, -1)

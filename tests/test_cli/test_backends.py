@@ -1,4 +1,4 @@
-"""What training and testing say of backends: what serves, once, and a wrong setting at once."""
+"""Log of the backends in use, and errors about wrong backend settings."""
 
 import logging
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from aft_mm.ops import dispatch
 
 @pytest.fixture
 def logger(monkeypatch, tmp_path):
-    """A run's logger with its file; what was served before is forgotten."""
+    """Return the logger of a run and its file, with the list of logged backends cleared."""
     log = logging.getLogger('aft_mm.ops')
     monkeypatch.setattr(log, 'handlers', [])
     monkeypatch.setattr(log, 'level', log.level)
@@ -24,7 +24,7 @@ def logger(monkeypatch, tmp_path):
 
 
 def test_the_log_names_the_backend_of_an_op_once(logger, tmp_path, monkeypatch):
-    for _ in range(2):  # two runs of one process do not log twice
+    for _ in range(2):  # a second run in the same process does not log again
         log_backends(SimpleNamespace(logger=logger))
     x = torch.randn(1, 3, 2)
     for dtype in (torch.float32, torch.bfloat16, torch.float32):
@@ -51,7 +51,7 @@ DRAWS = [
 @pytest.mark.parametrize(
     ('words', 'variable'),
     [
-        # Every tool that computes sets the allocator.
+        # Every tool that runs a model configures the allocator.
         *((words, 'AFT_MM_MALLOC') for words in [*RUNS, *DRAWS]),
     ],
 )

@@ -1,4 +1,4 @@
-"""The command aft_mm: imports, which config a name is, copies, and what the doctor finds."""
+"""The command aft_mm: imports, config names, copies, and the doctor."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ NEEDED = list(
 
 
 def imports_of_help(call, words):
-    """What `call` prints when it ends, and the packages that it has imported by then."""
+    """Return the output of `call` and the packages that it imported."""
     script = (
         f'import os, runpy, sys\nfrom aft_mm.cli.main import main\nfor sys.argv in {words}:\n'
         f'    sys.path[0] = os.path.dirname(sys.argv[0])\n'
@@ -55,7 +55,7 @@ def imports_of_help(call, words):
 
 @pytest.mark.parametrize('command', ['aft_mm', *COMMANDS])
 def test_help_imports_nothing_heavy(command):
-    """Torch, mmengine and numpy take seconds."""
+    """Importing torch, mmengine or numpy would take seconds."""
     words = [] if command == 'aft_mm' else [command]
     shown, imported = imports_of_help('main()', [['aft_mm', *words, '--help']])
     assert shown[0].startswith('usage: aft_mm')
@@ -63,7 +63,7 @@ def test_help_imports_nothing_heavy(command):
 
 
 def test_help_of_the_tools_imports_nothing_heavy():
-    """Of every file in tools that is a program."""
+    """Every program in tools/."""
     tools = [
         str(path)
         for path in (install_root() / 'tools').rglob('*.py')
@@ -84,7 +84,7 @@ def test_a_missing_library_has_a_one_line_message(monkeypatch):
 
 
 class TestNames:
-    def test_every_config_of_ours_has_a_name_of_its_own(self):
+    def test_every_config_has_a_unique_name(self):
         files = [
             path
             for path in (install_root() / 'configs').rglob('*.py')
@@ -101,11 +101,11 @@ class TestNames:
             f'image_classification/{QUICKSTART}',
         ],
     )
-    def test_ours_from_any_folder(self, name, tmp_path, monkeypatch):
+    def test_our_configs_are_found_from_any_folder(self, name, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         assert find_config(name) == str(configs_by_name()[QUICKSTART])
 
-    def test_a_file_comes_before_ours(self, tmp_path, monkeypatch):
+    def test_a_file_takes_precedence_over_our_config(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / f'{QUICKSTART}.py').write_text('')
         assert find_config(f'{QUICKSTART}.py') == f'{QUICKSTART}.py'
@@ -154,7 +154,7 @@ class TestCopies:
 
 class TestDoctor:
     @pytest.mark.parametrize(
-        ('changes', 'python', 'sentence', 'mend'),
+        ('changes', 'python', 'message', 'fix'),
         [
             ({}, '3.14.1', 'Python 3.14.1 is not supported', 'python3.13 -m venv'),
             (dict(mmengine=None), '3.11.2', 'mmengine is missing', "'mmengine<1,>=0.10.7'"),
@@ -192,11 +192,11 @@ class TestDoctor:
             ({'mmcv': '2.2.0'}, '3.13.0', 'mmcv 2.2.0 is refused by mmdet', 'make downstream'),
         ],
     )
-    def test_problems_are_reported_with_their_fix(self, changes, python, sentence, mend):
+    def test_problems_are_reported_with_their_fix(self, changes, python, message, fix):
         assert not list(problems(FITTING, '3.11.7', NEEDED))
         versions = {name: version for name, version in {**FITTING, **changes}.items() if version}
         (found,) = problems(versions, python, NEEDED)
-        assert sentence in found[0] and mend in found[1]
+        assert message in found[0] and fix in found[1]
 
     def test_a_fork_stands_in_for_openmmlab(self):
         fork = {name: version for name, version in FITTING.items() if not name.startswith('mm')}
@@ -216,7 +216,7 @@ class TestDoctor:
         assert vision[1] == 'pip install --force-reinstall --no-deps torchvision'
         assert mmcv[1] == 'pip install opencv-python'
 
-    def test_it_shows_this_environment(self, tool, capsys, monkeypatch, tmp_path):
+    def test_doctor_shows_this_environment(self, tool, capsys, monkeypatch, tmp_path):
         (tmp_path / 'mnist').mkdir()
         monkeypatch.setenv('AFT_MM_DATA', str(tmp_path))
         monkeypatch.setattr('aft_mm.cli.commands.doctor.problems', lambda *_: [('a', 'b')])

@@ -36,7 +36,7 @@ def load(path):
 
 def test_rgb_is_rgb_without_a_remark(tmp_path, noise):
     results = load(save(tmp_path, noise[..., :3]))
-    assert results['img'].dtype == np.uint8 and 'remarks' not in results
+    assert results['img'].dtype == np.uint8 and 'warnings' not in results
     np.testing.assert_array_equal(results['img'], noise[..., :3])
 
 
@@ -44,17 +44,17 @@ def test_grey_becomes_three_equal_channels(tmp_path, noise):
     path = save(tmp_path, noise[..., 0])
     results = load(path)
     np.testing.assert_array_equal(results['img'], noise[..., :1].repeat(3, axis=2))
-    assert results['remarks'] == {GREY: path}
+    assert results['warnings'] == {GREY: path}
 
 
 def test_black_and_white_and_sixteen_bits_are_grey_too(tmp_path, noise):
-    image, remarks = read_rgb(save(tmp_path, noise[..., 0] > 100))
+    image, warnings = read_rgb(save(tmp_path, noise[..., 0] > 100))
     np.testing.assert_array_equal(image, np.where(noise[..., :1] > 100, 255, 0).repeat(3, axis=2))
-    assert remarks == [GREY]
+    assert warnings == [GREY]
     deep = noise[..., 0].astype(np.uint16) << 8 | noise[..., 1]
-    image, remarks = read_rgb(save(tmp_path, deep))
+    image, warnings = read_rgb(save(tmp_path, deep))
     np.testing.assert_array_equal(image, noise[..., :1].repeat(3, axis=2))
-    assert remarks == [GREY]
+    assert warnings == [GREY]
 
 
 def on_white(colour, alpha):
@@ -66,15 +66,15 @@ def test_transparency_lies_on_white(tmp_path, noise):
     path = save(tmp_path, noise)
     results = load(path)
     np.testing.assert_allclose(results['img'], on_white(noise[..., :3], noise[..., 3]), atol=1)
-    assert results['remarks'] == {ALPHA: path}
+    assert results['warnings'] == {ALPHA: path}
 
 
 @pytest.mark.parametrize('channels', [[0, 1, 2], [1]])
 def test_an_alpha_channel_that_hides_nothing_is_no_remark(tmp_path, noise, channels):
     opaque = np.dstack([noise[..., channels], np.full((41, 31), 255, np.uint8)])
-    image, remarks = read_rgb(save(tmp_path, opaque))
+    image, warnings = read_rgb(save(tmp_path, opaque))
     np.testing.assert_array_equal(image, np.broadcast_to(noise[..., channels], (41, 31, 3)))
-    assert remarks == ([GREY] if len(channels) == 1 else [])
+    assert warnings == ([GREY] if len(channels) == 1 else [])
 
 
 def test_grey_with_transparency_gets_both_remarks(tmp_path, noise):
@@ -83,15 +83,15 @@ def test_grey_with_transparency_gets_both_remarks(tmp_path, noise):
     np.testing.assert_allclose(
         results['img'], on_white(noise[..., [2, 2, 2]], noise[..., 3]), atol=1
     )
-    assert results['remarks'] == {GREY: path, ALPHA: path}
+    assert results['warnings'] == {GREY: path, ALPHA: path}
 
 
 def test_a_palette_with_a_transparent_colour(tmp_path, noise):
     image = Image.fromarray(noise[..., :3]).quantize(16)
     image.save(tmp_path / 'a.gif', transparency=3)
-    found, remarks = read_rgb(tmp_path / 'a.gif')
+    found, warnings = read_rgb(tmp_path / 'a.gif')
     transparent = np.asarray(image) == 3
-    assert transparent.any() and (found[transparent] == 255).all() and remarks == [ALPHA]
+    assert transparent.any() and (found[transparent] == 255).all() and warnings == [ALPHA]
     np.testing.assert_array_equal(
         found[~transparent], np.asarray(image.convert('RGB'))[~transparent]
     )
@@ -208,7 +208,7 @@ def test_source_and_remarks_are_packed(tmp_path, noise, tokens, shapes):
     packed = pipeline(dict(img_path=path))
     sample = packed['data_samples']
     assert [tuple(packed['inputs'].shape), tuple(sample.source.shape)] == shapes
-    assert sample.source.dtype == torch.uint8 and sample.remarks == {GREY: path}
+    assert sample.source.dtype == torch.uint8 and sample.warnings == {GREY: path}
     pair = SuperResolutionPair(8, 2)(dict(img=noise[:, ::-1, [0, 0, 0]]))
     np.testing.assert_array_equal(packed['inputs'].view(8, 8, 3), pair['img'])
     np.testing.assert_array_equal(sample.source.view(4, 4, 3), pair['source'])
@@ -216,4 +216,4 @@ def test_source_and_remarks_are_packed(tmp_path, noise, tokens, shapes):
 
 def test_without_a_source_there_is_none(noise):
     sample = PackSequence((41, 31, 4))(dict(img=noise))['data_samples']
-    assert 'source' not in sample and 'remarks' not in sample
+    assert 'source' not in sample and 'warnings' not in sample

@@ -23,7 +23,7 @@ def test_all_points_of_a_cloud(points):
     assert tokens.dtype == torch.uint8
     np.testing.assert_array_equal(tokens, encode_points(points))
     assert (sample.length, sample.num_context, sample.box) == (189, 0, bounding_cube(points))
-    assert 'remarks' not in sample
+    assert 'warnings' not in sample
 
 
 def test_the_order_is_that_of_the_points_or_of_their_tokens(points):
@@ -54,8 +54,8 @@ def test_more_points_than_there_are_come_with_replacement_and_a_remark(points):
     results = dict(points=points, points_path='a/b.npy')
     packed = PackPointCloud(num_points=200)(results)
     assert set(rows(packed['inputs'])) <= set(rows(encode_points(points)))
-    assert packed['data_samples'].remarks == {
-        'a cloud of fewer than 200 points is drawn from with replacement': 'a/b.npy'
+    assert packed['data_samples'].warnings == {
+        'a cloud of fewer than 200 points is sampled with replacement': 'a/b.npy'
     }
 
 
@@ -107,6 +107,6 @@ def test_modelnet_chairs(shared_data):
     chairs = PointClouds(str(root), ('chair',), 'test', pipeline=pipeline)
     assert len(PointClouds(str(root), 'chair')) == 200 and len(chairs) == 40
     for sample in (chairs[0], chairs[-1]):
-        assert sample['inputs'].shape == (3072,) and 'remarks' not in sample['data_samples']
+        assert sample['inputs'].shape == (3072,) and 'warnings' not in sample['data_samples']
         # The longest edge fills its axis.
         assert (sample['inputs'].view(-1, 3).amin(0) == 0).any() and sample['inputs'].max() == 255

@@ -112,10 +112,10 @@ def test_nothing_is_left_out_of_a_test(folder, log):
 
 def test_sound_becomes_mono_at_the_rate_and_that_is_said(folder):
     data = build(folder, dict(type='aft_mm.NormalizeFeatures'), max_frames=200)
-    remarks = [data[i]['data_samples'].get('remarks', {}) for i in range(4)]
-    assert remarks[0] == {} and list(remarks[1]) == ['2 channels are averaged']
-    assert list(remarks[2]) == ['16000 Hz are resampled to 8000 Hz']
-    assert list(remarks[3]) == ['a sound file is silent']
+    warnings = [data[i]['data_samples'].get('warnings', {}) for i in range(4)]
+    assert warnings[0] == {} and list(warnings[1]) == ['2 channels are averaged']
+    assert list(warnings[2]) == ['16000 Hz are resampled to 8000 Hz']
+    assert list(warnings[3]) == ['a sound file is silent']
     for i in range(4):
         features = data[i]['inputs']
         assert features.isfinite().all() and len(features) == data.lengths[i]
@@ -161,13 +161,13 @@ def test_kept_features_are_read_again_as_long_as_the_file_is_the_same(folder, mo
         patch.setattr(speech, 'filter_banks', refuse)
         again = load.transform(dict(path=path))
         assert (again['features'] == first['features']).all()
-        assert again['remarks'] == first['remarks'] != {}
+        assert again['warnings'] == first['warnings'] != {}
     nowhere = TRANSFORMS.build(dict(LOAD, cache_dir=path))  # a file
     with pytest.raises(ValueError, match="cache_dir '.*two.flac' cannot be written .Not a dir"):
         nowhere.transform(dict(path=path))
     soundfile.write(path, noise(0.5, 7), RATE)
     other = load.transform(dict(path=path))
-    assert not np.allclose(other['features'], first['features']) and other['remarks'] == {}
+    assert not np.allclose(other['features'], first['features']) and other['warnings'] == {}
 
 
 def test_features_are_normalised_per_speaker_or_utterance(tmp_path):

@@ -84,7 +84,7 @@ def run(model, dataset=None, rank=0, world_size=1, batch_size=3, **options):
 
 
 def drawn(samples):
-    return [sample['drawn'] for sample in samples]
+    return [sample['generated'] for sample in samples]
 
 
 @pytest.fixture(scope='module')
@@ -185,7 +185,7 @@ def test_only_the_first_inputs_are_sampled_for(points, world_size, batch_size, n
             points, rank=rank, world_size=world_size, batch_size=batch_size, num_inputs=num_inputs
         )
     ]
-    with_draws = sorted(sample['number'] for sample in samples if 'drawn' in sample)
+    with_draws = sorted(sample['number'] for sample in samples if 'generated' in sample)
     assert with_draws == list(range(min(7, num_inputs))) and len(samples) == 7
     assert all('nats' in sample for sample in samples)
 

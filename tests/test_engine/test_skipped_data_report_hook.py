@@ -21,7 +21,7 @@ from aft_mm.engine.hooks.sanity import Notes
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.structures import SequenceSample
 
-REMARK = 'a cloud of fewer than 8 points is drawn from with replacement'
+WARNING = 'a cloud of fewer than 8 points is sampled with replacement'
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def runner(clouds, config, monkeypatch, request):
 
 
 def check_log(text):
-    """Every epoch names both files; the remark is made once, in spite of four clouds."""
+    """Every epoch names both files; the warning is made once, in spite of four clouds."""
     for epoch in (1, 2, 3):
         found = re.search(
             rf'train epoch {epoch}: 2 file\(s\) cannot be used, sampled (\d+) x and replaced by others:'
@@ -70,8 +70,8 @@ def check_log(text):
         )
         total, *each = map(int, found.groups())
         assert min(each) >= 1 and total == sum(each)
-    assert len(re.findall(f'{REMARK}, the first one is .clouds/chair/train/1[12].npy', text)) == 1
-    assert text.count(REMARK) == 1 and text.count('cannot be used, sampled') == 3
+    assert len(re.findall(f'{WARNING}, the first one is .clouds/chair/train/1[12].npy', text)) == 1
+    assert text.count(WARNING) == 1 and text.count('cannot be used, sampled') == 3
 
 
 @pytest.mark.parametrize('runner', [0, 2], indirect=True, ids=['alone', 'workers'])
@@ -138,8 +138,8 @@ def test_each_rank_adds_its_files_and_each_warning_is_logged_once(monkeypatch, c
         'aft_mm.engine.hooks.sanity.all_gather_object', lambda notes: [notes, other]
     )
     note(hook, run, skipped=('a.png is damaged.', 'b.png is damaged.'))
-    note(hook, run, remarks={'grey': 'c.png'})
-    note(hook, run, remarks={'grey': 'd.png'}, skipped=('b.png is damaged.',))
+    note(hook, run, warnings={'grey': 'c.png'})
+    note(hook, run, warnings={'grey': 'd.png'}, skipped=('b.png is damaged.',))
     note(hook, run)
     with caplog.at_level(logging.WARNING):
         hook.after_train_epoch(run)
@@ -169,7 +169,7 @@ class Notebook(Dataset):
         return 4
 
     def __getitem__(self, index):
-        metainfo = dict(skipped=(self.sentence,), remarks={f'{self.sentence} too': 'file'})
+        metainfo = dict(skipped=(self.sentence,), warnings={f'{self.sentence} too': 'file'})
         return dict(inputs=torch.zeros(1), data_samples=SequenceSample(metainfo=metainfo))
 
 

@@ -1,4 +1,4 @@
-"""BLEU against figures of sacrebleu's own kind."""
+"""BLEU, compared with sacrebleu."""
 
 import json
 import logging
@@ -31,24 +31,24 @@ def evaluate(pairs):
     return evaluator.evaluate(len(pairs))
 
 
-def test_it_is_the_bleu_of_the_corpus_and_the_log_has_the_signature():
+def test_bleu_is_that_of_the_corpus_and_its_signature_is_logged():
     sacrebleu = pytest.importorskip('sacrebleu')
     logger = MMLogger.get_instance('bleu')
-    said = []
+    messages = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
+    handler.emit = lambda record: messages.append(record.getMessage())
     logger.addHandler(handler)
     metrics = evaluate(PAIRS)
     logger.removeHandler(handler)
     expected = sacrebleu.corpus_bleu(*[[pair[0] for pair in PAIRS], [[pair[1] for pair in PAIRS]]])
     assert 20 < metrics['bleu'] == expected.score < 60
     assert metrics['bleu_length_ratio'] == expected.sys_len / expected.ref_len < 1
-    (line,) = [line for line in said if line.startswith('BLEU|nrefs:1|case:mixed')]
+    (line,) = [line for line in messages if line.startswith('BLEU|nrefs:1|case:mixed')]
     assert 'tok:13a' in line and f'= {expected.score:.2f} ' in line
     json.dumps(metrics)
 
 
-def test_a_perfect_translation_has_100_and_case_counts():
+def test_a_perfect_translation_has_100_and_case_matters():
     assert evaluate(PAIRS[:1])['bleu'] == pytest.approx(100)
     assert evaluate([(PAIRS[0][0].lower(), PAIRS[0][1])])['bleu'] < 100
 

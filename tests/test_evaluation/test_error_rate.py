@@ -1,4 +1,4 @@
-"""Errors of recognition, held against a table of edit distances."""
+"""Error rates of speech recognition, compared with explicit edit distances."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ NAMES = ('<blank>', '<unk>', ' ', 'a', 'b', 'c', '.')
 
 
 def distance(one, other):
-    """Levenshtein's, by the whole table."""
+    """Return the Levenshtein distance."""
     table = np.add.outer(np.arange(len(one) + 1), np.arange(len(other) + 1))
     for i, a in enumerate(one):
         for j, b in enumerate(other):
@@ -29,7 +29,7 @@ def measure(per, pairs):
 
 
 @pytest.mark.parametrize('per', ['phoneme', 'character', 'word'])
-def test_rates_are_edit_distances_over_what_was_said(per):
+def test_rates_are_edit_distances_over_the_transcripts(per):
     rng = np.random.default_rng(0)
     pairs = [
         [tuple(rng.integers(1, 7, rng.integers(0, 20)).tolist()) for _ in range(2)]
@@ -39,7 +39,7 @@ def test_rates_are_edit_distances_over_what_was_said(per):
         [(''.join(NAMES[u] for u in units).split() if per == 'word' else units) for units in pair]
         for pair in pairs
     ]
-    total = sum(len(said) for said, _ in sides)
+    total = sum(len(reference) for reference, _ in sides)
     errors = sum(distance(*pair) for pair in sides)
     found = measure(per, pairs)
     assert found.pop(f'{per}_error_rate') == pytest.approx(100 * errors / total)
@@ -56,7 +56,7 @@ def test_kinds_of_errors():
     )
 
 
-def test_what_cannot_be_measured_is_said():
+def test_bad_input_is_named():
     with pytest.raises(ValueError, match='all 1 transcripts are empty'):
         measure('word', [((), (3,))])
     with pytest.raises(ValueError, match='per must be one of phoneme, character, word'):

@@ -18,22 +18,22 @@ SHAPE, SMALL = (24, 20, 3), (6, 10, 3)
 
 
 def area(images, shape):
-    """The mean over areas of [..., H, W, C], by reshaping."""
+    """Shrink images [..., H, W, C] by averaging areas."""
     (height, width, channels), (rows, columns, _) = images.shape[-3:], shape
     parts = images.reshape(-1, rows, height // rows, columns, width // columns, channels)
     return parts.mean((2, 4), dtype=np.float64)
 
 
 def example(seed, num=3):
-    """Smooth truth, its source, and draws around it."""
+    """Return a smooth image, its small source, and `num` noisy copies."""
     rng = np.random.default_rng(seed)
     noise = gaussian_filter(rng.normal(size=SHAPE), (3, 3, 0))
     truth = np.clip(128 + 400 * noise, 0, 255).astype(np.uint8)
-    drawn = truth + rng.normal(0, 9, (num, *SHAPE))
+    generated = truth + rng.normal(0, 9, (num, *SHAPE))
     return (
         truth,
         area(truth, SMALL)[0].round().astype(np.uint8),
-        drawn.clip(0, 255).astype(np.uint8),
+        generated.clip(0, 255).astype(np.uint8),
     )
 
 
@@ -42,21 +42,21 @@ def tokens(image):
 
 
 def evaluate(examples, batch_size=2, **options):
-    """Of examples (truth, source, drawn); nothing was drawn where that is None."""
+    """Return the metrics of examples (truth, source, samples or None)."""
     evaluator = Evaluator(ImageQuality(SHAPE, SMALL, **options))
     for i in range(0, len(examples), batch_size):
         batch, samples = dict(inputs=[]), []
-        for truth, source, drawn in examples[i : i + batch_size]:
+        for truth, source, generated in examples[i : i + batch_size]:
             batch['inputs'].append(tokens(truth))
             samples.append(SequenceSample(source=tokens(source)))
-            if drawn is not None:
-                samples[-1].drawn = tokens(drawn).long()
+            if generated is not None:
+                samples[-1].generated = tokens(generated).long()
         evaluator.process(data_samples=samples, data_batch=batch)
     return evaluator.evaluate(len(examples))
 
 
 def ssim(image, truth):
-    """Wang et al. 2004, equation 13."""
+    """Compute equation 13 of Wang et al. 2004."""
 
     def mean(x):
         return gaussian_filter(x, (1.5, 1.5, 0), mode='mirror', truncate=3.5)
@@ -72,14 +72,14 @@ def psnr(image, truth):
     return 10 * math.log10(255**2 / np.mean((image.astype(np.float64) - truth) ** 2))
 
 
-def test_numbers_are_those_of_the_formulas():
+def test_metrics_equal_the_formulas():
     examples = [example(seed) for seed in range(3)]
     metrics = evaluate(examples)
     expected = {}
-    for truth, source, drawn in examples:
+    for truth, source, generated in examples:
         bicubic = np.asarray(Image.fromarray(source).resize((20, 24), Image.Resampling.BICUBIC))
         for kind, images in dict(
-            sample=drawn, mean=drawn.mean(0)[None], bicubic=bicubic[None]
+            sample=generated, mean=generated.mean(0)[None], bicubic=bicubic[None]
         ).items():
             gaps = area(images, SMALL) / 255 - source / 255
             for name, value in dict(
@@ -93,10 +93,10 @@ def test_numbers_are_those_of_the_formulas():
     assert metrics['mean_psnr_db'] > metrics['sample_psnr_db'] + 2  # noise averages out
 
 
-def test_numbers_are_those_of_torchmetrics():
-    truth, source, drawn = example(0)
-    metrics = evaluate([(truth, source, drawn)])
-    images = torch.from_numpy(drawn).double().permute(0, 3, 1, 2)
+def test_metrics_equal_torchmetrics():
+    truth, source, generated = example(0)
+    metrics = evaluate([(truth, source, generated)])
+    images = torch.from_numpy(generated).double().permute(0, 3, 1, 2)
     target = torch.from_numpy(truth).double().permute(2, 0, 1).expand_as(images)
     for name, metric in [
         ('psnr_db', PeakSignalNoiseRatio(data_range=255.0, dim=(1, 2, 3))),
@@ -105,7 +105,7 @@ def test_numbers_are_those_of_torchmetrics():
         assert metrics[f'sample_{name}'] == pytest.approx(metric(images, target).item(), rel=1e-6)
 
 
-def test_the_truth_itself_is_perfect():
+def test_the_true_image_has_perfect_quality():
     truth, source, _ = example(0)
     metrics = evaluate([(truth, source, truth[None])])
     assert metrics['sample_psnr_db'] == math.inf
@@ -113,7 +113,7 @@ def test_the_truth_itself_is_perfect():
     assert 0 < metrics['sample_consistency_mse'] <= (1 / 510) ** 2  # the source is rounded
 
 
-def test_batches_change_nothing_and_what_was_not_drawn_is_left_out():
+def test_batches_do_not_matter_and_inputs_without_samples_are_left_out():
     examples = [example(seed) for seed in range(5)]
     metrics = evaluate(examples[:3], batch_size=1)
     rest = [(truth, source, None) for truth, source, _ in examples[3:]]
@@ -122,8 +122,8 @@ def test_batches_change_nothing_and_what_was_not_drawn_is_left_out():
         evaluate(rest)
 
 
-def test_grey_images_count_too():
-    truth, source, drawn = (x[..., :1] for x in example(0))
+def test_grey_images():
+    truth, source, generated = (x[..., :1] for x in example(0))
     metric = METRICS.build(
         dict(
             type='aft_mm.ImageQuality',
@@ -133,9 +133,9 @@ def test_grey_images_count_too():
         )
     )
     evaluator = Evaluator(metric)
-    sample = SequenceSample(source=tokens(source)[:, 0], drawn=tokens(drawn)[:, :, 0])
+    sample = SequenceSample(source=tokens(source)[:, 0], generated=tokens(generated)[:, :, 0])
     evaluator.process(data_samples=[sample], data_batch=dict(inputs=[tokens(truth)[:, 0]]))
-    expected = np.mean([psnr(image, truth) for image in drawn])
+    expected = np.mean([psnr(image, truth) for image in generated])
     assert evaluator.evaluate(1)['grey/sample_psnr_db'] == pytest.approx(expected)
 
 
@@ -150,6 +150,6 @@ def test_grey_images_count_too():
         ((32, 32, 3), (8, 8, 1), 'has its C'),
     ],
 )
-def test_shapes_that_do_not_fit_are_named(image, source, message):
+def test_shapes_that_do_not_match_are_refused(image, source, message):
     with pytest.raises(ValueError, match=message):
         ImageQuality(image, source)

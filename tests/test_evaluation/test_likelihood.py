@@ -1,4 +1,4 @@
-"""Likelihood."""
+"""The metric Likelihood."""
 
 import json
 import math
@@ -58,7 +58,7 @@ def evaluate(metric, samples, batch_size=4):
 
 
 @pytest.mark.parametrize(('per', 'vocabulary'), [('dim', 256), ('char', 205), ('token', 7)])
-def test_a_uniform_model_has_the_logarithm_of_the_vocabulary(per, vocabulary):
+def test_a_uniform_model_has_the_log_of_the_vocabulary(per, vocabulary):
     metric = METRICS.build(dict(type='aft_mm.Likelihood', per=per))
     metrics = evaluate(metric, [(dims * math.log(vocabulary), dims) for dims in (3072, 17, 1)])
     assert metrics.pop(f'bits_per_{per}') == pytest.approx(math.log2(vocabulary), abs=1e-12)
@@ -66,7 +66,7 @@ def test_a_uniform_model_has_the_logarithm_of_the_vocabulary(per, vocabulary):
     assert not metrics
 
 
-def test_samples_weigh_what_they_hold_whatever_the_batches():
+def test_the_mean_is_over_predictions_whatever_the_batches():
     samples = samples_of(17)
     nats, dims = map(math.fsum, zip(*samples, strict=True))
     results = [evaluate(Likelihood(), samples, size) for size in (1, 4, 17)]
@@ -74,14 +74,14 @@ def test_samples_weigh_what_they_hold_whatever_the_batches():
     assert results[0]['bits_per_dim'] == pytest.approx(nats / dims / math.log(2), rel=1e-14)
 
 
-def test_given_context_counts_nothing():
+def test_given_context_does_not_count():
     one = evaluate(Likelihood(), [(5.0, 3)])
     assert evaluate(Likelihood(), [(5.0, 3), (0.0, 0)]) == one
     with pytest.raises(ValueError, match='every token of the 2 samples is given context'):
         evaluate(Likelihood(), [(0.0, 0), (0.0, 0)])
 
 
-def test_a_hopeless_model_is_infinitely_perplexed():
+def test_perplexity_overflows_to_infinity():
     assert evaluate(Likelihood(), [(1e6, 1)])['perplexity_per_dim'] == math.inf
 
 

@@ -1,4 +1,4 @@
-"""FID and LPIPS: by networks that need no download, against the formula and torchmetrics itself."""
+"""FID and LPIPS with networks that need no download, compared with formula and torchmetrics."""
 
 import sys
 import urllib.error
@@ -19,7 +19,7 @@ SHAPE = (40, 36, 3)
 
 
 class Means(nn.Module):
-    """Features [B, 6] of images: the means of their halves, in the range of float32."""
+    """Compute features [B, 6] of images: the means of their halves."""
 
     num_features = 6
 
@@ -30,21 +30,21 @@ class Means(nn.Module):
 
 
 def examples(count, draws, seed=0, shape=SHAPE):
-    """Truths [H, W, C] and what was drawn for them [N, H, W, C]."""
+    """Return true images [H, W, C] and N samples of each [N, H, W, C]."""
     rng = np.random.default_rng(seed)
     colours = rng.integers(20, 200, (count, 1, 1, shape[-1]))
     truths = (colours + rng.integers(0, 50, (count, *shape))).astype(np.uint8)
-    drawn = (truths[:, None] + rng.integers(0, 30, (count, draws, 1, 1, 1))).clip(0, 255)
-    return truths, drawn.astype(np.uint8)
+    generated = (truths[:, None] + rng.integers(0, 30, (count, draws, 1, 1, 1))).clip(0, 255)
+    return truths, generated.astype(np.uint8)
 
 
-def evaluate(metric, truths, drawn, left_out=0):
-    """The last samples have nothing drawn for them."""
+def evaluate(metric, truths, generated, left_out=0):
+    """Evaluate a metric; the last `left_out` inputs have no samples."""
     evaluator = Evaluator(metric)
     for index, truth in enumerate(truths):
         sample = SequenceSample()
         if index < len(truths) - left_out:
-            sample.drawn = torch.from_numpy(drawn[index]).flatten(1, 2).long()
+            sample.generated = torch.from_numpy(generated[index]).flatten(1, 2).long()
         inputs = [torch.from_numpy(truth).flatten(0, 1)]
         evaluator.process(data_samples=[sample], data_batch=dict(inputs=inputs))
     return evaluator.evaluate(len(truths))
@@ -52,12 +52,12 @@ def evaluate(metric, truths, drawn, left_out=0):
 
 @pytest.mark.parametrize('left_out', [0, 3])
 def test_fid_is_the_formula_over_the_features(left_out):
-    truths, drawn = examples(20, 2)
-    found = evaluate(FID(SHAPE, feature=Means(), batch_size=7), truths, drawn, left_out)
+    truths, generated = examples(20, 2)
+    found = evaluate(FID(SHAPE, feature=Means(), batch_size=7), truths, generated, left_out)
     count = len(truths) - left_out
     features = [
         Means()(torch.from_numpy(images.reshape(-1, *SHAPE)).permute(0, 3, 1, 2)).double()
-        for images in (truths[:count], drawn[:count])
+        for images in (truths[:count], generated[:count])
     ]
     (mean, cov), (other_mean, other_cov) = (
         (f.mean(0).numpy(), np.cov(f.numpy(), rowvar=False)) for f in features
@@ -73,26 +73,26 @@ def test_fid_of_the_same_set_is_zero_and_of_grey_images_has_three_channels():
     truths, _ = examples(12, 1, shape=shape)
     metric = FID(shape, feature=Means())
     assert evaluate(metric, truths, truths[::-1, None].copy())['fid'] == pytest.approx(0, abs=1e-6)
-    # A second evaluation starts anew.
-    truths, drawn = examples(12, 1, seed=1, shape=shape)
-    again = evaluate(metric, truths, drawn)
-    assert again == evaluate(FID(shape, feature=Means()), truths, drawn) and again['fid'] > 1e-4
+    # A second evaluation does not depend on the first.
+    truths, generated = examples(12, 1, seed=1, shape=shape)
+    again = evaluate(metric, truths, generated)
+    assert again == evaluate(FID(shape, feature=Means()), truths, generated) and again['fid'] > 1e-4
 
 
-def test_what_fid_needs_is_one_sentence(monkeypatch):
+def test_missing_requirements_of_fid_give_a_one_line_message(monkeypatch):
     monkeypatch.setattr('torchmetrics.image.fid._TORCH_FIDELITY_AVAILABLE', False)
     with pytest.raises(ValueError, match=r'FID needs torch-fidelity, .*aft_mm\[fid'):
         FID(SHAPE)
-    truths, drawn = examples(3, 1)
-    with pytest.raises(ValueError, match='at least two images that were drawn for, got 1'):
-        evaluate(FID(SHAPE, feature=Means()), truths, drawn, left_out=2)
-    with pytest.raises(ValueError, match='FID needs images that were drawn, but .* in 3 samples'):
-        evaluate(FID(SHAPE, feature=Means()), truths, drawn, left_out=3)
+    truths, generated = examples(3, 1)
+    with pytest.raises(ValueError, match='at least two images with samples, got 1'):
+        evaluate(FID(SHAPE, feature=Means()), truths, generated, left_out=2)
+    with pytest.raises(ValueError, match='FID needs generated images, but .* in 3 samples'):
+        evaluate(FID(SHAPE, feature=Means()), truths, generated, left_out=3)
 
 
 @pytest.fixture
 def squeeze(monkeypatch):
-    """Let torchvision have SqueezeNet's weights without a download: random ones, the same twice."""
+    """Replace the download of SqueezeNet by fixed random weights."""
     torch.manual_seed(0)
     weights = torchvision.models.squeezenet1_1(weights=None).state_dict()
     monkeypatch.setattr(
@@ -108,9 +108,9 @@ def filled(version, weights, **kwargs):
     return model
 
 
-def test_lpips_is_the_mean_over_draws_and_then_over_images(squeeze):
-    truths, drawn = examples(3, 2)
-    found = evaluate(LPIPS(SHAPE, 'squeeze', batch_size=1), truths, drawn)['lpips']
+def test_lpips_is_averaged_over_samples_and_then_over_images(squeeze):
+    truths, generated = examples(3, 2)
+    found = evaluate(LPIPS(SHAPE, 'squeeze', batch_size=1), truths, generated)['lpips']
 
     def distance(a, b):
         pair = (torch.from_numpy(x).permute(2, 0, 1)[None] / 255 for x in (a, b))
@@ -121,7 +121,7 @@ def test_lpips_is_the_mean_over_draws_and_then_over_images(squeeze):
     expected = np.mean(
         [
             [distance(draw, truth) for draw in draws]
-            for truth, draws in zip(truths, drawn, strict=True)
+            for truth, draws in zip(truths, generated, strict=True)
         ]
     )
     assert found == pytest.approx(expected, rel=1e-4) and found > 1e-5
@@ -129,7 +129,7 @@ def test_lpips_is_the_mean_over_draws_and_then_over_images(squeeze):
     assert same == {'lpips': pytest.approx(0, abs=1e-7)}
 
 
-def test_what_lpips_needs_is_one_sentence(monkeypatch):
+def test_missing_requirements_of_lpips_give_a_one_line_message(monkeypatch):
     def no_network(*args, **kwargs):
         raise urllib.error.URLError('no network')
 

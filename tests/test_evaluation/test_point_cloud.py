@@ -1,4 +1,4 @@
-"""Distances of point clouds against scipy's trees and scikit-learn's neighbours."""
+"""Distances of point clouds, compared with scipy and scikit-learn."""
 
 from itertools import permutations
 
@@ -30,18 +30,18 @@ def chamfer(a, b):
 
 def clouds(num, points, seed=0, scale=1.0):
     rng = np.random.default_rng(seed)
-    # Flat ones and long ones, so that some are nearer to each other than others.
+    # Flat and long clouds, so that distances differ.
     return rng.normal(size=(num, points, 3)) * rng.uniform(0.1, scale, (num, 1, 3))
 
 
 def evaluate(pairs, batch_size=3, **options):
-    """Of pairs of tokens (drawn [N, T], truth [T]); nothing was drawn where that is None."""
+    """Return the metrics of pairs (samples [N, T] or None, truth [T])."""
     evaluator = Evaluator(METRICS.build(dict(type='aft_mm.PointCloudDistance', **options)))
     for i in range(0, len(pairs), batch_size):
         samples = [SequenceSample() for _ in pairs[i : i + batch_size]]
-        for sample, (drawn, _) in zip(samples, pairs[i : i + batch_size], strict=True):
-            if drawn is not None:
-                sample.drawn = torch.from_numpy(drawn).long()
+        for sample, (generated, _) in zip(samples, pairs[i : i + batch_size], strict=True):
+            if generated is not None:
+                sample.generated = torch.from_numpy(generated).long()
         inputs = [torch.from_numpy(truth) for _, truth in pairs[i : i + batch_size]]
         evaluator.process(data_samples=samples, data_batch=dict(inputs=inputs))
     return evaluator.evaluate(len(pairs))
@@ -49,7 +49,7 @@ def evaluate(pairs, batch_size=3, **options):
 
 @pytest.mark.parametrize('num, points', [(1, 7), (6, 63), (5, 1)])
 @pytest.mark.parametrize('block', [1, 4, 100])
-def test_chamfer_distances_are_those_of_a_tree(num, points, block):
+def test_chamfer_distances_equal_those_of_scipy(num, points, block):
     given = clouds(num, points)
     found = chamfer_distances(torch.from_numpy(given), block)
     expected = [[chamfer(a, b) for b in given] for a in given]
@@ -66,7 +66,7 @@ def test_chamfer_distances_of_quantised_points_are_exact_in_float32():
 
 
 @pytest.mark.parametrize('points', [1, 5])
-def test_earth_mover_distances_are_the_best_of_all_permutations(points):
+def test_earth_mover_distance_is_the_minimum_over_permutations(points):
     given = clouds(4, points)
     found = earth_mover_distances(torch.from_numpy(given))
     orders = list(permutations(range(points)))
@@ -77,14 +77,14 @@ def test_earth_mover_distances_are_the_best_of_all_permutations(points):
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
 
 
-def test_earth_mover_distances_of_large_clouds_where_they_are_known():
+def test_earth_mover_distances_of_large_clouds():
     rng = np.random.default_rng(0)
-    # On a line the sorted points belong together.
+    # On a line, the optimal assignment is between sorted points.
     line = np.zeros((2, 301, 3))
     line[..., 1] = rng.standard_normal((2, 301))
     found = earth_mover_distances(torch.from_numpy(line))[0, 1]
     assert found == pytest.approx(np.abs(np.diff(np.sort(line[..., 1]), axis=0)).mean(), rel=1e-12)
-    # A cloud that is moved as a whole, its points in another order, also in float32.
+    # A shifted cloud with permuted points, also in float32.
     cloud = rng.standard_normal((200, 3))
     moved = rng.permutation(cloud) + [0.3, 0, -0.4]
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
@@ -101,7 +101,7 @@ def test_clouds_are_normalised_by_all_points_of_the_references():
     torch.testing.assert_close(ratio, ratio[0, 0, 0].expand_as(ratio))
     other = normalized(references[:2] + 7, references)
     torch.testing.assert_close(other, found[:2] + 7 / ratio[0, 0, 0])
-    # Copies of one point, whose mean is not that point in float32, are no measure.
+    # Copies of one point have no deviation, although their float32 mean is not exact.
     copies = torch.full((5, 7, 3), 0.1)
     with pytest.raises(ValueError, match=r'points that differ, but all are \[0.1'):
         normalized(references.float(), copies)
@@ -128,9 +128,9 @@ def test_matching_and_coverage_of_known_distances():
     assert coverage(distances) == pytest.approx(1 / 3)  # both are nearest to the first
 
 
-def test_sets_of_the_metric_are_compared_as_by_hand():
-    drawn, truth = clouds(7, 40, seed=1), clouds(7, 40, seed=2)
-    encoded = [[encode_points(cloud) for cloud in part] for part in (drawn, truth)]
+def test_the_metric_equals_a_calculation_by_hand():
+    generated, truth = clouds(7, 40, seed=1), clouds(7, 40, seed=2)
+    encoded = [[encode_points(cloud) for cloud in part] for part in (generated, truth)]
     pairs = [(d[None], t) for d, t in zip(*encoded, strict=True)]
     metrics = evaluate(pairs)
 
@@ -158,7 +158,7 @@ def test_sets_of_the_metric_are_compared_as_by_hand():
         },
         rel=1e-6,
     )
-    # What one factor scales keeps its order.
+    # A common factor does not change nearest neighbours.
     deviation = float((given[7:] - given[7:].mean((0, 1))).square().mean().sqrt())
     scaled = evaluate(pairs, emd=True, normalization='set')
     assert scaled == pytest.approx(
@@ -179,28 +179,28 @@ def test_a_copy_of_the_test_set_covers_it_and_noise_does_not():
     truth = [encode_points(cloud) for cloud in clouds(8, 30)]
     noise = [encode_points(cloud) for cloud in np.random.default_rng(1).uniform(size=(8, 30, 3))]
     copied = evaluate([(tokens[None], tokens) for tokens in truth])
-    drawn = evaluate([(d[None], t) for d, t in zip(noise, truth, strict=True)])
+    generated = evaluate([(d[None], t) for d, t in zip(noise, truth, strict=True)])
 
     assert copied == {'mmd_squared_edges': 0, 'coverage_percent': 100, '1nna_percent': 0}
-    assert drawn['mmd_squared_edges'] > 0 and drawn['coverage_percent'] < 100
-    assert drawn['1nna_percent'] > 50
+    assert generated['mmd_squared_edges'] > 0 and generated['coverage_percent'] < 100
+    assert generated['1nna_percent'] > 50
 
 
 @pytest.mark.parametrize(('num', 'warned'), [(1, True), (19, True), (20, False)])
-def test_numbers_of_a_few_clouds_come_with_a_warning(monkeypatch, num, warned):
-    said = []
+def test_few_clouds_give_a_warning(monkeypatch, num, warned):
+    messages = []
     monkeypatch.setattr(
         'aft_mm.evaluation.point_cloud_distance.print_log',
-        lambda message, *args: said.append(message),
+        lambda message, *args: messages.append(message),
     )
     tokens = [encode_points(cloud) for cloud in clouds(num, 5)]
-    # Clouds that nothing was drawn for do not count.
+    # Clouds without a sample do not count.
     evaluate([(one[None], one) for one in tokens] + [(None, tokens[0])] * 3)
     assert (
-        said
+        messages
         == [
-            f'PointCloudDistance compares {num} drawn cloud(s) with as many of the test '
-            'set: its numbers mean little below 20'
+            f'PointCloudDistance compares only {num} generated cloud(s) with as many of the '
+            'test set; results are unreliable below 20'
         ]
         * warned
     )

@@ -1,4 +1,4 @@
-"""Accuracy of tokens and of sequences."""
+"""The metric TokenAccuracy."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def model(head):
     )
 
 
-def test_tokens_and_sequences_are_counted():
+def test_correct_tokens_and_sequences():
     metric = TokenAccuracy()
     counts = [(3, 4), (2, 2), (0, 1), (1, 1)]
     metric.process(None, [dict(num_correct=hit, num_dims=n) for hit, n in counts])
@@ -35,8 +35,8 @@ def test_tokens_and_sequences_are_counted():
         metric.process(None, [dict(num_dims=3)])
 
 
-def test_a_model_counts_what_it_predicts_and_nothing_else():
-    """A head whose bias alone decides: it holds 7 for the most likely everywhere."""
+def test_only_predicted_tokens_count():
+    """The bias of the head makes token 7 the most likely one everywhere."""
     net = model(dict(type='aft_mm.CategoricalHead', num_classes=256)).eval()
     torch.nn.init.zeros_(net.head.weight)
     net.head.bias.data[7] = 1

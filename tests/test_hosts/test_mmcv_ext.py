@@ -1,4 +1,4 @@
-"""The operators that replace ``mmcv._ext``: against formulas, and against the compiled ones."""
+"""The operators that replace ``mmcv._ext``, compared with formulas and the compiled operators."""
 
 import importlib
 import itertools
@@ -37,7 +37,7 @@ def boxes_and_scores(kind, number=300):
 
 
 def iou(a, b, offset=0):
-    """Of two boxes in Python numbers."""
+    """Return the IoU of two boxes in Python numbers."""
     sides = [min(a[i + 2], b[i + 2]) - max(a[i], b[i]) + offset for i in (0, 1)]
     shared = max(sides[0], 0) * max(sides[1], 0)
     areas = [(x[2] - x[0] + offset) * (x[3] - x[1] + offset) for x in (a, b)]
@@ -46,7 +46,7 @@ def iou(a, b, offset=0):
 
 @pytest.fixture(scope='module')
 def compiled():
-    """The compiled extension of mmcv."""
+    """Return the compiled extension of mmcv."""
     spec = PathFinder.find_spec('mmcv._ext', mmcv.__path__)
     if spec is None:
         pytest.skip('the compiled mmcv is not installed; `make compiled-mmcv` builds it')
@@ -54,17 +54,17 @@ def compiled():
 
 
 @pytest.mark.parametrize('offset', [0, 1])
-def test_nms_keeps_what_the_definition_keeps(offset):
+def test_nms_equals_its_definition(offset):
     boxes, scores = boxes_and_scores('random', 60)
-    kept = []
+    found = []
     for i in scores.argsort(descending=True).tolist():
-        if all(iou(boxes[i].tolist(), boxes[j].tolist(), offset) <= 0.3 for j in kept):
-            kept.append(i)
-    assert OURS.nms(boxes, scores, 0.3, offset).tolist() == kept
+        if all(iou(boxes[i].tolist(), boxes[j].tolist(), offset) <= 0.3 for j in found):
+            found.append(i)
+    assert OURS.nms(boxes, scores, 0.3, offset).tolist() == found
 
 
 @pytest.mark.parametrize('method', [0, 1, 2])
-def test_soft_nms_decays_scores_as_the_definition_does(method):
+def test_soft_nms_equals_its_definition(method):
     boxes, scores = boxes_and_scores('random', 40)
     left = {
         i: (box, s) for i, (box, s) in enumerate(zip(boxes.tolist(), scores.tolist(), strict=True))
@@ -90,24 +90,24 @@ def test_soft_nms_decays_scores_as_the_definition_does(method):
     torch.testing.assert_close(dets[: len(order), 4], torch.tensor([s for _, s in expected]))
 
 
-def test_a_nan_score_or_box_ends_neither_in_an_error_nor_in_a_lost_box():
+def test_nan_scores_and_boxes_neither_fail_nor_remove_other_boxes():
     boxes, scores = boxes_and_scores('random', 20)
     boxes[3], scores[5] = float('nan'), float('nan')
     boxes[7] = float('inf')
-    kept = OURS.nms(boxes, scores, 0.5, 0)
-    assert 3 in kept and len(kept) == len(set(kept.tolist())) <= 20
+    found = OURS.nms(boxes, scores, 0.5, 0)
+    assert 3 in found and len(found) == len(set(found.tolist())) <= 20
 
 
 def test_nms_of_a_hundred_thousand_boxes():
     boxes, scores = boxes_and_scores('random', 100_000)
     boxes += torch.arange(100_000).remainder(1000)[:, None] * 200
-    kept = OURS.nms(boxes, scores, 0.5, 0)
-    assert 1000 < len(kept) < 100_000
-    assert (scores[kept].diff() <= 0).all()
+    found = OURS.nms(boxes, scores, 0.5, 0)
+    assert 1000 < len(found) < 100_000
+    assert (scores[found].diff() <= 0).all()
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_boxes_end_as_with_the_compiled_operators(compiled, kind):
+def test_nms_equals_the_compiled_operators(compiled, kind):
     boxes, scores = boxes_and_scores(kind)
     number = len(boxes)
     for threshold in (0.0, 0.3, 0.5):
@@ -130,7 +130,7 @@ def test_boxes_end_as_with_the_compiled_operators(compiled, kind):
 
 @pytest.mark.parametrize('aligned', [True, False])
 @pytest.mark.parametrize('mode', [0, 1])
-def test_overlaps_are_those_of_pairs(aligned, mode):
+def test_overlaps_equal_those_of_single_pairs(aligned, mode):
     first, second = boxes_and_scores('random', 7)[0], boxes_and_scores('random', 7)[0]
     found = torch.full((7,) if aligned else (7, 7), float('nan'))
     OURS.bbox_overlaps(first, second, found, mode, aligned, 0)
@@ -147,7 +147,7 @@ ROIS = torch.tensor([[0, 1.0, 2, 9, 8], [1, -4, -3, 5, 30], [0, 3, 3, 5, 4], [1,
 
 @pytest.fixture(params=['avg', 'max'])
 def roi_align(request, monkeypatch):
-    """mmcv's RoIAlign over our operators."""
+    """Return mmcv's RoIAlign with our operators."""
     from mmcv.ops import roi_align as module_function  # noqa: F401  imports mmcv.ops
 
     module = sys.modules['mmcv.ops.roi_align']
@@ -161,20 +161,20 @@ def roi_align(request, monkeypatch):
 
 
 def test_roi_align_is_exact_on_a_plane(roi_align):
-    """Bilinear samples of a plane are the plane, so a bin is its value at the centre or a corner."""
+    """Bilinear interpolation of a plane is exact, so a bin is its value at the centre or a corner."""
     y, x = torch.meshgrid(torch.arange(20.0), torch.arange(30.0), indexing='ij')
     plane = (2 * y + 3 * x)[None, None].double()
     roi = torch.tensor([[0, 4.0, 6, 14, 14]]).double()
     found = roi_align(plane, roi, scale=1.0)[0, 0]
     height, width = 8 / 4, 10 / 5
-    # The samples lie at a quarter and three quarters of a bin.
+    # Samples are at a quarter and three quarters of a bin.
     shift = 0.25 if roi_align.mode == 'max' else 0.0
     rows = 6 - 0.5 + (torch.arange(4) + 0.5 + shift) * height
     columns = 4 - 0.5 + (torch.arange(5) + 0.5 + shift) * width
     torch.testing.assert_close(found, (2 * rows[:, None] + 3 * columns).double())
 
 
-def test_roi_align_has_the_gradient_of_its_differences(roi_align):
+def test_roi_align_gradcheck(roi_align):
     x = torch.randn(2, 2, 7, 9, dtype=torch.float64, requires_grad=True)
     rois = ROIS.double()
     assert torch.autograd.gradcheck(lambda x: roi_align(x, rois), x, nondet_tol=1e-12)
@@ -183,7 +183,7 @@ def test_roi_align_has_the_gradient_of_its_differences(roi_align):
 @pytest.mark.parametrize('mode', [0, 1])
 @pytest.mark.parametrize('ratio', [0, 2])
 @pytest.mark.parametrize('aligned', [True, False])
-def test_roi_align_is_that_of_the_compiled_operator(compiled, mode, ratio, aligned):
+def test_roi_align_equals_the_compiled_operator(compiled, mode, ratio, aligned):
     x, grad = torch.randn(2, 3, 11, 13), torch.randn(4, 3, 4, 5)
     options = dict(
         aligned_height=4,
@@ -293,14 +293,14 @@ def test_deformable_convolution_without_an_offset_is_a_convolution(deformable):
     torch.testing.assert_close(found[1], expected + bias[:, None, None])
 
 
-def test_deformable_convolutions_have_the_gradients_of_their_differences(deformable):
+def test_deformable_convolutions_gradcheck(deformable):
     inputs = deformable_inputs()
-    # Away from whole pixels, where bilinear interpolation has a kink.
+    # Not at whole pixels, where bilinear interpolation has a kink.
     inputs[1] = (inputs[1].detach().frac() * 0.4 + 0.3).requires_grad_()
     assert torch.autograd.gradcheck(lambda *t: deformable(OURS, *t), inputs, nondet_tol=1e-9)
 
 
-def test_deformable_convolutions_are_those_of_the_compiled_operator(compiled, deformable):
+def test_deformable_convolutions_equal_the_compiled_operator(compiled, deformable):
     inputs = deformable_inputs()
     ours, theirs = deformable(OURS, *inputs), deformable(compiled, *inputs)
     torch.testing.assert_close(ours, theirs)
@@ -311,7 +311,7 @@ def test_deformable_convolutions_are_those_of_the_compiled_operator(compiled, de
     torch.testing.assert_close(found, expected)
 
 
-def test_masked_convolution_is_a_convolution_at_the_places_of_the_mask(monkeypatch):
+def test_masked_convolution_is_a_convolution_at_masked_positions(monkeypatch):
     from mmcv.ops import MaskedConv2d
 
     monkeypatch.setattr(sys.modules['mmcv.ops.masked_conv'], 'ext_module', OURS)
@@ -320,7 +320,7 @@ def test_masked_convolution_is_a_convolution_at_the_places_of_the_mask(monkeypat
     torch.testing.assert_close(layer(x, mask), layer(x) * mask, rtol=1e-5, atol=1e-6)
 
 
-def test_deformable_attention_is_that_of_mmcv_and_has_its_gradients():
+def test_deformable_attention_equals_mmcv_with_gradients():
     from mmcv.ops.multi_scale_deform_attn import (
         MultiScaleDeformableAttnFunction,
         multi_scale_deformable_attn_pytorch,
@@ -347,7 +347,7 @@ def test_deformable_attention_is_that_of_mmcv_and_has_its_gradients():
 
 
 @pytest.mark.parametrize('kind', ['collect', 'distribute'])
-def test_a_mask_of_spatial_attention_lies_around_its_place(monkeypatch, kind):
+def test_a_mask_of_spatial_attention_is_centred_at_its_position(monkeypatch, kind):
     from mmcv.ops import PSAMask
 
     monkeypatch.setattr(sys.modules['mmcv.ops.psa_mask'], 'ext_module', OURS)
@@ -364,7 +364,7 @@ def test_a_mask_of_spatial_attention_lies_around_its_place(monkeypatch, kind):
     assert torch.autograd.gradcheck(layer, x)
 
 
-def test_spatial_attention_is_that_of_the_compiled_operator(compiled):
+def test_spatial_attention_equals_the_compiled_operator(compiled):
     x, grad = torch.randn(2, 15, 4, 6), torch.randn(2, 24, 4, 6)
     for kind in (0, 1):
         options = dict(psa_type=kind, num_=2, h_feature=4, w_feature=6)

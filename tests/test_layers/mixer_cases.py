@@ -1,4 +1,4 @@
-"""The mixers under test: every registered one with its `example` arguments, and more options."""
+"""Test cases: every registered mixer with its `example` arguments, and with further options."""
 
 import inspect
 
@@ -13,7 +13,7 @@ from aft_mm.registry import MODELS
 D, B = 12, 2
 
 REGISTERED = dict(CLASSES)
-# Further arguments of a mixer, named TYPE-WHAT.
+# Further options of a mixer, named TYPE-OPTION.
 VARIANTS = {
     'AFTFull-free': dict(rank=None),
     'AFTLocal-free': dict(window=2, rank=None),
@@ -48,7 +48,7 @@ NORMALIZED = [
 
 
 def build(name: str, grid=(7,), **kwargs) -> TokenMixer:
-    """A mixer whose parameters are all random, so that no error hides behind a zero."""
+    """Build a mixer with random parameters, so that no error is hidden by a zero."""
     if name in ONE_DIMENSIONAL:
         grid = (torch.Size(grid).numel(),)
     cls, arguments = mixer_class(name), {**MIXERS[name], **kwargs}

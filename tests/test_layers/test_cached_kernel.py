@@ -22,7 +22,7 @@ X = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture
 def made(monkeypatch):
-    """A list with an entry per computed kernel."""
+    """Return a list with an entry per computed kernel."""
     calls, reparameterized = [], ConvPositionBias.reparameterized
     monkeypatch.setattr(
         ConvPositionBias, 'reparameterized', lambda self: calls.append(1) or reparameterized(self)
@@ -39,7 +39,7 @@ def build(**options) -> AFTConv:
 
 
 def fresh(mixer: AFTConv, x=X):
-    """The output without the cache."""
+    """Return the output without the cache."""
     with mock.patch.object(ConvPositionBias, 'cached', ConvPositionBias.forward):
         return mixer(x)
 
@@ -109,7 +109,7 @@ def swap_data_twice(mixer):
 
 
 def optimise_data(mixer):
-    """A write through `data`, as of old optimizers, between two modes."""
+    """Write through `data` like old optimizers, between two changes of the mode."""
     mixer.train()
     mixer.pos_bias.weight.data.add_(torch.randn_like(mixer.pos_bias.weight))
     mixer.eval()
@@ -212,7 +212,7 @@ class ReadCounter(TorchDispatchMode):
 
 @torch.no_grad()
 def test_values_of_a_cached_kernel_are_read_once():
-    """One read per form that does not apply; after the change w is below −3."""
+    """One read per form that is not applicable; after the change w is below −3."""
     mixer = build()
     counts = []
     for change in (None, None, edit_in_place, None):

@@ -94,15 +94,15 @@ def test_large_keys_keep_performer_finite_and_causal():
 
 def train(mixer, x, updates, passes=1, recompute=False):
     optimizer = torch.optim.AdamW(mixer.parameters())
-    drawn = [mixer.projection.clone()]
+    projections = [mixer.projection.clone()]
     for _ in range(updates):
         optimizer.zero_grad()
         for _ in range(passes):
             y = checkpoint(mixer, x, use_reentrant=False) if recompute else mixer(x)
             y.square().sum().backward()
         optimizer.step()
-        drawn.append(mixer.projection.clone())
-    return [bool((a != b).any()) for a, b in zip(drawn, drawn[1:], strict=False)]
+        projections.append(mixer.projection.clone())
+    return [bool((a != b).any()) for a, b in zip(projections, projections[1:], strict=False)]
 
 
 def test_features_are_sampled_again_after_iterations_alike_in_every_process():
@@ -123,8 +123,8 @@ def test_features_are_sampled_again_after_iterations_alike_in_every_process():
         train(resumed.train(), x, 3)
     assert torch.equal(other.projection, mixer.projection) and other.iterations == 9
 
-    kept = PerformerAttention(D, HEADS, num_features=8)
-    assert not any(train(kept, x, 4))
+    fixed = PerformerAttention(D, HEADS, num_features=8)
+    assert not any(train(fixed, x, 4))
 
 
 @pytest.mark.parametrize('causal', [False, True])
@@ -152,8 +152,8 @@ def test_the_lambda_layer_follows_its_formula(grid, masked):
 
     def normed(layer, norm):
         y = layer(x)
-        kept = y[keep]
-        y = (y - kept.mean(0)) / (kept.var(0, correction=0) + norm.eps).sqrt()
+        visible = y[keep]
+        y = (y - visible.mean(0)) / (visible.var(0, correction=0) + norm.eps).sqrt()
         return y * norm.weight + norm.bias
 
     query, key = normed(mixer.query, mixer.query_norm), normed(mixer.key, mixer.key_norm)

@@ -36,7 +36,7 @@ def seed():
 
 
 def dense_mask(grid, window, margin, causal):
-    """The visible tokens by the definition of the docstring, bool [T, T]."""
+    """Return the visible tokens as defined in the docstring, bool [T, T]."""
     places = list(itertools.product(*map(range, grid)))
     dims = len(grid)
     window = (window,) * dims if isinstance(window, int) else window

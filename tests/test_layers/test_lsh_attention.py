@@ -35,7 +35,7 @@ def heads(x):
 
 
 def exact_weights(mixer, x, visible):
-    """Softmax over the visible tokens, or over the token itself if there is no other."""
+    """Return the softmax over the visible tokens, or over the token itself if there is no other."""
     key = heads(mixer.key(x))
     logits = key @ F.normalize(key, dim=-1).mT * key.shape[-1] ** -0.5
     itself = torch.eye(x.shape[1], dtype=torch.bool)
@@ -51,15 +51,15 @@ def output(mixer, x, weights):
 
 
 def seen(mixer, x, key_mask=None):
-    """The union of the visible tokens of all rounds by the docstring, [B, h, T, T]."""
+    """Return the union of the visible tokens of all rounds as defined in the docstring, [B, h, T, T]."""
     buckets = mixer.buckets(heads(mixer.key(x)))
     batch, num_heads, rounds, tokens = buckets.shape
     union = torch.zeros(batch, num_heads, tokens, tokens, dtype=torch.bool)
     for b in range(batch):
-        kept = range(tokens) if key_mask is None else key_mask[b].nonzero().flatten().tolist()
+        real = range(tokens) if key_mask is None else key_mask[b].nonzero().flatten().tolist()
         for h in range(num_heads):
             for r in range(rounds):
-                order = sorted(kept, key=lambda t: (int(buckets[b, h, r, t]), t))
+                order = sorted(real, key=lambda t: (int(buckets[b, h, r, t]), t))
                 for place, t in enumerate(order):
                     first = (place // mixer.chunk_size - 1) * mixer.chunk_size
                     last = first + 2 * mixer.chunk_size
@@ -96,11 +96,11 @@ def test_equals_exact_attention_over_the_union_of_its_rounds(options, causal, ma
     mixer = build(causal, **options)
     x = torch.randn(2, 41, D, dtype=torch.float64, requires_grad=True)
     key_mask = torch.rand(2, 41) < 0.7 if masked else None
-    kept = torch.ones(2, 41, dtype=torch.bool) if key_mask is None else key_mask
+    real = torch.ones(2, 41, dtype=torch.bool) if key_mask is None else key_mask
     visible = seen(mixer, x, key_mask)
     got, expected = mixer(x, key_mask=key_mask), output(mixer, x, exact_weights(mixer, x, visible))
-    torch.testing.assert_close(got[kept], expected[kept])
-    inputs, cotangent = [x, *mixer.parameters()], torch.randn_like(got) * kept[..., None]
+    torch.testing.assert_close(got[real], expected[real])
+    inputs, cotangent = [x, *mixer.parameters()], torch.randn_like(got) * real[..., None]
     for a, b in zip(
         torch.autograd.grad(got, inputs, cotangent),
         torch.autograd.grad(expected, inputs, cotangent),

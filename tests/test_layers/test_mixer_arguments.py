@@ -196,7 +196,7 @@ WITH_TABLE = ['DenseSynthesizer', 'LSHAttention', 'StridedAttention', 'SoftmaxAt
 @pytest.mark.parametrize('name', WITH_TABLE)
 def test_a_prompt_or_token_beyond_the_table_is_refused(name):
     mixer, x = build(name, causal=True), torch.randn(2, 8, D)
-    if name != 'DenseSynthesizer':  # its weights limit the length before
+    if name != 'DenseSynthesizer':  # its weights limit the length first
         with pytest.raises(ValueError, match='a prompt must have at most 7 tokens, got 8'):
             mixer.prefill(x, torch.tensor([8, 3]))
     _, state = mixer.prefill(x[:, :7], torch.tensor([7, 3]))

@@ -1,4 +1,4 @@
-"""The contract of a token mixer, tried on every registered one."""
+"""The contract of token mixers, tested for every registered one."""
 
 import pytest
 import torch

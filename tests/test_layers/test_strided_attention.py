@@ -38,7 +38,7 @@ def build(tokens, causal, **options):
 
 
 def dense_mask(tokens, causal, stride, pattern='strided', summary=None, qk_dims=None):
-    """The visible tokens by the definition of the docstring, bool [T, T]."""
+    """Return the visible tokens as defined in the docstring, bool [T, T]."""
     mask = torch.zeros(tokens, tokens, dtype=torch.bool)
     for t in range(tokens):
         for s in range(t + 1 if causal else tokens):
@@ -67,12 +67,12 @@ def test_equals_dense_attention_under_its_mask(tokens, options, causal, masked):
     parts = heads(mixer.query(x)), heads(mixer.key(x)), heads(mixer.value(x))
     mixed = F.scaled_dot_product_attention(*parts, attn_mask=(visible | ~some)[:, None])
     expected = mixer.proj(mixed.transpose(1, 2).flatten(2) * some)
-    got, kept = mixer(x, key_mask=key_mask), key_mask if masked else slice(None)
-    torch.testing.assert_close(got[kept], expected[kept])
+    got, visible = mixer(x, key_mask=key_mask), key_mask if masked else slice(None)
+    torch.testing.assert_close(got[visible], expected[visible])
     inputs = [x, *mixer.parameters()]
     for a, b in zip(
-        torch.autograd.grad(got[kept].square().sum(), inputs),
-        torch.autograd.grad(expected[kept].square().sum(), inputs),
+        torch.autograd.grad(got[visible].square().sum(), inputs),
+        torch.autograd.grad(expected[visible].square().sum(), inputs),
         strict=True,
     ):
         torch.testing.assert_close(a, b)

@@ -1,4 +1,4 @@
-"""Small sequence models, and the mixers that they are tested with."""
+"""Small sequence models and their mixers."""
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ def mixer(name: str) -> dict:
 
 
 def randomize(module: nn.Module, std: float = 0.4) -> nn.Module:
-    """All parameters random, so that no error hides behind a zero; evaluation mode."""
+    """Set random parameters, so that no error is hidden by a zero, and evaluation mode."""
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=std)
     return module.eval()
@@ -50,7 +50,7 @@ def decoder(**kwargs) -> SequenceDecoder:
 
 
 def model(head=None, encoder=None, **kwargs) -> AutoregressiveModel:
-    """A model of 7 values, all parameters random."""
+    """Return a model of 7 values with random parameters."""
     config = dict(
         type='aft_mm.AutoregressiveModel',
         decoder=decoder_config(**kwargs),

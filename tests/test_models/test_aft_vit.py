@@ -21,7 +21,7 @@ CLS = dict(with_cls_token=True, out_type='cls_token')
 
 
 def tiny(**kwargs) -> AFTViT:
-    """Three layers of 12 channels on 4 × 4 patches, all parameters random."""
+    """Return a backbone with three layers of 12 channels, 4 × 4 patches and random parameters."""
     model = AFTViT(**{**dict(arch=ARCH, img_size=32, patch_size=8, token_mixer=FULL), **kwargs})
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)

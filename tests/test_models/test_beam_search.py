@@ -54,7 +54,7 @@ def sources():
 
 
 def ranking(net, source, longest, alpha):
-    """All sequences of up to `longest` tokens with their scores, best first."""
+    """Return all sequences of up to `longest` tokens with their scores, best first."""
     words = [value for value in range(VALUES) if value != END]
     found = []
     for size in range(longest):
@@ -123,7 +123,7 @@ def test_each_option_of_the_beam_changes_the_result():
 def test_the_search_stops_when_no_result_can_improve(monkeypatch):
     net, given = translation_model(length=40), sources()
     with torch.no_grad():
-        net.head.bias[END] += 9  # all but certain to end at once
+        net.head.bias[END] += 9  # the end token is almost certain
     steps = []
     step = SequenceDecoder.step
     monkeypatch.setattr(
@@ -138,12 +138,12 @@ def test_the_search_stops_when_no_result_can_improve(monkeypatch):
 
 def test_samples_are_filled_with_the_end_token():
     net, given = translation_model(length=30), [tokens(4, high=VALUES) for _ in range(20)]
-    drawn = net.generate(30, source=given, end_token=END, seed=0)
+    generated = net.generate(30, source=given, end_token=END, seed=0)
     free = net.generate(30, source=given, seed=0)
-    for row, other in zip(drawn.tolist(), free.tolist(), strict=True):
+    for row, other in zip(generated.tolist(), free.tolist(), strict=True):
         first = row.index(END) if END in row else 30
         assert row[:first] == other[:first] and set(row[first:]) <= {END}
-    assert len({row.index(END) for row in drawn.tolist() if END in row}) > 2
+    assert len({row.index(END) for row in generated.tolist() if END in row}) > 2
 
 
 @pytest.mark.parametrize('mixing', TWO_WAY.values(), ids=TWO_WAY)
@@ -159,9 +159,9 @@ def test_a_padded_batch_equals_single_sentences(mixing):
             assert sample.num_dims == len(row)
             assert sample.nats / len(row) == pytest.approx(alone.nats / len(row), abs=2e-6)
             memory, mask = net.encode(given)
-        for source, padded, kept in zip(given, memory, mask, strict=True):
+        for source, padded, real in zip(given, memory, mask, strict=True):
             (one,), _ = net.encode([source])
-            torch.testing.assert_close(padded[kept], one, atol=2e-6, rtol=2e-6)
+            torch.testing.assert_close(padded[real], one, atol=2e-6, rtol=2e-6)
 
 
 def test_label_smoothing_changes_the_loss_and_not_the_likelihood():

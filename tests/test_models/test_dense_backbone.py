@@ -1,4 +1,4 @@
-"""The backbone in detectors and segmentors: padded batches, sizes, precision, bad input."""
+"""The backbone in detectors and segmentors: padded batches, image sizes, precision, bad input."""
 
 import re
 from math import ceil
@@ -262,8 +262,8 @@ def test_the_config_in_the_documentation_runs(root, tmp_path):
     )
     (tmp_path / 'base.py').write_text(BASE)
     text = re.sub(r'_base_ = \[.*?\]', "_base_ = './base.py'", text, count=1, flags=re.S)
-    (tmp_path / 'leaf.py').write_text(text)
-    config = Config.fromfile(tmp_path / 'leaf.py')
+    (tmp_path / 'config.py').write_text(text)
+    config = Config.fromfile(tmp_path / 'config.py')
     parts = {name: MODELS.build(part) for name, part in config.model.items()}
     inputs = [torch.randn(3, 64, 40), torch.randn(3, 30, 90)]
     batch = parts['data_preprocessor'](dict(inputs=inputs))['inputs']

@@ -96,11 +96,11 @@ def test_sequences_do_not_depend_on_the_batch():
 
 def test_samples_follow_the_model():
     net = model(vocab_size=3, head=dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=3))
-    drawn = net.generate(2, batch_size=6000, seed=0)
+    generated = net.generate(2, batch_size=6000, seed=0)
     pairs = torch.cartesian_prod(torch.arange(3), torch.arange(3))
     expected = torch.stack([-torch.tensor(s.nats) for s in net(pairs, mode='predict')]).exp()
     assert abs(expected.sum() - 1) < 1e-5
-    found = torch.bincount(drawn[:, 0] * 3 + drawn[:, 1], minlength=9) / 6000
+    found = torch.bincount(generated[:, 0] * 3 + generated[:, 1], minlength=9) / 6000
     assert (found - expected).abs().max() < 0.03
 
 

@@ -25,7 +25,7 @@ def mixture(num_channels: int, **kwargs) -> LogisticMixtureHead:
 
 
 def explicit_likelihood(head: LogisticMixtureHead, hidden, pixel) -> float:
-    """p(pixel) for one hidden vector by the formula of the docstring, with scipy."""
+    """Return p(pixel) for one hidden vector with the formula of the docstring, in scipy."""
     channels, per = head.num_channels, sum(head.split)
     rows = head.proj(hidden).double().detach().numpy().reshape(-1, per)
     pi = torch.tensor(rows[:, 0]).softmax(0).numpy()
@@ -137,7 +137,7 @@ def test_autocast_does_not_change_the_mixture():
 
 
 def test_a_far_mean_has_a_gradient():
-    """Where a density would underflow to log 0, the gradient is still large."""
+    """The gradient is large even if the density would underflow to log 0."""
     head = mixture(1, num_components=1)
     nn.init.zeros_(head.proj.weight)
     head.proj.bias.data = torch.tensor([0.0, 50.0, -6.0])
@@ -210,7 +210,7 @@ def frequencies(n=40000, **options) -> torch.Tensor:
         (dict(top_p=0.74), [0.5, 0.25, 0, 0, 0]),
         (dict(top_p=1e-9), [1, 0, 0, 0, 0]),
         (dict(top_p=1.0), [0.5, 0.25, 0.15, 0.06, 0.04]),
-        # top_k leaves 2/3 and 1/3, of which the first alone exceeds 0.6.
+        # After top_k, the probabilities are 2/3 and 1/3; the first one exceeds 0.6.
         (dict(top_k=2, top_p=0.6), [1, 0, 0, 0, 0]),
         (dict(top_k=2, top_p=0.7), [2, 1, 0, 0, 0]),
         (dict(greedy=True), [1, 0, 0, 0, 0]),

@@ -30,7 +30,7 @@ class Resizing(BaseDataPreprocessor):
 
 
 class Video(BaseDataPreprocessor):
-    """Returns a batch of video clips."""
+    """Return a batch of video clips."""
 
     def forward(self, data, training=False):
         return dict(inputs=torch.zeros(2, 5, 3, 8, 8), data_samples=None)
@@ -45,7 +45,7 @@ def inner(**options):
 
 
 def ends(mask):
-    """Height and width of the mask, which must be 1 in the top left corner and 0 elsewhere."""
+    """Return the height and width of the top left rectangle of ones; other entries must be 0."""
     sizes = []
     for image in mask[:, 0]:
         rows, columns = int(image[:, 0].sum()), int(image[0].sum())
@@ -58,9 +58,9 @@ def test_the_mask_channel_is_1_inside_each_image():
     images = [torch.randn(3, 5, 9), torch.randn(3, 11, 3)]
     options = dict(mean=[1, 2, 3], std=[4, 5, 6])
     expected = MODELS.build(inner(**options))(dict(inputs=images))['inputs']
-    batch = MaskedDataPreprocessor(inner(**options))(dict(inputs=images, extra='kept'))
+    batch = MaskedDataPreprocessor(inner(**options))(dict(inputs=images, extra='unchanged'))
     assert torch.equal(batch['inputs'][:, :3], expected)
-    assert batch['inputs'].shape == (2, 4, 16, 16) and batch['extra'] == 'kept'
+    assert batch['inputs'].shape == (2, 4, 16, 16) and batch['extra'] == 'unchanged'
     assert ends(batch['inputs'][:, 3:]) == [(5, 9), (11, 3)]
 
 
@@ -98,7 +98,7 @@ def test_the_inner_preprocessor_follows_to_the_device():
     preprocessor = MaskedDataPreprocessor(inner(mean=[1, 2, 3], std=[4, 5, 6])).to('meta')
     assert preprocessor.device.type == preprocessor(dict(inputs=images))['inputs'].device.type
     model = nn.Sequential(preprocessor)
-    preprocessor._device = torch.device('cpu')  # as a host that spreads a model over devices
+    preprocessor._device = torch.device('cpu')  # like a host that distributes a model over devices
     model.to_empty(device='cpu')
     assert preprocessor(dict(inputs=images))['inputs'].device.type == 'cpu'
 
@@ -109,7 +109,7 @@ def test_a_batch_of_clips_is_refused():
 
 
 class Detector(BaseModel):
-    """Like detectors and segmentors, passes only the batch to the backbone."""
+    """Passes only the batch to the backbone, like detectors and segmentors."""
 
     def __init__(self, backbone, data_preprocessor):
         super().__init__(data_preprocessor)

@@ -75,7 +75,7 @@ def test_the_gradient_of_a_shared_position_is_deterministic():
     threads, gradient = torch.get_num_threads(), torch.randn(3069, D)
     torch.set_num_threads(3)
     try:
-        # The tokens of one position are split over threads: an unordered sum would differ.
+        # The tokens of one position are distributed over threads; an unordered sum would vary.
         seen = {
             torch.autograd.grad(
                 body.position_of(torch.arange(3069)), body.position_embedding.weight, gradient
@@ -143,7 +143,7 @@ def test_the_decoder_is_causal_over_real_valued_pixels():
 
 
 def to_meta(state):
-    """The state with tensors that have no values."""
+    """Return the state with tensors on the meta device."""
     if isinstance(state, torch.Tensor):
         return state.to('meta')
     if isinstance(state, tuple) and hasattr(state, '_fields'):

@@ -39,7 +39,7 @@ def test_coarse_levels_cover_the_image_exactly(pixels):
 
 def test_coarser_levels_pool_the_maximum_and_extra_levels_subsample():
     neck = SimpleFeaturePyramid(6, out_channels=5, strides=(16, 32, 64), num_outs=4)
-    x = torch.randn(2, 6, 7, 5) - 4  # padding with 0 would win
+    x = torch.randn(2, 6, 7, 5) - 4  # a padding of 0 would be the maximum
     levels = neck((x,))
     for level, size in [(0, 1), (1, 2), (2, 4)]:
         pad = (0, -5 % size, 0, -7 % size)

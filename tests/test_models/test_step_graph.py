@@ -30,7 +30,7 @@ CROSS = {
     'softmax': dict(type='aft_mm.SoftmaxAttention', num_heads=3),
     'biased': dict(type='aft_mm.AFTFull', rank=None, grid=(40,), source_grid=(5,)),
 }
-# One for each kind of step, as tracing one takes a second.
+# One mixer for each kind of step, since tracing takes a second.
 KINDS = (
     'AFTFull',
     'AFTLocal',
@@ -108,7 +108,7 @@ def test_steps_on_fixed_buffers_read_the_memory(cross):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Counts the traced graphs of compiled steps, which are not compiled further."""
+    """Count the traced graphs of compiled steps, without generating code."""
     torch._dynamo.reset()
     counter = CompileCounter()
     advance = torch.compile(
@@ -148,7 +148,7 @@ def test_growing_states_are_not_compiled(traced):
 
 
 def test_compiled_steps_give_the_same_hidden_vectors(monkeypatch):
-    # Without generating kernels, which takes half a minute; benchmark_sampling.py checks those.
+    # Without code generation, which takes half a minute; benchmark_sampling.py checks it.
     torch._dynamo.reset()
     advance = torch.compile(step_graph._advance_in_place, fullgraph=True, backend='aot_eager')
     monkeypatch.setattr(step_graph, '_compiled_advance', lambda: advance)

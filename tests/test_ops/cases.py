@@ -1,4 +1,4 @@
-"""The table of op cases of `aft_mm.ops.selftest`, and how the tests of this folder run a case."""
+"""The op cases of `aft_mm.ops.selftest`, and a function to run a case with gradients."""
 
 import torch
 from torch import Tensor

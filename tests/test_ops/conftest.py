@@ -14,7 +14,7 @@ from aft_mm.ops.triton import availability as triton_availability
 
 @pytest.fixture
 def triton_asked_for(monkeypatch):
-    """The Triton kernels serve, or the call fails with the reasons; and a seed."""
+    """Select the Triton backend, without which a call fails with the reasons, and set a seed."""
     torch.manual_seed(0)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'triton')
     if triton_availability.interpreted():
@@ -26,11 +26,10 @@ def triton_asked_for(monkeypatch):
 
 @contextlib.contextmanager
 def _faster_and_as_on_a_device(monkeypatch):
-    """Triton's interpreter, but for what takes it long, and for tf32.
+    """Speed up Triton's interpreter, and round tf32 operands like a device.
 
-    It puts its own functions in place of the language's once, not at each call of a function, and
-    looks a type up once. What joins two sums is called of all numbers at once, not of each. And
-    operands of tf32 are cut as a device cuts them.
+    The functions of the language are patched once instead of at each call, types are looked up
+    once, and scans are vectorised instead of running element by element.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -58,7 +57,7 @@ def _faster_and_as_on_a_device(monkeypatch):
 
 
 def _scan_rows(self, inputs):
-    """The running sums of several tensors, of twice as many rows in each step."""
+    """Compute running sums of several tensors by doubling the number of rows in each step."""
     assert self.axis == 0
     sums, step, rows = inputs, 1, np.arange(len(inputs[0].handle.data))
     while step < len(rows):
@@ -75,13 +74,13 @@ def _scan_rows(self, inputs):
 
 
 def _cut_to_tf32(x):
-    """float32 numbers without the last 13 bits of their mantissa."""
+    """Return float32 numbers without the last 13 bits of their mantissa."""
     return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 @pytest.fixture(params=[80, 90], ids=lambda capability: f'sm_{capability}')
 def compiled(request, monkeypatch):
-    """Triton kernels by name, compiled as the ops are called on CPU tensors."""
+    """Compile Triton kernels when ops are called on CPU tensors; return them by name."""
     pytest.importorskip('triton', reason='Triton is not installed')
     if triton_availability.interpreted():
         pytest.skip("Triton's interpreter does not compile")
@@ -95,14 +94,14 @@ def compiled(request, monkeypatch):
         kernels[self.__name__] = run(self, *args, grid=grid, warmup=True, **options)
 
     monkeypatch.setattr(JITFunction, 'run', compile_only)
-    # Setting back what was active would look for a device.
+    # Restoring the active driver would look for a device.
     monkeypatch.setattr(driver, '_active', OfflineDriver(request.param))
     return kernels
 
 
 @pytest.fixture
 def cuts(request, monkeypatch):
-    """Products in tiles of 32 tokens and channels, or in those of the devices with 'shipped'."""
+    """Use tiles of 32 tokens and channels, or those of the devices with 'shipped'."""
     if getattr(request, 'param', 'small') == 'shipped':
         return
     from aft_mm.ops.triton import block_sizes, conv, full_local
@@ -114,7 +113,7 @@ def cuts(request, monkeypatch):
             monkeypatch.setitem(block_sizes.BLOCKS, kind, small)
     if (
         triton_availability.interpreted()
-    ):  # which takes its time for each step, not for what is in it
+    ):  # whose time depends on the number of steps, not on their size
         monkeypatch.setattr(full_local, 'GROUP', 32)
         monkeypatch.setattr(full_local, 'ROWS_WEIGHED', 32)
         monkeypatch.setattr(conv, 'MOVED', (256, 8, 8))

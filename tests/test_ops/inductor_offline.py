@@ -1,7 +1,7 @@
-"""Inductor's source for a CUDA device that this machine need not have.
+"""Generate Inductor's source for a CUDA device on a machine without one.
 
-Tensors are fake, the device says it is there, and the graph is lowered, scheduled and written out
-as Triton source, which nothing compiles.
+Tensors are fake, the device is mocked, and the graph is lowered, scheduled and written as Triton
+source, which is not compiled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._triton import has_triton
 
-# What Inductor asks of a device: here those of an H100.
+# Device properties that Inductor reads, here of an H100.
 PROPERTIES = SimpleNamespace(
     name='NVIDIA H100',
     type='cuda',
@@ -45,7 +45,7 @@ DEVICE = {
 
 @contextmanager
 def pretended_device() -> Iterator[FakeTensorMode]:
-    """A mode whose tensors may lie on a device that is not there."""
+    """Return a mode with fake tensors on a device that does not exist."""
     from triton import runtime
     from triton.backends.compiler import GPUTarget
 
@@ -55,7 +55,7 @@ def pretended_device() -> Iterator[FakeTensorMode]:
         for name, answer in DEVICE.items():
             stack.enter_context(mock.patch(name, answer, create=True))
         stack.enter_context(mock.patch.object(runtime.driver, '_active', driver))
-        # What was found out about this machine, and what is about the other one.
+        # Clear cached properties of this machine before, and of the fake device afterwards.
         for answer in (has_triton, DeviceProperties.create):
             answer.cache_clear()
             stack.callback(answer.cache_clear)
@@ -65,9 +65,9 @@ def pretended_device() -> Iterator[FakeTensorMode]:
 def source_of(
     function: Callable[..., Sequence[torch.Tensor]], *shapes: Sequence[int], dtype: torch.dtype
 ) -> str:
-    """The module that Inductor writes for `function` of tensors of these shapes."""
+    """Return the module that Inductor writes for `function` of tensors of these shapes."""
     with FakeTensorMode():
-        # Autograd asks a device for its streams: gradients are traced on the CPU, and then moved.
+        # Autograd needs the streams of a device, so gradients are traced on the CPU and then moved.
         traced = make_fx(function)(*(torch.empty(shape, dtype=dtype) for shape in shapes))
     for node in traced.graph.nodes:
         if 'device' in node.kwargs:

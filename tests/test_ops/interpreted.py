@@ -1,6 +1,7 @@
-"""Run a file of parity tests of the Triton kernels on the CPU, in Triton's interpreter.
+"""Run a file of parity tests of the Triton kernels in Triton's interpreter on the CPU.
 
-It needs its own process, because a kernel is interpreted or compiled from its definition on.
+This needs its own process, because a kernel is either interpreted or compiled from its definition
+on.
 """
 
 import importlib.util

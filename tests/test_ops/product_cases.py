@@ -1,4 +1,4 @@
-"""Cases of AFT-full and AFT-local for the tests of their products, and what these share."""
+"""Cases and helpers for the tests of the product kernels of AFT-full and AFT-local."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def full(tokens, sources=None, channels=6, **options):
 
 
 def local(tokens, window, rank=3, channels=6, **options):
-    """With factors, or a free bias for rank 0."""
+    """Return a case with factors, or with a free bias for rank 0."""
     causal = options.get('causal', False)
     shapes = ((tokens, rank),) * 2 if rank else ((tokens, window if causal else 2 * window - 1),)
     name = f'local-{tokens}x{channels}-s={window}-rank={rank}-causal={causal}'
@@ -31,7 +31,7 @@ def local(tokens, window, rank=3, channels=6, **options):
 ONE_TILE = [full(9, 5), full(9, causal=True), local(9, 3), local(9, 3, rank=0, causal=True)]
 ONE_TILE.append(local(9, (2, 2), grid=(3, 3), causal=True))
 EACH = pytest.mark.parametrize('case', ONE_TILE, ids=IDS)
-# Five tiles of 32 tokens: past and future ones, on a line and on a grid.
+# Five tiles of 32 tokens, causal and not, on a line and on a grid.
 MANY_TILES = [
     local(150, 3),
     local(150, 40, causal=True),
@@ -47,7 +47,7 @@ SHIPPED = pytest.mark.parametrize('cuts', ['shipped'], indirect=True)
 
 
 def spread_keys(kind, key):
-    """The keys, of one of the sizes that break sums with a common maximum."""
+    """Return keys of sizes for which sums with a common maximum fail."""
     token = torch.arange(key.shape[1]).view(1, -1, 1).to(key)
     return {
         'huge': key + 1e4 * torch.randn(key.shape).sign().to(key),
@@ -58,7 +58,7 @@ def spread_keys(kind, key):
 
 
 def op_arguments(case, tensors=None, key_mask=None, batch=1):
-    """The arguments of the op `product` up to `save`, with gradients wanted for all of them."""
+    """Return the arguments of the op `product` up to `save`, all requiring gradients."""
     if tensors is None:
         tensors = on_device(case.inputs(batch, dtype=torch.float32))
     query, key, value, *bias = tensors
@@ -78,19 +78,19 @@ def op_arguments(case, tensors=None, key_mask=None, batch=1):
 
 
 def cut_of(arguments):
-    """How the call is cut."""
+    """Return the tiling of the call."""
     _, _, value, bias, _, window, grid, causal, _ = arguments
     cut = tiling.choose_block(value, True)
     return cut, tiling.make_band(bias, value, window, grid, causal, cut.tile)
 
 
 def detached(arguments):
-    """Without gradients."""
+    """Detach the arguments."""
     return [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
 
 
 class NoWait(TorchDispatchMode):
-    """An error for what would wait for a device: reading a number, or sizes that depend on one."""
+    """Raise an error for ops that synchronise: reading a value, or data-dependent sizes."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape

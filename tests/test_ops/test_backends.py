@@ -39,7 +39,7 @@ def assert_close(got, expected, relative, floor=1e-3, names=RESULTS):
         assert error <= relative, f'{name}: relative error {error:.2e} > {relative:.0e}'
 
 
-# The types that eager is tested in.
+# Dtypes of the eager tests.
 TOLERANCE = {k: v for k, v in cases.TOLERANCE.items() if k != torch.float16}
 
 

@@ -1,4 +1,4 @@
-"""Products of bfloat16 tokens as on a CUDA device, where operands are rounded, and their errors.
+"""Errors of products of bfloat16 tokens as on a CUDA device, where operands are rounded.
 
 bfloat16 operands are multiplied in float32 here, as a tensor core does.
 """
@@ -24,7 +24,7 @@ def set_precision(monkeypatch, function):
 
 @pytest.fixture(autouse=True)
 def precisions(monkeypatch):
-    """Choose precisions as on a CUDA device, and return those chosen."""
+    """Choose precisions as on a CUDA device, and return the choices."""
     torch.manual_seed(0)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
     chosen = []

@@ -1,4 +1,4 @@
-"""A compiled training step runs an op once: no more products than uncompiled."""
+"""A compiled training step has no more expensive operations than an uncompiled one."""
 
 from collections import Counter
 
@@ -14,8 +14,8 @@ from aft_mm.ops.eager import online_softmax
 from .cases import CASES, CAUSAL_CASES
 
 aten = torch.ops.aten
-# The operations that take the time of an op: products, convolutions, running sums, and the shifts
-# of window sums.
+# The expensive operations of an op: products, convolutions, running sums, and the shifts of window
+# sums.
 WORK = (
     aten.bmm,
     aten.mm,
@@ -30,7 +30,7 @@ ONE_OF_EACH['aft_conv, not causal'] = next(case for case in CASES if case.op == 
 
 
 class Uncompiled(TorchDispatchMode):
-    """Counts the operations that run."""
+    """Count the operations that run."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Uncompiled(TorchDispatchMode):
 
 
 def operations(graph: GraphModule) -> Counter:
-    """The operations of a graph whose keys and biases are those of the fast path."""
+    """Return the operations of a graph for keys and biases of the fast path."""
     counts = Counter()
     for node in graph.graph.nodes:
         if node.target is torch.ops.higher_order.cond:

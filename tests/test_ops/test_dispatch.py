@@ -79,8 +79,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('reason', REFUSED)
-def test_what_has_no_kernel_is_refused(reason, monkeypatch):
-    """On a machine that lacks nothing, with AFT_MM_BACKEND=triton."""
+def test_unsupported_inputs_are_refused(reason, monkeypatch):
+    """Checked as on a machine that supports Triton, with AFT_MM_BACKEND=triton."""
     monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'triton')
     assert dispatch.choose_backend(*call_on('cpu')) == 'triton'
@@ -108,7 +108,7 @@ LACKING = {
 
 
 @pytest.fixture
-def unasked_machine():
+def unqueried_machine():
     """Query the machine again before and after the test."""
     triton_availability.ask_machine.cache_clear()
     yield
@@ -116,7 +116,7 @@ def unasked_machine():
 
 
 @pytest.mark.parametrize('reason', LACKING)
-def test_machines_that_lack_something(reason, monkeypatch, unasked_machine):
+def test_machines_that_lack_something(reason, monkeypatch, unqueried_machine):
     version = reason.split()[-1] if reason.startswith('needs Triton') else '3.6.1'
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: object())
     monkeypatch.setattr(
@@ -131,7 +131,7 @@ def test_machines_that_lack_something(reason, monkeypatch, unasked_machine):
     assert version != '3.6.1' or triton_availability.machine_reasons('cuda', 0) == ()
 
 
-def test_a_machine_is_asked_once(monkeypatch, unasked_machine):
+def test_a_machine_is_queried_once(monkeypatch, unqueried_machine):
     asked = []
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: bool(asked.append(1)))
     answers = {triton_availability.machine_reasons('cuda', 0) for _ in range(3)}
@@ -355,7 +355,7 @@ def test_memory_grows_with_tokens_not_their_square(op, key_scale, causal):
 
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize('global_connectivity', [False, True])
-def test_safe_convolution_is_a_sound_custom_op(causal, global_connectivity):
+def test_opcheck_of_safe_convolution(causal, global_connectivity):
     shapes = (2, 12, 2), (2, 12, 6), (2, 3, 3)
     tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
     torch.library.opcheck(safe_conv_mean_node, (*tensors, (3, 4), global_connectivity, causal))

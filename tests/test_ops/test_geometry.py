@@ -51,7 +51,7 @@ def test_causal_window_of_a_grid_is_two_blocks(grid, window, monkeypatch):
     tokens = len(expected)
     assert torch.equal(hard_mask(*indices(tokens), window, grid, causal=True), expected)
     assert expected.diagonal().all() and not expected.triu(1).any()
-    # The mean of unit vectors says which ones it is of.
+    # The mean of unit vectors shows which ones are included.
     cells = torch.eye(tokens, dtype=torch.float64)[None]
     weights = expected / expected.sum(1, keepdim=True, dtype=torch.float64)
     for backend in ('reference', 'eager'):

@@ -1,6 +1,6 @@
 """torch.compile for CUDA writes a kernel for every op at the sizes of the configs.
 
-Inductor splits scans of few columns in other ways than a CPU's, which no test on a CPU meets.
+Inductor lowers scans of few columns differently for CUDA than for CPUs.
 """
 
 import pytest
@@ -36,7 +36,7 @@ def compiling(monkeypatch):
     monkeypatch.setattr(torch.compiler, 'is_compiling', lambda: True)
 
 
-# The safe path of the others is made of the same merges, in graphs that take half a minute.
+# The safe paths of the others use the same operations, but their graphs take half a minute.
 PATHS = [(case, 'fast') for case in CASES] + [('full', 'safe'), ('local', 'safe')]
 
 
@@ -47,7 +47,7 @@ def test_inductor_writes_forward_and_backward_for_cuda(case, path, monkeypatch):
     def branch(condition, fast, safe, operands):
         return (fast if path == 'fast' else safe)(*operands)
 
-    # One branch at a time: a graph inside a graph is not lowered before it is compiled.
+    # One branch at a time, since nested graphs are only lowered when they are compiled.
     monkeypatch.setattr(torch, 'cond', branch)
 
     def step(*inputs):
@@ -59,7 +59,7 @@ def test_inductor_writes_forward_and_backward_for_cuda(case, path, monkeypatch):
     assert 'triton_heuristics' in source
 
 
-# How many products of bfloat16 operands tensor cores take on a device, without and with a gradient:
+# Number of bfloat16 products for tensor cores, without and with a gradient:
 # W with the terms, in two parts if there is a gradient, its transpose with two parts, and three for
 # the gradient of W. aft_local_learned has one more with the gradient of W alone.
 PRODUCTS = {'full': (1, 7), 'local': (1, 7), 'normalized': (2, 12), 'conv': (1, 7)}
@@ -74,7 +74,7 @@ def precision():
 def test_inductor_multiplies_bfloat16_with_float32_sums(case, training, monkeypatch):
     op, options, tokens, biases = CASES[case]
     monkeypatch.setattr(torch, 'cond', lambda condition, fast, safe, operands: fast(*operands))
-    # Gradients are traced on the CPU: as the device would choose.
+    # Gradients are traced on the CPU, with the choices of the device.
     for module in (conv, full_local):
         monkeypatch.setattr(module, 'matmul_precision', lambda value: precision())
     monkeypatch.setattr(conv, 'DENSE_DEVICES', ('cpu', 'cuda'))

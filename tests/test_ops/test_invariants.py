@@ -128,7 +128,7 @@ def test_free_bias_can_represent_a_factorised_one(op, tokens, window, causal):
     pos_u, pos_v = randn(tokens, 3), randn(tokens, 3)
     target, source = indices(tokens)
     dense, column = pos_u @ pos_v.T, window - 1 + source - target
-    # What lies outside of the sequence has a place in the bias and no meaning.
+    # Entries of the bias outside of the sequence are not used.
     free = torch.full((tokens, window if causal else 2 * window - 1), 30.0, dtype=torch.float64)
     inside = (column >= 0) & (column < free.shape[1])
     free[target.expand_as(column)[inside], column[inside]] = dense[inside]

@@ -39,7 +39,7 @@ def inputs(tokens, dtype=torch.float64, batch=2, sources=None):
 
 
 def run(tensors, backend, monkeypatch, **options):
-    """Output and gradients."""
+    """Return output and gradients."""
     leaves = [x.detach().clone().requires_grad_() for x in tensors]
     with monkeypatch.context() as patch:
         patch.setenv(dispatch.ENVIRONMENT_VARIABLE, backend)
@@ -56,7 +56,7 @@ KINDS += [(name, torch.float64) for name in MAPS if name not in ('elu', 'pair')]
 @pytest.mark.parametrize('feature_map, dtype', KINDS, ids=str)
 @pytest.mark.parametrize('tokens, causal', [(7, False), (1, True), (63, True), (700, True)])
 def test_matches_oracle(tokens, causal, feature_map, dtype, masked, monkeypatch):
-    """700 tokens of 2 sequences and 3 heads are two spans; the last chunk is not full."""
+    """700 tokens of 2 sequences and 3 heads are two spans; the last chunk is incomplete."""
     monkeypatch.setattr(linear, 'SPAN_ROWS', 2500)
     tensors = inputs(tokens, dtype)
     mask = torch.rand(2, tokens) < 0.7 if masked else None
@@ -148,7 +148,7 @@ def test_later_tokens_do_not_change_the_prefix():
 
 
 def test_bfloat16_sums_are_float32():
-    """10,000 ones: sums of bfloat16 stop at 256."""
+    """A bfloat16 sum of 10,000 ones would stop at 256."""
     query, key = torch.zeros(2, 1, 10_000, 1, 1).bfloat16().unbind()
     value = torch.zeros_like(key)
     value[:, ::2] = 1

@@ -1,4 +1,4 @@
-"""The check of the Triton kernels: what it runs, what counts as a failure, what dispatch reads."""
+"""The check of the Triton kernels: cases, failures, stored results."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ PASSED = Result('passed', error=1e-6, speeds=dict(inference=[1.5, 2.0]))
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine that lacks nothing, with an empty cache folder."""
+    """A machine that supports Triton, with an empty cache folder."""
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.delenv(dispatch.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ())
@@ -169,7 +169,7 @@ def test_the_check_runs_the_branches_of_default_configs(monkeypatch):
     factors = [case.parameters[0][1] for case in LONG_CASES if len(case.parameters) == 2]
     assert min(factors) > 32  # terms of u · v at once
     with monkeypatch.context() as patch:
-        # On a device all cases are run; here only their selection is.
+        # On a device all cases run; here only their selection is tested.
         patch.setattr(selftest.torch, 'empty', lambda *size, **options: torch.zeros(1))
         for op in availability.KERNELS:
             found = selftest.check_cases(op, torch.device('cuda'), fits['dtype'])
@@ -188,7 +188,7 @@ def test_nothing_to_check_is_a_one_line_error(machine, monkeypatch):
 
 @NEEDS_TRITON
 def test_the_check_in_the_interpreter(tmp_path):
-    """The whole way: kernels are checked in another process, stored, and then used."""
+    """Kernels are checked in another process, the result is stored, and then they are used."""
     environment = {**os.environ, 'TRITON_INTERPRET': '1', 'XDG_CACHE_HOME': str(tmp_path)}
 
     def run(*words):

@@ -112,7 +112,7 @@ def test_invalid_prompts_are_refused():
         ops.prefill(state, key, value, torch.tensor([1, 1]), key_function='relu2')
     lengths = torch.tensor([0, 3])
     state = ops.prefill(state, key, value, lengths)
-    lengths += 1  # is the caller's, not the state's
+    lengths += 1  # belongs to the caller, not to the state
     with pytest.raises(ValueError, match=r'fresh for prefill, got one at \[0, 3\]'):
         ops.prefill(state, key, value, torch.tensor([1, 1]))
 
@@ -182,7 +182,7 @@ def test_steps_have_no_gradient():
 
 
 def test_step_without_a_table_compiles_as_one_graph():
-    """On a CPU too, where the position of a state is checked outside a graph only."""
+    """On a CPU too, where the position of a state is only checked outside a graph."""
     tokens = [torch.randn(2, CHANNELS) for _ in range(3)]
 
     def step(state):

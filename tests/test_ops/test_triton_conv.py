@@ -1,7 +1,6 @@
 """The Triton kernels of AFT-conv against the float64 oracle, forward and every gradient.
 
-How: `triton_parity.py`. They are those of the products (`test_triton_product.py`), but for what
-tokens and weights become.
+See `triton_parity.py`. The cases are similar to `test_triton_product.py`.
 """
 
 import pytest
@@ -55,8 +54,8 @@ def test_matches_oracle(case, monkeypatch):
     compare(case, inputs(case, 3), monkeypatch)
 
 
-# Of tiles of 32 places: rows of the kernel that reach over none, one and two tiles; sums of those
-# beyond; an empty place at the end of each row, or many; a row longer than a tile.
+# With tiles of 32 positions: kernel rows that reach over zero, one and two tiles; sums beyond them;
+# one or many empty positions at the end of each row; a row longer than a tile.
 @pytest.mark.parametrize('grid, kernel', [((14, 14), (3, 7)), ((3, 40), (1, 7)), ((150,), (5,))])
 def test_maps_of_several_tiles(grid, kernel, monkeypatch):
     case = conv(grid, kernel, channels=2)
@@ -66,12 +65,12 @@ def test_maps_of_several_tiles(grid, kernel, monkeypatch):
 @SHIPPED
 @DTYPES
 def test_types(dtype, monkeypatch):
-    """In two tiles of 64 places, with a mean that makes the gradient of a key a difference."""
+    """Two tiles of 64 positions, with a mean for which the gradient of the key is a difference."""
     case = conv((7, 11), heads=1, channels=2)
     tensors = inputs(case, 2, dtype)
     tensors[2] += 10
     compare(case, tensors, monkeypatch)
-    with torch.no_grad():  # where bfloat16 is multiplied as it is
+    with torch.no_grad():  # bfloat16 is multiplied without conversion
         got = case(*tensors)
     assert_close([got], oracle(case, tensors, monkeypatch)[:1], TOLERANCE[dtype])
 
@@ -109,13 +108,13 @@ def test_gates(gate, monkeypatch):
         compare(lambda *x, **extra: case(None, *x, **extra), tensors[1:], monkeypatch)
 
 
-# By sums of tiles alone, and where some must be done once more; the maps have three tiles.
+# Three tiles, without and with rows that are recomputed.
 @pytest.mark.parametrize(
     'keys, signs, bias',
     [('huge', 'all', -20), ('late', 'both', 29)],
 )
 def test_keys_and_biases_of_any_size(keys, signs, bias, monkeypatch):
-    """The difference of sums is 0/0 where a kernel of −20 lies over a key of +20."""
+    """For a kernel value of −20 on a key of +20, the difference of sums would be 0/0."""
     case = conv((9, 8), channels=2)
     query, key, value, weight = inputs(case)
     sign = weight.sign() if signs == 'both' else (weight > 0).float()
@@ -125,7 +124,7 @@ def test_keys_and_biases_of_any_size(keys, signs, bias, monkeypatch):
 
 
 def flags_of(case, tensors):
-    """The flags that a call with gradients writes, [h, tiles, blocks of channels]."""
+    """Return the flags that a call with gradients writes, [h, tiles, blocks of channels]."""
     query, key, value, weight = (x.requires_grad_() for x in tensors)
     grid = case.options['grid']
     saved = library.conv(query, key, value, weight, None, list(grid), 'sigmoid', True)[1]
@@ -135,7 +134,7 @@ def flags_of(case, tensors):
     return tiling.split_saved(saved, like, band, block.width).flags
 
 
-def test_only_what_needs_it_is_done_once_more():
+def test_only_flagged_rows_are_recomputed():
     """Not for keys of any size, nor for biases of 20; those of one head starve rows of that."""
     case = conv((9, 8), channels=2)
     query, key, value, weight = inputs(case)
@@ -146,7 +145,7 @@ def test_only_what_needs_it_is_done_once_more():
     assert flags.shape == (2, 3, 1) and (flags[0] == 0).all() and flags[1].any()
 
 
-def test_padding_holds_anything(monkeypatch):
+def test_padding_may_be_nan_or_inf(monkeypatch):
     case = conv()
     query, key, value, weight = inputs(case, batch=3)
     mask = torch.rand(3, 10, device=DEVICE) < 0.6
@@ -202,7 +201,7 @@ def test_an_empty_batch():
 
 
 @pytest.mark.parametrize('gate, masked', [('sigmoid', True), ('none', False)])
-def test_the_ops_are_sound(gate, masked):
+def test_opcheck(gate, masked):
     """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
     query, key, value, weight = (x.requires_grad_() for x in inputs(conv((1, 5), (1, 3))))
     query = None if gate == 'none' else query
@@ -230,8 +229,8 @@ def test_compiles_without_graph_break():
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_waits_for_the_device():
-    """Forward and backward, inside of the op and around it."""
+def test_the_op_does_not_synchronise():
+    """Forward and backward, inside and around the op."""
     case = conv()
     leaves = [x.requires_grad_() for x in inputs(case)]
     gradient = torch.randn_like(leaves[2])
@@ -245,21 +244,21 @@ def test_nothing_waits_for_the_device():
         launch.launch_backward(places.move(gradient), None, saved, call, True)
 
 
-def test_what_is_kept_for_the_gradient():
-    """12 bytes per number in float32, and nothing that was moved."""
+def test_memory_saved_for_the_gradient():
+    """12 bytes per element in float32, and no copies of inputs."""
     case = conv((3, 19))
     tensors = [x.requires_grad_() for x in inputs(case)]
     parts = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: parts.append(x) or x, lambda x: x):
         case(*tensors)
     own = {x.data_ptr() for x in tensors}
-    (kept,) = (x for x in parts if x.data_ptr() not in own)
+    (saved_part,) = (x for x in parts if x.data_ptr() not in own)
     places = (3 * 20 - 1) * 4
-    assert kept.dtype == torch.float32 and 3 * places < kept.numel() < 3 * places + 50
+    assert saved_part.dtype == torch.float32 and 3 * places < saved_part.numel() < 3 * places + 50
     assert library.conv(*tensors, None, [3, 19], 'sigmoid', False)[1].numel() == 0
 
 
-def test_gradients_that_cannot_be_had_say_why():
+def test_unsupported_gradients_give_a_reason():
     case = conv()
     tensors = [x.requires_grad_() for x in inputs(case)]
     output = library.conv(*tensors, None, [2, 5], 'sigmoid', False)[0]
@@ -273,8 +272,8 @@ def test_gradients_that_cannot_be_had_say_why():
 
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 60 GB')
-def test_more_numbers_than_an_int_counts():
-    """The last of many maps is that map alone."""
+def test_more_than_2_to_the_31_elements():
+    """The last of many maps equals a call with that map only."""
     if torch.cuda.mem_get_info()[0] < 60e9:
         pytest.skip('needs 60 GB of device memory')
     x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The kernels of AFT-conv, compiled for devices that need not be there."""
+"""The kernels of AFT-conv, compiled for devices without having them."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_float32(compiled, capability, tmp_path):
     assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | SUMS)
 
 
-# Three sequences of 13 channels: few of a head, and rows that no vector of numbers is aligned to.
+# Three sequences of 13 channels: few per head, and rows that are not aligned for vector loads.
 @compiled_for(90)
 def test_masks_and_odd_sizes(compiled, capability, tmp_path):
     call(torch.bfloat16, (3, 5), (9, 20), heads=5, channels=65, batch=3, masked=True)

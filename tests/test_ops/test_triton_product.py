@@ -1,4 +1,4 @@
-"""The kernels of AFT-full and AFT-local against the float64 oracle; how: `triton_parity.py`."""
+"""The kernels of AFT-full and AFT-local against the float64 oracle; see `triton_parity.py`."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_inference(case, dtype, monkeypatch):
     assert_close([got], oracle(case, tensors, monkeypatch)[:1], TOLERANCE[dtype])
 
 
-def test_the_types_of_the_inputs_may_differ(monkeypatch):
+def test_inputs_may_have_different_dtypes(monkeypatch):
     case = local(9, 3)
     query, key, value, u, v = on_device(case.inputs(dtype=torch.float32))
     tensors = [query.half(), key, value.bfloat16(), u, v.bfloat16()]
@@ -130,7 +130,7 @@ def flags_of(case, tensors, key_mask=None):
 
 
 @pytest.mark.parametrize('case', MANY_TILES[1:5:2], ids=IDS)
-def test_only_what_needs_it_is_done_once_more(case):
+def test_only_flagged_rows_are_recomputed(case):
     """Not for keys of a few nats, nor for rows that see nothing; where a late key starves a row."""
     query, key, *others = tensors = on_device(case.inputs(2, dtype=torch.float32))
     mask = torch.ones(key.shape[:2], dtype=torch.bool, device=DEVICE)
@@ -160,7 +160,7 @@ def test_causality(case, monkeypatch):
 
 
 @EACH
-def test_padding_holds_anything(case, monkeypatch):
+def test_padding_may_be_nan_or_inf(case, monkeypatch):
     query, key, value, *bias = on_device(case.inputs(batch=4, dtype=torch.float32))
     mask = torch.rand(4, key.shape[1], device=DEVICE) < 0.6
     mask[1], mask[2, :4], mask[3, 4:] = False, False, False

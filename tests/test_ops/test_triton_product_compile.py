@@ -1,4 +1,4 @@
-"""The kernels of AFT-full and AFT-local, compiled for devices that need not be there."""
+"""The kernels of AFT-full and AFT-local, compiled for devices without having them."""
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ from .triton_offline import assert_no_spills, widest_load  # noqa: E402
 
 FORWARD = {'key_maxima', 'key_terms', 'weigh', 'mean_forward', 'recompute_rows'}
 BACKWARD = {'target_terms', 'mean_backward', 'recompute_sources', 'bias_gradient', 'recompute_bias'}
-# What a block of threads may have: of sm_8x the least, that of sm_86, which sm_120 has as well.
+# Shared memory per block; for sm_8x the minimum, that of sm_86, which sm_120 shares.
 SHARED_MEMORY = {80: 99, 86: 99, 89: 99, 90: 227, 120: 99}
-# Tokens and channels come in 16 bytes; the table of w a number at a time, each with its own mask.
+# Tokens and channels are loaded by 16 bytes; w one number at a time, each with its own mask.
 WIDE = {'key_maxima', 'key_terms', 'target_terms', 'mean_forward', 'mean_backward'}
 
 
@@ -85,7 +85,7 @@ def test_float32(compiled, capability, tmp_path):
     assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD)
 
 
-# 65 channels: rows that no vector of numbers is aligned to.
+# 65 channels: rows that are not aligned for vector loads.
 @compiled_for(90)
 def test_masks_and_odd_sizes(compiled, capability, tmp_path):
     call(torch.bfloat16, [32], torch.empty(1024, 63), causal=False, masked=True, channels=65)

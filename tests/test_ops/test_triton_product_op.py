@@ -1,4 +1,4 @@
-"""AFT-full and AFT-local of the Triton backend as ops: shapes, graphs, memory, what waits."""
+"""The Triton ops of AFT-full and AFT-local: shapes, graphs, memory, synchronisation."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ pytestmark = MARKS
 
 
 @pytest.mark.parametrize('case', [local(9, 3, channels=70)], ids=IDS)
-def test_the_sum_of_the_bias_gradient_may_be_shared_out(case, monkeypatch):
+def test_the_bias_gradient_may_be_split_over_programs(case, monkeypatch):
     tensors = on_device(case.inputs(dtype=torch.float32))
     expected = run_with_gradients(case, tensors)
     monkeypatch.setattr(launch, 'PROGRAMS_PER_PROCESSOR', 10**6)
@@ -38,7 +38,7 @@ def test_the_sum_of_the_bias_gradient_may_be_shared_out(case, monkeypatch):
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_sums_the_bias_gradient_fills_the_device(monkeypatch):
+def test_programs_of_the_bias_gradient_fill_the_device(monkeypatch):
     monkeypatch.setattr(launch, 'count_processors', lambda device: 50)
     assert launch.share_out(80, 200, 'meta') == (1, 80)
     assert launch.share_out(80, 60, 'meta') == (2, 40)
@@ -47,7 +47,7 @@ def test_what_sums_the_bias_gradient_fills_the_device(monkeypatch):
 
 @pytest.mark.parametrize('which', [1, 2], ids=['key', 'value'])
 @pytest.mark.parametrize('case', [full(9, causal=True), local(9, 3, causal=True)], ids=IDS)
-def test_what_is_no_number_leaves_the_rows_before_it_alone(case, which):
+def test_nan_does_not_reach_earlier_rows(case, which):
     tensors = on_device(case.inputs(dtype=torch.float32))
     before = case(*tensors)
     for number in (torch.nan, torch.inf, -torch.inf):
@@ -62,7 +62,7 @@ CALLS = [local(9, 3, rank=0), full(7, 5, gate='none')]
 
 
 @pytest.mark.parametrize('case', CALLS, ids=IDS)
-def test_the_op_is_sound(case):
+def test_opcheck(case):
     """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
     masked = case.op == 'aft_local'
     mask = torch.rand(1, case.tokens, device=DEVICE) < 0.6 if masked else None
@@ -104,8 +104,8 @@ def test_compiles_without_graph_break(case):
 
 
 @EACH
-def test_nothing_waits_for_the_device(case):
-    """Forward and backward, inside the op, whose calls the mode would not see, and around it."""
+def test_the_op_does_not_synchronise(case):
+    """Forward and backward, around the op and inside it, where the mode does not see calls."""
     leaves = [x.requires_grad_() for x in on_device(case.inputs(dtype=torch.float32))]
     gradients = torch.randn(2, case.tokens, 6, device=DEVICE)
     arguments = detached(op_arguments(case, [x.detach() for x in leaves]))
@@ -131,7 +131,7 @@ def test_autocast_does_not_reach_the_sums(case):
     assert all(torch.equal(a, b) for a, b in zip(inside, expected, strict=True))
 
 
-def test_only_the_gradients_that_are_asked_for(monkeypatch):
+def test_only_requested_gradients_are_computed(monkeypatch):
     case = local(9, 3)
     tensors = on_device(case.inputs(dtype=torch.float32))
     monkeypatch.setattr(launch, '_bias_gradient', None)
@@ -141,14 +141,14 @@ def test_only_the_gradients_that_are_asked_for(monkeypatch):
 
 
 @EACH
-def test_what_is_kept_for_the_gradient(case):
+def test_memory_saved_for_the_gradient(case):
     tensors = [x.requires_grad_() for x in on_device(case.inputs(dtype=torch.float32))]
     parts = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: parts.append(x) or x, lambda x: x):
         output = case(*tensors)
-    kept = [x for x in parts if x.dim() == 1]
+    saved_parts = [x for x in parts if x.dim() == 1]
     # Three numbers per token and channel: mean, λ and its unit; for tiles and rows one of each.
-    assert [x.numel() for x in kept] == [3 * output.numel() + 2 * 6 + 9 + 2]
+    assert [x.numel() for x in saved_parts] == [3 * output.numel() + 2 * 6 + 9 + 2]
 
 
 @pytest.mark.parametrize('rank', [3])
@@ -157,7 +157,7 @@ def test_memory_grows_with_tokens_not_their_square(rank):
     arguments = detached(op_arguments(case))
     query, key, value, bias, mask, *_, gate = arguments
     cut, band = cut_of(arguments)
-    with LargestTensor() as recorder:  # which does not look into an op
+    with LargestTensor() as recorder:  # which does not see the calls inside an op
         call = launch.MatmulCall(query, key, value, bias, mask, gate, band, cut)
         saved = tiling.new_saved(value, band, cut.width)
         output = launch.launch_forward(call, saved)
@@ -166,7 +166,7 @@ def test_memory_grows_with_tokens_not_their_square(rank):
     assert recorder.largest <= 4 * 2 * 64 * 448 < 4 * 400 * 400
 
 
-def test_gradients_that_cannot_be_had_say_why():
+def test_unsupported_gradients_give_a_reason():
     output = library.product(*op_arguments(local(9, 3, 0)), False)[0]
     with pytest.raises(RuntimeError, match='must be called with save=True'):
         output.sum().backward()
@@ -180,8 +180,8 @@ def test_gradients_that_cannot_be_had_say_why():
 
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 25 GB')
-def test_more_numbers_than_an_int_counts():
-    """The last of many sequences is that sequence alone."""
+def test_more_than_2_to_the_31_elements():
+    """The last of many sequences equals a call with that sequence only."""
     if torch.cuda.mem_get_info()[0] < 60e9:
         pytest.skip('needs 60 GB of device memory')
     x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The kernels of causal AFT-simple against the float64 oracle; how: `triton_parity.py`."""
+"""The kernels of causal AFT-simple against the float64 oracle; see `triton_parity.py`."""
 
 import pytest
 import torch
@@ -31,21 +31,21 @@ BLOCKS = {name: block_sizes.BLOCKS[name] for name in ('scan', 'scan_backward')}
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    """Tiles of 16 tokens and of 8, so that short sequences have several."""
+    """Use tiles of 16 and 8 tokens, so that short sequences have several."""
     for kernel, groups in ('scan', 8), ('scan_backward', 4):
         small = block_sizes.ScanBlock(groups, rows=2, row_bytes=64, warps=1)
         monkeypatch.setitem(block_sizes.BLOCKS, kernel, {(8, 0): small})
 
 
 def cut_into_chunks(monkeypatch):
-    """As where sequences are few: chunks of 16 tokens."""
+    """Split sequences into chunks of 16 tokens, as for few sequences."""
     monkeypatch.setattr(simple, 'SHORTEST_CHUNK', 16)
     monkeypatch.setattr(simple, 'count_processors', lambda device: 10**6)
 
 
 @pytest.fixture(params=['one chunk', 'chunks'])
 def chunks(request, monkeypatch):
-    """Both ways to cut a sequence."""
+    """Run with and without chunks."""
     if request.param == 'chunks':
         cut_into_chunks(monkeypatch)
 
@@ -86,7 +86,7 @@ def test_blocks_of_a_device_and_many_chunks(monkeypatch):
     compare(case, tensors, monkeypatch)
 
 
-def test_the_types_of_the_inputs_may_differ(monkeypatch):
+def test_inputs_may_have_different_dtypes(monkeypatch):
     case = causal(9)
     query, key, value = on_device(case.inputs(dtype=torch.float32))
     tensors = [query.half(), key, value.bfloat16()]
@@ -112,7 +112,7 @@ KINDS = ['huge', 'rising', 'lowest', *STEPS]
 
 
 def spread_keys(kind, key):
-    """The keys, of one of the sizes that break sums with a common maximum."""
+    """Return keys of sizes for which sums with a common maximum fail."""
     token = torch.arange(key.shape[1]).view(1, -1, 1).to(key)
     if kind in STEPS:
         return key + 120 * (token >= STEPS[kind])
@@ -141,7 +141,7 @@ def test_a_late_spike_leaves_the_prefix_as_it_was(dtype, monkeypatch):
 
 
 @pytest.mark.parametrize('key_function', KEYS)
-def test_padding_holds_anything(key_function, chunks, monkeypatch):
+def test_padding_may_be_nan_or_inf(key_function, chunks, monkeypatch):
     case = causal(20, key_function=key_function, gate=KEYS[key_function])
     query, key, value = on_device(case.inputs(batch=4, dtype=torch.float32))
     mask = torch.rand(4, 20, device=DEVICE) < 0.6
@@ -214,7 +214,7 @@ def test_an_empty_batch():
 @pytest.mark.parametrize(
     'key_function, gate, masked', [('softmax', 'sigmoid', True), ('relu', 'none', False)]
 )
-def test_the_ops_are_sound(key_function, gate, masked):
+def test_opcheck(key_function, gate, masked):
     """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
     query, key, value = (torch.randn(1, 9, 3, device=DEVICE, requires_grad=True) for _ in range(3))
     query = None if gate == 'none' else query
@@ -254,7 +254,7 @@ def test_autocast_does_not_reach_the_sums():
     assert inside.dtype == torch.float32 and torch.equal(inside, case(*tensors))
 
 
-def test_what_is_kept_for_the_gradient():
+def test_memory_saved_for_the_gradient():
     case = causal(32)
     tensors = [x.requires_grad_() for x in on_device(case.inputs(dtype=torch.float32))]
     parts = []
@@ -265,7 +265,7 @@ def test_what_is_kept_for_the_gradient():
     assert simple.simple_op(*tensors, None, 'softmax', 'sigmoid', False)[1].numel() == 0
 
 
-def test_gradients_that_cannot_be_had_say_why():
+def test_unsupported_gradients_give_a_reason():
     x = torch.randn(1, 9, 3, device=DEVICE, requires_grad=True)
     output = simple.simple_op(x, x, x, None, 'softmax', 'sigmoid', False)[0]
     with pytest.raises(RuntimeError, match='must be called with save=True'):
@@ -278,7 +278,7 @@ def test_gradients_that_cannot_be_had_say_why():
         gradient.sum().backward()
 
 
-def test_only_the_gradients_asked_for_are_returned():
+def test_only_requested_gradients_are_returned():
     case = causal(9)
     tensors = on_device(case.inputs(dtype=torch.float32))
     expected = run_with_gradients(case, tensors)
@@ -290,7 +290,7 @@ def test_only_the_gradients_asked_for_are_returned():
         assert sum(x.grad is not None for x in leaves) == 1
 
 
-def test_a_failing_kernel_is_not_passed_over(monkeypatch):
+def test_a_kernel_error_is_raised(monkeypatch):
     def fail(*args, **options):
         raise RuntimeError('out of registers')
 
@@ -312,15 +312,15 @@ CONFIG_SHAPES = {
 
 
 @pytest.mark.parametrize('shape', CONFIG_SHAPES, ids=str)
-def test_only_what_fills_half_of_the_device_is_left_whole(shape, monkeypatch):
+def test_sequences_are_split_unless_they_fill_half_of_the_device(shape, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(simple, 'count_processors', lambda device: 132)
     value = torch.empty(shape, dtype=torch.bfloat16, device='meta')
     assert simple.plan_chunks(value) == CONFIG_SHAPES[shape]
 
 
-def test_nothing_waits_for_the_device(monkeypatch):
-    """Forward and backward on shapes alone: what asks for a number fails."""
+def test_the_op_does_not_synchronise(monkeypatch):
+    """Forward and backward with fake tensors, for which reading a value fails."""
     with FakeTensorMode():
         x = torch.empty(2, 9, 3, requires_grad=True)
         monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
@@ -329,8 +329,8 @@ def test_nothing_waits_for_the_device(monkeypatch):
 
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 25 GB')
-def test_more_numbers_than_an_int_counts():
-    """The last of many sequences is that sequence alone."""
+def test_more_than_2_to_the_31_elements():
+    """The last of many sequences equals a call with that sequence only."""
     if torch.cuda.mem_get_info()[0] < 30e9:
         pytest.skip('needs 30 GB of device memory')
     x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)

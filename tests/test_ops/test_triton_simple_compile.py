@@ -34,14 +34,14 @@ def test_every_kernel(dtype, compiled, tmp_path):
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
 def test_whole_rows_are_loaded_16_bytes_at_a_time(dtype, compiled, tmp_path, monkeypatch):
-    """Forward, where sequences fill the device; else halves of rows, 8 bytes at a time."""
+    """Forward with many sequences; with few, half rows by 8 bytes."""
     monkeypatch.setattr(simple, 'count_processors', lambda device: 0)
     call_causal_simple(dtype, 64)
     assert_no_spills(compiled, {'scan_forward', 'scan_backward'}, tmp_path)
     assert narrowest_load(compiled['scan_forward']) == 16
 
 
-# 65 channels: rows that no vector of numbers is aligned to; and a length that is a constant.
+# 65 channels: rows that are not aligned for vector loads; and a constant length.
 @pytest.mark.parametrize(
     'channels, key, gate, masked, tokens',
     [

@@ -1,4 +1,4 @@
-"""Decoding steps of the Triton backend against those of eager in float64, token by token."""
+"""Decoding steps of the Triton backend, compared with eager steps in float64."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from aft_mm.ops.triton import steps as triton_step  # isort: skip - where Triton
 from aft_mm.ops.triton.block_sizes import find_block  # isort: skip
 
 pytestmark = MARKS
-# Cases that differ from others only in sizes that do not matter for a step.
+# Cases that are the same for steps as others.
 SIMILAR = ('full-7x7-causal=True', 'local-7-s=20-causal=True', 'local-free-63-s=33-causal=True')
 SERVED = [
     case
@@ -55,7 +55,7 @@ every_kind = pytest.mark.parametrize('case', KINDS.values(), ids=KINDS)
 
 
 def feed(case, tensors, lengths, count, dtype=torch.float32):
-    """The rows [B, n, D] of `count` steps after prompts of these lengths, and the state."""
+    """Return the rows [B, n, D] of `count` steps after prompts of these lengths, and the state."""
     query, key, value, *bias = tensors
     state, options = start(case, len(value), dtype, value.device)
     if any(lengths):
@@ -71,21 +71,21 @@ def feed(case, tensors, lengths, count, dtype=torch.float32):
 
 
 def check(case, tensors, monkeypatch, lengths=(0, 3, 1), count=4):
-    """Steps of the kernels against those of eager in float64; rows and state of the kernels."""
+    """Compare steps of the kernels with eager steps in float64; return rows and state."""
     dtype = tensors[2].dtype
     rows, state = feed(case, tensors, lengths, count)
     wide = [None if x is None else x.double() for x in tensors]
     with monkeypatch.context() as patch:
         patch.setenv(ENVIRONMENT_VARIABLE, 'eager')
-        expected, kept = feed(case, wide, lengths, count, torch.float64)
+        expected, reference = feed(case, wide, lengths, count, torch.float64)
     close = dict(rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     assert rows.dtype == dtype
     torch.testing.assert_close(rows.double(), expected, **close)
-    assert torch.equal(state.position, kept.position)
-    assert torch.equal(state.keys.double(), kept.keys)
-    assert torch.equal(state.values.double(), kept.values)
-    for part, wide in zip(state.sums, kept.sums, strict=True):
-        # No key yet is the lowest number of its type.
+    assert torch.equal(state.position, reference.position)
+    assert torch.equal(state.keys.double(), reference.keys)
+    assert torch.equal(state.values.double(), reference.values)
+    for part, wide in zip(state.sums, reference.sums, strict=True):
+        # Empty slots have the lowest number of the dtype.
         wide = wide.clamp_min(torch.finfo(torch.float32).min)
         torch.testing.assert_close(part.double(), wide, rtol=2e-5, atol=2e-5)
     return rows, state
@@ -139,7 +139,7 @@ def test_gates(name, gate, monkeypatch):
 
 # Heads of one channel, of a few, and of more than a block.
 @pytest.mark.parametrize('heads', [70, 14, 2, 1])
-def test_channels_that_fill_no_block(heads, monkeypatch):
+def test_channels_that_are_not_a_multiple_of_the_block(heads, monkeypatch):
     case = dataclasses.replace(
         KINDS['conv 2-d'], heads=heads, channels=70, parameters=((heads, 3, 3),)
     )
@@ -152,7 +152,7 @@ def test_buffers_of_more_than_a_tile(monkeypatch):
     tokens = 2 * rows + 9
     full = Case('', 'aft_full', tokens, parameters=((tokens, tokens),))
     query, key, value, bias = inputs(full, 2)
-    # What counts are tokens of one lane, with biases that a sum with a key of 1e4 would round.
+    # Only tokens of one lane are visible, with biases that a key of 1e4 would round away.
     bias[:, torch.arange(tokens) % rows != 3] -= 60
     tensors = [query, key + 1e4, value, bias]
     check(full, tensors, monkeypatch, (rows + 2, tokens - 2), 2)
@@ -164,7 +164,7 @@ def test_buffers_of_more_than_a_tile(monkeypatch):
 
 
 def strange(x):
-    """The same numbers, channels first in memory, every other one."""
+    """Return an equal tensor with channels first in memory and a stride of two."""
     spaced = torch.full((2 * x.shape[-1], *x.shape[:-1]), torch.nan).to(x)
     spaced[::2] = x.movedim(-1, 0)
     return spaced[::2].movedim(0, -1)
@@ -217,7 +217,7 @@ def test_empty_slots_may_hold_anything(case):
 
 
 @every_kind
-def test_hidden_keys_count_for_nothing(case, monkeypatch):
+def test_hidden_keys_have_no_influence(case, monkeypatch):
     query, key, value, *bias = inputs(case, 2)
     key[:, :2] = -torch.inf
     rows, _ = check(case, [query, key, value, *bias], monkeypatch, (0, 0), 3)
@@ -231,7 +231,7 @@ def test_an_empty_batch():
 
 
 def test_a_token_past_the_table_reads_nothing_beyond_it():
-    """On a device nothing looks at the position before the kernel does."""
+    """On a device only the kernel reads the position."""
     _, _, _, bias = inputs(KINDS['full'])
     state, _ = start(KINDS['full'], 1, torch.float32, DEVICE)
     state.position.fill_(9)
@@ -240,7 +240,7 @@ def test_a_token_past_the_table_reads_nothing_beyond_it():
     assert (row == 0).all() and state.position == 10
 
 
-# With and without a query in turn: of the two ops both are with both.
+# Alternately with and without a query, so that both ops are tested with both.
 @pytest.mark.parametrize(
     'case, gate',
     [
@@ -249,12 +249,12 @@ def test_a_token_past_the_table_reads_nothing_beyond_it():
     ],
     ids=[*KINDS, 'simple without a query'],
 )
-def test_the_ops_are_sound(case, gate, monkeypatch):
+def test_opcheck(case, gate, monkeypatch):
     """opcheck: schema with what is written, fake kernel, compiled with dynamic shapes."""
     called = []
 
     def record(op, *parts):
-        # A state is marked as used up once its step is over, and no slot is at position −1.
+        # A state is invalid after its step, and no slot has position −1.
         called.append((op, [x.clone() if isinstance(x, torch.Tensor) else x for x in parts]))
         return op(*parts)
 
@@ -277,7 +277,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('reason', REFUSED)
-def test_what_has_no_kernel_is_refused(reason, monkeypatch):
+def test_unsupported_inputs_are_refused(reason, monkeypatch):
     dtype = REFUSED[reason].get('dtype', torch.float32)
     options = {k: v for k, v in REFUSED[reason].items() if k != 'dtype'}
     state = ops.aft_simple_init_state(1, 4, **options, dtype=dtype, device=DEVICE)

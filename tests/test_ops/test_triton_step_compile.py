@@ -31,7 +31,7 @@ CALLS = {
 
 
 def call_step(name, dtype, channels=CHANNELS, gate='sigmoid', bias_dtype=torch.float32):
-    """One step of the case, compiled."""
+    """Run one step of the case with compiled kernels."""
     init, shapes, options = CALLS[name]
     op = init.__name__.removesuffix('_init_state')
     sizes = {'aft_full': dict(num_tokens=TOKENS), 'aft_conv': dict(grid=options.get('grid'))}
@@ -67,7 +67,7 @@ def test_the_buffer_is_loaded_16_bytes_at_a_time(name, compiled):
 
 
 def test_weights_are_found_once_per_head(compiled):
-    """Exponentials in the code: a thread has 4 channels of a token, of one head or of four."""
+    """Counts exponentials: the 4 channels of a thread belong to one head or to four."""
     exponentials = {}
     for heads in (4, CHANNELS):
         state = ops.aft_conv_init_state(
@@ -87,7 +87,7 @@ def test_every_type(name, dtype, compiled, tmp_path):
     assert_no_spills(compiled, kernel_of(name), tmp_path)
 
 
-# 196 channels: heads of more than a tile, the last of which is not full.
+# 196 channels: heads of more than one tile, with an incomplete last tile.
 @pytest.mark.parametrize('channels, gate', [(64, 'relu'), (196, 'none')])
 @pytest.mark.parametrize('name', ['simple', 'conv 2-d'])
 def test_gates_and_odd_sizes(name, channels, gate, compiled, tmp_path):

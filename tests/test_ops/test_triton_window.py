@@ -1,4 +1,4 @@
-"""The kernels of AFTLocalHard against the float64 oracle; how: `triton_parity.py`."""
+"""The kernels of AFTLocalHard against the float64 oracle; see `triton_parity.py`."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ PLANE = (5, 9)
 
 @pytest.fixture(autouse=True)
 def _many_lanes(monkeypatch):
-    """Few programs, which is what the interpreter's time goes by."""
+    """Use few programs, since the time of the interpreter depends on their number."""
     many = block_sizes.WindowBlock(lanes=64, rows=3, channels=8, warps=1)
     monkeypatch.setitem(block_sizes.BLOCKS, 'window', {(8, 0): many})
 
@@ -94,7 +94,7 @@ def test_types(case, dtype, monkeypatch):
     compare(case, [query, key, value + 10], monkeypatch)
 
 
-def test_the_types_of_the_inputs_may_differ(monkeypatch):
+def test_inputs_may_have_different_dtypes(monkeypatch):
     case = line(9, 4)
     query, key, value = inputs(case)
     compare(case, [query.half(), key, value.bfloat16()], monkeypatch)
@@ -113,7 +113,7 @@ def test_gates(gate, monkeypatch):
 
 
 def spread_keys(kind, key):
-    """The keys, of one of the sizes that break sums with a common maximum."""
+    """Return keys of sizes for which sums with a common maximum fail."""
     token = torch.arange(key.shape[1]).view(1, -1, 1).to(key)
     return {
         'huge': key + 1e4 * torch.randn(key.shape).sign().to(key),
@@ -157,7 +157,7 @@ def test_a_late_spike_leaves_the_prefix_as_it_was(case, monkeypatch):
 
 
 @EACH_SHAPE
-def test_padding_holds_anything(shape, monkeypatch):
+def test_padding_may_be_nan_or_inf(shape, monkeypatch):
     case, scale = SHAPES[shape], 1000 if 'plane' in shape else 1
     query, key, value = inputs(case, batch=3)
     mask = torch.rand(3, case.tokens, device=DEVICE) < 0.6
@@ -184,7 +184,7 @@ def test_a_key_of_minus_infinity_is_hidden():
 
 
 def test_nan_is_not_hidden():
-    """Nor does it reach further than the window."""
+    """NaN has no influence beyond the window."""
     case = line(40, 17)
     query, key, value = inputs(case)
     key[:, 5] = torch.nan
@@ -222,7 +222,7 @@ def test_an_empty_batch():
 
 
 @pytest.mark.parametrize('gate, masked', [('sigmoid', True), ('none', False)])
-def test_the_ops_are_sound(gate, masked):
+def test_opcheck(gate, masked):
     """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
     query, key, value = (torch.randn(1, 9, 3, device=DEVICE, requires_grad=True) for _ in range(3))
     query = None if gate == 'none' else query
@@ -276,7 +276,7 @@ def test_autocast_does_not_reach_the_sums():
     assert inside.dtype == torch.float32 and torch.equal(inside, case(*tensors))
 
 
-def test_what_is_kept_for_the_gradient():
+def test_memory_saved_for_the_gradient():
     case = line(32, 4)
     tensors = [x.requires_grad_() for x in inputs(case)]
     parts = []
@@ -295,7 +295,7 @@ def test_memory_grows_with_tokens_not_their_square(case):
     assert recorder.largest <= 3 * 3 * 128 * 1.5
 
 
-def test_gradients_that_cannot_be_had_say_why():
+def test_unsupported_gradients_give_a_reason():
     x = torch.randn(1, 9, 3, device=DEVICE, requires_grad=True)
     output = window.window_op(x, x, x, None, *OPTIONS, False)[0]
     with pytest.raises(RuntimeError, match='must be called with save=True'):
@@ -309,7 +309,7 @@ def test_gradients_that_cannot_be_had_say_why():
         gradient.sum().backward()
 
 
-def test_a_failing_kernel_is_not_passed_over(monkeypatch):
+def test_a_kernel_error_is_raised(monkeypatch):
     def fail(*args, **options):
         raise RuntimeError('out of registers')
 
@@ -319,8 +319,8 @@ def test_a_failing_kernel_is_not_passed_over(monkeypatch):
         ops.aft_local_hard(x, x, x, window=3)
 
 
-def test_nothing_waits_for_the_device(monkeypatch):
-    """Forward and backward on shapes alone: what asks for a number fails."""
+def test_the_op_does_not_synchronise(monkeypatch):
+    """Forward and backward with fake tensors, for which reading a value fails."""
     monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
     with FakeTensorMode():
         x = torch.empty(2, 12, 3, requires_grad=True)
@@ -331,8 +331,8 @@ def test_nothing_waits_for_the_device(monkeypatch):
 
 
 @pytest.mark.skipif(INTERPRETED, reason='takes 50 GB')
-def test_more_numbers_than_an_int_counts():
-    """The last of many sequences is that sequence alone."""
+def test_more_than_2_to_the_31_elements():
+    """The last of many sequences equals a call with that sequence only."""
     if torch.cuda.mem_get_info()[0] < 60e9:
         pytest.skip('needs 60 GB of device memory')
     x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)

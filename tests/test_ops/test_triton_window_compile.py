@@ -31,7 +31,7 @@ def test_a_causal_grid(dtype, compiled, tmp_path):
         assert narrowest_load(kernel) >= 4 * dtype.itemsize, name
 
 
-# 65 channels: rows that no vector of numbers is aligned to; and a window of one token.
+# 65 channels: rows that are not aligned for vector loads; and a window of one token.
 @pytest.mark.parametrize(
     'size, channels, gate, masked',
     [(8, 64, 'relu', True), (500, 65, 'none', True), (1, 64, 'none', False)],

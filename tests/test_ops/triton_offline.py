@@ -1,7 +1,7 @@
-"""Compiling Triton kernels for devices that this machine need not have; fixture `compiled`.
+"""Compile Triton kernels for devices that this machine does not have; fixture `compiled`.
 
-The launches are those of the ops; only the step to the device is left out. Triton's own ptxas
-assembles, and the cubin says whether registers were spilled.
+The ops launch the kernels as usual, without running them. Triton's ptxas assembles them, and the
+cubin shows whether registers were spilled.
 """
 
 import re
@@ -13,18 +13,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 CUOBJDUMP = Path(triton.__file__).parent / 'backends/nvidia/bin/cuobjdump'
-# Bytes of stack per thread, where spilled registers go.
+# Bytes of stack per thread, which holds spilled registers.
 MOST_STACK = 0
 
 
 class OfflineDriver:
-    """Stands for a device of some compute capability."""
+    """Fake driver of a device with a compute capability."""
 
     def __init__(self, capability):
         self.capability = capability
 
     def get_current_device(self):
-        return self.capability  # compiled kernels are kept by device
+        return self.capability  # compiled kernels are cached per device
 
     def get_current_stream(self, device=None):
         return 0
@@ -34,7 +34,7 @@ class OfflineDriver:
 
 
 def usage(kernel, path):
-    """Registers and bytes of stack of each thread."""
+    """Return registers and bytes of stack per thread."""
     path.write_bytes(kernel.asm['cubin'])
     output = subprocess.run(
         [CUOBJDUMP, '--dump-resource-usage', path], capture_output=True, text=True, check=True
@@ -43,23 +43,23 @@ def usage(kernel, path):
 
 
 def load_widths(kernel):
-    """How many loads from global memory there are of each width in bytes."""
+    """Count the loads from global memory by their width in bytes."""
     loads = re.findall(r'ld\.global[\w.:]*?(?:\.v(\d))?\.b(\d+)\b', kernel.asm['ptx'])
     return Counter(int(numbers or 1) * int(bits) // 8 for numbers, bits in loads)
 
 
 def widest_load(kernel):
-    """Bytes of the widest load from global memory."""
+    """Return the bytes of the widest load from global memory."""
     return max(load_widths(kernel))
 
 
 def narrowest_load(kernel):
-    """Bytes of the narrowest load from global memory."""
+    """Return the bytes of the narrowest load from global memory."""
     return min(load_widths(kernel))
 
 
 def assert_no_spills(kernels, expected, folder):
-    """The kernels of these names were compiled, and none keeps a register in memory."""
+    """Assert that kernels of these names were compiled, and that none spills registers."""
     assert set(kernels) == set(expected)
     for name, kernel in kernels.items():
         found = usage(kernel, folder / f'{name}.cubin')

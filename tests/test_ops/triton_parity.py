@@ -1,7 +1,7 @@
-"""Triton kernels against the float64 oracle, forward and every gradient: what their tests share.
+"""Shared parts of the tests that compare Triton kernels with the float64 oracle.
 
-On a CUDA device with ``pytest -m cuda``; without one `test_triton_interpreter*.py` run the files
-with ``TRITON_INTERPRET=1``. Importing this module skips a file where neither is there.
+They run on a CUDA device with ``pytest -m cuda``; without one, `test_triton_interpreter*.py` runs
+the files with ``TRITON_INTERPRET=1``. Without either, importing this module skips a file.
 """
 
 import pytest
@@ -17,8 +17,8 @@ DEVICE = 'cpu' if INTERPRETED else 'cuda'
 MARKS = [
     pytest.mark.cuda,
     pytest.mark.usefixtures('triton_asked_for'),
-    # Empty sums are as low as float32 goes, as far from a large key as inf, which is meant; and
-    # the sigmoid of a large negative number is 1 / inf.
+    # Empty sums have the lowest float32 number, so differences to large keys overflow as intended;
+    # and the sigmoid of a large negative number is 1 / inf.
     pytest.mark.filterwarnings('ignore:overflow encountered in'),
 ]
 LACKS = triton_availability.machine_reasons(DEVICE, None)
@@ -43,7 +43,7 @@ def compare(case, tensors, monkeypatch, floor=1e-3, **extra):
 
 
 def layouts(tensors):
-    """The same numbers with other strides: tokens first, channels first, every other one."""
+    """Return equal tensors with other strides: tokens first, channels first, every other element."""
     query, key, value = tensors
     every_other = torch.full((*value.shape[:2], 2 * value.shape[2]), torch.nan).to(value)
     every_other[..., ::2] = value

@@ -1,4 +1,4 @@
-"""Point clouds as integers and back."""
+"""Encoding point clouds as integers and decoding them."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from aft_mm.tokenizers import bounding_cube, decode_points, encode_points
 
 @pytest.fixture
 def points():
-    """63 points, off the origin, longest along y."""
+    """Return 63 points away from the origin, longest along y."""
     rng = np.random.default_rng(0)
     return (rng.standard_normal((63, 3)) * (1, 9, 3) + (100, -5, 2)).astype(np.float32)
 
@@ -28,7 +28,7 @@ def test_no_coordinate_moves_by_more_than_half_a_step(points, num_bits, number):
     back = np.concatenate([decode_points(single, num_bits, box) for single in singles])
     assert back.shape == cloud.shape and back.dtype == np.float64
     assert np.abs(back - cloud).max() <= box[1] / 2 ** (num_bits + 1) * 1.000001
-    # A whole cloud is its points, in the order that Python gives to them or to their tokens.
+    # The points of a cloud are sorted like Python tuples, of coordinates or of tokens.
     quantized = sorted(tuple(single.tolist()) for single in singles)
     places = sorted(range(number), key=lambda i: tuple(cloud[i, ::-1].tolist()))
     raw = [tuple(singles[i].tolist()) for i in places]
@@ -44,12 +44,12 @@ def test_the_order_changes_the_sequence_but_not_the_points(points):
         for order in ('raw', 'quantized')
     )
     assert raw != quantized == sorted(raw)
-    # The major key is in order all the same.
+    # The major key is sorted too.
     assert [z for z, _, _ in raw] == [z for z, _, _ in quantized]
 
 
-def test_real_coordinates_decide_within_a_bin_and_y_and_x_where_they_are_equal():
-    """All four in one bin of z and y; x tells them apart."""
+def test_ties_within_a_bin_are_sorted_by_real_coordinates():
+    """Four points in one bin of z and y, with different x."""
     cloud = [[0.1, 0, 0.02], [0.2, 0.01, 0.01], [0.3, 0, 0.01], [0.4, 0, 0.01], [-0.5, -0.5, -0.5]]
     box = ((0.0, 0.0, 0.0), 1.0)
     sequences = {
@@ -140,7 +140,7 @@ def test_a_cloud_far_from_the_origin_keeps_its_shape(points, offset):
         ([[0, 0, 0], [1, np.nan, 0]], 'points must be finite, but 1 of 2 are not'),
         ([[0, 0, 0], [1, np.inf, 0]], 'points must be finite, but 1 of 2 are not'),
         ([[1e200] * 3, [1e200 + 1] * 3], 'points must differ, but all 2 are'),
-        # Neighbours in float64, whose middle is one of them; wider than float64; the smallest ones.
+        # Adjacent float64 numbers, a range that overflows float64, and the smallest numbers.
         (
             [[0, 0, 1e17], [0, 0, 1e17 + 16]],
             'an extent that float64 can divide, but go from .*1e.17',
@@ -149,7 +149,7 @@ def test_a_cloud_far_from_the_origin_keeps_its_shape(points, offset):
         ([[0, 0, 0], [0, 5e-324, 0]], 'an extent that float64 can divide'),
     ],
 )
-def test_a_cloud_without_a_cube_is_refused(points, message):
+def test_a_cloud_without_extent_is_refused(points, message):
     for function in (bounding_cube, encode_points):
         with pytest.raises(ValueError, match=message):
             function(points)

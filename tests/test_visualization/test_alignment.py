@@ -1,4 +1,4 @@
-"""The picture of an alignment shows each unit where it is most likely."""
+"""Pictures of CTC alignments."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from aft_mm.visualization import draw_alignment
 NAMES = ('<blank>', '<unk>', ' ', 'b', 'a')
 
 
-def test_units_are_at_their_peaks_and_rows_in_the_order_of_time(tmp_path):
+def test_units_are_at_their_peaks_and_rows_in_time_order(tmp_path):
     probs = np.full((9, 5), 0.01)
     for frame, unit, height in (
         (0, 0, 0.9),

@@ -11,13 +11,13 @@ CORNERS = np.array(list(itertools.product((0.0, 1.0), repeat=3)))
 
 
 def inked(picture):
-    """First and last row and column that are not white."""
+    """Return the first and last row and column that are not white."""
     rows, columns = (picture < 255).any(-1).nonzero()
     return rows.min(), rows.max(), columns.min(), columns.max()
 
 
 def line(axis, num=400):
-    """Points along one axis."""
+    """Return points along one axis."""
     points = np.zeros((num, 3))
     points[:, axis] = np.linspace(0, 5, num)
     return points
@@ -33,8 +33,8 @@ def test_every_cloud_has_its_panel(num, columns, rows_columns):
     rows, columns = rows_columns
     assert picture.dtype == np.uint8 and picture.shape == (240 * rows, 240 * columns, 3)
     panels = picture.reshape(rows, 240, columns, 240, 3).swapaxes(1, 2).reshape(-1, 240, 240, 3)
-    drawn = [(panel < 255).any() for panel in panels]
-    assert drawn == [i < num for i in range(len(panels))]
+    nonempty = [(panel < 255).any() for panel in panels]
+    assert nonempty == [i < num for i in range(len(panels))]
 
 
 @pytest.mark.parametrize('scale', [1e-4, 1.0, 300.0])
@@ -59,7 +59,7 @@ def test_axes_are_equally_long():
 
 
 @pytest.mark.parametrize(('up', 'axis'), [('x', 0), ('y', 1), ('z', 2)])
-def test_up_is_up(up, axis):
+def test_the_up_axis_is_vertical(up, axis):
     top, bottom, left, right = inked(draw_point_clouds([line(axis)], up))
     assert bottom - top > 130 and right - left < 10
     for other in {0, 1, 2} - {axis}:

@@ -34,7 +34,7 @@ def test_colours_are_symmetric_around_zero_in_every_layer():
 
 def test_offsets_are_on_the_axes():
     panel = images(draw_position_bias({'layer 0': torch.zeros(1, 5, 7)}))[0]
-    assert panel.get_extent() == [-3.5, 3.5, 2.5, -2.5]  # the first row lies above the query
+    assert panel.get_extent() == [-3.5, 3.5, 2.5, -2.5]  # the first row is above the query
     assert panel.axes.get_xlabel() == 'column offset'
 
 

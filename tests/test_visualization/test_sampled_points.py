@@ -15,15 +15,15 @@ def model():
     return points_model()
 
 
-def test_clouds_are_those_of_the_tokens(model):
+def test_clouds_are_decoded_tokens(model):
     clouds = sample_points(model, 3, num_bits=5, seed=1)
     assert clouds.shape == (3, 5, 3) and clouds.dtype == np.float32
     assert np.abs(clouds).max() < 0.5
     tokens = model.generate(15, batch_size=3, seed=1).numpy()
     unit = ((0.0, 0.0, 0.0), 1.0)
-    for cloud, drawn in zip(clouds, tokens, strict=True):
+    for cloud, generated in zip(clouds, tokens, strict=True):
         # Sorted, because the model has not learned to.
-        points = drawn.reshape(5, 3)
+        points = generated.reshape(5, 3)
         expected = points[np.lexsort(points.T[::-1])].reshape(-1)
         np.testing.assert_array_equal(encode_points(cloud, 5, unit), expected)
 

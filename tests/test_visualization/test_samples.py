@@ -12,7 +12,7 @@ def images():
 
 
 def cells(grid, height, width, scale):
-    """The pictures of a grid two pixels apart, {(row, column): picture}, at their own size."""
+    """Return the pictures of a grid, {(row, column): picture}, at their original size."""
     step_y, step_x = height * scale + 2, width * scale + 2
     return {
         (y // step_y, x // step_x): grid[
@@ -40,7 +40,7 @@ def test_every_pixel_becomes_a_square(images):
     np.testing.assert_array_equal(grid, images[0].repeat(3, 0).repeat(3, 1))
 
 
-def test_small_images_are_enlarged_to_be_seen(images):
+def test_small_images_are_enlarged(images):
     assert draw_samples(images[:2]).shape == (2 * 2 + 5 * 24, 3 * 2 + 2 * 96, 3)
     wide = np.zeros((1, 4, 97, 1), np.uint8)
     large = draw_completions(wide, wide[None], num_given_rows=1)
@@ -52,7 +52,7 @@ def test_grey_images_have_three_equal_channels(images):
     np.testing.assert_array_equal(cells(grid, 5, 4, 1)[0, 1], images[1, ..., :1].repeat(3, -1))
 
 
-def test_a_row_of_completions_shows_what_was_given_and_the_truth(images):
+def test_a_row_of_completions_has_the_given_part_and_the_truth(images):
     completions = np.stack([images[::-1]] * 2, axis=1)
     found = cells(draw_completions(images, completions, num_given_rows=2, scale=1), 5, 4, 1)
     assert len(found) == 7 * 4

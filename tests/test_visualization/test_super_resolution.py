@@ -1,4 +1,4 @@
-"""The picture of inputs, samples and originals."""
+"""Pictures of inputs, samples and originals."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ HEADER = 20
 
 @pytest.fixture(params=[1, 3])
 def pictures(request):
-    """Inputs of 4 x 3 pixels, samples and originals of 12 x 9."""
+    """Return inputs of 4 x 3 pixels, samples and originals of 12 x 9."""
     random, channels = np.random.default_rng(0), request.param
     return (
         random.integers(0, 256, (2, 4, 3, channels), dtype=np.uint8),
@@ -23,7 +23,7 @@ def pictures(request):
 
 
 def cells(picture, num_columns):
-    """The pictures of the grid at 12 x 9, [rows, columns, 12, 9, 3]."""
+    """Return the pictures of the grid at 12 x 9, [rows, columns, 12, 9, 3]."""
     scale = 11  # of 9 pixels to at least 96
     grid = picture[HEADER + 2 :, 2:].reshape(2, 12 * scale + 2, num_columns, 9 * scale + 2, 3)
     return grid.swapaxes(1, 2)[:, :, :-2:scale, :-2:scale]
@@ -38,8 +38,8 @@ def test_columns_are_input_bicubic_samples_and_original(pictures):
     np.testing.assert_array_equal(found[:, 5], np.broadcast_to(targets, (2, 12, 9, 3)))
 
 
-def test_bicubic_is_that_of_another_library():
-    """Away from the borders and the limits torch's antialiased form is the same."""
+def test_bicubic_equals_another_library():
+    """Equals torch's antialiased resize, except at borders and clipped values."""
     image = np.random.default_rng(1).integers(60, 190, (1, 9, 9, 1), dtype=np.uint8)
     picture = draw_super_resolution(image, np.zeros((1, 1, 18, 18, 1), np.uint8))
     scale = -(-96 // 18)
@@ -53,7 +53,7 @@ def test_bicubic_is_that_of_another_library():
     np.testing.assert_allclose(found, expected, atol=1.01)
 
 
-def test_every_column_has_a_name_of_its_own(pictures):
+def test_every_column_has_its_own_name(pictures):
     picture = draw_super_resolution(*pictures)
     header = picture[:HEADER, : picture.shape[1] // 6 * 6]
     names = header.reshape(HEADER, 6, -1, 3).swapaxes(0, 1)

@@ -1,8 +1,8 @@
 """Draw samples of a dataset as its pipeline feeds them to the model.
 
 Supported are images, boxes, masks, segmentation maps, text, point clouds and speech features.
-Images are drawn after the pipeline and before normalisation, so without the steps of the data
-preprocessor, such as Mixup.
+Images are shown after the pipeline and before normalisation, without the steps of the data
+preprocessor such as Mixup.
 
     python tools/analysis_tools/browse_dataset.py CONFIG --split train --num 9 --out samples.png
 """

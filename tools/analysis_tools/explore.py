@@ -91,7 +91,7 @@ def explorer_page(
     Args:
         layers: Layers in the order of the model.
         grid: (H, W) of the tokens.
-        num_prefix_tokens: P class tokens before the grid, which are sources but not drawn.
+        num_prefix_tokens: P class tokens before the grid, which are sources but not shown.
         images: Images with their keys.
         title, about: Title of the page, and the line below it.
 

@@ -94,7 +94,7 @@ def draw_curves(
     """Plot metrics of runs, each on its own axes: thin lines for training, dots for validation.
 
     For a run with a validation metric in bits, the training loss (nats per prediction) is converted
-    to bits and drawn on the same axes. Runs that differ by their seed are drawn as their mean with
+    to bits and plotted on the same axes. Runs that differ by their seed are plotted as their mean with
     a band of one standard error, at their common iterations.
 
     Args:
@@ -102,7 +102,7 @@ def draw_curves(
             differ by their seed.
         metric: One or several training or validation metrics. By default the first validation
             metric in bits; if there is none, the loss and the first validation metric.
-        references: Label to a value of the (last) metric, drawn as a horizontal line.
+        references: Label to a value of the (last) metric, plotted as a horizontal line.
         over: 'iteration', 'epoch', or 'time' (see :func:`seconds_at`).
 
     Raises:
@@ -172,7 +172,7 @@ def _default_metrics(groups: Mapping[str, Sequence[Records]]) -> list[str]:
 
 
 def _check_metrics(groups: Mapping[str, Sequence[Records]], metrics: Sequence[str]) -> None:
-    """Check that each run has the metrics, or a loss that is drawn on the same axes."""
+    """Check that each run has the metrics, or a loss that is plotted on the same axes."""
     everything = [records for seeds in groups.values() for records in seeds]
     for metric in metrics:
         if metric != 'loss' and not any(

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 DTYPES = ('float32', 'float16', 'bfloat16')
-# Clocks for calls on a CPU. 'cpu' counts all threads of this process and stops while others run.
+# Clocks for calls on a CPU. 'cpu' sums over the threads of this process and excludes other processes.
 CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
-# Mixers by name; these are followed by the window, such as aft-local-32.
+# Mixers by name; these have a window as suffix, such as aft-local-32.
 WINDOWED = {
     'aft-local': dict(type='aft_mm.AFTLocal', rank=64),
     'dense-aft-local': dict(type='aft_mm.DenseAFTLocal', rank=64),
@@ -79,31 +79,36 @@ def named_in_errors(parser: argparse.ArgumentParser, option: str) -> Iterator[No
 def common_parser(
     doc: str, defaults: Mapping[str, Mapping[str, Any]] | None = None
 ) -> argparse.ArgumentParser:
-    """Return a parser with the options that all tools have; `doc` is the docstring of the tool.
+    """Return a parser with the common options.
 
-    defaults: per type of device, what :func:`record.fill_in` uses for omitted options.
+    Args:
+        doc: Docstring of the tool.
+        defaults: Defaults of omitted options per type of device, see :func:`record.fill_in`.
     """
     epilog = ' '.join(f'Defaults on {k}: {_written(v)}.' for k, v in (defaults or {}).items())
     parser = argparse.ArgumentParser(description=doc.splitlines()[0], epilog=epilog)
-    parser.add_argument('--rounds', type=positive_int, help='how often each form is timed')
+    parser.add_argument('--rounds', type=positive_int, help='number of timings of each candidate')
     parser.add_argument(
-        '--device', type=device, help='cpu, cuda or cuda:INDEX; default: a GPU where there is one'
+        '--device', type=device, help='cpu, cuda or cuda:INDEX; default: a GPU if available'
     )
-    parser.add_argument('--threads', type=positive_int, help='of a CPU; default: as torch has it')
-    parser.add_argument('--json', type=Path, help='write rows and the environment here')
+    parser.add_argument(
+        '--threads', type=positive_int, help='number of CPU threads; default: that of torch'
+    )
+    parser.add_argument('--json', type=Path, help='write rows and environment to this file')
     return parser
 
 
 def _written(options: Mapping[str, Any]) -> str:
-    """Return the options as they are written on a command line."""
+    """Format options as on a command line."""
     values = {k: v if isinstance(v, list) else [v] for k, v in options.items()}
     return ' '.join(f'--{k} {" ".join(map(str, v))}' for k, v in values.items())
 
 
 def parse_name(text: str) -> tuple[str, str, int, int]:
-    """Kind, size, heads and kernel of 'deit-tiny', 'aft-small-h384-k11' or 'bound-tiny-h32-k11'.
+    """Split names such as 'deit-tiny', 'aft-small-h384-k11' and 'bound-tiny-h32-k11'.
 
-    For a rival, the size is that of the DeiT that it is compared with.
+    Returns:
+        Kind, size, heads and kernel. The size of a rival is that of the DeiT it is compared with.
     """
     if text in MODEL_RIVALS:
         return 'rival', MODEL_RIVALS[text], 0, 0

@@ -1,16 +1,16 @@
-"""Cost of causal mixers per sample against the length: figure 1 of the linear-transformer paper.
+"""Measure the cost of causal mixers by length: figure 1 of the linear-transformer paper.
 
-Time and peak memory of forward and backward of one mixer, projections included, over tokens
-[B, T, D] with B · T constant as far as it goes, divided by B. Lengths and mixers take turns in one
-process. The slope of log cost over log length is printed: 1 is linear, 2 quadratic.
+The cost is time and peak memory of forward and backward of one mixer, including projections, per
+sample. B · T is constant where possible. Measurements of all lengths and mixers are interleaved in
+one process. The slope of log cost over log length is printed: 1 is linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_attention.py --json out.json --png out.png
 
-A mixer whose forward disagrees with its own steps stops the run before anything is timed. A cell
-that would take longer than `--patience` seconds, by the cell before it and a quadratic law, or that
-fills the device's memory is left out. `--add` measures in pieces: rows of other cells, and what a
-row holds of the other kind of cost, stay in the JSON. Memory (`--kinds mib`) and time by the clock
-of the process (`--clock cpu`, with one thread) can be measured where other processes run.
+If the forward pass of a mixer differs from its steps, the tool stops before timing. Measurements
+that would take longer than `--patience` seconds (extrapolated quadratically) or exceed the memory
+are omitted. With `--add`, measurements can be made in several calls: other rows of the JSON, and
+other kinds of cost in a row, are preserved. Memory (`--kinds mib`) and CPU time (`--clock cpu`, with
+one thread) are reliable while other processes run.
 """
 
 import argparse
@@ -38,16 +38,30 @@ DEFAULTS = {
 def make_parser() -> argparse.ArgumentParser:
     parser = common_parser(__doc__, DEFAULTS)
     parser.add_argument('--mixers', nargs='+', metavar='MIXER', help=MIXER_NAMES)
-    parser.add_argument('--lengths', type=positive_int, nargs='+', metavar='T')
-    for name, what in dict(tokens='of a batch', dims='width D', heads='of the mixers').items():
+    parser.add_argument(
+        '--lengths', type=positive_int, nargs='+', metavar='T', help='sequence lengths'
+    )
+    for name, what in dict(
+        tokens='tokens per batch', dims='width D', heads='number of heads'
+    ).items():
         parser.add_argument(f'--{name}', type=positive_int, help=what)
     parser.add_argument(
-        '--patience', type=float, default=60.0, help='seconds of a cell at most; %(default)s'
+        '--patience',
+        type=float,
+        default=60.0,
+        help='maximum seconds of a measurement; default %(default)s',
     )
-    parser.add_argument('--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='of cost')
-    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
-    parser.add_argument('--add', action='store_true', help='to the rows of --json')
-    parser.add_argument('--png', type=Path, help='draw them here')
+    parser.add_argument(
+        '--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='kinds of cost; default: all'
+    )
+    parser.add_argument(
+        '--clock',
+        choices=CLOCKS,
+        default='wall',
+        help='clock on a CPU: wall time or CPU time; default %(default)s',
+    )
+    parser.add_argument('--add', action='store_true', help='add to the rows of an existing --json')
+    parser.add_argument('--png', type=Path, help='write a picture to this file')
     return parser
 
 
@@ -66,11 +80,11 @@ from record import environment, fill_in, set_up_torch, write_json
 from aft_mm.registry import MODELS
 
 matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # the backend comes first
+import matplotlib.pyplot as plt  # after the choice of the backend
 
 
 def build(name: str, length: int, dims: int, heads: int) -> torch.nn.Module:
-    """A causal mixer for sequences of `length` tokens, the same weights each time."""
+    """Build a causal mixer for sequences of `length` tokens with fixed weights."""
     torch.manual_seed(0)
     config = dict(mixer(name, heads), embed_dims=dims, grid=(length,), causal=True)
     return MODELS.build(config)
@@ -79,7 +93,7 @@ def build(name: str, length: int, dims: int, heads: int) -> torch.nn.Module:
 def make_call(
     name: str, length: int, dims: int, heads: int, tokens: int, device: str = 'cpu'
 ) -> Callable[[], None]:
-    """Forward and backward of a batch of `tokens` tokens, or of one sequence if it has more."""
+    """Return a call of forward and backward on `tokens` tokens, or on one longer sequence."""
     layer = build(name, length, dims, heads).to(device)
     x = torch.randn(max(1, tokens // length), length, dims, device=device, requires_grad=True)
 
@@ -92,14 +106,14 @@ def make_call(
 
 
 def cpu_peak(name: str, length: int, dims: int, heads: int, tokens: int, threads: int) -> float:
-    """MiB that the call adds to a process that holds layer and batch."""
+    """Return the peak memory of the call in MiB, without layer and batch."""
     torch.set_num_threads(threads)
-    make_call(name, 64, dims, heads, 64)()  # what a first call loads
+    make_call(name, 64, dims, heads, 64)()  # loads libraries
     return added_peak(make_call(name, length, dims, heads, tokens))
 
 
 def check(name: str, args: argparse.Namespace) -> None:
-    """Hold the forward against the steps."""
+    """Compare the forward pass with the steps."""
     layer = build(name, 80, args.dims, args.heads).to(args.device).eval()
     x = torch.randn(2, 80, args.dims, device=args.device)
     state, rows = layer.init_state(2), []
@@ -111,7 +125,7 @@ def check(name: str, args: argparse.Namespace) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[dict]:
-    """One row per mixer and length, with the costs of one sample."""
+    """Return one row per mixer and length with the costs per sample."""
     sizes = (args.dims, args.heads, args.tokens)
     cells = [(name, length) for name in args.mixers for length in args.lengths]
     rows = {cell: {} for cell in cells}
@@ -130,9 +144,10 @@ def measure(args: argparse.Namespace) -> list[dict]:
 
 
 def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
-    """The rows, with those of the JSON that `args.json` names; the settings become those of all.
+    """Merge rows with those of the JSON `args.json`, and update the settings.
 
-    Raises ValueError for a JSON of another device or other settings.
+    Raises:
+        ValueError: The JSON is from another device or has other settings.
     """
     earlier = json.loads(args.json.read_text()) if args.json.exists() else dict(rows=[])
     if earlier['rows']:
@@ -141,7 +156,7 @@ def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
             if there['settings'][name] != here['settings'][name]:
                 raise ValueError(
                     f'{args.json} was measured with {name} {there["settings"][name]}, '
-                    f'now it is {here["settings"][name]}'
+                    f'got {here["settings"][name]}'
                 )
         if there['device_name'] != here['device_name']:
             raise ValueError(f'{args.json} was measured on {there["device_name"]}')
@@ -153,12 +168,12 @@ def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
 
 
 def points(rows: list[dict], name: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths and costs of a mixer where this kind was measured."""
+    """Return lengths and measured costs of a mixer."""
     return curve([row for row in rows if kind in row], name, kind)
 
 
 def summary(rows: list[dict]) -> list[str]:
-    """The slope of log cost over log length, of all lengths and of the longer half."""
+    """Return the slopes of log cost over log length, for all lengths and for the longer half."""
     lines = []
     for name in dict.fromkeys(row['mixer'] for row in rows):
         for kind, label in KINDS.items():
@@ -174,7 +189,7 @@ def summary(rows: list[dict]) -> list[str]:
 
 
 def plot(rows: list[dict], path: Path, title: str) -> None:
-    """A panel per kind of cost, logarithmic axes."""
+    """Plot one panel per kind of cost with logarithmic axes."""
     figure, axes = plt.subplots(1, len(KINDS), figsize=(9, 3.8), layout='constrained')
     for ax, (kind, label) in zip(axes, KINDS.items(), strict=True):
         names = dict.fromkeys(row['mixer'] for row in rows)
@@ -193,14 +208,14 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line; what is left out depends on the device."""
+    """Parse the command line; defaults depend on the device."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)
     if args.add:
         with named_in_errors(parser, '--add'):
             if args.json is None:
-                raise ValueError('needs --json, the file to add to')
+                raise ValueError('needs --json')
             add([], argparse.Namespace(**vars(args)))
     for name in args.mixers:
         with named_in_errors(parser, f'--mixers {name} with --dims {args.dims}'):
@@ -209,7 +224,7 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check, measure, print slopes, draw."""
+    """Check, measure, print slopes, and plot."""
     args = parse_args(arguments)
     set_up_torch(args)
     for name in args.mixers:

@@ -1,16 +1,15 @@
-"""Cost of causal decoders against the length of the sequence: the papers' efficiency figures.
+"""Measure the cost of causal decoders by sequence length: the efficiency figures of the papers.
 
-Time of forward, of forward and backward, their peak memory, and time per token of decoding (prompt
-in one pass, then step by step as `generate` does), for decoders that differ in the token mixer.
-Lengths and mixers take turns in one process. The slope of log cost over log length is printed: 1 is
-linear, 2 quadratic. Softmax attention is scaled_dot_product_attention, flash where torch has it.
+Measured are time and peak memory of forward, and of forward and backward, and the time per token of
+decoding, for decoders that differ in the token mixer. Measurements of all lengths and mixers are
+interleaved in one process. The slope of log cost over log length is printed: 1 is linear, 2
+quadratic. Softmax attention is scaled_dot_product_attention, flash attention if available.
 
     python tools/benchmarks/benchmark_efficiency.py --json out.json --png out.png
 
-A mixer whose parallel forward disagrees with its own steps, or with itself in float64 under the
-oracle backend, stops the run before anything is timed. A cell that would take longer than
-`--patience` seconds, by the cell before it and a quadratic law, or that fills the device's memory
-is left out and reads null.
+If the forward pass of a mixer differs from its steps or from the float64 oracle, the tool stops
+before timing. Measurements that would take longer than `--patience` seconds (extrapolated
+quadratically) or exceed the memory are null.
 """
 
 import argparse
@@ -30,7 +29,7 @@ KINDS = {
     'training_mib': 'peak memory, forward + backward, MiB',
     'decoding_ms': 'decoding, ms per token',
 }
-# What stands in the JSON only: on a GPU the times above are those of the kernels.
+# Only in the JSON: on a GPU the times above are those of the kernels.
 WALL_KINDS = ('forward_wall_ms', 'training_wall_ms')
 DECODED_SEQUENCES = 4
 LOCAL = ['aft-local-32', 'aft-local-256']
@@ -47,7 +46,7 @@ DEFAULTS = {
         rounds=3,
     ),
     'cuda': dict(
-        # The state of AFT-full is as long as the position table, and may not fit beside the rest.
+        # The state of AFT-full is as long as the position table, and may exceed the memory.
         mixers=['aft-simple', *LOCAL, 'aft-local-hard-256', 'aft-conv', 'softmax', 'aft-full'],
         lengths=[2**i for i in range(9, 17)],
         positions=[512, 2048, 8192, 32768],
@@ -60,24 +59,26 @@ DEFAULTS = {
     ),
 }
 SEVERAL = dict(
-    lengths='tokens of forward and backward', positions='where decoding is timed', dims='widths D'
+    lengths='sequence lengths of forward and backward',
+    positions='positions at which decoding is timed',
+    dims='widths D',
 )
 SINGLE = dict(
-    layers='of a decoder',
-    heads='of softmax attention and AFT-conv',
-    batch='sequences of forward and backward',
+    layers='number of layers',
+    heads='number of heads of softmax attention and AFT-conv',
+    batch='sequences per batch of forward and backward',
 )
 
 
 def caption(about: dict) -> str:
-    """The settings and the device of a run."""
+    """Describe settings and device of a run."""
     settings = 'decoders, layers: {layers}, batch: {batch}, {dtype}'.format(**about['settings'])
     return f'{settings}, {about["device_name"]}'
 
 
 def earlier_run(text: str) -> dict:
-    """The content of a JSON that this tool wrote."""
-    wanted = f'must be a JSON that this tool wrote, got {text}'
+    """Read a JSON of this tool."""
+    wanted = f'must be a JSON of this tool, got {text}'
     try:
         content = json.loads(Path(text).read_text())
         caption(content['environment'])
@@ -100,15 +101,24 @@ def make_parser() -> argparse.ArgumentParser:
     for name, what in SINGLE.items():
         parser.add_argument(f'--{name}', type=positive_int, help=what)
     parser.add_argument(
-        '--steps', type=positive_int, default=100, help='of decoding per position; %(default)s'
+        '--steps',
+        type=positive_int,
+        default=100,
+        help='decoding steps per position; default %(default)s',
     )
-    parser.add_argument('--dtype', choices=DTYPES)
+    parser.add_argument('--dtype', choices=DTYPES, help='data type')
     parser.add_argument(
-        '--patience', type=float, default=30.0, help='seconds of a cell at most; %(default)s'
+        '--patience',
+        type=float,
+        default=30.0,
+        help='maximum seconds of a measurement; default %(default)s',
     )
-    parser.add_argument('--png', type=Path, help='draw them here')
+    parser.add_argument('--png', type=Path, help='write a picture to this file')
     parser.add_argument(
-        '--replot', type=earlier_run, metavar='JSON', help='draw an earlier run instead'
+        '--replot',
+        type=earlier_run,
+        metavar='JSON',
+        help='plot an earlier run instead of measuring',
     )
     return parser
 
@@ -136,13 +146,13 @@ from aft_mm.models.decoding.step_graph import make_steps
 from aft_mm.ops.selftest import using
 
 matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # the backend comes first
+import matplotlib.pyplot as plt  # after the choice of the backend
 
 Cell = tuple[str, int]
 
 
 def check(name: str, dims: int, args: argparse.Namespace) -> None:
-    """Hold the decoder against itself step by step and against the float64 oracle."""
+    """Compare the decoder with its steps and with the float64 oracle."""
     length, allowed = 96, DECODER_TOLERANCE[args.dtype]
     model = build(name, length, dims, 1, args.heads).to(args.device, getattr(torch, args.dtype))
     model.eval()
@@ -161,9 +171,9 @@ def check(name: str, dims: int, args: argparse.Namespace) -> None:
 def sweep(
     make: Callable[[str, int], Callable[[], object]], args: argparse.Namespace, clock: str = 'wall'
 ) -> tuple[dict[Cell, float], dict[Cell, float]]:
-    """Median seconds of ``make(mixer, length)()`` in turns, without cells beyond the patience.
+    """Return the median device and wall time of ``make(mixer, length)()``, interleaved.
 
-    Those of the device and those of the wall clock.
+    Measurements beyond the patience are omitted.
     """
     calls, last = {}, {}
     for length in args.lengths:
@@ -177,7 +187,7 @@ def sweep(
                 last[name] = (length, seconds(call, args.device, clock))
                 calls[name, length] = call
             except torch.OutOfMemoryError:
-                # Longer ones would not fit either.
+                # Longer sequences would not fit either.
                 last[name] = (length, float('inf'))
     clocks = both_clocks(calls, args.rounds, args.device, clock)
     device, wall = ({cell: statistics.median(v) for cell, v in times.items()} for times in clocks)
@@ -185,7 +195,7 @@ def sweep(
 
 
 def decoding(models: dict[str, torch.nn.Module], args: argparse.Namespace) -> dict[Cell, float]:
-    """Median seconds of a step at each position, positions and mixers in turn."""
+    """Return the median seconds of a step at each position, interleaved."""
     times: dict[Cell, list[float]] = {}
     cells = {}
     token = random_tokens(DECODED_SEQUENCES, 1, args.device)[:, 0]
@@ -206,7 +216,7 @@ def decoding(models: dict[str, torch.nn.Module], args: argparse.Namespace) -> di
 
 
 def measure(dims: int, args: argparse.Namespace) -> list[dict]:
-    """One row per mixer and length or position."""
+    """Return one row per mixer and length or position."""
     sizes = (dims, args.layers, args.heads)
     longest = max(*args.lengths, max(args.positions) + args.steps + 1)
     models = {
@@ -243,18 +253,18 @@ def measure(dims: int, args: argparse.Namespace) -> list[dict]:
 
 
 def curve(rows: list[dict], mixer: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths and costs of a mixer where they were measured."""
+    """Return lengths and measured costs of a mixer."""
     points = [(r['length'], r[kind]) for r in rows if r['mixer'] == mixer and r[kind] is not None]
     return tuple(np.array(points).T) if points else (np.array([]), np.array([]))
 
 
 def by_dims(rows: list[dict]) -> dict[int, list[dict]]:
-    """The rows of each width D."""
+    """Group rows by the width D."""
     return {d: [r for r in rows if r['dims'] == d] for d in sorted({r['dims'] for r in rows})}
 
 
 def summary(rows: list[dict]) -> list[str]:
-    """The slope of log cost over log length, or for decoding last over first position."""
+    """Return slopes of log cost over log length; for decoding, last over first position."""
     lines = []
     for dims, part in by_dims(rows).items():
         for mixer in dict.fromkeys(row['mixer'] for row in part):
@@ -273,7 +283,7 @@ def summary(rows: list[dict]) -> list[str]:
 
 
 def plot(rows: list[dict], path: Path, title: str) -> None:
-    """A row of panels per width and one per kind of cost, logarithmic axes but for decoding's."""
+    """Plot a row of panels per width, one panel per kind of cost; decoding has linear axes."""
     widths = by_dims(rows)
     size = (4 * len(KINDS), 3.6 * len(widths) + 0.3)
     figure, grid = plt.subplots(
@@ -303,7 +313,7 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line; what is left out depends on the device."""
+    """Parse the command line; defaults depend on the device."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)
@@ -315,7 +325,7 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check, measure, print slopes, draw."""
+    """Check, measure, print slopes, and plot."""
     args = parse_args(arguments)
     set_up_torch(args)
     if args.replot:

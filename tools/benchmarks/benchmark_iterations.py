@@ -1,12 +1,11 @@
-"""Time of a training iteration of configs that are compared, iterations of all in turn.
+"""Measure the time of a training iteration of several configs, interleaved.
 
     python tools/benchmarks/benchmark_iterations.py CONFIG ... --amp --rounds 30 --json out.json
         --cfg-options train_dataloader.batch_size=8
 
-An iteration is a batch of the config's data, forward, backward and the update, as in training, but
-without hooks and logs. `--clock cpu` times the process, where others run on the machine. The median
-over the rounds is what a plot against time needs (tools/analysis_tools/plot_seed_curves.py): what a
-run logs depends on what else the machine does.
+An iteration loads a batch and runs forward, backward and the update, without hooks and logs. Use
+`--clock cpu` (CPU time) while other processes run. Medians over the rounds are the input of
+tools/analysis_tools/plot_seed_curves.py, since logged times depend on the load of the machine.
 """
 
 import argparse
@@ -24,9 +23,14 @@ ROUNDS = 20
 
 def make_parser() -> argparse.ArgumentParser:
     parser = common_parser(__doc__)
-    parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG')
+    parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG', help='paths of configs')
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
-    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
+    parser.add_argument(
+        '--clock',
+        choices=CLOCKS,
+        default='wall',
+        help='clock on a CPU: wall time or CPU time; default %(default)s',
+    )
     add_config_options(parser, 'train_dataloader.batch_size=8')
     return parser
 
@@ -44,7 +48,7 @@ from aft_mm.errors import CONFIG_ERRORS, user_errors
 
 
 def iteration(config: Path, args: argparse.Namespace, work_dir: str) -> Callable[[], None]:
-    """One iteration of the config, the next one with each call."""
+    """Return a function that runs the next training iteration of a config."""
     shared = dict(launcher='none', local_rank=0, cfg_options=args.cfg_options, work_dir=work_dir)
     cfg = load_run_config(argparse.Namespace(config=str(config), **shared))
     cfg.experiment_name = config.stem
@@ -69,7 +73,7 @@ def iteration(config: Path, args: argparse.Namespace, work_dir: str) -> Callable
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line; what is left out depends on the device."""
+    """Parse the command line; defaults depend on the device."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args)
@@ -78,7 +82,7 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Time all configs in turn and print the medians."""
+    """Time all configs and print the medians."""
     args = parse_args(arguments)
     set_up_torch(args)
     with user_errors(*CONFIG_ERRORS), TemporaryDirectory() as folder:

@@ -1,24 +1,23 @@
-"""Images per second and peak memory of AFT-conv backbones against DeiT and others, as ratios.
+"""Measure images per second and peak memory of AFT-conv backbones, DeiT and other networks.
 
-Per round every model sees the same batch once, in turn, so that a slow moment of the machine falls
-on all of them; a ratio is the median over rounds of time(DeiT) / time(model), of the DeiT of the
-same size and form, eager or compiled. Four kinds of models, without the classification head, with
-random weights:
+The models are interleaved: each processes the same batch once per round. A ratio is the median over
+rounds of time(DeiT) / time(model), with the DeiT of the same size and form (eager or compiled).
+There are four kinds of models, without classification head and with random weights:
 
-- DeiT: timm's, with torch's scaled_dot_product_attention inside (1.00 by definition);
+- DeiT of timm with torch's scaled_dot_product_attention (1.00 by definition);
 - AFT-conv;
-- bound: the same AFT-conv with the mixing left out (projections only), the most that any
-  implementation of the op could reach;
-- rivals of today by their timm names, which compute something else.
+- bound: AFT-conv without the mixing (projections only), the upper bound for any implementation of
+  the op;
+- other current networks by their timm names.
 
-On a GPU images per second are those of the kernels, as torch's profiler has them, and of the wall
-clock beside.
+On a GPU, images per second are computed from the kernel times of torch's profiler, and also from
+the wall time.
 
     python tools/benchmarks/benchmark_models.py --size 224 384 --dtype float32 --json out.json
 
-A case whose op disagrees with the float64 oracle is not timed: the run stops with the error seen. A
-compiled AFT-conv that disagrees with the eager one, and a rival that cannot run a size, is a row
-with the reason.
+If an op differs from the float64 oracle, the tool stops with the error. For a compiled AFT-conv
+that differs from the eager one, and for a network that does not support a size, the row has the
+reason.
 """
 
 import argparse
@@ -48,7 +47,7 @@ DEFAULTS = {
         batch=16,
         rounds=15,
     ),
-    # Table 7 of arXiv 2105.14103, and rivals.
+    # Table 7 of arXiv 2105.14103, and other networks.
     'cuda': dict(
         size=[224, 384, 512, 1024],
         dtype=['bfloat16'],
@@ -66,13 +65,13 @@ DEFAULTS = {
 
 
 def known_name(text: str) -> str:
-    """The name of a model, if it is one."""
+    """Check the name of a model."""
     parse_name(text)
     return text
 
 
 def image_side(text: str) -> int:
-    """The side of an image that consists of whole patches."""
+    """Parse the side of an image, a multiple of the patch size."""
     if positive_int(text) % PATCH:
         raise argparse.ArgumentTypeError(f'must be a multiple of {PATCH}, got {text!r}')
     return int(text)
@@ -81,7 +80,7 @@ def image_side(text: str) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = common_parser(__doc__, DEFAULTS)
     parser.add_argument('--size', type=image_side, nargs='+', help='image sides in px')
-    parser.add_argument('--dtype', nargs='+', choices=DTYPES)
+    parser.add_argument('--dtype', nargs='+', choices=DTYPES, help='data types')
     parser.add_argument(
         '--models',
         nargs='+',
@@ -90,9 +89,14 @@ def make_parser() -> argparse.ArgumentParser:
         help='deit-ARCH, aft-ARCH-hHEADS-kKERNEL, bound-ARCH-hHEADS-kKERNEL, '
         f'{", ".join(MODEL_RIVALS)}; ARCH: {", ".join(CHANNELS)}',
     )
-    parser.add_argument('--forms', nargs='+', choices=FORMS, help='of each model')
-    parser.add_argument('--batch', type=positive_int, help='images')
-    parser.add_argument('--clock', choices=CLOCKS, default='wall', help='of a CPU; %(default)s')
+    parser.add_argument('--forms', nargs='+', choices=FORMS, help='forms of each model')
+    parser.add_argument('--batch', type=positive_int, help='images per batch')
+    parser.add_argument(
+        '--clock',
+        choices=CLOCKS,
+        default='wall',
+        help='clock on a CPU: wall time or CPU time; default %(default)s',
+    )
     return parser
 
 
@@ -116,14 +120,14 @@ Cell = tuple[str, str]
 
 
 def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
-    """The model of this name for images of `size` px, the same weights each time."""
+    """Build a model by name for images of `size` px with fixed weights."""
     kind, arch, heads, kernel = parse_name(name)
     torch.manual_seed(0)
     if kind in ('deit', 'rival'):
         import timm
 
         timm_name = name if kind == 'rival' else f'deit_{arch}_patch16_224'
-        # A ConvNeXt takes images of every size.
+        # A ConvNeXt supports every image size.
         options = {} if timm_name.startswith('convnext') else dict(img_size=size)
         model = timm.create_model(timm_name, num_classes=0, **options)
     else:
@@ -142,7 +146,7 @@ def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
 
 
 def check_op(name: str, size: int, dtype: str, device: str) -> None:
-    """Hold the op on this grid against the float64 oracle, forward."""
+    """Compare the forward pass of the op on this grid with the float64 oracle."""
     kind, arch, heads, kernel = parse_name(name)
     if kind != 'aft':
         return
@@ -158,27 +162,27 @@ def check_op(name: str, size: int, dtype: str, device: str) -> None:
 
 
 def random_images(batch: int, size: int, dtype: str, device: str = 'cpu') -> torch.Tensor:
-    """A batch of images."""
+    """Return a batch of random images."""
     return torch.randn(batch, 3, size, size, device=device).to(getattr(torch, dtype))
 
 
 def in_form(model: nn.Module, form: str) -> Callable[[Tensor], Tensor]:
-    """The model as it is, or compiled for the shape that it sees first."""
+    """Return the model, compiled for the first input shape if ``form`` says so."""
     return torch.compile(model, dynamic=False) if form == 'compiled' else model
 
 
 @torch.inference_mode()
 def cpu_peak(name: str, form: str, size: int, dtype: str, batch: int, threads: int) -> float:
-    """MiB that one inference adds to a process that holds model and images."""
+    """Return the peak memory of one inference in MiB, without model and images."""
     torch.set_num_threads(threads)
     model, images = in_form(build(name, size, dtype), form), random_images(batch, size, dtype)
-    # Compiled code is of one shape.
+    # Compiled code supports one shape.
     model(images if form == 'compiled' else images[:1])
     return added_peak(partial(model, images))
 
 
 def profile(call: Callable[[], object], device: str, top: int = 14) -> list[dict]:
-    """The operations that take most of one batch: name, input shapes, calls, own milliseconds."""
+    """Return the slowest operations of a batch: name, input shapes, calls, own milliseconds."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device == 'cuda':
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -203,14 +207,14 @@ def profile(call: Callable[[], object], device: str, top: int = 14) -> list[dict
 def reason_against(
     call: Callable[[], object], name: str, eager: Callable[[], object] | None
 ) -> str | None:
-    """Why a model cannot be timed: it fails, or it is not what `eager`, our own model, computes."""
+    """Return why a model cannot be timed: an error, or a result other than that of `eager`."""
     try:
         result = features(call())
         expected = None if eager is None else features(eager())
     except torch.OutOfMemoryError:
         return 'out of memory'
     except Exception as error:
-        # A failure of a peer says nothing of ours, which must not fall silent.
+        # Errors of other packages are reported; errors of our models are raised.
         if parse_name(name)[0] != 'rival':
             raise
         return f'timm failed: {str(error).splitlines()[0]}'
@@ -218,12 +222,12 @@ def reason_against(
         allowed = DECODER_TOLERANCE[str(expected.dtype).removeprefix('torch.')]
         error = relative_error(result, expected)
         if not error <= allowed:
-            return f'compiled, it is wrong by {error:.2e} > {allowed}'
+            return f'the compiled model is wrong by {error:.2e} > {allowed}'
     return None
 
 
 def features(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """The tensor that a backbone gives; ours puts it into a tuple."""
+    """Return the output tensor of a backbone; ours returns a tuple."""
     return output if isinstance(output, Tensor) else output[0]
 
 
@@ -231,7 +235,7 @@ def features(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 def admit(
     args: argparse.Namespace, size: int, dtype: str, images: Tensor
 ) -> tuple[list[dict], dict[Cell, Callable[[], object]]]:
-    """One row per model and form, and the calls of those that may be timed."""
+    """Return one row per model and form, and the calls to time."""
     rows, calls = [], {}
     for name in args.models:
         kind = parse_name(name)[0]
@@ -256,7 +260,7 @@ def admit(
 
 
 def measured(cell: Cell, times: Times, walls: Times, batch: int) -> dict:
-    """Images per second of a model, and how many times as fast as others of its form it is."""
+    """Return images per second of a model, and its speed relative to others of its form."""
     (name, form), found = cell, {}
     for prefix, seconds in (('', times), ('wall_', walls)):
         found[f'{prefix}images_per_second'] = batch / statistics.median(seconds[cell])
@@ -271,7 +275,7 @@ def measured(cell: Cell, times: Times, walls: Times, batch: int) -> dict:
 @torch.inference_mode()
 def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
     """Measure all models at one size and type; one row per model and form."""
-    # Else the models of other sizes would count against the limit of recompilations.
+    # Otherwise models of other sizes count towards the limit of recompilations.
     torch.compiler.reset()
     images = random_images(args.batch, size, dtype, args.device)
     rows, calls = admit(args, size, dtype, images)
@@ -292,7 +296,7 @@ def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
 
 
 def line(row: dict) -> str:
-    """A row as a line of text."""
+    """Format a row as a line of text."""
     start = f'{row["size"]:>4} px {row["dtype"]:<9} {row["model"]:<29}{row["form"]:<9}'
     if 'reason' in row:
         return f'{start}not run: {row["reason"]}'
@@ -304,12 +308,12 @@ def line(row: dict) -> str:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line; what is left out depends on the device."""
+    """Parse the command line; defaults depend on the device."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)
     for name in args.models:
-        # Without timm its models are reported as not run.
+        # Without timm, its models are reported as not run.
         if parse_name(name)[0] in ('aft', 'bound'):
             with named_in_errors(parser, f'--models {name}'), torch.device('meta'):
                 build(name, args.size[0], args.dtype[0], 'meta')

@@ -1,17 +1,18 @@
-"""Time, memory and hardware use of the AFT ops, backend against backend, case by case.
+"""Measure time, memory and hardware use of the AFT ops for each backend.
 
     python tools/benchmarks/benchmark_ops.py --list
     python tools/benchmarks/benchmark_ops.py --cases 'conv-*' --dtype bfloat16 --json out.json
 
-The backends of a case and its rivals take turns in one process: forward without gradient, then
-forward and backward. Times are medians over rounds, ratios are medians of the ratios of a round. On a
-GPU they are the times of the kernels from torch's profiler, listed along with the wall time. "copy"
-and "matrix" are fractions of the bandwidth of a copy and of the rate of a matrix product of the same
-type, measured in the same run; bytes and operations are those of the formula (op_costs.py).
+The backends of a case and other implementations (rivals) are interleaved in one process: forward
+without gradient, then forward and backward. Times are medians over rounds, ratios are medians of the
+ratios of each round. On a GPU, times are kernel times of torch's profiler, in addition to the wall
+time. "copy" and "matrix" are fractions of the bandwidth of a copy and of the rate of a matrix product
+of the same type, measured in the same run; bytes and operations are those of the formula
+(op_costs.py).
 
-A backend whose output or gradient disagrees with the float64 oracle is reported as wrong and not
-timed, and the exit status is 1, as it is if no backend can run any case. Other packages compute other
-sums, so their results are not compared; a package that is not installed is reported.
+A backend whose output or gradient differs from the float64 oracle is reported as wrong and not timed,
+and the exit status is 1, as it is if no backend can run any case. Rivals that compute another sum are
+not compared. Missing packages are reported.
 """
 
 import argparse
@@ -31,15 +32,17 @@ DEFAULTS = {
 
 def make_parser() -> argparse.ArgumentParser:
     parser = common_parser(__doc__, DEFAULTS)
-    parser.add_argument('--list', action='store_true', help='name the cases and stop')
+    parser.add_argument('--list', action='store_true', help='list the cases and exit')
     parser.add_argument(
-        '--cases', metavar='PATTERN', help='such as "conv-*"; default: all, or on a CPU small-*'
+        '--cases', metavar='PATTERN', help='cases, such as "conv-*"; default: all, on a CPU small-*'
     )
-    parser.add_argument('--backends', nargs='+', metavar='NAME', help='as in AFT_MM_BACKEND')
     parser.add_argument(
-        '--check', action='store_true', help='hold results against the oracle, time nothing'
+        '--backends', nargs='+', metavar='NAME', help='backends, as in AFT_MM_BACKEND'
     )
-    parser.add_argument('--dtype', nargs='+', choices=DTYPES)
+    parser.add_argument(
+        '--check', action='store_true', help='compare results with the oracle without timing'
+    )
+    parser.add_argument('--dtype', nargs='+', choices=DTYPES, help='data types')
     return parser
 
 
@@ -59,7 +62,7 @@ from aft_mm.ops import dispatch
 from aft_mm.ops.selftest import TOLERANCE, using
 
 MODES = ('forward', 'forward+backward')
-# Entries of a [B, T, T, D] product of the oracle where that is timed as a backend.
+# Maximum entries of a [B, T, T, D] product of the oracle if it is timed as a backend.
 LARGEST_REFERENCE = 2**24
 
 
@@ -75,30 +78,30 @@ class Form:
 
     @classmethod
     def of(cls, case: BenchmarkCase, name: str, tensors: list[Tensor]) -> 'Form':
-        """The backend or rival of this name."""
+        """Return the backend or rival by name."""
         if name in dispatch.BACKENDS:
             return cls(case, name, tensors, partial(run_backend, name, case), True)
         rival = RIVALS[name]
         return cls(case, name, tensors, rival.make(tensors, case.options), rival.same_sum)
 
     def once(self, mode: str) -> Callable[[], object]:
-        """What is timed: the op without gradient, or with those of all inputs."""
+        """Return the timed call: the op without gradient, or with gradients of all inputs."""
         if mode == 'forward':
             return partial(torch.no_grad()(self.call), *self.tensors)
-        leaves = [x.detach().requires_grad_() for x in self.tensors]
+        inputs = [x.detach().requires_grad_() for x in self.tensors]
         cotangent = torch.randn_like(self.tensors[2])
-        return partial(train, self.call, leaves, cotangent)
+        return partial(train, self.call, inputs, cotangent)
 
 
 def run_backend(backend: str, case: BenchmarkCase, *tensors: Tensor) -> Tensor:
-    """The op by this backend or not at all."""
+    """Run the op with this backend only."""
     with using(backend):
         return case(*tensors)
 
 
-def train(call: Callable[..., Tensor], leaves: list[Tensor], cotangent: Tensor) -> None:
-    """Forward and backward; what is not AFT may leave an input out."""
-    torch.autograd.grad(call(*leaves), leaves, cotangent, allow_unused=True)
+def train(call: Callable[..., Tensor], inputs: list[Tensor], cotangent: Tensor) -> None:
+    """Run forward and backward; rivals may ignore an input."""
+    torch.autograd.grad(call(*inputs), inputs, cotangent, allow_unused=True)
 
 
 def reason_against(case: BenchmarkCase, name: str, tensors: list[Tensor]) -> str | None:
@@ -106,7 +109,7 @@ def reason_against(case: BenchmarkCase, name: str, tensors: list[Tensor]) -> str
     if name not in dispatch.BACKENDS:
         return RIVALS[name].lacks
     if name == 'reference' and case.batch * case.tokens**2 * case.channels > LARGEST_REFERENCE:
-        return 'the oracle would fill the memory'
+        return 'the oracle would need too much memory'
     with using(name):
         reasons = dispatch.unsupported_reasons(name, case.op, tensors, case.all_options)
     return '; '.join(reasons) or None
@@ -127,7 +130,7 @@ def unsupported_by_all(args: argparse.Namespace) -> list[str]:
 
 
 def verdict(form: Form, oracle: Oracle) -> dict:
-    """The status of a form, 'ok' or 'wrong', and its errors if the oracle has a say."""
+    """Return the status of a form, 'ok' or 'wrong', and its errors if it is compared."""
     if not form.same_sum:
         return dict(status='ok', compared=False)
     errors = oracle.errors(form.call, form.tensors)
@@ -139,7 +142,7 @@ def verdict(form: Form, oracle: Oracle) -> dict:
 
 
 def admit(name: str, dtype: str, args: argparse.Namespace) -> tuple[list[dict], list[Form]]:
-    """One row per form of the case, and the forms that may be timed, in the same order."""
+    """Return one row per form of the case, and the forms to time, in the same order."""
     case = CASES[name]
     tensors = case.tensors(getattr(torch, dtype), args.device)
     rows, forms, oracle = [], [], None
@@ -161,7 +164,7 @@ def admit(name: str, dtype: str, args: argparse.Namespace) -> tuple[list[dict], 
         except torch.OutOfMemoryError:
             row.update(status='not run', reason='out of memory')
         except Exception as error:
-            # A failure of a peer says nothing of ours, which must not fall silent.
+            # Errors of other packages are reported; errors of our backends are raised.
             if form_name in dispatch.BACKENDS or RIVALS[form_name].package is None:
                 raise
             row.update(status='not run', reason=f'{RIVALS[form_name].package} failed: {error}')
@@ -169,10 +172,10 @@ def admit(name: str, dtype: str, args: argparse.Namespace) -> tuple[list[dict], 
 
 
 def cpu_peak(name: str, dtype: str, form_name: str, mode: str, threads: int) -> float:
-    """MiB that the form adds to a process that holds its inputs."""
+    """Return the peak memory of the form in MiB, without its inputs."""
     torch.set_num_threads(threads)
     case = CASES[name]
-    # The libraries set themselves up in a call of the same op on a small case.
+    # A call of the same op on a small case initialises the libraries.
     small = next(c for n, c in CASES.items() if n.startswith('small-') and c.op == case.op)
     for each in (small, case):
         tensors = each.tensors(getattr(torch, dtype), 'cpu')
@@ -181,14 +184,14 @@ def cpu_peak(name: str, dtype: str, form_name: str, mode: str, threads: int) -> 
 
 
 def peak_memory(row: dict, form: Form, mode: str, args: argparse.Namespace) -> float:
-    """MiB of a call beyond its inputs."""
+    """Return the peak memory of a call in MiB, without its inputs."""
     if torch.device(args.device).type == 'cuda':
         return added_peak(form.once(mode), args.device)
     return in_fresh_process(cpu_peak, row['case'], row['dtype'], form.name, mode, args.threads)
 
 
 def hardware_use(form: Form, mode: str, seconds: float, rates: dict[str, float]) -> dict:
-    """Bytes and operations of the formula, and the fractions of what the device can do."""
+    """Return bytes and operations of the formula, and the fractions of the device rates."""
     training = mode != 'forward'
     count = operations(form.case.op, form.case.input_shapes, form.case.options, training)
     moved = compulsory_bytes(form.tensors, form.tensors[2], training)
@@ -201,13 +204,13 @@ def hardware_use(form: Form, mode: str, seconds: float, rates: dict[str, float])
 
 
 def microseconds(kernels: dict[str, float]) -> dict[str, float]:
-    """The kernels of a call, those that take longest first."""
+    """Return the kernels of a call in microseconds, slowest first."""
     longest_first = sorted(kernels, key=kernels.get, reverse=True)
     return {name: round(kernels[name] * 1e6, 2) for name in longest_first}
 
 
 def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dict) -> list[dict]:
-    """All forms of the cases in turn, in both modes; one row per case, form and mode."""
+    """Time all forms of the cases in both modes; return one row per case, form and mode."""
     admitted = {name: admit(name, dtype, args) for name in names}
     rows = []
     for mode in MODES:
@@ -240,12 +243,12 @@ def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dic
 
 
 def line(row: dict) -> str:
-    """A row as a line of text."""
+    """Format a row as a line of text."""
     start = f'{row["case"]:<38}{row.get("mode", "check"):<18}{row["form"]:<20}'
     if row['status'] != 'ok':
         return f'{start}{row["status"]}: {row["reason"]}'
     if 'milliseconds' not in row:
-        return f'{start}{"as the oracle" if row["compared"] else "runs, result not compared"}'
+        return f'{start}{"equals the oracle" if row["compared"] else "runs, result not compared"}'
     text = f'{start}{row["milliseconds"]:10.3f} ms{row["peak_mib"]:9.1f} MiB'
     if 'copy_fraction' in row:
         text += f'   copy {row["copy_fraction"]:6.1%} matrix {row["matrix_fraction"]:6.1%}'
@@ -259,7 +262,7 @@ def line(row: dict) -> str:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line; what is left out depends on the device."""
+    """Parse the command line; defaults depend on the device."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)
@@ -276,7 +279,7 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the cases that the command line names; 1 if a result was wrong or no backend serves."""
+    """Run the chosen cases; return 1 if a result is wrong or no backend can run a case."""
     args = parse_args(arguments)
     if args.list:
         print('\n'.join(args.names))

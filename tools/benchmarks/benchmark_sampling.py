@@ -1,23 +1,23 @@
-"""Seconds per image and images per second: tables 1, 2, 4 and 5 of the linear-transformer paper.
+"""Measure the time to sample images: tables 1, 2, 4 and 5 of the linear-transformer paper.
 
-The paper's models of MNIST (8 layers, 784 pixels) and CIFAR-10 (16 layers, 3,072 sub-pixels) of
-configs/image_ar, with random weights, drawing whole images as `generate` does. Forms of a model:
+The models are those of the paper for MNIST (8 layers, 784 pixels) and CIFAR-10 (16 layers, 3,072
+sub-pixels) in configs/image_ar, with random weights. Forms of a model:
 
-- `steps`: with state, a step per token;
-- `compiled`: the same steps by torch.compile (CPU only);
-- `anew`: without state, all tokens so far computed anew, as the paper's softmax and lsh do.
+- `steps`: with a state, one step per token;
+- `compiled`: the same steps with torch.compile (CPU only);
+- `stateless`: without a state, a forward pass over all previous tokens for each token, as for softmax
+  and lsh in the paper.
 
     python tools/benchmarks/benchmark_sampling.py --data mnist --batch 1 --json out.json
 
-The time of a token is taken at several positions, all models and positions in turn, and a parabola
-through the medians, summed over the positions, gives an estimate of an image. Where that is within
-`--patience` seconds whole images are drawn and timed, too; elsewhere, and always for `anew`, the
-estimate is what stands, and the row says so. `--clock cpu` counts the time of the processors
-instead of the wall's: with one thread, on a machine that others use, too, that is nearer to what it
-takes alone. At the middle position the step alone is timed beside
-the products of its linear layers alone.
+The time of a token is measured at several positions, interleaved over models and positions. A
+parabola through the medians, summed over the positions, is an estimate for an image. If it is below
+`--patience` seconds, whole images are sampled and timed as well; otherwise, and always for
+`stateless`, the row has the estimate and is marked. `--clock cpu` measures CPU time, which is more
+reliable while other processes run (with one thread). At the middle position, the step and the matrix
+products of its linear layers are timed separately.
 
-A model whose steps disagree with its parallel forward stops the run before anything is timed.
+If the steps of a model differ from its forward pass, the tool stops before timing.
 """
 
 import argparse
@@ -52,31 +52,37 @@ CONFIGS = {
         'aft-local': CIFAR.format('aft-local-256-l16-d256'),
     },
 }
-FORMS = ('steps', 'compiled', 'anew')
+FORMS = ('steps', 'compiled', 'stateless')
 DEFAULTS = dict(
-    data='mnist', mixers=list(CONFIGS['mnist']), forms=['steps', 'anew'], batch=1, rounds=9
+    data='mnist', mixers=list(CONFIGS['mnist']), forms=['steps', 'stateless'], batch=1, rounds=9
 )
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = common_parser(__doc__, {'any device': DEFAULTS})
-    parser.add_argument('--data', choices=list(CONFIGS))
-    parser.add_argument('--mixers', nargs='+', choices=list(CONFIGS['mnist']))
-    parser.add_argument('--forms', nargs='+', choices=FORMS)
-    parser.add_argument('--batch', type=positive_int, help='images drawn at once')
+    parser.add_argument('--data', choices=list(CONFIGS), help='dataset of the models')
+    parser.add_argument('--mixers', nargs='+', choices=list(CONFIGS['mnist']), help='token mixers')
+    parser.add_argument('--forms', nargs='+', choices=FORMS, help='forms of each model')
+    parser.add_argument('--batch', type=positive_int, help='images per batch')
     parser.add_argument(
-        '--images', type=positive_int, default=3, help='rounds of whole images; %(default)s'
+        '--images', type=positive_int, default=3, help='rounds of whole images; default %(default)s'
     )
     parser.add_argument(
         '--patience',
         type=float,
         default=20.0,
-        help='seconds that a whole batch may take to be drawn; %(default)s',
+        help='maximum seconds for a batch of whole images; default %(default)s',
     )
-    parser.add_argument('--clock', choices=list(CLOCKS), default='wall', help='%(default)s')
-    parser.add_argument('--png', type=Path, help='draw them here')
     parser.add_argument(
-        '--replot', type=Path, nargs='+', metavar='JSON', help='draw earlier runs instead'
+        '--clock', choices=list(CLOCKS), default='wall', help='clock; default %(default)s'
+    )
+    parser.add_argument('--png', type=Path, help='write a picture to this file')
+    parser.add_argument(
+        '--replot',
+        type=Path,
+        nargs='+',
+        metavar='JSON',
+        help='plot earlier runs instead of measuring',
     )
     return parser
 
@@ -98,51 +104,51 @@ from aft_mm.models.decoding.step_graph import make_steps, step_layout
 from aft_mm.registry import MODELS
 
 matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # the backend comes first
+import matplotlib.pyplot as plt  # after the choice of the backend
 
-# The paper's seconds per image at batch 1 (tables 4 and 5, CPU) and images per second of a batch
-# (tables 1 and 2, one GPU): its softmax and lsh keep no state, its stateful-softmax a cache.
+# Results of the paper: seconds per image at batch 1 (tables 4 and 5, CPU) and images per second of a
+# batch (tables 1 and 2, one GPU). Its softmax and lsh have no state, its stateful-softmax a cache.
 PAPER = {
-    ('mnist', 'softmax', 'anew'): (72.6, 0.45),
+    ('mnist', 'softmax', 'stateless'): (72.6, 0.45),
     ('mnist', 'softmax', 'steps'): (7.4, 7.56),
-    ('mnist', 'lsh-1', 'anew'): (46.0, 0.68),
-    ('mnist', 'lsh-4', 'anew'): (112.0, 0.27),
+    ('mnist', 'lsh-1', 'stateless'): (46.0, 0.68),
+    ('mnist', 'lsh-4', 'stateless'): (112.0, 0.27),
     ('mnist', 'linear', 'steps'): (5.5, 142.8),
-    ('cifar10', 'softmax', 'anew'): (8651.4, 0.004),
+    ('cifar10', 'softmax', 'stateless'): (8651.4, 0.004),
     ('cifar10', 'softmax', 'steps'): (71.9, 0.32),
-    ('cifar10', 'lsh-1', 'anew'): (2318.9, 0.015),
-    ('cifar10', 'lsh-4', 'anew'): (5263.7, 0.005),
+    ('cifar10', 'lsh-1', 'stateless'): (2318.9, 0.015),
+    ('cifar10', 'lsh-4', 'stateless'): (5263.7, 0.005),
     ('cifar10', 'linear', 'steps'): (45.1, 17.85),
 }
-# Tokens that a timed call takes, one after the other: weights stay in the cache as they do in use.
+# Consecutive tokens of a timed call, so that weights are in the processor cache as in real use.
 TOKENS_PER_CALL = 8
-# A call of `anew` costs as a forward pass, so a few do, and of few images: it is as fast per image.
-ANEW_ROUNDS, ANEW_BATCH = 3, 4
+# A `stateless` call is a forward pass, so few rounds and images suffice; its cost per image is constant.
+STATELESS_ROUNDS, STATELESS_BATCH = 3, 4
 POSITIONS = 5
-# From this ratio of two rates on an axis is logarithmic.
+# The axis is logarithmic from this ratio of rates.
 LOG_RANGE = 20
-# Error over the largest entry: what 16 layers of float32 leave.
+# Error relative to the largest entry, for 16 layers in float32.
 TOLERANCE = 1e-4
 # A form at a position, or one of the parts of a step.
 Cell = tuple[str, str, int | str]
 
 
 def build(data: str, mixer: str, device: str) -> torch.nn.Module:
-    """The model of the paper's size, the same weights each time."""
+    """Build a model with fixed weights."""
     torch.manual_seed(0)
     config = Config.fromfile(ROOT / 'configs' / 'image_ar' / f'{CONFIGS[data][mixer]}.py')
     return MODELS.build(config.model).to(device).eval()
 
 
-def draw_tokens(model: torch.nn.Module, batch: int, length: int) -> Tensor:
-    """Random values [B, T] on the model's device."""
+def random_tokens(model: torch.nn.Module, batch: int, length: int) -> Tensor:
+    """Return random tokens [B, T] on the device of the model."""
     device = next(model.parameters()).device
     return torch.randint(256, (batch, length), device=device)
 
 
 def check(name: str, form: str, model: torch.nn.Module) -> None:
-    """Hold steps, of a prompt of 20 tokens on, against the parallel forward."""
-    decoder, tokens = model.decoder, draw_tokens(model, 2, 60)
+    """Compare steps after a prompt of 20 tokens with the forward pass."""
+    decoder, tokens = model.decoder, random_tokens(model, 2, 60)
     hidden, step = begin(model, form, tokens[:, :20], 40)
     rows = [hidden.clone()]
     rows += [step(tokens[:, t]).clone() for t in range(20, 59)]
@@ -150,7 +156,7 @@ def check(name: str, form: str, model: torch.nn.Module) -> None:
 
 
 def begin(model, form: str, prompt: Tensor, count: int, copies: int = 1) -> tuple[Tensor, Callable]:
-    """The hidden vector after a prompt, and what takes `count` steps of its copies from there."""
+    """Return the hidden vector after a prompt, and a function for `count` further steps."""
     lengths = torch.full(prompt.shape[:1], prompt.shape[1], device=prompt.device)
     hidden, state = repeated(model.decoder.prefill(prompt, lengths), copies)
     token = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
@@ -158,7 +164,7 @@ def begin(model, form: str, prompt: Tensor, count: int, copies: int = 1) -> tupl
 
 
 def repeated(state: Any, copies: int) -> Any:
-    """The state of a sequence as that of several like it: prompts of a batch would take minutes."""
+    """Repeat the state of a sequence for a batch, since prompts of a batch would take minutes."""
     if isinstance(state, Tensor):
         return state.repeat_interleave(copies, 0)
     if isinstance(state, list):
@@ -170,12 +176,12 @@ def repeated(state: Any, copies: int) -> Any:
 
 
 def token_call(model, form: str, batch: int, position: int, count: int) -> Callable[[], None]:
-    """Draws the tokens of a call at a position, `count` tokens in all."""
-    if form == 'anew':
-        tokens = draw_tokens(model, min(batch, ANEW_BATCH), position)
+    """Return a call that samples tokens from a position on, `count` tokens in total."""
+    if form == 'stateless':
+        tokens = random_tokens(model, min(batch, STATELESS_BATCH), position)
         return lambda: model.head.sample(model.decoder(tokens)[:, -1])
-    step = begin(model, form, draw_tokens(model, 1, position), count, batch)[1]
-    token = draw_tokens(model, batch, 1)[:, 0]
+    step = begin(model, form, random_tokens(model, 1, position), count, batch)[1]
+    token = random_tokens(model, batch, 1)[:, 0]
 
     def call() -> None:
         for _ in range(TOKENS_PER_CALL):
@@ -185,10 +191,10 @@ def token_call(model, form: str, batch: int, position: int, count: int) -> Calla
 
 
 def part_calls(model, form: str, batch: int, count: int) -> dict[str, Callable[[], None]]:
-    """What a step at the middle position consists of: the step, its products, the head."""
+    """Return calls of a step at the middle position, of its matrix products, and of the head."""
     length = model.decoder.max_length
-    hidden, step = begin(model, form, draw_tokens(model, 1, length // 2), count, batch)
-    hidden, token = hidden.clone(), draw_tokens(model, batch, 1)[:, 0]
+    hidden, step = begin(model, form, random_tokens(model, 1, length // 2), count, batch)
+    hidden, token = hidden.clone(), random_tokens(model, batch, 1)[:, 0]
     layers = [m for m in model.decoder.layers.modules() if type(m) is torch.nn.Linear]
     inputs = [torch.randn(batch, m.in_features, device=hidden.device) for m in layers]
 
@@ -203,13 +209,13 @@ def part_calls(model, form: str, batch: int, count: int) -> dict[str, Callable[[
 
 
 def repeat(call: Callable[[], object]) -> None:
-    """As many calls as a timed one takes tokens."""
+    """Repeat a call for each token of a timed call."""
     for _ in range(TOKENS_PER_CALL):
         call()
 
 
 def measure(args: argparse.Namespace) -> list[dict]:
-    """One row per mixer and form."""
+    """Return one row per mixer and form."""
     cases = [(mixer, form) for mixer in args.mixers for form in args.forms]
     models = {case: build(args.data, case[0], args.device) for case in cases}
     taken = (args.rounds + 2) * TOKENS_PER_CALL
@@ -220,34 +226,37 @@ def measure(args: argparse.Namespace) -> list[dict]:
         stack.enter_context(torch.inference_mode())
         compiling = {case: first_call(case, model) for case, model in models.items()}
         print('tokens at several positions', file=sys.stderr)
-        steps, anew = {}, {}
+        steps, stateless = {}, {}
         for (mixer, form), model in models.items():
             last = model.decoder.max_length - taken - 1
             for position in np.linspace(1, last, POSITIONS).astype(int).tolist():
                 call = token_call(model, form, args.batch, position, taken)
-                (anew if form == 'anew' else steps)[mixer, form, position] = call
-            if form != 'anew':
+                (stateless if form == 'stateless' else steps)[mixer, form, position] = call
+            if form != 'stateless':
                 parts = part_calls(model, form, args.batch, taken)
                 steps.update({(mixer, form, part): call for part, call in parts.items()})
-        for call in (*steps.values(), *anew.values()):
+        for call in (*steps.values(), *stateless.values()):
             call()
-        seconds = {**in_turns(steps, args.rounds, args), **in_turns(anew, ANEW_ROUNDS, args)}
+        seconds = {
+            **in_turns(steps, args.rounds, args),
+            **in_turns(stateless, STATELESS_ROUNDS, args),
+        }
     rows = [row_of(case, models[case], seconds, compiling[case], args) for case in cases]
-    draw_whole(rows, models, args)
+    time_whole_images(rows, models, args)
     return rows
 
 
 def first_call(case: tuple[str, str], model: torch.nn.Module) -> float:
-    """Check the model; the seconds that this took, compilation included."""
+    """Check the model and return the seconds, including compilation."""
     start = time.perf_counter()
     mixer, form = case
-    if form != 'anew':
+    if form != 'stateless':
         check(mixer, form, model)
     return time.perf_counter() - start
 
 
 def in_turns(calls: dict, rounds: int, args: argparse.Namespace) -> dict:
-    """Median seconds of each call, the calls in turn."""
+    """Return the median seconds of each call, interleaved."""
     clock, times = CLOCKS[args.clock], {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -260,15 +269,15 @@ def in_turns(calls: dict, rounds: int, args: argparse.Namespace) -> dict:
 
 
 def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dict:
-    """Positions, times and the estimate of a mixer in a form."""
+    """Return positions, times and estimate of a mixer in a form."""
     mixer, form = case
-    scale = 1 / TOKENS_PER_CALL if form != 'anew' else max(1, args.batch / ANEW_BATCH)
+    scale = 1 / TOKENS_PER_CALL if form != 'stateless' else max(1, args.batch / STATELESS_BATCH)
     own = {cell[2]: value * scale for cell, value in seconds.items() if cell[:2] == case}
     parts = {
         f'{part}_ms': 1e3 * own.pop(part) for part in ('step', 'products', 'head') if part in own
     }
-    # The middle of the tokens taken from a position on.
-    moved = 0 if form == 'anew' else (args.rounds + 1) * TOKENS_PER_CALL / 2
+    # The middle of the tokens sampled from a position on.
+    moved = 0 if form == 'stateless' else (args.rounds + 1) * TOKENS_PER_CALL / 2
     positions = np.array(list(own)) + moved
     tokens = model.decoder.max_length
     parabola = np.polyfit(positions, list(own.values()), 2)
@@ -290,11 +299,11 @@ def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dic
     )
 
 
-def draw_whole(rows: list[dict], models: dict, args: argparse.Namespace) -> None:
-    """Fill in the seconds of whole batches of images, where they take no longer than allowed."""
+def time_whole_images(rows: list[dict], models: dict, args: argparse.Namespace) -> None:
+    """Time whole batches of images if they are fast enough, and store the seconds in the rows."""
     calls = {}
     for row in rows:
-        if row['form'] == 'anew' or row['estimated_seconds'] > args.patience:
+        if row['form'] == 'stateless' or row['estimated_seconds'] > args.patience:
             continue
         case = row['mixer'], row['form']
         model = models[case]
@@ -308,12 +317,12 @@ def draw_whole(rows: list[dict], models: dict, args: argparse.Namespace) -> None
 
 
 def total(row: dict) -> float:
-    """Seconds of a batch of images, measured if they were."""
+    """Return the measured seconds of a batch of images, otherwise the estimate."""
     return row['estimated_seconds'] if row['seconds'] is None else row['seconds']
 
 
 def summary(rows: list[dict]) -> list[str]:
-    """Seconds per batch, images per second, parts of a step."""
+    """Return lines with seconds per batch, images per second, and parts of a step."""
     lines = []
     for row in rows:
         text = (
@@ -332,7 +341,7 @@ def summary(rows: list[dict]) -> list[str]:
 
 
 def plot(rows: list[dict], path: Path, title: str) -> None:
-    """A panel of bars per data set and batch: images per second; hatched where estimated."""
+    """Plot images per second in a panel per dataset and batch; estimates are hatched."""
     panels: dict[tuple, list[dict]] = {}
     for row in rows:
         panels.setdefault((row['data'], row['batch']), []).append(row)
@@ -343,11 +352,13 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
         part = sorted(part, key=lambda row: row['batch'] / total(row))
         names = [f'{row["mixer"]}, {row["form"]}' for row in part]
         rates = [row['batch'] / total(row) for row in part]
-        bars = ax.barh(names, rates, color=['C1' if r['form'] == 'anew' else 'C0' for r in part])
+        bars = ax.barh(
+            names, rates, color=['C1' if r['form'] == 'stateless' else 'C0' for r in part]
+        )
         for bar, row, rate in zip(bars, part, rates, strict=True):
             bar.set_hatch('//' if row['seconds'] is None else '')
             ax.text(rate, bar.get_y() + bar.get_height() / 2, f' {rate:.3g}', va='center')
-        if rates[-1] > LOG_RANGE * rates[0]:  # else bars of no common start would say nothing
+        if rates[-1] > LOG_RANGE * rates[0]:  # bars on a logarithmic axis have no common start
             ax.set_xscale('log')
         ax.margins(x=0.3)
         ax.set_xlabel('images per second')
@@ -359,17 +370,17 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, dict.fromkeys(('cpu', 'cuda'), DEFAULTS))
     if 'compiled' in args.forms and args.device != 'cpu':
-        parser.error('argument --forms: compiled is for --device cpu; a GPU replays a graph')
+        parser.error('argument --forms: compiled needs --device cpu, since a GPU replays a graph')
     return args
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check, measure, print, draw."""
+    """Check, measure, print, and plot."""
     args = parse_args(arguments)
     set_up_torch(args)
     if args.replot:

@@ -1,13 +1,12 @@
-"""What no kernel of an AFT can pass on a GPU, counted from the configs: the tables of bounds.
+"""Compute upper bounds of the speed of AFT on a GPU from the configs (roofline model).
 
-A kernel takes as long as its bytes at the rate of the memory or its operations at that of the
-arithmetic, whichever is more, and never less than a launch; a model takes the sum of its kernels
-(model_costs.py), an op the bytes and operations of its formula (op_costs.py). The bound of a model
-is the time of its rival with softmax attention over its own, once with the mixing left out, once
-with the mixing done in one kernel that moves its bytes once.
+The time of a kernel is the maximum of bytes / bandwidth, operations / arithmetic rate, and the launch
+time. The time of a model is the sum over its kernels (model_costs.py), that of an op follows from its
+formula (op_costs.py). The bound of a model is time(softmax attention) / time(AFT), once without the
+mixing, and once with the mixing in one kernel that moves its bytes once.
 
-Without arguments the tables of docs/benchmarks.md are made anew, each between
-``<!-- bounds: NAME -->`` and ``<!-- end of bounds -->``.
+Without arguments, the tables of docs/benchmarks.md between ``<!-- bounds: NAME -->`` and
+``<!-- end of bounds -->`` are updated.
 
     python tools/benchmarks/bounds.py                                   # after an edit of a config
     python tools/benchmarks/bounds.py --check                           # changes nothing
@@ -25,9 +24,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Gpu:
-    """Peak rates of a data sheet: bytes per second, dense operations per second of a precision.
+    """Peak rates of a data sheet: bytes and dense operations per second.
 
-    launch: the shortest kernel in seconds, which no data sheet has: 2.5 µs is assumed.
+    Args:
+        launch: Duration of the shortest kernel in seconds, not in data sheets: 2.5 µs is assumed.
     """
 
     name: str
@@ -48,21 +48,23 @@ GPUS = {
         'GeForce RTX 4090', 1.008e12, 165e12, 82.6e12, 82.6e12, 'NVIDIA Ada architecture paper'
     ),
 }
-# What the tensors of a precision are stored as.
+# Storage dtype of each precision.
 ELEMENT_TYPES = dict(bfloat16='bfloat16', tf32='float32', float32='float32')
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--check', action='store_true', help='end with 1 where the page is stale')
-    parser.add_argument('--gpu', choices=list(GPUS), help='print the tables of this GPU instead')
+    parser.add_argument('--check', action='store_true', help='fail if the page is out of date')
+    parser.add_argument('--gpu', choices=list(GPUS), help='print the tables for this GPU instead')
     parser.add_argument(
-        '--precision', choices=list(ELEMENT_TYPES), help='print the tables of this type instead'
+        '--precision',
+        choices=list(ELEMENT_TYPES),
+        help='print the tables for this precision instead',
     )
-    parser.add_argument('--json', type=Path, help='write all counts here')
+    parser.add_argument('--json', type=Path, help='write all counts to this file')
     return parser.parse_args(arguments)
 
 
@@ -80,12 +82,11 @@ DOCS = Path(__file__).parents[2] / 'docs' / 'benchmarks.md'
 REGION = re.compile(r'(<!-- bounds: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of bounds -->)', re.S)
 
 
-# Shares of the peak rates that good kernels are assumed to attain. Of flash attention the paper of
-# its successor reports 35 % on an H100 (arXiv 2407.08608); the others are what cuBLAS and a copy
-# are commonly seen to reach. They were not measured here.
+# Assumed fractions of the peak rates that good kernels reach. For flash attention it is the 35 % on
+# an H100 of arXiv 2407.08608; the others are typical of cuBLAS and a copy. Not measured here.
 ATTAINED = dict(memory=0.9, product=0.45, attention=0.35)
 
-# What the project aims at: a share of the bound with the mixing in one pass, and of a copy.
+# Aims of the project: a fraction of the bound with the mixing in one pass, and of a copy.
 AIM = 0.95
 COPY_AIMS = {('aft_simple', False): 0.65, ('aft_simple', True): 0.55}
 BATCH, SEQUENCES = 128, 16
@@ -106,24 +107,26 @@ DECODERS = {
         (1024, 4096),
     ),
 }
-# Ops whose pairs are matrix products; those of the others are sums that need not be taken pairwise.
+# Ops whose pairs are matrix products; the others are running sums.
 PRODUCTS = ('aft_full', 'aft_local', 'aft_local_learned', 'aft_conv')
 NOT_MEASURED = 'not measured'
 
 
 def kernel_seconds(kernel: Kernel, gpu: Gpu, precision: str) -> float:
-    """The least time of a kernel at the attained rates."""
+    """Return the minimum time of a kernel at the assumed rates."""
     arithmetic = ATTAINED.get(kernel.kind, 1.0) * getattr(gpu, precision)
     in_memory = kernel.bytes / (ATTAINED['memory'] * gpu.memory)
     return max((kernel.computed or kernel.operations) / arithmetic, in_memory, gpu.launch)
 
 
 def compare(aft: Sequence[Kernel], rival: Sequence[Kernel], gpu: Gpu, precision: str) -> dict:
-    """Bounds of time(rival) / time(AFT), and what the aim asks of the mixing.
+    """Compute bounds of time(rival) / time(AFT), and the speed of the mixing for the aim.
 
-    by_operations: every operation takes as long, mixing for nothing. free: mixing for nothing.
-    one_pass: mixing in one kernel per layer that moves its bytes once. mixing_of_copy: the share
-    of the bandwidth of a copy at which the mixing must run for the aim.
+    Returns:
+        by_operations: Ratio of operations, without mixing.
+        free: Ratio of times, without mixing.
+        one_pass: Ratio with mixing in one kernel per layer that moves its bytes once.
+        mixing_of_copy: Fraction of the copy bandwidth that the mixing needs to reach the aim.
     """
 
     def total(kernels: Sequence[Kernel]) -> float:
@@ -155,7 +158,7 @@ def compare(aft: Sequence[Kernel], rival: Sequence[Kernel], gpu: Gpu, precision:
 
 
 def image_rows(gpu: Gpu, precision: str) -> list[dict]:
-    """AFT-conv against DeiT: inference of a batch of images."""
+    """Compare AFT-conv with DeiT: inference of a batch of images."""
     rows, dtype = [], getattr(torch, ELEMENT_TYPES[precision])
     for label, names in IMAGES.items():
         for size in SIZES:
@@ -167,7 +170,7 @@ def image_rows(gpu: Gpu, precision: str) -> list[dict]:
 
 
 def decoder_rows(gpu: Gpu, precision: str) -> list[dict]:
-    """AFT against softmax attention: forward and backward of a batch of sequences."""
+    """Compare AFT with softmax attention: forward and backward of a batch of sequences."""
     rows, dtype = [], getattr(torch, ELEMENT_TYPES[precision])
     for label, (*names, lengths) in DECODERS.items():
         for tokens in lengths:
@@ -177,9 +180,9 @@ def decoder_rows(gpu: Gpu, precision: str) -> list[dict]:
 
 
 def op_row(name: str, case: BenchmarkCase, training: bool, gpu: Gpu, precision: str) -> dict:
-    """The least time of an op, what sets it, and the most that it can have of a copy's bandwidth.
+    """Compute the minimum time of an op, its cause, and the maximum fraction of a copy's bandwidth.
 
-    An op that needs more than one kernel, or moves anything twice, has less.
+    An op with several kernels, or that moves data twice, reaches less.
     """
     wide, dtype = torch.float32, getattr(torch, ELEMENT_TYPES[precision])
     dtypes = [dtype] * 3 + [wide] * len(case.parameters)
@@ -206,7 +209,7 @@ def op_row(name: str, case: BenchmarkCase, training: bool, gpu: Gpu, precision: 
 
 
 def op_rows(gpu: Gpu, precision: str) -> list[dict]:
-    """The cases of benchmark_ops.py that a GPU runs, but for those that only vary a kernel size."""
+    """Return rows of the GPU cases of benchmark_ops.py, except those that only vary a kernel size."""
     return [
         op_row(name, case, training, gpu, precision)
         for name, case in CASES.items()
@@ -216,13 +219,13 @@ def op_rows(gpu: Gpu, precision: str) -> list[dict]:
 
 
 def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table, with a newline at its end."""
+    """Format a Markdown table, ending with a newline."""
     rows = [header, ['---'] * len(header), *lines]
     return ''.join(f'| {" | ".join(row)} |\n' for row in rows)
 
 
 def percent(share: float) -> str:
-    """A share in words."""
+    """Format a fraction in per cent."""
     return f'{100 * share:.0f} %'
 
 
@@ -258,7 +261,7 @@ def model_table(what: str, size: str, per: int, rows: Sequence[dict]) -> str:
 
 
 def op_table(rows: Sequence[dict]) -> str:
-    """The table of ops: of each case the forward pass, and behind a stroke that with backward."""
+    """Format the table of ops: forward / forward with backward."""
 
     def both(pair: Sequence[dict], form: Callable[[dict], str]) -> str:
         return ' / '.join(map(form, pair))
@@ -290,7 +293,7 @@ def op_table(rows: Sequence[dict]) -> str:
 
 
 def count_all(gpu: Gpu, precision: str) -> dict[str, list[dict]]:
-    """The rows of every table."""
+    """Return the rows of every table."""
     return dict(
         images=image_rows(gpu, precision),
         decoders=decoder_rows(gpu, precision),
@@ -299,7 +302,7 @@ def count_all(gpu: Gpu, precision: str) -> dict[str, list[dict]]:
 
 
 def tables(rows: dict[str, list[dict]]) -> dict[str, str]:
-    """Every table in Markdown."""
+    """Return every table in Markdown."""
     return dict(
         images=model_table('AFT-conv over DeiT, inference', 'px', BATCH, rows['images']),
         decoders=model_table(
@@ -310,7 +313,11 @@ def tables(rows: dict[str, list[dict]]) -> dict[str, str]:
 
 
 def updated(text: str, made: dict[str, str]) -> str:
-    """A page with its tables made anew; UserError unless it has each of them once."""
+    """Return a page with updated tables.
+
+    Raises:
+        UserError: The page does not contain each table once.
+    """
     found = [name for _, name, _, _ in REGION.findall(text)]
     if sorted(found) != sorted(made):
         raise UserError(
@@ -336,12 +343,12 @@ def main(arguments: list[str] | None = None) -> None:
     after = updated(before, made)
     if args.check and after != before:
         raise UserError(
-            'the bounds in docs/benchmarks.md are not those of the configs; run '
+            'the bounds in docs/benchmarks.md differ from the configs; run '
             'python tools/benchmarks/bounds.py'
         )
     if after != before:
         DOCS.write_text(after, encoding='utf-8')
-        print(f'{DOCS.name} has new tables')
+        print(f'updated the tables of {DOCS.name}')
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""The causal decoders that the benchmarks compare: one model, another mixer in its slot."""
+"""Causal decoders of the benchmarks, which differ only in the token mixer."""
 
 import ast
 import re
@@ -22,14 +22,14 @@ Run = Callable[[torch.nn.Module, Tensor], object]
 
 @MODELS.register_module()
 class DenseAFTLocal(AFTLocal):
-    """AFT-local by :func:`dense_local`."""
+    """AFT-local computed by :func:`dense_local`."""
 
     op = staticmethod(dense_local)
 
 
 @MODELS.register_module()
 class DenseSoftmaxAttention(SoftmaxAttention):
-    """Causal softmax attention written out, without scaled_dot_product_attention."""
+    """Causal softmax attention without scaled_dot_product_attention."""
 
     def _mix(self, query, key, value, grid, key_mask) -> Tensor:
         query, key, value = self._heads(query), self._heads(key), self._heads(value)
@@ -41,14 +41,14 @@ class DenseSoftmaxAttention(SoftmaxAttention):
 
 @MODELS.register_module()
 class NoMixing(AFTSimple):
-    """All projections and the gate, but no mixing: the most that any AFT could reach."""
+    """All projections and the gate without mixing, the upper bound for any AFT."""
 
     def _mix(self, query, key, value, grid, key_mask) -> Tensor:
         return torch.sigmoid(query) * value + 0 * key
 
 
 def mixer(name: str, heads: int) -> dict:
-    """The config of a mixer that :data:`MIXER_NAMES` allows; ValueError for another name."""
+    """Return the config of a mixer by name, see :data:`MIXER_NAMES`; raises ValueError."""
     windowed = re.fullmatch(r'(.+)-([1-9]\d*)', name)
     if windowed and windowed[1] in WINDOWED:
         return dict(WINDOWED[windowed[1]], window=int(windowed[2]))
@@ -61,7 +61,7 @@ def mixer(name: str, heads: int) -> dict:
 
 
 def registered(text: str) -> dict | None:
-    """The config that 'scope.Type' or 'scope.Type(name=value, ...)' writes out, if it does."""
+    """Parse 'scope.Type' or 'scope.Type(name=value, ...)'; return None for other texts."""
     try:
         call = ast.parse(text if text.endswith(')') else f'{text}()', mode='eval').body
         kind = ast.unparse(call.func)
@@ -74,13 +74,13 @@ def registered(text: str) -> dict | None:
 
 
 def check_mixer(name: str, dims: int, heads: int) -> None:
-    """ValueError or TypeError if there is no such mixer, or not of this width."""
+    """Raise ValueError or TypeError if the mixer does not exist or does not support the width."""
     with torch.device('meta'):
         MODELS.build(dict(mixer(name, heads), embed_dims=dims, grid=(8,), causal=True))
 
 
 def build(name: str, tokens: int, dims: int, layers: int, heads: int = 4) -> torch.nn.Module:
-    """A SequenceDecoder of `tokens` positions with the mixer `name`, the same weights each time."""
+    """Build a SequenceDecoder of `tokens` positions with the mixer `name` and fixed weights."""
     torch.manual_seed(0)
     return MODELS.build(
         dict(
@@ -95,18 +95,18 @@ def build(name: str, tokens: int, dims: int, layers: int, heads: int = 4) -> tor
 
 
 def random_tokens(batch: int, length: int, device: str = 'cpu') -> Tensor:
-    """A batch of sequences."""
+    """Return a batch of random sequences."""
     return torch.randint(VOCABULARY, (batch, length), device=device)
 
 
 def infer(model: torch.nn.Module, tokens: Tensor) -> Tensor:
-    """The forward pass without gradient."""
+    """Run the forward pass without gradient."""
     with torch.inference_mode():
         return model(tokens)
 
 
 def train_step(model: torch.nn.Module, tokens: Tensor) -> None:
-    """Forward and backward of a loss; the gradients are dropped."""
+    """Run forward and backward of a loss, and delete the gradients."""
     model(tokens).square().mean().backward()
     model.zero_grad(set_to_none=True)
 
@@ -114,7 +114,7 @@ def train_step(model: torch.nn.Module, tokens: Tensor) -> None:
 def cpu_peak(
     run: Run, name: str, tokens: int, batch: int, threads: int, dtype: str, *sizes: int
 ) -> float:
-    """MiB that `run`, of a decoder of these sizes, adds to a process that holds it and a batch."""
+    """Return the peak memory of `run` on a decoder in MiB, without model and batch."""
     torch.set_num_threads(threads)
     model = build(name, tokens, *sizes).to(getattr(torch, dtype))
     sequence = random_tokens(batch, tokens)
@@ -125,7 +125,7 @@ def cpu_peak(
 
 @MODELS.register_module()
 class ProjectionsOnly(AFTConv):
-    """AFT-conv without the op: every projection runs, the value passes through."""
+    """AFT-conv without the op: all projections, and the value is returned."""
 
     def _mix(self, query, key, value, grid, key_mask):
         return value

@@ -1,13 +1,12 @@
-"""What is to be measured on a first GPU, part by part, into one folder.
+"""Run all checks and measurements for a new GPU, part by part, and collect them in one folder.
 
     bash tools/benchmarks/first_gpu_hour.sh OUT_DIR
     bash tools/benchmarks/first_gpu_hour.sh OUT_DIR --dry-run    # lists the parts, needs no GPU
 
-The cheap and decisive parts come first; each has a limit of three minutes, after which it and all
-processes that it started are ended. A part has a folder in OUT_DIR with log.txt, its measurements as
-JSON, and part.json, which records how it ended. A part that fails or runs out of time does not stop
-the others. A second call skips parts that ended well with the same command and commit. summary.json
-and summary.txt are written again after each part.
+Cheap and important parts run first. Each part has a limit of three minutes, after which its processes
+are killed. It has a folder in OUT_DIR with log.txt, its measurements as JSON, and part.json with its
+exit status. A failed part does not stop the others. A second call skips parts that succeeded with the
+same command and commit. summary.json and summary.txt are updated after each part.
 """
 
 import argparse
@@ -32,7 +31,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('out', type=Path, metavar='OUT_DIR')
-    parser.add_argument('--dry-run', action='store_true', help='list the parts and stop')
+    parser.add_argument('--dry-run', action='store_true', help='list the parts and exit')
     return parser.parse_args(arguments)
 
 
@@ -45,7 +44,7 @@ from record import ROOT, commit, device_name, versions
 LIMIT = 170
 SMALL = 'deit-small aft-small-h384-k11 bound-small-h384-k11'
 FAMILIES = ('conv', 'simple', 'local', 'full', 'local_hard')
-# Columns that summary.json leaves out.
+# Columns that are not in summary.json.
 LONG = ('errors', 'kernels', 'profile')
 
 
@@ -53,9 +52,9 @@ LONG = ('errors', 'kernels', 'profile')
 class Part:
     """A command that runs in the root of the checkout.
 
-    The command begins with a Python file, with '-m' and a module, or with the program that it
-    `needs`. '{out}' is replaced by the folder of the part, '{python}' by the interpreter. limit: in
-    seconds.
+    The command starts with a Python file, with '-m' and a module, or with the program that it
+    `needs`. '{out}' is replaced by the folder of the part, '{python}' by the interpreter. `limit` is
+    in seconds.
     """
 
     name: str
@@ -75,7 +74,7 @@ class Part:
 def _check(op: str, dtype: str) -> Part:
     return Part(
         f'check-{op}-{dtype}',
-        f'the check of the kernels of aft_{op} in {dtype}, which enables them',
+        f'check of the kernels of aft_{op} in {dtype}, which enables them',
         f'-m aft_mm.ops --verify --op aft_{op} --dtype {dtype}',
     )
 
@@ -84,7 +83,7 @@ def _ops(op: str, dtype: str) -> Part:
     pattern = 'window' if op == 'local_hard' else op
     return Part(
         f'ops-{op}-{dtype}',
-        f'the cases of aft_{op} in {dtype} by each backend, with the time of each kernel',
+        f'benchmark of aft_{op} in {dtype} for each backend, with kernel times',
         f'tools/benchmarks/benchmark_ops.py --cases {pattern}-b* --dtype {dtype} --rounds 5 '
         '--json {out}/result.json',
     )
@@ -102,7 +101,7 @@ def _models(size: int, form: str) -> Part:
 def _step(tokens: int) -> Part:
     return Part(
         f'step-{tokens}',
-        f'a training step of AFT-local-256 and of flash attention, T = {tokens}',
+        f'training step of AFT-local-256 and of flash attention, T = {tokens}',
         f'tools/benchmarks/training_step.py --dtype bfloat16 --rounds 10 --tokens {tokens} '
         '--json {out}/result.json',
     )
@@ -120,7 +119,7 @@ PARTS = [
     *(_ops(op, 'bfloat16') for op in ('full', 'local_hard')),
     Part(
         'memcheck',
-        'the kernels under compute-sanitizer, on the smallest cases',
+        'kernels in compute-sanitizer, on the smallest cases',
         'compute-sanitizer --tool memcheck --error-exitcode 1 {python} '
         'tools/benchmarks/benchmark_ops.py --check --cases small-* --backends triton '
         '--json {out}/result.json',
@@ -129,18 +128,18 @@ PARTS = [
     *(_check(f'{op}_step', 'float32') for op in FAMILIES),
     *(_ops(op, 'float32') for op in ('simple', 'conv', 'local')),
     _step(16384),
-    Part('backends', 'the table of ops and backends', '-m aft_mm.ops'),
+    Part('backends', 'table of ops and backends', '-m aft_mm.ops'),
 ]
 
 
 def stored(folder: Path) -> dict:
-    """Return how the part of this folder ended; empty if it did not."""
+    """Return the record of a part; empty if it has not ended."""
     path = folder / 'part.json'
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def finished(part: Part, folder: Path, now: str | None) -> bool:
-    """Return whether the part ended well with this command at this commit."""
+    """Return whether the part succeeded with this command at this commit."""
     before = stored(folder)
     same = before.get('command'), before.get('commit')
     return before.get('status') == 'ok' and same == (part.command, now)
@@ -149,7 +148,7 @@ def finished(part: Part, folder: Path, now: str | None) -> bool:
 def call(words: Sequence[str], log: Path, limit: float) -> tuple[str, int | None]:
     """Run a command for at most `limit` seconds; return its status and exit status.
 
-    All processes that it started are ended with it.
+    Its child processes are killed when it ends.
     """
     environment = {**os.environ, 'PYTHONUNBUFFERED': '1'}
     with log.open('wb') as output:
@@ -167,7 +166,7 @@ def call(words: Sequence[str], log: Path, limit: float) -> tuple[str, int | None
         except subprocess.TimeoutExpired:
             return 'timed out', None
         finally:
-            # Also after a normal end or an interrupt: a part may leave workers.
+            # Also after a normal end or an interrupt, since a part may leave workers.
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -183,7 +182,7 @@ def last_line(log: Path) -> str:
 
 
 def run_part(part: Part, folder: Path, now: str | None) -> dict:
-    """Run a part in its own folder and record how it ended."""
+    """Run a part in its own folder and record its exit status."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     row = dict(name=part.name, command=part.command, commit=now)
@@ -208,7 +207,7 @@ def line(row: dict) -> str:
 
 
 def measurements(path: Path) -> list[dict]:
-    """Return the rows of a JSON of a tool without long columns; empty if it is incomplete."""
+    """Return the rows of a JSON without long columns; empty if the file is incomplete."""
     try:
         rows = json.loads(path.read_text())['rows']
     except (FileNotFoundError, json.JSONDecodeError):
@@ -231,10 +230,10 @@ def summarise(parts: Sequence[Part], out: Path, device: str) -> list[dict]:
 
 
 def begin(out: Path) -> None:
-    """Create OUT_DIR, or continue in the one of an earlier call.
+    """Create OUT_DIR, or continue an earlier call.
 
     Raises:
-        SystemExit: if it holds anything else.
+        SystemExit: OUT_DIR has other content.
     """
     summary = out / 'summary.json'
     ours = summary.is_file() and 'parts' in json.loads(summary.read_text())

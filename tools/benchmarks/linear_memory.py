@@ -1,9 +1,9 @@
-"""Peak memory of the causal gradient of linear attention on a CPU over what is held anyway.
+"""Measure the peak memory of the causal gradient of linear attention on a CPU.
 
     python tools/benchmarks/linear_memory.py --json out.json
 
-Query, key, value, the output, its gradient and theirs are eight tensors [1, T, h, D/h] that any
-implementation holds. The ratio is the peak, with what was there before the call, over those.
+Any implementation stores eight tensors [1, T, h, D/h]: query, key, value, output, and their
+gradients. The printed ratio is the peak memory over that of these tensors.
 """
 
 import argparse
@@ -13,12 +13,18 @@ from arguments import positive_int
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--tokens', type=positive_int, default=65_536, help='T; %(default)s')
-    parser.add_argument('--heads', type=positive_int, default=8, help='h; %(default)s')
-    parser.add_argument('--head-dims', type=positive_int, nargs='+', default=[32, 64], help='D/h')
-    parser.add_argument('--json', type=Path, help='write rows and the environment here')
+    parser.add_argument(
+        '--tokens', type=positive_int, default=65_536, help='sequence length T; default %(default)s'
+    )
+    parser.add_argument(
+        '--heads', type=positive_int, default=8, help='number of heads h; default %(default)s'
+    )
+    parser.add_argument(
+        '--head-dims', type=positive_int, nargs='+', default=[32, 64], help='channels per head D/h'
+    )
+    parser.add_argument('--json', type=Path, help='write rows and environment to this file')
     return parser.parse_args(arguments)
 
 
@@ -33,19 +39,19 @@ from aft_mm import ops
 
 
 def ratio(tokens: int, heads: int, head_dims: int) -> float:
-    """Forward and backward of one sequence, float32."""
+    """Return the memory ratio of forward and backward of one float32 sequence."""
     shape = (1, tokens, heads, head_dims)
-    leaves = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
     cotangent = torch.randn(shape)
 
     def gradients() -> None:
-        y = ops.linear_attention(*leaves, causal=True)
-        torch.autograd.grad(y, leaves, cotangent)
+        y = ops.linear_attention(*inputs, causal=True)
+        torch.autograd.grad(y, inputs, cotangent)
 
-    small = [x.detach()[:, :200].requires_grad_() for x in leaves]
+    small = [x.detach()[:, :200].requires_grad_() for x in inputs]
     torch.autograd.grad(ops.linear_attention(*small, causal=True).sum(), small)  # loads libraries
     one = cotangent.nbytes / 2**20
-    # Inputs and cotangent were there before the call.
+    # Inputs and cotangent exist before the call.
     return (added_peak(gradients) + 4 * one) / (8 * one)
 
 

@@ -1,4 +1,4 @@
-"""How much of exact attention LSH attention finds: the weight of the tokens that its rounds see.
+"""Measure the recall of LSH attention: the exact attention weight of the tokens it sees.
 
     python tools/benchmarks/lsh_recall.py --json out.json
 
@@ -17,13 +17,22 @@ from arguments import positive_int
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sizes = dict(tokens=1024, dims=256, heads=4, buckets=32, chunk=32)
-    for name, default in sizes.items():
-        parser.add_argument(f'--{name}', type=positive_int, default=default, help='%(default)s')
-    parser.add_argument('--lengths', type=float, nargs='+', default=[4.0, 16.0, 64.0])
-    parser.add_argument('--json', type=Path, help='write rows and the environment here')
+    sizes = dict(
+        tokens=(1024, 'sequence length'),
+        dims=(256, 'width D'),
+        heads=(4, 'number of heads'),
+        buckets=(32, 'number of buckets'),
+        chunk=(32, 'tokens per chunk'),
+    )
+    for name, (default, what) in sizes.items():
+        what = f'{what}; default %(default)s'
+        parser.add_argument(f'--{name}', type=positive_int, default=default, help=what)
+    parser.add_argument(
+        '--lengths', type=float, nargs='+', default=[4.0, 16.0, 64.0], help='lengths of the keys'
+    )
+    parser.add_argument('--json', type=Path, help='write rows and environment to this file')
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""Interleaved timing, so that a slow moment affects all candidates, and peak memory of a call."""
+"""Interleaved timing, which exposes all candidates to the same load, and peak memory."""
 
 import ctypes
 import statistics
@@ -18,7 +18,7 @@ from torch.autograd.profiler_util import FunctionEvent
 
 from aft_mm.engine.allocator import keep_freed_memory
 
-# Larger than the second-level cache of any GPU.
+# Larger than the L2 cache of any GPU.
 CACHE_BYTES = 256 * 2**20
 RATE_ROUNDS = 20
 
@@ -29,7 +29,7 @@ def _flush_buffer(device: str) -> Tensor:
 
 
 def wall_seconds(call: Callable[[], object], device: str = 'cpu', clock: str = 'wall') -> float:
-    """Time until the result is there, Python and launches included, by one of :data:`CLOCKS`."""
+    """Return the time of a call including Python and launches, by one of :data:`CLOCKS`."""
     start = CLOCKS[clock]()
     call()
     if torch.device(device).type == 'cuda':
@@ -38,10 +38,12 @@ def wall_seconds(call: Callable[[], object], device: str = 'cpu', clock: str = '
 
 
 def kernel_times(events: Iterable[FunctionEvent]) -> dict[str, float]:
-    """Seconds on the device of each kernel, copy and fill among a profiler's events, by name.
+    """Return the device time in seconds of each kernel, copy and fill of a profile, by name.
 
-    Operators carry the time of the kernels that they start, and ranges span them: neither counts.
-    Raises RuntimeError if nothing is left, as where the driver lets no profiler in.
+    Operators and ranges, which contain kernels, are excluded.
+
+    Raises:
+        RuntimeError: There is no kernel, since the driver does not allow profiling.
     """
     times: dict[str, float] = {}
     for event in events:
@@ -50,14 +52,14 @@ def kernel_times(events: Iterable[FunctionEvent]) -> dict[str, float]:
             times[event.name] = times.get(event.name, 0.0) + event.time_range.elapsed_us() / 1e6
     if not sum(times.values()) > 0:
         raise RuntimeError(
-            'the profiler saw no kernel, so there is no time of the device: CUPTI must be usable '
-            'by this process'
+            'the profiler found no kernel, so there is no device time; this process must be '
+            'allowed to use CUPTI'
         )
     return times
 
 
 def profiled(call: Callable[[], object], device: str) -> dict[str, float]:
-    """Seconds of each kernel of one call on a CUDA device, inputs coming from memory."""
+    """Return the seconds of each kernel of a call on a CUDA device with a cold L2 cache."""
     _flush_buffer(device).zero_()
     torch.cuda.synchronize(device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
@@ -67,10 +69,9 @@ def profiled(call: Callable[[], object], device: str) -> dict[str, float]:
 
 
 def seconds(call: Callable[[], object], device: str = 'cpu', clock: str = 'wall') -> float:
-    """Time of one call: that of the clock on a CPU, the sum of its kernels on a CUDA device.
+    """Return the time of a call: by the clock on a CPU, the sum of its kernels on a CUDA device.
 
-    Between two events on the device a call of many small kernels would be timed by the Python that
-    starts them.
+    The time between two CUDA events would include the Python overhead of small kernels.
     """
     if torch.device(device).type == 'cpu':
         return wall_seconds(call, device, clock)
@@ -78,7 +79,7 @@ def seconds(call: Callable[[], object], device: str = 'cpu', clock: str = 'wall'
 
 
 def progress(text: str) -> None:
-    """Write over the last line of a terminal; in a log the lines would pile up."""
+    """Overwrite the last line of a terminal; write nothing to logs."""
     if sys.stderr.isatty():
         print(text, end='', file=sys.stderr, flush=True)
 
@@ -89,14 +90,14 @@ Times = dict[Any, list[float]]
 def interleaved(
     calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu', clock: str = 'wall'
 ) -> Times:
-    """Seconds of each call per round, the calls in turn, after one round that does not count."""
+    """Return the seconds of each call per round, interleaved, after a warm-up round."""
     return both_clocks(calls, rounds, device, clock)[0]
 
 
 def both_clocks(
     calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu', clock: str = 'wall'
 ) -> tuple[Times, Times]:
-    """:func:`interleaved` by :func:`seconds` and by :func:`wall_seconds`, one on a CPU."""
+    """Return :func:`interleaved` times by :func:`seconds` and :func:`wall_seconds`."""
     times: Times = {name: [] for name in calls}
     on_cpu = torch.device(device).type == 'cpu'
     walls: Times = times if on_cpu else {name: [] for name in calls}
@@ -113,16 +114,15 @@ def both_clocks(
 
 
 def ratio(times: Times, slow: Any, fast: Any) -> float:
-    """Median over rounds of time(slow) / time(fast)."""
+    """Return the median over rounds of time(slow) / time(fast)."""
     pairs = zip(times[slow], times[fast], strict=True)
     return statistics.median(a / b for a, b in pairs)
 
 
 def device_rates(device: str, dtype: torch.dtype) -> dict[str, float]:
-    """Bytes per second of a copy and operations per second of a matrix product on the device.
+    """Measure bytes per second of a copy and operations per second of a matrix product.
 
-    The upper bounds that the other numbers of a run are a fraction of; a copy of n bytes moves 2n,
-    a product of n×n matrices is 2n³ operations.
+    A copy of n bytes moves 2n bytes, a product of n×n matrices has 2n³ operations.
     """
     cpu = torch.device(device).type == 'cpu'
     source = torch.empty(2 ** (25 if cpu else 29), dtype=dtype, device=device).normal_()
@@ -138,15 +138,15 @@ def device_rates(device: str, dtype: torch.dtype) -> dict[str, float]:
 
 
 def proc_status(field: str) -> float:
-    """A memory field of this process in MiB: VmRSS now, VmHWM the peak since its last reset."""
+    """Return a memory field of this process in MiB: VmRSS now, VmHWM the peak since its reset."""
     lines = Path('/proc/self/status').read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
-    """MiB that `call` adds, at its peak, to what this process holds on the device."""
+    """Return the peak memory of `call` in MiB, in addition to the memory in use."""
     if torch.device(device).type == 'cpu':
-        # What was freed goes back to the system, or the call would use it again unseen.
+        # Return freed memory to the system; otherwise the call would reuse it unnoticed.
         if trim := getattr(ctypes.CDLL(None), 'malloc_trim', None):
             trim(0)
         Path('/proc/self/clear_refs').write_text('5')
@@ -161,11 +161,11 @@ def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
 
 
 def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)`` in a new process: memory freed earlier would be used again here.
+    """Run ``function(*args)`` in a new process, where no freed memory can be reused.
 
-    The allocator is that of the tools.
+    It uses the allocator of the tools.
     """
-    # A server that holds the imports and nothing else is forked instead of importing them anew.
+    # Fork a server that has only done the imports, instead of importing again.
     context = get_context('forkserver')
     context.set_forkserver_preload(['aft_mm.models'])
     with ProcessPoolExecutor(1, context, keep_freed_memory) as pool:

@@ -1,13 +1,13 @@
-"""Kernels, bytes and floating-point operations of a model from its config, with nothing computed.
+"""Count kernels, bytes and floating-point operations of a model from its config.
 
-A model is built and called on torch's meta device, and every aten operator that would start a
-kernel is written down: the bytes of its inputs and outputs, and for products the operations that
-torch's own flop_registry counts, a multiply-add as two. So torch's eager mode is counted, one
-element-wise operation at a time. scaled_dot_product_attention is one kernel that reads q, k, v and
-writes y once, as flash attention; its backward pass has five products where forward has two.
+The model runs on torch's meta device. Every aten operator that would launch a kernel is recorded with
+the bytes of its inputs and outputs, and for products with the operations of torch's flop_registry,
+where a multiply-add is two. These are the kernels of torch's eager mode, without fusion of
+element-wise operations. scaled_dot_product_attention is one kernel that reads q, k, v and writes y
+once, like flash attention; its backward pass has five products, forward has two.
 
-The mixing of an AFT is one kernel that reads query, key and value and writes the output once, and
-computes nothing: no implementation moves less. What makes its position bias is left out.
+The mixing of AFT is one kernel that reads query, key and value and writes the output once, without
+operations, which is a lower bound for any implementation. The position bias is not counted.
 """
 
 import math
@@ -29,9 +29,9 @@ from aft_mm.config.reading import read_config
 from aft_mm.layers.mixers import AFTMixer
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
-# Queries and keys of a tile of flash attention, which is computed whole, also where it is not full.
+# Queries and keys of a tile of flash attention; incomplete tiles are computed completely.
 TILE = 128
-# Operators that start no kernel, beside those that return a view.
+# Operators without a kernel, in addition to those that return a view.
 FREE = ('empty', 'new_empty', '_unsafe_view', 'detach')
 
 
@@ -39,7 +39,7 @@ FREE = ('empty', 'new_empty', '_unsafe_view', 'detach')
 class Kernel:
     """One launch: 'product', 'attention', 'mixing' or 'element-wise', its operations and bytes.
 
-    computed: operations of an attention with its tiles filled up.
+    `computed` are the operations of attention including incomplete tiles.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Kernel:
 
 
 class Recorder(TorchDispatchMode):
-    """The kernels of what runs inside, in order."""
+    """Record the kernels of the code inside the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,12 +67,12 @@ class Recorder(TorchDispatchMode):
 
 
 def _nbytes(x: Any) -> int:
-    """Bytes in memory: an expanded tensor has fewer than entries."""
+    """Return the bytes in memory; expanded tensors have fewer elements in memory."""
     return min(x.nbytes, x.untyped_storage().nbytes()) if isinstance(x, Tensor) else 0
 
 
 class _OneKernel(torch.autograd.Function):
-    """(q, k, v) -> y of the shape of v or q, written down as one kernel in either direction."""
+    """(q, k, v) -> y, recorded as one kernel in forward and backward."""
 
     @staticmethod
     def forward(ctx, query, key, value, record: Callable[[str, int], None]):
@@ -90,7 +90,7 @@ class _OneKernel(torch.autograd.Function):
 
 
 class FlashAttention(TorchFunctionMode):
-    """Writes scaled_dot_product_attention down as one kernel."""
+    """Record scaled_dot_product_attention as one kernel."""
 
     def __init__(self, kernels: list[Kernel]) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class FlashAttention(TorchFunctionMode):
 
 
 class WithoutValues(TorchFunctionMode):
-    """Leaves out functions in place: what initialises a weight takes long and changes no shape."""
+    """Skip in-place functions, since the initialisation of weights is slow."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         name = function.__name__
@@ -123,7 +123,7 @@ class WithoutValues(TorchFunctionMode):
 
 
 def read_model(name: str, dtype: torch.dtype, **changes: Any) -> nn.Module:
-    """The backbone or decoder of a config on the meta device, with entries changed."""
+    """Build the backbone or decoder of a config on the meta device, with changed entries."""
     config = read_config(str(CONFIGS / f'{name}.py'))
     init_default_scope(config.default_scope)
     part = config.model.get('backbone') or config.model.decoder
@@ -133,7 +133,7 @@ def read_model(name: str, dtype: torch.dtype, **changes: Any) -> nn.Module:
 
 
 def trace(model: nn.Module, forward: Callable[[Tensor], Any], inputs: Tensor) -> list[Kernel]:
-    """The kernels of ``forward(inputs)``, and of its backward pass if the inputs require one."""
+    """Return the kernels of ``forward(inputs)``, and of backward if the inputs require it."""
     with Recorder() as recorder:
         kernels = recorder.kernels
 
@@ -153,13 +153,13 @@ def trace(model: nn.Module, forward: Callable[[Tensor], Any], inputs: Tensor) ->
 
 
 def image_kernels(name: str, size: int, batch: int, dtype: torch.dtype) -> list[Kernel]:
-    """Inference of a batch of images by the backbone of a config."""
+    """Return the kernels of inference of a batch of images by the backbone of a config."""
     model = read_model(name, dtype, img_size=size)
     return trace(model, model, torch.empty(batch, 3, size, size, dtype=dtype, device='meta'))
 
 
 def decoder_kernels(name: str, tokens: int, batch: int, dtype: torch.dtype) -> list[Kernel]:
-    """Forward and backward through the blocks of a decoder; its embedding and head are left out."""
+    """Return the kernels of forward and backward of the blocks of a decoder."""
     model = read_model(name, dtype, grid=(tokens,))
     shape = batch, tokens, model.embed_dims
     hidden = torch.empty(shape, dtype=dtype, device='meta', requires_grad=True)

@@ -1,6 +1,6 @@
-"""The cases of benchmark_ops.py: an op, its sizes, and the rivals that it is compared with.
+"""The cases of benchmark_ops.py: op, sizes, and other implementations to compare with.
 
-A name that begins with 'small-' fits a CPU, and the oracle can be timed on it.
+Cases named 'small-*' are suited for a CPU and for timing the oracle.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class BenchmarkCase(Case):
     """A case with its batch size.
 
     Args:
-        key_scale: factor of the keys.
-        rivals: names of :data:`rivals.RIVALS` that are timed along with the backends.
-        baseline: the case whose time is the unit of this one's.
+        key_scale: Factor of the keys.
+        rivals: Names of :data:`rivals.RIVALS` that are timed in addition to the backends.
+        baseline: Name of the case whose time is the unit of this one.
     """
 
     batch: int = 1
@@ -30,13 +30,13 @@ class BenchmarkCase(Case):
 
     @property
     def input_shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of all inputs."""
+        """Return the shapes of all inputs."""
         return self.shapes(self.batch)
 
     def tensors(self, dtype: torch.dtype, device: str) -> list[Tensor]:
         """Return all inputs, randn with a fixed seed; parameters are scaled by 0.1.
 
-        Parameters are float32 if `dtype` has fewer digits, as autocast leaves them in training.
+        Parameters are float32 if `dtype` is less precise, as in training with autocast.
         """
         generator = torch.Generator(device).manual_seed(0)
         scales = [1.0, self.key_scale, 1.0] + [0.1] * len(self.parameters)
@@ -85,7 +85,7 @@ CASES: dict[str, BenchmarkCase] = {
     'small-conv': _conv(2, (7, 9), 24, 4, 5),
     'small-local-hard': _hard(2, 96, 24, 10),
     'small-local-learned': _local(2, 65, 24, 8, make=learned),
-    # Many sequences, a single long one, and sums without an order.
+    # Many sequences, a single long one, and non-causal sums.
     'simple-b8-t4096-d1024': _simple(8, 4096, 1024, rivals=('softmax-causal',)),
     'simple-b1-t16384-d256': _simple(1, 16384, 256, rivals=('softmax-causal',)),
     'simple-b64-t1024-d256': _simple(64, 1024, 256, rivals=('softmax-causal',)),
@@ -96,7 +96,7 @@ CASES: dict[str, BenchmarkCase] = {
     'full-b8-t1024-d384': _full(8, 1024, 384, rivals=FULL_RIVALS),
     'full-causal-b4-t2048-d512': _full(4, 2048, 512, causal=True, rivals=('softmax-causal',)),
     'local-b2-t3072-d256-s256': _local(2, 3072, 256, 256, rivals=LOCAL_RIVALS),
-    # Keys that spread over more than eager's fast path takes.
+    # Keys with a larger range than eager's fast path supports.
     'local-b2-t3072-d256-s256-large-keys': _local(
         2, 3072, 256, 256, key_scale=100.0, baseline='local-b2-t3072-d256-s256'
     ),

@@ -1,9 +1,9 @@
-"""Bytes and operations of an AFT op, counted from its formula, whatever a backend does instead.
+"""Bytes and operations of the AFT ops, counted from their formulas independently of backends.
 
-Bytes are compulsory traffic: every input is read once and every result written once. Operations
-take the sums apart as the paper does, pairs inside of a window one by one and everything outside of
-it as one running sum. A multiply-add is two operations, an exponential or a sigmoid one; a training
-step is three times the forward pass, as each product has two in the backward pass.
+Bytes are compulsory traffic: every input is read once and every result written once. Operations are
+counted as in the paper: pairs inside a window one by one, everything outside as one running sum. A
+multiply-add is two operations, an exponential or a sigmoid one. A training step has three times the
+operations of the forward pass, since each product has two products in the backward pass.
 """
 
 import math
@@ -15,26 +15,28 @@ from aft_mm.ops.geometry import as_pair
 
 
 def compulsory_bytes(inputs: Sequence[Tensor], output: Tensor, training: bool) -> int:
-    """Forward: inputs and output. Training reads inputs and output's gradient again and writes
-    the gradients of the inputs.
+    """Return the bytes of inputs and output.
+
+    Training also reads the inputs and the gradient of the output, and writes the gradients of the
+    inputs.
     """
     read, written = sum(x.nbytes for x in inputs), output.nbytes
     return 3 * read + 2 * written if training else read + written
 
 
 def _reached(length: int, before: int, after: int) -> int:
-    """Pairs (i, j) of a line of cells with ``i − before ≤ j ≤ i + after``."""
+    """Count pairs (i, j) on a line with ``i − before ≤ j ≤ i + after``."""
     return sum(min(i + after, length - 1) - max(i - before, 0) + 1 for i in range(length))
 
 
 def near_pairs(grid: Sequence[int], reaches: Sequence[int], causal: bool) -> int:
-    """Pairs (t, t') on the grid that differ by no more than the reach in every dimension."""
+    """Count pairs (t, t') on the grid that differ by at most the reach in every dimension."""
     pairs = math.prod(_reached(n, r, r) for n, r in zip(grid, reaches, strict=True))
     return (pairs + math.prod(grid)) // 2 if causal else pairs
 
 
 def hard_pairs(grid: Sequence[int], window: int | Sequence[int]) -> int:
-    """Pairs of the causal hard window of AFTLocalHard, see :func:`aft_mm.ops.geometry.hard_mask`."""
+    """Count pairs of the causal hard window of AFTLocalHard, see :func:`aft_mm.ops.geometry.hard_mask`."""
     if len(grid) == 1:
         size = window if isinstance(window, int) else window[0]
         return _reached(grid[0], size - 1, 0)
@@ -45,7 +47,7 @@ def hard_pairs(grid: Sequence[int], window: int | Sequence[int]) -> int:
 
 
 def weighted_pairs(op: str, shapes: Sequence[Sequence[int]], options: dict) -> int:
-    """Pairs (t, t') that have a weight of their own in `op` on tensors of these shapes."""
+    """Count pairs (t, t') with an individual weight in `op` for tensors of these shapes."""
     tokens, sources = shapes[0][1], shapes[1][1]
     causal, grid = options.get('causal', False), options.get('grid') or (tokens,)
     if op == 'aft_full':
@@ -64,7 +66,7 @@ def weighted_pairs(op: str, shapes: Sequence[Sequence[int]], options: dict) -> i
 def operations(
     op: str, shapes: Sequence[Sequence[int]], options: dict, training: bool = False
 ) -> int:
-    """Operations of `op` on query [B, T, D], key [B, S, h], value [B, S, D] and its parameters."""
+    """Count operations of `op` on query [B, T, D], key [B, S, h], value [B, S, D] and its parameters."""
     (batch, tokens, channels), (_, sources, heads) = shapes[0], shapes[1]
     both = channels + heads  # of numerator and denominator
     pairs = weighted_pairs(op, shapes, options)
@@ -75,7 +77,7 @@ def operations(
     elif op == 'aft_full':
         count += pairs + 2 * batch * pairs * both
     elif op == 'aft_local':
-        # u·v and exp per pair; the sum outside, and adding it to the one inside.
+        # u·v and exp per pair; the sum outside the window, and its addition.
         count += pairs * (2 * shapes[3][1] + 1) + 2 * batch * (pairs + tokens) * both
     elif op == 'aft_conv':
         count += math.prod(shapes[3]) + 2 * batch * pairs * both

@@ -1,8 +1,8 @@
-"""Check of a result before it is timed: output and every gradient against the float64 oracle.
+"""Comparison of outputs and gradients with the float64 oracle before timing.
 
-The oracle holds [B, T, T, D] products, so it sees two sequences and a few channels. Channels do not
-mix, and a gradient of the output that is zero elsewhere makes the gradients of the op on all
-channels those of the oracle on its few, the parameters' included.
+The oracle stores [B, T, T, D] products, so it is given two sequences and a few channels. Channels are
+independent, so with an output gradient that is zero elsewhere, the gradients of the op on all
+channels equal those of the oracle, including the parameters.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from aft_mm.ops.selftest import LEAST_SCALE, using
 
-# Tolerances for the hidden vectors of a decoder, which hold the rounding of every layer.
+# Tolerances for hidden vectors of a decoder, which accumulate rounding errors of all layers.
 DECODER_TOLERANCE = {'float32': 2e-5, 'float16': 5e-3, 'bfloat16': 3e-2}
-# Entries of a [B, T, T, D] product of the oracle.
+# Maximum entries of a [B, T, T, D] product of the oracle.
 LARGEST_PRODUCT = {'cpu': 2**22, 'cuda': 2**28}
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
-    """Largest error over the largest entry; NaN where anything is NaN."""
+    """Return the largest error over the largest entry; NaN if an entry is NaN."""
     scale = expected.abs().max().clamp_min(LEAST_SCALE)
     return ((got.double() - expected.double()).abs().max() / scale).item()
 
@@ -34,13 +34,13 @@ def require_close(name: str, got: Tensor, expected: Tensor, tolerance: float) ->
 
 
 def spread(length: int, count: int) -> list[int]:
-    """At most `count` different indices below `length`, both ends among them."""
+    """Return at most `count` different indices below `length`, including both ends."""
     return sorted(set(torch.linspace(0, length - 1, min(count, length)).round().long().tolist()))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The sequences and channels that the oracle sees, and the key channels that serve these."""
+    """The sequences, channels and key channels that the oracle computes."""
 
     sequences: list[int]
     channels: list[int]
@@ -48,26 +48,26 @@ class Sample:
 
     @classmethod
     def of(cls, case: BenchmarkCase, largest_product: int) -> 'Sample':
-        """As many channels as fit, two at least."""
+        """Choose as many channels as possible, at least two."""
         sequences = spread(case.batch, 2)
         count = max(2, largest_product // (len(sequences) * case.tokens**2))
         heads = case.heads
         if heads == 1:
             return cls(sequences, spread(case.channels, count), [0])
-        # One channel of each head, so that the heads stay equal: the first, ..., the last.
+        # One channel of each head, evenly spaced from the first to the last.
         key_channels, group = spread(heads, count), case.channels // heads
         offsets = torch.linspace(0, group - 1, len(key_channels)).round().long().tolist()
         channels = [head * group + i for head, i in zip(key_channels, offsets, strict=True)]
         return cls(sequences, channels, key_channels)
 
     def select(self, x: Tensor, channels: list[int]) -> Tensor:
-        """The part of x [B, T, ·]."""
+        """Return a part of x [B, T, ·]."""
         return x[self.sequences][:, :, channels]
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """What the oracle says of a case on these tensors, and the output's gradient that it used."""
+    """Output and gradients of the oracle for a case, and the gradient of the output it used."""
 
     sample: Sample
     cotangent: Tensor
@@ -76,7 +76,7 @@ class Oracle:
 
     @classmethod
     def of(cls, case: BenchmarkCase, tensors: Sequence[Tensor]) -> 'Oracle':
-        """Ask it, on the device of the tensors."""
+        """Compute the oracle on the device of the tensors."""
         value = tensors[2]
         sample = Sample.of(case, LARGEST_PRODUCT[value.device.type])
         columns = [sample.channels, sample.key_channels, sample.channels]
@@ -84,13 +84,13 @@ class Oracle:
         parameters = list(tensors[3:])
         if case.op == 'aft_conv':
             parameters = [parameters[0][sample.key_channels]]
-        leaves = [x.double().requires_grad_() for x in (*parts, *parameters)]
+        inputs = [x.double().requires_grad_() for x in (*parts, *parameters)]
         with using('reference'):
-            output = case(*leaves)
+            output = case(*inputs)
         generator = torch.Generator(value.device).manual_seed(1)
         chosen = torch.randn(output.shape, generator=generator, device=value.device)
         chosen = chosen.to(value.dtype)
-        found = torch.autograd.grad(output, leaves, chosen.double())
+        found = torch.autograd.grad(output, inputs, chosen.double())
         gradients = [torch.zeros_like(x, dtype=torch.float64) for x in tensors]
         rows = torch.tensor(sample.sequences, device=value.device)[:, None]
         for gradient, part, c in zip(gradients, found, columns, strict=False):
@@ -104,15 +104,15 @@ class Oracle:
     def errors(
         self, call: Callable[..., Tensor], tensors: Sequence[Tensor], training: bool = True
     ) -> dict[str, float]:
-        """Relative errors of the output and, if training, of the gradient of every input."""
-        leaves = [x.detach().requires_grad_(training) for x in tensors]
+        """Return relative errors of the output and, if training, of the gradient of each input."""
+        inputs = [x.detach().requires_grad_(training) for x in tensors]
         with torch.set_grad_enabled(training):
-            output = call(*leaves)
+            output = call(*inputs)
         got = self.sample.select(output.detach(), self.sample.channels)
         errors = {'output': relative_error(got, self.output)}
         if training:
             names = ['query', 'key', 'value', 'first parameter', 'second parameter']
-            found = torch.autograd.grad(output, leaves, self.cotangent)
+            found = torch.autograd.grad(output, inputs, self.cotangent)
             for name, gradient, expected in zip(names, found, self.gradients, strict=False):
                 errors[f'gradient of {name}'] = relative_error(gradient, expected)
         return errors

@@ -1,9 +1,9 @@
-"""How many times as fast as DeiT models are, as bars and a table, from benchmark_models.py's JSON.
+"""Plot the speed of models relative to DeiT from JSON files of benchmark_models.py.
 
     python tools/benchmarks/plot_models.py RUN.json ... --png OUT.png
 
-One group per size of the model, pixels and type; a bar per model of the group, eager only. The
-table, in Markdown, has a row per AFT-conv and per rival.
+There is one group of bars per model size, image size and dtype, for eager models only. A Markdown
+table with a row per AFT-conv and per other network is printed.
 """
 
 import argparse
@@ -12,10 +12,10 @@ from pathlib import Path
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('runs', type=Path, nargs='+', metavar='JSON')
-    parser.add_argument('--png', type=Path, required=True, help='draw here')
+    parser.add_argument('--png', type=Path, required=True, help='path of the picture')
     return parser.parse_args(arguments)
 
 
@@ -30,7 +30,7 @@ from matplotlib import pyplot as plt
 
 
 def groups(runs: list[dict]) -> dict[str, dict[str, float]]:
-    """Speed over DeiT by group and model, in the order of the runs."""
+    """Return the speed over DeiT by group and model, in the order of the runs."""
     found: dict[str, dict[str, float]] = {}
     for row in (row for run in runs for row in run['rows']):
         if row['form'] != 'eager' or 'reason' in row:
@@ -45,7 +45,7 @@ def groups(runs: list[dict]) -> dict[str, dict[str, float]]:
 
 
 def table(runs: list[dict]) -> list[str]:
-    """A row per model that is neither a DeiT nor a bound."""
+    """Return the table, with a row per model that is neither a DeiT nor a bound."""
     lines = [
         "| model, px, type | over DeiT | bound over DeiT | over its bound | peak MiB, DeiT's |",
         '| --- | --- | --- | --- | --- |',
@@ -70,7 +70,7 @@ def table(runs: list[dict]) -> list[str]:
 
 
 def plot(runs: list[dict], path: Path) -> None:
-    """Write the picture."""
+    """Plot the groups."""
     found = groups(runs)
     labels = list(dict.fromkeys(label for bars in found.values() for label in bars))
     figure, axes = plt.subplots(figsize=(2 + 1.6 * len(found), 4.2), layout='constrained')
@@ -91,7 +91,7 @@ def plot(runs: list[dict], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read the runs, draw them and print the table."""
+    """Read the runs, plot them and print the table."""
     args = parse_args(arguments)
     runs = [json.loads(path.read_text()) for path in args.runs]
     plot(runs, args.png)

@@ -1,4 +1,4 @@
-"""The settings of a run, and the JSON that records its rows and its environment."""
+"""Settings of a run, and the JSON file with its rows and its environment."""
 
 import argparse
 import json
@@ -22,12 +22,12 @@ PACKAGES = ('torch', 'triton', 'timm', 'aft-pytorch')
 
 
 def default_device() -> str:
-    """'cuda' where there is such a device, else 'cpu'."""
+    """Return 'cuda' if available, otherwise 'cpu'."""
     return 'cuda' if torch.cuda.is_available() else 'cpu'
 
 
 def device_name(device: str) -> str:
-    """The model of the GPU or CPU."""
+    """Return the model name of the GPU or CPU."""
     if torch.device(device).type == 'cuda':
         return torch.cuda.get_device_name(device)
     cpuinfo = Path('/proc/cpuinfo')
@@ -37,7 +37,7 @@ def device_name(device: str) -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout, with '-dirty' behind it if files differ; None outside of one."""
+    """Return the commit of the checkout, with '-dirty' if files differ; None outside of one."""
     command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -47,7 +47,7 @@ def commit() -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of the packages that take part, None for one that is not installed."""
+    """Return the versions of the packages in use, None if not installed."""
     found: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
@@ -58,7 +58,7 @@ def versions() -> dict[str, str | None]:
 
 
 def environment(args: argparse.Namespace, **more) -> dict:
-    """Device, versions, commit and settings of a run; paths of the machine are left out."""
+    """Return device, versions, commit and settings of a run, without local paths."""
     settings = {name: value for name, value in vars(args).items() if not isinstance(value, Path)}
     return dict(
         device_name=device_name(args.device),
@@ -75,7 +75,7 @@ def environment(args: argparse.Namespace, **more) -> dict:
 
 
 def write_json(path: Path | None, rows: list[dict], args: argparse.Namespace, **more) -> None:
-    """Write the rows with their environment, if a path is given."""
+    """Write rows and environment if a path is given."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,9 +88,10 @@ def fill_in(
     args: argparse.Namespace,
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Fill in omitted options by the device, which must exist.
+    """Set omitted options to the defaults of the device, which must exist.
 
-    defaults: the defaults of the tool per type of device.
+    Args:
+        defaults: Defaults of the tool per type of device.
     """
     args.device = args.device or default_device()
     args.threads = args.threads or torch.get_num_threads()
@@ -112,7 +113,7 @@ def check_present(device: str) -> None:
 def set_up_torch(args: argparse.Namespace) -> None:
     """Set the threads, the allocator of the tools, and float32 without TF32, cuDNN's default.
 
-    Whether freed memory is kept is recorded in the JSON as a setting.
+    The setting of the allocator is recorded in the JSON.
     """
     with user_errors():
         args.freed_memory_kept = keep_freed_memory()

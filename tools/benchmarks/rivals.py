@@ -1,7 +1,7 @@
-"""What takes turns with the backends of an op: other forms of its sum, and other packages.
+"""Other implementations that are timed with the backends: other forms, and other packages.
 
-A rival that computes the same as the op is held against the oracle like a backend; of the others
-only the time is of interest, and their results are compared with nothing.
+Rivals that compute the same sum as the op are compared with the oracle like a backend. The results
+of the others are not compared.
 """
 
 import importlib.util
@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Package and the module that it installs.
+# Package and its module.
 PACKAGES = {'timm': 'timm', 'aft-pytorch': 'aft_pytorch'}
 HEAD_CHANNELS = 64
 
 
 def missing(package: str | None) -> str | None:
-    """How to install the package if it is not there."""
+    """Return how to install a missing package."""
     if package is None or importlib.util.find_spec(PACKAGES[package]) is not None:
         return None
     return f'{package} is not installed: pip install {package}'
@@ -26,9 +26,10 @@ def missing(package: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Rival:
-    """make(tensors, options) gives the function of (query, key, value, *parameters) to be timed.
+    """Another implementation.
 
-    same_sum: whether it computes what the op does. package: what it needs.
+    `make(tensors, options)` returns the function of (query, key, value, *parameters) to time.
+    `same_sum`: whether it computes the same sum as the op. `package`: a package it needs.
     """
 
     make: Callable[[Sequence[Tensor], dict], Callable[..., Tensor]]
@@ -37,12 +38,12 @@ class Rival:
 
     @property
     def lacks(self) -> str | None:
-        """Why it cannot run; None if it can."""
+        """Return why it cannot run; None if it can."""
         return missing(self.package)
 
 
 def dense_local(query, key, value, pos_u, pos_v, *, window: int, **ignored) -> Tensor:
-    """Causal AFT-local as one masked [T, T] product, fit for keys of moderate size only."""
+    """Compute causal AFT-local as one masked [T, T] product, for moderate keys only."""
     token = torch.arange(key.shape[1], device=key.device)
     distance = token[:, None] - token
     bias = (pos_u @ pos_v.T).masked_fill(distance >= window, 0)
@@ -56,12 +57,12 @@ def _dense_local(tensors, options) -> Callable[..., Tensor]:
 
 
 def _softmax(causal: bool) -> Callable:
-    """scaled_dot_product_attention, flash where torch has it; heads of 64 channels, or one."""
+    """Return scaled_dot_product_attention with heads of 64 channels, or one head."""
 
     def make(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
         query, key = tensors[:2]
         heads = max(1, query.shape[2] // HEAD_CHANNELS)
-        # AFT-conv has one key channel per head, which is too few.
+        # AFT-conv has only one key channel per head.
         full_key = None if key.shape == query.shape else torch.randn_like(query)
 
         def attend(query: Tensor, key: Tensor, value: Tensor, *parameters: Tensor) -> Tensor:
@@ -76,17 +77,17 @@ def _softmax(causal: bool) -> Callable:
 
 
 class _Given(nn.Module):
-    """Stands in the place of a projection and hands out what was put into it."""
+    """Replaces a projection and returns a given tensor."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.given
 
 
 def _aft_pytorch(name: str) -> Callable:
-    """A module of aft-pytorch 0.2 without its projections.
+    """Return a module of aft-pytorch 0.2 without its projections.
 
-    Its AFTFull takes exp(k) of the keys as they are, and nothing in it is causal. Its AFTLocal is
-    left out: it builds its bias anew, entry by entry in Python, at every call.
+    Its AFTFull computes exp(k) without a shift and is not causal. Its AFTLocal is omitted, since it
+    builds its bias entry by entry in Python at every call.
     """
 
     def make(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:

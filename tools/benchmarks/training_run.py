@@ -1,11 +1,11 @@
-"""A short training run of a config as tools/train.py would do it: speed, memory, time of the data.
+"""Measure speed, memory and data loading time of a short training run of a config.
 
     python tools/benchmarks/training_run.py CONFIG --iterations 200 --amp --json out.json
 
-The config is trained as it stands, pipeline, hooks and optimizer, but by iterations, with a rate
-that rises all the way, without validation and checkpoints. Times are medians of the iterations
-after the first fifth, in which kernels are compiled and workers start; that of the data is what an
-iteration waits for its batch. A loss that is not finite ends the run with 1.
+The config is trained as by tools/train.py with its pipeline, hooks and optimizer, but without
+validation and checkpoints, and with a rising learning rate. Times are medians over the iterations
+after the first fifth, in which kernels are compiled and workers start. The data time is the time that
+an iteration waits for its batch. The exit status is 1 if the loss becomes infinite or NaN.
 """
 
 import argparse
@@ -20,12 +20,17 @@ from aft_mm.cli.parsers import add_run_arguments
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('config', help='path of the config file')
-    parser.add_argument('--iterations', type=positive_int, default=200, help='%(default)s')
+    parser.add_argument(
+        '--iterations',
+        type=positive_int,
+        default=200,
+        help='number of iterations; default %(default)s',
+    )
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
-    parser.add_argument('--json', type=Path, help='write the row and the environment here')
+    parser.add_argument('--json', type=Path, help='write row and environment to this file')
     add_run_arguments(parser)
     return parser.parse_args(arguments)
 
@@ -45,7 +50,7 @@ from aft_mm.errors import CONFIG_ERRORS, user_errors
 
 
 def shorten(config: Config, iterations: int, amp: bool) -> None:
-    """Make it a run of so many iterations and nothing else."""
+    """Change a config to a run of some iterations without validation and checkpoints."""
     config.train_cfg = dict(by_epoch=False, max_iters=iterations, val_interval=iterations + 1)
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
     config.test_cfg = config.test_dataloader = config.test_evaluator = None
@@ -57,12 +62,12 @@ def shorten(config: Config, iterations: int, amp: bool) -> None:
 
 
 def history(runner: Runner, name: str) -> Sequence[float]:
-    """Every value of a scalar that the run has logged."""
+    """Return all logged values of a scalar."""
     return runner.message_hub.get_scalar(f'train/{name}').data[0].tolist()
 
 
 def measured(runner: Runner) -> dict:
-    """Speed, memory and losses of a run that is over."""
+    """Return speed, memory and losses of a finished run."""
     times, waits, losses = (history(runner, name) for name in ('time', 'data_time', 'loss'))
     start, few = len(times) // 5, max(1, len(losses) // 10)
     batch = runner.train_dataloader.batch_size
@@ -83,7 +88,7 @@ def measured(runner: Runner) -> dict:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train and report; 1 if a loss is not finite."""
+    """Train and report; return 1 if a loss is not finite."""
     args = parse_args(arguments)
     with user_errors(*CONFIG_ERRORS):
         config = load_run_config(args)
@@ -92,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
         runner = RUNNERS.build(config)
     runner.train()
     row = dict(config=Path(args.config).stem, amp=args.amp, **measured(runner))
-    # Paths of the machine stay out of the file.
+    # The file contains no local paths.
     args.device, args.work_dir, args.config = default_device(), Path(config.work_dir), row['config']
     write_json(args.json, [row], args)
     memory = f', peak {row["peak_mib"]:.0f} MiB' if 'peak_mib' in row else ''

@@ -1,15 +1,14 @@
-"""A training step of causal decoders that differ in the mixer: time and peak memory as ratios.
+"""Compare time and peak memory of a training step of causal decoders with different mixers.
 
-Defaults: T = 3072, D = 256, 4 layers, window 256, batch 2, float32. Forward and backward in turn in
-one process; a ratio is the median over rounds of time(form) / time(AFT-local). Peak memory on a CPU
-is that of a process of its own. `bound` has all projections, the gate and the MLPs, but no mixing.
+Forward and backward are interleaved in one process; a ratio is the median over rounds of
+time(form) / time(AFT-local). On a CPU, peak memory is measured in a new process. `bound` has all
+projections, the gate and the MLPs, but no mixing.
 
     python tools/benchmarks/training_step.py --json out.json
 
-`--dtype bfloat16` is mixed precision as AMP trains: float32 parameters under autocast, so that the
-factors of the position bias stay float32. On a GPU scaled_dot_product_attention is flash attention
-then. AFT-local that disagrees with its dense masked form, or causal scaled_dot_product_attention
-with softmax attention written out, with the same weights, stops the run before anything is timed.
+`--dtype bfloat16` is mixed precision with float32 parameters under autocast; on a GPU,
+scaled_dot_product_attention is then flash attention. If AFT-local differs from its dense masked form,
+or scaled_dot_product_attention from explicit softmax attention, the tool stops before timing.
 """
 
 import argparse
@@ -24,9 +23,16 @@ DEFAULTS = dict(tokens=3072, dims=256, layers=4, window=256, batch=2, dtype='flo
 
 def make_parser() -> argparse.ArgumentParser:
     parser = common_parser(__doc__, {'any device': DEFAULTS})
-    for name in ('tokens', 'dims', 'layers', 'window', 'batch'):
-        parser.add_argument(f'--{name}', type=positive_int)
-    parser.add_argument('--dtype', choices=DTYPES)
+    sizes = dict(
+        tokens='sequence length T',
+        dims='width D',
+        layers='number of layers',
+        window='window of AFT-local',
+        batch='sequences per batch',
+    )
+    for name, what in sizes.items():
+        parser.add_argument(f'--{name}', type=positive_int, help=what)
+    parser.add_argument('--dtype', choices=DTYPES, help='data type')
     parser.set_defaults(**DEFAULTS)
     return parser
 
@@ -43,7 +49,7 @@ from torch import Tensor
 
 
 def amp_step(dtype: str, model: torch.nn.Module, tokens: Tensor) -> None:
-    """Forward under autocast, and backward of a loss; the gradients are dropped."""
+    """Run forward under autocast and backward of a loss, and delete the gradients."""
     with mixed_precision(dtype, tokens.device):
         loss = model(tokens).square().mean()
     loss.backward()
@@ -51,12 +57,12 @@ def amp_step(dtype: str, model: torch.nn.Module, tokens: Tensor) -> None:
 
 
 def mixed_precision(dtype: str, device: torch.device) -> torch.autocast:
-    """Autocast to `dtype`; float32 is computed as it is."""
+    """Return autocast to `dtype`, disabled for float32."""
     return torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != 'float32')
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line; what is left out depends on the device."""
+    """Parse the command line; defaults depend on the device."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args)

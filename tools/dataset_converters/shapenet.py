@@ -8,7 +8,7 @@ MESHES is a folder with one folder per class. Meshes may be at any depth below i
 OUT gets <synset or class>/{train,val,test}/<model>.npy, float32 [15000, 3] in the unit and
 orientation of the mesh, for aft_mm.PointClouds. A mesh below a folder train, val or test stays in
 that split. Other meshes are split by --splits, or by --ratio with a hash of class and model. The
-points of a model are the same in every run. Existing files are kept, so an interrupted run can be
+points of a model are the same in every run. Existing files are skipped, so an interrupted run can be
 restarted. Nothing is downloaded.
 """
 

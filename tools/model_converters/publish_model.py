@@ -107,22 +107,22 @@ def publish(
         UserError: As for :func:`choose_weights`.
     """
     meta = checkpoint.get('meta') or {}
-    kept = {name: meta[name] for name in META if name in meta}
+    published = {name: meta[name] for name in META if name in meta}
     dataset = meta.get('dataset_meta') or {}
-    kept['dataset_meta'] = {name: dataset[name] for name in DATASET_META if name in dataset}
-    kept['license'] = license
+    published['dataset_meta'] = {name: dataset[name] for name in DATASET_META if name in dataset}
+    published['license'] = license
     if metrics:
-        kept['metrics'] = dict(metrics)
+        published['metrics'] = dict(metrics)
     # mmengine names a run by its config and start time.
     name = re.sub(r'_\d{8}_\d{6}$', '', meta.get('experiment_name', ''))
     if command or name:
-        kept['command'] = command or f'python tools/train.py {name}.py'
+        published['command'] = command or f'python tools/train.py {name}.py'
     weights = choose_weights(checkpoint, path, ema)
     # Saving a view would save its whole storage.
     state = OrderedDict((name, x.detach().clone()) for name, x in weights.items())
     if hasattr(checkpoint['state_dict'], '_metadata'):  # the versions of the layers
         state._metadata = checkpoint['state_dict']._metadata
-    return dict(meta=kept, state_dict=state)
+    return dict(meta=published, state_dict=state)
 
 
 def save(published: Mapping, out: Path) -> dict[Path, str]:

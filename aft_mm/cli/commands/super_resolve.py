@@ -41,16 +41,16 @@ def check_args(args: argparse.Namespace) -> Config:
 
 def read_image(path: str, num_channels: int) -> np.ndarray:
     """Read an image as uint8 ``[h, w, C]``, C = 1 or 3; print conversions."""
-    image, remarks = read_rgb(path)
+    image, warnings = read_rgb(path)
     if num_channels == 1:
         image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
-        remarks = (
-            [remark for remark in remarks if remark != GREY]
-            if GREY in remarks
-            else [*remarks, 'a colour image is converted to grey']
+        warnings = (
+            [warning for warning in warnings if warning != GREY]
+            if GREY in warnings
+            else [*warnings, 'a colour image is converted to grey']
         )
-    for remark in remarks:
-        print(f'{path}: {remark}')
+    for warning in warnings:
+        print(f'{path}: {warning}')
     return image
 
 

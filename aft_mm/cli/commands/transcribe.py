@@ -57,8 +57,8 @@ def recognise(
         for index, path in enumerate(part):
             try:
                 samples[index] = recognizer.read(path)
-                for remark in samples[index]['data_samples'].get('remarks', {}):
-                    print(f'{path}: {remark}', file=sys.stderr)
+                for warning in samples[index]['data_samples'].get('warnings', {}):
+                    print(f'{path}: {warning}', file=sys.stderr)
             except UserError as error:
                 print(f'{path}: {error}', file=sys.stderr)
         found = dict(

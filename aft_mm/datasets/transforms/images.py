@@ -16,16 +16,16 @@ class LoadRGBImage(BaseTransform):
     """Read ``results['img_path']`` into ``results['img']``, uint8 RGB [H, W, 3].
 
     mmcv's LoadImageFromFile reads truncated files without an error and drops alpha. Changes to a
-    grey or transparent image are noted in ``results['remarks']``, ``{remark: file}``. See
+    grey or transparent image are noted in ``results['warnings']``, ``{warning: file}``. See
     :func:`aft_mm.datasets.read_rgb`, which raises UnusableFile for damaged files.
     """
 
     def transform(self, results: dict) -> dict:
-        """Add ``img`` and, if the image was changed, ``remarks``."""
+        """Add ``img`` and, if the image was changed, ``warnings``."""
         path = results['img_path']
-        results['img'], remarks = read_rgb(path)
-        if remarks:
-            results['remarks'] = dict.fromkeys(remarks, path)
+        results['img'], warnings = read_rgb(path)
+        if warnings:
+            results['warnings'] = dict.fromkeys(warnings, path)
         return results
 
 

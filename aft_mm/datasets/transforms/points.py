@@ -32,7 +32,7 @@ class PackPointCloud(BaseTransform):
     Returns ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,
     box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points`. The box is the bounding cube
     of the whole cloud, so that a shape does not move between samples. Points are sampled without
-    replacement, or with replacement and a remark from clouds with fewer points.
+    replacement, or with replacement and a warning from clouds with fewer points.
 
     Args:
         num_points: Number of points.
@@ -78,8 +78,6 @@ class PackPointCloud(BaseTransform):
         tokens = torch.from_numpy(encode_points(sampled, self.num_bits, box, self.order))
         metainfo = dict(length=len(tokens), num_context=0, box=box)
         if short:
-            sentence = (
-                f'a cloud of fewer than {self.num_points} points is drawn from with replacement'
-            )
-            metainfo['remarks'] = {sentence: results.get('points_path')}
+            message = f'a cloud of fewer than {self.num_points} points is sampled with replacement'
+            metainfo['warnings'] = {message: results.get('points_path')}
         return dict(inputs=tokens, data_samples=SequenceSample(metainfo=metainfo))

@@ -42,7 +42,7 @@ class PackSequence(BaseTransform):
 
     Returns ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``. The image
     ``results['source']`` of :class:`SuperResolutionPair` is flattened into the sample's ``source``,
-    and ``results['remarks']`` are copied.
+    and ``results['warnings']`` are copied.
 
     Args:
         image_shape: ``(H, W, C)`` of every image, C = 1 or 3 (RGB).
@@ -76,8 +76,8 @@ class PackSequence(BaseTransform):
         sample = SequenceSample(metainfo=dict(length=len(tokens), num_context=0))
         if 'source' in results:
             sample.source = self._flatten(results['source'])
-        if 'remarks' in results:
-            sample.set_metainfo(dict(remarks=results['remarks']))
+        if 'warnings' in results:
+            sample.set_metainfo(dict(warnings=results['warnings']))
         return dict(inputs=tokens, data_samples=sample)
 
     def _flatten(self, image: np.ndarray) -> torch.Tensor:

@@ -33,7 +33,7 @@ class LoadUtterance(BaseTransform):
 
     ``a.mfc`` is read as features of Sphinx, ``a.ark:123`` as a matrix of a Kaldi archive, and any
     other path as sound, for which :func:`filter_banks` are computed. Changes to the sound are noted
-    in ``remarks``.
+    in ``warnings``.
 
     Args:
         sample_rate: Rate to which sound is resampled [Hz].
@@ -69,29 +69,29 @@ class LoadUtterance(BaseTransform):
         elif is_kaldi(path):
             results['features'] = read_kaldi(path)
         else:
-            results['features'], remarks = self._sound(path)
-            results['remarks'] = dict.fromkeys(remarks, path)
+            results['features'], warnings = self._sound(path)
+            results['warnings'] = dict.fromkeys(warnings, path)
         return results
 
     def _sound(self, path: str) -> tuple[np.ndarray, list[str]]:
         cached = self._cache_file(path)
         if cached is not None and cached.is_file():
             with np.load(cached) as file:
-                return file['features'], file['remarks'].tolist()
-        samples, remarks = read_sound(path, self.sample_rate)
+                return file['features'], file['warnings'].tolist()
+        samples, warnings = read_sound(path, self.sample_rate)
         features = filter_banks(samples, self.sample_rate, self.num_mel_bins)
         if cached is not None:
             part = cached.with_name(f'{cached.stem}.{os.getpid()}.part.npz')  # one per worker
             try:
                 cached.parent.mkdir(parents=True, exist_ok=True)
-                np.savez(part, features=features, remarks=np.array(remarks, dtype=str))
+                np.savez(part, features=features, warnings=np.array(warnings, dtype=str))
                 part.replace(cached)
             except OSError as error:
                 raise ValueError(
                     f'cache_dir {str(self.cache_dir)!r} cannot be written '
                     f'({error.strerror}); name another one, or None'
                 ) from error
-        return features, remarks
+        return features, warnings
 
     def _cache_file(self, path: str) -> Path | None:
         if self.cache_dir is None or not os.path.isfile(path):
@@ -105,7 +105,7 @@ class LoadUtterance(BaseTransform):
             self.num_mel_bins,
         ]
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
-        return Path(self.cache_dir, name[:2], f'{name}.npz')
+        return Path(self.cache_dir, name[:2], f'{name}.v2.npz')
 
 
 def is_kaldi(path: str) -> bool:
@@ -228,7 +228,7 @@ class PackUtterance(BaseTransform):
         """Pack ``features`` and the entries that the sample has fields for."""
         features = torch.from_numpy(np.ascontiguousarray(results['features'], dtype=np.float32))
         known = {
-            name: results[name] for name in ('name', 'text', 'units', 'remarks') if name in results
+            name: results[name] for name in ('name', 'text', 'units', 'warnings') if name in results
         }
         sample = UtteranceSample(metainfo=dict(length=len(features), **known))
         return dict(inputs=features, data_samples=sample)

@@ -164,12 +164,12 @@ class Notes:
     """Messages of the data sets on the samples of one epoch."""
 
     skipped: Counter[str] = field(default_factory=Counter)  # message: how often
-    remarks: dict[str, str] = field(default_factory=dict)  # warning: first file
+    warnings: dict[str, str] = field(default_factory=dict)  # warning: first file
 
     def add(self, other: 'Notes') -> None:
         """Add the messages of another batch or rank."""
         self.skipped.update(other.skipped)
-        self.remarks = {**other.remarks, **self.remarks}
+        self.warnings = {**other.warnings, **self.warnings}
 
 
 @HOOKS.register_module()
@@ -178,7 +178,7 @@ class SkippedDataReportHook(Hook):
 
     - ``skipped``: at the end of every epoch, how many files could not be used and were replaced by
       others, and the reason for each.
-    - ``remarks``: each warning once in a run, with the first file it is about.
+    - ``warnings``: each warning once in a run, with the first file it is about.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class SkippedDataReportHook(Hook):
         """Collect the messages of a batch."""
         notes = self.notes.setdefault(mode, Notes())
         for sample in data_batch['data_samples']:
-            notes.add(Notes(Counter(sample.get('skipped', ())), sample.get('remarks', {})))
+            notes.add(Notes(Counter(sample.get('skipped', ())), sample.get('warnings', {})))
 
     def _after_epoch(self, runner: Runner, mode: str = 'train') -> None:
         """Log the messages of all ranks."""
@@ -214,9 +214,9 @@ class SkippedDataReportHook(Hook):
                 f'{_title(runner, mode)}: {len(notes.skipped)} file(s) cannot be used, sampled '
                 f'{notes.skipped.total()} x and replaced by others:{"".join(lines)}'
             )
-        for message in sorted(notes.remarks.keys() - self.reported):
-            runner.logger.warning(f'{message}, the first one is {notes.remarks[message]!r}')
-        self.reported |= notes.remarks.keys()
+        for message in sorted(notes.warnings.keys() - self.reported):
+            runner.logger.warning(f'{message}, the first one is {notes.warnings[message]!r}')
+        self.reported |= notes.warnings.keys()
 
 
 def _title(runner: Runner, mode: str) -> str:

@@ -1,5 +1,5 @@
 # CamVid with boxes and masks: connected regions of its labels, frames of 480 x 360 at 256 x 192.
-# The leaf says which classes.
+# The config sets the classes.
 data_root = '{{$AFT_MM_DATA:data}}/camvid'
 
 train_pipeline = [

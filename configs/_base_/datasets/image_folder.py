@@ -1,6 +1,6 @@
 # A folder of class folders, whatever their names and images: data_root/train/cat/1.jpg and
 # data_root/val/cat/2.png. `python tools/dataset_converters/split_folder.py` makes the two parts of one.
-# The leaf says the folder and the number of classes; the size stands in all three places below.
+# The config sets folder and number of classes; the size occurs three times below.
 data_preprocessor = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True)
 extensions = ('.jpg', '.jpeg', '.png', '.webp', '.tif', '.tiff', '.bmp', '.ppm', '.pgm')
 
@@ -28,7 +28,7 @@ test_pipeline = [
 train_dataloader = dict(
     batch_size=50,
     num_workers=1,
-    persistent_workers=False,  # EpochSeedHook seeds the workers of every epoch anew
+    persistent_workers=False,  # EpochSeedHook sets new worker seeds every epoch
     pin_memory=False,
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(

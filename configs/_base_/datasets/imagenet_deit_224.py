@@ -4,7 +4,7 @@ data_preprocessor = dict(
     num_classes=1000, mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True
 )
 
-# Images are BGR until the preprocessor turns them round.
+# Images are BGR until the data preprocessor.
 bgr_mean = data_preprocessor['mean'][::-1]
 bgr_std = data_preprocessor['std'][::-1]
 
@@ -46,7 +46,7 @@ test_pipeline = [
 # Repeated augmentation: an epoch shows a third of the images, each three times, on different GPUs.
 train_dataloader = dict(
     num_workers=8,
-    persistent_workers=False,  # EpochSeedHook seeds the workers of every epoch anew
+    persistent_workers=False,  # EpochSeedHook sets new worker seeds every epoch
     pin_memory=True,
     drop_last=True,
     sampler=dict(type='RepeatAugSampler', shuffle=True, num_repeats=3),

@@ -1,5 +1,5 @@
 # Multi30k, task 1: <folder>/train.de, train.en, val.* and test_2016_flickr.*, plain or gzip. The subwords
-# are trained of the training text and kept beside it; Translator and tools/translate.py read the entry
+# are trained on the training text and stored next to it; Translator and tools/translate.py read the entry
 # of this name.
 folder = '{{$AFT_MM_DATA:data}}/multi30k'
 subwords = folder + '/subwords.model'

@@ -1,5 +1,5 @@
 # Point clouds of ShapeNetCore v2, <data_root>/<synset>/{train,val,test}/*.npy with 15,000 points each,
-# of which 2,048 are drawn; tools/dataset_converters/shapenet.py makes them of the meshes. The ICLR
+# of which 2,048 are sampled; tools/dataset_converters/shapenet.py creates them from meshes. The ICLR
 # submission gives the 2,048 points, sorted first and then quantised to 8 bits; it names no split.
 data_root = '{{$AFT_MM_DATA:data}}/ShapeNetCore.v2.PC15k'
 point_cloud = dict(num_points=2048, num_bits=8, up='y')
@@ -16,7 +16,7 @@ test_pipeline = [
 
 train_dataloader = dict(
     num_workers=4,
-    persistent_workers=False,  # EpochSeedHook seeds the workers of every epoch anew
+    persistent_workers=False,  # EpochSeedHook sets new worker seeds every epoch
     drop_last=True,
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(

@@ -1,5 +1,5 @@
 # AFT-conv tiny: no position embedding, no class token; global average pooling instead, so that
-# the model is fully convolutional. The leaves say how many heads and what kernel.
+# the model is fully convolutional. The configs set heads and kernel size.
 model = dict(
     type='ImageClassifier',
     backbone=dict(

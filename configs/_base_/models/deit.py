@@ -1,4 +1,4 @@
-# The softmax baseline, DeiT-tiny without distillation; the leaves change the size.
+# The softmax baseline, DeiT-tiny without distillation; the configs set the size.
 model = dict(
     type='ImageClassifier',
     backbone=dict(

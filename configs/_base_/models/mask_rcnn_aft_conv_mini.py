@@ -1,4 +1,4 @@
-# A small Mask R-CNN for one class and for images of 256 x 192 on a CPU; the leaf says which class.
+# A small Mask R-CNN for one class and for images of 256 x 192 on a CPU; the config sets the class.
 _base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
 
 model = dict(

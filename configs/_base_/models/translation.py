@@ -1,5 +1,5 @@
 # The base Transformer of arXiv 1706.03762, as OpenNMT has it: 6 + 6 layers, d 512, 8 heads, one table
-# for source, target and output. The leaves choose the self-attention of the decoder, the only part that
+# for source, target and output. The configs choose the self-attention of the decoder, the only part that
 # the paper replaces. Ours: pre-norm blocks with GELU, and the grids, the longest sentences.
 model = dict(
     type='aft_mm.AutoregressiveModel',

@@ -1,4 +1,4 @@
-# Small models on small data; the leaf says how many epochs.
+# Small models on small data; the config sets the number of epochs.
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=3e-3, weight_decay=0.1),
     clip_grad=dict(max_norm=1.0),

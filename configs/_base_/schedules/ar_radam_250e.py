@@ -8,5 +8,5 @@ train_cfg = dict(by_epoch=True, max_epochs=250, val_interval=10)
 val_cfg = dict()
 test_cfg = dict()
 
-# `--auto-scale-lr` scales the rate to the batch that is really used.
+# `--auto-scale-lr` scales the rate to the actual batch size.
 auto_scale_lr = dict(base_batch_size=10)

@@ -1,4 +1,4 @@
-# Small recognisers on small data; the leaf says how many epochs.
+# Small recognisers on small data; the config sets the number of epochs.
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=2e-3, weight_decay=0.05),
     clip_grad=dict(max_norm=1.0),

@@ -1,6 +1,6 @@
 # The transformers of the linear-transformer paper on speech (arXiv 2006.16236, §4.3): RAdam at 1e-4,
-# halved when the validation error stops falling. How long it may stand still and how many epochs there
-# are it does not say: 3 and 100 are choices of this project, as is to clip.
+# halved when the validation error stops falling. The paper gives neither patience nor number
+# of epochs: 3 and 100 are choices of this project, as is gradient clipping.
 optim_wrapper = dict(optimizer=dict(type='RAdam', lr=1e-4), clip_grad=dict(max_norm=5.0))
 param_scheduler = [
     dict(

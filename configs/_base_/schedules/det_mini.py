@@ -1,4 +1,4 @@
-# Small detectors on small data, on a CPU; the leaf says how many epochs.
+# Small detectors on small data, on a CPU; the config sets the number of epochs.
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),

@@ -1,4 +1,4 @@
-# Small models on small data, on a CPU; the leaf says how many epochs.
+# Small models on small data, on a CPU; the config sets the number of epochs.
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
     paramwise_cfg=dict(

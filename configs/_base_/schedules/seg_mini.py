@@ -1,4 +1,4 @@
-# Small segmentors on small data, on a CPU; the leaf says how many iterations.
+# Small segmentors on small data, on a CPU; the config sets the number of iterations.
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),

@@ -1,5 +1,5 @@
-# Small translation models: Adam as OpenNMT has it, a warm-up of 200 iterations and a cosine; the leaf
-# says how many epochs.
+# Small translation models: OpenNMT's Adam, a warm-up of 200 iterations and a cosine schedule; the
+# config sets the number of epochs.
 optim_wrapper = dict(
     optimizer=dict(type='Adam', lr=2e-3, betas=(0.9, 0.998)), clip_grad=dict(max_norm=1.0)
 )
