@@ -94,7 +94,7 @@ class TestTraining:
         built = [HOOKS.build(hook) for hook in [*ours, *config.get('custom_hooks', [])]]
         hooks = {type(hook).__name__ for hook in built}
         # A resumed run repeats one that was never killed, and NaN stops it.
-        assert {'EpochSeedHook', 'FiniteLossHook'} <= hooks
+        assert {'ExactResumeHook', 'FiniteLossHook'} <= hooks
         assert not config.train_dataloader.persistent_workers
         translates = {m.type for m in as_list(config.test_evaluator)} & {'aft_mm.BLEU'}
         if translates and MISSING:
