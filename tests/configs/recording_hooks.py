@@ -48,7 +48,7 @@ class StopHere(Hook):
     priority = 'HIGHEST'
 
     def before_run(self, runner):
-        if 'STOP_AFTER' in os.environ:
+        if 'STOP_AFTER' in os.environ and os.getpgid(0) != os.getpid():
             os.setpgid(0, 0)  # a signal to the group must not reach the tests
         every = int(os.environ.get('CHECKPOINTS', 0))
         for hook in runner.hooks:

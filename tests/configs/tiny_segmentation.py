@@ -24,7 +24,7 @@ train_pipeline = [
 train_dataloader = dict(batch_size=2, dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(num_workers=0, persistent_workers=False)
 train_cfg = dict(max_iters=18, val_interval=6)
-param_scheduler = [dict(type='CosineAnnealingLR', by_epoch=False, T_max=18, _delete_=True)]
+param_scheduler = [dict(type='CosineAnnealingLR', by_epoch=False, T_max=18)]
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=2),
     checkpoint=dict(type='aft_mm.SafeCheckpointHook', by_epoch=False, interval=6),
