@@ -205,3 +205,22 @@ def test_a_run_that_stops_resumes_to_the_same_bits(task, after, by, train, unint
     expected, expected_numbers = final_state(whole)
     assert_same(state, expected)
     assert numbers == expected_numbers
+
+
+def test_two_processes_resume_to_the_same_bits(run, root, config, tmp_path):
+    """Their random numbers are in no checkpoint, as only the first process writes one."""
+    command = ['bash', root / 'tools/dist_train.sh', config('tiny'), 2, '--work-dir']
+    options = ['--cfg-options', STOPPED, 'train_dataloader.batch_size=8']
+    whole = run(*command, 'whole', *options, cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    stop = dict(STOP_AFTER='9', STOP_BY='SIGTERM')
+    stopped = run(*command, 'stopped', *options, cwd=tmp_path, env=stop)
+    assert 'SIGTERM stopped the run after iteration 9' in stopped.stderr
+    resumed = run(*command, 'stopped', '--resume', *options, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    one, other = (
+        torch.load(tmp_path / name / 'epoch_3.pth', weights_only=True)
+        for name in ('whole', 'stopped')
+    )
+    for part in ('state_dict', 'ema_state_dict', 'optimizer'):
+        assert_same(one[part], other[part])
