@@ -192,12 +192,13 @@ class NumberedBatchSampler:
 
     def _all(self) -> Iterator:
         loader = self.batches.loader
-        yield from loader.batch_sampler
+        batch_sampler: Any = loader.batch_sampler
+        yield from batch_sampler
         for epoch in count(1) if self.batches.endless and len(loader) else ():
             sampler = sampler_of(loader)
             if hasattr(sampler, 'set_epoch'):
                 sampler.set_epoch(epoch)
-            yield from loader.batch_sampler
+            yield from batch_sampler
 
 
 class SeededBatches:

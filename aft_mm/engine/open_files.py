@@ -1,11 +1,8 @@
 """Let data loader workers send large batches without running out of open files."""
 
-import torch
+import sys
 
-try:
-    import resource
-except ImportError:  # Windows, where tensors are sent by name anyway
-    resource = None  # type: ignore[assignment]
+import torch
 
 #: Open files that are enough for the tensors of any batch on their way.
 ENOUGH = 65536
@@ -17,8 +14,10 @@ def share_tensors_by_name() -> None:
     Torch's default way of sending a tensor keeps a file open until the batch is used. Without
     any left a worker prints an error and the run waits for its batch forever.
     """
-    if resource is None:
+    if sys.platform == 'win32':  # tensors are sent by name anyway
         return
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if soft == resource.RLIM_INFINITY or soft >= ENOUGH:

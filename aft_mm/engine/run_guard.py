@@ -190,8 +190,8 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
         message = reason(error)
         if run.signals.received and message and message.startswith('worker '):
             # The signal reached the whole process group, and a worker before it was protected.
-            stopped = Stopped(run.signals.received)
-            _end(f'{stopped} stopped the run{run.last_checkpoint()}', 128 + stopped.signum)
+            name = signal.Signals(run.signals.received).name
+            _end(f'{name} stopped the run{run.last_checkpoint()}', 128 + run.signals.received)
         if message is None:
             raise
         _report(message + run.last_checkpoint())

@@ -2,9 +2,10 @@
 
 import math
 import random
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -176,7 +177,7 @@ class ExactResumeHook(Hook):
 def random_state() -> dict[str, Any]:
     """Return the state of the generators of Python, numpy and torch in tensors and plain types."""
     version, numbers, gauss = random.getstate()
-    name, key, *others = np.random.get_state()
+    name, key, *others = cast(Sequence[Any], np.random.get_state())
     state = dict(
         python=[version, torch.tensor(numbers), gauss],
         numpy=[name, torch.from_numpy(key.astype(np.int64)), *others],
