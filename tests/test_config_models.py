@@ -93,8 +93,8 @@ class TestTraining:
         ours = [hook for hook in config.default_hooks.values() if hook.type.startswith('aft_mm.')]
         built = [HOOKS.build(hook) for hook in [*ours, *config.get('custom_hooks', [])]]
         hooks = {type(hook).__name__ for hook in built}
-        # A resumed run equals an uninterrupted one, and NaN stops a run.
-        assert {'EpochSeedHook', 'FiniteLossHook'} <= hooks
+        # A resumed run repeats one that was never killed, and NaN stops it.
+        assert {'ExactResumeHook', 'FiniteLossHook'} <= hooks
         assert not config.train_dataloader.persistent_workers
         translates = {m.type for m in as_list(config.test_evaluator)} & {'aft_mm.BLEU'}
         if translates and MISSING:

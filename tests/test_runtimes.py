@@ -20,6 +20,7 @@ TASKS = (
     'segmentation',
 )
 FINITE = 'aft_mm.FiniteLossHook'
+EXACT = 'aft_mm.ExactResumeHook'
 
 
 def hooks(cfg):
@@ -41,7 +42,7 @@ def test_every_config_writes_whole_checkpoints_logs_and_stops_at_nan(task, missi
     assert trained
     for name, cfg in trained.items():
         assert cfg.default_hooks.checkpoint.type == 'aft_mm.SafeCheckpointHook', name
-        assert hooks(cfg).count(FINITE) == 1, name
+        assert hooks(cfg).count(FINITE) == hooks(cfg).count(EXACT) == 1, name
         backends = {backend.type for backend in cfg.visualizer.vis_backends}
         assert backends == {'LocalVisBackend', 'TensorboardVisBackend'}, name
         before = cfg.to_dict()
@@ -58,11 +59,11 @@ def test_every_config_writes_whole_checkpoints_logs_and_stops_at_nan(task, missi
         dict(default_hooks=dict(checkpoint=dict(type='mmengine.CheckpointHook', interval=7))),
     ],
 )
-def test_an_own_config_gets_both(options):
+def test_a_config_of_ones_own_gets_all(options):
     cfg = Config(options)
     for _ in range(2):
         apply_safe_defaults(cfg)
-        assert hooks(cfg) == ['aft_mm.SafeCheckpointHook', FINITE]
+        assert hooks(cfg) == ['aft_mm.SafeCheckpointHook', FINITE, EXACT]
         assert cfg.default_hooks.checkpoint.interval == (7 if options.get('default_hooks') else 1)
 
 

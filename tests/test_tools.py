@@ -102,7 +102,7 @@ class TestTrainArguments:
         [
             ([], False, None),
             (['--resume'], True, None),
-            (['--resume', 'auto'], True, None),
+            (['--resume', 'auto'], 'auto', None),
             (['--resume', 'a.pth'], True, 'a.pth'),
         ],
     )

@@ -15,9 +15,10 @@ _NAME = re.compile(r'(?!best_)(\w*_)(\d+)\.pth')
 
 
 def remove_parts(folder: str | Path) -> None:
-    """Remove temporary files of checkpoints whose writer was killed."""
-    for part in Path(folder).glob('.*.pth.*.part'):
-        part.unlink(missing_ok=True)
+    """Remove temporary files of checkpoints and of ``last_checkpoint`` whose writer was killed."""
+    for pattern in ('.*.pth.*.part', f'.{POINTER}.*.part'):
+        for part in Path(folder).glob(pattern):
+            part.unlink(missing_ok=True)
 
 
 def write_pointer(folder: str | Path, checkpoint: str) -> None:

@@ -8,6 +8,9 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+#: Value of ``--resume`` without a path; no file can have this name.
+LATEST = '\0latest'
+
 
 class Options(argparse.Action):
     """mmengine's KEY=VALUE arguments, with an error message for others."""
@@ -109,9 +112,10 @@ def train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--resume',
         nargs='?',
-        const='auto',
+        const=LATEST,
         metavar='CHECKPOINT',
-        help='resume from this checkpoint, by default from the latest one in the work dir',
+        help='resume from this checkpoint, by default from the latest one in the work dir; '
+        'with auto, start a new run if the work dir has none',
     )
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
     parser.add_argument('--no-validate', action='store_true', help='skip the validation')

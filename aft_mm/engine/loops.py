@@ -1,13 +1,21 @@
 """Loops: an epoch loop that can stop and resume, and test loops that sample or translate."""
 
-from collections.abc import Sequence
-from itertools import islice
+import random
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import torch
-from mmengine.runner import EpochBasedTrainLoop, Runner, TestLoop, autocast
-from torch.utils.data import DataLoader
+from mmengine.runner import (
+    BaseLoop,
+    EpochBasedTrainLoop,
+    IterBasedTrainLoop,
+    Runner,
+    TestLoop,
+    autocast,
+)
+from torch.utils.data import DataLoader, IterableDataset
 
 from aft_mm.checks import check_int, check_number
 from aft_mm.errors import UserError
@@ -15,6 +23,7 @@ from aft_mm.registry import LOOPS
 from aft_mm.structures import SequenceSample
 
 from .runner import task_model
+from .stop_signals import starting_workers
 
 
 class StoppableEpochLoop(EpochBasedTrainLoop):
@@ -26,6 +35,8 @@ class StoppableEpochLoop(EpochBasedTrainLoop):
 
     num_done = 0
     begin = (0, 0)  # epoch and iteration at which the current epoch started
+    batches: 'Batches | None' = None
+    restore: Callable[[], None] | None = None  # called before the first batch of a resumed epoch
 
     def run_epoch(self) -> None:
         """Run an epoch, or the rest of it, until its end or ``stop_training``."""
@@ -33,8 +44,10 @@ class StoppableEpochLoop(EpochBasedTrainLoop):
         self.begin = self._epoch, self._iter - num_done
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
-        loader = remaining_batches(self.dataloader, num_done) if num_done else self.dataloader
-        for index, batch in enumerate(loader, num_done):
+        batches = (self.batches or Batches(self.dataloader)).start(num_done, self.begin[1])
+        if num_done and self.restore is not None:
+            self.restore()
+        for index, batch in enumerate(batches, num_done):
             self.run_iter(index, batch)
             if self.stop_training and index + 1 < len(self.dataloader):
                 self.val_begin = self.max_epochs + 1  # else mmengine's loop would validate
@@ -47,20 +60,180 @@ class StoppableEpochLoop(EpochBasedTrainLoop):
         return iteration - self.begin[1] if epoch == self.begin[0] else 0
 
 
-def remaining_batches(loader: DataLoader, num_done: int) -> DataLoader:
-    """Return a loader of the same batches without the first ``num_done``, which are not read."""
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=list(islice(loader.batch_sampler, num_done, None)),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-    )
+class EndlessBatches:
+    """Replacement of the iterator of mmengine's iteration loop.
+
+    At a resume the loop asks for all batches that were trained on, only to drop them. They are not
+    loaded here.
+
+    Args:
+        loop: The loop, whose iteration is that of the resumed run.
+        batches: The batches of its data loader.
+    """
+
+    def __init__(self, loop: IterBasedTrainLoop, batches: 'Batches') -> None:
+        self.loop = loop
+        self.batches = batches
+        self.num_skipped = 0
+        self.iterator: Iterator | None = None
+        self.restore: Callable[[], None] | None = (
+            None  # called before the first batch after a resume
+        )
+
+    def __iter__(self) -> 'EndlessBatches':
+        return self
+
+    def __next__(self) -> Any:
+        if self.iterator is None:
+            num_done = self.loop.iter
+            if self.num_skipped < num_done:
+                self.num_skipped += 1
+                return None
+            self.iterator = self.batches.start(num_done)
+            if num_done and self.restore is not None:
+                self.restore()
+        return next(self.iterator)
+
+
+def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
+    """Let mmengine's train loop stop and resume at any iteration.
+
+    The class and the iterator are replaced here, because configs select mmengine's loops with
+    ``by_epoch`` or their names. Loops of other classes are left alone.
+
+    Args:
+        loop: The train loop of a runner.
+        seeds: As for :class:`Batches`; by default they are left as they are.
+    """
+    if isinstance(loop.dataloader.dataset, IterableDataset):  # its samples have no numbers
+        return
+    if type(loop) is EpochBasedTrainLoop:
+        loop.__class__ = StoppableEpochLoop
+    if isinstance(loop, StoppableEpochLoop):
+        if seeds is not None:
+            loop.batches = Batches(loop.dataloader, seeds)
+    elif type(loop) is IterBasedTrainLoop and (
+        seeds is not None or not isinstance(loop.dataloader_iterator, EndlessBatches)
+    ):
+        batches = Batches(loop.dataloader, seeds or (), endless=True)
+        loop.dataloader_iterator = EndlessBatches(loop, batches)
+
+
+class Batches:
+    """The batches of a data loader, from any of them on, with random numbers of their own.
+
+    With ``seeds``, random numbers of the samples and of the collate function depend on ``seeds``
+    and the number of the batch only, not on which worker loads it or when.
+
+    Args:
+        loader: The data loader. Its workers are not used; they are started again here.
+        seeds: Seed of the run and other numbers, all 0 or larger; none: the generators of the
+            process that loads a batch are used as they are.
+        endless: Restart the sampler at its end, with the next epoch.
+    """
+
+    def __init__(
+        self, loader: DataLoader, seeds: Sequence[int] = (), endless: bool = False
+    ) -> None:
+        self.loader = loader
+        self.is_seeded = bool(seeds)
+        self.seeds = tuple(seeds)
+        self.endless = endless
+        self.first = self.offset = 0
+        self.own: DataLoader | None = None  # with persistent workers
+
+    def start(self, first: int, offset: int = 0) -> Iterator:
+        """Return an iterator from batch ``first`` on; batch i has number ``offset + i``."""
+        self.first, self.offset = first, offset
+        with starting_workers():
+            return self._start()
+
+    def _start(self) -> Iterator:
+        if not (self.first or self.is_seeded or self.endless):
+            return iter(self.loader)
+        if self.endless and hasattr(sampler_of(self.loader), '_indices_of_rank'):
+            # mmengine's InfiniteSampler continues where the loop's own iterator had prefetched.
+            sampler = sampler_of(self.loader)
+            sampler.indices = sampler._indices_of_rank()
+        if self.own is not None:
+            return iter(self.own)
+        loader = self.loader
+        own = DataLoader(
+            SeededBatches(loader.dataset, self.seeds) if self.is_seeded else loader.dataset,
+            batch_sampler=NumberedBatchSampler(self),
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )
+        if loader.persistent_workers:
+            self.own = own
+        return iter(own)
+
+
+class NumberedBatchSampler:
+    """Batch sampler of a :class:`Batches`: the indices of a batch, with its number if seeded."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches.loader) - self.batches.first
+
+    def __iter__(self) -> Iterator:
+        owner = self.batches
+        for number, indices in enumerate(islice(self._all(), owner.first, None), owner.first):
+            yield (owner.offset + number, indices) if owner.is_seeded else indices
+
+    def _all(self) -> Iterator:
+        loader = self.batches.loader
+        batch_sampler: Any = loader.batch_sampler
+        yield from batch_sampler
+        for epoch in count(1) if self.batches.endless and len(loader) else ():
+            sampler = sampler_of(loader)
+            if hasattr(sampler, 'set_epoch'):
+                sampler.set_epoch(epoch)
+            yield from batch_sampler
+
+
+class SeededBatches:
+    """Data set that returns whole batches and seeds the process before each.
+
+    Args:
+        dataset: The data set.
+        seeds: Numbers from which, with that of the batch, its seed is derived.
+    """
+
+    def __init__(self, dataset: Any, seeds: Sequence[int]) -> None:
+        self.dataset = dataset
+        self.seeds = seeds
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, batch: tuple[int, Sequence[int]]) -> list:
+        number, indices = batch
+        seed_generators(derived_seed(*self.seeds, number))
+        if getattr(self.dataset, '__getitems__', None):
+            return self.dataset.__getitems__(indices)
+        return [self.dataset[index] for index in indices]
+
+
+def sampler_of(loader: DataLoader) -> Any:
+    """Return the sampler; a custom batch sampler has its own, which the loader does not know."""
+    return getattr(loader.batch_sampler, 'sampler', loader.sampler)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators of Python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def derived_seed(seed: int, *parts: int) -> int:

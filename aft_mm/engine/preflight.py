@@ -44,7 +44,10 @@ def check_torchvision() -> None:
 
 
 def choose_checkpoint(cfg: Config) -> str:
-    """For ``--resume`` without a name, set ``load_from`` to the newest complete checkpoint.
+    """For ``--resume`` without a path, set ``load_from`` to the newest complete checkpoint.
+
+    With ``cfg.resume == 'auto'`` a work dir without checkpoints starts a new run; ``load_from``,
+    the weights with which it starts, is then kept.
 
     Returns:
         A warning if that is not the one named by ``last_checkpoint``, else ''.
@@ -52,14 +55,18 @@ def choose_checkpoint(cfg: Config) -> str:
     Raises:
         UserError: the work dir has no complete checkpoint.
     """
-    if not cfg.get('resume') or cfg.get('load_from'):
+    is_auto = cfg.get('resume') == 'auto'
+    if not cfg.get('resume') or cfg.get('load_from') and not is_auto:
         return ''
-    cfg.load_from, warning = latest_checkpoint(cfg.work_dir)
-    if cfg.load_from is None:
+    found, warning = latest_checkpoint(cfg.work_dir)
+    if found is None and not is_auto:
         raise UserError(
             f'--resume finds no checkpoint in {str(cfg.work_dir)!r}; name the '
             '--work-dir of the run, or train without --resume to start'
         )
+    cfg.resume = found is not None
+    if found is not None:
+        cfg.load_from = found
     return warning
 
 

@@ -2,30 +2,26 @@
 
 import errno
 import logging
-import os
 import re
 import shlex
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from mmengine.dist import all_reduce
 from mmengine.runner import Runner
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-from torch.utils.data import get_worker_info
 
 from aft_mm.errors import PEER_DIED, UserError
 
 from .hooks import StopHook
+from .stop_signals import Stopped, StopSignals, protect_workers
 
-WATCHED = (signal.SIGTERM, signal.SIGINT)
 #: ``extra`` of a log message that is written to the file only.
 FILE_ONLY = dict(file_only=True)
 # Errors of a disk or a folder that can no longer be written.
@@ -45,87 +41,10 @@ _PEER_GONE = re.compile(
     'Connection (closed|reset)|Broken pipe|Socket closed|ncclRemoteError|ncclSystemError',
     re.IGNORECASE,
 )
-_before_fork = threading.local()
-
-
-def _hold_signals() -> None:
-    _before_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-
-
-def _deliver_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _before_fork.mask)
-
-
-def _end_at_sigterm() -> None:
-    handler = signal.getsignal(signal.SIGTERM)
-    if isinstance(getattr(handler, '__self__', None), StopSignals):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _deliver_signals()
-
-
-# Pools of processes, as evaluation uses them, are ended with SIGTERM. A Python handler may never
-# run there: a signal is lost when a fork begins, and not handled by a child that waits for a lock.
-# So signals are blocked during a fork, and SIGTERM ends a child.
-if hasattr(os, 'register_at_fork'):  # not on Windows
-    os.register_at_fork(
-        before=_hold_signals, after_in_parent=_deliver_signals, after_in_child=_end_at_sigterm
-    )
-
-
-class Stopped(BaseException):
-    """A signal arrived when the run could not wait for the end of an iteration.
-
-    Not an Exception, so that no ``except Exception`` swallows it.
-
-    Args:
-        signum: Number of the signal.
-    """
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
-
-
-class StopSignals:
-    """Context manager that handles SIGTERM and SIGINT of this process.
-
-    While ``can_wait``, the first signal is stored in ``received``, which is checked after every
-    iteration, and a second one raises :class:`Stopped`; otherwise the first one raises it. With
-    ``patient``, further signals are ignored while ``can_wait``, because a launcher repeats the
-    signal that the keyboard sent to all processes.
-    """
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self.can_wait = False
-        self.patient = False
-        self._process = os.getpid()
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> 'StopSignals':
-        if threading.current_thread() is threading.main_thread():  # required by signal.signal
-            for signum in WATCHED:
-                self._before[signum] = signal.signal(signum, self._handle)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)  # type: ignore[arg-type]
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a fork, which also got the keyboard's SIGINT
-            # A data loader worker continues until its parent has finished.
-            if get_worker_info() is None:
-                signal.signal(signum, signal.SIG_DFL)
-                os.kill(os.getpid(), signum)
-            return
-        first, self.received = self.received is None, self.received or signum
-        if not (self.can_wait and (first or self.patient)):
-            raise Stopped(signum)
 
 
 class StopSignalHook(StopHook):
-    """Ends the training after the iteration in which SIGTERM or SIGINT arrived.
+    """Ends the training after the iteration in which SIGTERM, SIGINT or SIGHUP arrived.
 
     A signal to one process of a distributed run stops all of them. During a validation a signal
     stops the run at once: the checkpoint of the epoch is already written.
@@ -144,6 +63,9 @@ class StopSignalHook(StopHook):
     def before_train(self, runner: Runner) -> None:
         """From here on a signal waits for the end of an iteration."""
         super().before_train(runner)
+        for loop in (runner.train_loop, runner.val_loop):
+            if loop is not None:
+                protect_workers(loop.dataloader)
         self.signals.patient = runner.distributed
         self.signals.can_wait = True
 
@@ -266,6 +188,10 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
         raise
     except (OSError, RuntimeError, MemoryError) as error:
         message = reason(error)
+        if run.signals.received and message and message.startswith('worker '):
+            # The signal reached the whole process group, and a worker before it was protected.
+            name = signal.Signals(run.signals.received).name
+            _end(f'{name} stopped the run{run.last_checkpoint()}', 128 + run.signals.received)
         if message is None:
             raise
         _report(message + run.last_checkpoint())

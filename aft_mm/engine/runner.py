@@ -62,10 +62,10 @@ def load_run_config(args: argparse.Namespace) -> Config:
 
 
 def apply_safe_defaults(cfg: Config) -> None:
-    """Make training write checkpoints atomically and stop at a non-finite loss.
+    """Make training write checkpoints atomically, resume exactly and stop at a non-finite loss.
 
     mmengine's CheckpointHook, also the default one, becomes SafeCheckpointHook with the same
-    options, and FiniteLossHook is added.
+    options, and FiniteLossHook and ExactResumeHook are added.
     """
     if cfg.get('default_hooks') is None:
         cfg.default_hooks = {}
@@ -74,12 +74,13 @@ def apply_safe_defaults(cfg: Config) -> None:
         hooks.checkpoint = dict(type='CheckpointHook', interval=1)
     if hooks.checkpoint and hooks.checkpoint.type in ('CheckpointHook', 'mmengine.CheckpointHook'):
         hooks.checkpoint.type = 'aft_mm.SafeCheckpointHook'
-    finite = 'aft_mm.FiniteLossHook'
-    if not any(
-        hook and hook.get('type') == finite
-        for hook in (*hooks.values(), *cfg.get('custom_hooks', []))
+    given = [hook and hook.get('type') for hook in (*hooks.values(), *cfg.get('custom_hooks', []))]
+    for name, hook, other in (
+        ('finite_loss', 'aft_mm.FiniteLossHook', None),
+        ('exact_resume', 'aft_mm.ExactResumeHook', 'aft_mm.EpochSeedHook'),
     ):
-        hooks.finite_loss = dict(type=finite)
+        if not {hook, hook.removeprefix('aft_mm.'), other} & {*given} - {None}:
+            hooks[name] = dict(type=hook)
 
 
 def build_runner(cfg: Config) -> Runner:

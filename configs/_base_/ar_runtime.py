@@ -13,8 +13,8 @@ default_hooks = dict(
     # A run that is killed loses five minutes, however long an epoch is.
     minutes=dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    # A resumed run draws the random numbers of the run that was never killed.
-    epoch_seed=dict(type='aft_mm.EpochSeedHook'),
+    # A run that resumes at any iteration has the bits of an uninterrupted one.
+    exact_resume=dict(type='aft_mm.ExactResumeHook'),
     # Data that the model cannot take stops the run before its first iteration.
     first_sample=dict(type='aft_mm.SanityCheckHook'),
     # A non-finite loss or gradient stops the run before it reaches the weights.

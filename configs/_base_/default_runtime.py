@@ -12,8 +12,8 @@ default_hooks = dict(
     # A run that is killed loses five minutes, however long an epoch is.
     minutes=dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    # A resumed run draws the random numbers of the run that was never killed.
-    epoch_seed=dict(type='aft_mm.EpochSeedHook'),
+    # A run that resumes at any iteration has the bits of an uninterrupted one.
+    exact_resume=dict(type='aft_mm.ExactResumeHook'),
     # A truncated image stops the run before its first iteration.
     check_images=dict(type='aft_mm.CheckImagesHook'),
     # A non-finite loss or gradient stops the run before it reaches the weights.

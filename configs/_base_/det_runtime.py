@@ -9,6 +9,8 @@ default_hooks = dict(
     checkpoint=dict(type='aft_mm.SafeCheckpointHook', max_keep_ckpts=3),
     # A run that is killed loses five minutes, however long an epoch is.
     minutes=dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
+    # A run that resumes at any iteration has the bits of an uninterrupted one.
+    exact_resume=dict(type='aft_mm.ExactResumeHook'),
     # A non-finite loss or gradient stops the run before it reaches the weights.
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
 )

@@ -5,10 +5,11 @@ _base_ = 'mmseg::_base_/default_runtime.py'
 custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 
 # A non-finite loss or gradient stops the run before it reaches the weights, and a run that is killed
-# loses five minutes; default_hooks are the schedule's.
+# loses five minutes and resumes to the bits of an uninterrupted one; default_hooks are the schedule's.
 custom_hooks = [
     dict(type='aft_mm.FiniteLossHook'),
     dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
+    dict(type='aft_mm.ExactResumeHook'),
 ]
 
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]

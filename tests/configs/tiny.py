@@ -70,7 +70,7 @@ default_hooks = dict(
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1, save_best='auto'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    epoch_seed=dict(type='aft_mm.EpochSeedHook'),
+    exact_resume=dict(type='aft_mm.ExactResumeHook'),
     check_images=dict(type='aft_mm.CheckImagesHook'),
     losses=dict(type='RecordLossHook'),
     kill=dict(type='KillHook'),

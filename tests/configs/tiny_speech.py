@@ -78,7 +78,7 @@ default_hooks = dict(
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    epoch_seed=dict(type='aft_mm.EpochSeedHook'),
+    exact_resume=dict(type='aft_mm.ExactResumeHook'),
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
     first_sample=dict(type='aft_mm.SanityCheckHook'),
     losses=dict(type='RecordLossHook'),

@@ -59,7 +59,7 @@ default_hooks = dict(
         type='aft_mm.SafeCheckpointHook', interval=1, save_best='bits_per_char', rule='less'
     ),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    epoch_seed=dict(type='aft_mm.EpochSeedHook'),
+    exact_resume=dict(type='aft_mm.ExactResumeHook'),
     check_images=dict(type='aft_mm.CheckImagesHook'),
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
     first_sample=dict(type='aft_mm.SanityCheckHook'),

@@ -16,6 +16,7 @@ from aft_mm.checkpoint import (
     write_pointer,
     write_whole,
 )
+from aft_mm.engine.preflight import choose_checkpoint
 
 pytestmark = pytest.mark.adversarial
 
@@ -131,8 +132,9 @@ def test_a_kill_at_any_moment_of_writing_leaves_what_was_there(moment, tmp_path,
     with pytest.raises(OSError, match='epoch_2.pth'), write_whole(tmp_path / 'epoch_2.pth'):
         raise OSError(28, 'No space left on device')
     (tmp_path / '.epoch_2.pth.17.part').touch()
+    (tmp_path / '.last_checkpoint.17.part').touch()
     remove_parts(tmp_path)
-    assert not list(tmp_path.glob('*epoch_2*'))
+    assert not list(tmp_path.glob('*epoch_2*')) and not list(tmp_path.glob('.*.part'))
     assert checkpoints_in(tmp_path) == []
 
 
@@ -180,6 +182,42 @@ def test_an_empty_folder_is_not_trained_in(train, tmp_path):
     with pytest.raises(SystemExit, match='--resume finds no checkpoint in .*; name the --work-dir'):
         train(tmp_path, resume='')
     assert not list(tmp_path.glob('*.pth'))
+
+
+def test_auto_starts_in_an_empty_folder_and_refuses_damaged_files(train, tmp_path, whole_run):
+    train(tmp_path, resume='auto')
+    assert_same_weights(tmp_path / 'epoch_3.pth', whole_run / 'epoch_3.pth')
+    log = train(tmp_path, resume='auto')
+    assert 'the run is finished (epoch 3 of 3)' in log
+    for path in tmp_path.glob('*.pth'):
+        path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(SystemExit, match='--resume finds no complete checkpoint in .* damaged'):
+        train(tmp_path, resume='auto')
+
+
+@pytest.mark.parametrize('found', [True, False])
+def test_auto_keeps_the_weights_to_start_from(found, stopped, tmp_path_factory):
+    folder = stopped if found else tmp_path_factory.mktemp('empty')
+    cfg = Config(dict(resume='auto', load_from='weights.pth', work_dir=str(folder)))
+    (stopped / 'last_checkpoint').write_text(str(stopped / 'epoch_2.pth'))
+    choose_checkpoint(cfg)
+    expected = (True, str(stopped / 'epoch_2.pth')) if found else (False, 'weights.pth')
+    assert (cfg.resume, cfg.load_from) == expected
+
+
+def test_random_state_of_other_values_is_refused(train, stopped):
+    def edit(checkpoint):
+        checkpoint['meta']['random_state']['torch'] = torch.zeros(7, dtype=torch.uint8)
+
+    change(stopped / 'epoch_2.pth', edit)
+    with pytest.raises(SystemExit, match='the random state of the checkpoint cannot be used'):
+        train(stopped, resume='epoch_2.pth')
+
+
+def test_gradients_of_another_model_are_refused(train, stopped):
+    change(stopped / 'epoch_2.pth', lambda checkpoint: checkpoint.update(gradients={'w': 1}))
+    with pytest.raises(SystemExit, match="no parameter for the gradient 'w'"):
+        train(stopped, resume='epoch_2.pth')
 
 
 def test_a_finished_run_says_so(train, stopped, whole_run):
@@ -280,7 +318,7 @@ def test_a_run_that_would_go_on_otherwise_is_refused(name, train, stopped):
 
 def test_what_goes_on_otherwise_is_said(train, stopped):
     def two_processes(checkpoint):
-        checkpoint['meta']['run']['num_processes'] = 2
+        checkpoint['meta']['run'].update(num_processes=2, num_threads=64)
         checkpoint['state_dict']['head.fc.bias'][0] = torch.nan
         checkpoint.pop('ema_state_dict')
 
@@ -289,6 +327,7 @@ def test_what_goes_on_otherwise_is_said(train, stopped):
         train(stopped, resume='epoch_2.pth')
     log = next(stopped.glob('*/*.log')).read_text()
     assert 'was written by 2 processes and the run resumes with 1' in log
+    assert 'was written with 64 threads and the run resumes with 1' in log
     assert 'no averaged weights: the average of EMAHook starts here' in log
     assert 'tensors of the checkpoint hold NaN or inf, the first is head.fc.bias' in log
 

@@ -98,6 +98,38 @@ def test_a_signal_ends_with_a_checkpoint_from_which_the_run_goes_on(train, capfd
     assert all(torch.equal(value, resumed[key]) for key, value in weights().items())
 
 
+def test_a_hangup_ends_a_run_with_a_checkpoint(train, capfd):
+    stop(train, signal.SIGHUP, capfd)
+
+
+def test_nohup_keeps_its_meaning():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_few_open_files_do_not_hang(root, config, tmp_path):
+    """A batch of two workers has more tensors than the process may have open files."""
+    command = [sys.executable, root / 'tools/train.py', config('tiny_without_chance')]
+    options = ['num_workers=2', 'batch_size=48', 'dataset.indices=192']
+    done = subprocess.run(
+        ['bash', '-c', 'ulimit -n 100 && exec "$@"', 'bash', *command]
+        + ['--work-dir', '.', '--cfg-options', 'train_cfg.max_epochs=1']
+        + [f'train_dataloader.{option}' for option in options],
+        cwd=tmp_path,
+        env=dict(os.environ, PYTHONPATH=f'{root / "tests/configs"}:{root}', OMP_NUM_THREADS='1'),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(tmp_path, 'epoch_1.pth').exists()
+
+
 def test_a_signal_during_validation_names_the_checkpoint_of_the_epoch(train, capfd):
     assert ends(train, send(signal.SIGTERM), place='before_val_epoch') == 128 + signal.SIGTERM
     assert (

@@ -211,8 +211,19 @@ def test_a_sequence_is_rejected(untrained, tmp_path):
             (2, 3),
             r'bias of a must be .* got \[1, 4, 3\]',
         ),
+        (
+            [ExplorerLayer('a', torch.full((1, 3, 3), torch.nan))],
+            (2, 3),
+            'the bias of a must be finite',
+        ),
     ],
 )
 def test_invalid_biases_are_rejected(layers, grid, message):
     with pytest.raises(ValueError, match=message):
         explorer_page(layers, grid)
+
+
+def test_a_layer_may_be_called_as_a_place_of_the_page():
+    layers = [ExplorerLayer('@BIASES@ @KEYS@', torch.zeros(1, 3, 3))]
+    page = explorer_page(layers, (2, 3))
+    assert page.count('"name": "@BIASES@ @KEYS@"') == 1

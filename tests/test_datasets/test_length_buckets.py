@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from aft_mm.datasets import LengthBatchSampler
-from aft_mm.engine.loops import remaining_batches
+from aft_mm.engine.loops import Batches
 
 LENGTHS = np.random.default_rng(0).gamma(3, 100, 203).astype(int) + 1
 
@@ -70,10 +70,7 @@ def test_a_run_that_stopped_inside_an_epoch_goes_on_with_what_is_left():
     loader = DataLoader(
         range(203), collate_fn=list, batch_sampler=LengthBatchSampler(sampler(epoch=2), 16)
     )
-    assert (
-        list(remaining_batches(loader, 5)) == list(loader)[5:]
-        and len(remaining_batches(loader, 5)) == len(loader) - 5
-    )
+    assert list(Batches(loader).start(5)) == list(loader)[5:]
 
 
 def test_two_processes_of_half_the_batch_take_the_batches_of_one():

@@ -9,7 +9,7 @@ from mmengine.registry import DATA_SAMPLERS
 from torch.utils.data import DataLoader
 
 from aft_mm.datasets import TokenBatchSampler
-from aft_mm.engine.loops import remaining_batches
+from aft_mm.engine.loops import Batches
 
 
 class Lengths:
@@ -76,7 +76,7 @@ def test_the_batches_of_all_processes_are_those_of_one(data, processes):
 def test_the_rest_of_an_epoch_is_in_the_same_order(data):
     sampler = TokenBatchSampler(DefaultSampler(data, seed=3), 200)
     loader = DataLoader(data, batch_sampler=sampler, collate_fn=list)
-    assert list(remaining_batches(loader, 5)) == list(loader)[5:]
+    assert list(Batches(loader).start(5)) == list(loader)[5:]
 
 
 def test_bad_arguments_end_in_one_sentence(data):

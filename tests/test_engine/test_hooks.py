@@ -1,6 +1,7 @@
 """The hooks, each on a runner or a stand-in with what the hook reads."""
 
 import copy
+import itertools
 import logging
 import random
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from scipy.special import softmax
 from scipy.stats import entropy
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch.utils.data import DataLoader
 
 from aft_mm.datasets import Digits
 from aft_mm.engine import (
@@ -22,9 +24,11 @@ from aft_mm.engine import (
     CheckImagesHook,
     CheckpointCompatibilityHook,
     CompileHook,
-    EpochSeedHook,
+    ExactResumeHook,
     RegularizationHook,
 )
+from aft_mm.engine.hooks.training import check_random_state, random_state, set_random_state
+from aft_mm.engine.loops import Batches
 from aft_mm.engine.preflight import check_regularization
 from aft_mm.errors import UserError
 from aft_mm.layers import PositionEmbedding
@@ -110,29 +114,86 @@ class TestCompileHook:
         torch.testing.assert_close(copy.deepcopy(model).backbone(x), model.backbone(x))
 
 
-class TestEpochSeedHook:
-    def draw(self, iteration, rank=0):
-        loader = SimpleNamespace(num_workers=2)
-        EpochSeedHook().before_train_epoch(
-            SimpleNamespace(seed=3, iter=iteration, rank=rank, train_dataloader=loader)
+class TestExactResumeHook:
+    def seeded(self, iteration, rank=0):
+        ExactResumeHook().before_train_epoch(
+            SimpleNamespace(seed=3, iter=iteration, rank=rank, train_loop=None, distributed=False)
         )
-        here = torch.rand(1).item(), np.random.rand(), random.random()
-        workers = []
-        for worker in range(2):
-            loader.worker_init_fn(worker)
-            workers.append((torch.rand(1).item(), np.random.rand(), random.random()))
-        return here, *workers
+        return torch.rand(1).item(), np.random.rand(), random.random()
 
-    def test_depends_on_nothing_but_seed_iteration_and_rank(self):
-        first = self.draw(12)
+    def test_an_epoch_depends_on_seed_iteration_and_rank_only(self):
+        first = self.seeded(12)
         torch.rand(5), np.random.rand(5)
-        assert self.draw(12) == first
+        assert self.seeded(12) == first
+        values = [value for i in (0, 6) for rank in (0, 1) for value in self.seeded(i, rank)]
+        assert len(set(values)) == len(values)
 
-    def test_epochs_ranks_and_workers_differ(self):
-        draws = [
-            value for iteration in (0, 6) for rank in (0, 1) for value in self.draw(iteration, rank)
+    def test_a_checkpoint_restores_the_random_state(self, tmp_path):
+        random.gauss(0, 1), np.random.randn(), torch.randn(1)
+        torch.save(random_state(), tmp_path / 'state.pth')
+
+        def sample():
+            return random.gauss(0, 1), np.random.randn(), torch.randn(3).tolist()
+
+        first = sample()
+        state = torch.load(tmp_path / 'state.pth', weights_only=True)
+        check_random_state(state)
+        assert sample() != first
+        set_random_state(state)
+        assert sample() == first
+
+    @pytest.mark.parametrize(
+        'state',
+        [
+            {},
+            [],
+            dict(python=[3, torch.zeros(5), None], numpy=['MT19937'], torch=torch.zeros(3)),
+            dict(random_state(), torch=torch.zeros(9, dtype=torch.uint8)),
+            dict(random_state(), numpy=['MT19937', torch.zeros(9), 0, 0, 0.0]),
+        ],
+    )
+    def test_other_values_are_refused(self, state):
+        with pytest.raises(UserError, match='the random state of the checkpoint cannot be used'):
+            ExactResumeHook().after_load_checkpoint(None, dict(meta=dict(random_state=state)))
+
+
+class Noise(torch.utils.data.Dataset):
+    """Index and random numbers of every generator."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return index, random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def noise_loader(num_workers, **options):
+    return DataLoader(Noise(), 3, num_workers=num_workers, collate_fn=list, **options)
+
+
+def test_batches_depend_on_their_number_only():
+    whole = list(Batches(noise_loader(0), (7, 0)).start(0))
+    for loader in (noise_loader(1), noise_loader(2, persistent_workers=True)):
+        batches = Batches(loader, (7, 0))
+        assert list(batches.start(2)) == whole[2:]
+        assert list(batches.start(0)) == whole
+        later = list(batches.start(0, 4))
+        assert [[item[0] for item in batch] for batch in later] == [
+            [item[0] for item in batch] for batch in whole
         ]
-        assert len(set(draws)) == len(draws)
+        assert not {item[1] for batch in later for item in batch} & {
+            item[1] for batch in whole for item in batch
+        }
+    assert list(Batches(noise_loader(0), (7, 1)).start(0)) != whole
+
+
+def test_endless_batches_restart_the_sampler():
+    batches = Batches(noise_loader(0), (7, 0), endless=True)
+    first = list(itertools.islice(batches.start(0), 10))
+    assert list(itertools.islice(batches.start(6), 4)) == first[6:]
+    assert [[item[0] for item in batch] for batch in first[4:8]] == [
+        [item[0] for item in batch] for batch in first[:4]
+    ]
 
 
 class TestRegularizationHook:
@@ -193,10 +254,10 @@ class TestRegularizationHook:
         )
         check_regularization(None, runner(model, hooks=[RegularizationHook(weight=0.1)]))
         if sparsity == 'none':
-            check_regularization(None, runner(model, hooks=[EpochSeedHook()]))
+            check_regularization(None, runner(model, hooks=[ExactResumeHook()]))
         else:
             with pytest.raises(UserError, match='custom_hooks has no .*RegularizationHook'):
-                check_regularization(None, runner(model, hooks=[EpochSeedHook()]))
+                check_regularization(None, runner(model, hooks=[ExactResumeHook()]))
 
 
 class TestCheckpointCompatibilityHook:

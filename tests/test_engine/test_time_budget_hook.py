@@ -111,7 +111,7 @@ CONFIG = dict(
             type='aft_mm.SafeCheckpointHook', interval=1, save_best='error', rule='less'
         ),
         sampler_seed=dict(type='DistSamplerSeedHook'),
-        epoch_seed=dict(type='aft_mm.EpochSeedHook'),
+        exact_resume=dict(type='aft_mm.ExactResumeHook'),
     ),
     custom_hooks=[dict(type='EMAHook', momentum=0.1)],
     visualizer=dict(type='Visualizer'),

@@ -11,6 +11,7 @@ import gzip
 import html
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -116,16 +117,16 @@ def explorer_page(
     )
     folder = Path(__file__).parent
     page = (folder / 'explorer.html').read_text(encoding='utf-8')
-    for name, text in (
-        ('SCRIPT', (folder / 'explorer.js').read_text(encoding='utf-8')),
-        ('TITLE', html.escape(title)),
+    texts = dict(
+        SCRIPT=(folder / 'explorer.js').read_text(encoding='utf-8'),
+        TITLE=html.escape(title),
         # A name may contain a closing tag.
-        ('META', json.dumps(meta).replace('<', r'\u003c')),
-        ('BIASES', _packed(biases)),
-        ('KEYS', _packed(keys)),
-    ):
-        page = page.replace(f'@{name}@', text)
-    return page
+        META=json.dumps(meta, allow_nan=False).replace('<', r'\u003c'),
+        BIASES=_packed(biases),
+        KEYS=_packed(keys),
+    )
+    # In one pass, because a layer may be called @BIASES@.
+    return re.sub(f'@({"|".join(texts)})@', lambda match: texts[match[1]], page)
 
 
 def _layers(
@@ -139,6 +140,8 @@ def _layers(
     start = 0
     for i, layer in enumerate(layers):
         w = layer.bias.detach().cpu().float().numpy()
+        if not np.isfinite(w).all():
+            raise UserError(f'the bias of {layer.name} must be finite, got NaN or inf')
         dense = w.ndim == 3 and w.shape[1:] == (num_tokens, num_tokens)
         if w.ndim != 3 or not (dense or (w.shape[1] % 2 and w.shape[2] % 2)):
             raise UserError(
@@ -187,6 +190,8 @@ def _images(images: Sequence[ExplorerImage], num_tokens: int) -> tuple[list[dict
                     f'{list(key.shape)}'
                 )
             values = key.detach().cpu().double().numpy().T
+            if not np.isfinite(values).all():
+                raise UserError(f'the keys of {image.name} must be finite, got NaN or inf')
             low = float(values.min())
             step = (float(values.max()) - low) / 65535 or 1.0
             parts.append(np.rint((values - low) / step).astype('<u2').ravel())

@@ -6,6 +6,7 @@ import logging
 from mmengine.config import Config
 from mmengine.runner import Runner
 
+from aft_mm.cli.parsers import LATEST
 from aft_mm.config.reading import check_checkpoint, check_data
 from aft_mm.engine import (
     CheckpointCompatibilityHook,
@@ -17,6 +18,7 @@ from aft_mm.engine import (
     run_guard,
 )
 from aft_mm.engine.allocator import keep_freed_memory
+from aft_mm.engine.open_files import share_tensors_by_name
 from aft_mm.engine.preflight import TRAIN_CHECKS, check_torchvision, choose_checkpoint
 from aft_mm.engine.run_guard import Run
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
@@ -30,8 +32,9 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
     if args.amp:
         cfg.optim_wrapper.type = 'aft_mm.AutocastOptimWrapper'
     if args.resume:
-        cfg.resume = True
-        cfg.load_from = None if args.resume == 'auto' else args.resume
+        cfg.resume = 'auto' if args.resume == 'auto' else True
+        if args.resume != 'auto':
+            cfg.load_from = None if args.resume == LATEST else args.resume
     if args.auto_scale_lr:
         if not (cfg.get('auto_scale_lr') or {}).get('base_batch_size'):
             raise UserError(f'--auto-scale-lr needs auto_scale_lr.base_batch_size in {args.config}')
@@ -43,6 +46,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     with user_errors(ValueError):
         requested_backends()
         keep_freed_memory()
+        share_tensors_by_name()
     with user_errors(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_run_config(args)

@@ -10,14 +10,20 @@ from .checkpointing import (
 from .pictures import PointCloudHook, SampleHook, SampleVisualizationHook, SuperResolutionHook
 from .sanity import CheckImagesHook, FiniteLossHook, SanityCheckHook, SkippedDataReportHook
 from .stopping import StopHook, TimeBudgetHook
-from .training import BitsPerDimHook, CompileHook, EpochSeedHook, EpochTimeHook, RegularizationHook
+from .training import (
+    BitsPerDimHook,
+    CompileHook,
+    EpochTimeHook,
+    ExactResumeHook,
+    RegularizationHook,
+)
 
 __all__ = [
     'BitsPerDimHook',
     'CheckImagesHook',
     'CheckpointCompatibilityHook',
     'CompileHook',
-    'EpochSeedHook',
+    'ExactResumeHook',
     'EpochTimeHook',
     'FiniteLossHook',
     'PeriodicCheckpointHook',

@@ -11,6 +11,8 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+import torch
+from mmengine.device import get_device
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.logging import print_log
@@ -184,6 +186,7 @@ def _properties(runner: Runner) -> dict[str, Any]:
     """Return the properties that must be the same when a run resumes."""
     return dict(
         num_processes=runner.world_size,
+        num_threads=torch.get_num_threads(),
         epoch_length=len(runner.train_loop.dataloader),
         optimizer=type(getattr(runner.optim_wrapper, 'optimizer', runner.optim_wrapper)).__name__,
         averaged=any(isinstance(hook, EMAHook) for hook in runner.hooks),
@@ -395,6 +398,13 @@ class ResumeCheckHook(Hook):
                 f'the checkpoint was written by {before} processes and the run resumes with '
                 f'{now["num_processes"]}: samples are distributed differently, so the weights '
                 'will not be those of an uninterrupted run'
+            )
+        threads = saved.get('num_threads', now['num_threads'])
+        if threads != now['num_threads'] and get_device() == 'cpu':
+            _warn(
+                f'the checkpoint was written with {threads} threads and the run resumes with '
+                f'{now["num_threads"]}: sums are rounded differently, so the weights will not '
+                'be bit for bit those of an uninterrupted run; OMP_NUM_THREADS sets the number'
             )
         unit, done, end = (
             ('epoch', epoch, runner.max_epochs)

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from mmengine.dist import broadcast
 from mmengine.hooks import Hook
-from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
-from torch.utils.data import DataLoader
+from mmengine.runner import IterBasedTrainLoop, Runner
 
 from aft_mm.checkpoint import ATOMIC_BACKEND, write_pointer
 from aft_mm.checks import check_int, check_number
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
-from ..loops import StoppableEpochLoop
+from ..loops import StoppableEpochLoop, make_resumable, sampler_of
 
 #: Entry of a checkpoint's meta with the position inside an epoch.
 INSIDE_EPOCH = 'inside_epoch'
@@ -59,12 +58,14 @@ class StopHook(Hook):
             UserError: the epochs of the stopped run had another length.
         """
         loop = runner.train_loop
-        if type(loop) is EpochBasedTrainLoop:
-            # Replaced here, because configs select mmengine's loop with by_epoch=True.
-            loop.__class__ = StoppableEpochLoop
+        make_resumable(loop)
+        if not runner.iter:  # 0 if only weights were loaded
+            return
         inside = self.loaded.get(INSIDE_EPOCH, {})
-        if runner.iter and inside.get('num_done'):  # 0 if only weights were loaded
+        if inside.get('num_done'):
             _resume_inside_epoch(loop, **inside)
+        if inside.get('sampler_seed') is not None:  # without a fixed seed every run has another one
+            sampler_of(loop.dataloader).seed = inside['sampler_seed']
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
@@ -106,7 +107,7 @@ class StopHook(Hook):
         meta[INSIDE_EPOCH] = dict(
             num_done=loop.num_done_at(meta['epoch'], meta['iter']) if inside else 0,
             epoch_length=len(loop.dataloader),
-            sampler_seed=getattr(_sampler(loop.dataloader), 'seed', None),
+            sampler_seed=getattr(sampler_of(loop.dataloader), 'seed', None),
         )
         if 'optimizer' in checkpoint:  # the best weights are saved without
             self.saved = meta['iter']
@@ -130,7 +131,7 @@ class StopHook(Hook):
 
 
 def _resume_inside_epoch(
-    loop: StoppableEpochLoop, num_done: int, epoch_length: int, sampler_seed: int | None
+    loop: StoppableEpochLoop, num_done: int, epoch_length: int, **others: Any
 ) -> None:
     """Skip the batches that were trained on, which come first in the same order."""
     if len(loop.dataloader) != epoch_length:
@@ -140,13 +141,6 @@ def _resume_inside_epoch(
             'previous batch size, data and number of processes'
         )
     loop.num_done = num_done
-    if sampler_seed is not None:  # without a fixed seed every run has another one
-        _sampler(loop.dataloader).seed = sampler_seed
-
-
-def _sampler(loader: DataLoader) -> Any:
-    """Return the sampler; a custom batch sampler has its own, which the loader does not know."""
-    return getattr(loader.batch_sampler, 'sampler', loader.sampler)
 
 
 @HOOKS.register_module()
@@ -164,12 +158,11 @@ class TimeBudgetHook(StopHook):
       that value; if a run is killed, its time after the last checkpoint does not count. A resumed
       run without time left is refused before it trains.
     - *Inside an epoch.* A run by epochs stops inside the epoch and is not validated then. It
-      resumes with the remaining batches in the same order, at the same iteration and learning rate,
-      so every sample is seen once. Dropout and augmentation use another seed, so the weights equal
-      those of an uninterrupted run only without them. The batch size and the number of processes
-      must be the same.
-    - *At the end of an epoch* the run stops after the validation there, if any. Resuming from the
-      checkpoint of an epoch is bit-identical.
+      resumes with the remaining batches in the same order, at the same iteration and learning rate.
+      The batch size and the number of processes must be the same.
+    - *At the end of an epoch* the run stops after the validation there, if any.
+    - *Random numbers* continue with :class:`ExactResumeHook`: the resumed run equals an
+      uninterrupted one.
     - *By iterations* mmengine's loop stops, validates and resumes as usual. A custom train loop
       stops where it checks ``stop_training``; how it resumes is up to that loop.
 

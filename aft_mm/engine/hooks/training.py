@@ -1,23 +1,31 @@
-"""Change or measure training: compilation, seeds, timing, penalties, loss in bits."""
+"""Change or measure training: compilation, random state, timing, penalties, loss in bits."""
 
 import math
+import random
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from mmengine.dataset import worker_init_fn
+from mmengine.device import get_device
 from mmengine.hooks import Hook
-from mmengine.runner import Runner, set_random_seed
+from mmengine.optim import OptimWrapper
+from mmengine.runner import IterBasedTrainLoop, Runner, set_random_seed
 from torch import nn
 
 from aft_mm.checks import check_number, check_text
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
+from ..loops import make_resumable
 from ..runner import task_model
 
+#: Entry of a checkpoint's meta with the state of the random generators.
+RANDOM_STATE = 'random_state'
+#: Entry of a checkpoint with accumulated gradients.
+GRADIENTS = 'gradients'
 MAX_GRAPHS = 2**20  # in effect no limit
 
 
@@ -50,25 +58,154 @@ class CompileHook(Hook):
         task_model(runner).get_submodule(self.module).compile(**self.kwargs)
 
 
-@HOOKS.register_module()
-class EpochSeedHook(Hook):
-    """Seed every epoch from (seed, iteration, rank), so a resumed run equals an uninterrupted one.
+@HOOKS.register_module(name=['ExactResumeHook', 'EpochSeedHook'])  # the second in older configs
+class ExactResumeHook(Hook):
+    """Let a run that resumes at any iteration end in the same bits as an uninterrupted one.
 
-    mmengine's checkpoints hold no random state: after a resume, dropout, Mixup and augmentation
-    would repeat the random numbers of the first epoch. Workers of the training data loader are
-    seeded in every epoch as well, which needs ``persistent_workers=False``.
+    mmengine's checkpoints hold neither random state nor accumulated gradients. Here:
+
+    - Every epoch is seeded from (seed, iteration, rank).
+    - A checkpoint holds the state of the generators of Python, numpy and torch, and gradients
+      that wait for a step. They are restored before the first batch of a run that resumes inside
+      an epoch, or in a loop of iterations.
+    - Workers of the training data loader seed every batch from (seed, rank, number of the batch).
+    - In a distributed run every iteration is seeded from (seed, iteration, rank) instead, because
+      only the first process writes the checkpoint.
+    - A validation leaves the generators as they were.
+
+    On a GPU operations without a deterministic algorithm can differ, which is logged at a resume.
     """
 
+    priority = 'VERY_HIGH'  # other hooks may use random numbers
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, Any] = {}  # checkpoint, without weights
+        self.before_validation: dict[str, Any] | None = None
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Keep the state until it is known whether the run is resumed.
+
+        Raises:
+            UserError: it is not random state.
+        """
+        self.loaded = {key: checkpoint[key] for key in (GRADIENTS,) if key in checkpoint}
+        state = checkpoint.get('meta', {}).get(RANDOM_STATE)
+        if state is not None:
+            try:
+                check_random_state(state)
+            except Exception as error:  # of any type, as the values are
+                raise UserError(
+                    f'the random state of the checkpoint cannot be used ({error})'
+                ) from error
+            self.loaded[RANDOM_STATE] = state
+
+    def before_train(self, runner: Runner) -> None:
+        """Seed the batches; at a resume, restore gradients and warn if bits may differ."""
+        loop = runner.train_loop
+        is_seeded = runner.distributed or runner.train_dataloader.num_workers > 0
+        make_resumable(loop, (runner.seed, runner.rank) if is_seeded else ())
+        if not runner.iter:  # only weights were loaded
+            return
+        owner = getattr(loop, 'dataloader_iterator', loop)
+        owner.restore = partial(self._restore, runner)
+        parameters = dict(task_model(runner).named_parameters())
+        for name, gradient in self.loaded.get(GRADIENTS, {}).items():
+            parameter = parameters.get(name)
+            if parameter is None or gradient.shape != parameter.shape:
+                raise UserError(f'the model has no parameter for the gradient {name!r:.100}')
+            parameter.grad = gradient.to(parameter)
+        if runner.distributed and self.loaded.get(GRADIENTS):
+            runner.logger.warning(
+                'the checkpoint was written between two optimizer steps and holds the accumulated '
+                'gradients of the first process only: the resumed run will differ'
+            )
+        if get_device() != 'cpu' and not torch.are_deterministic_algorithms_enabled():
+            runner.logger.info(
+                'the resumed run equals an uninterrupted one except for operations of the GPU '
+                'without a deterministic algorithm'
+            )
+
     def before_train_epoch(self, runner: Runner) -> None:
-        """Seed this process and the workers that it will start."""
-        seed, worker_seed = np.random.SeedSequence(
-            [runner.seed, runner.iter, runner.rank]
-        ).generate_state(2)
-        set_random_seed(int(seed))
-        loader = runner.train_dataloader
-        loader.worker_init_fn = partial(
-            worker_init_fn, num_workers=loader.num_workers, rank=0, seed=int(worker_seed) >> 1
-        )
+        """Seed this process with the iteration at which the epoch starts."""
+        begin = getattr(runner.train_loop, 'begin', (0, runner.iter))[1]
+        if isinstance(runner.train_loop, IterBasedTrainLoop):
+            begin = 0
+        self._seed(runner, begin)
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        """Seed a process of a distributed run."""
+        if runner.distributed:
+            self._seed(runner, runner.iter)
+
+    def before_val(self, runner: Runner) -> None:
+        """Keep the state of the generators."""
+        self.before_validation = random_state()
+
+    def after_val(self, runner: Runner) -> None:
+        """Restore it: a run that resumes after the validation does not repeat it."""
+        if self.before_validation is not None:
+            set_random_state(self.before_validation)
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Add random state and waiting gradients to a checkpoint that can be resumed."""
+        if 'optimizer' not in checkpoint:
+            return
+        if not runner.distributed:
+            checkpoint['meta'][RANDOM_STATE] = random_state()
+        wrapper = runner.optim_wrapper
+        if isinstance(wrapper, OptimWrapper) and not wrapper.should_update():
+            checkpoint[GRADIENTS] = {
+                name: parameter.grad.cpu()
+                for name, parameter in task_model(runner).named_parameters()
+                if parameter.grad is not None
+            }
+
+    def _seed(self, runner: Runner, iteration: int) -> None:
+        numbers = [runner.seed, iteration, runner.rank]
+        set_random_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
+
+    def _restore(self, runner: Runner) -> None:
+        if RANDOM_STATE in self.loaded:
+            set_random_state(self.loaded[RANDOM_STATE])
+        elif not runner.distributed:
+            runner.logger.warning(
+                'the checkpoint holds no random state: dropout and augmentation of the resumed run '
+                'will differ from those of an uninterrupted one'
+            )
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of the generators of Python, numpy and torch in tensors and plain types."""
+    version, numbers, gauss = random.getstate()
+    name, key, *others = cast(Sequence[Any], np.random.get_state())
+    state = dict(
+        python=[version, torch.tensor(numbers), gauss],
+        numpy=[name, torch.from_numpy(key.astype(np.int64)), *others],
+        torch=torch.get_rng_state(),
+    )
+    if torch.cuda.is_initialized():
+        state['cuda'] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Invert :func:`random_state`."""
+    version, numbers, gauss = state['python']
+    name, key, *others = state['numpy']
+    random.setstate((version, tuple(numbers.tolist()), gauss))
+    np.random.set_state((name, key.cpu().numpy().astype(np.uint32), *others))
+    torch.set_rng_state(state['torch'].cpu())
+    if 'cuda' in state and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state['cuda'].cpu())
+
+
+def check_random_state(state: dict[str, Any]) -> None:
+    """Raise an error of any type if :func:`set_random_state` would fail."""
+    version, numbers, gauss = state['python']
+    name, key, *others = state['numpy']
+    random.Random().setstate((version, tuple(numbers.tolist()), gauss))
+    np.random.RandomState().set_state((name, key.cpu().numpy().astype(np.uint32), *others))
+    torch.Generator().set_state(state['torch'].cpu())
 
 
 @HOOKS.register_module()
@@ -183,3 +320,12 @@ class RegularizationHook(Hook):
 
         # Inside the forward of the model, so that DistributedDataParallel sees the gradients.
         model.register_forward_hook(add_penalty, with_kwargs=True)
+
+
+def penalised_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers with a ``regularization_loss`` that is not None."""
+    return [
+        layer
+        for layer in model.modules()
+        if hasattr(layer, 'regularization_loss') and layer.regularization_loss() is not None
+    ]

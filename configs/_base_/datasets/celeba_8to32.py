@@ -14,7 +14,7 @@ pipeline = [
 
 train_dataloader = dict(
     num_workers=4,
-    persistent_workers=False,  # EpochSeedHook sets new worker seeds every epoch
+    persistent_workers=False,
     drop_last=True,
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(type='aft_mm.CelebA', data_root=data_root, split='train', pipeline=pipeline),

@@ -28,7 +28,7 @@ test_pipeline = [
 train_dataloader = dict(
     batch_size=50,
     num_workers=1,
-    persistent_workers=False,  # EpochSeedHook sets new worker seeds every epoch
+    persistent_workers=False,
     pin_memory=False,
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(

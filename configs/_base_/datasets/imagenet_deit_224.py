@@ -46,7 +46,7 @@ test_pipeline = [
 # Repeated augmentation: an epoch shows a third of the images, each three times, on different GPUs.
 train_dataloader = dict(
     num_workers=8,
-    persistent_workers=False,  # EpochSeedHook sets new worker seeds every epoch
+    persistent_workers=False,
     pin_memory=True,
     drop_last=True,
     sampler=dict(type='RepeatAugSampler', shuffle=True, num_repeats=3),

@@ -16,7 +16,7 @@ test_pipeline = [
 
 train_dataloader = dict(
     num_workers=4,
-    persistent_workers=False,  # EpochSeedHook sets new worker seeds every epoch
+    persistent_workers=False,
     drop_last=True,
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(

@@ -1,0 +1,145 @@
+"""Signals that stop a run: SIGTERM, SIGINT, SIGHUP, in its main process and in its workers."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+_HANGUP = getattr(signal, 'SIGHUP', None)  # None on Windows
+WATCHED = tuple(filter(None, (signal.SIGTERM, signal.SIGINT, _HANGUP)))
+_before_fork = threading.local()
+_is_starting_workers = False
+
+
+def _hold_signals() -> None:
+    _before_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+
+
+def _deliver_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _before_fork.mask)
+
+
+def _end_at_sigterm() -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    if isinstance(getattr(handler, '__self__', None), StopSignals):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if not _is_starting_workers:  # else ignore_signals will handle them
+        _deliver_signals()
+
+
+# Pools of processes, as evaluation uses them, are ended with SIGTERM. A Python handler may never
+# run there: a signal is lost when a fork begins, and not handled by a child that waits for a lock.
+# So signals are blocked during a fork, and SIGTERM ends a child.
+if hasattr(os, 'register_at_fork'):  # not on Windows
+    os.register_at_fork(
+        before=_hold_signals, after_in_parent=_deliver_signals, after_in_child=_end_at_sigterm
+    )
+
+
+class WorkerInit:
+    """``worker_init_fn`` of a data loader whose workers survive a signal to the process group.
+
+    A queue, ``timeout`` and a container send SIGTERM to all processes of a run. Its workers must
+    continue until the main process has written a checkpoint, and end when that one does.
+
+    Args:
+        init: The previous ``worker_init_fn`` or None.
+    """
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self.init = init
+        self.strategy = torch.multiprocessing.get_sharing_strategy()
+
+    def __call__(self, worker_id: int) -> None:
+        torch.multiprocessing.set_sharing_strategy(self.strategy)  # a spawned worker has another
+        if hasattr(signal, 'sigwaitinfo'):  # not on Windows and macOS
+            # Blocked in all threads, so that only the new thread receives them.
+            signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+        if self.init is not None:
+            self.init(worker_id)
+
+
+def _end_with_parent() -> None:
+    """Ignore signals, except SIGTERM of the main process, which ends a worker."""
+    while True:
+        received = signal.sigwaitinfo(WATCHED)
+        if received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():
+            os._exit(0)
+
+
+def protect_workers(loader: DataLoader) -> None:
+    """Let the workers that ``loader`` will start survive a signal to the process group."""
+    if loader.num_workers and not isinstance(loader.worker_init_fn, WorkerInit):
+        loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
+
+
+@contextmanager
+def starting_workers() -> Iterator[None]:
+    """Block signals in processes that are forked inside, until their :class:`WorkerInit` runs."""
+    global _is_starting_workers
+    _is_starting_workers = True
+    try:
+        yield
+    finally:
+        _is_starting_workers = False
+
+
+class Stopped(BaseException):
+    """A signal arrived when the run could not wait for the end of an iteration.
+
+    Not an Exception, so that no ``except Exception`` swallows it.
+
+    Args:
+        signum: Number of the signal.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class StopSignals:
+    """Context manager that handles SIGTERM, SIGINT and SIGHUP of this process.
+
+    While ``can_wait``, the first signal is stored in ``received``, which is checked after every
+    iteration, and a second one raises :class:`Stopped`; otherwise the first one raises it. With
+    ``patient``, further signals are ignored while ``can_wait``, because a launcher repeats the
+    signal that the keyboard sent to all processes.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.can_wait = False
+        self.patient = False
+        self._process = os.getpid()
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> 'StopSignals':
+        if threading.current_thread() is threading.main_thread():  # required by signal.signal
+            for signum in WATCHED:
+                # nohup ignores SIGHUP for a run that is to survive its terminal.
+                if signum == _HANGUP and signal.getsignal(signum) is signal.SIG_IGN:
+                    continue
+                self._before[signum] = signal.signal(signum, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)  # type: ignore[arg-type]
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a fork, which also got the keyboard's SIGINT
+            # A data loader worker continues until its parent has finished.
+            if get_worker_info() is None:
+                signal.signal(signum, signal.SIG_DFL)
+                os.kill(os.getpid(), signum)
+            return
+        first, self.received = self.received is None, self.received or signum
+        if not (self.can_wait and (first or self.patient)):
+            raise Stopped(signum)
