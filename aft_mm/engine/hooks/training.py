@@ -320,12 +320,3 @@ class RegularizationHook(Hook):
 
         # Inside the forward of the model, so that DistributedDataParallel sees the gradients.
         model.register_forward_hook(add_penalty, with_kwargs=True)
-
-
-def penalised_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers with a ``regularization_loss`` that is not None."""
-    return [
-        layer
-        for layer in model.modules()
-        if hasattr(layer, 'regularization_loss') and layer.regularization_loss() is not None
-    ]

@@ -45,13 +45,15 @@ def aft_conv(
 
     Otherwise the forms of eager are used.
     """
-    options = dict(global_connectivity=global_connectivity, causal=causal)
+    options: dict[str, Any] = dict(global_connectivity=global_connectivity, causal=causal)
     weight_decides = global_connectivity and not causal
     cropped = crop_kernel(weight.float(), grid)
 
     def make_kernel() -> Tensor | None:
         tokens = (key, value) if weight_decides else hide(key, value, key_mask)
-        if not is_one_shift_exact(*tokens, cropped, **options, difference=True):
+        if not is_one_shift_exact(
+            tokens[0], tokens[1], cropped, global_connectivity, causal, difference=True
+        ):
             return None
         kernel = (torch.expm1 if global_connectivity else torch.exp)(cropped.detach())
         return kernel.flatten(1).T.contiguous()
@@ -91,7 +93,7 @@ def _version(x: Tensor) -> int | None:
 
 def _strided(x: Tensor | None) -> tuple[int, int, int]:
     """Return the fields of `Tensor` in tensors.h."""
-    return (0, 0, 0) if x is None else (_address(x), *x.stride()[:2])
+    return (0, 0, 0) if x is None else (_address(x), x.stride(0), x.stride(1))
 
 
 def _address(x: Tensor | None) -> int:
@@ -277,6 +279,6 @@ def _grads_by_eager(
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad(), torch.autocast('cpu', enabled=False):
         output = op.by_eager(*tensors)
-        needed = [x for x, need in zip(tensors, wanted, strict=True) if need]
+        needed = [x for x, need in zip(tensors, wanted, strict=True) if need and x is not None]
         grads = iter(torch.autograd.grad(output, needed, grad, create_graph=create_graph))
     return [next(grads) if need else None for need in wanted]
