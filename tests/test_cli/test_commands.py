@@ -226,6 +226,7 @@ class TestDoctor:
         assert end.value.code == 1 and out.endswith('- a\n  b\n')
         assert 'found: mnist\n' in out and 'cifar10' in out.partition('missing: ')[2]
         assert 'eager' in out and 'aft_conv_step' in out and 'torch 2' in out
+        assert 'operators of mmcv: torchvision\n' in out or 'operators of mmcv: compiled\n' in out
 
     def test_an_unknown_backend_is_reported(self, tool, capsys, monkeypatch):
         monkeypatch.setenv('AFT_MM_BACKEND', 'tritn')

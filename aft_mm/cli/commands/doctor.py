@@ -80,6 +80,12 @@ def print_tasks() -> None:
     for task, (_, fix) in NEEDS.items():
         lacks = missing(task)
         print(f'{task}: ' + (f'{", ".join(lacks)} missing; {fix}' if lacks else 'ready'))
+    try:
+        importlib.import_module('aft_mm.registry')
+        operators = importlib.import_module('aft_mm.hosts').selected_operators()
+    except ImportError:
+        return  # broken_imports reports it
+    print(f'operators of mmcv: {operators}')
 
 
 def print_data() -> None:
