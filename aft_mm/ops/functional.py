@@ -172,7 +172,7 @@ def aft_conv(
         query: [B, T, D], or None for ``gate='none'``.
         key: [B, T, h], one channel per head.
         value: [B, T, D].
-        weight: w [h, *kernel], already reparameterised. Kernel sizes are odd and may exceed the
+        weight: w ``[h, *kernel]``, already reparameterised. Kernel sizes are odd and may exceed the
             grid.
         grid: 1, 2 or 3 sizes, whose product is T.
         global_connectivity: Whether W is 1 outside the kernel, else 0.

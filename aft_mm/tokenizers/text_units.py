@@ -92,7 +92,7 @@ class TextUnits:
 def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
     """Return the first pronunciation of every word of a dictionary in the format of CMUdict.
 
-    Lines that begin with ``;;;`` or ``#`` are comments, as is text after `` # ``. Lines that are
+    Lines that begin with ``;;;`` or ``#`` are comments, as is text after a ``#`` between spaces. Lines that are
     not valid UTF-8 are read as Latin-1, the encoding of CMUdict.
 
     Raises:

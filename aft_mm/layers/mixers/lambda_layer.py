@@ -22,7 +22,7 @@ class LambdaLayer(TokenMixer):
     The softmax is over the tokens, and e is learned for every offset on the grid. Queries and keys
     are batch-normalised over the tokens that are not hidden.
 
-    Time O(T²·h·(|k| + D/h)), memory O(T²·(h + |k|)). It cannot be causal, as batch statistics
+    Time ``O(T²·h·(|k| + D/h))``, memory ``O(T²·(h + |k|))``. It cannot be causal, as batch statistics
     depend on later tokens. timm's LambdaLayer takes maps [B, C, H, W] only, and no masks.
 
     Args:
