@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -78,8 +79,13 @@ def _become(command: list[str], cwd: Path, env: dict[str, str], streams: Path) -
     warnings.resetwarnings()
     for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
         warnings.simplefilter('ignore', category)
-    for manager in (DefaultScope, MMLogger, MessageHub, Visualizer):
+    # Instances are kept per class, and mmdet and mmseg have visualizers of their own.
+    managers = [DefaultScope, MMLogger, MessageHub, Visualizer]
+    while managers:
+        manager = managers.pop()
         manager._instance_dict.clear()
+        managers += manager.__subclasses__()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under nohup
     random.seed()
     np.random.seed()
     torch.seed()

@@ -197,7 +197,7 @@ def test_every_environment_variable_is_documented():
         for folder in ('aft_mm', 'tools', 'configs')
         for path in (ROOT / folder).rglob('*.py')
     )
-    names = set(re.findall(r'\bAFT_MM_[A-Z]+', code))
+    names = set(re.findall(r'\bAFT_MM_[A-Z_]*[A-Z]', code))
     assert len(names) > 2 and names <= {*re.findall(r'`(\w+)`', page)}
 
 

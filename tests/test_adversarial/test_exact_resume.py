@@ -13,8 +13,6 @@ import pytest
 import torch
 from PIL import Image
 
-from aft_mm.engine.hooks.training import random_state, set_random_state
-
 from ..speech_data import write_sound
 from ..test_integration import assert_same, write_data
 
@@ -136,7 +134,6 @@ def final_state(folder):
             for key, value in scalars.items()
             if not key.endswith(('time', 'memory', 'eta')) and not key.startswith('val/')
         },
-        'random': next_numbers(checkpoint['meta']['random_state']),
         **{
             key: checkpoint[key]
             for key in ('state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers')
@@ -144,15 +141,6 @@ def final_state(folder):
         },
     }
     return state, metrics(folder)
-
-
-def next_numbers(state):
-    """What the generators return next; their states hold unused bytes."""
-    before = random_state()
-    set_random_state(state)
-    numbers = random.random(), np.random.rand(), torch.rand(2).tolist(), torch.randn(2).tolist()
-    set_random_state(before)
-    return numbers
 
 
 def metrics(folder):

@@ -300,7 +300,7 @@ REFUSALS = {
     'weights that are none': (
         [],
         lambda checkpoint: checkpoint['state_dict'].update({'head.fc.bias': 'text'}),
-        '1 cannot be copied',
+        'holds a str in state_dict instead of the tensor head.fc.bias',
     ),
 }
 

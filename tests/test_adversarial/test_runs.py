@@ -99,7 +99,11 @@ def test_a_signal_ends_with_a_checkpoint_from_which_the_run_goes_on(train, capfd
 
 
 def test_a_hangup_ends_a_run_with_a_checkpoint(train, capfd):
-    stop(train, signal.SIGHUP, capfd)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under nohup
+    try:
+        stop(train, signal.SIGHUP, capfd)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_nohup_keeps_its_meaning():
