@@ -12,8 +12,8 @@ from types import ModuleType
 
 import torch
 import torch.nn.functional as F
-import torchvision  # noqa: F401  registers torch.ops.torchvision
 from torch import Tensor
+from torchvision.ops import deform_conv2d
 
 __all__ = ['SUPPORTED', 'make_module']
 
@@ -382,21 +382,6 @@ def softmax_focal_loss_backward(
 # Deformable and masked convolutions
 
 
-def _deform_conv(
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-) -> Tensor:
-    return torchvision.ops.deform_conv2d(
-        input, offset, weight, bias, stride, padding, dilation, mask
-    )
-
-
 def deform_conv_forward(
     input: Tensor,
     weight: Tensor,
@@ -407,7 +392,7 @@ def deform_conv_forward(
     **options: int,
 ) -> None:
     """Deformable convolution v1; input [B, C, H, W], offset [B, 2 · groups · kH · kW, H', W']."""
-    output.copy_(_deform_conv(input, weight, offset, None, None, *_geometry(options)))
+    output.copy_(deform_conv2d(input, offset, weight, None, *_geometry(options)))
 
 
 def _geometry(options: dict[str, int]) -> list[tuple[int, int]]:
@@ -427,7 +412,7 @@ def deform_conv_backward_input(
     """Add the gradients of :func:`deform_conv_forward` to `grad_input` and `grad_offset`."""
 
     def forward(input: Tensor, offset: Tensor) -> Tensor:
-        return _deform_conv(input, weight, offset, None, None, *_geometry(options))
+        return deform_conv2d(input, offset, weight, None, *_geometry(options))
 
     found = _gradients(forward, [input, offset], grad_output)
     grad_input += found[0]
@@ -448,7 +433,7 @@ def deform_conv_backward_parameters(
     """Add `scale` times the gradient of the weight of :func:`deform_conv_forward`."""
 
     def forward(weight: Tensor) -> Tensor:
-        return _deform_conv(input, weight, offset, None, None, *_geometry(options))
+        return deform_conv2d(input, offset, weight, None, *_geometry(options))
 
     grad_weight += scale * _gradients(forward, [grad_weight], grad_output)[0]
 
@@ -468,7 +453,7 @@ def modulated_deform_conv_forward(
 ) -> None:
     """Deformable convolution v2: every sample is multiplied by mask [B, groups · kH · kW, H', W']."""
     places = _modulated_geometry(options)
-    output.copy_(_deform_conv(input, weight, offset, mask, bias if with_bias else None, *places))
+    output.copy_(deform_conv2d(input, offset, weight, bias if with_bias else None, *places, mask))
 
 
 def _modulated_geometry(options: dict[str, int]) -> list[tuple[int, int]]:
@@ -497,7 +482,7 @@ def modulated_deform_conv_backward(
     places = _modulated_geometry(options)
 
     def forward(input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
-        return _deform_conv(input, weight, offset, mask, None, *places)
+        return deform_conv2d(input, offset, weight, None, *places, mask)
 
     found = _gradients(forward, [input, weight, offset, mask], grad_output)
     for total, one in zip((grad_input, grad_weight, grad_offset, grad_mask), found, strict=True):
