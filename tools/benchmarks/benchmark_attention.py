@@ -1,16 +1,15 @@
 """Measure the cost of causal mixers by length: figure 1 of the linear-transformer paper.
 
 The cost is time and peak memory of forward and backward of one mixer, including projections, per
-sample. B · T is constant where possible. Measurements of all lengths and mixers are interleaved in
-one process. The slope of log cost over log length is printed: 1 is linear, 2 quadratic.
+sample. B · T is constant where possible. Lengths and mixers are interleaved. The slope of log cost
+over log length is printed: 1 is linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_attention.py --json out.json --png out.png
 
 If the forward pass of a mixer differs from its steps, the tool stops before timing. Measurements
 that would take longer than `--patience` seconds (extrapolated quadratically) or exceed the memory
-are omitted. With `--add`, measurements can be made in several calls: other rows of the JSON, and
-other kinds of cost in a row, are preserved. Memory (`--kinds mib`) and CPU time (`--clock cpu`, with
-one thread) are reliable while other processes run.
+are omitted. `--add` keeps other rows of the JSON. Memory (`--kinds mib`) and CPU time
+(`--clock cpu`, with one thread) are reliable while other processes run.
 """
 
 import argparse
@@ -66,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == '__main__':
-    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+    make_parser().parse_args()  # before the slow imports
 
 import matplotlib
 import numpy as np
@@ -144,11 +143,7 @@ def measure(args: argparse.Namespace) -> list[dict]:
 
 
 def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
-    """Merge rows with those of the JSON `args.json`, and update the settings.
-
-    Raises:
-        ValueError: The JSON is from another device or has other settings.
-    """
+    """Merge rows with those of the JSON `args.json`, and update the settings."""
     earlier = json.loads(args.json.read_text()) if args.json.exists() else dict(rows=[])
     if earlier['rows']:
         there, here = earlier['environment'], environment(args)

@@ -1,9 +1,8 @@
 """Measure the cost of causal decoders by sequence length: the efficiency figures of the papers.
 
 Measured are time and peak memory of forward, and of forward and backward, and the time per token of
-decoding, for decoders that differ in the token mixer. Measurements of all lengths and mixers are
-interleaved in one process. The slope of log cost over log length is printed: 1 is linear, 2
-quadratic. Softmax attention is scaled_dot_product_attention, flash attention if available.
+decoding, interleaved over lengths and mixers. The slope of log cost over log length is printed: 1 is
+linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_efficiency.py --json out.json --png out.png
 
@@ -124,7 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == '__main__':
-    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+    make_parser().parse_args()  # before the slow imports
 
 import matplotlib
 import numpy as np

@@ -2,11 +2,8 @@
 
 The time of a kernel is the maximum of bytes / bandwidth, operations / arithmetic rate, and the launch
 time. The time of a model is the sum over its kernels (model_costs.py), that of an op follows from its
-formula (op_costs.py). The bound of a model is time(softmax attention) / time(AFT), once without the
-mixing, and once with the mixing in one kernel that moves its bytes once.
-
-Without arguments, the tables of docs/benchmarks.md between ``<!-- bounds: NAME -->`` and
-``<!-- end of bounds -->`` are updated.
+formula (op_costs.py). Without arguments, the tables of docs/benchmarks.md between
+``<!-- bounds: NAME -->`` and ``<!-- end of bounds -->`` are updated.
 
     python tools/benchmarks/bounds.py                                   # after an edit of a config
     python tools/benchmarks/bounds.py --check                           # changes nothing
@@ -69,7 +66,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from model_costs import Kernel, decoder_kernels, image_kernels
@@ -313,11 +310,7 @@ def tables(rows: dict[str, list[dict]]) -> dict[str, str]:
 
 
 def updated(text: str, made: dict[str, str]) -> str:
-    """Return a page with updated tables.
-
-    Raises:
-        UserError: The page does not contain each table once.
-    """
+    """Return a page with updated tables."""
     found = [name for _, name, _, _ in REGION.findall(text)]
     if sorted(found) != sorted(made):
         raise UserError(

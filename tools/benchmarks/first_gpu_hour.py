@@ -3,10 +3,10 @@
     bash tools/benchmarks/first_gpu_hour.sh OUT_DIR
     bash tools/benchmarks/first_gpu_hour.sh OUT_DIR --dry-run    # lists the parts, needs no GPU
 
-Cheap and important parts run first. Each part has a limit of three minutes, after which its processes
-are killed. It has a folder in OUT_DIR with log.txt, its measurements as JSON, and part.json with its
-exit status. A failed part does not stop the others. A second call skips parts that succeeded with the
-same command and commit. summary.json and summary.txt are updated after each part.
+Cheap and important parts run first. Each part has a limit of three minutes, and a folder in OUT_DIR
+with log.txt, its measurements as JSON, and part.json with its exit status. A failed part does not
+stop the others. A second call skips parts that succeeded with the same command and commit.
+summary.json and summary.txt are updated after each part.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from record import ROOT, commit, device_name, versions
@@ -230,11 +230,7 @@ def summarise(parts: Sequence[Part], out: Path, device: str) -> list[dict]:
 
 
 def begin(out: Path) -> None:
-    """Create OUT_DIR, or continue an earlier call.
-
-    Raises:
-        SystemExit: OUT_DIR has other content.
-    """
+    """Create OUT_DIR, or continue an earlier call."""
     summary = out / 'summary.json'
     ours = summary.is_file() and 'parts' in json.loads(summary.read_text())
     if out.exists() and not (out.is_dir() and (ours or not any(out.iterdir()))):

@@ -2,10 +2,9 @@
 
     python tools/benchmarks/training_run.py CONFIG --iterations 200 --amp --json out.json
 
-The config is trained as by tools/train.py with its pipeline, hooks and optimizer, but without
-validation and checkpoints, and with a rising learning rate. Times are medians over the iterations
-after the first fifth, in which kernels are compiled and workers start. The data time is the time that
-an iteration waits for its batch. The exit status is 1 if the loss becomes infinite or NaN.
+The config is trained as by tools/train.py, but without validation and checkpoints, and with a rising
+learning rate. Times are medians over the iterations after the first fifth. The data time is the time
+that an iteration waits for its batch. The exit status is 1 if the loss becomes infinite or NaN.
 """
 
 import argparse
@@ -36,7 +35,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from mmengine.config import Config
