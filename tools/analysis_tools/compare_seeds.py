@@ -174,7 +174,6 @@ def _number_groups(
 
 
 def read_metric(path: Path, metric: str) -> float:
-    """Read a metric from a file of ``tools/test.py --out``."""
     try:
         metrics = json.loads(path.read_text(encoding='utf-8'))
     except OSError as error:

@@ -286,7 +286,6 @@ def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None)
 
 
 def numbers(name: str, energy: torch.Tensor, radii: Sequence[float]) -> dict[str, str | float]:
-    """Return the table row of a layer."""
     shares = energy_within(energy, radii)
     return {
         'layer': name,

@@ -112,7 +112,6 @@ def cpu_peak(name: str, length: int, dims: int, heads: int, tokens: int, threads
 
 
 def check(name: str, args: argparse.Namespace) -> None:
-    """Compare the forward pass with the steps."""
     layer = build(name, 80, args.dims, args.heads).to(args.device).eval()
     x = torch.randn(2, 80, args.dims, device=args.device)
     state, rows = layer.init_state(2), []
@@ -184,7 +183,6 @@ def summary(rows: list[dict]) -> list[str]:
 
 
 def plot(rows: list[dict], path: Path, title: str) -> None:
-    """Plot one panel per kind of cost with logarithmic axes."""
     figure, axes = plt.subplots(1, len(KINDS), figsize=(9, 3.8), layout='constrained')
     for ax, (kind, label) in zip(axes, KINDS.items(), strict=True):
         names = dict.fromkeys(row['mixer'] for row in rows)
@@ -219,7 +217,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check, measure, print slopes, and plot."""
     args = parse_args(arguments)
     set_up_torch(args)
     for name in args.mixers:

@@ -151,7 +151,6 @@ Cell = tuple[str, int]
 
 
 def check(name: str, dims: int, args: argparse.Namespace) -> None:
-    """Compare the decoder with its steps and with the float64 oracle."""
     length, allowed = 96, DECODER_TOLERANCE[args.dtype]
     model = build(name, length, dims, 1, args.heads).to(args.device, getattr(torch, args.dtype))
     model.eval()
@@ -282,7 +281,6 @@ def summary(rows: list[dict]) -> list[str]:
 
 
 def plot(rows: list[dict], path: Path, title: str) -> None:
-    """Plot a row of panels per width, one panel per kind of cost; decoding has linear axes."""
     widths = by_dims(rows)
     size = (4 * len(KINDS), 3.6 * len(widths) + 0.3)
     figure, grid = plt.subplots(
@@ -324,7 +322,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check, measure, print slopes, and plot."""
     args = parse_args(arguments)
     set_up_torch(args)
     if args.replot:

@@ -82,7 +82,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Time all configs and print the medians."""
     args = parse_args(arguments)
     set_up_torch(args)
     with user_errors(*CONFIG_ERRORS), TemporaryDirectory() as folder:

@@ -294,7 +294,6 @@ def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
 
 
 def line(row: dict) -> str:
-    """Format a row as a line of text."""
     start = f'{row["size"]:>4} px {row["dtype"]:<9} {row["model"]:<29}{row["form"]:<9}'
     if 'reason' in row:
         return f'{start}not run: {row["reason"]}'
@@ -319,7 +318,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run every combination of size and type."""
     args = parse_args(arguments)
     set_up_torch(args)
     rows = []

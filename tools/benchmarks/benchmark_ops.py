@@ -242,7 +242,6 @@ def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dic
 
 
 def line(row: dict) -> str:
-    """Format a row as a line of text."""
     start = f'{row["case"]:<38}{row.get("mode", "check"):<18}{row["form"]:<20}'
     if row['status'] != 'ok':
         return f'{start}{row["status"]}: {row["reason"]}'

@@ -321,7 +321,6 @@ def total(row: dict) -> float:
 
 
 def summary(rows: list[dict]) -> list[str]:
-    """Return lines with seconds per batch, images per second, and parts of a step."""
     lines = []
     for row in rows:
         text = (
@@ -340,7 +339,6 @@ def summary(rows: list[dict]) -> list[str]:
 
 
 def plot(rows: list[dict], path: Path, title: str) -> None:
-    """Plot images per second in a panel per dataset and batch; estimates are hatched."""
     panels: dict[tuple, list[dict]] = {}
     for row in rows:
         panels.setdefault((row['data'], row['batch']), []).append(row)
@@ -369,7 +367,6 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, dict.fromkeys(('cpu', 'cuda'), DEFAULTS))
@@ -379,7 +376,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check, measure, print, and plot."""
     args = parse_args(arguments)
     set_up_torch(args)
     if args.replot:

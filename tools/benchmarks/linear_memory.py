@@ -13,7 +13,6 @@ from arguments import positive_int
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         '--tokens', type=positive_int, default=65_536, help='sequence length T; default %(default)s'
@@ -56,7 +55,6 @@ def ratio(tokens: int, heads: int, head_dims: int) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the ratio of each width."""
     args = parse_args(arguments)
     rows = [dict(head_dims=n, ratio=ratio(args.tokens, args.heads, n)) for n in args.head_dims]
     for row in rows:

@@ -15,7 +15,6 @@ from arguments import positive_int
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     sizes = dict(
         tokens=(1024, 'sequence length'),
@@ -111,7 +110,6 @@ def recall(length: float, rounds: int, args: argparse.Namespace) -> dict[str, fl
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a row for each length of the keys and each number of rounds."""
     args = parse_args(arguments)
     rows = []
     for length in args.lengths:

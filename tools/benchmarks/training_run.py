@@ -19,7 +19,6 @@ from aft_mm.cli.parsers import add_run_arguments
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('config', help='path of the config file')
     parser.add_argument(
@@ -61,7 +60,6 @@ def shorten(config: Config, iterations: int, amp: bool) -> None:
 
 
 def history(runner: Runner, name: str) -> Sequence[float]:
-    """Return all logged values of a scalar."""
     return runner.message_hub.get_scalar(f'train/{name}').data[0].tolist()
 
 

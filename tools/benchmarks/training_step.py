@@ -56,7 +56,6 @@ def amp_step(dtype: str, model: torch.nn.Module, tokens: Tensor) -> None:
 
 
 def mixed_precision(dtype: str, device: torch.device) -> torch.autocast:
-    """Return autocast to `dtype`, disabled for float32."""
     return torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != 'float32')
 
 
@@ -71,7 +70,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check, time, measure memory, print ratios."""
     args = parse_args(arguments)
     set_up_torch(args)
     local, dense = f'aft-local-{args.window}', f'dense-aft-local-{args.window}'

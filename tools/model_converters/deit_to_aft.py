@@ -222,7 +222,6 @@ def check_classes(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path
 
 
 def check_fit(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
-    """Check that the tensors fit the model."""
     initialised = re.compile(r'pos_embed|token_mixer\.(query|key|pos_bias)')
     lacking = [name for name in state if name not in found and not initialised.search(name)]
     for complaint, names in (
@@ -263,7 +262,6 @@ def build_backbone(config: Config, query: bool) -> AFTViT:
 
 
 def build_head(config: Config) -> nn.Module:
-    """Build the head of a config."""
     settings = config.model.get('head') or {}
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
         head = MODELS.build(settings) if settings else nn.Identity()
