@@ -32,7 +32,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -45,22 +45,14 @@ VARIABLES = dict(NNODES=(1, 1), NODE_RANK=(0, 0), PORT=(29500, 1), RDZV_TIMEOUT=
 
 
 def number(name: str, text: str, least: int) -> int:
-    """Parse an integer of at least ``least``.
-
-    Raises:
-        UserError: ``text`` is something else.
-    """
+    """Parse an integer of at least ``least``."""
     if not text.isdecimal() or int(text) < least:
         raise UserError(f'{name} must be a number of at least {least}, got {text!r}')
     return int(text)
 
 
 def torchrun_words(args: argparse.Namespace) -> list[str]:
-    """Return the arguments of torchrun, after checks for which torchrun would wait silently.
-
-    Raises:
-        UserError: A value is not a number, the rank is out of range, or the port is taken.
-    """
+    """Return the arguments of torchrun, after checks for which torchrun would wait silently."""
     gpus = number('GPUS', args.gpus, 1)
     nodes, rank, port, timeout = (
         number(name, os.environ.get(name) or str(usual), least)

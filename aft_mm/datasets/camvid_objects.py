@@ -36,13 +36,13 @@ UNLABELLED = len(LABELS)
 class CamVidObjects(BaseDataset):
     """CamVid in SegNet's layout as boxes and masks, in the sample format of mmdet.
 
-    CamVid labels pixels, not objects. An object here is a connected region of one class
-    (8-connectivity), so cars that touch in the image are one object. Regions smaller than
-    ``min_area`` get ``ignore_flag=1``: COCO's metric counts them neither as hits nor as misses.
+    CamVid labels pixels, not objects. An object here is an 8-connected region of one class, so cars
+    that touch in the image are one object. Regions smaller than ``min_area`` get ``ignore_flag=1``:
+    COCO's metric ignores them.
 
     A sample is ``dict(img_path, img_id, height, width, instances)``. An instance is
     ``dict(bbox, bbox_label, ignore_flag, mask)``: corners ``x1, y1, x2, y2`` in px, the far ones
-    exclusive, and the mask in COCO's run-length encoding. Frames without objects are kept.
+    exclusive, and the mask in COCO's run-length encoding.
 
     Args:
         data_root: Folder with ``<split>/*`` and ``<split>annot/*.png``.
@@ -54,8 +54,8 @@ class CamVidObjects(BaseDataset):
 
     Raises:
         FileNotFoundError: If a folder or a label file is missing.
-        ValueError: If a class is unknown, the split is empty, or a label file is unreadable, has
-            values above 11 or differs in size from its frame.
+        ValueError: If a class is unknown, the split is empty, or a label file is damaged or does
+            not fit its frame.
     """
 
     def __init__(

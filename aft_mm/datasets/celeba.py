@@ -13,10 +13,9 @@ SPLITS = ('train', 'val', 'test')  # 0, 1 and 2 in the list
 
 @DATASETS.register_module()
 class CelebA(FileDataset):
-    """CelebA as ``<data_root>/img_align_celeba/*.jpg`` and ``list_eval_partition.txt``.
+    """CelebA as ``<data_root>/img_align_celeba/*.jpg`` and ``list_eval_partition.txt``, or a part of it.
 
-    All of CelebA or any part of it: every image in the list is used and must exist. A sample is
-    ``dict(img_path)``. Nothing is downloaded.
+    Every image in the list must exist. A sample is ``dict(img_path)``.
 
     Args:
         data_root: Folder that contains both.
@@ -26,8 +25,7 @@ class CelebA(FileDataset):
 
     Raises:
         FileNotFoundError: If the list, the folder or a listed image is missing.
-        ValueError: If ``split`` is unknown or empty, or a line of the list is not ``name 0``, ``1``
-            or ``2``.
+        ValueError: If ``split`` is unknown or empty, or the list is damaged.
     """
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:

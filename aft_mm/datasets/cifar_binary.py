@@ -15,7 +15,6 @@ RECORD_BYTES = 1 + 3 * 32 * 32  # the label, then the planes R, G and B, each ro
 class CIFAR10Binary(BaseDataset):
     """CIFAR-10 as ``<data_root>/cifar-10-batches-bin/*.bin``, all of it or a part.
 
-    The files are plain records of 3,073 bytes: nothing is unpickled or downloaded.
     A sample is ``dict(img=uint8 [32, 32, 3] in RGB order, gt_label=int)``.
 
     Args:
@@ -26,8 +25,7 @@ class CIFAR10Binary(BaseDataset):
 
     Raises:
         FileNotFoundError: If a file of the split is missing.
-        ValueError: If ``split`` is unknown, a file is not a whole number of records, or a label is
-            above 9.
+        ValueError: If ``split`` is unknown or a file is damaged.
     """
 
     METAINFO = dict(

@@ -17,8 +17,7 @@ class CopyTask(Dataset):
 
     A sample is ``dict(inputs=uint8 [2·n + 1], data_samples=SequenceSample(num_context=n + 1))``
     with n uniform in 1 … (max_length − 1) // 2, symbols uniform in 1 … num_symbols, and 0 as the
-    separator. Only the copy is predicted. ``train`` makes new sequences from numpy's global
-    generator on every access; those of ``val`` and ``test`` are fixed.
+    separator. Only the copy is predicted. ``train`` generates new sequences on every access.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
@@ -26,9 +25,6 @@ class CopyTask(Dataset):
         num_symbols: Number of symbols without the separator, 1 to 255.
         num_samples: Sequences per epoch.
         seed: Seed of ``val`` and ``test``.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     def __init__(

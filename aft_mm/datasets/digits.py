@@ -11,11 +11,10 @@ from aft_mm.registry import DATASETS
 class Digits(BaseDataset):
     """The 1,797 handwritten digits of 8 x 8 pixels in scikit-learn (UCI optdigits).
 
-    A fifth of every class is the test split, always the same images.
     A sample is ``dict(img=uint8 [8, 8, 1], gt_label=int)``, grey levels 0 (paper) to 255 (ink).
 
     Args:
-        split: ``'train'`` (1,437 images) or ``'test'`` (360 images).
+        split: ``'train'`` (1,437 images) or ``'test'`` (a fifth of every class, 360 images).
         **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
 
     Raises:

@@ -38,8 +38,8 @@ def check_regular(path: str | os.PathLike) -> int:
     """Return the size of a file [bytes].
 
     Raises:
-        OSError: If it does not exist, its name is not one, or it is a folder, a pipe or a device,
-            on which reading may wait forever.
+        OSError: If it does not exist or is a folder, a pipe or a device, on which reading may wait
+            forever.
     """
     if '\0' in os.fspath(path):
         raise OSError(0, 'its name has a zero byte')
@@ -73,9 +73,8 @@ class FileDataset(BaseDataset):
     """A dataset whose pipeline reads one file per sample.
 
     In training, a file for which the pipeline raises :class:`UnusableFile` is replaced by a random
-    other one. The message is kept in ``skipped`` of its ``data_samples``, where SkippedDataReportHook
-    counts it. With ``test_mode=True`` the error stops the run, since metrics over different files
-    cannot be compared.
+    other one, and ``skipped`` of its ``data_samples`` holds the message. With ``test_mode=True`` the
+    error stops the run, since metrics over different files cannot be compared.
 
     Args:
         **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`; the last step of ``pipeline``

@@ -21,9 +21,8 @@ _FORMATS = ('BMP', 'DIB', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
     """Read an image with Pillow, rotated by its EXIF orientation.
 
-    OpenCV would read a truncated JPEG without an error and fill the rest with grey. A grey image
-    gets three equal channels, 16-bit values lose their lower 8 bits, and a transparent image is
-    composited on white.
+    OpenCV would read a truncated JPEG without an error. A grey image gets three equal channels,
+    16-bit values lose their lower 8 bits, and a transparent image is composited on white.
 
     Returns:
         The image, uint8 [H, W, 3], and the warnings :data:`GREY` and :data:`ALPHA` that apply.

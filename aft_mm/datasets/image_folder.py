@@ -11,9 +11,7 @@ from .image_files import IMAGE_SUFFIXES
 
 @DATASETS.register_module()
 class ImageFolder(FileDataset):
-    """All image files below a folder, ordered by path.
-
-    A sample is ``dict(img_path)``.
+    """All image files below a folder, ordered by path; a sample is ``dict(img_path)``.
 
     Args:
         data_root: The folder; subfolders are searched too.

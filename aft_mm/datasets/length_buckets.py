@@ -18,15 +18,14 @@ class LengthBatchSampler(Sampler):
     sequences of each bucket, splits them into batches of about equal size, and shuffles the
     batches. A batch has `batch_size` sequences, or fewer if the longest of its bucket would exceed
     `max_length` tokens with padding. With n processes, a batch is n times as large and each process
-    takes every n-th sequence, so that all of them process similar lengths at the same time.
+    takes every n-th sequence.
 
     Every sequence is used once per epoch, by one process. The order depends only on the seed and
     epoch of `sampler`, and every epoch has the same number of batches. A batch may be too large by
     less than two sequences per process if a process would have none otherwise.
 
     Args:
-        sampler: mmengine's ``DefaultSampler``, which gives the dataset, seed, epoch, processes and
-            `shuffle`; its dataset has ``lengths``, int [N].
+        sampler: mmengine's ``DefaultSampler``; its dataset has ``lengths``, int [N].
         batch_size: Largest number of sequences per batch and process.
         max_length: Largest number of tokens per batch and process, with padding; None: no limit.
         num_buckets: Number of buckets; fewer give more random batches with more padding.
@@ -62,7 +61,6 @@ class LengthBatchSampler(Sampler):
         if max_length is not None:
             check_int('max_length of LengthBatchSampler', max_length, int(lengths.max()))
         order = np.argsort(lengths, kind='stable')
-        # The sequences of each bucket and its number of batches.
         self.buckets: list[tuple[np.ndarray, int]] = []
         for bucket in np.array_split(order, min(num_buckets, len(order) // processes)):
             size = batch_size

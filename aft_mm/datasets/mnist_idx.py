@@ -20,8 +20,8 @@ MAX_RATIO = 100
 class MNISTIdx(BaseDataset):
     """MNIST as the four files of its original distribution, gzipped or not, or a part of it.
 
-    A sample is ``dict(img=uint8 [28, 28], gt_label=int)``. Nothing is downloaded. mmpretrain's
-    MNIST reads unpacked files only, and its test split only with ``test_mode=True``.
+    A sample is ``dict(img=uint8 [28, 28], gt_label=int)``. mmpretrain's MNIST reads unpacked files
+    only.
 
     Args:
         data_root: Folder that contains ``train-images-idx3-ubyte.gz`` and its three companions.
@@ -30,7 +30,7 @@ class MNISTIdx(BaseDataset):
 
     Raises:
         FileNotFoundError: If a file of the split is missing.
-        ValueError: If ``split`` is unknown, or a file is damaged or of another kind.
+        ValueError: If ``split`` is unknown or a file is damaged.
     """
 
     METAINFO = dict(classes=tuple('0123456789'))
@@ -65,11 +65,6 @@ def read_idx(path: Path, num_axes: int) -> np.ndarray:
 
     An idx file has the bytes 0, 0, 8 (the code of uint8) and the number of axes, then the length of
     every axis as a big-endian 32-bit integer, then the values in raster order.
-
-    Raises:
-        FileNotFoundError: If neither file exists.
-        ValueError: If the file is not an idx file of bytes with ``num_axes`` axes, is truncated, or
-            expands to far more than its size.
     """
     packed = path.with_name(f'{path.name}.gz')
     if not path.is_file() and not packed.is_file():

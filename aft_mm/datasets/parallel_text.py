@@ -30,12 +30,11 @@ class ParallelText(Dataset):
     A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``:
     the subwords of target and source, each with the end of the sentence as the last one.
 
-    In training, pairs with an empty side and pairs longer than ``max_length`` are left out; the log
-    gives their number and the first lines. With ``test_mode=True`` no pair is left out, since
-    scores over different sentences cannot be compared: an empty line becomes the end of the
-    sentence alone, a pair that is too long is an error, and samples keep the target text as
-    ``reference``. In lines that are not valid UTF-8, invalid bytes become U+FFFD; the log names the
-    lines.
+    In training, pairs with an empty side and pairs longer than ``max_length`` are left out and
+    logged. With ``test_mode=True`` no pair is left out, since scores over different sentences cannot
+    be compared: an empty line becomes the end of the sentence alone, a pair that is too long is an
+    error, and samples keep the target text as ``reference``. Invalid UTF-8 becomes U+FFFD and is
+    logged.
 
     Args:
         source_file: Path of the sentences, plain or gzip; ``<path>.gz`` is tried too.

@@ -15,8 +15,8 @@ from .shapenet import CLASS_NAMES, class_folder
 class PointClouds(FileDataset):
     """Point clouds as ``<data_root>/<class>/<split>/*.npy`` (or .pcd, .ply, .pts, .xyz).
 
-    This is the layout of ShapeNetCore.v2.PC15k, where a class folder is named by its synset, and of
-    ModelNet. A sample is ``dict(points_path, class_name)``. Nothing is downloaded.
+    This is the layout of ModelNet and of ShapeNetCore.v2.PC15k, whose class folders are named by
+    synset. A sample is ``dict(points_path, class_name)``.
 
     Args:
         data_root: Folder that contains the class folders.

@@ -72,12 +72,7 @@ def _read_pcd(path: Path) -> np.ndarray:
 
 
 def _check_pcd_header(path: Path) -> None:
-    """Check the sizes in a header, for which pypcd4 would allocate memory before it reads the data.
-
-    Raises:
-        UnusableFile: If a point has more values than any descriptor, or the points need far more
-            memory than the file has bytes.
-    """
+    """Check the sizes in a header, for which pypcd4 would allocate memory before it reads the data."""
     header: dict[str, list[str]] = {}
     with path.open('rb') as file:
         for _ in range(_PCD_HEADER_LINES):

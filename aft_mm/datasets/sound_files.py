@@ -157,11 +157,7 @@ def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) 
 def num_sound_frames(path: str, sample_rate: int) -> int:
     """Return the number of frames of :func:`filter_banks` for a file, from its header.
 
-    A file whose header has no length is decoded.
-
-    Raises:
-        UnusableFile: If the file is missing, damaged or without sound, has more than
-            :data:`MAX_SAMPLES`, or a rate that is out of range or cannot be resampled.
+    A file whose header has no length is decoded. Raises as :func:`read_sound`.
     """
     with _opened(path) as file:
         rate, frames = file.samplerate, file.frames
@@ -196,8 +192,7 @@ def read_mfc(path: str, num_cepstra: int = CEPSTRA) -> np.ndarray:
     """Read features of Sphinx, float32 [T, num_cepstra], of either byte order.
 
     Raises:
-        UnusableFile: If the file is missing, its size differs from its first number, or a value is
-            not finite.
+        UnusableFile: If the file is missing, damaged or not finite.
     """
     num_mfc_frames(path, num_cepstra)
     with open(path, 'rb') as file:

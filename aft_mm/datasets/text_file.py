@@ -29,11 +29,9 @@ class TextFile(Dataset):
 
     - ``train``: random crops of ``context_length`` bytes, new ones on every access.
     - ``val``, ``test`` with ``evaluation='blocks'``: consecutive contexts; the last one is shorter.
-      Every byte is predicted once, the first of a block without context.
     - ``val``, ``test`` with ``evaluation='strided'``: contexts that advance by ``stride`` bytes. In
       all but the first, only the last ``stride`` bytes are predicted, the others are given
-      (``num_context``). Every byte is predicted once, from at least ``context_length - stride``
-      bytes.
+      (``num_context``).
 
     Args:
         data_file: Path of the file; ``<data_file>.gz`` is tried too.
@@ -168,12 +166,7 @@ def take_split(
 
 
 def open_text(data_file: str) -> np.ndarray | PlainFile:
-    """Return the bytes of a plain file, unread, or of a ``.gz`` file, uint8 [N].
-
-    Raises:
-        FileNotFoundError: If neither ``data_file`` nor ``<data_file>.gz`` exists.
-        ValueError: If the file is empty, or ends in ``.gz`` and is not compressed text.
-    """
+    """Return the bytes of a plain file, unread, or of a ``.gz`` file, uint8 [N]."""
     path = Path(data_file)
     if not path.is_file():
         path = path.with_name(f'{path.name}.gz')

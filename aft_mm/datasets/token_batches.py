@@ -15,17 +15,15 @@ class TokenBatchSampler(Sampler):
     """Batches of samples of similar length with at most ``batch_size`` tokens per process.
 
     The length of a sample is that of its longest side. The number of samples times the longest
-    length, that is, with padding, is at most ``batch_size``. Every epoch shuffles the samples of
-    each length, splits all samples into batches from short to long, and shuffles the batches.
+    length is at most ``batch_size``. Every epoch shuffles the samples of each length, splits all
+    samples into batches from short to long, and shuffles the batches.
 
     All of n processes compute the same batches of ``batch_size · n`` tokens from the seed and epoch
-    of the sampler, and each takes every n-th sample. Together they therefore train on the batches
-    of one process with an n times larger batch. The number of batches is the same in every epoch.
-    Only a batch with fewer samples than processes is left out.
+    of the sampler, and each takes every n-th sample. The number of batches is the same in every
+    epoch. Only a batch with fewer samples than processes is left out.
 
     Args:
-        sampler: mmengine's DefaultSampler of a dataset with ``lengths`` [N] or [N, sides]; it gives
-            the seed, the epoch, and whether to shuffle.
+        sampler: mmengine's DefaultSampler of a dataset with ``lengths`` [N] or [N, sides].
         batch_size: Largest number of tokens per batch and process.
 
     Raises:

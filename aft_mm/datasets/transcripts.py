@@ -21,7 +21,7 @@ def read_transcripts(path: str) -> Transcripts:
     """Read lines of Kaldi, ``ID TEXT``, or Sphinx, ``TEXT (ID)``; the first line decides.
 
     Empty lines are skipped. A line with an id only is an utterance without words. Bytes that are
-    not valid UTF-8 become U+FFFD. Remarks list all of these lines.
+    not valid UTF-8 become U+FFFD. Warnings list all of these lines.
 
     Raises:
         FileNotFoundError: If the file does not exist.

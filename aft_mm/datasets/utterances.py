@@ -26,11 +26,10 @@ SOUND = ('.wav', '.flac', '.ogg')
 class Utterances(FileDataset):
     """Utterances with transcripts; a subclass finds their files in :meth:`find`.
 
-    All headers are read before the first epoch. Training leaves out files that are missing or
-    damaged, and utterances with more frames than `max_frames` or, after stacking, fewer than CTC
-    needs for their transcript. The log gives their number and the first names. With
-    ``test_mode=True`` nothing is left out: a file that is missing, damaged or too long stops the
-    run, and one that is too short is recognised with errors.
+    All headers are read before the first epoch. Training leaves out and logs files that are missing
+    or damaged, and utterances with more frames than `max_frames` or, after stacking, fewer than CTC
+    needs for their transcript. With ``test_mode=True`` nothing is left out: a file that is missing,
+    damaged or too long stops the run, and one that is too short is recognised with errors.
 
     Args:
         units: Arguments of :class:`TextUnits`.

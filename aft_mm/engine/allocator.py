@@ -28,9 +28,6 @@ def keep_freed_memory() -> bool:
 
     Returns:
         Whether freed memory is kept.
-
-    Raises:
-        UserError: ``AFT_MM_MALLOC`` is not one of :data:`MODES`.
     """
     mode = os.environ.get(ENVIRONMENT_VARIABLE) or MODES[0]
     if mode not in MODES:

@@ -1,7 +1,6 @@
 """Start and end of a distributed run, also without an accelerator.
 
-mmengine starts NCCL runs itself; on a CPU its startup fails, because it always asks for a CUDA
-device.
+mmengine starts NCCL runs itself; on a CPU it fails, because it always asks for a CUDA device.
 """
 
 import atexit
@@ -32,8 +31,7 @@ def start_distributed(cfg: Config) -> None:
     """Set torch's environment variables from the launcher's and, on a CPU, join a gloo group.
 
     On a CPU it also completes ``cfg.model_wrapper_cfg``: DistributedDataParallel takes no device
-    ids there. The process will end soon after the one that launched it. Nothing happens for
-    ``cfg.launcher == 'none'``.
+    ids there. The process will end soon after the one that launched it.
 
     Raises:
         UserError: the launcher did not set its environment variables.

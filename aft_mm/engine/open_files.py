@@ -11,8 +11,7 @@ ENOUGH = 65536
 def share_tensors_by_name() -> None:
     """Raise the limit on open files, or have workers send tensors by name if it stays low.
 
-    Torch's default way of sending a tensor keeps a file open until the batch is used. Without
-    any left a worker prints an error and the run waits for its batch forever.
+    Torch's default way of sending a tensor keeps a file open until the batch is used.
     """
     if sys.platform == 'win32':  # tensors are sent by name anyway
         return

@@ -25,11 +25,8 @@ from aft_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, PARAM_SC
 class AutocastOptimWrapper(AmpOptimWrapper):
     """mmengine's ``AmpOptimWrapper`` with ``torch.autocast``: works on a CPU and under compilation.
 
-    bfloat16 has the range of float32 and needs no loss scaling; with float16 the loss is scaled
-    and the scale is part of ``state_dict()``.
-
     Args:
-        dtype: ``'bfloat16'`` (default) or, on CUDA, ``'float16'``.
+        dtype: ``'bfloat16'`` (default, without loss scaling) or, on CUDA, ``'float16'``.
         loss_scale: ``'dynamic'``, a float (the constant scale) or a dict of arguments for
             ``torch.amp.GradScaler``; only for float16.
         **kwargs: Those of ``mmengine.optim.OptimWrapper``.
@@ -122,9 +119,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 class InverseSqrtLR(ExponentialLR):
     """Learning rate ``peak · sqrt(begin / t)`` after a warm-up (arXiv 1706.03762, §5.3).
 
-    t counts epochs (or iterations, with ``by_epoch=False``) from the start of the run; at t = begin
-    the rate is that of the schedulers before it. For a warm-up use mmengine's ``LinearLR`` with
-    ``end`` equal to ``begin``.
+    t counts epochs (or iterations, with ``by_epoch=False``) from the start of the run. For a warm-up
+    use mmengine's ``LinearLR`` with ``end`` equal to ``begin``.
 
     Args:
         optimizer: Optimizer or optimizer wrapper.
@@ -132,9 +128,6 @@ class InverseSqrtLR(ExponentialLR):
         by_epoch: Whether t counts epochs. mmengine sets ``end`` to the end of the run, and counts
             it in epochs unless the config says ``by_epoch=False``.
         **kwargs: ``end``, ``last_step`` and ``verbose`` of mmengine's schedulers.
-
-    Raises:
-        ValueError: ``begin`` is below 1.
     """
 
     def __init__(self, optimizer: Any, begin: int, by_epoch: bool = True, **kwargs: Any) -> None:

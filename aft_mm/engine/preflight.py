@@ -28,11 +28,7 @@ Check = Callable[[Config, Runner], None]
 
 
 def check_torchvision() -> None:
-    """Import torchvision, which fails if it was built for another version of torch.
-
-    Raises:
-        UserError: the installed versions do not work together.
-    """
+    """Import torchvision, which fails if it was built for another version of torch."""
     try:
         importlib.import_module('torchvision')
     except (ImportError, RuntimeError) as error:
@@ -71,11 +67,7 @@ def choose_checkpoint(cfg: Config) -> str:
 
 
 def check_widths(config: Config, runner: Runner) -> None:
-    """Refuse a neck, or heads without a neck, of another width than an AFTViT backbone.
-
-    Raises:
-        UserError: ``in_channels`` differs from ``embed_dims``.
-    """
+    """Refuse a neck, or heads without a neck, of another width than an AFTViT backbone."""
     model = task_model(runner)
     backbone = getattr(model, 'backbone', None)
     if type(backbone).__name__ != 'AFTViT':  # other backbones have a width per stage
@@ -97,11 +89,7 @@ def check_widths(config: Config, runner: Runner) -> None:
 
 
 def check_regularization(config: Config, runner: Runner) -> None:
-    """Refuse layers with a penalty that no hook adds to the loss.
-
-    Raises:
-        UserError: the model has a ``regularization_loss``, but there is no RegularizationHook.
-    """
+    """Refuse layers with a penalty that no hook adds to the loss."""
     penalised = penalised_layers(runner.model)
     if penalised and not any(isinstance(hook, RegularizationHook) for hook in runner.hooks):
         raise UserError(
@@ -114,10 +102,7 @@ def check_regularization(config: Config, runner: Runner) -> None:
 def check_steps(config: Config, runner: Runner) -> None:
     """Refuse to sample from a causal mixer that cannot take one token at a time.
 
-    If nothing in the config samples, the model can be trained, and the log has a warning.
-
-    Raises:
-        UserError: a hook or the test would sample.
+    If nothing in the config samples, the log has a warning.
     """
     without = next(
         (
@@ -148,12 +133,7 @@ def build_optimizer(config: Config, runner: Runner) -> None:
 
 
 def check_classes(config: Config, runner: Runner) -> None:
-    """Build the data sets; compare their classes with the heads and with each other.
-
-    Raises:
-        UserError: a head has fewer classes than the data, or the training and validation sets
-            number their classes differently.
-    """
+    """Build the data sets; compare their classes with the heads and with each other."""
     trained = runner.train_loop.dataloader.dataset
     check_num_classes(task_model(runner), trained, 'training')
     if runner.val_loop is not None:
@@ -163,20 +143,12 @@ def check_classes(config: Config, runner: Runner) -> None:
 
 
 def check_test_classes(config: Config, runner: Runner) -> None:
-    """Build the test set and compare its classes with the heads.
-
-    Raises:
-        UserError: a head has fewer classes than the data.
-    """
+    """Build the test set and compare its classes with the heads."""
     check_num_classes(task_model(runner), runner.test_loop.dataloader.dataset, 'test')
 
 
 def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
-    """Refuse a head with fewer classes than the data set.
-
-    Raises:
-        UserError: ``num_classes`` is too small.
-    """
+    """Refuse a head with fewer classes than the data set."""
     metainfo = getattr(dataset, 'metainfo', None) or {}
     classes = metainfo.get('classes') or metainfo.get('units')  # units of speech, with the blank
     for name in ('head', 'bbox_head', 'decode_head', 'auxiliary_head', 'roi_head.bbox_head'):
@@ -192,11 +164,7 @@ def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
 
 
 def check_same_classes(trained: Any, validated: Any) -> None:
-    """Refuse data sets with different classes, as class folders have if one is missing.
-
-    Raises:
-        UserError: the classes or their order differ.
-    """
+    """Refuse data sets with different classes, as class folders have if one is missing."""
     ours, theirs = (
         tuple((getattr(dataset, 'metainfo', None) or {}).get('classes') or ())
         for dataset in (trained, validated)
@@ -215,11 +183,7 @@ def check_same_classes(trained: Any, validated: Any) -> None:
 
 
 def check_batch(config: Config, runner: Runner) -> None:
-    """Refuse a batch larger than the training set.
-
-    Raises:
-        UserError: the training set has samples, but an epoch has no iteration.
-    """
+    """Refuse a batch larger than the training set, with which an epoch has no iteration."""
     loader = runner.train_loop.dataloader
     samples = len(loader.dataset)
     if samples and not len(loader):
@@ -232,11 +196,7 @@ def check_batch(config: Config, runner: Runner) -> None:
 
 
 def check_schedule(config: Config, runner: Runner) -> None:
-    """Refuse a schedule that would start after the end of the run.
-
-    Raises:
-        UserError: an entry of ``param_scheduler`` begins at its end or later.
-    """
+    """Refuse a schedule that would start after the end of the run."""
     schedules = runner.param_schedulers or []
     for schedule in [schedules] if isinstance(schedules, dict) else schedules:
         by_epoch = schedule.get('by_epoch', True)

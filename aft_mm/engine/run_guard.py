@@ -167,8 +167,7 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
 
     That is a signal, a killed data loader worker, no memory, a full or unwritable disk, or the
     death of another process of a distributed run. The message of a training names the last
-    checkpoint, and the exit status after a signal is 128 plus its number, as in a shell. In a
-    distributed run the launcher gets the message, too.
+    checkpoint, and the exit status after a signal is 128 plus its number.
 
     Args:
         argv: Arguments of the program, by default those of the process; they are part of the

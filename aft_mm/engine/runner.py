@@ -64,8 +64,8 @@ def load_run_config(args: argparse.Namespace) -> Config:
 def apply_safe_defaults(cfg: Config) -> None:
     """Make training write checkpoints atomically, resume exactly and stop at a non-finite loss.
 
-    mmengine's CheckpointHook, also the default one, becomes SafeCheckpointHook with the same
-    options, and FiniteLossHook and ExactResumeHook are added.
+    mmengine's CheckpointHook becomes SafeCheckpointHook with the same options, and FiniteLossHook and
+    ExactResumeHook are added.
     """
     if cfg.get('default_hooks') is None:
         cfg.default_hooks = {}
@@ -116,8 +116,7 @@ def is_for_the_console(record: logging.LogRecord) -> bool:
 class ConsoleRunner(Runner):
     """mmengine's Runner with a short console log; the log file gets everything.
 
-    ``log_level='DEBUG'`` shows everything on the console, too. The run starts with a line about the
-    model, the device and the log file, and a warning if weight decay acts on position biases.
+    ``log_level='DEBUG'`` shows everything on the console, too.
     """
 
     def build_logger(

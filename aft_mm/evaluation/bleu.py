@@ -15,11 +15,10 @@ class BLEU(BaseMetric):
 
     ``bleu`` is sacrebleu's default: cased, tokenised as ``13a``. ``bleu_length_ratio`` is the
     length of the translations relative to the references. The log has sacrebleu's line with its
-    signature, without which BLEU scores cannot be compared.
+    signature.
 
     Args:
-        collect_device: ``'gpu'`` gathers through the process group, on any device; ``'cpu'``
-            through files in a folder that all ranks share.
+        collect_device: See :class:`aft_mm.evaluation.Likelihood`.
         **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
 
     Raises:

@@ -26,9 +26,9 @@ SMALLEST = 6  # pixels; half of SSIM's window is mirrored at the edges
 class ImageQuality(BaseMetric):
     """Distance of sampled images to the truth and to their low-resolution input.
 
-    Three kinds of image are measured: ``sample``, each of the N samples per input; ``mean``, the
-    mean of the N samples, which minimises the squared error but is blurred; ``bicubic``, the input
-    enlarged by interpolation, the baseline. For each kind there are
+    Three kinds of image are measured: ``sample``, each of the N samples per input; ``mean``, their
+    mean, which minimises the squared error but is blurred; ``bicubic``, the input enlarged by
+    interpolation. For each kind there are
 
     - ``{kind}_psnr_db``: ``10 log₁₀ (255² / MSE)`` [dB]; infinite for the truth;
     - ``{kind}_ssim``: structural similarity, 1 for the truth; Gaussian window of 11 × 11 pixels

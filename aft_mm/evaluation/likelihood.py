@@ -71,8 +71,7 @@ class TokenAccuracy(BaseMetric):
     Also the percentage of sequences in which all tokens are ranked first.
 
     Args:
-        collect_device: ``'gpu'`` gathers through the process group, on any device; ``'cpu'``
-            through files in a folder that all ranks share.
+        collect_device: See :class:`aft_mm.evaluation.Likelihood`.
         **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
 
     Raises:

@@ -41,17 +41,13 @@ class PointCloudDistance(BaseMetric):
       better;
     - ``1nna_percent``: how often the nearest neighbour of a cloud is from the same set; 50 is best.
 
-    Clouds are decoded into the cube of side 1 around 0, so the unit of the Chamfer distance is the
-    squared longest edge of the bounding box. It is the mean squared distance to the nearest point,
-    summed over both directions.
+    Clouds are decoded into the cube of side 1 around 0, so the unit of the Chamfer distance, the mean
+    squared distance to the nearest point summed over both directions, is the squared longest edge of
+    the bounding box. With ``emd``, there are also ``mmd_emd_edges``, ``coverage_emd_percent`` and
+    ``1nna_emd_percent`` for the exact earth mover's distance, the mean distance of assigned points.
 
-    With ``emd``, there are also ``mmd_emd_edges``, ``coverage_emd_percent`` and
-    ``1nna_emd_percent`` for the earth mover's distance, the mean distance of assigned points. It is
-    exact; PVD's kernel sums squares over an approximate assignment, so its numbers differ. A pair
-    of 1024 points takes about 0.4 s on a CPU, one of 2048 2 s.
-
-    The test clouds are those with ``generated``, one sample each, so that both sets have N clouds;
-    below 20 a warning is logged. 2·N² pairs are compared, on the GPU if there is one.
+    The test clouds are those with ``generated``, one sample each; below 20 a warning is logged.
+    2·N² pairs are compared, on the GPU if there is one.
 
     Args:
         num_bits: Bits per coordinate, as in ``PackPointCloud``.

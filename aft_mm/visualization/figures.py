@@ -16,9 +16,7 @@ Choice = str | Sequence[int]
 
 
 def new_figure(width: float, height: float, title: str = '', footer: str = '') -> Figure:
-    """Create an empty figure with its own Agg canvas.
-
-    ``figure.savefig(path)`` needs no display and does not change the backend of ``pyplot``.
+    """Create an empty figure with its own Agg canvas, which needs no display and no ``pyplot``.
 
     Args:
         width: Inches, at least :data:`NARROWEST`.

@@ -72,7 +72,6 @@ def complete_images(
     Raises:
         UserError: The model was built for another image shape, there is no image, or
             ``num_given_rows`` is out of range.
-        ValueError: An option is out of range.
     """
     image_shape = images.shape[1:]
     check_image_shape(model, image_shape)
@@ -186,8 +185,7 @@ def draw_completions(
 def draw_header(names: Sequence[str], width: int) -> np.ndarray:
     """Draw column titles, black on white: uint8 ``[20, width, 3]``.
 
-    All titles have the largest font size at which the longest one fits its column, at least 6
-    pixels.
+    All have the largest font size at which the longest fits its column, at least 6 pixels.
     """
     picture = Image.new('RGB', (width, HEADER), 'white')
     draw, column = ImageDraw.Draw(picture), width / len(names)

@@ -39,9 +39,8 @@ def draw_position_bias(
 
     For ``exp(w) - 1`` white means W = exp(w) = 1, a source token that counts as it would without a
     bias; red tokens count more, blue ones less. The scale is symmetric around 0, linear up to 1 and
-    logarithmic beyond, since exp(w) − 1 is bounded by −1 on one side only. For ``exp(w)`` the scale
-    goes from the smallest (dark) to the largest value (light); it is logarithmic if their ratio
-    exceeds 100.
+    logarithmic beyond. For ``exp(w)`` the scale goes from the smallest (dark) to the largest value
+    (light); it is logarithmic if their ratio exceeds 100.
 
     The content of a row depends on the shape of w:
 
@@ -58,8 +57,7 @@ def draw_position_bias(
     Args:
         biases: Layer name to position bias w, as returned by a mixer's ``position_bias()``.
         grid: The grid of the tokens, needed for ``[1, T, T]`` only.
-        num_prefix_tokens: Tokens before those of the grid (class tokens); omitted from maps over
-            the grid, included in the matrix.
+        num_prefix_tokens: Class tokens before those of the grid; omitted from maps over the grid.
         heads: Heads to draw, see :func:`choose`.
         queries: Query tokens of the grid, in raster order; ``'prefix'`` for the prefix tokens.
         view: ``'queries'`` or ``'matrix'``, for ``[1, T, T]`` on a 2-d grid.
@@ -68,8 +66,7 @@ def draw_position_bias(
         footer: Small print below the figure.
 
     Returns:
-        A figure with its own Agg canvas: ``figure.savefig(path)`` needs no display and does not
-        change the backend of ``pyplot``.
+        A figure with its own Agg canvas, see :func:`.figures.new_figure`.
 
     Raises:
         ValueError: ``biases`` is empty, w has another shape, a head or query is out of range, or

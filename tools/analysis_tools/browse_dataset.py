@@ -30,7 +30,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 import numpy as np
@@ -93,9 +93,6 @@ def draw_instances(
 
     Returns:
         uint8 [H, W, 3].
-
-    Raises:
-        UserError: Boxes, names and masks differ in number, or masks in size from the image.
     """
     if len(boxes) != len(names) or (
         masks is not None and masks.shape != (len(boxes), *image.shape[:2])
@@ -135,9 +132,6 @@ def draw_segments(
         labels: ints [H, W].
         names: Class names; without them there is no legend.
         ignore: Label of pixels without a class, which keep their colour.
-
-    Raises:
-        UserError: The sizes differ.
     """
     if labels.shape != image.shape[:2]:
         raise UserError(
@@ -224,9 +218,6 @@ def draw_titled_images(
         title: Title of the figure.
         footer: Small print below the figure.
         columns: Images per row; by default the grid is as square as possible.
-
-    Raises:
-        UserError: There is no image, or the number of titles differs.
     """
     if not len(images) or len(images) != len(titles):
         raise UserError(
@@ -251,11 +242,7 @@ MOST_TOKENS = 200  # shown tokens of a sequence of numbers
 
 
 def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
-    """Return a picture of a packed sample, uint8 [H, W, 3], and its title.
-
-    Raises:
-        UserError: This kind of sample is not supported.
-    """
+    """Return a picture of a packed sample, uint8 [H, W, 3], and its title."""
     known = sample['data_samples']
     names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     if 'gt_label' in known:

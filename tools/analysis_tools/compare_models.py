@@ -41,7 +41,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import numpy as np
 from networks import build_dataset, spread_samples
@@ -64,11 +64,7 @@ KINDS = {'SuperResolver': SuperResolver, 'ImageGenerator': ImageGenerator}
 
 
 def load_models(args: argparse.Namespace) -> dict:
-    """Load the models by name, all for one task and shape.
-
-    Raises:
-        UserError: Tasks or shapes differ, a name is repeated, or a model is not one of images.
-    """
+    """Load the models by name, all for one task and shape."""
     configs = {}
     for name, path, checkpoint in args.model:
         if name in configs:

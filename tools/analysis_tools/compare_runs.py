@@ -44,7 +44,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 from mmengine.config import Config
@@ -85,9 +85,6 @@ def run_table(runs: Runs, kind: str = '.md') -> str:
         runs: Row name to its columns, each a list of values, one per seed. Missing values are a
             dash.
         kind: '.md', '.csv' or '.tex' (a ``tabular`` with the package booktabs).
-
-    Raises:
-        UserError: There is no run, or ``kind`` is not one of these.
     """
     if not runs:
         raise UserError('runs must hold at least one run, got none')
@@ -199,11 +196,7 @@ RUN_ONLY = ('work_dir', 'randomness', 'resume', 'load_from', 'launcher', 'experi
 
 
 def config_of(work_dir: str) -> str:
-    """Return the path of the config that the latest training wrote to its work dir.
-
-    Raises:
-        UserError: There is none.
-    """
+    """Return the path of the config that the latest training wrote to its work dir."""
     found = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
     path = found[-1].with_name('config.py') if found else None
     if path is None or not path.is_file():
@@ -215,11 +208,7 @@ def config_of(work_dir: str) -> str:
 
 
 def same_but_for_the_seed(label: str, paths: Sequence[str]) -> Config:
-    """Return the common config of runs.
-
-    Raises:
-        UserError: The configs differ in more than the seed.
-    """
+    """Return the common config of runs."""
     configs = [read_config(path) for path in paths]
     for config in configs[1:]:
         different = [
@@ -254,11 +243,7 @@ def row(
     work_dirs: Sequence[str],
     metrics: Sequence[str] | None,
 ) -> dict[str, list[float]]:
-    """Return the table columns of the runs of a label.
-
-    Raises:
-        UserError: A folder is not a work dir, the configs differ, or a run does not have a metric.
-    """
+    """Return the table columns of the runs of a label."""
     paths = [config_of(folder) for folder in work_dirs]
     config = same_but_for_the_seed(label, paths)
     logs = [read_scalars(folder) for folder in work_dirs]

@@ -49,7 +49,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 from matplotlib.axes import Axes
@@ -70,17 +70,12 @@ def draw_seeds(
     """Plot the mean of each group with error bars of ± one standard error, and its runs.
 
     Groups are listed from top to bottom, with a dashed line at the mean of the first. If their
-    names are numbers, such as window sizes, they can be placed on a logarithmic x axis instead,
-    which is linear near 0 if 0 is one of them.
+    names are numbers, such as window sizes, they can be on a logarithmic x axis instead.
 
     Args:
         groups: Name to the values of its runs, one per seed. A single run has no bar.
         label: Name of the metric with its unit.
         numbers: Label of the axis of numbers; None lists the names.
-
-    Raises:
-        UserError: There is no group, one is empty, or ``numbers`` is given and a name is not a
-            number ≥ 0, or two names are the same number.
     """
     _check_groups(groups)
     places = range(len(groups)) if numbers is None else _numbers(groups)
@@ -179,11 +174,6 @@ def _number_groups(
 
 
 def read_metric(path: Path, metric: str) -> float:
-    """Read a metric from a file of ``tools/test.py --out``.
-
-    Raises:
-        UserError: The file cannot be read, or the metric is missing or not a finite number.
-    """
     try:
         metrics = json.loads(path.read_text(encoding='utf-8'))
     except OSError as error:
@@ -207,11 +197,7 @@ def read_metric(path: Path, metric: str) -> float:
 
 
 def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, list[float]]:
-    """Read the metric from the files of each group.
-
-    Raises:
-        UserError: A label is a file or is repeated, a group has no file, or a file is repeated.
-    """
+    """Read the metric from the files of each group."""
     groups: dict[str, list[float]] = {}
     seen: set[Path] = set()
     for label, *files in arguments:
@@ -232,11 +218,7 @@ def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, li
 
 
 def read_signs(arguments: Sequence[str]) -> dict[str, str]:
-    """Return label to the expected sign of its difference.
-
-    Raises:
-        UserError: An argument is not LABEL=+ or LABEL=-.
-    """
+    """Return label to the expected sign of its difference."""
     signs = {}
     for argument in arguments:
         label, _, sign = argument.rpartition('=')

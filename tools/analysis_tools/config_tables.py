@@ -8,8 +8,7 @@ metafile has
   listed in its Tables, Others first. Its entries are its Metrics, the Metadata, and the measured
   values, which are the Metrics of the model's Results with a Log.
 
-Numbers are written as in the metafile, except Parameters, which are in millions. A missing entry is
-a dash, and a column without entries is omitted.
+A missing entry is a dash, and a column without entries is omitted.
 
     python tools/analysis_tools/config_tables.py [configs/TASK ...]    # after an edit of a metafile
     python tools/analysis_tools/config_tables.py --check               # changes nothing

@@ -31,7 +31,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 import numpy as np
@@ -61,9 +61,6 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -
         counts: ints [K, K], images by true and predicted class.
         names: Names of the K classes.
         footer: Small print below the figure.
-
-    Raises:
-        UserError: ``counts`` is not [K, K] with K names.
     """
     counts = np.asarray(counts)
     if counts.shape != (len(names), len(names)) or not len(names):

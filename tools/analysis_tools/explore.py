@@ -34,7 +34,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 import numpy as np
@@ -86,8 +86,7 @@ def explorer_page(
 
     It shows w of all layers and heads, ``w[t, t']`` of a query over the grid, the kernel of a head,
     and for each image ``e^k`` over its mean and the weight of each source for the query,
-    ``W e^k / Σ W e^k``. Biases are stored in float32, keys in 2^16 steps between the smallest and
-    the largest key of an image and layer.
+    ``W e^k / Σ W e^k``. Biases are stored in float32, keys in 2^16 steps.
 
     Args:
         layers: Layers in the order of the model.
@@ -95,10 +94,6 @@ def explorer_page(
         num_prefix_tokens: P class tokens before the grid, which are sources but not shown.
         images: Images with their keys.
         title, about: Title of the page, and the line below it.
-
-    Raises:
-        UserError: There is no layer, the layers hold more than 2^25 numbers, the grid does not
-            have two dimensions, or a bias or keys do not match it.
     """
     if len(grid) != 2:
         raise UserError(f'grid must have two dimensions, got {tuple(grid)}')
@@ -212,11 +207,7 @@ def _packed(values: np.ndarray) -> str:
 
 
 def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLayer]:
-    """Return the biases of the mixers.
-
-    Raises:
-        UserError: There is no mixer, or they do not share one 2-d grid.
-    """
+    """Return the biases of the mixers."""
     if not mixers:
         raise UserError(f'the model of {config.filename} has no token mixer with a position bias')
     grids = {mixer.grid for mixer in mixers.values()}
@@ -234,11 +225,7 @@ def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLaye
 
 
 def keys_of(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]) -> ExplorerImage:
-    """Return an image as the model gets it, with the keys of each mixer.
-
-    Raises:
-        UserError: The file is not an image, or its grid of tokens differs from that of the biases.
-    """
+    """Return an image as the model gets it, with the keys of each mixer."""
     inputs = classifier.preprocess(path)['inputs']
     mixer = next(iter(mixers.values()))
     grid = classifier.model.backbone.patch_embed.grid_of(*inputs.shape[1:])

@@ -1,14 +1,13 @@
 """Count parameters, FLOPs and activations of the models of configs, including the AFT operations.
 
-A multiply-add is one FLOP, as in most papers on image models. Other element-wise operations are one
-FLOP per output element, sums one per input element, softmax and layer norm five per element.
-Comparisons, selections and data movement are free. Activations are the output elements of the
-counted operations.
+A multiply-add is one FLOP. Other element-wise operations are one FLOP per output element, sums one
+per input element, softmax and layer norm five per element. Comparisons, selections and data movement
+are free. Activations are the output elements of the counted operations.
 
-Counts are for one image in evaluation mode on the CPU. They depend on the algorithm that an AFT op
-chooses: AFT-local sums over its window, or uses a dense product if T is small. For an
-autoregressive model, the likelihood of one sequence of the length of the position table is counted,
-with a source of the length of the encoder's table. The mask channel of padded images is off.
+Counts are for one image in evaluation mode on the CPU, with the form of the AFT op that is chosen
+there. For an autoregressive model, the likelihood of one sequence of the length of the position table
+is counted, with a source of the length of the encoder's table. The mask channel of padded images is
+off.
 
 Saved is the memory that the backward pass of training needs for one sample in float32, without
 parameters, gradients and the optimizer's state; recomputed is the same with `with_cp=True`.
@@ -45,7 +44,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from mmengine.analysis import ActivationAnalyzer, FlopAnalyzer, parameter_count

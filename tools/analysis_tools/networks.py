@@ -25,11 +25,7 @@ SPLITS = ('train', 'val', 'test')
 
 
 def build_dataset(config: Config, split: str = 'test') -> Any:
-    """Build the dataset of a split of a config, with its pipeline.
-
-    Raises:
-        UserError: The config does not have the split, files are missing, or the dataset is empty.
-    """
+    """Build the dataset of a split of a config, with its pipeline."""
     if not config.get(f'{split}_dataloader'):
         raise UserError(f'{config.filename} has no {split}_dataloader')
     check_data(config, split)
@@ -57,11 +53,7 @@ def class_names(dataset: Any, count: int) -> list[str]:
 
 
 def spread_samples(dataset: Any, num: int) -> list[dict]:
-    """Return ``num`` evenly spaced samples of a dataset, since many are sorted by class.
-
-    Raises:
-        UserError: The dataset has fewer samples.
-    """
+    """Return ``num`` evenly spaced samples of a dataset, since many are sorted by class."""
     check_int('--num', num, 1)
     if num > len(dataset):
         raise UserError(
@@ -73,11 +65,7 @@ def spread_samples(dataset: Any, num: int) -> list[dict]:
 def load_images(
     config: Config, paths: Sequence[str | os.PathLike], split: str = 'test'
 ) -> list[dict]:
-    """Load image files through the pipeline of a split of a classifier's config.
-
-    Raises:
-        UserError: A file is not an image.
-    """
+    """Load image files through the pipeline of a split of a classifier's config."""
     pipeline = list(config[f'{split}_dataloader'].dataset.pipeline)
     reads_files = pipeline[0].type.endswith('LoadImageFromFile')
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
@@ -95,11 +83,7 @@ def load_images(
 
 
 def read_image(path: str | os.PathLike) -> tuple[np.ndarray, list[str]]:
-    """Read an image file like :func:`aft_mm.datasets.read_rgb`.
-
-    Raises:
-        UserError: The file is not an image.
-    """
+    """Read an image file like :func:`aft_mm.datasets.read_rgb`."""
     try:
         return read_rgb(os.fspath(path))
     except UnusableFile as error:
@@ -115,11 +99,7 @@ def shown_image(config: Config, sample: dict) -> np.ndarray:
 
 
 def network_inputs(config: Config, samples: Sequence[dict]) -> Tensor:
-    """Return the normalised batch [B, C, H, W] of packed samples, as in a test.
-
-    Raises:
-        UserError: The images differ in size.
-    """
+    """Return the normalised batch [B, C, H, W] of packed samples, as in a test."""
     sizes = {tuple(sample['inputs'].shape) for sample in samples}
     if len(sizes) > 1:
         raise UserError(f'images must have the same size, got {sorted(sizes)}; give one at a time')
@@ -156,9 +136,6 @@ def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Netw
     """Load a network given by the path of a config, a name of mmpretrain, or ``timm:NAME``.
 
     Without a checkpoint its weights are random with seed 0. Nothing is downloaded.
-
-    Raises:
-        UserError: There is no such config or name, or the checkpoint belongs to another network.
     """
     if name.startswith(TIMM):
         return _timm_network(name.removeprefix(TIMM), checkpoint)
@@ -188,11 +165,7 @@ def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Netw
 
 
 def load_classifier(name: str, checkpoint: str | os.PathLike) -> Network:
-    """Load a classifier of mmpretrain with :func:`load_network`.
-
-    Raises:
-        UserError: As for :func:`load_network`, or it is another network.
-    """
+    """Load a classifier of mmpretrain with :func:`load_network`."""
     network = load_network(name, checkpoint)
     if network.config is None or not hasattr(network.model, 'head'):
         raise UserError(f'{name} is not a classifier of mmpretrain')
@@ -208,11 +181,7 @@ def num_prefix_tokens(backbone: nn.Module) -> int:
 
 
 def layers_of(backbone: nn.Module) -> list[str]:
-    """Return the names of the layers of a backbone: items of its longest stack, or ``layer1``, ...
-
-    Raises:
-        UserError: It has neither, so the names must be given.
-    """
+    """Return the names of the layers of a backbone: items of its longest stack, or ``layer1``, ..."""
     stacks = {
         name: child
         for name, child in backbone.named_children()
@@ -235,11 +204,7 @@ def layers_of(backbone: nn.Module) -> list[str]:
 
 
 def modules_named(backbone: nn.Module, names: list[str]) -> dict[str, nn.Module]:
-    """Return submodules of a backbone by name.
-
-    Raises:
-        UserError: There is no such submodule.
-    """
+    """Return submodules of a backbone by name."""
     parts = dict(backbone.named_modules())
     for name in names:
         if name not in parts or not name:
@@ -262,9 +227,6 @@ def batches_for(
     """Return batches [B, C, H, W] of normalised images from files or from the test split.
 
     Images for networks of timm are resized to the input size, without keeping the aspect ratio.
-
-    Raises:
-        UserError: A file is not an image, or the network is from timm and there is no file.
     """
     if network.config is None:
         if not paths:

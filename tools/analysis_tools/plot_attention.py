@@ -25,7 +25,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 import numpy as np
@@ -52,9 +52,6 @@ def mean_relative_attention(
     The mean is over images and over the queries of the grid with a token at the offset. As in the
     paper, prefix tokens are dropped, so the weights of a query sum to one minus its attention to
     them. The centre of a map is the query itself.
-
-    Raises:
-        ValueError: T is not ``num_prefix_tokens`` + H·W.
     """
     height, width = grid
     tokens = num_prefix_tokens + height * width
@@ -136,11 +133,7 @@ class MeanAttention:
         self.layer = self.batch = self.images = 0
 
     def take(self, attention: Tensor) -> None:
-        """Add the attention [B, h, T, T] of the next layer.
-
-        Raises:
-            UserError: Its tokens are not a grid over the image, such as those of a window.
-        """
+        """Add the attention [B, h, T, T] of the next layer."""
         tokens = attention.shape[-1] - self.num_prefix_tokens
         grid = grid_of(tokens, self.image_size)
         if grid is None or len(attention) != self.batch:

@@ -41,7 +41,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 import numpy as np
@@ -104,10 +104,6 @@ def draw_curves(
             metric in bits; if there is none, the loss and the first validation metric.
         references: Label to a value of the (last) metric, plotted as a horizontal line.
         over: 'iteration', 'epoch', or 'time' (see :func:`seconds_at`).
-
-    Raises:
-        UserError: There is no run, a run does not have the metric or has it in another unit, seeds
-            have no common iteration, or a log has no epochs or times.
     """
     check_choice('over', over, AXES)
     if not runs:
@@ -338,11 +334,7 @@ def number(label: str, text: str) -> float:
 
 
 def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Return the logs of each label.
-
-    Raises:
-        UserError: There is no log, a label is repeated, or a group is empty or repeats a log.
-    """
+    """Return the logs of each label."""
     pairs = [(label, [path]) for label, path in map(pair, args.logs)]
     for label, *paths in args.group:
         if not paths or len(set(paths)) < len(paths):

@@ -31,7 +31,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 import numpy as np
@@ -66,9 +66,6 @@ def draw_features(
         names: Class names.
         title: Title of the figure.
         footer: Small print below the figure.
-
-    Raises:
-        UserError: Points and labels differ in number, or a label has no name.
     """
     if not len(labels) or len(labels) != len(points):
         raise UserError(

@@ -28,7 +28,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 import numpy as np
@@ -56,12 +56,8 @@ from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 def key_maps(key: Tensor, grid: tuple[int, int], num_prefix_tokens: int = 0) -> Tensor:
     """Return ``e^k`` over its mean on the grid, keys [T, h] to maps [h, H, W].
 
-    Like the output of AFT, this ratio does not change if a constant is added to a key channel. A
-    token with 1 has the mean weight (before the position bias). There is one map per key channel,
+    A token with 1 has the mean weight (before the position bias). There is one map per key channel,
     which is one per head in AFT-conv.
-
-    Raises:
-        UserError: T is not ``num_prefix_tokens`` + H·W.
     """
     inner = key[num_prefix_tokens:]
     if key.dim() != 2 or len(inner) != grid[0] * grid[1]:

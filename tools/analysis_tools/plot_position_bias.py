@@ -61,7 +61,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 import torch
@@ -95,9 +95,6 @@ def position_bias_table(
     For ``[h, *kernel]``, p is a distribution over the kernel. For ``[1, T, T]`` it is one over the
     sources of each target token of the grid, without prefix tokens and, if ``causal``, without
     later tokens; the statistics are means over the targets.
-
-    Raises:
-        ValueError: ``top`` is below 1, or w has another shape.
     """
     check_int('top', top, 1)
     table = []

@@ -44,7 +44,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 import numpy as np
@@ -78,9 +78,8 @@ def receptive_field(
 
     ``E[y, x] = mean over images of Σ_c Σ_i (∂ f_c[place] / ∂ image_i[y, x])²`` over the channels c
     of the map and i of the image (Luo et al. 2016, with the squared Jacobian in place of the
-    gradient of a sum over channels, which is constant after a layer norm). The estimate by random
-    projections v ~ N(0, 1) of the channels, ``E (vᵀ J)²``, is unbiased; with one channel it is
-    exact up to a factor.
+    gradient of a sum over channels, which is constant after a layer norm). It is estimated by random
+    projections v ~ N(0, 1) of the channels, ``E (vᵀ J)²``.
 
     Args:
         features: Function from images [B, C, H, W] to a map [B, D, H', W'] that does not mix images.
@@ -91,10 +90,6 @@ def receptive_field(
 
     Returns:
         The energy [H, W] in float64, with a sum of one.
-
-    Raises:
-        ValueError: ``features`` returns another shape, ``place`` is out of range, or all gradients
-            are zero.
     """
     check_int('probes', probes, 1)
     with torch.enable_grad():
@@ -159,9 +154,8 @@ def draw_receptive_field(
 ) -> Figure:
     """Draw the energy of each layer over the input, and the share within a radius below.
 
-    Maps have a logarithmic colour scale relative to their largest pixel, from 10⁻⁶ (dark) to 1
-    (light). The circles around the centre of mass contain 50 % (solid) and 90 % (dashed) of the
-    energy.
+    Maps have a logarithmic colour scale relative to their largest pixel. The circles around the
+    centre of mass contain 50 % (solid) and 90 % (dashed) of the energy.
 
     Args:
         fields: Layer name to energy [H, W] of :func:`receptive_field`.
@@ -292,7 +286,6 @@ def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None)
 
 
 def numbers(name: str, energy: torch.Tensor, radii: Sequence[float]) -> dict[str, str | float]:
-    """Return the table row of a layer."""
     shares = energy_within(energy, radii)
     return {
         'layer': name,

@@ -54,7 +54,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 import numpy as np
@@ -82,9 +82,6 @@ def mean_curve(
         runs: The records of :func:`read_scalars`, one list per run.
         scale: Factor of the loss, such as 1 / ln 2 for bits.
         smooth: Number of logged losses in a moving average.
-
-    Raises:
-        UserError: The runs have fewer than ``smooth`` iterations with a loss in common.
     """
     check_int('smooth', smooth, 1)
     losses = [
@@ -122,10 +119,6 @@ def draw_seed_curves(
             training time on a logarithmic axis.
         top: Upper end of the loss axis.
         smooth: See :func:`mean_curve`.
-
-    Raises:
-        UserError: There is no group, its runs have too few common iterations, a group has no time,
-            or all of a curve is above ``top``.
     """
     if not groups:
         raise UserError('groups must hold at least one group of runs, got none')
@@ -175,11 +168,7 @@ def _draw(
 
 
 def read_times(path: Path) -> dict[str, float]:
-    """Read milliseconds per iteration of each config from a file of benchmark_iterations.py.
-
-    Raises:
-        UserError: The file has another content.
-    """
+    """Read milliseconds per iteration of each config from a file of benchmark_iterations.py."""
     try:
         rows = json.loads(path.read_text(encoding='utf-8'))['rows']
         return {row['config']: float(row['milliseconds']) for row in rows}
@@ -191,11 +180,7 @@ def read_times(path: Path) -> dict[str, float]:
 
 
 def time_of(files: Sequence[str], times: dict[str, float]) -> float:
-    """Return the time of the config in the name of the first file, CONFIG_seedN.jsonl.
-
-    Raises:
-        UserError: There is no time for it.
-    """
+    """Return the time of the config in the name of the first file, CONFIG_seedN.jsonl."""
     config = Path(files[0]).stem.rpartition('_seed')[0]
     if config not in times:
         raise UserError(f'--times must have the config {config!r} of {files[0]!r}, but does not')

@@ -101,9 +101,6 @@ def as_map(output: Any, image_size: Sequence[int], num_prefix_tokens: int = 0) -
 
     The output is a map [B, D, H', W'] or [B, H', W', D], or tokens [B, P + H'·W', D] in raster order
     after P prefix tokens, or a sequence whose first item is one of these.
-
-    Raises:
-        ValueError: The output has another shape.
     """
     while isinstance(output, Sequence) and len(output):
         output = output[0]

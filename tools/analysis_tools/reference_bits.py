@@ -3,8 +3,7 @@
 - order 0: entropy of the histogram of the split, the lower bound for a model without context;
 - xz -9: a general-purpose compressor on the same bytes in the same order;
 - sorted points (point clouds): order 0 with one histogram for each of z, y and x, minus the
-  information in the known order of the points, which is unrelated to their shape. If points were
-  sorted before quantisation, only z is in order.
+  information in the known order of the points.
 
     python tools/analysis_tools/reference_bits.py CONFIG --out references.json
 """
@@ -31,7 +30,7 @@ def parse_args() -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import numpy as np
 from mmengine.registry import DATASETS, init_default_scope

@@ -26,10 +26,6 @@ def read_scalars(path: str | Path) -> list[dict]:
             several logs in its work dir; for repeated iterations the last log counts. If there is
             a text log next to the file, its epoch length becomes the entry ``epoch_length`` of the
             training records.
-
-    Raises:
-        UserError: ``path`` does not exist, is a folder without logs, or has a line that is not a
-            JSON dict.
     """
     path = Path(path)
     files = sorted(path.glob('*/vis_data/scalars.json')) if path.is_dir() else [path]
@@ -122,9 +118,6 @@ def seconds_at(records: Sequence[dict], iterations: Sequence[int]) -> np.ndarray
     """Return the training time in seconds up to each iteration, without validation.
 
     Each record has the mean ``time`` of the iterations since the previous record.
-
-    Raises:
-        UserError: No record has a time.
     """
     times = np.array(trained(records, 'time'), dtype=float).reshape(-1, 2)
     if not len(times):

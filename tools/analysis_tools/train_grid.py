@@ -70,7 +70,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 from run_logs import read_scalars
 
@@ -78,11 +78,7 @@ TOOLS = Path(__file__).parents[1]
 
 
 def train(config: Path, work_dir: Path, options: Sequence[str], amp: bool) -> Path:
-    """Train from scratch in ``work_dir`` and return the last checkpoint.
-
-    Raises:
-        UserError: The training failed.
-    """
+    """Train from scratch in ``work_dir`` and return the last checkpoint."""
     shutil.rmtree(work_dir, ignore_errors=True)
     words = [config, '--work-dir', work_dir, *['--amp'] * amp, '--cfg-options', *options]
     run_tool('train.py', words, work_dir.with_suffix('.log'))
@@ -90,11 +86,7 @@ def train(config: Path, work_dir: Path, options: Sequence[str], amp: bool) -> Pa
 
 
 def run_tool(tool: str, words: Sequence[object], log: Path) -> None:
-    """Run a tool in its own process, forked from a server that has only done the imports.
-
-    Raises:
-        UserError: It failed; the message has the last line of its log.
-    """
+    """Run a tool in its own process, forked from a server that has only done the imports."""
     context = get_context('forkserver')
     context.set_forkserver_preload(['aft_mm.apis', 'aft_mm.config.reading'])
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -117,11 +109,7 @@ def _run(tool: str, words: list[str], log: str) -> None:
 
 
 def validated(work_dir: Path, metric: str) -> float:
-    """Return the last value of a validation metric of a run.
-
-    Raises:
-        UserError: The run does not have this metric.
-    """
+    """Return the last value of a validation metric of a run."""
     values = [record[metric] for record in read_scalars(work_dir) if metric in record]
     if not values:
         raise UserError(f'--metric must be a validation metric of the runs, got {metric!r}')

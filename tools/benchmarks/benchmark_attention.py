@@ -1,16 +1,15 @@
 """Measure the cost of causal mixers by length: figure 1 of the linear-transformer paper.
 
 The cost is time and peak memory of forward and backward of one mixer, including projections, per
-sample. B · T is constant where possible. Measurements of all lengths and mixers are interleaved in
-one process. The slope of log cost over log length is printed: 1 is linear, 2 quadratic.
+sample. B · T is constant where possible. Lengths and mixers are interleaved. The slope of log cost
+over log length is printed: 1 is linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_attention.py --json out.json --png out.png
 
 If the forward pass of a mixer differs from its steps, the tool stops before timing. Measurements
 that would take longer than `--patience` seconds (extrapolated quadratically) or exceed the memory
-are omitted. With `--add`, measurements can be made in several calls: other rows of the JSON, and
-other kinds of cost in a row, are preserved. Memory (`--kinds mib`) and CPU time (`--clock cpu`, with
-one thread) are reliable while other processes run.
+are omitted. `--add` keeps other rows of the JSON. Memory (`--kinds mib`) and CPU time
+(`--clock cpu`, with one thread) are reliable while other processes run.
 """
 
 import argparse
@@ -66,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == '__main__':
-    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+    make_parser().parse_args()  # before the slow imports
 
 import matplotlib
 import numpy as np
@@ -113,7 +112,6 @@ def cpu_peak(name: str, length: int, dims: int, heads: int, tokens: int, threads
 
 
 def check(name: str, args: argparse.Namespace) -> None:
-    """Compare the forward pass with the steps."""
     layer = build(name, 80, args.dims, args.heads).to(args.device).eval()
     x = torch.randn(2, 80, args.dims, device=args.device)
     state, rows = layer.init_state(2), []
@@ -144,11 +142,7 @@ def measure(args: argparse.Namespace) -> list[dict]:
 
 
 def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
-    """Merge rows with those of the JSON `args.json`, and update the settings.
-
-    Raises:
-        ValueError: The JSON is from another device or has other settings.
-    """
+    """Merge rows with those of the JSON `args.json`, and update the settings."""
     earlier = json.loads(args.json.read_text()) if args.json.exists() else dict(rows=[])
     if earlier['rows']:
         there, here = earlier['environment'], environment(args)
@@ -189,7 +183,6 @@ def summary(rows: list[dict]) -> list[str]:
 
 
 def plot(rows: list[dict], path: Path, title: str) -> None:
-    """Plot one panel per kind of cost with logarithmic axes."""
     figure, axes = plt.subplots(1, len(KINDS), figsize=(9, 3.8), layout='constrained')
     for ax, (kind, label) in zip(axes, KINDS.items(), strict=True):
         names = dict.fromkeys(row['mixer'] for row in rows)
@@ -224,7 +217,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check, measure, print slopes, and plot."""
     args = parse_args(arguments)
     set_up_torch(args)
     for name in args.mixers:

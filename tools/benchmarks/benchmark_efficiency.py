@@ -1,9 +1,8 @@
 """Measure the cost of causal decoders by sequence length: the efficiency figures of the papers.
 
 Measured are time and peak memory of forward, and of forward and backward, and the time per token of
-decoding, for decoders that differ in the token mixer. Measurements of all lengths and mixers are
-interleaved in one process. The slope of log cost over log length is printed: 1 is linear, 2
-quadratic. Softmax attention is scaled_dot_product_attention, flash attention if available.
+decoding, interleaved over lengths and mixers. The slope of log cost over log length is printed: 1 is
+linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_efficiency.py --json out.json --png out.png
 
@@ -124,7 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == '__main__':
-    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+    make_parser().parse_args()  # before the slow imports
 
 import matplotlib
 import numpy as np
@@ -152,7 +151,6 @@ Cell = tuple[str, int]
 
 
 def check(name: str, dims: int, args: argparse.Namespace) -> None:
-    """Compare the decoder with its steps and with the float64 oracle."""
     length, allowed = 96, DECODER_TOLERANCE[args.dtype]
     model = build(name, length, dims, 1, args.heads).to(args.device, getattr(torch, args.dtype))
     model.eval()
@@ -283,7 +281,6 @@ def summary(rows: list[dict]) -> list[str]:
 
 
 def plot(rows: list[dict], path: Path, title: str) -> None:
-    """Plot a row of panels per width, one panel per kind of cost; decoding has linear axes."""
     widths = by_dims(rows)
     size = (4 * len(KINDS), 3.6 * len(widths) + 0.3)
     figure, grid = plt.subplots(
@@ -325,7 +322,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check, measure, print slopes, and plot."""
     args = parse_args(arguments)
     set_up_torch(args)
     if args.replot:

@@ -4,8 +4,8 @@
         --cfg-options train_dataloader.batch_size=8
 
 An iteration loads a batch and runs forward, backward and the update, without hooks and logs. Use
-`--clock cpu` (CPU time) while other processes run. Medians over the rounds are the input of
-tools/analysis_tools/plot_seed_curves.py, since logged times depend on the load of the machine.
+`--clock cpu` (CPU time) while other processes run. tools/analysis_tools/plot_seed_curves.py reads
+the JSON.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == '__main__':
-    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+    make_parser().parse_args()  # before the slow imports
 
 from measuring import interleaved
 from mmengine.registry import RUNNERS
@@ -82,7 +82,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Time all configs and print the medians."""
     args = parse_args(arguments)
     set_up_torch(args)
     with user_errors(*CONFIG_ERRORS), TemporaryDirectory() as folder:

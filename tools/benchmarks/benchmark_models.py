@@ -6,8 +6,7 @@ There are four kinds of models, without classification head and with random weig
 
 - DeiT of timm with torch's scaled_dot_product_attention (1.00 by definition);
 - AFT-conv;
-- bound: AFT-conv without the mixing (projections only), the upper bound for any implementation of
-  the op;
+- bound: AFT-conv without the mixing (projections only);
 - other current networks by their timm names.
 
 On a GPU, images per second are computed from the kernel times of torch's profiler, and also from
@@ -15,9 +14,8 @@ the wall time.
 
     python tools/benchmarks/benchmark_models.py --size 224 384 --dtype float32 --json out.json
 
-If an op differs from the float64 oracle, the tool stops with the error. For a compiled AFT-conv
-that differs from the eager one, and for a network that does not support a size, the row has the
-reason.
+If an op differs from the float64 oracle, the tool stops with the error. A compiled AFT-conv that
+differs from the eager one, and a network that does not support a size, get a row with the reason.
 """
 
 import argparse
@@ -101,7 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == '__main__':
-    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+    make_parser().parse_args()  # before the slow imports
 
 import torch
 from decoders import ProjectionsOnly
@@ -296,7 +294,6 @@ def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
 
 
 def line(row: dict) -> str:
-    """Format a row as a line of text."""
     start = f'{row["size"]:>4} px {row["dtype"]:<9} {row["model"]:<29}{row["form"]:<9}'
     if 'reason' in row:
         return f'{start}not run: {row["reason"]}'
@@ -321,7 +318,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run every combination of size and type."""
     args = parse_args(arguments)
     set_up_torch(args)
     rows = []

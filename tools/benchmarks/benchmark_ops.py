@@ -7,12 +7,11 @@ The backends of a case and other implementations (rivals) are interleaved in one
 without gradient, then forward and backward. Times are medians over rounds, ratios are medians of the
 ratios of each round. On a GPU, times are kernel times of torch's profiler, in addition to the wall
 time. "copy" and "matrix" are fractions of the bandwidth of a copy and of the rate of a matrix product
-of the same type, measured in the same run; bytes and operations are those of the formula
-(op_costs.py).
+of the same type; bytes and operations are those of the formula (op_costs.py).
 
 A backend whose output or gradient differs from the float64 oracle is reported as wrong and not timed,
 and the exit status is 1, as it is if no backend can run any case. Rivals that compute another sum are
-not compared. Missing packages are reported.
+not compared.
 """
 
 import argparse
@@ -47,7 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == '__main__':
-    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+    make_parser().parse_args()  # before the slow imports
 
 import torch
 from measuring import added_peak, both_clocks, device_rates, in_fresh_process, profiled, ratio
@@ -243,7 +242,6 @@ def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dic
 
 
 def line(row: dict) -> str:
-    """Format a row as a line of text."""
     start = f'{row["case"]:<38}{row.get("mode", "check"):<18}{row["form"]:<20}'
     if row['status'] != 'ok':
         return f'{start}{row["status"]}: {row["reason"]}'

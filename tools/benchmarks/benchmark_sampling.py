@@ -5,17 +5,16 @@ sub-pixels) in configs/image_ar, with random weights. Forms of a model:
 
 - `steps`: with a state, one step per token;
 - `compiled`: the same steps with torch.compile (CPU only);
-- `stateless`: without a state, a forward pass over all previous tokens for each token, as for softmax
-  and lsh in the paper.
+- `stateless`: a forward pass over all previous tokens for each token, as for softmax and lsh in the
+  paper.
 
     python tools/benchmarks/benchmark_sampling.py --data mnist --batch 1 --json out.json
 
 The time of a token is measured at several positions, interleaved over models and positions. A
 parabola through the medians, summed over the positions, is an estimate for an image. If it is below
-`--patience` seconds, whole images are sampled and timed as well; otherwise, and always for
-`stateless`, the row has the estimate and is marked. `--clock cpu` measures CPU time, which is more
-reliable while other processes run (with one thread). At the middle position, the step and the matrix
-products of its linear layers are timed separately.
+`--patience` seconds, whole images are timed as well; otherwise, and always for `stateless`, the row
+has the estimate and is marked. `--clock cpu` measures CPU time. At the middle position, the step and
+the matrix products of its linear layers are timed separately.
 
 If the steps of a model differ from its forward pass, the tool stops before timing.
 """
@@ -88,7 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == '__main__':
-    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+    make_parser().parse_args()  # before the slow imports
 
 import matplotlib
 import numpy as np
@@ -322,7 +321,6 @@ def total(row: dict) -> float:
 
 
 def summary(rows: list[dict]) -> list[str]:
-    """Return lines with seconds per batch, images per second, and parts of a step."""
     lines = []
     for row in rows:
         text = (
@@ -341,7 +339,6 @@ def summary(rows: list[dict]) -> list[str]:
 
 
 def plot(rows: list[dict], path: Path, title: str) -> None:
-    """Plot images per second in a panel per dataset and batch; estimates are hatched."""
     panels: dict[tuple, list[dict]] = {}
     for row in rows:
         panels.setdefault((row['data'], row['batch']), []).append(row)
@@ -370,7 +367,6 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, dict.fromkeys(('cpu', 'cuda'), DEFAULTS))
@@ -380,7 +376,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check, measure, print, and plot."""
     args = parse_args(arguments)
     set_up_torch(args)
     if args.replot:

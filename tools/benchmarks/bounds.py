@@ -2,11 +2,8 @@
 
 The time of a kernel is the maximum of bytes / bandwidth, operations / arithmetic rate, and the launch
 time. The time of a model is the sum over its kernels (model_costs.py), that of an op follows from its
-formula (op_costs.py). The bound of a model is time(softmax attention) / time(AFT), once without the
-mixing, and once with the mixing in one kernel that moves its bytes once.
-
-Without arguments, the tables of docs/benchmarks.md between ``<!-- bounds: NAME -->`` and
-``<!-- end of bounds -->`` are updated.
+formula (op_costs.py). Without arguments, the tables of docs/benchmarks.md between
+``<!-- bounds: NAME -->`` and ``<!-- end of bounds -->`` are updated.
 
     python tools/benchmarks/bounds.py                                   # after an edit of a config
     python tools/benchmarks/bounds.py --check                           # changes nothing
@@ -53,7 +50,6 @@ ELEMENT_TYPES = dict(bfloat16='bfloat16', tf32='float32', float32='float32')
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -69,7 +65,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from model_costs import Kernel, decoder_kernels, image_kernels
@@ -113,7 +109,6 @@ NOT_MEASURED = 'not measured'
 
 
 def kernel_seconds(kernel: Kernel, gpu: Gpu, precision: str) -> float:
-    """Return the minimum time of a kernel at the assumed rates."""
     arithmetic = ATTAINED.get(kernel.kind, 1.0) * getattr(gpu, precision)
     in_memory = kernel.bytes / (ATTAINED['memory'] * gpu.memory)
     return max((kernel.computed or kernel.operations) / arithmetic, in_memory, gpu.launch)
@@ -158,7 +153,6 @@ def compare(aft: Sequence[Kernel], rival: Sequence[Kernel], gpu: Gpu, precision:
 
 
 def image_rows(gpu: Gpu, precision: str) -> list[dict]:
-    """Compare AFT-conv with DeiT: inference of a batch of images."""
     rows, dtype = [], getattr(torch, ELEMENT_TYPES[precision])
     for label, names in IMAGES.items():
         for size in SIZES:
@@ -170,7 +164,6 @@ def image_rows(gpu: Gpu, precision: str) -> list[dict]:
 
 
 def decoder_rows(gpu: Gpu, precision: str) -> list[dict]:
-    """Compare AFT with softmax attention: forward and backward of a batch of sequences."""
     rows, dtype = [], getattr(torch, ELEMENT_TYPES[precision])
     for label, (*names, lengths) in DECODERS.items():
         for tokens in lengths:
@@ -219,13 +212,11 @@ def op_rows(gpu: Gpu, precision: str) -> list[dict]:
 
 
 def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Format a Markdown table, ending with a newline."""
     rows = [header, ['---'] * len(header), *lines]
     return ''.join(f'| {" | ".join(row)} |\n' for row in rows)
 
 
 def percent(share: float) -> str:
-    """Format a fraction in per cent."""
     return f'{100 * share:.0f} %'
 
 
@@ -302,7 +293,6 @@ def count_all(gpu: Gpu, precision: str) -> dict[str, list[dict]]:
 
 
 def tables(rows: dict[str, list[dict]]) -> dict[str, str]:
-    """Return every table in Markdown."""
     return dict(
         images=model_table('AFT-conv over DeiT, inference', 'px', BATCH, rows['images']),
         decoders=model_table(
@@ -313,11 +303,7 @@ def tables(rows: dict[str, list[dict]]) -> dict[str, str]:
 
 
 def updated(text: str, made: dict[str, str]) -> str:
-    """Return a page with updated tables.
-
-    Raises:
-        UserError: The page does not contain each table once.
-    """
+    """Return a page with updated tables."""
     found = [name for _, name, _, _ in REGION.findall(text)]
     if sorted(found) != sorted(made):
         raise UserError(
@@ -328,7 +314,6 @@ def updated(text: str, made: dict[str, str]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write, check or print the tables."""
     args = parse_args(arguments)
     gpu, precision = args.gpu or 'h200', args.precision or 'bfloat16'
     rows = count_all(GPUS[gpu], precision)

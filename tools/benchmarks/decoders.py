@@ -95,7 +95,6 @@ def build(name: str, tokens: int, dims: int, layers: int, heads: int = 4) -> tor
 
 
 def random_tokens(batch: int, length: int, device: str = 'cpu') -> Tensor:
-    """Return a batch of random sequences."""
     return torch.randint(VOCABULARY, (batch, length), device=device)
 
 

@@ -3,10 +3,10 @@
     bash tools/benchmarks/first_gpu_hour.sh OUT_DIR
     bash tools/benchmarks/first_gpu_hour.sh OUT_DIR --dry-run    # lists the parts, needs no GPU
 
-Cheap and important parts run first. Each part has a limit of three minutes, after which its processes
-are killed. It has a folder in OUT_DIR with log.txt, its measurements as JSON, and part.json with its
-exit status. A failed part does not stop the others. A second call skips parts that succeeded with the
-same command and commit. summary.json and summary.txt are updated after each part.
+Cheap and important parts run first. Each part has a limit of three minutes, and a folder in OUT_DIR
+with log.txt, its measurements as JSON, and part.json with its exit status. A failed part does not
+stop the others. A second call skips parts that succeeded with the same command and commit.
+summary.json and summary.txt are updated after each part.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from pathlib import Path
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog='first_gpu_hour.sh',
         description=__doc__,
@@ -36,7 +35,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from record import ROOT, commit, device_name, versions
@@ -133,7 +132,6 @@ PARTS = [
 
 
 def stored(folder: Path) -> dict:
-    """Return the record of a part; empty if it has not ended."""
     path = folder / 'part.json'
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -176,7 +174,6 @@ def call(words: Sequence[str], log: Path, limit: float) -> tuple[str, int | None
 
 
 def last_line(log: Path) -> str:
-    """Return the last non-empty line of a log."""
     lines = log.read_text(errors='replace').split('\n') if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), '')
 
@@ -201,7 +198,6 @@ def run_part(part: Part, folder: Path, now: str | None) -> dict:
 
 
 def line(row: dict) -> str:
-    """Return a row as a line of text."""
     seconds = f'{row["seconds"]:.0f} s' if 'seconds' in row else ''
     return f'{row["name"]:<28}{row["status"]:<11}{seconds:>6}  {row["last_line"][:100]}'
 
@@ -230,11 +226,6 @@ def summarise(parts: Sequence[Part], out: Path, device: str) -> list[dict]:
 
 
 def begin(out: Path) -> None:
-    """Create OUT_DIR, or continue an earlier call.
-
-    Raises:
-        SystemExit: OUT_DIR has other content.
-    """
     summary = out / 'summary.json'
     ours = summary.is_file() and 'parts' in json.loads(summary.read_text())
     if out.exists() and not (out.is_dir() and (ours or not any(out.iterdir()))):
@@ -246,7 +237,6 @@ def begin(out: Path) -> None:
 
 
 def list_parts(parts: Sequence[Part], out: Path) -> None:
-    """Print the parts and their state."""
     now = commit()
     for part in parts:
         state = 'finished' if finished(part, out / part.name, now) else 'to do'

@@ -13,7 +13,6 @@ from arguments import positive_int
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         '--tokens', type=positive_int, default=65_536, help='sequence length T; default %(default)s'
@@ -29,7 +28,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from measuring import added_peak
@@ -56,7 +55,6 @@ def ratio(tokens: int, heads: int, head_dims: int) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the ratio of each width."""
     args = parse_args(arguments)
     rows = [dict(head_dims=n, ratio=ratio(args.tokens, args.heads, n)) for n in args.head_dims]
     for row in rows:

@@ -2,12 +2,10 @@
 
     python tools/benchmarks/lsh_recall.py --json out.json
 
-Causal, tokens ~ N(0, 1), keys a random projection of deviation `--lengths` times 1/√D: the longer
-the keys, the fewer tokens hold most of the weight of exact shared-QK attention. Recall is the mean
-over tokens of the weight that exact attention gives to what the union of the rounds sees; share is
-what part of the tokens before it that is, the recall of a choice by chance. The same two numbers are
-given for Reformer's chunks of the sorted tokens (own chunk and the one before), which a step cannot
-repeat because they depend on later tokens, with the ratio of visible pairs.
+Causal, tokens ~ N(0, 1), keys a random projection of deviation `--lengths` times 1/√D. Recall is the
+mean over tokens of the weight that exact shared-QK attention gives to the tokens of all rounds; share
+is their part of the previous tokens, the recall of a random choice. The same numbers are given for
+Reformer's chunks of the sorted tokens, with the ratio of visible pairs.
 """
 
 import argparse
@@ -17,7 +15,6 @@ from arguments import positive_int
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     sizes = dict(
         tokens=(1024, 'sequence length'),
@@ -37,7 +34,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 import torch.nn.functional as F
@@ -50,18 +47,19 @@ ROUNDS = (1, 2, 4, 8)
 
 
 def seen(buckets: Tensor, chunk_size: int) -> Tensor:
-    """buckets [h, rounds, T] -> bool [h, T, T], the last chunk_size tokens of its bucket before it,
-    in any round, and the token itself.
+    """Return the visible pairs of buckets [h, rounds, T] as bool [h, T, T].
+
+    A token sees the last chunk_size tokens of its bucket in any round, and itself.
     """
     tokens = buckets.shape[-1]
     same = (buckets.unsqueeze(-1) == buckets.unsqueeze(-2)).tril_()
-    # How many of its bucket lie behind s and before t, or are t.
+    # The number of tokens of its bucket after s and up to t.
     after = same.sum(-1, keepdim=True) - same.cumsum(-1)
     return (same & (after <= chunk_size)).any(1) | torch.eye(tokens, dtype=torch.bool)
 
 
 def seen_in_chunks(buckets: Tensor, chunk_size: int) -> Tensor:
-    """As :func:`seen`, for Reformer: earlier tokens of the bucket in the same chunk or the previous one."""
+    """Return :func:`seen` for Reformer: same bucket, in the same chunk or the previous one."""
     tokens = torch.arange(buckets.shape[-1])
     token = (buckets * len(tokens) + tokens).argsort(-1)
     chunk = torch.empty_like(token).scatter_(-1, token, tokens.expand_as(token)) // chunk_size
@@ -72,14 +70,14 @@ def seen_in_chunks(buckets: Tensor, chunk_size: int) -> Tensor:
 
 
 def exact_weights(key: Tensor) -> Tensor:
-    """Causal shared-QK softmax [h, T, T] of keys [h, T, d], a token not with itself."""
+    """Return causal shared-QK softmax [h, T, T] of keys [h, T, d], without a token itself."""
     logits = key @ F.normalize(key, dim=-1).mT * key.shape[-1] ** -0.5
     visible = torch.ones(logits.shape[-2:], dtype=torch.bool).tril_(-1)
     return logits.masked_fill(~visible, -torch.inf).softmax(-1)[:, 1:]
 
 
 def recall(length: float, rounds: int, args: argparse.Namespace) -> dict[str, float]:
-    """Recall and share, ours and of chunks; the same tokens and keys for every number of rounds."""
+    """Return recall and share, ours and Reformer's, for every number of rounds."""
     torch.manual_seed(0)
     x = torch.randn(1, args.tokens, args.dims)
     weight = torch.randn(args.dims, args.dims) * length / args.dims**0.5
@@ -112,7 +110,6 @@ def recall(length: float, rounds: int, args: argparse.Namespace) -> dict[str, fl
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a table, a row for each length of the keys and each number of rounds."""
     args = parse_args(arguments)
     rows = []
     for length in args.lengths:

@@ -41,9 +41,6 @@ def kernel_times(events: Iterable[FunctionEvent]) -> dict[str, float]:
     """Return the device time in seconds of each kernel, copy and fill of a profile, by name.
 
     Operators and ranges, which contain kernels, are excluded.
-
-    Raises:
-        RuntimeError: There is no kernel, since the driver does not allow profiling.
     """
     times: dict[str, float] = {}
     for event in events:

@@ -2,12 +2,11 @@
 
 The model runs on torch's meta device. Every aten operator that would launch a kernel is recorded with
 the bytes of its inputs and outputs, and for products with the operations of torch's flop_registry,
-where a multiply-add is two. These are the kernels of torch's eager mode, without fusion of
-element-wise operations. scaled_dot_product_attention is one kernel that reads q, k, v and writes y
-once, like flash attention; its backward pass has five products, forward has two.
+where a multiply-add is two. scaled_dot_product_attention is one kernel that reads q, k, v and writes
+y once, like flash attention; its backward pass has five products, forward has two.
 
 The mixing of AFT is one kernel that reads query, key and value and writes the output once, without
-operations, which is a lower bound for any implementation. The position bias is not counted.
+operations, which is a lower bound for any implementation.
 """
 
 import math

@@ -1,9 +1,8 @@
 """Bytes and operations of the AFT ops, counted from their formulas independently of backends.
 
-Bytes are compulsory traffic: every input is read once and every result written once. Operations are
-counted as in the paper: pairs inside a window one by one, everything outside as one running sum. A
-multiply-add is two operations, an exponential or a sigmoid one. A training step has three times the
-operations of the forward pass, since each product has two products in the backward pass.
+Every input is read once and every result written once. Operations are counted as in the paper: pairs
+inside a window one by one, everything outside as one running sum. A multiply-add is two operations,
+an exponential or a sigmoid one. A training step has three times the operations of the forward pass.
 """
 
 import math

@@ -1,8 +1,7 @@
 """Comparison of outputs and gradients with the float64 oracle before timing.
 
-The oracle stores [B, T, T, D] products, so it is given two sequences and a few channels. Channels are
-independent, so with an output gradient that is zero elsewhere, the gradients of the op on all
-channels equal those of the oracle, including the parameters.
+The oracle stores [B, T, T, D] products, so it is given two sequences and a few channels, and an
+output gradient that is zero elsewhere.
 """
 
 from collections.abc import Callable, Sequence

@@ -12,7 +12,6 @@ from pathlib import Path
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('runs', type=Path, nargs='+', metavar='JSON')
     parser.add_argument('--png', type=Path, required=True, help='path of the picture')
@@ -20,7 +19,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import matplotlib
 
@@ -70,7 +69,6 @@ def table(runs: list[dict]) -> list[str]:
 
 
 def plot(runs: list[dict], path: Path) -> None:
-    """Plot the groups."""
     found = groups(runs)
     labels = list(dict.fromkeys(label for bars in found.values() for label in bars))
     figure, axes = plt.subplots(figsize=(2 + 1.6 * len(found), 4.2), layout='constrained')
@@ -91,7 +89,6 @@ def plot(runs: list[dict], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read the runs, plot them and print the table."""
     args = parse_args(arguments)
     runs = [json.loads(path.read_text()) for path in args.runs]
     plot(runs, args.png)

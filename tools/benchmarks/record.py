@@ -22,12 +22,10 @@ PACKAGES = ('torch', 'triton', 'timm', 'aft-pytorch')
 
 
 def default_device() -> str:
-    """Return 'cuda' if available, otherwise 'cpu'."""
     return 'cuda' if torch.cuda.is_available() else 'cpu'
 
 
 def device_name(device: str) -> str:
-    """Return the model name of the GPU or CPU."""
     if torch.device(device).type == 'cuda':
         return torch.cuda.get_device_name(device)
     cpuinfo = Path('/proc/cpuinfo')
@@ -47,7 +45,6 @@ def commit() -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of the packages in use, None if not installed."""
     found: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
@@ -75,7 +72,6 @@ def environment(args: argparse.Namespace, **more) -> dict:
 
 
 def write_json(path: Path | None, rows: list[dict], args: argparse.Namespace, **more) -> None:
-    """Write rows and environment if a path is given."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

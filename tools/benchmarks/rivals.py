@@ -1,7 +1,6 @@
 """Other implementations that are timed with the backends: other forms, and other packages.
 
-Rivals that compute the same sum as the op are compared with the oracle like a backend. The results
-of the others are not compared.
+Only rivals that compute the same sum as the op are compared with the oracle.
 """
 
 import importlib.util
@@ -86,8 +85,7 @@ class _Given(nn.Module):
 def _aft_pytorch(name: str) -> Callable:
     """Return a module of aft-pytorch 0.2 without its projections.
 
-    Its AFTFull computes exp(k) without a shift and is not causal. Its AFTLocal is omitted, since it
-    builds its bias entry by entry in Python at every call.
+    Its AFTFull computes exp(k) without a shift and is not causal.
     """
 
     def make(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:

@@ -2,10 +2,9 @@
 
     python tools/benchmarks/training_run.py CONFIG --iterations 200 --amp --json out.json
 
-The config is trained as by tools/train.py with its pipeline, hooks and optimizer, but without
-validation and checkpoints, and with a rising learning rate. Times are medians over the iterations
-after the first fifth, in which kernels are compiled and workers start. The data time is the time that
-an iteration waits for its batch. The exit status is 1 if the loss becomes infinite or NaN.
+The config is trained as by tools/train.py, but without validation and checkpoints, and with a rising
+learning rate. Times are medians over the iterations after the first fifth. The data time is the time
+that an iteration waits for its batch. The exit status is 1 if the loss becomes infinite or NaN.
 """
 
 import argparse
@@ -20,7 +19,6 @@ from aft_mm.cli.parsers import add_run_arguments
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('config', help='path of the config file')
     parser.add_argument(
@@ -36,7 +34,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from mmengine.config import Config
@@ -62,7 +60,6 @@ def shorten(config: Config, iterations: int, amp: bool) -> None:
 
 
 def history(runner: Runner, name: str) -> Sequence[float]:
-    """Return all logged values of a scalar."""
     return runner.message_hub.get_scalar(f'train/{name}').data[0].tolist()
 
 

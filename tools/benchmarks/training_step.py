@@ -6,9 +6,8 @@ projections, the gate and the MLPs, but no mixing.
 
     python tools/benchmarks/training_step.py --json out.json
 
-`--dtype bfloat16` is mixed precision with float32 parameters under autocast; on a GPU,
-scaled_dot_product_attention is then flash attention. If AFT-local differs from its dense masked form,
-or scaled_dot_product_attention from explicit softmax attention, the tool stops before timing.
+`--dtype bfloat16` is autocast with float32 parameters. If AFT-local differs from its dense masked
+form, or scaled_dot_product_attention from explicit softmax attention, the tool stops before timing.
 """
 
 import argparse
@@ -38,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == '__main__':
-    make_parser().parse_args()  # --help and a wrong argument end before the slow imports
+    make_parser().parse_args()  # before the slow imports
 
 import torch
 from decoders import build, check_mixer, cpu_peak, infer, random_tokens
@@ -57,7 +56,6 @@ def amp_step(dtype: str, model: torch.nn.Module, tokens: Tensor) -> None:
 
 
 def mixed_precision(dtype: str, device: torch.device) -> torch.autocast:
-    """Return autocast to `dtype`, disabled for float32."""
     return torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != 'float32')
 
 
@@ -72,7 +70,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check, time, measure memory, print ratios."""
     args = parse_args(arguments)
     set_up_torch(args)
     local, dense = f'aft-local-{args.window}', f'dense-aft-local-{args.window}'

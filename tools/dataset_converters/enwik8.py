@@ -1,6 +1,6 @@
 """Unpack enwik8 from enwik8.zip (as distributed by Matt Mahoney) or enwik8.gz.
 
-The result is FOLDER/enwik8, which aft_mm.TextFile reads. Nothing is downloaded.
+The result is FOLDER/enwik8, which aft_mm.TextFile reads.
 """
 
 import argparse
@@ -51,11 +51,7 @@ def copy(source: BinaryIO, out: BinaryIO, limit: int) -> int:
 
 
 def unpack(archive: Path, folder: Path, size: int) -> Path:
-    """Write ``<folder>/enwik8`` atomically.
-
-    Raises:
-        UserError: The archive is missing, damaged, or does not hold ``size`` bytes.
-    """
+    """Write ``<folder>/enwik8`` atomically."""
     if not archive.is_file():
         raise UserError(f'archive {str(archive)!r} does not exist')
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,7 @@ MESHES is a folder with one folder per class. Meshes may be at any depth below i
 OUT gets <synset or class>/{train,val,test}/<model>.npy, float32 [15000, 3] in the unit and
 orientation of the mesh, for aft_mm.PointClouds. A mesh below a folder train, val or test stays in
 that split. Other meshes are split by --splits, or by --ratio with a hash of class and model. The
-points of a model are the same in every run. Existing files are skipped, so an interrupted run can be
-restarted. Nothing is downloaded.
+points of a model are the same in every run. Existing files are skipped.
 """
 
 import argparse
@@ -61,7 +60,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import numpy as np
 import trimesh
@@ -90,11 +89,7 @@ class Mesh(NamedTuple):
 
 
 def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
-    """Find the meshes below the folders of ``classes``, or below all folders.
-
-    Raises:
-        UserError: The folder or that of a class is missing, or there is no mesh.
-    """
+    """Find the meshes below the folders of ``classes``, or below all folders."""
     if not root.is_dir():
         raise UserError(f'the folder of meshes {str(root)!r} does not exist')
     there = sorted(path.name for path in root.iterdir() if path.is_dir())
@@ -123,11 +118,7 @@ def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
 
 
 def read_splits(path: Path) -> dict[tuple[str, str], str]:
-    """Read the split of each (synset, model) from a table with synsetId, modelId and split.
-
-    Raises:
-        UserError: The file is missing or has other columns.
-    """
+    """Read the split of each (synset, model) from a table with synsetId, modelId and split."""
     if not path.is_file():
         raise UserError(f'--splits {str(path)!r} does not exist')
     with path.open(newline='', errors='replace') as file:
@@ -152,11 +143,7 @@ def split_by_hash(mesh: Mesh, ratio: Sequence[float]) -> str:
 
 
 def find_targets(meshes: Sequence[Mesh], args: argparse.Namespace) -> dict[Path, Mesh]:
-    """Return the output file of each mesh, without those that --splits does not list.
-
-    Raises:
-        UserError: The splits cannot be used, or two meshes have the same output file.
-    """
+    """Return the output file of each mesh, without those that --splits does not list."""
     official = None if args.splits is None else read_splits(args.splits)
     targets: dict[Path, Mesh] = {}
     for mesh in meshes:
@@ -201,11 +188,7 @@ def sample(mesh: Mesh, target: Path) -> str | None:
 
 
 def convert(args: argparse.Namespace) -> str:
-    """Sample the meshes without an output file and return a report.
-
-    Raises:
-        UserError: An argument is out of range, or no mesh can be sampled or written.
-    """
+    """Sample the meshes without an output file and return a report."""
     if min(args.ratio) < 0 or not sum(args.ratio) > 0:
         raise UserError(f'--ratio must be three shares, got {args.ratio}')
     if args.jobs < 1:

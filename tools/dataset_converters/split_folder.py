@@ -30,7 +30,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 from sklearn.model_selection import train_test_split
 
@@ -40,11 +40,7 @@ from aft_mm.datasets.image_files import IMAGE_SUFFIXES
 
 
 def split(source: Path, share: float, seed: int) -> dict[str, list[Path]]:
-    """Return the image files of each part, relative to ``source``.
-
-    Raises:
-        UserError: The folder does not exist or has no image, or a class has fewer than two.
-    """
+    """Return the image files of each part, relative to ``source``."""
     if not source.is_dir():
         raise UserError(f'the folder {str(source)!r} does not exist')
     files = sorted(

@@ -32,18 +32,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 from aft_mm.checks import check_int
 from aft_mm.datasets import read_lines
 
 
 def train(files: Sequence[str], vocab_size: int) -> bytes:
-    """Train the subword model on text files, plain or gzip.
-
-    Raises:
-        UserError: sentencepiece is missing, or the text does not allow ``vocab_size`` subwords.
-    """
+    """Train the subword model on text files, plain or gzip."""
     try:
         import sentencepiece
     except ImportError:

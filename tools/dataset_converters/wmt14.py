@@ -6,7 +6,7 @@
 
 The result is train.en and train.de (Europarl v7, Common Crawl and News Commentary, about 4.5
 million pairs), val.* (newstest2013) and test.* (newstest2014 of test-full.tgz), raw text with one
-sentence per line. The order of the archives does not matter. Nothing is downloaded.
+sentence per line.
 """
 
 import argparse
@@ -85,11 +85,7 @@ def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
 
 
 def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
-    """Read the text of the parts in the archives by split, pattern of the part and language.
-
-    Raises:
-        UserError: An archive is missing or damaged.
-    """
+    """Read the text of the parts in the archives by split, pattern of the part and language."""
     found = {}
     for path in progress(archives, 'archives'):
         if not path.is_file():
@@ -124,11 +120,7 @@ def keys_of(name: str) -> list[tuple[str, str, str]]:
 
 
 def write(found: dict[tuple[str, str, str], bytes], folder: Path) -> None:
-    """Write the files of all splits atomically.
-
-    Raises:
-        UserError: A part is missing, or its languages differ in the number of lines.
-    """
+    """Write the files of all splits atomically."""
     for split, parts in PARTS.items():
         for part in parts:
             lines = [

@@ -23,7 +23,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from torch import Tensor
@@ -34,11 +34,7 @@ from aft_mm.registry import register_safe_loading
 
 
 def average(paths: Sequence[str]) -> dict:
-    """Return a checkpoint with the mean weights of the files.
-
-    Raises:
-        UserError: A file has no state_dict, or weights of other names or shapes than the first.
-    """
+    """Return a checkpoint with the mean weights of the files."""
     total: dict[str, Tensor] = {}
     for path in paths:
         checkpoint = load_from_local(path, 'cpu')

@@ -2,11 +2,10 @@
 
 SRC is a checkpoint in the naming of timm, of the official DeiT (a dict with 'model') or of
 mmpretrain. Patch embedding, norms, MLPs, value and output projections and the classifier are
-copied. Queries and keys, which have another meaning in AFT, and position biases keep the initial
-values of the model of --config (seed 0). Position embedding, class token and the second classifier
-of a distilled DeiT are dropped. A config loads the file with load_from='DST.pth' or, without the
-head, with model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='DST.pth',
-prefix='backbone'))). Use --no-head for a dataset with other classes.
+copied. Queries, keys and position biases keep the initial values of the model of --config (seed 0).
+Position embedding, class token and the second classifier of a distilled DeiT are dropped. A config
+loads the file with load_from='DST.pth' or, without the head, with
+model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='DST.pth', prefix='backbone'))).
 """
 
 import argparse
@@ -50,7 +49,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from mmengine.config import Config
@@ -106,11 +105,7 @@ class Row(NamedTuple):
 
 
 def find_weights(checkpoint: Mapping, path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the weights of a checkpoint without the prefix 'backbone.', and their table of names.
-
-    Raises:
-        UserError: The naming is unknown.
-    """
+    """Return the weights of a checkpoint without the prefix 'backbone.', and their table of names."""
     weights = checkpoint.get('model', checkpoint.get('state_dict', checkpoint))
     if isinstance(weights, Mapping):
         weights = {str(name).removeprefix('backbone.'): x for name, x in weights.items()}
@@ -142,11 +137,7 @@ def starred(name: str) -> str:
 
 
 def our_name(name: str, naming: Mapping[str, str], path: str) -> str:
-    """Return the name of a parameter in our model, '….token_mixer.qkv.…' for fused attention.
-
-    Raises:
-        UserError: Our model does not have such a parameter.
-    """
+    """Return the name of a parameter in our model, '….token_mixer.qkv.…' for fused attention."""
     module, _, kind = starred(name).rpartition('.')
     if module not in naming:
         way_out = '; --no-head omits the classifier' if name.startswith('head.') else ''
@@ -159,11 +150,7 @@ def our_name(name: str, naming: Mapping[str, str], path: str) -> str:
 def split_attention(
     name: str, fused: Tensor, backbone: AFTViT, query: bool, average_keys: bool
 ) -> dict[str, Tensor]:
-    """Split query, key and value [3·D, …] and return those to copy, by name of our projection.
-
-    Raises:
-        UserError: There are not 3·D rows.
-    """
+    """Split query, key and value [3·D, …] and return those to copy, by name of our projection."""
     dims, heads = backbone.embed_dims, backbone.layers[0].token_mixer.num_heads
     if len(fused) != 3 * dims:
         raise UserError(
@@ -184,11 +171,7 @@ def convert(
     query: bool,
     average_keys: bool,
 ) -> tuple[dict[str, Tensor], list[Row]]:
-    """Return the state of the model initialised from a DeiT, and a row per tensor.
-
-    Raises:
-        UserError: The checkpoint is not a DeiT or ViT, or does not fit the model.
-    """
+    """Return the state of the model initialised from a DeiT, and a row per tensor."""
     weights, naming = find_weights(checkpoint, path)
     dims = len(next(x for name, x in weights.items() if name.startswith('patch_embed.')))
     if dims != backbone.embed_dims:
@@ -225,11 +208,7 @@ def convert(
 
 
 def check_classes(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
-    """Check that the classifier has the classes of our head, if there is one.
-
-    Raises:
-        UserError: The checkpoint has no classifier, or its number of classes differs.
-    """
+    """Check that the classifier has the classes of our head, if there is one."""
     theirs, ours = (weights.get('head.fc.weight') for weights in (found, state))
     if ours is None:
         return
@@ -243,11 +222,6 @@ def check_classes(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path
 
 
 def check_fit(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
-    """Check that the tensors fit the model.
-
-    Raises:
-        UserError: A tensor is missing, unknown, or has another shape.
-    """
     initialised = re.compile(r'pos_embed|token_mixer\.(query|key|pos_bias)')
     lacking = [name for name in state if name not in found and not initialised.search(name)]
     for complaint, names in (
@@ -268,11 +242,7 @@ def check_fit(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: st
 
 
 def build_backbone(config: Config, query: bool) -> AFTViT:
-    """Build the backbone of a config with seed 0.
-
-    Raises:
-        UserError: It is not AFTViT with AFT-conv, or does not have the wanted query.
-    """
+    """Build the backbone of a config with seed 0."""
     settings = config.model.get('backbone', {})
     if settings.get('type') != 'aft_mm.AFTViT':
         raise UserError(
@@ -292,11 +262,6 @@ def build_backbone(config: Config, query: bool) -> AFTViT:
 
 
 def build_head(config: Config) -> nn.Module:
-    """Build the head of a config.
-
-    Raises:
-        UserError: It is not a single linear layer.
-    """
     settings = config.model.get('head') or {}
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
         head = MODELS.build(settings) if settings else nn.Identity()

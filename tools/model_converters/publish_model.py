@@ -1,9 +1,8 @@
 """Prepare a training checkpoint for publication: weights, class names and the text of the config.
 
-Optimizer, schedules, log and run state are removed; metrics, licence and training command are
-added. Two files with the same content are written, OUT-0123abcd.safetensors and OUT-4567cdef.pth.
-The name contains the first 8 digits of the sha256, which torch.hub and aft_mm verify. Reading
-either file executes no code.
+Metrics, licence and training command are added. Two files with the same content are written,
+OUT-0123abcd.safetensors and OUT-4567cdef.pth, named by the first 8 digits of their sha256, which
+torch.hub and aft_mm verify.
 """
 
 import argparse
@@ -43,7 +42,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from torch import Tensor
@@ -66,9 +65,6 @@ def choose_weights(checkpoint: Mapping, path: str, ema: bool) -> dict[str, Tenso
 
     EMAHook swaps the two when it saves: state_dict has the averaged weights, and ema_state_dict the
     trained ones.
-
-    Raises:
-        UserError: The checkpoint has no state_dict, or with ``ema`` no averaged weights.
     """
     weights, swapped = checkpoint.get('state_dict'), checkpoint.get('ema_state_dict')
     if not isinstance(weights, Mapping):
@@ -102,9 +98,6 @@ def publish(
         metrics: Test metrics by name.
         license: Licence of the weights.
         command: Training command; by default tools/train.py with the config of the run.
-
-    Raises:
-        UserError: As for :func:`choose_weights`.
     """
     meta = checkpoint.get('meta') or {}
     published = {name: meta[name] for name in META if name in meta}
@@ -126,11 +119,7 @@ def publish(
 
 
 def save(published: Mapping, out: Path) -> dict[Path, str]:
-    """Write the files and return their paths and sha256.
-
-    Raises:
-        UserError: One of them exists already.
-    """
+    """Write the files and return their paths and sha256."""
     written = {}
     for suffix, write in WRITERS.items():
         part = out.with_suffix('.part')
@@ -149,11 +138,7 @@ def save(published: Mapping, out: Path) -> dict[Path, str]:
 
 
 def read_metrics(path: str) -> dict[str, float]:
-    """Read the metrics of a file of ``tools/test.py --out``.
-
-    Raises:
-        UserError: The file cannot be read, or has other content than numbers by name.
-    """
+    """Read the metrics of a file of ``tools/test.py --out``."""
     try:
         metrics = json.loads(Path(path).read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:

@@ -35,7 +35,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 sys.path.append(str(Path(__file__).parents[1] / 'analysis_tools'))
 
@@ -58,11 +58,7 @@ def metrics_at(work_dir: str, iteration: int) -> dict[str, float]:
 
 
 def release(work_dir: str, out: Path) -> list[dict]:
-    """Publish the last checkpoint of a run and return an entry of weights.json per file.
-
-    Raises:
-        UserError: There is no complete checkpoint.
-    """
+    """Publish the last checkpoint of a run and return an entry of weights.json per file."""
     path, _ = latest_checkpoint(work_dir)
     if path is None:
         raise UserError(f'{work_dir!r} has no checkpoint of a run')
@@ -81,11 +77,7 @@ def release(work_dir: str, out: Path) -> list[dict]:
 
 
 def list_weights(name: str, address: str) -> None:
-    """Write the address of a file as `Weights` into the metafile entry of a model.
-
-    Raises:
-        UserError: No metafile has an entry with this name.
-    """
+    """Write the address of a file as `Weights` into the metafile entry of a model."""
     for path in CONFIGS.glob('*/metafile.yml'):
         text = path.read_text(encoding='utf-8')
         if found := re.search(rf'^  - Name: {re.escape(name)}\n(?:    .*\n)+', text, re.M):

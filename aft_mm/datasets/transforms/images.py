@@ -15,9 +15,8 @@ from ..image_files import read_rgb
 class LoadRGBImage(BaseTransform):
     """Read ``results['img_path']`` into ``results['img']``, uint8 RGB [H, W, 3].
 
-    mmcv's LoadImageFromFile reads truncated files without an error and drops alpha. Changes to a
-    grey or transparent image are noted in ``results['warnings']``, ``{warning: file}``. See
-    :func:`aft_mm.datasets.read_rgb`, which raises UnusableFile for damaged files.
+    See :func:`aft_mm.datasets.read_rgb`, whose warnings become ``results['warnings']``,
+    ``{warning: file}``.
     """
 
     def transform(self, results: dict) -> dict:
@@ -33,16 +32,13 @@ class LoadRGBImage(BaseTransform):
 class SuperResolutionPair(BaseTransform):
     """The central square of an image at two sizes: target ``img`` and input ``source``.
 
-    ``img`` is the square shrunk to ``size`` px, ``source`` is ``img`` shrunk again. Both use area
-    interpolation: a pixel is the rounded mean of the area that it covers. Flip before this step.
+    ``img`` is the square shrunk to ``size`` px, ``source`` is ``img`` shrunk again, both by area
+    interpolation. Flip before this step.
 
     Args:
         size: Height and width of ``img`` [px].
         scale_factor: Ratio of the sizes of ``img`` and ``source``; it divides ``size``.
         crop_size: Edge of the central square [px], at least ``size``; by default the largest.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     def __init__(self, size: int = 32, scale_factor: int = 4, crop_size: int | None = None) -> None:

@@ -31,8 +31,8 @@ class PackPointCloud(BaseTransform):
 
     Returns ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,
     box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points`. The box is the bounding cube
-    of the whole cloud, so that a shape does not move between samples. Points are sampled without
-    replacement, or with replacement and a warning from clouds with fewer points.
+    of the whole cloud. Points are sampled without replacement, or with replacement and a warning
+    from clouds with fewer points.
 
     Args:
         num_points: Number of points.
@@ -41,9 +41,6 @@ class PackPointCloud(BaseTransform):
             ``'quantized'`` quantises and then sorts.
         seed: None uses numpy's global generator; with an int, each cloud always gives the same
             points, as a test needs.
-
-    Raises:
-        ValueError: If ``num_points`` or ``num_bits`` is out of range, or ``order`` is unknown.
     """
 
     def __init__(

@@ -19,9 +19,6 @@ class RandomValueShift(BaseTransform):
 
     Args:
         max_shift: The integer is uniform in ``[-max_shift, max_shift]``, in grey levels.
-
-    Raises:
-        ValueError: If ``max_shift`` is not 0 to 255.
     """
 
     def __init__(self, max_shift: int = 10) -> None:
@@ -50,7 +47,7 @@ class PackSequence(BaseTransform):
             T = H·W vectors of C values.
 
     Raises:
-        ValueError: If ``tokens`` is unknown, or an image has another shape or is not uint8.
+        ValueError: If an image has another shape or is not uint8.
     """
 
     def __init__(self, image_shape: Sequence[int], tokens: str = 'subpixels') -> None:

@@ -32,8 +32,7 @@ from ..runner import task_model
 class SampleVisualizationHook(Hook):
     """Add :meth:`pictures` to the visual backends of the run every ``interval`` epochs.
 
-    They become PNG files (LocalVisBackend) and appear in TensorBoard. Only the first rank samples,
-    with random numbers of its own.
+    Only the first rank samples, with random numbers of its own.
 
     Args:
         interval: Epochs between pictures; the last epoch always has pictures.
@@ -69,8 +68,7 @@ def validation_samples(runner: Runner, num: int) -> list[dict]:
 class SampleHook(SampleVisualizationHook):
     """Show samples, and completions of validation images, every ``interval`` epochs.
 
-    The pictures are ``samples`` and ``completions``. A row of ``completions`` shows the upper half
-    of an image, its completions, and the image itself.
+    A row of ``completions`` shows the upper half of an image, its completions, and the image.
 
     Args:
         image_shape: ``(H, W, C)`` of the images.
@@ -140,11 +138,8 @@ class PointCloudHook(SampleVisualizationHook):
         up: Vertical axis, ``'x'``, ``'y'`` or ``'z'``.
         interval: As for :class:`SampleVisualizationHook`.
         num_samples: Number of clouds.
-        temperature: Divides the logits; below 1 likely values become likelier.
-        seed: Seed of the samples, the same in every epoch.
-
-    Raises:
-        ValueError: an argument is out of range.
+        temperature: As for :class:`SampleHook`.
+        seed: As for :class:`SampleHook`.
     """
 
     def __init__(
@@ -168,12 +163,7 @@ class PointCloudHook(SampleVisualizationHook):
         self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
-        """Check model and data before the first epoch.
-
-        Raises:
-            UserError: the model has another vocabulary, or is made for clouds of another size than
-                the training samples: it would sample points beyond those it was trained on.
-        """
+        """Refuse a model with another vocabulary or length than the training samples."""
         model = task_model(runner)
         check_points(model, self.num_bits)
         length = len(runner.train_loop.dataloader.dataset[0]['inputs'])
@@ -199,8 +189,8 @@ class SuperResolutionHook(SampleVisualizationHook):
         interval: As for :class:`SampleVisualizationHook`.
         num_images: Number of first validation images.
         num_samples: Samples of each.
-        temperature: Divides the logits; below 1 likely values become likelier.
-        seed: Seed of the samples, the same in every epoch.
+        temperature: As for :class:`SampleHook`.
+        seed: As for :class:`SampleHook`.
     """
 
     def __init__(
@@ -227,11 +217,7 @@ class SuperResolutionHook(SampleVisualizationHook):
         self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
-        """Check model and run before the first epoch.
-
-        Raises:
-            UserError: the model is made for other shapes, or the run has no validation.
-        """
+        """Refuse a model for other shapes, and a run without validation."""
         check_super_resolution(task_model(runner), self.image_shape, self.source_shape)
         if runner.val_loop is None:
             raise UserError(

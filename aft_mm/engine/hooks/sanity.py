@@ -36,10 +36,9 @@ _DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.Decompr
 class CheckImagesHook(Hook):
     """Find unreadable image files in all data sets of a run before it starts.
 
-    OpenCV decodes a truncated JPEG without an error and fills the rest with grey, and a damaged
-    validation image would only be found after an epoch. The header and the end of each file are
-    read; a file that is not a JPEG or PNG, or does not end like one (trailing zero bytes ignored),
-    is decoded. Each rank checks its share of the files.
+    OpenCV decodes a truncated JPEG without an error and fills the rest with grey. The header and the
+    end of each file are read; a file that is not a JPEG or PNG, or does not end like one (trailing
+    zero bytes ignored), is decoded. Each rank checks its share of the files.
 
     Args:
         num_threads: Files read at the same time.
@@ -50,11 +49,7 @@ class CheckImagesHook(Hook):
         self.num_threads = num_threads
 
     def before_train(self, runner: Runner) -> None:
-        """Check every ``img_path`` of the training and the validation set.
-
-        Raises:
-            UserError: an image is missing, empty, truncated or unreadable.
-        """
+        """Check every ``img_path`` of the training and the validation set."""
         self._check(runner, 'training', runner.train_dataloader)
         if runner.val_loop is not None:
             self._check(runner, 'validation', runner.val_loop.dataloader)
@@ -112,21 +107,15 @@ def check_image(path: str, name: str = 'training') -> None:
 class SanityCheckHook(Hook):
     """Run the first sample of every data set through model and head before the set is used.
 
-    An image of another size than the pipeline or the model expects, a text longer than the position
-    table, or a token outside the vocabulary then ends the run with a one-line message, instead of
-    an error after the data loader has started or at the first validation. Empty data sets are
-    refused too.
+    An empty data set, or a sample that does not fit the pipeline or the model, then ends the run with
+    a one-line message.
     """
 
     def __init__(self) -> None:
         self.validation_checked = False
 
     def before_train(self, runner: Runner) -> None:
-        """Run ``model(..., mode='predict')`` on a batch of one, for training and validation.
-
-        Raises:
-            UserError: a data set is empty, or its first sample cannot be used.
-        """
+        """Run ``model(..., mode='predict')`` on a batch of one, for training and validation."""
         self._check(runner, 'training', runner.train_loop.dataloader)
         if runner.val_loop is not None:
             self.before_val(runner)
@@ -176,8 +165,7 @@ class Notes:
 class SkippedDataReportHook(Hook):
     """Report the messages that data sets attach to their samples, over all ranks.
 
-    - ``skipped``: at the end of every epoch, how many files could not be used and were replaced by
-      others, and the reason for each.
+    - ``skipped``: at the end of every epoch, how many files were replaced by others, and why.
     - ``warnings``: each warning once in a run, with the first file it is about.
     """
 
@@ -236,10 +224,9 @@ def _title(runner: Runner, mode: str) -> str:
 class FiniteLossHook(Hook):
     """Stop the run at a non-finite loss or gradient, before the optimizer step.
 
-    The weights remain those of the previous step, and so does the last checkpoint. Gradients are
-    checked before they are clipped, because clipping by a non-finite norm spoils all of them. With
-    float16 the loss scaler skips steps with infinite gradients as usual, and only a non-finite loss
-    stops the run.
+    The weights remain those of the previous step. Gradients are checked before they are clipped,
+    because clipping by a non-finite norm spoils all of them. With float16 the loss scaler skips steps
+    with infinite gradients as usual, and only a non-finite loss stops the run.
     """
 
     def __init__(self) -> None:

@@ -52,11 +52,7 @@ class StopHook(Hook):
         self.loaded = checkpoint.get('meta', {})
 
     def before_train(self, runner: Runner) -> None:
-        """Resume inside an epoch, if the checkpoint was written there.
-
-        Raises:
-            UserError: the epochs of the stopped run had another length.
-        """
+        """Resume inside an epoch, if the checkpoint was written there."""
         loop = runner.train_loop
         make_resumable(loop)
         if not runner.iter:  # 0 if only weights were loaded
@@ -148,30 +144,24 @@ class TimeBudgetHook(StopHook):
     """End the training after ``days`` + ``hours`` + ``minutes``, with a checkpoint to resume from.
 
     Every ``interval`` iterations the first process checks its clock. When the time is up, all
-    processes stop after the iteration, or after the next one with an optimizer step if gradients
-    are accumulated. The checkpoint ``iter_N.pth`` is written to the work dir, unless this iteration
-    has one, and ``last_checkpoint`` names it. ``--resume`` resumes from there. ``max_keep_ckpts``
-    does not count it.
+    processes stop after the next iteration with an optimizer step, as described in
+    :class:`StopHook`. ``max_keep_ckpts`` does not count the checkpoint.
 
     - *What counts.* The time from loading the first batch on, including validation and
       checkpoints. Every checkpoint holds the time used so far, and a resumed run continues from
-      that value; if a run is killed, its time after the last checkpoint does not count. A resumed
-      run without time left is refused before it trains.
-    - *Inside an epoch.* A run by epochs stops inside the epoch and is not validated then. It
-      resumes with the remaining batches in the same order, at the same iteration and learning rate.
-      The batch size and the number of processes must be the same.
+      that value. A resumed run without time left is refused before it trains.
+    - *Inside an epoch.* A run by epochs stops inside the epoch, is not validated then, and resumes
+      there. The batch size and the number of processes must be the same.
     - *At the end of an epoch* the run stops after the validation there, if any.
-    - *Random numbers* continue with :class:`ExactResumeHook`: the resumed run equals an
-      uninterrupted one.
     - *By iterations* mmengine's loop stops, validates and resumes as usual. A custom train loop
-      stops where it checks ``stop_training``; how it resumes is up to that loop.
+      stops where it checks ``stop_training``.
 
     Args:
         days: Part of the budget; the three are added.
         hours: Part of the budget.
         minutes: Part of the budget.
-        interval: Iterations between two checks of the clock. The run may exceed the budget by as
-            many iterations; in a distributed run every check waits for all processes.
+        interval: Iterations between two checks of the clock, by which the run may exceed the budget;
+            in a distributed run every check waits for all processes.
 
     Raises:
         ValueError: the budget is not positive and finite, or ``interval`` is below 1.
@@ -192,11 +182,7 @@ class TimeBudgetHook(StopHook):
         self.start = 0.0
 
     def before_train(self, runner: Runner) -> None:
-        """Start the clock at the time that the resumed run had used.
-
-        Raises:
-            UserError: no time is left, or the epochs of the stopped run had another length.
-        """
+        """Start the clock at the time that the resumed run had used."""
         self.start = monotonic()
         before = self.loaded.get(TIME_BUDGET)
         if runner.iter and before:  # else nothing is resumed, or a run without a budget
