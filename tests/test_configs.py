@@ -499,7 +499,9 @@ class TestData:
 
         files = [str(shared_data / f'multi30k/val.{language}') for language in ('de', 'en')]
         subwords = str(tmp_path / 's.model')
-        converter('subwords').main([*files, '--vocab-size', '400', '--out', subwords])
+        converter('subwords').main(
+            [*files, '--vocab-size', '400', '--no-byte-fallback', '--out', subwords]
+        )
         data = DATASETS.build(
             dict(
                 type='aft_mm.ParallelText',

@@ -21,8 +21,8 @@ class ErrorRate(BaseMetric):
     insertions it exceeds 100. Unknown symbols of a transcript count as the unit ``<unk>``.
 
     Args:
-        per: ``'phoneme'`` or ``'character'`` for the units of the dataset, spaces included, or
-            ``'word'`` for the words of a dataset of characters.
+        per: ``'phoneme'`` or ``'character'`` for the units of the dataset, or ``'word'`` for the
+            words of a dataset of characters. Spaces are characters, except at both ends of a text.
         collect_device: See :class:`aft_mm.evaluation.Likelihood`.
         **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
 
@@ -71,6 +71,11 @@ class ErrorRate(BaseMetric):
 
     def _text(self, names: Sequence[str], units: Sequence[int]) -> str:
         """Return the units as words with spaces between them."""
+        text = [names[unit] for unit in units]
         if self.per == 'word':
-            return ''.join(names[unit] for unit in units)
-        return ' '.join(names[unit].replace(' ', SPACE) for unit in units)
+            return ''.join(text)
+        if self.per == 'character':
+            # As jiwer counts characters: spaces at both ends are ignored.
+            spoken = [n for n, unit in enumerate(text) if unit != ' ']
+            text = text[spoken[0] : spoken[-1] + 1] if spoken else []
+        return ' '.join(unit.replace(' ', SPACE) for unit in text)
