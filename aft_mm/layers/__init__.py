@@ -2,6 +2,7 @@
 
 from .block import Block
 from .embedding import (
+    ConvFrameEmbedding,
     FrameEmbedding,
     PatchEmbedding,
     PixelEmbedding,
@@ -42,6 +43,7 @@ __all__ = [
     'AFTMixer',
     'AFTSimple',
     'Block',
+    'ConvFrameEmbedding',
     'DenseSynthesizer',
     'DepthwiseConv',
     'FrameEmbedding',
