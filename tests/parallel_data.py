@@ -49,6 +49,7 @@ def write_pairs(folder: Path) -> None:
             str(folder / 'train.en'),
             '--vocab-size',
             str(VOCAB_SIZE),
+            '--no-byte-fallback',
             '--out',
             str(folder / 'subwords.model'),
         ]

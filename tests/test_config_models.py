@@ -348,6 +348,10 @@ class TestParameters:
             ('aft-local-learned-32-mini', 384),
             ('aft-local-hard-32-mini', 512),
             ('aft-conv-mini-h4-k31', 574),
+            ('depthwise-conv-mini-k31', 561),
+            ('pooling-mini-k31', 576),
+            ('token-shift-mini', 576),
+            ('identity-mini', 576),
         ],
     )
     def test_mixers_on_text_are_compared_at_equal_size(self, mixer, width):
@@ -376,6 +380,8 @@ def mixer_parameters(mixer, dims, length, axes=1):
         places = mixer.kernel_size**axes
         kernels = heads * (places + 2 * mixer.get('reparameterize', True))
         return linear * (2 + mixer.get('query', True)) + (dims + 1) * heads + kernels
+    if kind in ('DepthwiseConv', 'Pooling', 'TokenShift', 'Identity'):  # no key
+        return 3 * linear + dims * mixer.get('kernel_size', 0) * (kind == 'DepthwiseConv')
     if mixer.get('qk_dims'):  # queries and keys of half the width
         return 3 * linear
     if mixer.get('rank'):

@@ -48,6 +48,10 @@ FAMILIES = {
     'lsh': dict(type='LSHAttention', num_buckets=64, chunk_size=32),
     'synthesizer': dict(type='DenseSynthesizer'),
     'lambda': dict(type='LambdaLayer', key_dims=16),
+    'depthwise-conv': dict(type='DepthwiseConv'),
+    'pooling': dict(type='Pooling'),
+    'token-shift': dict(type='TokenShift'),
+    'identity': dict(type='Identity'),
     'aft-simple': dict(type='AFTSimple'),
     'aft-relu': dict(type='AFTSimple', key_function='relu', gate='relu'),
     'aft-relu2': dict(type='AFTSimple', key_function='relu2', gate='relu'),
@@ -61,6 +65,7 @@ FAMILIES = {
     'aft-local1d-hard': dict(type='AFTLocalHard', window=256),
     'aft-local2d-hard': dict(type='AFTLocalHard', window=(16, 16)),
 }
+CONTROLS = ('depthwise-conv', 'pooling', 'token-shift', 'identity')
 # Other options of short sequences.
 SMALL = {
     'image-transformer-local1d': dict(type='LocalSoftmaxAttention', window=32),
@@ -221,9 +226,11 @@ class TestNames:
         expected |= ABLATIONS.get(field['what'], {})
         assert expected.pop('rank', rank) == rank
         assert mixer == expected
-        # AFT has no heads, with the exception of AFT-conv, and a rank where it has a free bias.
+        # AFT and the controls have no heads, with the exception of AFT-conv.
         assert (heads is None) == (
-            mixer['type'].startswith('aft_mm.AFT') and field['family'] != 'aft-conv'
+            mixer['type'].startswith('aft_mm.AFT')
+            and field['family'] != 'aft-conv'
+            or field['family'] in CONTROLS
         )
         assert field['heads'] in (None, heads)
         assert (rank is None) == (field['what'] == 'nonfactorised')
@@ -492,7 +499,9 @@ class TestData:
 
         files = [str(shared_data / f'multi30k/val.{language}') for language in ('de', 'en')]
         subwords = str(tmp_path / 's.model')
-        converter('subwords').main([*files, '--vocab-size', '400', '--out', subwords])
+        converter('subwords').main(
+            [*files, '--vocab-size', '400', '--no-byte-fallback', '--out', subwords]
+        )
         data = DATASETS.build(
             dict(
                 type='aft_mm.ParallelText',

@@ -206,6 +206,15 @@ def test_long_sentences_are_truncated_with_a_warning(translator, monkeypatch):
     )
 
 
+def test_characters_without_a_subword_are_logged_with_their_text(translator, monkeypatch):
+    messages = []
+    monkeypatch.setattr('aft_mm.apis.translator.print_log', lambda text, *_: messages.append(text))
+    monkeypatch.setattr(translator, 'first_number', 11)
+    translator(['ein Hund.', 'zwei €'])
+    (message,) = messages
+    assert message.startswith("text 12 has characters without a subword, '€', which")
+
+
 def test_bad_input_is_named(translator, files, data, tmp_path):
     with pytest.raises(UserError, match='text must be a str or a list of str'):
         translator(['a', 3])
@@ -214,7 +223,14 @@ def test_bad_input_is_named(translator, files, data, tmp_path):
     with pytest.raises(UserError, match='is a config for Translator, not for TextGenerator, '):
         TextGenerator(*files)
     converter('subwords').main(
-        [str(data / 'train.de'), '--vocab-size', '64', '--out', str(tmp_path / 'other.model')]
+        [
+            str(data / 'train.de'),
+            '--vocab-size',
+            '64',
+            '--no-byte-fallback',
+            '--out',
+            str(tmp_path / 'other.model'),
+        ]
     )
     config = Config.fromfile(files[0])
     config.subwords = str(tmp_path / 'other.model')

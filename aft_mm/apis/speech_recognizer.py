@@ -14,6 +14,7 @@ from aft_mm.checks import check_int, check_path
 from aft_mm.datasets import StackFrames
 from aft_mm.datasets.sound_files import SHIFT
 from aft_mm.errors import UserError
+from aft_mm.models.decoding import Lexicon
 from aft_mm.tokenizers import TextUnits
 
 from .loading import load_model
@@ -45,6 +46,7 @@ class SpeechRecognizer:
         config: Config of speech recognition with the entry ``units``, or its path.
         checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
         device: Device; by default an accelerator if there is one.
+        words: The only words of the transcripts. ``score`` is then the log-probability of the text.
 
     Raises:
         UserError: A file does not exist, the checkpoint belongs to another model, or the config is
@@ -56,6 +58,7 @@ class SpeechRecognizer:
         config: str | os.PathLike | Config,
         checkpoint: str | os.PathLike,
         device: str | torch.device | None = None,
+        words: Sequence[str] | None = None,
     ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'SpeechRecognizer')
         self.units = TextUnits(**self.config.units)
@@ -64,6 +67,7 @@ class SpeechRecognizer:
                 f'units of {self.config.filename} must be {self.model.head.num_classes} with '
                 f'<blank> and <unk>, the classes of its head, got {len(self.units.names)}'
             )
+        self.lexicon = None if words is None else Lexicon.of(words, self.units)
         scope = self.config.get('default_scope', 'mmengine')
         with DefaultScope.overwrite_default_scope(scope):
             steps = self.config.test_dataloader.dataset.pipeline
@@ -144,6 +148,6 @@ class SpeechRecognizer:
                 rows = rows[: len(sample['inputs'])]
                 found = [
                     (self.units.decode(one.units), one.score)
-                    for one in self.model.decode(rows, beam_size)
+                    for one in self.model.decode(rows, beam_size, self.lexicon)
                 ]
                 yield Recognition(*found[0], tuple(found), rows.numpy())

@@ -51,6 +51,8 @@ class Translator:
     ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'Translator')
         self.subwords = Subwords(self.config.subwords)
+        #: The number of the first text of a call, in warnings.
+        self.first_number = 1
         values = self.model.head.num_values
         trained = self.model.dataset_meta.get('subwords', self.subwords.fingerprint)
         if self.subwords.vocab_size != values or trained != self.subwords.fingerprint:
@@ -136,6 +138,14 @@ class Translator:
         check_int('batch_size', batch_size, 1)
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise UserError(f'text must be a str or a list of str, got {texts!r:.80}')
+        for number, text in enumerate(texts, self.first_number):
+            if unknown := self.subwords.unknown(text):
+                print_log(
+                    f'text {number} has characters without a subword, {unknown[:40]!r}, which the '
+                    f'translation ignores or misreads: {text[:40]!r}',
+                    'current',
+                    logging.WARNING,
+                )
         results = [[Translation('', 0.0)] for _ in texts]
         given = [i for i, text in enumerate(texts) if text.strip()]
         sources = dict(zip(given, self._sources([texts[i] for i in given]), strict=True))

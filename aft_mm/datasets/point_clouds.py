@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.checks import check_path, check_text
+from aft_mm.checks import check_path, check_text, is_int
 from aft_mm.registry import DATASETS
 
 from .file_dataset import FileDataset
@@ -21,7 +21,8 @@ class PointClouds(FileDataset):
     Args:
         data_root: Folder that contains the class folders.
         classes: Names of folders, or names of ShapeNetCore v2 classes such as ``'airplane'`` if the
-            folder is named by synset; ``'all'`` for every folder that has the split.
+            folder is named by synset; ``'all'`` for every folder that has the split. An int is a
+            synset without its leading zeros.
         split: Name of the folder in each class, such as ``'train'``, ``'val'`` or ``'test'``.
         **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``;
             ``test_mode`` defaults to True except for ``'train'``.
@@ -40,8 +41,12 @@ class PointClouds(FileDataset):
     ) -> None:
         check_path('data_root', data_root)
         check_text('split', split)
-        for name in [classes] if isinstance(classes, str) else classes:
-            check_text('classes', name)
+        if classes != 'all':
+            classes = [classes] if isinstance(classes, (str, int)) else classes
+            # --cfg-options reads the synset 02954340 as an int.
+            classes = [f'{name:08d}' if is_int(name) else name for name in classes]
+            for name in classes:
+                check_text('classes', name)
         self.classes = classes
         self.split = split
         kwargs.setdefault('test_mode', split != 'train')
@@ -56,7 +61,7 @@ class PointClouds(FileDataset):
         if self.classes == 'all':
             classes: Sequence[str] = [name for name in there if (root / name / self.split).is_dir()]
         else:
-            classes = [self.classes] if isinstance(self.classes, str) else self.classes
+            classes = self.classes
         if not classes:
             raise ValueError(f'data_root {str(root)!r} has no folder <class>/{self.split}')
         return [

@@ -268,7 +268,7 @@ class GenerationTestLoop(TestLoop):
         top_p: Sample among the most likely values with this total probability only.
         seed: 0 or larger.
         num_inputs: Sample for the first ``num_inputs`` samples of the data set only, over all
-            ranks; the others get no ``generated``. Needs a sampler in the order of the data set.
+            ranks; the others get no ``generated``. 0 measures the likelihood only. Needs a sampler in the order of the data set.
 
     Raises:
         ValueError: an option is out of range.
@@ -290,7 +290,7 @@ class GenerationTestLoop(TestLoop):
         for name, value, least in (
             ('num_samples', num_samples, 1),
             ('seed', seed, 0),
-            ('num_inputs', 1 if num_inputs is None else num_inputs, 1),
+            ('num_inputs', num_inputs or 0, 0),
         ):
             check_int(f'{name} of test_cfg', value, least)
         check_number('temperature of test_cfg', temperature, above=0)

@@ -5,10 +5,11 @@ from typing import Any
 
 from mmengine.evaluator import BaseMetric
 
-from aft_mm.checks import check_choice
+from aft_mm.checks import check_choice, check_flag
 from aft_mm.registry import METRICS
 
 PER = ('phoneme', 'character', 'word')
+FIRST_SYMBOL = 2  # after the blank and <unk>
 SPACE = '\u2423'  # jiwer would not count a space as a character
 
 
@@ -21,8 +22,10 @@ class ErrorRate(BaseMetric):
     insertions it exceeds 100. Unknown symbols of a transcript count as the unit ``<unk>``.
 
     Args:
-        per: ``'phoneme'`` or ``'character'`` for the units of the dataset, spaces included, or
-            ``'word'`` for the words of a dataset of characters.
+        per: ``'phoneme'`` or ``'character'`` for the units of the dataset, or ``'word'`` for the
+            words of a dataset of characters or words. Spaces are characters, except at both ends of a text.
+        lexicon: Whether to measure the transcripts of the model's lexicon; then `prefix` is
+            ``'lexicon'``.
         collect_device: See :class:`aft_mm.evaluation.Likelihood`.
         **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
 
@@ -32,9 +35,15 @@ class ErrorRate(BaseMetric):
 
     default_prefix = ''  # without one mmengine warns in every run
 
-    def __init__(self, per: str, collect_device: str = 'gpu', **kwargs) -> None:
+    def __init__(
+        self, per: str, lexicon: bool = False, collect_device: str = 'gpu', **kwargs
+    ) -> None:
         check_choice('per', per, PER)
+        check_flag('lexicon', lexicon)
         self.per = per
+        self.recognized = 'in_lexicon' if lexicon else 'recognized'
+        if lexicon:
+            kwargs.setdefault('prefix', 'lexicon')
         super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
@@ -45,7 +54,7 @@ class ErrorRate(BaseMetric):
                 'ErrorRate needs a dataset with units in its metainfo, such as aft_mm.SpeechFolder'
             )
         self.results += [
-            tuple(self._text(names, units) for units in (sample['units'], sample['recognized']))
+            tuple(self._text(names, units) for units in (sample['units'], sample[self.recognized]))
             for sample in data_samples
         ]
 
@@ -71,6 +80,12 @@ class ErrorRate(BaseMetric):
 
     def _text(self, names: Sequence[str], units: Sequence[int]) -> str:
         """Return the units as words with spaces between them."""
+        text = [names[unit] for unit in units]
         if self.per == 'word':
-            return ''.join(names[unit] for unit in units)
-        return ' '.join(names[unit].replace(' ', SPACE) for unit in units)
+            words = any(len(name) > 1 for name in names[FIRST_SYMBOL:])
+            return (' ' if words else '').join(text)
+        if self.per == 'character':
+            # As jiwer counts characters: spaces at both ends are ignored.
+            spoken = [n for n, unit in enumerate(text) if unit != ' ']
+            text = text[spoken[0] : spoken[-1] + 1] if spoken else []
+        return ' '.join(unit.replace(' ', SPACE) for unit in text)

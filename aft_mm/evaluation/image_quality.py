@@ -19,6 +19,8 @@ from aft_mm.checks import check_sizes
 from aft_mm.registry import METRICS
 from aft_mm.structures import enlarge_bicubic
 
+from .generated import with_generated
+
 SMALLEST = 6  # pixels; half of SSIM's window is mirrored at the edges
 
 
@@ -31,8 +33,8 @@ class ImageQuality(BaseMetric):
     interpolation. For each kind there are
 
     - ``{kind}_psnr_db``: ``10 log₁₀ (255² / MSE)`` [dB]; infinite for the truth;
-    - ``{kind}_ssim``: structural similarity, 1 for the truth; Gaussian window of 11 × 11 pixels
-      with σ = 1.5, mirrored edges;
+    - ``{kind}_ssim``: structural similarity by torchmetrics, 1 for the truth; Gaussian window of
+      11 × 11 pixels with σ = 1.5, mirrored edges;
     - ``{kind}_consistency_mse``: mean squared difference between the input and the image shrunk to
       its size by area, for values from 0 to 1. Rounding to 8 bits alone gives up to
       (1/510)² = 3.8e-6.
@@ -47,7 +49,7 @@ class ImageQuality(BaseMetric):
         **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
 
     Raises:
-        ValueError: If the shapes do not match each other or SSIM's window, or no image was sampled.
+        ValueError: If the shapes do not match each other or SSIM's window.
     """
 
     default_prefix = ''  # without one mmengine warns in every run
@@ -89,12 +91,9 @@ class ImageQuality(BaseMetric):
 
     def compute_metrics(self, results: list) -> dict:
         """``{'sample_psnr_db': ..., 'sample_ssim': ..., 'mean_psnr_db': ..., ...}``."""
-        measured = [result for result in results if result is not None]
+        measured = with_generated('ImageQuality', results)
         if not measured:
-            raise ValueError(
-                'ImageQuality needs generated images, but there are none in '
-                f'{len(results)} samples: test_cfg must be a GenerationTestLoop'
-            )
+            return {}
         return {name: float(np.mean([result[name] for result in measured])) for name in measured[0]}
 
     def _measure(self, target: Tensor, source: Tensor, generated: Tensor) -> dict[str, float]:

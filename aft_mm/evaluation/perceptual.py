@@ -14,6 +14,8 @@ from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 from aft_mm.checks import check_choice, check_int, check_sizes
 from aft_mm.registry import METRICS
 
+from .generated import with_generated
+
 LPIPS_NETS = ('alex', 'vgg', 'squeeze')
 
 
@@ -60,14 +62,7 @@ class _ImageSetMetric(BaseMetric):
 
     def _measured(self, results: list) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the pairs (truth [1, C, H, W], samples [N, C, H, W])."""
-        pairs = [pair for pair in results if pair is not None]
-        if not pairs:
-            raise ValueError(
-                f'{type(self).__name__} needs generated images, but there are '
-                f'none in {len(results)} samples: test_cfg must be a '
-                'GenerationTestLoop'
-            )
-        return pairs
+        return with_generated(type(self).__name__, results)
 
     def _batches(self, pictures: Sequence[np.ndarray]) -> Iterator[Tensor]:
         """Yield images in batches [B, 3, H, W], uint8, on the device."""
@@ -92,8 +87,7 @@ class FID(_ImageSetMetric):
             :class:`mmengine.evaluator.BaseMetric`.
 
     Raises:
-        ValueError: If torch-fidelity or its weights are missing, no image was sampled, or there are
-            fewer than two images.
+        ValueError: If torch-fidelity or its weights are missing, or there is only one image.
     """
 
     def __init__(
@@ -116,6 +110,8 @@ class FID(_ImageSetMetric):
     def compute_metrics(self, results: list) -> dict:
         """``{'fid': ...}``."""
         pairs = self._measured(results)
+        if not pairs:
+            return {}
         if len(pairs) < 2:
             raise ValueError('FID needs at least two images with samples, got 1')
         self.distance.to(get_device()).reset()
@@ -138,7 +134,7 @@ class LPIPS(_ImageSetMetric):
         others: See :class:`FID`.
 
     Raises:
-        ValueError: If ``net_type`` is unknown, its weights are missing, or no image was sampled.
+        ValueError: If ``net_type`` is unknown, or its weights are missing.
     """
 
     def __init__(self, image_shape: Sequence[int], net_type: str = 'alex', **kwargs) -> None:
@@ -161,7 +157,7 @@ class LPIPS(_ImageSetMetric):
                 pair = (_unit(batch), _unit(reference).expand_as(batch))
                 distances.append(self.distance(*pair).reshape(-1))
             means.append(float(torch.cat(distances).mean()))
-        return dict(lpips=float(np.mean(means)))
+        return dict(lpips=float(np.mean(means))) if means else {}
 
 
 def _unit(images: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from aft_mm.checks import check_choice, check_flag
 from aft_mm.registry import METRICS
 from aft_mm.tokenizers import check_num_bits, decode_points
 
+from .generated import with_generated
 from .point_cloud import (
     chamfer_distances,
     coverage,
@@ -58,7 +59,7 @@ class PointCloudDistance(BaseMetric):
         **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
 
     Raises:
-        ValueError: If an argument is not allowed, a cloud has several samples, or none has one.
+        ValueError: If an argument is not allowed, or a cloud has several samples.
     """
 
     default_prefix = ''  # without one mmengine warns in every run
@@ -98,12 +99,9 @@ class PointCloudDistance(BaseMetric):
 
     def compute_metrics(self, results: list) -> dict:
         """``{'mmd_squared_edges': ..., 'coverage_percent': ..., '1nna_percent': ..., ...}``."""
-        pairs = [result for result in results if result is not None]
+        pairs = with_generated('PointCloudDistance', results)
         if not pairs:
-            raise ValueError(
-                'PointCloudDistance needs generated clouds, but there are none '
-                f'in {len(results)} samples: test_cfg must be a GenerationTestLoop'
-            )
+            return {}
         if len(pairs) < FEW_CLOUDS:
             print_log(
                 f'PointCloudDistance compares only {len(pairs)} generated cloud(s) with as many of the '

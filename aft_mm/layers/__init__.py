@@ -2,6 +2,7 @@
 
 from .block import Block
 from .embedding import (
+    ConvFrameEmbedding,
     FrameEmbedding,
     PatchEmbedding,
     PixelEmbedding,
@@ -18,13 +19,17 @@ from .mixers.aft_local_hard import AFTLocalHard
 from .mixers.aft_local_learned import AFTLocalLearned
 from .mixers.aft_simple import AFTSimple
 from .mixers.dense_synthesizer import DenseSynthesizer
+from .mixers.depthwise_conv import DepthwiseConv
+from .mixers.identity import Identity
 from .mixers.lambda_layer import LambdaLayer
 from .mixers.linear_attention import LinearAttention
 from .mixers.local_softmax_attention import LocalSoftmaxAttention
 from .mixers.lsh_attention import LSHAttention
 from .mixers.performer_attention import PerformerAttention
+from .mixers.pooling import Pooling
 from .mixers.softmax_attention import SoftmaxAttention
 from .mixers.strided_attention import StridedAttention
+from .mixers.token_shift import TokenShift
 
 # The imports above are for editors and type checkers; a new mixer is found without.
 globals().update(MIXERS)
@@ -38,9 +43,12 @@ __all__ = [
     'AFTMixer',
     'AFTSimple',
     'Block',
+    'ConvFrameEmbedding',
     'DenseSynthesizer',
+    'DepthwiseConv',
     'FrameEmbedding',
     'GridParameters',
+    'Identity',
     'LSHAttention',
     'LambdaLayer',
     'LinearAttention',
@@ -48,11 +56,13 @@ __all__ = [
     'PatchEmbedding',
     'PerformerAttention',
     'PixelEmbedding',
+    'Pooling',
     'PositionEmbedding',
     'SinusoidalPositions',
     'SoftmaxAttention',
     'StridedAttention',
     'TokenEmbedding',
     'TokenMixer',
+    'TokenShift',
 ]
 __all__ += [name for name in MIXERS if name not in __all__]

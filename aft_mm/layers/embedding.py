@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from aft_mm.checks import check_flag, check_int, check_sizes, refuse
 from aft_mm.registry import MODELS
 
-from .grid import Grid, GridParameters
+from .grid import Grid, GridParameters, check_kernel
 
 __all__ = [
     'FrameEmbedding',
@@ -235,6 +235,42 @@ class FrameEmbedding(nn.Module):
         if not floats or frames.dim() != 3 or frames.shape[-1] != size:
             refuse('frames', f'a tensor of floats [B, T, {size}]', frames)
         return self.projection(frames.to(self.projection.weight.dtype))
+
+
+@MODELS.register_module()
+class ConvFrameEmbedding(FrameEmbedding):
+    """Convolutions over time in front of the blocks, so that a vector describes several frames.
+
+    The projection of :class:`FrameEmbedding`, then per layer
+    ``x + relu(LayerNorm(conv(x)))`` with a kernel over time. Padding is set to 0 before every
+    convolution, so that an utterance gives the same vectors alone and in a batch. Frames are not
+    subsampled; ``StackFrames`` of the pipeline does that.
+
+    Args:
+        embed_dims: channels D.
+        num_features: features F of a frame.
+        num_layers: number of convolutions.
+        kernel_size: frames of a kernel, odd.
+    """
+
+    def __init__(
+        self, embed_dims: int, num_features: int, num_layers: int = 2, kernel_size: int = 5
+    ) -> None:
+        super().__init__(embed_dims, num_features)
+        check_int('num_layers', num_layers, 1)
+        (size,) = check_kernel(kernel_size, (1,))
+        self.convs = nn.ModuleList(
+            nn.Conv1d(embed_dims, embed_dims, size, padding=size // 2) for _ in range(num_layers)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(embed_dims) for _ in range(num_layers))
+
+    def forward(self, frames: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return vectors [B, T, D] for float frames [B, T, F] with the mask [B, T], True = keep."""
+        x = super().forward(frames)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            seen = x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0)
+            x = x + norm(conv(seen.mT).mT).relu()
+        return x
 
 
 def _check_values(what: str, tokens: Tensor, size: int, in_step: bool) -> None:

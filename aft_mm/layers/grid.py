@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aft_mm.checks import check_int, check_sizes
+from aft_mm.checks import check_int, check_sizes, per_dimension, refuse
 
 __all__ = ['GridParameters', 'check_grid', 'interpolate']
 
@@ -23,6 +23,24 @@ def check_grid(grid: Sequence[int], name: str = 'grid') -> Grid:
     """
     check_sizes(name, grid, (1, 2, 3))
     return tuple(grid)
+
+
+def check_kernel(kernel_size: int | Sequence[int], grid: Grid | None) -> Grid:
+    """Return the odd kernel size of each dimension of the grid, or of `kernel_size` without one.
+
+    Raises:
+        ValueError: it is not one odd int, or one per dimension, of 1 to 3.
+    """
+    if grid is not None:
+        dims = len(grid)
+    else:
+        dims = len(kernel_size) if isinstance(kernel_size, Sequence) else 1
+    if dims > 3:
+        refuse('kernel_size', '1 to 3 ints', kernel_size)
+    kernel = per_dimension('kernel_size', kernel_size, dims)
+    if any(size % 2 == 0 for size in kernel):
+        refuse('kernel_size', 'odd', kernel)
+    return kernel
 
 
 def is_same(a: Grid, b: Grid) -> bool:

@@ -16,6 +16,8 @@ class SequenceSample(BaseDataElement):
     ``box``               metainfo  cube of a point cloud, ``(centre (3 floats), side)``
     ``warnings``          metainfo  changes to unusual input, ``{warning: file}``
     ``skipped``           metainfo  messages of the unusable files that this one replaces
+    ``predicted``         data      bool [T], which tokens have a loss; all after the context
+                                    if missing
     ``source``            data      tokens [S] or [S, C] that an encoder reads, optional
     ``nats``              data      sum of −log p over the predicted tokens, float
     ``num_dims``          data      number of predictions (sub-pixels, characters), int
@@ -44,6 +46,7 @@ class UtteranceSample(BaseDataElement):
     ``warnings``          metainfo  changes to unusual input, ``{warning: file}``
     ``skipped``           metainfo  messages of the unusable files that this one replaces
     ``recognized``        data      the units that were recognised, list of ints
+    ``in_lexicon``        data      those among the words of a lexicon, list of ints
     ``score``             data      their log probability in nats, of the beam or the best path
     ====================  ========  ===========================================================
 

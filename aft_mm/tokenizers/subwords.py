@@ -59,6 +59,13 @@ class Subwords:
         """Return the tokens of each line, with ``end`` as the last one."""
         return [[*tokens, self.end] for tokens in self._processor.encode(list(lines))]
 
+    def unknown(self, line: str) -> str:
+        """Return the characters of a line without a subword, which all get the same token."""
+        tokens, unknown = self._processor.encode(line), self._processor.unk_id()
+        pieces = zip(tokens, self._processor.encode(line, out_type=str), strict=True)
+        characters = ''.join(piece for token, piece in pieces if token == unknown)
+        return ''.join(dict.fromkeys(characters.replace('\u2581', '')))
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of the tokens before the first ``end``."""
         tokens = list(map(int, tokens))

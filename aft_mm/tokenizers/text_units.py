@@ -26,6 +26,7 @@ class TextUnits:
         lexicon: Path of a dictionary in the format of CMUdict, ``WORD  P1 P2 …``. Of several
             pronunciations, ``WORD(2)``, the first is used. Stress digits are removed if no symbol
             has one.
+        level: ``'word'`` for symbols that are words, the units of a small vocabulary.
         case: ``'upper'`` or ``'lower'`` converts transcripts to the case of the symbols or lexicon.
 
     Raises:
@@ -34,7 +35,11 @@ class TextUnits:
     """
 
     def __init__(
-        self, symbols: Sequence[str], lexicon: str | None = None, case: str = 'keep'
+        self,
+        symbols: Sequence[str],
+        lexicon: str | None = None,
+        case: str = 'keep',
+        level: str = 'character',
     ) -> None:
         symbols = tuple(symbols)
         repeated = {symbol for symbol in symbols if symbols.count(symbol) > 1}
@@ -42,17 +47,20 @@ class TextUnits:
             refuse('symbols', 'texts that differ', sorted(repeated) or symbols)
         if lexicon is not None:
             check_path('lexicon', lexicon)
-        elif any(len(symbol) > 1 for symbol in symbols):
+            check_choice('level', level, ('character',))
+        elif level != 'word' and any(len(symbol) > 1 for symbol in symbols):
             refuse(
                 'symbols',
-                'single characters without a lexicon',
+                "single characters without a lexicon and level='word'",
                 [symbol for symbol in symbols if len(symbol) > 1],
             )
+        check_choice('level', level, ('character', 'word'))
         check_choice('case', case, CASES)
         self.names = (BLANK, UNKNOWN, *symbols)
         self.case = CASES[case]
         self.numbers = {symbol: i for i, symbol in enumerate(self.names)}
         self.lexicon = lexicon
+        self.in_words = lexicon is not None or level == 'word'
 
     def encode(self, text: str) -> tuple[tuple[int, ...], list[str]]:
         """Return the units of a transcript, and its unknown characters or words."""
@@ -60,7 +68,7 @@ class TextUnits:
         table = self.numbers if self.lexicon is None else self.words
         units: list[int] = []
         unknown: list[str] = []
-        for part in text if self.lexicon is None else text.split():
+        for part in text.split() if self.in_words else text:
             found = table.get(part)
             if found is None:
                 unknown.append(part)
@@ -69,8 +77,8 @@ class TextUnits:
         return tuple(units), unknown
 
     def decode(self, units: Iterable[int]) -> str:
-        """Return the characters, or the phonemes with spaces between them."""
-        return ('' if self.lexicon is None else ' ').join(self.names[unit] for unit in units)
+        """Return the characters, or the phonemes or words with spaces between them."""
+        return (' ' if self.in_words else '').join(self.names[unit] for unit in units)
 
     @cached_property
     def words(self) -> dict[str, tuple[int, ...]]:

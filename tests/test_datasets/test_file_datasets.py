@@ -148,6 +148,7 @@ class TestPointClouds:
                 ['chair', 'chair', 'car', 'teapot'],
             ),
             ('all', 'val', ['c.npy'], ['chair']),
+            (3001627, 'val', ['c.npy'], ['chair']),
         ],
     )
     def test_classes_are_folders_or_classes_of_shapenet(self, root, classes, split, files, labels):

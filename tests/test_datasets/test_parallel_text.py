@@ -137,13 +137,26 @@ def test_only_newlines_end_a_line():
 def test_subwords_of_the_same_text_are_the_same_and_lose_nothing(folder, tmp_path):
     words = [str(folder / f'train.{language}') for language in ('de', 'en')]
     converter('subwords').main(
-        [*words, '--vocab-size', str(VOCAB_SIZE), '--out', str(tmp_path / 'again.model')]
+        [
+            *words,
+            '--vocab-size',
+            str(VOCAB_SIZE),
+            '--no-byte-fallback',
+            '--out',
+            str(tmp_path / 'again.model'),
+        ]
     )
     one, other = Subwords(folder / 'subwords.model'), Subwords(tmp_path / 'again.model')
     assert one.fingerprint == other.fingerprint
     lines = [line for side in sentences(50, seed=3) for line in side]
     assert [one.decode(tokens) for tokens in one.encode(lines)] == lines
     assert one.encode(['']) == [[one.end]] and one.decode([one.end, 5, 6]) == ''
+    # Characters that the training text does not have.
+    text = 'ein Žebra €5 €6'
+    assert one.unknown(text) == 'Ž€56' and one.decode(one.encode([text])[0]) != text
+    converter('subwords').main([*words, '--vocab-size', '320', '--out', str(tmp_path / 'b.model')])
+    wide = Subwords(tmp_path / 'b.model')
+    assert wide.unknown(text) == '' and wide.decode(wide.encode([text])[0]) == text
 
 
 @pytest.mark.parametrize(
@@ -175,7 +188,14 @@ def test_a_missing_library_is_named(folder, monkeypatch):
         Subwords(folder / 'subwords.model')
     with pytest.raises(SystemExit, match='^Error: subwords need sentencepiece'):
         converter('subwords').main(
-            [str(folder / 'train.de'), '--vocab-size', '64', '--out', str(folder / 'b.model')]
+            [
+                str(folder / 'train.de'),
+                '--vocab-size',
+                '64',
+                '--no-byte-fallback',
+                '--out',
+                str(folder / 'b.model'),
+            ]
         )
 
 

@@ -176,7 +176,7 @@ def test_autocast_reaches_the_samples(points, monkeypatch):
 
 
 @pytest.mark.parametrize(('world_size', 'batch_size'), [(1, 3), (1, 7), (2, 1), (2, 3), (3, 2)])
-@pytest.mark.parametrize('num_inputs', [1, 4, 7, 100])
+@pytest.mark.parametrize('num_inputs', [0, 1, 4, 7, 100])
 def test_only_the_first_inputs_are_sampled_for(points, world_size, batch_size, num_inputs):
     samples = [
         sample
@@ -211,7 +211,7 @@ def test_random_numbers_and_mode_of_the_model_are_left_alone(points):
     [
         (dict(num_samples=0), 'num_samples of test_cfg must be an int, 1 or larger, got 0'),
         (dict(num_samples=1.5), 'num_samples of test_cfg .* got 1.5'),
-        (dict(num_inputs=0), 'num_inputs of test_cfg must be an int, 1 or larger, got 0'),
+        (dict(num_inputs=-1), 'num_inputs of test_cfg must be an int, 0 or larger, got -1'),
         (dict(seed=-1), 'seed of test_cfg must be an int, 0 or larger, got -1'),
         (dict(temperature=0), 'temperature of test_cfg must be a finite number above 0, got 0'),
     ],

@@ -122,12 +122,19 @@ def test_clouds_from_nothing(options):
 
 
 def test_sampled_every_interval_and_at_the_end():
-    hook, steps = PointCloudHook(num_bits=5, interval=3, num_samples=1), []
-    for epoch in range(7):
-        runner = make_runner(points_model(), epoch=epoch)
-        hook.after_train_epoch(runner)
-        steps += [step for _, step in runner.visualizer.pictures]
-    assert steps == [3, 6, 7]
+    for interval, expected in ((3, [3, 6, 7]), (0, [])):
+        hook, steps = PointCloudHook(num_bits=5, interval=interval, num_samples=1), []
+        for epoch in range(7):
+            runner = make_runner(points_model(), epoch=epoch)
+            hook.after_train_epoch(runner)
+            steps += [step for _, step in runner.visualizer.pictures]
+        assert steps == expected
+
+
+def test_super_resolution_without_validation_images_has_no_picture(caplog):
+    runner = make_runner(super_resolution_model())
+    with caplog.at_level('WARNING'):
+        assert draw(SuperResolutionHook(IMAGE, SOURCE, interval=1), runner) == {}
 
 
 def test_sampling_does_not_change_the_run(images, sources):
@@ -141,8 +148,6 @@ def test_sampling_does_not_change_the_run(images, sources):
 
 def test_runs_that_cannot_sample_stop_before_training(images, sources):
     model = super_resolution_model()
-    with pytest.raises(UserError, match='but the run has no val_dataloader'):
-        SuperResolutionHook(IMAGE, SOURCE).before_train(make_runner(model))
     with pytest.raises(UserError, match=r'source_shape must be .* h·w·C = 18'):
         SuperResolutionHook(IMAGE, IMAGE).before_train(make_runner(model, pairs(images, sources)))
     with pytest.raises(UserError, match='point clouds with num_bits=8 needs 256 values'):

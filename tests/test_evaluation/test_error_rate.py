@@ -5,7 +5,7 @@ import pytest
 
 from aft_mm.evaluation import ErrorRate
 
-pytest.importorskip('jiwer', reason='jiwer counts the errors')
+jiwer = pytest.importorskip('jiwer', reason='jiwer counts the errors')
 
 NAMES = ('<blank>', '<unk>', ' ', 'a', 'b', 'c', '.')
 
@@ -35,15 +35,23 @@ def test_rates_are_edit_distances_over_the_transcripts(per):
         [tuple(rng.integers(1, 7, rng.integers(0, 20)).tolist()) for _ in range(2)]
         for _ in range(40)
     ]
-    sides = [
-        [(''.join(NAMES[u] for u in units).split() if per == 'word' else units) for units in pair]
-        for pair in pairs
-    ]
+
+    def side(units):
+        text = ''.join(NAMES[u] for u in units)
+        if per == 'character':
+            return text.strip().replace('<unk>', '?')
+        return text.split() if per == 'word' else units
+
+    sides = [[side(units) for units in pair] for pair in pairs]
     total = sum(len(reference) for reference, _ in sides)
     errors = sum(distance(*pair) for pair in sides)
     found = measure(per, pairs)
     assert found.pop(f'{per}_error_rate') == pytest.approx(100 * errors / total)
     assert sum(found.values()) == pytest.approx(100 * errors / total)
+    if per == 'character':
+        assert 100 * jiwer.cer(*map(list, zip(*sides, strict=True))) == pytest.approx(
+            100 * errors / total
+        )
 
 
 def test_kinds_of_errors():

@@ -86,8 +86,7 @@ def test_missing_requirements_of_fid_give_a_one_line_message(monkeypatch):
     truths, generated = examples(3, 1)
     with pytest.raises(ValueError, match='at least two images with samples, got 1'):
         evaluate(FID(SHAPE, feature=Means()), truths, generated, left_out=2)
-    with pytest.raises(ValueError, match='FID needs generated images, but .* in 3 samples'):
-        evaluate(FID(SHAPE, feature=Means()), truths, generated, left_out=3)
+    assert evaluate(FID(SHAPE, feature=Means()), truths, generated, left_out=3) == {}
 
 
 @pytest.fixture

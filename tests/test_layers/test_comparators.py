@@ -1,6 +1,7 @@
-"""Linear attention, Performer, Synthesizer, lambda layer and stateless softmax attention."""
+"""Linear attention, Performer, Synthesizer, lambda layer, stateless softmax attention, controls."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 from aft_mm.layers import (
     DenseSynthesizer,
+    DepthwiseConv,
+    Identity,
     LambdaLayer,
     LinearAttention,
     PerformerAttention,
+    Pooling,
     SoftmaxAttention,
 )
 
@@ -171,6 +175,42 @@ def test_the_lambda_layer_follows_its_formula(grid, masked):
             rows[b, t] = query[b, t].view(HEADS, 5) @ function
     got = mixer(x, grid=grid, key_mask=keep if masked else None)
     torch.testing.assert_close(got[keep], mixer.proj(rows.flatten(2))[keep])
+
+
+def weight_of_neighbour(mixer, channel, offset):
+    """Weight of the value at `offset` (t' − t per dimension) in `channel`, by the definitions."""
+    far = max(map(abs, offset))
+    if isinstance(mixer, Identity):
+        return float(far == 0)
+    if isinstance(mixer, Pooling):
+        return float(far <= 1)
+    if isinstance(mixer, DepthwiseConv):
+        return mixer.weight[(channel, *(1 + n for n in offset))].item() if far <= 1 else 0.0
+    neighbours = [(0,) * len(offset)]
+    for axis in reversed(range(len(offset))):
+        for step in (-1,) if mixer.causal else (-1, 1):
+            neighbours.append(tuple(step * (n == axis) for n in range(len(offset))))
+    return float(offset == neighbours[channel * len(neighbours) // D])
+
+
+@pytest.mark.parametrize('causal', [False, True], ids=['all', 'causal'])
+@pytest.mark.parametrize('grid', [(9,), (3, 4)], ids=str)
+@pytest.mark.parametrize('name', ['DepthwiseConv', 'Identity', 'Pooling', 'TokenShift'])
+def test_controls_are_gated_sums_with_fixed_weights(name, grid, causal):
+    mixer = build(name, grid, causal=causal).double()
+    x = torch.randn(2, torch.Size(grid).numel(), D, dtype=torch.float64)
+    places = list(itertools.product(*map(range, grid)))
+    weights = torch.zeros(D, len(places), len(places), dtype=torch.float64)
+    for (t, target), (s, source) in itertools.product(enumerate(places), repeat=2):
+        if not causal or s <= t:
+            offset = tuple(b - a for a, b in zip(target, source, strict=True))
+            weights[:, t, s] = torch.tensor(
+                [weight_of_neighbour(mixer, channel, offset) for channel in range(D)]
+            )
+    if name == 'Pooling':
+        weights = weights / weights.sum(-1, keepdim=True)
+    mixed = torch.einsum('cts,bsc->btc', weights, mixer.value(x))
+    torch.testing.assert_close(mixer(x), mixer.proj(mixer.query(x).sigmoid() * mixed))
 
 
 EXPORTED = ['LinearAttention', 'PerformerAttention', 'DenseSynthesizer', 'LambdaLayer']

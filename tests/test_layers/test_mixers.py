@@ -203,6 +203,7 @@ def test_bfloat16_and_autocast_are_close_to_float32(name, causal):
         ('StridedAttention', dict(pattern='fixed', summary=1)),
         ('StridedAttention-fixed', dict(summary=1)),
         ('LSHAttention', dict(chunk_size=1)),
+        ('Pooling', dict(kernel_size=5)),
         ('AFTConv', dict(qkv_bias=False)),
         ('AFTSimple', dict(proj_drop=0.5)),
     ],

@@ -1,6 +1,7 @@
 """CTC against the sum over all alignments, and padded batches against single utterances."""
 
 import math
+import re
 from collections import defaultdict
 from itertools import groupby, product
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 from mmengine.registry import MODELS, init_default_scope
 
-from aft_mm.models.decoding.ctc import decode_by_beam, decode_greedily
+from aft_mm.models.decoding.ctc import Lexicon, decode_by_beam, decode_greedily
 from aft_mm.structures import UtteranceSample
+from aft_mm.tokenizers import TextUnits
 
 MIXERS = {
     'AFTFull': dict(rank=8),
@@ -32,7 +34,13 @@ LENGTHS = (63, 7, 1, 40)
 def build(mixer='AFTSimple', beam_size=1, num_classes=7):
     init_default_scope('aft_mm')
     torch.manual_seed(0)
-    if mixer == 'lstm':
+    frames = dict(type='FrameEmbedding', num_features=13)
+    if mixer.endswith('-conv'):
+        frames = dict(type='ConvFrameEmbedding', num_features=13)
+        mixer = mixer.removesuffix('-conv')
+    if mixer == 'tdnn':
+        encoder = dict(type='TDNNEncoder', num_features=13, embed_dims=32)
+    elif mixer == 'lstm':
         encoder = dict(type='BiLSTMEncoder', num_features=13, hidden_dims=16, num_layers=3)
     else:
         config = dict(type=mixer.partition('-')[0], **MIXERS[mixer])
@@ -42,7 +50,7 @@ def build(mixer='AFTSimple', beam_size=1, num_classes=7):
             num_layers=3,
             grid=(64,),
             token_mixer=config,
-            embedding=dict(type='FrameEmbedding', num_features=13),
+            embedding=frames,
         )
     head = dict(type='CTCHead', embed_dims=32, num_classes=num_classes)
     model = MODELS.build(
@@ -70,11 +78,14 @@ def all_transcripts(log_probs):
     return found
 
 
-@pytest.mark.parametrize('mixer', [*MIXERS, 'lstm'])
+@pytest.mark.parametrize('mixer', [*MIXERS, 'AFTConv-conv', 'lstm', 'tdnn'])
 def test_a_padded_batch_equals_single_utterances(mixer):
     model = build(mixer)
     units = [(1, 2, 2, 5), (3,), (4,), ()]
     data = batch(LENGTHS, units, model)
+    if mixer in ('AFTConv-conv', 'tdnn'):
+        # Convolutions sum in an order that depends on the length, which shows in float32.
+        model, data['inputs'] = model.double(), data['inputs'].double()
     together = model(**data)
     nats = model.head.nats(together, LENGTHS, units)
     for index, length in enumerate(LENGTHS):
@@ -86,7 +97,7 @@ def test_a_padded_batch_equals_single_utterances(mixer):
     torch.testing.assert_close(loss, nats.sum() / 6)
 
 
-@pytest.mark.parametrize('mixer', ['AFTConv', 'lstm'])
+@pytest.mark.parametrize('mixer', ['AFTConv', 'AFTConv-conv', 'lstm', 'tdnn'])
 def test_padding_changes_neither_loss_nor_gradients(mixer):
     model = build(mixer)
     data = batch(LENGTHS, [(1,), (3,), (4,), ()], model)
@@ -129,6 +140,36 @@ def test_the_beam_sums_alignments_where_greedy_takes_the_best():
     first, second = decode_by_beam(log_probs, 4)
     assert first == ((1,), pytest.approx(math.log(0.64), rel=1e-6))
     assert second == ((), pytest.approx(math.log(0.36), rel=1e-6))
+
+
+@pytest.mark.parametrize('separator', [3, None])
+def test_a_lexicon_leaves_the_transcripts_of_its_words(separator):
+    torch.manual_seed(0)
+    log_probs = (2 * torch.randn(6, 4, dtype=torch.float64)).log_softmax(-1)
+    words = [(1,), (1, 2), (2, 2)]
+    gap = () if separator is None else (separator,)
+    allowed = {(), *words}
+    for _ in range(3):
+        allowed |= {left + gap + right for left in allowed if left for right in words}
+    found = {units: p for units, p in all_transcripts(log_probs).items() if units in allowed}
+    best = decode_by_beam(log_probs, 10**6, Lexicon(words, separator))
+    assert [one.units for one in best] == sorted(found, key=found.get, reverse=True)
+    for one in best:
+        assert one.score == pytest.approx(math.log(found[one.units]), rel=1e-9)
+    with pytest.raises(ValueError, match='words must be one or more of one or more units'):
+        Lexicon([()], separator)
+
+
+def test_predictions_with_a_lexicon_are_its_words():
+    units = dict(symbols='abcde', case='lower')
+    model = build()
+    model.lexicon = Lexicon.of(['ab', 'Cad'], TextUnits(**units))
+    samples = model(**batch(LENGTHS, [()] * 4, model), mode='predict')
+    for sample in samples:
+        assert not re.sub('ab|cad', '', TextUnits(**units).decode(sample.in_lexicon))
+    assert any(sample.in_lexicon != sample.recognized for sample in samples)
+    with pytest.raises(ValueError, match=r"words must be written in the units, which lack 'x'"):
+        Lexicon.of(['axe'], TextUnits(**units))
 
 
 def test_greedy_takes_the_best_alignment_without_repetitions_and_blanks():

@@ -26,6 +26,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('--vocab-size', type=int, required=True, help='number of subwords')
     parser.add_argument(
+        '--byte-fallback',
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help='write characters that the training text does not have as bytes, 256 of the subwords',
+    )
+    parser.add_argument(
         '--out', required=True, metavar='MODEL', help='output file, such as FOLDER/subwords.model'
     )
     return parser.parse_args(argv)
@@ -38,7 +44,7 @@ from aft_mm.checks import check_int
 from aft_mm.datasets import read_lines
 
 
-def train(files: Sequence[str], vocab_size: int) -> bytes:
+def train(files: Sequence[str], vocab_size: int, byte_fallback: bool) -> bytes:
     """Train the subword model on text files, plain or gzip."""
     try:
         import sentencepiece
@@ -49,13 +55,15 @@ def train(files: Sequence[str], vocab_size: int) -> bytes:
     if not lines:
         raise UserError(f'there is no text in {", ".join(files)}')
     try:
-        # With full coverage, every character of the training text has a subword.
+        # With full coverage, every character of the training text has a subword; others are
+        # bytes, or unknown without them.
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
             model_writer=model,
             model_type='bpe',
             vocab_size=vocab_size,
             character_coverage=1.0,
+            byte_fallback=byte_fallback,
             normalization_rule_name='identity',
             max_sentence_length=2**20,
             pad_id=0,
@@ -78,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_int('--vocab-size', args.vocab_size, 1)
         check_output('--out', args.out, ('.model',))
         part = Path(f'{args.out}.part')
-        part.write_bytes(train(args.files, args.vocab_size))
+        part.write_bytes(train(args.files, args.vocab_size, args.byte_fallback))
         os.replace(part, args.out)
         print(f'wrote {args.vocab_size} subwords to {args.out}')
 

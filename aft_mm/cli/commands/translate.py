@@ -63,6 +63,7 @@ def translate(args: argparse.Namespace, translator: Translator, out: BinaryIO) -
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task('', total=None)
         for lines in read_chunks(sys.stdin.buffer, BATCHES * args.batch_size):
+            translator.first_number = done + 1
             for text in output_lines(args, translator, lines, done):
                 out.write(f'{text}\n'.encode())
             out.flush()

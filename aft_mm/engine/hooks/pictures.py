@@ -1,5 +1,6 @@
 """Pictures that a model samples while it trains."""
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -35,19 +36,20 @@ class SampleVisualizationHook(Hook):
     Only the first rank samples, with random numbers of its own.
 
     Args:
-        interval: Epochs between pictures; the last epoch always has pictures.
+        interval: Epochs between pictures; the last epoch always has pictures. 0 takes none.
     """
 
     priority = 'LOWEST'  # after the checkpoint has been written
 
     def __init__(self, interval: int = 10) -> None:
-        check_int('interval of a picture', interval, 1)
+        check_int('interval of a picture', interval, 0)
         self.interval = interval
 
     @master_only
     def after_train_epoch(self, runner: Runner) -> None:
         """Add the pictures at the interval and at the end of the run."""
-        if self.every_n_epochs(runner, self.interval) or self.is_last_train_epoch(runner):
+        last = self.interval and self.is_last_train_epoch(runner)
+        if last or self.every_n_epochs(runner, self.interval):
             epoch = runner.epoch + 1
             print_log(f'{type(self).__name__} samples the pictures of epoch {epoch}', 'current')
             for name, picture in self.pictures(runner):
@@ -217,15 +219,19 @@ class SuperResolutionHook(SampleVisualizationHook):
         self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
-        """Refuse a model for other shapes, and a run without validation."""
+        """Refuse a model for other shapes, and warn about a run without validation."""
         check_super_resolution(task_model(runner), self.image_shape, self.source_shape)
         if runner.val_loop is None:
-            raise UserError(
-                'SuperResolutionHook needs validation images, but the run has no val_dataloader'
+            print_log(
+                'SuperResolutionHook adds no pictures, because the run has no validation images',
+                'current',
+                logging.WARNING,
             )
 
     def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the picture."""
+        """Yield the picture, if the run has validation images."""
+        if runner.val_loop is None:
+            return
         pairs = validation_samples(runner, self.num_images)
         targets = np.stack([pair['inputs'].numpy().reshape(self.image_shape) for pair in pairs])
         sources = np.stack(

@@ -6,11 +6,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from aft_mm import ops
-from aft_mm.checks import check_choice, check_flag, per_dimension, refuse
+from aft_mm.checks import check_choice, check_flag
 from aft_mm.ops.checks import check_num_heads
 from aft_mm.registry import MODELS
 
-from ..grid import Grid
+from ..grid import Grid, check_kernel
 from ..position_bias import ConvPositionBias
 from .base import AFTMixer
 
@@ -72,13 +72,7 @@ class AFTConv(AFTMixer):
                 f'tau must be left at its default with sparsity={sparsity!r}, got {tau}'
             )
         check_flag('global_connectivity', global_connectivity)
-        if self.grid is not None:
-            dims = len(self.grid)
-        else:
-            dims = len(kernel_size) if isinstance(kernel_size, Sequence) else 1
-        if dims > 3:
-            refuse('kernel_size', '1 to 3 ints', kernel_size)
-        kernel = per_dimension('kernel_size', kernel_size, dims)
+        kernel = check_kernel(kernel_size, self.grid)
         self.num_heads = num_heads
         self.global_connectivity = global_connectivity
         self.sparsity = sparsity

@@ -167,8 +167,15 @@ class AutoregressiveModel(BaseModel):
 
 
 def _counted(inputs: Tensor, samples: list[SequenceSample]) -> Tensor:
-    """Return which tokens are predicted, bool [B, T]: neither context nor padding."""
+    """Return which tokens are predicted, bool [B, T]: neither context nor padding.
+
+    A sample may choose among the other tokens by ``predicted``.
+    """
     spans = [(s.get('num_context', 0), s.get('length', inputs.shape[1])) for s in samples]
     first, end = torch.tensor(spans, device=inputs.device).unsqueeze(-1).unbind(1)
     token = torch.arange(inputs.shape[1], device=inputs.device)
-    return (token >= first) & (token < end)
+    counted = (token >= first) & (token < end)
+    for row, sample in zip(counted, samples, strict=True):
+        if 'predicted' in sample:
+            row[: len(sample.predicted)] &= sample.predicted
+    return counted

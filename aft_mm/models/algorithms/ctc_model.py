@@ -10,9 +10,11 @@ from torch import Tensor
 from aft_mm.checks import check_choice, check_config, check_int
 from aft_mm.registry import MODELS
 from aft_mm.structures import UtteranceSample
+from aft_mm.tokenizers import TextUnits
 
-from ..decoding.ctc import Hypothesis, decode_by_beam, decode_greedily
+from ..decoding.ctc import Hypothesis, Lexicon, decode_by_beam, decode_greedily
 
+LEXICON_BEAM = 16
 MODES = ('tensor', 'loss', 'predict')
 
 
@@ -25,6 +27,9 @@ class CTCModel(BaseModel):
             :class:`BiLSTMEncoder`.
         head: config of :class:`CTCHead`.
         beam_size: number of prefixes of the beam search; 1 decodes greedily.
+        lexicon: ``dict(units=…, words=[…])`` with the units of the data set; 'predict' also gives
+            ``in_lexicon``, the units of the most likely transcript of these words, by a beam of at
+            least 16 prefixes.
         data_preprocessor: config; :class:`UtterancePreprocessor` by default.
         init_cfg: see mmengine's BaseModel; the parts already initialise themselves.
 
@@ -37,6 +42,7 @@ class CTCModel(BaseModel):
         encoder: dict[str, Any],
         head: dict[str, Any],
         beam_size: int = 1,
+        lexicon: dict[str, Any] | None = None,
         data_preprocessor: dict[str, Any] | None = None,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
@@ -47,6 +53,9 @@ class CTCModel(BaseModel):
         self.encoder = MODELS.build(encoder)
         self.head = MODELS.build(head)
         self.beam_size = beam_size
+        self.lexicon = None
+        if lexicon is not None:
+            self.lexicon = Lexicon.of(lexicon['words'], TextUnits(**lexicon['units']))
         if self.head.embed_dims != self.encoder.embed_dims:
             raise ValueError(
                 'head and encoder must have the same embed_dims, got '
@@ -93,11 +102,24 @@ class CTCModel(BaseModel):
         for sample, rows, length in zip(samples, log_probs, lengths, strict=True):
             best = self.decode(rows[:length])[0]
             sample.recognized, sample.score = list(best.units), best.score
+            if self.lexicon is not None:
+                best = self.decode(rows[:length], lexicon=self.lexicon)[0]
+                sample.in_lexicon = list(best.units)
         return samples
 
-    def decode(self, log_probs: Tensor, beam_size: int | None = None) -> list[Hypothesis]:
-        """Return the best transcripts of log_probs [T, V]; `beam_size` defaults to the model's."""
+    def decode(
+        self, log_probs: Tensor, beam_size: int | None = None, lexicon: Lexicon | None = None
+    ) -> list[Hypothesis]:
+        """Return the best transcripts of log_probs [T, V].
+
+        Args:
+            log_probs: [T, V].
+            beam_size: the model's by default.
+            lexicon: the words that may occur; the beam then has at least 16 prefixes.
+        """
         size = self.beam_size if beam_size is None else beam_size
+        if lexicon is not None:
+            return decode_by_beam(log_probs, max(size, LEXICON_BEAM), lexicon)
         return [decode_greedily(log_probs)] if size == 1 else decode_by_beam(log_probs, size)
 
     def _loss(

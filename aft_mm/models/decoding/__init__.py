@@ -1,10 +1,12 @@
 """Decoding: sampling token by token, beam search and CTC decoding."""
 
+from .ctc import Lexicon
 from .generation import Hypothesis, beam_search, default_length, generate
 from .sampling import check_logits, check_sampling, sample_categorical
 
 __all__ = [
     'Hypothesis',
+    'Lexicon',
     'beam_search',
     'check_logits',
     'check_sampling',

@@ -2,12 +2,14 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from torch import Tensor
 
 from aft_mm.checks import check_int, refuse
+from aft_mm.tokenizers import TextUnits
 
 BLANK = 0
 NEVER = -math.inf
@@ -33,7 +35,58 @@ def decode_greedily(log_probs: Tensor) -> Hypothesis:
     return Hypothesis(units, best.double().sum().item())
 
 
-def decode_by_beam(log_probs: Tensor, beam_size: int) -> list[Hypothesis]:
+class Lexicon:
+    """A loop over words: a transcript is any number of them, with the separator between them.
+
+    Args:
+        words: units of each word.
+        separator: unit between two words, such as the space; None for none.
+    """
+
+    def __init__(self, words: Sequence[Prefix], separator: int | None = None) -> None:
+        if not words or not all(words) or any(separator in word for word in words):
+            refuse('words', 'one or more of one or more units, without the separator', words)
+        # A state is the set of possible places, each the units of a word so far; () is between
+        # two words. Without a separator, a transcript may be divided into words in several ways.
+        self.words = frozenset(words)
+        self.separator = separator
+        self.next_units: dict[Prefix, set[int]] = defaultdict(set)
+        for word in words:
+            for n, unit in enumerate(word):
+                self.next_units[word[:n]].add(unit)
+
+    start: frozenset[Prefix] = frozenset([()])
+
+    @classmethod
+    def of(cls, words: Sequence[str], units: TextUnits) -> 'Lexicon':
+        """Return the lexicon of words as their units, with the space between them if there is one.
+
+        Raises:
+            ValueError: a word has an unknown unit.
+        """
+        encoded = [units.encode(word) for word in words]
+        for word, (_, unknown) in zip(words, encoded, strict=True):
+            if unknown:
+                refuse('words', f'written in the units, which lack {unknown[0]!r}', word)
+        return cls([found for found, _ in encoded], units.numbers.get(' '))
+
+    def step(self, state: frozenset[Prefix], unit: int) -> frozenset[Prefix]:
+        """Return the state after the unit, empty if no transcript continues so."""
+        if unit == self.separator:
+            return self.start if state & self.words else frozenset()
+        places = set(state)
+        if self.separator is None and state & self.words:
+            places.add(())
+        return frozenset(p + (unit,) for p in places if unit in self.next_units.get(p, ()))
+
+    def is_complete(self, state: frozenset[Prefix]) -> bool:
+        """Return whether a transcript may end here: after a word, or before the first."""
+        return bool(state & self.words)
+
+
+def decode_by_beam(
+    log_probs: Tensor, beam_size: int, lexicon: Lexicon | None = None
+) -> list[Hypothesis]:
     """Return the most likely transcripts of log_probs [T, V], best first.
 
     Prefix beam search (Hannun et al. 2014): each prefix carries the summed probability of its
@@ -44,10 +97,13 @@ def decode_by_beam(log_probs: Tensor, beam_size: int) -> list[Hypothesis]:
     Args:
         log_probs: log probabilities [T, V], blank first.
         beam_size: number of prefixes, and the largest number of results.
+        lexicon: only transcripts of its words are considered; a result is empty if the beam has
+            found no complete one.
     """
     check_int('beam_size', beam_size, 1)
     _check(log_probs)
     beam: dict[Prefix, tuple[float, float]] = {(): (0.0, NEVER)}
+    states: dict[Prefix, frozenset[Prefix]] = {(): Lexicon.start}
     for frame in log_probs.double().tolist():
         ends: dict[Prefix, list[float]] = defaultdict(lambda: [NEVER, NEVER])
         for prefix, (blank, unit) in beam.items():
@@ -57,6 +113,11 @@ def decode_by_beam(log_probs: Tensor, beam_size: int) -> list[Hypothesis]:
             if prefix:
                 same[1] = _add(same[1], unit + frame[prefix[-1]])
             for new in range(1, len(frame)):
+                if lexicon is not None:
+                    state = lexicon.step(states[prefix], new)
+                    if not state:
+                        continue
+                    states[prefix + (new,)] = state
                 # A unit only repeats after a blank.
                 before = blank if prefix and prefix[-1] == new else both
                 if before + frame[new] > NEVER:
@@ -64,6 +125,9 @@ def decode_by_beam(log_probs: Tensor, beam_size: int) -> list[Hypothesis]:
                     longer[1] = _add(longer[1], before + frame[new])
         best = sorted(ends.items(), key=lambda item: (-_add(*item[1]), item[0]))[:beam_size]
         beam = {prefix: (blank, unit) for prefix, (blank, unit) in best}
+    if lexicon is not None:
+        complete = [prefix for prefix in beam if not prefix or lexicon.is_complete(states[prefix])]
+        beam = {prefix: beam[prefix] for prefix in complete} or {(): (NEVER, NEVER)}
     return [Hypothesis(prefix, _add(*ends)) for prefix, ends in beam.items()]
 
 

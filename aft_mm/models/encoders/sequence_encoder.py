@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from aft_mm.layers import ConvFrameEmbedding
 from aft_mm.registry import MODELS
 
 from ..block_stack import BlockStack
@@ -35,4 +36,6 @@ class SequenceEncoder(BlockStack):
                 vocabulary.
         """
         self.check_length(tokens.shape[1])
-        return self.run_blocks(self.add_positions(self.embedding(tokens)), mask)
+        masked = mask is not None and isinstance(self.embedding, ConvFrameEmbedding)
+        x = self.embedding(tokens, mask) if masked else self.embedding(tokens)
+        return self.run_blocks(self.add_positions(x), mask)

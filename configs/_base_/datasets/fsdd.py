@@ -1,13 +1,13 @@
-# Spoken digits, <data_root>/recordings/*.wav of 8 kHz, spelled in characters. The official test part,
+# Spoken digits, <data_root>/recordings/*.wav of 8 kHz, one unit per word. The official test part,
 # indices 0 to 4 of each speaker and digit, is also what the curve shows; its speakers are those of
 # the training.
 data_root = '{{$AFT_MM_DATA:data}}/fsdd'
-units = dict(symbols='efghinorstuvwxz')
+words = ['zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine']
+units = dict(symbols=words, level='word')
 
 train_pipeline = [
     dict(type='aft_mm.LoadUtterance', sample_rate=8000, num_mel_bins=40),
     dict(type='aft_mm.NormalizeFeatures', per='utterance'),
-    dict(type='aft_mm.SpecAugment', num_bands=2, band=8, num_spans=1, span=10),
     dict(type='aft_mm.PackUtterance'),
 ]
 test_pipeline = [
@@ -40,10 +40,7 @@ val_dataloader = dict(
         test_mode=True,
     ),
 )
-val_evaluator = [
-    dict(type='aft_mm.ErrorRate', per='character'),
-    dict(type='aft_mm.ErrorRate', per='word'),
-]
+val_evaluator = dict(type='aft_mm.ErrorRate', per='word')
 
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator

@@ -1,0 +1,214 @@
+"""Tasks whose sequences are generated when they are read: copying, recall and ListOps."""
+
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from aft_mm.checks import check_choice, check_int, refuse
+from aft_mm.registry import DATASETS
+from aft_mm.structures import SequenceSample
+
+SPLITS = ('train', 'val', 'test')
+
+
+class GeneratedSequences(Dataset):
+    """Base class: a sample is ``dict(inputs=uint8 [T], data_samples=SequenceSample)``.
+
+    ``train`` makes new sequences from numpy's global generator on every access; those of ``val``
+    and ``test`` are fixed. A subclass implements :meth:`make`.
+
+    Args:
+        split: ``'train'``, ``'val'`` or ``'test'``.
+        num_samples: Sequences per epoch.
+        seed: Seed of ``val`` and ``test``.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    #: Number of different tokens.
+    vocab_size: int
+    #: Largest number of tokens.
+    max_length: int
+
+    def __init__(self, split: str = 'train', num_samples: int = 64_000, seed: int = 0) -> None:
+        check_choice('split', split, SPLITS)
+        check_int('num_samples', num_samples, 1)
+        check_int('seed', seed, 0)
+        self.split = split
+        self.num_samples = num_samples
+        self.seed = seed
+
+    def make(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens [T] of a sequence, and which of them are predicted, bool [T]."""
+        raise NotImplementedError
+
+    @property
+    def metainfo(self) -> dict:
+        """Facts about the data for the log and the checkpoint."""
+        return dict(vocab_size=self.vocab_size, split=self.split, max_length=self.max_length)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict:
+        """Return sequence ``index``; in training a new one."""
+        if not 0 <= index < self.num_samples:
+            raise IndexError(f'index must be 0 to {self.num_samples - 1}, got {index}')
+        key: Any = [self.seed, SPLITS.index(self.split), index]
+        if self.split == 'train':  # the generator that the run seeds in every epoch
+            key = np.random.randint(2**31)
+        tokens, predicted = self.make(np.random.default_rng(key))
+        first = int(predicted.argmax())
+        sample = SequenceSample(metainfo=dict(length=len(tokens), num_context=first))
+        if not predicted[first:].all():
+            sample.predicted = torch.from_numpy(predicted)
+        return dict(inputs=torch.from_numpy(tokens.astype(np.uint8)), data_samples=sample)
+
+
+@DATASETS.register_module()
+class CopyTask(GeneratedSequences):
+    """Random symbols, a separator, and the same symbols again (arXiv 2006.16236, section 4.1.1).
+
+    A sequence of 2·n + 1 tokens has n uniform in 1 … (max_length − 1) // 2 symbols, uniform in
+    1 … num_symbols, and 0 as the separator. Only the copy is predicted.
+
+    Args:
+        split: ``'train'``, ``'val'`` or ``'test'``.
+        max_length: Largest number of tokens, 3 or more.
+        num_symbols: Number of symbols without the separator, 1 to 255.
+        **kwargs: Arguments of :class:`GeneratedSequences`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(
+        self, split: str = 'train', max_length: int = 128, num_symbols: int = 10, **kwargs: Any
+    ) -> None:
+        super().__init__(split, **kwargs)
+        check_int('max_length', max_length, 3)
+        check_int('num_symbols', num_symbols, 1, 255)
+        self.max_length = max_length
+        self.num_symbols = num_symbols
+        self.vocab_size = num_symbols + 1
+
+    def make(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """See :class:`GeneratedSequences`."""
+        number = rng.integers(1, (self.max_length - 1) // 2, endpoint=True)
+        symbols = rng.integers(1, self.num_symbols, number, endpoint=True, dtype=np.uint8)
+        tokens = np.concatenate((symbols, [np.uint8(0)], symbols))
+        return tokens, np.arange(len(tokens)) > number
+
+
+@DATASETS.register_module()
+class AssociativeRecall(GeneratedSequences):
+    """Multi-query associative recall: pairs of a key and a value, then the keys again.
+
+    ``k₁ v₁ … k_n v_n`` with different keys, then every key once more in random order, each followed
+    by its value; only these values are predicted (the task of arXiv 2312.04927, with all keys asked
+    and without filler). Keys are 0 … num_keys − 1, values the num_keys tokens after them.
+
+    Args:
+        split: ``'train'``, ``'val'`` or ``'test'``.
+        num_pairs: Pairs n of a sequence, whose length is 4·n.
+        num_keys: Number of different keys, and of values, num_pairs to 128.
+        **kwargs: Arguments of :class:`GeneratedSequences`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(
+        self, split: str = 'train', num_pairs: int = 16, num_keys: int = 64, **kwargs: Any
+    ) -> None:
+        super().__init__(split, **kwargs)
+        check_int('num_pairs', num_pairs, 1)
+        check_int('num_keys', num_keys, num_pairs, 128)
+        self.num_pairs = num_pairs
+        self.num_keys = num_keys
+        self.vocab_size = 2 * num_keys
+        self.max_length = 4 * num_pairs
+
+    def make(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """See :class:`GeneratedSequences`."""
+        keys = rng.permutation(self.num_keys)[: self.num_pairs]
+        values = self.num_keys + rng.integers(0, self.num_keys, self.num_pairs)
+        pairs = np.stack((keys, values), 1)
+        tokens = np.concatenate((pairs, rng.permutation(pairs))).reshape(-1)
+        place = np.arange(len(tokens))
+        return tokens, (place >= 2 * self.num_pairs) & (place % 2 == 1)
+
+
+@DATASETS.register_module()
+class ListOps(GeneratedSequences):
+    """Nested lists of digits with an operation each, and the digit that they evaluate to.
+
+    ``[MAX 4 [MED 1 9 2 ] 0 ] = 4`` (arXiv 1804.06028, as in arXiv 2011.04006). Operations are the
+    largest, the smallest, the median (of an even number the lower mean, rounded down) and the sum
+    modulo 10. Only the digit after ``=`` is predicted; chance is about 17 %.
+
+    Tokens: 0 to 9 are the digits, 10 to 13 open a list with MAX, MIN, MED or SM, 14 closes it, 15
+    is ``=``.
+
+    Args:
+        split: ``'train'``, ``'val'`` or ``'test'``.
+        max_length: Largest number of tokens, 6 or more.
+        min_length: Smallest number of tokens.
+        max_depth: Largest number of nested lists.
+        max_args: Largest number of elements of a list, 2 or more.
+        **kwargs: Arguments of :class:`GeneratedSequences`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    OPERATIONS = (max, min, lambda values: int(median(values)), lambda values: sum(values) % 10)
+    CLOSE, EQUALS = 14, 15
+    vocab_size = 16
+
+    def __init__(
+        self,
+        split: str = 'train',
+        max_length: int = 128,
+        min_length: int = 32,
+        max_depth: int = 5,
+        max_args: int = 5,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(split, **kwargs)
+        check_int('max_length', max_length, 6)
+        check_int('min_length', min_length, 1, max_length // 2)
+        check_int('max_depth', max_depth, 1)
+        check_int('max_args', max_args, 2)
+        if (max_args + 2) * max_args ** (max_depth - 1) < min_length:
+            refuse('min_length', f'reachable by {max_depth} lists of {max_args}', min_length)
+        self.max_length = max_length
+        self.min_length = min_length
+        self.max_depth = max_depth
+        self.max_args = max_args
+
+    def make(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """See :class:`GeneratedSequences`."""
+        while True:
+            tokens, value = self._list(rng, self.max_depth)
+            if self.min_length <= len(tokens) + 2 <= self.max_length:
+                tokens += [self.EQUALS, value]
+                return np.array(tokens), np.arange(len(tokens)) == len(tokens) - 1
+
+    def _list(self, rng: np.random.Generator, depth: int) -> tuple[list[int], int]:
+        """Return the tokens of a random list and its value."""
+        operation = int(rng.integers(len(self.OPERATIONS)))
+        tokens, values = [10 + operation], []
+        for _ in range(rng.integers(2, self.max_args, endpoint=True)):
+            if depth > 1 and rng.random() < 0.4:
+                part, value = self._list(rng, depth - 1)
+            else:
+                value = int(rng.integers(10))
+                part = [value]
+            tokens += part
+            values.append(value)
+        return [*tokens, self.CLOSE], self.OPERATIONS[operation](values)

@@ -1,0 +1,97 @@
+"""Pathfinder: are two dots connected by a dashed path?"""
+
+from collections.abc import Iterator
+
+import cv2
+import numpy as np
+from mmengine.dataset import BaseDataset
+
+from aft_mm.checks import check_choice, check_int
+from aft_mm.registry import DATASETS
+
+SPLITS = ('train', 'val', 'test')
+
+
+@DATASETS.register_module()
+class Pathfinder(BaseDataset):
+    """Images of two dashed paths with a dot at two of their four ends.
+
+    Class 1 if both dots are at the ends of one path, class 0 if they are on different paths (after
+    arXiv 1808.08750 and arXiv 2011.04006; generated here, so numbers are not comparable with
+    theirs). A sample is ``dict(img=uint8 [size, size, 1], gt_label=int)``. All images are
+    generated when the dataset is built.
+
+    Args:
+        split: ``'train'``, ``'val'`` or ``'test'``.
+        num_samples: Number of images.
+        size: Height and width [px].
+        num_steps: Dashes of a path.
+        seed: Seed of all splits; each has images of its own.
+        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    METAINFO = dict(classes=('apart', 'connected'))
+
+    def __init__(
+        self,
+        split: str = 'train',
+        num_samples: int = 20_000,
+        size: int = 32,
+        num_steps: int = 6,
+        seed: int = 0,
+        **kwargs,
+    ) -> None:
+        check_choice('split', split, SPLITS)
+        check_int('num_samples', num_samples, 1)
+        check_int('size', size, 16)
+        check_int('num_steps', num_steps, 2)
+        check_int('seed', seed, 0)
+        self.split, self.num_samples, self.size = split, num_samples, size
+        self.num_steps, self.seed = num_steps, seed
+        super().__init__(**kwargs)
+
+    def load_data_list(self) -> list[dict]:
+        """Return one ``dict(img, gt_label)`` per image."""
+        rng = np.random.default_rng([self.seed, SPLITS.index(self.split)])
+        found: list[dict] = []
+        while len(found) < self.num_samples:
+            found += [self._sample(*pair, int(rng.integers(2))) for pair in self._pairs(rng)]
+        return found[: self.num_samples]
+
+    def _sample(self, path: np.ndarray, other: np.ndarray, label: int) -> dict:
+        image = np.zeros((self.size, self.size), np.uint8)
+        for points in (path, other):
+            for start, end in zip(points[:-1], points[1:], strict=True):
+                # Dashes: half of every step.
+                middle, half = (start + end) / 2, (end - start) * 0.25
+                self._line(image, middle - half, middle + half)
+        for dot in (path[0], path[-1] if label else other[-1]):
+            x, y = np.rint(dot).astype(int)
+            cv2.circle(image, (int(x), int(y)), 1, 255, -1)
+        return dict(img=image[..., None], gt_label=label)
+
+    def _line(self, image: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
+        # cv2 takes fixed-point coordinates, here of 1/16 pixel.
+        points = [tuple(int(n) for n in np.rint(16 * point)) for point in (start, end)]
+        cv2.line(image, *points, 160, 1, cv2.LINE_AA, 4)
+
+    def _pairs(self, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield paths of points [num_steps + 1, 2] that keep a distance from each other."""
+        step, margin, candidates = 0.75 * self.size / self.num_steps, 2, 4096
+        start = rng.uniform(margin, self.size - 1 - margin, (candidates, 1, 2))
+        turns = rng.normal(0, 0.5, (candidates, self.num_steps))
+        turns[:, 0] = rng.uniform(0, 2 * np.pi, candidates)
+        angle = turns.cumsum(1)
+        steps = step * np.stack((np.cos(angle), np.sin(angle)), -1)
+        paths = np.concatenate((start, start + steps.cumsum(1)), 1)
+        # Inside the image, and a path does not come back to itself.
+        later, earlier = np.triu_indices(self.num_steps + 1, 2)
+        own = np.linalg.norm(paths[:, later] - paths[:, earlier], axis=-1)
+        inside = ((paths > margin) & (paths < self.size - margin)).all((1, 2))
+        paths = paths[inside & (own > 0.8 * step).all(1)]
+        for one, other in zip(paths[::2], paths[1::2], strict=False):
+            if np.linalg.norm(one[:, None] - other, axis=-1).min() > 0.8 * step:
+                yield one, other

@@ -1,0 +1,138 @@
+"""A gated depthwise convolution, and the base class of mixers with fixed weights."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aft_mm import ops
+from aft_mm.checks import refuse
+from aft_mm.ops.eager.online_softmax import apply_gate
+from aft_mm.ops.geometry import kernel_index, past_kernel
+from aft_mm.ops.state import StepState, check_state, new_state, push, slot_tokens, use_up
+from aft_mm.registry import MODELS
+
+from ..grid import Grid, check_kernel
+from .base import AFTMixer
+
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+class KernelMixer(AFTMixer):
+    """Base class of the controls: AFT-conv with weights that do not depend on the tokens.
+
+    ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')``. There are no keys, and tokens outside the grid
+    are 0. A causal mixer uses the half of the kernel up to its centre in raster order, as
+    :class:`AFTConv` does. A subclass implements :meth:`kernel`.
+
+    Time and memory O(T·k·D) and O(T·D) for k kernel entries. The state and the cost of a step are
+    O(r·D), with r the reach of the kernel in raster order.
+
+    Args:
+        embed_dims: channels D.
+        kernel_size: odd sizes, an int for all dimensions or one per dimension.
+        **kwargs: see :class:`AFTMixer`. Without a grid, `kernel_size` sets the number of
+            dimensions.
+    """
+
+    normalized = False
+    #: Whether the sum is divided by the number of visible tokens.
+    average: ClassVar[bool] = False
+
+    def __init__(self, embed_dims: int, kernel_size: int | Sequence[int], **kwargs: Any) -> None:
+        super().__init__(embed_dims, **kwargs)
+        self.kernel_size = check_kernel(kernel_size, self.grid)
+        self.key = nn.Identity()
+
+    def kernel(self) -> Tensor:
+        """Return K ``[D, *kernel]`` or, shared by all channels, ``[1, *kernel]``."""
+        raise NotImplementedError
+
+    def _visible_kernel(self) -> Tensor:
+        kernel = self.kernel()
+        if not self.causal:
+            return kernel
+        past = torch.tensor(past_kernel(self.kernel_size), device=kernel.device)
+        return kernel * past.view(self.kernel_size)
+
+    def _convolve(self, x: Tensor, kernel: Tensor, grid: Grid) -> Tensor:
+        channels = x.shape[-1]
+        kernel = kernel.expand(channels, *self.kernel_size).unsqueeze(1).to(x.dtype)
+        padding = tuple(size // 2 for size in self.kernel_size)
+        maps = x.transpose(1, 2).unflatten(2, grid)
+        return _CONV[len(grid)](maps, kernel, padding=padding, groups=channels).flatten(2).mT
+
+    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        if len(grid) != len(self.kernel_size):
+            refuse('grid', f'{len(self.kernel_size)} sizes for kernel {self.kernel_size}', grid)
+        visible = torch.ones_like(value[..., :1])
+        if key_mask is not None:
+            visible = key_mask.unsqueeze(-1).to(value.dtype)
+            value = value.masked_fill(~key_mask.unsqueeze(-1), 0)
+        kernel = self._visible_kernel()
+        mixed = self._convolve(value, kernel, grid)
+        if self.average:
+            mixed = mixed / self._convolve(visible, kernel, grid).clamp_min(1)
+        return apply_gate(query, mixed, self.gate)
+
+    def _step_grid(self) -> Grid:
+        # A sequence may continue beyond the grid (T,).
+        sequence = len(self.kernel_size) == 1
+        return (2**62,) if sequence else self._required_grid(' to take steps')
+
+    def _init_state(self, batch_size: int) -> StepState:
+        grid = self._step_grid()
+        reach = sum(
+            min(size // 2, length - 1) * prod(grid[axis + 1 :])
+            for axis, (size, length) in enumerate(zip(self.kernel_size, grid, strict=True))
+        )
+        return new_state(batch_size, self.embed_dims, reach + 1, heads=1, **self._state_options)
+
+    def _prefill(self, state: StepState, key, value, lengths: Tensor) -> StepState:
+        return ops.prefill(state, value[..., :1], value, lengths)
+
+    def _mix_step(self, query, key, value, state: StepState) -> tuple[Tensor, StepState]:
+        grid = self._step_grid()
+        check_state(state, None if len(grid) == 1 else prod(grid))
+        target = state.position[:, None]
+        tokens = slot_tokens(state.position, state.keys.shape[1])
+        index = kernel_index(target, tokens, self.kernel_size, grid)
+        used, state = state, push(state, value[:, :1], value, update_sums=False)
+        use_up(used.position)
+        seen = ((index >= 0) & (tokens >= 0)).unsqueeze(-1)
+        # The dtype of the parallel convolution, so that both round the weights alike.
+        kernel = self._visible_kernel().flatten(1).mT.to(value.dtype)
+        weights = kernel[index.clamp_min(0)] * seen
+        mixed = (weights * state.values).sum(1)
+        if self.average:
+            mixed = mixed / weights.sum(1).clamp_min(1)
+        return apply_gate(query, mixed.to(value.dtype), self.gate), state
+
+
+@MODELS.register_module()
+class DepthwiseConv(KernelMixer):
+    """A gated depthwise convolution, a control for AFT-conv with the same kernel.
+
+    ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')`` with K [D, *kernel] learned, initialised as
+    torch's convolutions. See :class:`KernelMixer` for its cost.
+
+    Args:
+        embed_dims: channels D.
+        kernel_size: odd sizes, an int for all dimensions or one per dimension.
+        **kwargs: see :class:`KernelMixer`.
+    """
+
+    example = dict(kernel_size=3)
+
+    def __init__(self, embed_dims: int, kernel_size: int | Sequence[int], **kwargs: Any) -> None:
+        super().__init__(embed_dims, kernel_size, **kwargs)
+        bound = prod(self.kernel_size) ** -0.5
+        self.weight = nn.Parameter(torch.empty(embed_dims, *self.kernel_size))
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def kernel(self) -> Tensor:
+        """Return the learned weights ``[D, *kernel]``."""
+        return self.weight

@@ -1,0 +1,37 @@
+"""A mixer that mixes nothing."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aft_mm.ops.eager.online_softmax import apply_gate
+from aft_mm.registry import MODELS
+
+from ..grid import Grid
+from .depthwise_conv import KernelMixer
+
+
+@MODELS.register_module()
+class Identity(KernelMixer):
+    """No mixing, ``y = proj(g(query(x)) ⊙ value(x))``: the model sees one token at a time.
+
+    The lower bound of every comparison of mixers: what is better than this comes from other tokens.
+
+    Args:
+        embed_dims: channels D.
+        **kwargs: see :class:`AFTMixer`.
+    """
+
+    normalized = True
+
+    def __init__(self, embed_dims: int, **kwargs: Any) -> None:
+        super().__init__(embed_dims, 1, **kwargs)
+
+    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        value = value if key_mask is None else value.masked_fill(~key_mask.unsqueeze(-1), 0)
+        return apply_gate(query, value, self.gate)
+
+    def kernel(self) -> Tensor:
+        """Return the one weight of all channels, 1."""
+        return torch.ones(1, *self.kernel_size, device=self._device)

@@ -1,0 +1,30 @@
+"""Gated average pooling."""
+
+import torch
+from torch import Tensor
+
+from aft_mm.registry import MODELS
+
+from .depthwise_conv import KernelMixer
+
+
+@MODELS.register_module()
+class Pooling(KernelMixer):
+    """The gated mean of the visible tokens around each one, a control without learned weights.
+
+    ``y_t = proj(g(q_t) ⊙ mean_t' v_t')`` over the tokens inside the kernel; borders and hidden
+    tokens do not count. PoolFormer's pooling (arXiv 2111.11418) has no projections and no gate.
+
+    Args:
+        embed_dims: channels D.
+        kernel_size: odd sizes, an int for all dimensions or one per dimension.
+        **kwargs: see :class:`KernelMixer`.
+    """
+
+    example = dict(kernel_size=3)
+    normalized = True
+    average = True
+
+    def kernel(self) -> Tensor:
+        """Return ones ``[1, *kernel]``."""
+        return torch.ones(1, *self.kernel_size, device=self._device)

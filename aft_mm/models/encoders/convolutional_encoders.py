@@ -1,0 +1,121 @@
+"""Encoders of speech to compare with: a TDNN, and torchaudio's Conformer."""
+
+from collections.abc import Sequence
+
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+
+from aft_mm.checks import check_int, check_probability, check_sizes, refuse
+from aft_mm.registry import MODELS
+
+
+def _check_features(features: Tensor, num_features: int) -> None:
+    if features.dim() != 3 or features.shape[-1] != num_features:
+        refuse('features', f'a tensor [B, T, {num_features}]', features)
+
+
+@MODELS.register_module()
+class TDNNEncoder(BaseModule):
+    """Time-delay network, ``[B, T, F] -> [B, T, D]``: dilated convolutions with batch norm.
+
+    Padding is set to 0 before every convolution. Batch norm in training includes it.
+
+    Args:
+        num_features: features F of a frame.
+        embed_dims: channels D.
+        kernel_size: frames of every kernel, odd.
+        dilations: frames between the entries of a kernel, one per layer.
+        drop_rate: dropout probability after every layer.
+        init_cfg: see mmengine's BaseModule; the default is torch's initialisation.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        embed_dims: int = 128,
+        kernel_size: int = 5,
+        dilations: Sequence[int] = (1, 2, 4),
+        drop_rate: float = 0.0,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        check_int('num_features', num_features, 1)
+        check_int('embed_dims', embed_dims, 1)
+        check_sizes('dilations', dilations, tuple(range(1, 33)))
+        check_probability('drop_rate', drop_rate)
+        check_int('kernel_size', kernel_size, 1)
+        if kernel_size % 2 == 0:
+            refuse('kernel_size', 'odd', kernel_size)
+        self.num_features, self.embed_dims = num_features, embed_dims
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv1d(
+                    num_features if n == 0 else embed_dims,
+                    embed_dims,
+                    kernel_size,
+                    padding=kernel_size // 2 * dilation,
+                    dilation=dilation,
+                ),
+                nn.BatchNorm1d(embed_dims),
+                nn.ReLU(),
+                nn.Dropout(drop_rate),
+            )
+            for n, dilation in enumerate(dilations)
+        )
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return hidden vectors [B, T, D] of features [B, T, F] with the mask [B, T]."""
+        _check_features(features, self.num_features)
+        x = features.mT
+        for layer in self.layers:
+            x = layer(x if mask is None else x.masked_fill(~mask.unsqueeze(1), 0))
+        return x.mT
+
+
+@MODELS.register_module()
+class ConformerEncoder(BaseModule):
+    """torchaudio's Conformer (arXiv 2005.08100), ``[B, T, F] -> [B, T, D]``.
+
+    Its convolutions read padding, so that a result depends a little on the batch.
+
+    Args:
+        num_features: features F of a frame.
+        embed_dims: channels D.
+        num_layers: number of blocks.
+        num_heads: attention heads, a divisor of D.
+        kernel_size: frames of the depthwise convolution, odd.
+        drop_rate: dropout probability.
+        init_cfg: see mmengine's BaseModule; the default is torch's initialisation.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        embed_dims: int = 96,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        kernel_size: int = 15,
+        drop_rate: float = 0.0,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        try:
+            from torchaudio.models import Conformer
+        except ImportError as error:
+            raise ValueError(
+                'ConformerEncoder needs torchaudio, which pip install aft_mm[speech] installs'
+            ) from error
+        self.num_features, self.embed_dims = num_features, embed_dims
+        self.projection = nn.Linear(num_features, embed_dims)
+        self.conformer = Conformer(
+            embed_dims, num_heads, 4 * embed_dims, num_layers, kernel_size, drop_rate
+        )
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return hidden vectors [B, T, D] of features [B, T, F] with the mask [B, T]."""
+        _check_features(features, self.num_features)
+        lengths = features.new_full((len(features),), features.shape[1]).long()
+        lengths = lengths if mask is None else mask.sum(1)
+        x = self.projection(features)
+        x = x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0)
+        return self.conformer(x, lengths)[0]
