@@ -6,7 +6,7 @@ WORK_DIR := work_dirs/quickstart
 # Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream compiled-mmcv docs linkcheck test sanitize lint licenses release-weights clean
+.PHONY: quickstart downstream compiled-mmcv docs linkcheck test dry-run sanitize lint licenses release-weights clean
 
 # The locks are complete, so pip resolves nothing.
 PIN := $(BIN)/python -m pip install --no-deps --require-hashes
@@ -67,6 +67,10 @@ $(VENV)/docs: $(VENV)/installed requirements/docs.txt
 
 test: $(VENV)/development $(VENV)/loops
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
+
+# Two iterations of every config of docs/tables at full size on random data: hours.
+dry-run: $(VENV)/installed
+	$(BIN)/python tools/benchmarks/dry_run.py --batch 1 --json dry_run.json
 
 # Random calls of the C++ loops under the address and undefined-behaviour sanitizers, of gcc or clang.
 sanitize: $(VENV)/installed

@@ -35,7 +35,14 @@ from op_costs import compulsory_bytes, operations  # noqa: E402
 COMMON = ['--device', 'cpu', '--threads', '1', '--rounds', '1']
 PROGRAMS = [
     *('benchmark_attention', 'benchmark_efficiency', 'benchmark_iterations', 'benchmark_models'),
-    *('benchmark_ops', 'benchmark_sampling', 'bounds', 'first_gpu_hour', 'linear_memory'),
+    *(
+        'benchmark_ops',
+        'benchmark_sampling',
+        'bounds',
+        'dry_run',
+        'first_gpu_hour',
+        'linear_memory',
+    ),
     *('lsh_recall', 'plot_models', 'training_run', 'training_step'),
 ]
 

@@ -98,3 +98,16 @@ def test_counted_memory_and_recomputation_are_those_of_the_config():
         assert found.pop('saved') == pytest.approx(stored['saved'], rel=0.1)
         assert found.pop('recomputed') == pytest.approx(stored['recomputed'], rel=0.1)
         assert found == {key: stored[key] for key in found}
+
+
+@pytest.mark.parametrize('name', ['mnist', 'imagenet', 'celeba'])
+def test_checksums_are_those_of_torchvision(name):
+    from torchvision.datasets import MNIST, CelebA, imagenet
+
+    theirs = dict(
+        mnist=dict(MNIST.resources),
+        imagenet={file: md5 for file, md5 in imagenet.ARCHIVE_META.values()},
+        celeba={file: md5 for _, md5, file in CelebA.file_list},
+    )[name]
+    ours = re.findall(r'([0-9a-f]{32})  ([\w.-]+)', FACTS['data'][name])
+    assert ours and {(theirs[file], file) for _, file in ours} == set(ours)

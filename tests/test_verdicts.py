@@ -59,7 +59,8 @@ def test_runs_that_are_all_equal_have_no_interval():
 
 def test_a_verdict_never_speaks_of_the_paper():
     table = verdict_table({'a': A, 'b|c': B, 'd': NOISY}, 'bits', {'b|c': '+'})
-    assert table.splitlines()[2].endswith('| – | – | – | – |')
+    half = stats.t.ppf(0.975, 2) * stats.sem(A)
+    assert table.splitlines()[2] == f'| a | 3 | 3.1000 ± {half:.4f} | – | – | – |'
     assert '| b\\|c | 4 |' in table and f'| {SAME} |' in table
     assert table.splitlines()[-1].endswith('| – |')
     assert 'confirm' not in table and 'contradict' not in table

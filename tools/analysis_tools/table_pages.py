@@ -102,6 +102,10 @@ def commands(page: dict[str, Any]) -> str:
         lines.append(f'{test}dev.json{option}data_root=data/wsj/test_dev93')
     if page.get('train'):
         lines.append(f'{test}train.json{option}split=train')
+    if page.get('average'):  # the last three checkpoints, which a run keeps
+        lines.append('python tools/model_converters/average_checkpoints.py \\')
+        lines.append('    $(ls -t work_dirs/run/iter_*.pth) --out averaged.pth')
+        lines.append('python tools/test.py $CONFIG averaged.pth --out averaged.json')
     if page.get('strided'):
         stride = f'{option}evaluation=strided test_dataloader.dataset.stride=512'
         lines.append(f'{test}strided.json{stride}')
@@ -111,28 +115,17 @@ def commands(page: dict[str, Any]) -> str:
 def render(page: dict[str, Any], data: dict[str, str], memory: dict[str, Any]) -> str:
     """One page."""
     metafile = read_metafile(ROOT / 'configs' / page['task'])
-    if 'hours' in page:
-        rate = page['hours']['rate']
-        time = (
-            'Hours are counted, not measured: 6 FLOP per weight and token, 8 with recomputation, at '
-            f'{rate} TFLOP/s per card ({page["hours"]["source"]}).'
-        )
-    else:
-        time = page['hours_text']
-    note = wrapped(
-        'Memory is counted in float32: activations saved for the backward pass, weights, gradients and two '
-        'moments, without temporary buffers. Recomputed rows have `with_cp=True`.',
-        page.get('memory_text', ''),
-        time,
+    time = page.get('hours_text') or (
+        f'Hours are at {page["hours"]["rate"]} TFLOP/s per card ({page["hours"]["source"]}).'
     )
+    note = wrapped(page.get('memory_text', ''), time)
     readme = f'../../configs/{page["task"]}/README.md#{page["anchor"]}'
     cards = '8 cards' if page.get('cards', 8) == 8 else '1 card'
     return f"""# {page['title']}
 
 <!-- Written by tools/analysis_tools/table_pages.py; edit docs/tables/tables.yml instead. -->
 
-Rows, choices and what the paper leaves open: [README]({readme}).
-Nothing of this table was trained here.
+Rows, choices and what the paper leaves open: [README]({readme}). What the counts mean: [index](index.md).
 
 ## Data
 
@@ -140,7 +133,7 @@ Nothing of this table was trained here.
 
 ## Commands
 
-{cards}, one row; the others differ in `CONFIG` only.
+{cards}, one row of the table:
 
 {commands(page)}
 {wrapped(page['columns'])}
@@ -174,10 +167,20 @@ def index(pages: list[dict[str, Any]]) -> str:
 <!-- Written by tools/analysis_tools/table_pages.py; edit docs/tables/tables.yml instead. -->
 
 A page per table of the papers: data, commands, memory and hours by count, the paper's numbers, and how close is close
-enough, a judgement of this project. Installation is in [get started](../get_started.md), several machines in [cluster](../tutorials/cluster.md). Set
-`AFT_MM_DATA` if the data are not in `data/`.
+enough, a judgement of this project. Nothing of these tables was trained here. Installation is in
+[get started](../get_started.md), several machines in [cluster](../tutorials/cluster.md). Set `AFT_MM_DATA` if the
+data are not in `data/`. Rows of a table differ in `CONFIG` only.
 
 {lines}
+**Memory** is counted in float32 (`model_complexity.py`): activations saved for the backward pass, weights, gradients
+and two moments, without temporary buffers. Rows marked "recomputed" have `with_cp=True`. The
+[dry run](../reproduction.md#dry-run) compares the count with what a CPU uses.
+
+**Hours** are counted, not measured: 6 FLOP per weight and token, 8 with recomputation.
+
+**In the first hour** of any row the loss is finite and memory is near the count. Stop and resume once (`--resume`):
+the loss continues.
+
 ```{{toctree}}
 :hidden:
 

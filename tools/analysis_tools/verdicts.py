@@ -73,7 +73,8 @@ def verdict_table(
 ) -> str:
     """Return a Markdown table, one row per group, each compared with the first group.
 
-    Numbers have two digits of the smallest standard error. A dash replaces what needs a second run.
+    Means and differences are printed with half the width of their 95 % interval, ± h. Numbers have two
+    digits of the smallest standard error. A dash replaces what needs a second run.
 
     Args:
         groups: Name to the values of its runs, one per seed.
@@ -93,26 +94,17 @@ def verdict_table(
         )
     means, errors = zip(*map(mean_and_error, groups.values()), strict=True)
     decimals = decimals_of(errors, means)
-    header = [
-        'group',
-        'n',
-        f'{label}, mean',
-        '95 % interval',
-        f'difference to {_escape(first)}',
-        '95 % interval',
-        'p',
-        *(['verdict'] if expected else []),
-    ]
-    lines = [header, ['---', *['---:'] * 6, *(['---'] if expected else [])]]
+    header = ['group', 'n', label, f'difference to {_escape(first)}', 'p']
+    lines = [[*header, 'verdict'] if expected else header]
+    lines.append(['---', *['---:'] * 4, *(['---'] if expected else [])])
     for name, values in groups.items():
-        interval = mean_interval(values)
-        cells = [_escape(name), str(len(values)), f'{statistics.mean(values):.{decimals}f}']
-        cells += [_range(interval, f'.{decimals}f')]
+        cells = [_escape(name), str(len(values))]
+        cells += [_with_half(statistics.mean(values), mean_interval(values), f'.{decimals}f')]
         if name == first:
-            cells += ['–'] * (4 if expected else 3)
+            cells += ['–'] * (3 if expected else 2)
         else:
             found = difference(values, groups[first])
-            cells += [f'{found.mean:+.{decimals}f}', _range(found.interval, f'+.{decimals}f')]
+            cells += [_with_half(found.mean, found.interval, f'+.{decimals}f')]
             cells += ['–' if found.p is None else _probability(found.p)]
             if expected:
                 cells += [verdict(found, expected[name]) if name in expected else '–']
@@ -120,8 +112,11 @@ def verdict_table(
     return ''.join(f'| {" | ".join(cells)} |\n' for cells in lines)
 
 
-def _range(interval: tuple[float, float] | None, spec: str) -> str:
-    return '–' if interval is None else f'{interval[0]:{spec}} to {interval[1]:{spec}}'
+def _with_half(mean: float, interval: tuple[float, float] | None, spec: str) -> str:
+    """Format a mean and half the width of its interval, which is symmetric."""
+    if interval is None:
+        return f'{mean:{spec}}'
+    return f'{mean:{spec}} ± {(interval[1] - interval[0]) / 2:{spec.removeprefix("+")}}'
 
 
 def _probability(p: float) -> str:

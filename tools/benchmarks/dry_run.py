@@ -1,0 +1,254 @@
+"""Train two iterations of configs at full size on random data, and resume after the first.
+
+    python tools/benchmarks/dry_run.py configs/image_ar/*.py --json dry_run.json
+
+Model, image size and sequence length are those of the config; the batch is small. Configs that
+differ only outside the model run once. Without CONFIG all configs of docs/tables run. A config passes
+if the losses are finite, the peak memory is at most 1.5 times the count of docs/tables/memory.json
+plus 0.2 GB, and a run that resumes from the checkpoint of iteration 1 has the same loss in
+iteration 2. The exit status is 1 if one does not.
+"""
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from arguments import positive_int
+
+
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('configs', nargs='*', type=Path, metavar='CONFIG')
+    parser.add_argument(
+        '--batch', type=positive_int, default=2, help='samples per iteration; default %(default)s'
+    )
+    parser.add_argument('--json', type=Path, help='write rows and environment to this file')
+    return parser.parse_args(arguments)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+import numpy as np
+import torch
+from measuring import added_peak, in_fresh_process
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from mmengine.structures import BaseDataElement
+from record import ROOT, default_device, write_json
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from aft_mm.config.reading import read_config
+from aft_mm.engine import build_runner
+from aft_mm.registry import DATASETS, HOOKS
+from aft_mm.structures import SequenceSample, UtteranceSample
+
+MEMORY = ROOT / 'docs/tables/memory.json'
+# Temporary buffers and the heap are not part of the count.
+MOST_TIMES, MOST_GB = 1.5, 0.2
+# Weights, gradients and two moments, float32.
+BYTES_PER_PARAMETER = 16
+PICTURES = ('aft_mm.SampleHook', 'aft_mm.SuperResolutionHook', 'aft_mm.PointCloudHook')
+
+
+@HOOKS.register_module()
+class StopAfterHook(Hook):
+    """End the training after some iterations."""
+
+    def __init__(self, iterations: int) -> None:
+        self.iterations = iterations
+
+    def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        """Count from 1."""
+        runner.train_loop.stop_training = runner.iter + 1 >= self.iterations
+
+
+@DATASETS.register_module()
+class RandomSamples(Dataset):
+    """Random samples as large as the largest that a model is trained on.
+
+    Args:
+        model: Config of the model.
+        max_frames: Frames of an utterance.
+        number: Number of samples; each is the same at every access.
+    """
+
+    def __init__(self, model: dict[str, Any], max_frames: int | None, number: int) -> None:
+        self.model = model
+        self.max_frames = max_frames
+        self.number = number
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> dict:
+        """Return sample `index`."""
+        rng = np.random.default_rng(index)
+        inputs, sample = self._make(rng)
+        return dict(inputs=inputs, data_samples=sample)
+
+    def _make(self, rng: np.random.Generator) -> tuple[Tensor, BaseDataElement]:
+        model = self.model
+        if 'backbone' in model:
+            from mmpretrain.structures import DataSample
+
+            size = model['backbone']['img_size']
+            image = rng.integers(0, 256, (3, size, size), np.uint8)
+            label = int(rng.integers(model['head']['num_classes']))
+            return torch.from_numpy(image), DataSample().set_gt_label(label)
+        if 'decoder' in model:
+            sides = [_tokens(model['decoder'], rng)]
+            if model.get('encoder'):
+                sides.append(_tokens(model['encoder'], rng, model['decoder']))
+            return sides[0], SequenceSample(**dict(zip(('source',), sides[1:], strict=False)))
+        encoder = model['encoder']
+        width = encoder.get('num_features') or encoder['embedding']['num_features']
+        frames = rng.standard_normal((self.max_frames, width), np.float32)
+        units = rng.integers(1, model['head']['num_classes'], self.max_frames // 8)
+        sample = UtteranceSample(metainfo=dict(name='random', units=tuple(units.tolist())))
+        return torch.from_numpy(frames), sample
+
+
+def _tokens(
+    stack: dict[str, Any], rng: np.random.Generator, shared: dict[str, Any] | None = None
+) -> Tensor:
+    """Return as many tokens as a decoder or encoder has positions."""
+    embedding = stack['embedding'] or shared['embedding']
+    channels = embedding.get('num_channels', 1)
+    shape = (math.prod(stack['grid']), *(() if channels == 1 else (channels,)))
+    return torch.from_numpy(rng.integers(0, embedding.get('vocab_size', 256), shape))
+
+
+def shorten(config: Config, batch: int, folder: str) -> None:
+    """Change a config to epochs of one iteration on random data, without pictures."""
+    loader = config.train_dataloader
+    samples = dict(
+        type='aft_mm.RandomSamples',
+        model=config.model,
+        max_frames=loader.dataset.get('max_frames'),
+        number=batch,
+    )
+    config.train_dataloader = dict(
+        batch_size=batch,
+        num_workers=0,
+        sampler=dict(type='DefaultSampler', shuffle=False),
+        dataset=samples,
+    )
+    config.train_cfg.val_interval = 10**9
+    config.val_cfg = config.val_dataloader = config.val_evaluator = None
+    config.test_cfg = config.test_dataloader = config.test_evaluator = None
+    config.custom_hooks = [
+        hook for hook in config.get('custom_hooks', []) if hook.type not in PICTURES
+    ]
+    config.work_dir, config.load_from = folder, None
+    config.visualizer = dict(type='Visualizer', vis_backends=[])
+    config.log_level = 'WARNING'
+
+
+def build(config: Config, iterations: int, save: bool) -> Runner:
+    """Return a runner that stops after some iterations and saves each, or none.
+
+    A checkpoint is written from memory, which is not part of the count.
+    """
+    config.experiment_name = f'{iterations}-{save}'
+    by_epoch = config.train_cfg.get('by_epoch', True)
+    hook = dict(type='aft_mm.SafeCheckpointHook', interval=1, by_epoch=by_epoch)
+    config.default_hooks.checkpoint = hook if save else None
+    config.default_hooks.stop = dict(type='aft_mm.StopAfterHook', iterations=iterations)
+    return build_runner(config)
+
+
+def losses(runner: Runner) -> list[float]:
+    """Return the training losses that a runner logged."""
+    return runner.message_hub.get_scalar('train/loss').data[0].tolist()
+
+
+def dry_run(path: str, batch: int) -> dict[str, Any]:
+    """Train two iterations; train one, save and resume; return what was measured."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        config = read_config(path)
+        shorten(config, batch, folder)
+        runner = build(config, 2, save=False)
+        weights = sum(x.nbytes for x in runner.model.parameters())
+        peak = 2**20 * added_peak(runner.train, default_device()) + weights
+        whole = losses(runner)
+        del runner
+        build(config, 1, save=True).train()
+        (checkpoint,) = Path(folder).glob('*_1.pth')
+        config.resume, config.load_from = True, str(checkpoint)
+        resumed = build(config, 2, save=True)
+        resumed.train()
+        return dict(
+            losses=whole,
+            resumed_losses=losses(resumed),
+            peak_gb=peak / 1e9,
+            seconds=time.perf_counter() - start,
+        )
+
+
+def passes(row: dict[str, Any]) -> bool:
+    """Return whether losses, memory and the resumed run are as they should be."""
+    return (
+        all(map(math.isfinite, row['losses']))
+        and len(row['losses']) == 2
+        and row['peak_gb'] <= MOST_TIMES * row['counted_gb'] + MOST_GB
+        and row['losses'] == row['resumed_losses']
+    )
+
+
+def grouped(paths: list[Path]) -> dict[Path, list[str]]:
+    """Return one config of each model, with the names of the others."""
+    first: dict[str, Path] = {}
+    groups: dict[Path, list[str]] = {}
+    for path in paths:
+        model = read_config(str(path)).model.to_dict()
+        key = json.dumps(model, sort_keys=True, default=str)
+        if key in first:
+            groups[first[key]].append(path.stem)
+        else:
+            first[key], groups[path] = path, []
+    return groups
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the configs, print and write a row for each; return 1 if one fails."""
+    args = parse_args(arguments)
+    memory = json.loads(MEMORY.read_text(encoding='utf-8'))
+    paths = [
+        path for path in args.configs or sorted(ROOT.glob('configs/*/*.py')) if path.stem in memory
+    ]
+    args.device = default_device()
+    del args.configs
+    rows = []
+    for path, same in grouped(paths).items():
+        count = memory[path.stem]
+        saved = count['recomputed' if count['with_cp'] else 'saved']
+        total = args.batch * saved + BYTES_PER_PARAMETER * count['parameters']
+        row = dict(config=path.stem, same_model=same, counted_gb=total / 1e9)
+        try:
+            row |= in_fresh_process(dry_run, str(path), args.batch)
+            row['ok'] = passes(row)
+        except Exception as error:  # also a process that was killed for its memory
+            row |= dict(ok=False, error=f'{type(error).__name__}: {error}')
+        rows.append(row)
+        write_json(args.json, rows, args)
+        measured = row.get('error') or (
+            f'losses {row["losses"]}, resumed {row["resumed_losses"]}, peak '
+            f'{row["peak_gb"]:.2f} GB of {row["counted_gb"]:.2f} counted, {row["seconds"]:.0f} s'
+        )
+        print(f'{"ok" if row["ok"] else "FAILED"} {row["config"]}: {measured}', flush=True)
+    return int(not all(row['ok'] for row in rows))
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())
