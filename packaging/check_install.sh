@@ -18,7 +18,7 @@ python -m aft_mm.ops | grep -E '^aft_conv +cpu +no +used'
 
 tar -xzf "$folder/$version.tar.gz"
 cd "$version"
-pip install --quiet pytest
+pip install --quiet pytest huggingface-hub
 python setup.py -q build_ext --inplace
 python -m pytest -q tests/test_ops/test_native.py tests/test_layers/test_mixers.py \
     tests/test_checkpoint.py tests/test_published_weights.py

@@ -327,7 +327,7 @@ def elsewhere(wheel, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_quickstart_from_a_wheel(elsewhere, root):
-    """Trains, tests and plots without a checkout, with the files of aft_mm/.mim."""
+    """Trains, tests and plots without a checkout, with the files of aft_mm/.mim and the loops."""
     folder, call = elsewhere
     done = call(
         'aft_mm',
@@ -342,18 +342,13 @@ def test_the_quickstart_from_a_wheel(elsewhere, root):
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r'^accuracy: +\d+[.]\d\d % of the held-out fifth$', done.stdout, re.M)
     assert re.search(r'^next: +source venv/bin/activate', done.stdout, re.M)
+    assert 'native backend used for aft_conv' in done.stdout + done.stderr
     assert {path.name for path in (folder / 'out').iterdir()} >= {
         'epoch_1.pth',
         'metrics.json',
         'position_bias.png',
     }
     assert str(root) not in done.stdout + done.stderr  # nothing was loaded from the checkout
-
-
-def test_the_native_loops_of_a_wheel_are_used(elsewhere):
-    _, call = elsewhere
-    table = call('python', '-m', 'aft_mm.ops').stdout
-    assert re.search(r'^aft_conv +cpu +no +used', table, re.M), table
 
 
 def test_the_configs_of_a_wheel_are_listed(elsewhere, root):
