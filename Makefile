@@ -6,7 +6,8 @@ WORK_DIR := work_dirs/quickstart
 # Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream compiled-mmcv docs linkcheck test dry-run sanitize lint licenses release-weights clean
+.PHONY: quickstart downstream compiled-mmcv docs linkcheck test dry-run sanitize lint licenses release-weights wheels \
+	release-check check-tag clean
 
 # The locks are complete, so pip resolves nothing.
 PIN := $(BIN)/python -m pip install --no-deps --require-hashes
@@ -77,12 +78,28 @@ sanitize: $(VENV)/installed
 	$(BIN)/python tests/sanitize_loops.py
 
 # Write release files of the runs in RUNS and their hashes to the new folder RELEASE. With ADDRESS, the
-# future address of the files such as hf://ORG/NAME, they are listed in the metafiles of configs/.
+# future address of the files such as hf://ORG/NAME, they are listed in the metafiles of configs/. LICENSE
+# is that of the weights if it does not follow from the training data (docs/data.md).
 RUNS ?= $(WORK_DIR)
 RELEASE ?= release
 release-weights: $(VENV)/installed
 	$(BIN)/python tools/model_converters/release_weights.py $(if $(ADDRESS),--address $(ADDRESS)) \
+		$(if $(LICENSE),--license $(LICENSE)) \
 		--out $(RELEASE) $(RUNS)
+
+# The files of a release, checked, in the new folder DIST: the sdist, a wheel with the C++ loops for this
+# Linux and one without them for every platform. Needs Python and a C++ compiler, not .venv.
+DIST ?= dist
+wheels:
+	packaging/build.sh $(PYTHON) $(DIST)
+
+# Install the wheel of DIST that pip chooses into an empty environment, and run tests of the sdist.
+release-check:
+	packaging/check_install.sh $(PYTHON) $(DIST)
+
+# Check that TAG has the version, date and addresses of the files. SOURCE: address of the repository.
+check-tag:
+	$(PYTHON) packaging/check_tag.py "$(TAG)" "$(SOURCE)"
 
 lint: $(VENV)/development
 	$(BIN)/ruff check .
@@ -91,8 +108,7 @@ lint: $(VENV)/development
 
 # Licences of all installed dependencies.
 licenses: $(VENV)/development
-	@$(BIN)/python requirements/licenses.py requirements/lock.txt requirements/dev.txt \
-		requirements/downstream.txt requirements/mmcv.txt
+	@$(BIN)/python requirements/licenses.py requirements/*.txt
 
 clean:
 	rm -rf $(VENV) aft_mm/.mim aft_mm/ops/native/*.so* build dist docs/_build *.egg-info .pytest_cache .ruff_cache .mypy_cache

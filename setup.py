@@ -1,16 +1,20 @@
-"""The parts of the build that pyproject.toml cannot express: aft_mm/.mim and the C++ loops.
+"""The parts of the build that pyproject.toml cannot express: aft_mm/.mim, C++ loops, description.
 
 OpenMMLab's packages have configs/, tools/ and model-index.yml in .mim, so that `mim train aft_mm
 CONFIG` finds them. An editable installation gets links to those of the checkout.
 
-The loops (aft_mm/ops/native) are built once for each set of instructions. Without a C++ compiler
-they are left out with a warning, and composite torch operations are used. They are called by
-address and depend neither on Python nor on torch, so one wheel is for every version of both.
+The loops (aft_mm/ops/native) are built on Linux, once for each set of instructions. They are called
+by address and depend neither on Python nor on torch, so one wheel is for every version of both.
+Elsewhere, and without a C++ compiler, they are left out with a warning: composite torch operations
+are used, and the wheel is tagged py3-none-any.
 """
 
 import hashlib
 import platform
+import re
 import shutil
+import sys
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -115,9 +119,16 @@ class BuildLoops(build_ext):
 
 
 class WheelForEveryPython(bdist_wheel):
-    """The compiled code depends on the processor and the operating system only."""
+    """Tags a wheel py3-none-PLATFORM if it has loops, else py3-none-any."""
+
+    def run(self):
+        super().run()
+        if self.root_is_pure:
+            self.warn('without the C++ loops, AFT-conv and AFT-simple are several times slower')
 
     def get_tag(self):
+        libraries = self.get_finalized_command('build_ext').get_outputs()
+        self.root_is_pure = not any(Path(library).exists() for library in libraries)
         return 'py3', 'none', super().get_tag()[2]
 
 
@@ -136,7 +147,25 @@ def loops():
     ]
 
 
+def description():
+    """Return the README with addresses in place of relative links, for a package page.
+
+    The links are to the tag of the version, or to the branch main for a development version.
+    """
+    source = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['urls']['Source']
+    code = (ROOT / 'aft_mm/__init__.py').read_text()
+    version = re.search("__version__ = '(.+)'", code).group(1)
+    tag = 'main' if 'dev' in version else f'v{version}'
+    return re.sub(
+        r'(!?)(\[[^]]*\])\((?!https?:|#)([^)]+)\)',
+        lambda link: f'{link[1]}{link[2]}({source}/{"raw" if link[1] else "blob"}/{tag}/{link[3]})',
+        (ROOT / 'README.md').read_text(encoding='utf-8'),
+    )
+
+
 setup(
     cmdclass=dict(build_py=BuildWithMim, build_ext=BuildLoops, bdist_wheel=WheelForEveryPython),
-    ext_modules=loops(),
+    ext_modules=loops() if sys.platform == 'linux' else [],
+    long_description=description(),
+    long_description_content_type='text/markdown',
 )

@@ -66,7 +66,7 @@ OTHERS = {
 }
 # What a page says that it writes for two words.
 BOTH = ['CONFIG', 'CHECKPOINT']
-SHORT = {'docs/analysis.md': dict(CONV=BOTH, FULL=BOTH, DEIT=BOTH)}
+SHORT = {'docs/analysis.md': dict(CONV=BOTH, FULL=BOTH, DEIT=BOTH, DIGITS=BOTH)}
 
 
 class UnderstoodError(Exception):

@@ -5,9 +5,11 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from email import message_from_string
@@ -15,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, distribution, packages_dist
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -24,36 +27,56 @@ from aft_mm.cli.commands.quickstart import NAME as QUICKSTART
 from aft_mm.cli.environment import PYTHON
 
 
-@pytest.fixture(scope='module')
-def wheel(root, tmp_path_factory):
-    """Build a wheel outside the checkout; return path, file names and metadata."""
-    folder = tmp_path_factory.mktemp('wheel')
-    subprocess.run(
-        [
-            sys.executable,
-            'setup.py',
-            '-q',
-            'egg_info',
-            '-e',
-            folder,
-            'build',
-            '-b',
-            folder / 'build',
-            'bdist_wheel',
-            '-d',
-            folder,
-            '-b',
-            folder / 'bdist',
-        ],
+def build_wheel(root, folder, **environment):
+    """Build a wheel outside the checkout; return path, file names, metadata and what was printed."""
+    words = [
+        '-q',
+        'egg_info',
+        '-e',
+        folder,
+        'build',
+        '-b',
+        folder / 'build',
+        '--build-lib',
+        folder / 'lib',
+    ]
+    words += ['bdist_wheel', '-d', folder, '-b', folder / 'bdist']
+    done = subprocess.run(
+        [sys.executable, 'setup.py', *words],
         cwd=root,
         check=True,
         capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
     )
     (path,) = folder.glob('*.whl')
     with zipfile.ZipFile(path) as file:
         names = file.namelist()
         (name,) = [name for name in names if name.endswith('/METADATA')]
-        return path, names, message_from_string(file.read(name).decode())
+        return path, names, message_from_string(file.read(name).decode()), done.stderr
+
+
+@pytest.fixture(scope='module')
+def wheel(root, tmp_path_factory):
+    """A wheel with the C++ loops; those of the checkout are reused if they are up to date."""
+    folder = tmp_path_factory.mktemp('wheel')
+    (folder / 'lib/aft_mm/ops/native').mkdir(parents=True)
+    for path in (root / 'aft_mm/ops/native').glob('loops.*'):
+        shutil.copy(path, folder / 'lib/aft_mm/ops/native')
+    return build_wheel(root, folder)
+
+
+@pytest.fixture(scope='module')
+def pure_wheel(root, tmp_path_factory):
+    """The wheel of a machine without a C++ compiler."""
+    return build_wheel(root, tmp_path_factory.mktemp('pure'), CC='false', CXX='false')
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def files_below(folder, *patterns):
@@ -81,7 +104,8 @@ def test_the_wheel_has_every_module_and_the_files_for_mim(wheel, root):
 
 
 def test_metadata(wheel):
-    path, _, metadata = wheel
+    path, _, metadata, warnings = wheel
+    assert 'C++ loops' not in warnings
     # The wheel depends on the processor but not on the Python version.
     system = sysconfig.get_platform().replace('-', '_')
     assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-{system}.whl'
@@ -103,6 +127,126 @@ def test_metadata(wheel):
         'dev',
     }
     assert set(metadata.get_all('Provides-Extra')) == extras
+
+
+def test_a_wheel_without_loops_is_for_every_platform(wheel, pure_wheel):
+    path, names, _, warnings = pure_wheel
+    assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-any.whl'
+    assert 'without the C++ loops, AFT-conv and AFT-simple are several times slower' in warnings
+    others = {name for name in wheel[1] if not name.endswith(('.so', '.so.sha256'))}
+    assert set(names) == others
+    with zipfile.ZipFile(path) as file:
+        (name,) = [name for name in names if name.endswith('/WHEEL')]
+        assert b'Root-Is-Purelib: true\nTag: py3-none-any\n' in file.read(name)
+
+
+def test_the_package_page_has_the_links_of_the_readme(wheel, root):
+    metadata = wheel[2]
+    assert metadata['Description-Content-Type'] == 'text/markdown'
+    urls = dict(text.split(', ') for text in metadata.get_all('Project-URL'))
+    links = re.findall(r'(!?)\[[^]]*\]\((.+?)\)', metadata.get_payload())
+    tag = 'main' if 'dev' in aft_mm.__version__ else f'v{aft_mm.__version__}'
+    assert len(links) > 30 and urls.keys() >= {'Source', 'Documentation', 'Changelog', 'Issues'}
+    for picture, link in links:
+        if not link.startswith('https://arxiv.org/'):
+            start = f'{urls["Source"]}/{"raw" if picture else "blob"}/{tag}/'
+            assert link.startswith(start), link
+            assert (root / link.removeprefix(start).partition('#')[0]).is_file(), link
+
+
+def test_the_sdist_has_every_file_of_the_checkout(wheel, root):
+    if not (root / '.git').exists():
+        pytest.skip('an unpacked sdist has no list of the files of the checkout')
+    tracked = subprocess.run(
+        ['git', 'ls-files', '--cached'], cwd=root, check=True, capture_output=True, text=True
+    )
+    sources = (wheel[0].parent / 'aft_mm.egg-info/SOURCES.txt').read_text().splitlines()
+    expected = {name for name in tracked.stdout.splitlines() if (root / name).exists()}
+    assert expected == {name for name in sources if 'egg-info/' not in name}
+
+
+def test_release_files_are_checked(wheel, pure_wheel, root, tmp_path):
+    check = load(root / 'packaging/check_files.py').check
+    name = f'aft_mm-{aft_mm.__version__}'
+    linux = tmp_path / f'{name}-py3-none-manylinux_2_17_{platform.machine()}.whl'
+    shutil.copy2(wheel[0], linux)
+    shutil.copy2(pure_wheel[0], tmp_path)
+    with tarfile.open(tmp_path / f'{name}.tar.gz', 'w:gz') as file:
+        for path in files_below(
+            root / 'aft_mm', '*.py', '*.html', '*.js', '*.cpp', '*.h', 'py.typed'
+        ):
+            file.add(path, f'{name}/{path.relative_to(root)}')
+    check(tmp_path)
+    shutil.copy2(pure_wheel[0], linux)
+    with pytest.raises(ValueError, match=r'must have loops for .*any.*, got \[\]'):
+        check(tmp_path)
+    with zipfile.ZipFile(wheel[0]) as source, zipfile.ZipFile(linux, 'w') as target:
+        for entry in source.namelist():
+            damaged = b'0' if entry.endswith('.so.sha256') else source.read(entry)
+            target.writestr(entry, damaged)
+    with pytest.raises(ValueError, match='[.]so must have its sha256 next to it'):
+        check(tmp_path)
+    linux.unlink()
+    with pytest.raises(ValueError, match='the files must be .*manylinux.*, got aft_mm'):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ('edit', 'message'),
+    [
+        ({}, ''),
+        ({'TAG': 'v1.2.4'}, r'TAG must be v and the version .*, got v1.2.4 and 1.2.3'),
+        ({'aft_mm/__init__.py': "__version__ = '1.2.3.dev0'"}, 'TAG must be v and the version'),
+        ({'CITATION.cff': 'version: 1.2.2\n'}, 'version of CITATION.cff must be 1.2.3, got 1.2.2'),
+        ({'CITATION.cff': 'version: 1.2.3\n'}, 'got 1.2.3 .2026-11-23. and None'),
+        ({'CHANGELOG.md': '# C\n\n## 1.2.3 (unreleased)\n'}, r'got 1.2.3 .unreleased. and 2026'),
+        (
+            {'pyproject.toml': '[project.urls]\nSource = "https://host/other"\n'},
+            'Source of .project.urls. must be below https://host/me, got https://host/other',
+        ),
+    ],
+    ids=str,
+)
+def test_a_tag_must_have_the_version_the_date_and_the_address(root, tmp_path, edit, message):
+    files = {
+        'aft_mm/__init__.py': "__version__ = '1.2.3'",
+        'CITATION.cff': 'version: 1.2.3\ndate-released: 2026-11-23\n',
+        'CHANGELOG.md': '# Changelog\n\n## 1.2.3 (2026-11-23)\n\n## 1.2.2 (2026-10-01)\n',
+        'pyproject.toml': '[project.urls]\nSource = "https://host/me"\nDocs = "https://host/me/a"\n',
+        **edit,
+    }
+    tag = files.pop('TAG', 'v1.2.3')
+    (tmp_path / 'aft_mm').mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    check = load(root / 'packaging/check_tag.py').check
+    if not message:
+        return check(tmp_path, tag, 'https://host/me')
+    with pytest.raises(ValueError, match=message):
+        check(tmp_path, tag, 'https://host/me')
+
+
+def test_the_release_workflow_pins_actions_and_images(root):
+    text = (root / '.github/workflows/release.yml').read_text()
+    used = re.findall(r'uses: (\S+)', text) + re.findall(r'image: (\S+)', text)
+    assert len(used) >= 10
+    assert all(re.search('@[0-9a-f]{40}$|@sha256:[0-9a-f]{64}$', name) for name in used)
+
+
+def test_the_conda_recipe_has_the_dependencies(root):
+    names = {'torch': 'pytorch', 'mmcv-lite': 'mmcv', 'matplotlib': 'matplotlib-base'}
+    names['opencv-python'] = 'py-opencv'
+    project = tomllib.loads((root / 'pyproject.toml').read_text())['project']
+    expected = [('python', SpecifierSet(project['requires-python']))]
+    for requirement in map(Requirement, project['dependencies']):
+        expected.append((names.get(requirement.name, requirement.name), requirement.specifier))
+    recipe = yaml.safe_load((root / 'packaging/conda/recipe.yaml').read_text())
+    found = [text.partition(' ') for text in recipe['requirements']['run']]
+    assert {name: SpecifierSet(spec) for name, _, spec in found} == dict(expected)
+    build = tomllib.loads((root / 'pyproject.toml').read_text())['build-system']['requires']
+    host = [Requirement(text) for text in recipe['requirements']['host'] if ' ' in text]
+    assert host == list(map(Requirement, build))
+    assert recipe['about']['repository'] == project['urls']['Source']
 
 
 def test_imports_are_declared_as_dependencies(root):
@@ -183,7 +327,7 @@ def elsewhere(wheel, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_quickstart_from_a_wheel(elsewhere, root):
-    """Trains, tests and plots without a checkout, with the files of aft_mm/.mim."""
+    """Trains, tests and plots without a checkout, with the files of aft_mm/.mim and the loops."""
     folder, call = elsewhere
     done = call(
         'aft_mm',
@@ -198,18 +342,13 @@ def test_the_quickstart_from_a_wheel(elsewhere, root):
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r'^accuracy: +\d+[.]\d\d % of the held-out fifth$', done.stdout, re.M)
     assert re.search(r'^next: +source venv/bin/activate', done.stdout, re.M)
+    assert 'native backend used for aft_conv' in done.stdout + done.stderr
     assert {path.name for path in (folder / 'out').iterdir()} >= {
         'epoch_1.pth',
         'metrics.json',
         'position_bias.png',
     }
     assert str(root) not in done.stdout + done.stderr  # nothing was loaded from the checkout
-
-
-def test_the_native_loops_of_a_wheel_are_used(elsewhere):
-    _, call = elsewhere
-    table = call('python', '-m', 'aft_mm.ops').stdout
-    assert re.search(r'^aft_conv +cpu +no +used', table, re.M), table
 
 
 def test_the_configs_of_a_wheel_are_listed(elsewhere, root):
@@ -226,19 +365,17 @@ def test_the_configs_of_a_wheel_are_listed(elsewhere, root):
 
 @pytest.fixture(scope='module')
 def licenses(root):
-    spec = importlib.util.spec_from_file_location('licenses', root / 'requirements/licenses.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(root / 'requirements/licenses.py')
 
 
 def test_every_pin_has_hashes_and_make_requires_them(root):
-    for name in ('lock', 'dev', 'downstream', 'mmcv', 'docs'):
+    for name in ('lock', 'dev', 'downstream', 'mmcv', 'docs', 'release'):
         pins = re.split(r'\n(?=\S)', (root / f'requirements/{name}.txt').read_text())
         assert pins and all(re.search('--hash=sha256:[0-9a-f]{64}', pin) for pin in pins)
-    commands = (root / 'Makefile').read_text() + (root / 'requirements/build_mmcv.sh').read_text()
+    names = 'Makefile', 'requirements/build_mmcv.sh', 'packaging/build.sh'
+    commands = ''.join((root / name).read_text() for name in names)
     installs = re.findall('(.*)-r (?:requirements/|"[$]req)', commands)
-    assert len(installs) == 5
+    assert len(installs) == 6
     assert all('$(PIN) ' in line or '--require-hashes ' in line for line in installs)
     (pin,) = re.findall('^PIN := (.*)', commands, re.M)
     assert '--no-deps --require-hashes' in pin

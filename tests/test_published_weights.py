@@ -5,6 +5,7 @@ import http.server
 import io
 import json
 import pickle
+import re
 import sys
 import threading
 from functools import partial
@@ -15,6 +16,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from mmengine.config import Config
 from mmengine.hooks import EMAHook
 from mmengine.model import ExponentialMovingAverage
 from mmengine.runner import CheckpointLoader
@@ -26,6 +28,8 @@ from aft_mm.errors import UserError
 from aft_mm.registry import register_safe_loading
 
 ROOT = Path(__file__).parents[1]
+# Text of a config that trains on the digits.
+DIGITS = "train_dataloader = dict(dataset=dict(type='aft_mm.Digits'))"
 
 
 @pytest.fixture
@@ -92,17 +96,58 @@ def test_published_files_contain_only_weights(options, trained, publish_model, t
 
 def test_published_files_keep_the_versions_of_the_layers(publish_model, tmp_path, capsys):
     model = nn.Sequential(nn.BatchNorm1d(3))
-    meta = dict(experiment_name='bn_1xb8_x_20261122_080606')
+    meta = dict(experiment_name='bn_1xb8_x_20261122_080606', cfg=DIGITS)
     torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'trained.pth')
     publish_model.main([str(tmp_path / 'trained.pth'), str(tmp_path / 'model.safetensors')])
     for path in capsys.readouterr().out.split():
         published = load_from_local(path)
         assert published['state_dict']._metadata == model.state_dict()._metadata
         assert published['meta']['command'] == 'python tools/train.py bn_1xb8_x.py'
+        assert published['meta']['license'] == 'Apache-2.0'
+
+
+def test_the_licence_of_weights_follows_from_the_training_data(tool):
+    licenses = tool('model_converters/data_licenses')
+    code = ''.join(path.read_text() for path in sorted(ROOT.glob('configs/**/*.py')))
+    found = set(re.findall(r'AFT_MM_DATA:data}}/([\w.]+)', code)) | {
+        'aft_mm.Digits',
+        'aft_mm.CopyTask',
+    }
+    found -= {'images', 'my_boxes', 'my_images', 'my_masks', 'my_text.txt'}  # data of one's own
+    assert found == licenses.DATA_SETS.keys()
+    for name in found:
+        dataset = dict(type=name, data_root=f'/mnt/{name}/train')
+        text = Config(dict(train_dataloader=dict(dataset=dataset), load_from=None)).pretty_text
+        if (expected := licenses.DATA_SETS[name].weights) is not None:
+            assert licenses.weights_license(text) == expected
+            continue
+        with pytest.raises(UserError, match=r'--license must be given: the terms of .* do not'):
+            licenses.weights_license(text)
+    assert licenses.table() in (ROOT / 'docs/data.md').read_text()
+
+
+@pytest.mark.parametrize(
+    ('config', 'reason'),
+    [
+        ("train_dataloader = dict(dataset=dict(data_root='data/photos'))", 'data .unknown.'),
+        ("val_dataloader = dict(dataset=dict(data_root='data/bccd'))", 'data .unknown.'),
+        ("train_dataloader = dict(a='data/bccd', b='data/mnist')", 'data .MNIST, BCCD.'),
+        (f"{DIGITS}\nload_from = 'a.pth'", 'started from other weights'),
+        (f"{DIGITS}\nmodel = dict(init_cfg=dict(type='Pretrained'))", 'started from other weights'),
+        ('not Python', 'data .unknown.'),
+    ],
+)
+def test_a_licence_that_does_not_follow_must_be_given(config, reason, tool):
+    licenses = tool('model_converters/data_licenses')
+    with pytest.raises(UserError, match=f'^--license must be given: .*{reason}'):
+        licenses.weights_license(config)
 
 
 def test_existing_files_and_missing_averages_are_refused(trained, publish_model, tmp_path):
     words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')]
+    with pytest.raises(SystemExit, match='--license must be given'):
+        publish_model.main(words)
+    words += ['--license', 'MIT']
     publish_model.main(words)
     with pytest.raises(SystemExit, match='exists already and was not changed'):
         publish_model.main(words)
@@ -116,7 +161,7 @@ def test_existing_files_and_missing_averages_are_refused(trained, publish_model,
     with pytest.raises(SystemExit, match='must hold a state_dict'):
         publish_model.main(words)
     with pytest.raises(SystemExit, match='must be a file name that ends in .safetensors or .pth'):
-        publish_model.main([words[0], str(tmp_path / 'model.bin')])
+        publish_model.main([words[0], str(tmp_path / 'model.bin'), *words[2:]])
     assert len(list(tmp_path.iterdir())) == 4
 
 
@@ -137,19 +182,23 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path, mon
     state = dict(state_dict=model.state_dict(), meta=meta, optimizer={})
     torch.save(state, run / 'epoch_2.pth')
     (run / 'last_checkpoint').write_text(str(run / 'epoch_2.pth'))
-    module.main([str(run), '--out', str(tmp_path / 'out')])
+    with pytest.raises(SystemExit, match='--license must be given'):
+        module.main([str(run), '--out', str(tmp_path / 'unlicensed')])
+    module.main([str(run), '--out', str(tmp_path / 'out'), '--license', 'MIT'])
     entries = json.loads((tmp_path / 'out/weights.json').read_text())
     sums = dict(line.split()[::-1] for line in (tmp_path / 'out/SHA256SUMS').open())
     assert len(entries) == len(sums) == 2
     for entry in entries:
         path = tmp_path / 'out' / entry['file']
         assert entry['name'] == 'a' and entry['metrics'] == dict(top1=40.0)
+        assert entry['license'] == 'MIT'
         assert sums[path.name] == entry['sha256'] == hashlib.sha256(path.read_bytes()).hexdigest()
         loaded = load_from_local(str(path))
         assert torch.equal(loaded['state_dict']['weight'], model.weight)
     assert module.metrics_at(str(run), 3) == {}  # a checkpoint that was not validated
     with pytest.raises(SystemExit, match="no metafile of configs/ has an entry 'a'"):
-        module.main([str(run), '--out', str(tmp_path / 'b'), '--address', 'hf://org/name'])
+        words = ['--license', 'MIT', '--address', 'hf://org/name']
+        module.main([str(run), '--out', str(tmp_path / 'b'), *words])
     with pytest.raises(SystemExit, match="--address must begin with hf:// or https://, got 'org'"):
         module.main([str(run), '--out', str(tmp_path / 'c'), '--address', 'org'])
     with pytest.raises(SystemExit, match='--out must be a new or empty folder'):
@@ -170,7 +219,7 @@ def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
     state = dict(
         state_dict=nn.Linear(3, 2).state_dict(),
         optimizer={},
-        meta=dict(iter=4, epoch=2, experiment_name=f'{name}_20261122_080606'),
+        meta=dict(iter=4, epoch=2, experiment_name=f'{name}_20261122_080606', cfg=DIGITS),
     )
     torch.save(state, tmp_path / 'epoch_2.pth')
     (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'epoch_2.pth'))

@@ -17,8 +17,6 @@ from typing import Any
 from aft_mm.cli.arguments import check_writable
 from aft_mm.errors import UserError, user_errors
 
-LICENSE = 'Apache-2.0'
-
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -33,7 +31,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('--metrics', metavar='JSON', help='metrics written by tools/test.py --out')
     parser.add_argument(
-        '--license', default=LICENSE, help='licence of the weights; default %(default)s'
+        '--license',
+        metavar='SPDX',
+        help='licence of the weights; default: by the training data, as in docs/data.md, if that '
+        'settles it',
     )
     parser.add_argument(
         '--command', help='training command; default: tools/train.py with the config of the run'
@@ -45,6 +46,7 @@ if __name__ == '__main__':
     parse_args()  # before the slow imports
 
 import torch
+from data_licenses import weights_license
 from torch import Tensor
 
 from aft_mm.checkpoint import load_from_local, write_safetensors
@@ -86,7 +88,7 @@ def publish(
     path: str,
     ema: bool = False,
     metrics: Mapping[str, float] | None = None,
-    license: str = LICENSE,  # noqa: A002 - as model cards call it
+    license: str | None = None,  # noqa: A002 - as model cards call it
     command: str | None = None,
 ) -> dict[str, Any]:
     """Return the published content of a checkpoint.
@@ -96,21 +98,21 @@ def publish(
         path: Its path, for messages.
         ema: See :func:`choose_weights`.
         metrics: Test metrics by name.
-        license: Licence of the weights.
+        license: Licence of the weights; by default :func:`data_licenses.weights_license`.
         command: Training command; by default tools/train.py with the config of the run.
     """
+    weights = choose_weights(checkpoint, path, ema)
     meta = checkpoint.get('meta') or {}
     published = {name: meta[name] for name in META if name in meta}
     dataset = meta.get('dataset_meta') or {}
     published['dataset_meta'] = {name: dataset[name] for name in DATASET_META if name in dataset}
-    published['license'] = license
+    published['license'] = license or weights_license(meta.get('cfg', ''))
     if metrics:
         published['metrics'] = dict(metrics)
     # mmengine names a run by its config and start time.
     name = re.sub(r'_\d{8}_\d{6}$', '', meta.get('experiment_name', ''))
     if command or name:
         published['command'] = command or f'python tools/train.py {name}.py'
-    weights = choose_weights(checkpoint, path, ema)
     # Saving a view would save its whole storage.
     state = OrderedDict((name, x.detach().clone()) for name, x in weights.items())
     if hasattr(checkpoint['state_dict'], '_metadata'):  # the versions of the layers

@@ -31,6 +31,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar='hf://ORG/NAME',
         help='future address of the files (or https://...), to add to the metafiles of configs/',
     )
+    parser.add_argument(
+        '--license', metavar='SPDX', help='licence of all weights; default as for publish_model.py'
+    )
     return parser.parse_args(argv)
 
 
@@ -57,14 +60,14 @@ def metrics_at(work_dir: str, iteration: int) -> dict[str, float]:
     return {name: values[iteration] for name, values in points.items() if iteration in values}
 
 
-def release(work_dir: str, out: Path) -> list[dict]:
+def release(work_dir: str, out: Path, license: str | None) -> list[dict]:
     """Publish the last checkpoint of a run and return an entry of weights.json per file."""
     path, _ = latest_checkpoint(work_dir)
     if path is None:
         raise UserError(f'{work_dir!r} has no checkpoint of a run')
     checkpoint = load_from_local(path, map_location='cpu')
     metrics = metrics_at(work_dir, checkpoint['meta']['iter'])
-    published = publish(checkpoint, path, 'ema_state_dict' in checkpoint, metrics)
+    published = publish(checkpoint, path, 'ema_state_dict' in checkpoint, metrics, license)
     meta = published['meta']
     name = Path(meta.get('command', work_dir).split()[-1]).stem
     known = {
@@ -99,7 +102,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(f'--out must be a new or empty folder, got {str(args.out)!r}')
         args.out.mkdir(parents=True, exist_ok=True)
         register_safe_loading()
-        entries = [entry for work_dir in args.work_dirs for entry in release(work_dir, args.out)]
+        entries = [
+            entry
+            for work_dir in args.work_dirs
+            for entry in release(work_dir, args.out, args.license)
+        ]
         (args.out / 'weights.json').write_text(json.dumps(entries, indent=1) + '\n')
         (args.out / 'SHA256SUMS').write_text(
             ''.join(f'{entry["sha256"]}  {entry["file"]}\n' for entry in entries)

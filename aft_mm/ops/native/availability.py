@@ -51,7 +51,7 @@ def find_library() -> Path | str:
     if not path.exists():
         if any(FOLDER.glob('loops.*.so')):
             return f'was built from other sources than these; {BUILD_COMMAND} builds it again'
-        return 'is not built; installing aft_mm again builds it where there is a C++ compiler'
+        return 'is not built; installing aft_mm from source builds it on Linux with a C++ compiler'
     if not _is_intact(path):  # loading a damaged library may kill the process
         reason = (
             f'{path.name} is damaged or has no hash next to it; {BUILD_COMMAND} builds it again'

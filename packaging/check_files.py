@@ -1,0 +1,54 @@
+"""Check the files of a release: check_files.py FOLDER
+
+The sdist and the wheels for every platform and for this one must be there, have the same Python
+files, and differ in the C++ loops only, each of which must have its sha256 next to it.
+"""
+
+import hashlib
+import platform
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+INSTRUCTIONS = ('any', 'avx2', 'avx512') if platform.machine() == 'x86_64' else ('any',)
+
+
+def read_wheel(path: Path) -> dict[str, bytes]:
+    """Return the files of a wheel by name, without its metadata."""
+    with zipfile.ZipFile(path) as file:
+        names = [name for name in file.namelist() if '.dist-info/' not in name and name[-1] != '/']
+        return {name: file.read(name) for name in names}
+
+
+def check(folder: Path) -> None:
+    """Raise ValueError if a file is missing or wrong."""
+    found = sorted(path.name for path in folder.iterdir())
+    expected = (f'*-py3-none-manylinux*_{platform.machine()}.whl', '*-py3-none-any.whl', '*.tar.gz')
+    paths = [next(folder.glob(pattern), None) for pattern in expected]
+    if None in paths or len(found) != len(paths):
+        raise ValueError(f'the files must be {", ".join(expected)}, got {", ".join(found)}')
+    linux, pure = map(read_wheel, paths[:2])
+    loops = {name: data for name, data in linux.items() if name.endswith('.so')}
+    built = sorted(name.split('/')[-1].split('.')[1] for name in loops)
+    if built != sorted(INSTRUCTIONS):
+        raise ValueError(f'{paths[0].name} must have loops for {INSTRUCTIONS}, got {built}')
+    for name, data in loops.items():
+        if linux.get(f'{name}.sha256', b'').decode().strip() != hashlib.sha256(data).hexdigest():
+            raise ValueError(f'{name} must have its sha256 next to it')
+    others = {name for name in linux if not name.endswith(('.so', '.so.sha256'))}
+    if different := sorted(others ^ pure.keys() or [n for n in others if linux[n] != pure[n]]):
+        raise ValueError(f'the wheels must differ in the loops only, but also in {different[0]}')
+    with tarfile.open(paths[2]) as file:
+        sources = {name.partition('/')[2] for name in file.getnames()}
+    if missing := sorted(others - sources - {n for n in others if n.startswith('aft_mm/.mim/')}):
+        raise ValueError(f'{paths[2].name} must have every file of the wheels, not {missing[0]}')
+    for name in found:
+        print(f'{(folder / name).stat().st_size:>10}  {name}')
+
+
+if __name__ == '__main__':
+    try:
+        check(Path(sys.argv[1]))
+    except ValueError as error:
+        sys.exit(str(error))
