@@ -527,12 +527,13 @@ class TestErrorsOfARun:
         assert 'Traceback' in result.stderr and 'KeyError: 0' in result.stderr
 
 
-def test_slurm_train_passes_the_variables(run, root, tmp_path):
+@pytest.mark.parametrize('tool', ['train', 'test'])
+def test_slurm_scripts_pass_the_variables(run, root, tmp_path, tool):
     (tmp_path / 'srun').write_text('#!/bin/bash\necho "$@"\n')
     (tmp_path / 'srun').chmod(0o755)
     result = run(
         'bash',
-        root / 'tools/slurm_train.sh',
+        root / f'tools/slurm_{tool}.sh',
         'gpu',
         'job',
         'a.py',
@@ -550,7 +551,7 @@ def test_slurm_train_passes_the_variables(run, root, tmp_path):
         '--kill-on-bad-exit=1',
         sys.executable,
         '-u',
-        str(root / 'tools/train.py'),
+        str(root / f'tools/{tool}.py'),
         'a.py',
         '--launcher',
         'slurm',

@@ -133,7 +133,6 @@ def test_resume_after_a_kill_is_bit_identical(train, trained):
     assert other['meta']['dataset_meta']['subwords'] == trained.test_loop.subwords.fingerprint
 
 
-@pytest.mark.slow
 def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tmp_path):
     options = {
         'model.encoder.drop_rate': 0.0,
@@ -145,16 +144,17 @@ def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tm
         (tmp_path / path.name).symlink_to(path)
     words = [f'{name}={value}' for name, value in options.items()]
     result = run(
-        'bash',
-        ROOT / 'tools/dist_train.sh',
+        ROOT / 'tools/train.py',
         CONFIG,
-        2,
+        '--launcher',
+        'pytorch',
         '--work-dir',
         '.',
         '--cfg-options',
         *words,
         'train_dataloader.batch_size=160',
         cwd=tmp_path,
+        ranks=2,
     )
     assert result.returncode == 0, result.stderr
     ranks = [losses(tmp_path, rank) for rank in (0, 1)]

@@ -1,4 +1,4 @@
-"""A compiled training step has no more expensive operations than an uncompiled one."""
+"""Compiled training steps: one graph, and no more expensive operations than without a compiler."""
 
 from collections import Counter
 
@@ -9,9 +9,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aft_mm.ops.eager import online_softmax
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
-from .cases import CASES, CAUSAL_CASES
+from .cases import ONE_OF_EACH, run_with_gradients
 
 aten = torch.ops.aten
 # The expensive operations of an op: products, convolutions, running sums, and the shifts of window
@@ -25,8 +25,6 @@ WORK = (
     aten.constant_pad_nd,
     aten.exp,
 )
-ONE_OF_EACH = {case.op: case for case in CAUSAL_CASES if case.tokens > 7}
-ONE_OF_EACH['aft_conv, not causal'] = next(case for case in CASES if case.op == 'aft_conv')
 
 
 class Uncompiled(TorchDispatchMode):
@@ -52,15 +50,10 @@ def operations(graph: GraphModule) -> Counter:
     return counts
 
 
-def train(function, tensors, **options):
-    leaves = [x.detach().requires_grad_() for x in tensors]
-    torch.autograd.grad(function(*leaves, **options).sum(), leaves)
-
-
 @pytest.mark.parametrize('case', ONE_OF_EACH.values(), ids=ONE_OF_EACH)
-def test_compiled_step_runs_the_op_once(case, monkeypatch):
+def test_compiles_without_graph_break(case, monkeypatch):
+    """fullgraph, forward and backward, both paths of eager in one graph."""
     torch._dynamo.reset()
-    monkeypatch.setattr(online_softmax, 'LONGEST_COMPILED_SCAN', 1000)  # compiled as one sum
     tensors = case.inputs(dtype=torch.float32)
     compiled = Counter()
 
@@ -69,8 +62,16 @@ def test_compiled_step_runs_the_op_once(case, monkeypatch):
         return make_boxed_func(graph)
 
     backend = aot_autograd(fw_compiler=count, bw_compiler=count)
-    train(torch.compile(case.function, fullgraph=True, backend=backend), tensors, **case.options)
-    with Uncompiled() as expected:
-        train(case.function, tensors, **case.options)
-    got = {op: compiled[op] for op in WORK if compiled[op]}
-    assert got and all(got[op] <= expected.counts[op] for op in got), (got, expected.counts)
+    function = torch.compile(case.function, fullgraph=True, backend=backend)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for key_scale in (1, 300):
+            tensors[1] = (tensors[1] * key_scale).detach()
+            expected = run_with_gradients(case, tensors)
+            got = run_with_gradients(lambda *x: function(*x, **case.options), tensors)
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    tensors[1] = tensors[1] / 300
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
+    with Uncompiled() as plain:
+        run_with_gradients(case, tensors)
+    found = {op: compiled[op] for op in WORK if compiled[op]}
+    assert found and all(found[op] <= plain.counts[op] for op in found), (found, plain.counts)
