@@ -2,13 +2,17 @@
 
 import ast
 import json
+import os
 import re
+import shutil
+import subprocess
 
 import pytest
 import yaml
 from mmengine.config import Config
 
 import aft_mm
+from aft_mm.ops.native.availability import FOLDER, digest
 
 from .documents import PAGES, ROOT, blocks
 
@@ -182,6 +186,34 @@ def test_ci_calls_make_targets():
     ours = set(re.findall('^make .+', (ROOT / '.ci/run').read_text(), re.M))
     assert ours <= called
     assert {line.removeprefix('make ') for line in called} <= targets
+
+
+@pytest.mark.skipif(not shutil.which('make'), reason='needs make')
+def test_make_test_rebuilds_the_loops_after_an_edit_of_a_header(tmp_path):
+    """Without a build, test_native.py fails, since the name of the library has a digest."""
+    native = tmp_path / 'aft_mm/ops/native'
+    shutil.copytree(FOLDER, native, ignore=shutil.ignore_patterns('*.so*', '__pycache__'))
+    files = [
+        tmp_path / name for name in ('setup.py', 'requirements/lock.txt', 'requirements/dev.txt')
+    ]
+    files += [tmp_path / name for name in ('Makefile', 'pyproject.toml')]
+    for path in files:
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / path.relative_to(tmp_path), path)
+    made = [tmp_path / f'.venv/{name}' for name in ('installed', 'development', 'loops')]
+    made[0].parent.mkdir()
+    for now, path in enumerate((*files, *native.iterdir(), *made)):
+        path.touch()
+        os.utime(path, (now, now))
+
+    def commands():
+        return subprocess.check_output(['make', '-n', 'test'], cwd=tmp_path, text=True)
+
+    before = digest(native)
+    assert 'pytest' in commands() and 'build_ext' not in commands()
+    with (native / 'conv.h').open('a') as header:
+        header.write('// edited')
+    assert 'build_ext' in commands() and digest(native) != before
 
 
 def test_every_environment_variable_is_documented():

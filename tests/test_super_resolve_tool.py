@@ -50,10 +50,10 @@ def picture(path):
 @pytest.mark.parametrize(
     ('words', 'options'),
     [
-        ([], dict(seed=0)),
-        (['--seed', 3, '--temperature', 0.3], dict(seed=3, temperature=0.3)),
-        (['--top-k', 2], dict(seed=0, top_k=2)),
-        (['--top-p', 0.1], dict(seed=0, top_p=0.1)),
+        (
+            ['--seed', 3, '--temperature', 0.3, '--top-k', 9, '--top-p', 0.7],
+            dict(seed=3, temperature=0.3, top_k=9, top_p=0.7),
+        ),
         (['--greedy'], dict(greedy=True)),
     ],
 )

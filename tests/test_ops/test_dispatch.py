@@ -18,7 +18,7 @@ from aft_mm.ops.eager.conv import safe_conv_mean_node
 from aft_mm.ops.native import availability as native_availability
 from aft_mm.ops.triton import availability as triton_availability
 
-from .cases import CASES, ONE_OF_EACH
+from .cases import ONE_OF_EACH
 
 EACH = pytest.mark.parametrize('case', ONE_OF_EACH.values(), ids=ONE_OF_EACH)
 
