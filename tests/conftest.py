@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import gc
 import importlib.util
 import itertools
 import logging
@@ -80,6 +81,7 @@ def _become(command: list[str], cwd: Path, env: dict[str, str], streams: Path) -
         os.close(file)
     sys.stdin, sys.stdout, sys.stderr = (open(i, 'rw'[i > 0]) for i in range(3))
     # Remove the state that tests left in this process.
+    gc.freeze()  # objects of the tests are not finalised here
     atexit._clear()
     logging.root.handlers.clear()
     warnings.resetwarnings()

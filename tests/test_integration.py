@@ -194,7 +194,8 @@ def test_tested_in_one_process_in_two_and_on_a_cluster_alike(
     test = [config('tiny_without_chance'), one_process / 'epoch_3.pth']
     one = run(root / 'tools/test.py', *test, '--out', 'one.json', cwd=tmp_path)
     assert one.returncode == 0, one.stderr
-    two = run('bash', root / 'tools/dist_test.sh', *test, 2, '--out', 'two.json', cwd=tmp_path)
+    words = '--launcher', 'pytorch', '--out', 'two.json'
+    two = run(root / 'tools/test.py', *test, *words, cwd=tmp_path, ranks=2)
     assert two.returncode == 0, two.stderr
 
     variables = dict(SLURM_PROCID='0', SLURM_NTASKS='1', SLURM_LOCALID='0')

@@ -521,32 +521,18 @@ class TestErrorsOfARun:
         assert 'Traceback' in result.stderr and 'KeyError: 0' in result.stderr
 
 
-@pytest.mark.parametrize('tool', ['train', 'test'])
-def test_slurm_scripts_pass_the_variables(run, root, tmp_path, tool):
+@pytest.mark.parametrize(('tool', 'files'), [('train', ['a.py']), ('test', ['a.py', 'a.pth'])])
+def test_slurm_scripts_pass_the_variables(run, root, tmp_path, tool, files):
     (tmp_path / 'srun').write_text('#!/bin/bash\necho "$@"\n')
     (tmp_path / 'srun').chmod(0o755)
-    result = run(
-        'bash',
-        root / f'tools/slurm_{tool}.sh',
-        'gpu',
-        'job',
-        'a.py',
-        '--amp',
-        cwd=tmp_path,
-        env={'PATH': f'{tmp_path}:/usr/bin:/bin', 'GPUS': '16', 'GPUS_PER_NODE': '4'},
-    )
+    variables = {'PATH': f'{tmp_path}:/usr/bin:/bin', 'GPUS': '16', 'GPUS_PER_NODE': '4'}
+    script = root / f'tools/slurm_{tool}.sh'
+    result = run('bash', script, 'gpu', 'job', *files, '--amp', cwd=tmp_path, env=variables)
+    expected = '--partition=gpu --job-name=job --gres=gpu:4 --ntasks=16 --ntasks-per-node=4 '
+    expected += f'--cpus-per-task=5 --kill-on-bad-exit=1 {sys.executable} -u {root}/tools/{tool}.py'
     assert result.stdout.split() == [
-        '--partition=gpu',
-        '--job-name=job',
-        '--gres=gpu:4',
-        '--ntasks=16',
-        '--ntasks-per-node=4',
-        '--cpus-per-task=5',
-        '--kill-on-bad-exit=1',
-        sys.executable,
-        '-u',
-        str(root / f'tools/{tool}.py'),
-        'a.py',
+        *expected.split(),
+        *files,
         '--launcher',
         'slurm',
         '--amp',
