@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from .helpers import losses
+
 # The tiny configs train 3 epochs of 6 iterations; this one is in the middle of the third.
 KILL = {'KILL_AFTER': '15'}
 # Config, time of the kill, and the checkpoint from which the run resumes. More tasks and moments:
@@ -24,11 +26,6 @@ pytestmark = pytest.mark.slow
 
 def load(path):
     return torch.load(path, map_location='cpu', weights_only=True)
-
-
-def losses(work_dir, rank=0):
-    """Return {iteration: loss}, the last value of repeated iterations."""
-    return dict(json.loads(line) for line in open(work_dir / f'loss_{rank}.jsonl'))
 
 
 def assert_same(one, other, path='checkpoint'):

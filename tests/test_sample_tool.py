@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 import trimesh
-from PIL import Image
 
 from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator
 from aft_mm.datasets import Digits
 from aft_mm.models.decoding import step_graph
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
+
+from .helpers import picture
 
 
 @pytest.fixture
@@ -18,11 +19,6 @@ def sample(tool, tmp_path, monkeypatch):
     """Return a function that runs `aft_mm sample` in its own folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *words: tool('sample').main([*map(str, words), '--device', 'cpu'])
-
-
-def picture(path):
-    with Image.open(path) as image:
-        return np.asarray(image)
 
 
 class TestImages:

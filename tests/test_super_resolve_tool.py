@@ -12,6 +12,8 @@ from PIL import Image
 from aft_mm.apis import SuperResolver
 from aft_mm.visualization import draw_super_resolution
 
+from .helpers import picture
+
 
 @pytest.fixture
 def module(tool):
@@ -40,11 +42,6 @@ def resolver(untrained):
 
 def image_of(shape):
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-
-
-def picture(path):
-    with Image.open(path) as image:
-        return np.asarray(image)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from PIL import Image
 from aft_mm.checkpoint import load_from_local
 from aft_mm.registry import register_safe_loading
 
+from .helpers import only_error
+
 
 @pytest.fixture(autouse=True)
 def own_data(monkeypatch):
@@ -68,14 +70,6 @@ def tested(trained, run, root, config):
         with open(folder / f'out/{name}.pkl', 'rb') as file:
             results[name] = pickle.load(file)
     return folder, results
-
-
-def only_error(result):
-    """Return the single line that a failed tool logs."""
-    assert result.returncode == 1
-    assert 'Traceback' not in result.stderr
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
-    return line
 
 
 class TestTrainArguments:

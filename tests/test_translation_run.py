@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from aft_mm.engine import CheckpointCompatibilityHook
 from aft_mm.errors import UserError
 from aft_mm.evaluation import BLEU
 
+from .helpers import losses
 from .parallel_data import MISSING, REASON, converter, write_pairs
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=REASON)
@@ -106,10 +106,6 @@ def files(trained, data):
 @pytest.fixture(scope='module')
 def translator(files):
     return Translator(*files, device='cpu')
-
-
-def losses(folder, rank=0):
-    return dict(json.loads(line) for line in open(Path(folder) / f'loss_{rank}.jsonl'))
 
 
 def load(folder, name='epoch_3.pth'):
