@@ -270,9 +270,9 @@ def test_opcheck(name, gate, monkeypatch):
         called.append((op, [x.clone() if isinstance(x, torch.Tensor) else x for x in parts]))
         return op(*parts)
 
-    for name in ('simple_op', 'buffer_op'):
-        op = getattr(triton_step, name)
-        monkeypatch.setattr(triton_step, name, functools.partial(record, op))
+    for kernel in ('simple_op', 'buffer_op'):
+        op = getattr(triton_step, kernel)
+        monkeypatch.setattr(triton_step, kernel, functools.partial(record, op))
     case = KINDS[name]
     tensors = inputs(case, 2)
     if gate == 'none':
