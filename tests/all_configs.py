@@ -2,8 +2,10 @@
 
 import os
 import re
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import torch
 from mmengine.config import Config
@@ -19,6 +21,7 @@ NAME = re.compile(
     r'_(?P<data>[^_]+)'
 )
 PART = re.compile(r'-(?:([ldhk])(\d+)|(mini|tiny|small|base|quickstart))(?=-|$)')
+PARSE = Config._file2dict
 PARTS = dict(l='layers', d='dims', h='heads', k='kernel')
 
 
@@ -47,8 +50,19 @@ def fields(name: str) -> dict:
 
 
 @cache
+def _parsed(data: str | None, *args, **options):
+    return PARSE(*args, **options)
+
+
+def _parse_once(*args, **options):
+    """Return a copy of a parsed file, since most files are bases of many configs."""
+    return deepcopy(_parsed(os.environ.get('AFT_MM_DATA'), *args, **options))
+
+
+@cache
 def _load(path: Path, data: str | None) -> Config:
-    return Config.fromfile(path)
+    with mock.patch.object(Config, '_file2dict', _parse_once):
+        return Config.fromfile(path)
 
 
 def load_config(path: Path) -> Config:

@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import gc
 import importlib.util
 import itertools
 import logging
@@ -13,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +40,11 @@ cv2.setNumThreads(0)
 os.environ['AFT_MM_MALLOC'] = 'system'
 ROOT = Path(__file__).parent.parent
 SECONDS = 300  # time limit of a run
+# Modules that most runs import.
+RUN_IMPORTS = [
+    f'mmpretrain.{name}' for name in ('apis', 'datasets', 'engine', 'evaluation', 'models')
+]
+RUN_IMPORTS += ['aft_mm.apis', 'aft_mm.engine', 'mmengine._strategy', 'torch.utils.tensorboard']
 MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(name)]
 collect_ignore = ['downstream'] if MISSING else []
 
@@ -74,6 +81,7 @@ def _become(command: list[str], cwd: Path, env: dict[str, str], streams: Path) -
         os.close(file)
     sys.stdin, sys.stdout, sys.stderr = (open(i, 'rw'[i > 0]) for i in range(3))
     # Remove the state that tests left in this process.
+    gc.freeze()  # objects of the tests are not finalised here
     atexit._clear()
     logging.root.handlers.clear()
     warnings.resetwarnings()
@@ -100,33 +108,50 @@ def _become(command: list[str], cwd: Path, env: dict[str, str], streams: Path) -
         atexit._run_exitfuncs()
 
 
-def _run_in_fork(
-    command: list[str], cwd: Path, env: dict[str, str], streams: Path
+def _run_in_forks(
+    command: list[str], cwd: Path, environments: list[dict[str, str]], streams: Path
 ) -> subprocess.CompletedProcess:
-    """Run a script in a fork, which saves the time to import torch and OpenMMLab."""
-    process = multiprocessing.get_context('fork').Process(
-        target=_become, args=(command, cwd, env, streams)
-    )
-    process.start()
-    process.join(SECONDS)
-    if process.exitcode is None:
-        process.kill()
+    """Run a script in a fork per environment, which saves the time to import torch and OpenMMLab.
+
+    Return the streams of all forks and the first exit code that is not 0.
+    """
+    processes = [
+        multiprocessing.get_context('fork').Process(
+            target=_become, args=(command, cwd, env, Path(f'{streams}_{rank}'))
+        )
+        for rank, env in enumerate(environments)
+    ]
+    for process in processes:
+        process.start()
+    end = time.monotonic() + SECONDS
+    for process in processes:
+        process.join(max(0, end - time.monotonic()))
+    if any(process.exitcode is None for process in processes):
+        for process in processes:
+            process.kill()
         raise subprocess.TimeoutExpired(command, SECONDS)
-    output, errors = (streams.with_suffix(end).read_text() for end in ('.out', '.err'))
-    return subprocess.CompletedProcess(command, process.exitcode, output, errors)
+    output, errors = (
+        ''.join(Path(f'{streams}_{rank}.{end}').read_text() for rank in range(len(processes)))
+        for end in ('out', 'err')
+    )
+    code = next((process.exitcode for process in processes if process.exitcode), 0)
+    return subprocess.CompletedProcess(command, code, output, errors)
 
 
 @pytest.fixture(scope='session')
 def run(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess]:
     """Run a command of the project in a folder; ``env`` adds to the environment.
 
-    A script runs in a fork of this process. It runs in a new Python process with `fresh`, for tests
-    of the start itself, and on machines with a CUDA device, which a fork cannot use.
+    A script runs in a fork of this process, or in several that can form a group with `ranks`. It
+    runs in new Python processes with `fresh`, for tests of the start itself, and on machines with a
+    CUDA device, which a fork cannot use.
     """
     streams = tmp_path_factory.mktemp('streams')
     numbers = itertools.count()
+    for module in RUN_IMPORTS:  # once, instead of in every fork
+        importlib.import_module(module)
 
-    def call(*command, cwd, env=None, fresh=False):
+    def call(*command, cwd, env=None, fresh=False, ranks=None):
         paths = [str(ROOT / 'tests/configs'), os.environ.get('PYTHONPATH', '')]
         with socket.socket() as free:
             free.bind(('127.0.0.1', 0))
@@ -143,7 +168,16 @@ def run(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess]:
         command = [str(part) for part in command]
         if command[0].endswith('.py'):
             if not (fresh or torch.cuda.is_available()):
-                return _run_in_fork(command, cwd, environment, streams / str(next(numbers)))
+                each = [environment]
+                if ranks:
+                    group = dict(environment, MASTER_ADDR='127.0.0.1', WORLD_SIZE=str(ranks))
+                    each = [
+                        dict(group, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(ranks)
+                    ]
+                return _run_in_forks(command, cwd, each, streams / str(next(numbers)))
+            if ranks:
+                launch = '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={ranks}'
+                command = [*launch, *command]
             command = [sys.executable, *command]
         return subprocess.run(
             command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=SECONDS

@@ -5,7 +5,6 @@ import json
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -89,41 +88,15 @@ def test_a_failing_part_is_recorded_and_the_others_run(hour, counted):
     assert status == 1 and rows['good']['status'] == 'ok'
 
 
-def test_a_part_over_its_limit_is_ended_with_its_children(hour, tmp_path):
-    mark = tmp_path / 'mark'
-    child = f'import time; time.sleep(3); open({str(mark)!r}, "w")'
-    code = f'import subprocess, sys; subprocess.run([sys.executable, "-c", {child!r}])'
-    start = time.monotonic()
-    status, rows = hour(Part('slow', 'a stub', f'-c {shlex.quote(code)}', limit=1))
-    assert status == 1 and rows['slow']['status'] == 'timed out'
-    time.sleep(max(0, start + 4.5 - time.monotonic()))
-    assert not mark.exists()
-
-
-def test_a_dry_run_lists_what_is_left(hour, counted, tmp_path, capsys, monkeypatch):
-    make, count = counted
-    hour(make('first'))
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
-    capsys.readouterr()
-    parts = make('first'), make('second')
-    assert first_gpu_hour.main([str(tmp_path / 'out'), '--dry-run'], parts) == 0
-    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[::2]]
-    assert lines == [['first', 'finished'], ['second', 'to']] and count('second') == 0
-
-
-def test_every_part_has_its_own_name_and_ends_within_three_minutes():
+def test_the_tools_accept_the_commands(tmp_path):
     assert len({part.name for part in PARTS}) == len(PARTS) and all(p.limit < 180 for p in PARTS)
     checked = {part.command.split()[4] for part in PARTS if '--verify' in part.command}
     assert checked <= set(KERNELS) and len(checked) == 10
-
-
-@pytest.mark.parametrize(
-    'part', [part for part in PARTS if '.py' in part.command], ids=lambda part: part.name
-)
-def test_the_tools_accept_the_commands(part, tmp_path):
-    words = part.words(tmp_path / part.name)
-    tool = next(i for i, word in enumerate(words) if word.endswith('.py'))
-    module = importlib.import_module(Path(words[tool]).stem)
-    assert (ROOT / words[tool]).is_file() and '{' not in ' '.join(words)
-    args = module.parse_args([*words[tool + 1 :], '--device', 'cpu'])
-    assert args.json == tmp_path / part.name / 'result.json'
+    for part in PARTS:
+        words = part.words(tmp_path / part.name)
+        tools = [i for i, word in enumerate(words) if word.endswith('.py')]
+        if tools:
+            module = importlib.import_module(Path(words[tools[0]]).stem)
+            assert (ROOT / words[tools[0]]).is_file() and '{' not in ' '.join(words)
+            args = module.parse_args([*words[tools[0] + 1 :], '--device', 'cpu'])
+            assert args.json == tmp_path / part.name / 'result.json'

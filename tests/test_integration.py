@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from .helpers import losses
+
 # The tiny configs train 3 epochs of 6 iterations; this one is in the middle of the third.
 KILL = {'KILL_AFTER': '15'}
-# Config, time of the kill, and the checkpoint from which the run resumes.
+# Config, time of the kill, and the checkpoint from which the run resumes. More tasks and moments:
+# test_adversarial/test_exact_resume.py.
 KILLED = [
-    ('tiny', KILL, 'epoch_2.pth'),
-    ('tiny_text', KILL, 'epoch_2.pth'),
     ('tiny_text', {'KILL_SAVING': '3'}, 'epoch_2.pth'),
     ('tiny_clouds', KILL, 'epoch_2.pth'),
 ]
@@ -25,11 +26,6 @@ pytestmark = pytest.mark.slow
 
 def load(path):
     return torch.load(path, map_location='cpu', weights_only=True)
-
-
-def losses(work_dir, rank=0):
-    """Return {iteration: loss}, the last value of repeated iterations."""
-    return dict(json.loads(line) for line in open(work_dir / f'loss_{rank}.jsonl'))
 
 
 def assert_same(one, other, path='checkpoint'):
@@ -102,8 +98,8 @@ def resumed(train):
         folder, result = train(name, env=kill)
         assert result.returncode == -signal.SIGKILL
         assert Path((folder / 'last_checkpoint').read_text()).name == checkpoint
-        # Use other hash values than the run that it is compared with.
-        _, result = train(name, '--resume', folder=folder, fresh=True)
+        # One uses other hash values than the run that it is compared with.
+        _, result = train(name, '--resume', folder=folder, fresh=name == 'tiny_text')
         assert result.returncode == 0, result.stderr
         return folder
 
@@ -141,7 +137,17 @@ def two_processes(run, root, config, tmp_path_factory):
         r'Error: process 1 \(pid \d+\): it was killed by SIGKILL', result.stderr.splitlines()[-1]
     )
     assert not (folder / 'epoch_3.pth').exists()
-    result = run(*train, '--resume', 'epoch_2.pth', cwd=folder)
+    result = run(
+        root / 'tools/train.py',
+        train[2],
+        '--launcher',
+        'pytorch',
+        '--resume',
+        'epoch_2.pth',
+        *train[4:],
+        cwd=folder,
+        ranks=2,
+    )
     assert result.returncode == 0, result.stderr
     return folder
 
@@ -185,29 +191,22 @@ def test_tested_in_one_process_in_two_and_on_a_cluster_alike(
     test = [config('tiny_without_chance'), one_process / 'epoch_3.pth']
     one = run(root / 'tools/test.py', *test, '--out', 'one.json', cwd=tmp_path)
     assert one.returncode == 0, one.stderr
-    two = run('bash', root / 'tools/dist_test.sh', *test, 2, '--out', 'two.json', cwd=tmp_path)
+    words = '--launcher', 'pytorch', '--out', 'two.json'
+    two = run(root / 'tools/test.py', *test, *words, cwd=tmp_path, ranks=2)
     assert two.returncode == 0, two.stderr
 
-    srun = tmp_path / 'bin/srun'
-    srun.parent.mkdir()
-    srun.write_text(
-        '#!/bin/bash\nwhile [[ $1 == -* ]]; do echo "$1" >> options; shift; done\n'
-        'SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 exec "$@"\n'
-    )
-    srun.chmod(0o755)
+    variables = dict(SLURM_PROCID='0', SLURM_NTASKS='1', SLURM_LOCALID='0')
     slurm = run(
-        'bash',
-        root / 'tools/slurm_test.sh',
-        'a-partition',
-        'a-job',
+        root / 'tools/test.py',
         *test,
+        '--launcher',
+        'slurm',
         '--out',
         'slurm.json',
         cwd=tmp_path,
-        env={'PATH': f'{srun.parent}:/usr/bin:/bin', 'GPUS': '0', 'MASTER_ADDR': '127.0.0.1'},
+        env=dict(variables, MASTER_ADDR='127.0.0.1'),
     )
     assert slurm.returncode == 0, slurm.stderr
-    assert '--partition=a-partition' in (tmp_path / 'options').read_text().split()
 
     results = [
         json.loads((tmp_path / f'{name}.json').read_text()) for name in ('one', 'two', 'slurm')
@@ -224,7 +223,8 @@ def test_likelihood_of_a_text_in_one_process_and_in_two(run, root, config, unkil
     test = [config('tiny_text'), 'epoch_3.pth']
     one = run(root / 'tools/test.py', *test, '--out', 'one.json', cwd=folder)
     assert one.returncode == 0, one.stderr
-    two = run('bash', root / 'tools/dist_test.sh', *test, 2, '--out', 'two.json', cwd=folder)
+    words = '--launcher', 'pytorch', '--out', 'two.json'
+    two = run(root / 'tools/test.py', *test, *words, cwd=folder, ranks=2)
     assert two.returncode == 0, two.stderr
     one, two = (json.loads((folder / f'{name}.json').read_text()) for name in ('one', 'two'))
     assert one == pytest.approx(two, rel=1e-6) and 2 < one['bits_per_char'] < 8

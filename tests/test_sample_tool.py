@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 import trimesh
-from PIL import Image
 
 from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator
 from aft_mm.datasets import Digits
 from aft_mm.models.decoding import step_graph
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
+
+from .helpers import picture
 
 
 @pytest.fixture
@@ -20,19 +21,14 @@ def sample(tool, tmp_path, monkeypatch):
     return lambda *words: tool('sample').main([*map(str, words), '--device', 'cpu'])
 
 
-def picture(path):
-    with Image.open(path) as image:
-        return np.asarray(image)
-
-
 class TestImages:
     @pytest.mark.parametrize(
         ('words', 'options'),
         [
-            ([], dict(seed=0)),
-            (['--seed', 3, '--temperature', 0.5], dict(seed=3, temperature=0.5)),
-            (['--top-k', 2], dict(seed=0, top_k=2)),
-            (['--top-p', 0.1], dict(seed=0, top_p=0.1)),
+            (
+                ['--seed', 3, '--temperature', 0.5, '--top-k', 9, '--top-p', 0.7],
+                dict(seed=3, temperature=0.5, top_k=9, top_p=0.7),
+            ),
             (['--greedy'], dict(greedy=True)),
         ],
     )
@@ -60,26 +56,15 @@ class TestImages:
         assert picture('a.png').shape == (4 * 98 + 2, 4 * 98 + 2, 3)  # 8 pixels of 12
         assert capsys.readouterr().out.endswith('written to a.png\n')
 
-    @pytest.mark.parametrize(('words', 'keep', 'rows'), [([], 0.5, 4), ([0.25], 0.25, 2)])
-    def test_completions_of_the_test_set(self, sample, untrained, words, keep, rows):
-        sample(*untrained['tiny_pixels'], '--out', 'a.png', '--num', 3, '--complete', *words)
-        images = np.stack([digit['img'] for digit in Digits('test', indices=3)])
+    def test_completions_of_the_test_set_or_another_one(self, sample, untrained):
+        train = ['--cfg-options', 'test_dataloader.dataset.split=train']
         generator = ImageGenerator(*untrained['tiny_pixels'], device='cpu')
-        expected = generator.complete(images, keep, seed=0)[:, None]
-        np.testing.assert_array_equal(picture('a.png'), draw_completions(images, expected, rows))
-
-    def test_cfg_options_choose_other_images(self, sample, untrained):
-        words = ('--num', 2, '--complete')
-        sample(*untrained['tiny_pixels'], '--out', 'a.png', *words)
-        sample(
-            *untrained['tiny_pixels'],
-            '--out',
-            'b.png',
-            *words,
-            '--cfg-options',
-            'test_dataloader.dataset.split=train',
-        )
-        assert (picture('a.png') != picture('b.png')).any()
+        for split, words, keep, rows in (('test', [], 0.5, 4), ('train', [0.25, *train], 0.25, 2)):
+            sample(*untrained['tiny_pixels'], '--out', 'a.png', '--num', 3, '--complete', *words)
+            images = np.stack([digit['img'] for digit in Digits(split, indices=3)])
+            expected = generator.complete(images, keep, seed=0)[:, None]
+            completed = draw_completions(images, expected, rows)
+            np.testing.assert_array_equal(picture('a.png'), completed)
 
 
 class TestText:

@@ -1,7 +1,6 @@
-"""Speech recognition: resuming after a kill, one and two processes, recognition."""
+"""Speech recognition: training, one and two processes, recognition."""
 
 import json
-import signal
 
 import numpy as np
 import pytest
@@ -20,42 +19,18 @@ for library in ('soundfile', 'torchaudio', 'jiwer'):
     pytest.importorskip(library, reason=f'{library} comes with the extra speech')
 
 
-def losses(folder):
-    """Return {iteration: loss}, the last value of repeated iterations."""
-    return dict(json.loads(line) for line in open(folder / 'loss_0.jsonl'))
-
-
 @pytest.fixture(scope='module')
-def runs(run, root, config, tmp_path_factory):
-    """Return the folders of a run and of one that was killed in the last epoch and resumed."""
-    folders = [tmp_path_factory.mktemp(name) for name in ('whole', 'killed')]
-    words = [config('tiny_speech'), '--work-dir', '.']
-    for folder in folders:
-        write_sound(folder)
-        resume = []
-        if folder.name.startswith('killed'):
-            kill = {'KILL_AFTER': str(max(losses(folders[0])) - 1)}
-            killed = run(root / 'tools/train.py', *words, cwd=folder, env=kill)
-            assert killed.returncode == -signal.SIGKILL, killed.stderr
-            assert (folder / 'last_checkpoint').read_text().endswith('epoch_2.pth')
-            resume = ['--resume']
-        # In new processes, independent of the state that other tests left in this one.
-        done = run(root / 'tools/train.py', *words, *resume, cwd=folder)
-        assert done.returncode == 0, done.stderr
-    return folders
+def trained(run, root, config, tmp_path_factory):
+    """Return the folder of a run."""
+    folder = tmp_path_factory.mktemp('speech')
+    write_sound(folder)
+    done = run(root / 'tools/train.py', config('tiny_speech'), '--work-dir', '.', cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
-def test_resume_after_a_kill_is_bit_identical(runs):
-    one, other = (torch.load(folder / 'epoch_3.pth', weights_only=True) for folder in runs)
-    assert losses(runs[0]) == losses(runs[1]) and len(losses(runs[0])) % 3 == 0
-    for name, value in one['state_dict'].items():
-        assert torch.equal(value, other['state_dict'][name]), name
-    for part in ('optimizer', 'param_schedulers'):
-        assert str(one[part]) == str(other[part])
-
-
-def test_the_log_has_rates_seconds_and_the_schedule(runs):
-    (path,) = runs[0].glob('*/vis_data/scalars.json')
+def test_the_log_has_rates_seconds_and_the_schedule(trained):
+    (path,) = trained.glob('*/vis_data/scalars.json')
     records = [json.loads(line) for line in path.read_text().splitlines()]
     seconds = [record['seconds_per_epoch'] for record in records if 'seconds_per_epoch' in record]
     assert len(seconds) == 3 and all(0 < value < 60 for value in seconds)
@@ -103,7 +78,8 @@ def test_two_processes_have_loss_and_gradients_of_one(config, tmp_path, monkeypa
     write_sound(tmp_path)
     monkeypatch.chdir(tmp_path)
     loss, gradient, units = loss_and_gradients(config('tiny_speech'), 0, 1)
-    mp.spawn(rank_of_two, (config('tiny_speech'), f'file://{tmp_path}/meet'), 2)
+    arguments = config('tiny_speech'), f'file://{tmp_path}/meet'
+    mp.start_processes(rank_of_two, arguments, 2, start_method='fork')
     found = [torch.load(f'rank_{rank}.pt') for rank in (0, 1)]
     # The ranks have different sizes, so a mean of means would differ.
     assert found[0][2] != found[1][2] and found[0][2] + found[1][2] == units
@@ -114,19 +90,19 @@ def test_two_processes_have_loss_and_gradients_of_one(config, tmp_path, monkeypa
 
 class TestUse:
     @pytest.fixture(scope='class')
-    def files(self, runs, config):
-        folder = runs[0]
+    def files(self, trained):
+        folder = trained
         (folder / 'sound/broken.wav').write_bytes(b'RIFF')
         text = [line.split(' ', 1) for line in open(folder / 'sound/test.txt')]
         return [str(folder / f'sound/{name}.wav') for name, _ in text]
 
     @pytest.fixture(scope='class')
-    def recognizer(self, runs, config, tmp_path_factory):
+    def recognizer(self, trained, config):
         # Without the hooks of the tests, which users do not have.
         plain = Config.fromfile(config('tiny_speech'), import_custom_modules=False)
         plain.pop('custom_imports')
-        plain.dump(runs[0] / 'plain.py')
-        return SpeechRecognizer(str(runs[0] / 'plain.py'), runs[0] / 'epoch_3.pth', device='cpu')
+        plain.dump(trained / 'plain.py')
+        return SpeechRecognizer(str(trained / 'plain.py'), trained / 'epoch_3.pth', device='cpu')
 
     def test_a_list_is_recognised_like_single_files(self, recognizer, files):
         together = recognizer(files, beam_size=4, batch_size=3)
@@ -148,9 +124,9 @@ class TestUse:
             recognizer(tmp_path / 'long.wav')
 
     def test_transcribe_keeps_the_order_and_reports_bad_files(
-        self, tool, recognizer, runs, files, capsys
+        self, tool, recognizer, trained, files, capsys
     ):
-        folder = runs[0]
+        folder = trained
         words = [
             str(folder / 'plain.py'),
             str(folder / 'epoch_3.pth'),
@@ -175,8 +151,8 @@ class TestUse:
         best = recognizer(files[0], beam_size=4).alternatives[:3]
         assert lines == [[files[0], f'{score:.3f}', text] for text, score in best]
 
-    def test_unused_arguments_are_refused(self, tool, runs, config, capsys):
-        words = [str(runs[0] / 'plain.py'), str(runs[0] / 'epoch_3.pth'), 'a.wav']
+    def test_unused_arguments_are_refused(self, tool, trained, capsys):
+        words = [str(trained / 'plain.py'), str(trained / 'epoch_3.pth'), 'a.wav']
         for more, message in (
             (['--num-best', '9'], '--num-best must be at most the beam size 3, got 9'),
             (['--transcript', 'a'], '--transcript needs --picture'),

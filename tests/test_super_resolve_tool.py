@@ -12,6 +12,8 @@ from PIL import Image
 from aft_mm.apis import SuperResolver
 from aft_mm.visualization import draw_super_resolution
 
+from .helpers import picture
+
 
 @pytest.fixture
 def module(tool):
@@ -42,18 +44,13 @@ def image_of(shape):
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-def picture(path):
-    with Image.open(path) as image:
-        return np.asarray(image)
-
-
 @pytest.mark.parametrize(
     ('words', 'options'),
     [
-        ([], dict(seed=0)),
-        (['--seed', 3, '--temperature', 0.3], dict(seed=3, temperature=0.3)),
-        (['--top-k', 2], dict(seed=0, top_k=2)),
-        (['--top-p', 0.1], dict(seed=0, top_p=0.1)),
+        (
+            ['--seed', 3, '--temperature', 0.3, '--top-k', 9, '--top-p', 0.7],
+            dict(seed=3, temperature=0.3, top_k=9, top_p=0.7),
+        ),
         (['--greedy'], dict(greedy=True)),
     ],
 )

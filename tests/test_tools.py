@@ -14,6 +14,8 @@ from PIL import Image
 from aft_mm.checkpoint import load_from_local
 from aft_mm.registry import register_safe_loading
 
+from .helpers import only_error
+
 
 @pytest.fixture(autouse=True)
 def own_data(monkeypatch):
@@ -68,14 +70,6 @@ def tested(trained, run, root, config):
         with open(folder / f'out/{name}.pkl', 'rb') as file:
             results[name] = pickle.load(file)
     return folder, results
-
-
-def only_error(result):
-    """Return the single line that a failed tool logs."""
-    assert result.returncode == 1
-    assert 'Traceback' not in result.stderr
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
-    return line
 
 
 class TestTrainArguments:
@@ -366,15 +360,9 @@ class TestErrorsBeforeARun:
         (package / '__init__.py').write_text(
             "raise RuntimeError('operator torchvision::nms does not exist')"
         )
-        for words in (['train.py', config('tiny')], ['test.py', config('tiny'), 'a.pth']):
-            result = run(
-                root / 'tools' / words[0],
-                *words[1:],
-                cwd=tmp_path,
-                env={'PYTHONPATH': str(tmp_path)},
-                fresh=True,
-            )
-            assert f'torch {torch.__version__} and torchvision' in only_error(result)
+        words = root / 'tools/test.py', config('tiny'), 'a.pth'
+        result = run(*words, cwd=tmp_path, env={'PYTHONPATH': str(tmp_path)}, fresh=True)
+        assert f'torch {torch.__version__} and torchvision' in only_error(result)
 
 
 class TestErrorsOfARun:
@@ -527,31 +515,18 @@ class TestErrorsOfARun:
         assert 'Traceback' in result.stderr and 'KeyError: 0' in result.stderr
 
 
-def test_slurm_train_passes_the_variables(run, root, tmp_path):
+@pytest.mark.parametrize(('tool', 'files'), [('train', ['a.py']), ('test', ['a.py', 'a.pth'])])
+def test_slurm_scripts_pass_the_variables(run, root, tmp_path, tool, files):
     (tmp_path / 'srun').write_text('#!/bin/bash\necho "$@"\n')
     (tmp_path / 'srun').chmod(0o755)
-    result = run(
-        'bash',
-        root / 'tools/slurm_train.sh',
-        'gpu',
-        'job',
-        'a.py',
-        '--amp',
-        cwd=tmp_path,
-        env={'PATH': f'{tmp_path}:/usr/bin:/bin', 'GPUS': '16', 'GPUS_PER_NODE': '4'},
-    )
+    variables = {'PATH': f'{tmp_path}:/usr/bin:/bin', 'GPUS': '16', 'GPUS_PER_NODE': '4'}
+    script = root / f'tools/slurm_{tool}.sh'
+    result = run('bash', script, 'gpu', 'job', *files, '--amp', cwd=tmp_path, env=variables)
+    expected = '--partition=gpu --job-name=job --gres=gpu:4 --ntasks=16 --ntasks-per-node=4 '
+    expected += f'--cpus-per-task=5 --kill-on-bad-exit=1 {sys.executable} -u {root}/tools/{tool}.py'
     assert result.stdout.split() == [
-        '--partition=gpu',
-        '--job-name=job',
-        '--gres=gpu:4',
-        '--ntasks=16',
-        '--ntasks-per-node=4',
-        '--cpus-per-task=5',
-        '--kill-on-bad-exit=1',
-        sys.executable,
-        '-u',
-        str(root / 'tools/train.py'),
-        'a.py',
+        *expected.split(),
+        *files,
         '--launcher',
         'slurm',
         '--amp',

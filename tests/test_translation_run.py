@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from aft_mm.engine import CheckpointCompatibilityHook
 from aft_mm.errors import UserError
 from aft_mm.evaluation import BLEU
 
+from .helpers import losses
 from .parallel_data import MISSING, REASON, converter, write_pairs
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=REASON)
@@ -108,10 +108,6 @@ def translator(files):
     return Translator(*files, device='cpu')
 
 
-def losses(folder, rank=0):
-    return dict(json.loads(line) for line in open(Path(folder) / f'loss_{rank}.jsonl'))
-
-
 def load(folder, name='epoch_3.pth'):
     return torch.load(Path(folder) / name, weights_only=True)
 
@@ -133,7 +129,6 @@ def test_resume_after_a_kill_is_bit_identical(train, trained):
     assert other['meta']['dataset_meta']['subwords'] == trained.test_loop.subwords.fingerprint
 
 
-@pytest.mark.slow
 def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tmp_path):
     options = {
         'model.encoder.drop_rate': 0.0,
@@ -145,16 +140,17 @@ def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tm
         (tmp_path / path.name).symlink_to(path)
     words = [f'{name}={value}' for name, value in options.items()]
     result = run(
-        'bash',
-        ROOT / 'tools/dist_train.sh',
+        ROOT / 'tools/train.py',
         CONFIG,
-        2,
+        '--launcher',
+        'pytorch',
         '--work-dir',
         '.',
         '--cfg-options',
         *words,
         'train_dataloader.batch_size=160',
         cwd=tmp_path,
+        ranks=2,
     )
     assert result.returncode == 0, result.stderr
     ranks = [losses(tmp_path, rank) for rank in (0, 1)]

@@ -41,6 +41,8 @@ TOLERANCE = {
     torch.float16: 2e-3,
     torch.bfloat16: 2e-2,
 }
+# Names of the gradients of the inputs; the biases are w, or u and v.
+GRADIENTS = ('grad_query', 'grad_key', 'grad_value', 'grad_bias', 'grad_bias_v')
 # The least scale of an error. Where one key takes all the weight, gradients are differences of terms
 # of about 1 that cancel, so there it is 1.
 LEAST_SCALE, LEAST_SCALE_OF_TERMS = 1e-3, 1.0
@@ -482,9 +484,15 @@ def check_case(
             runs = [run_op(case, inputs, copies, mask, **gate) for _ in range(RUNS)]
     terms = twist in ('raised', 'lowered', 'spike', 'large bias') or case.tokens == 1
     least, worst = LEAST_SCALE_OF_TERMS if terms else LEAST_SCALE, 0.0
-    for index, (want, got, *again) in enumerate(zip(expected, *runs, strict=True)):
+    names = (
+        'output',
+        'output with a gradient',
+        *(name for name, x in zip(GRADIENTS, tensors, strict=False) if x is not None),
+    )
+    results = zip(expected, *runs, strict=True)
+    for name, (want, got, *again) in zip(names, results, strict=False):
         error = float((got.double() - want).abs().max() / want.abs().max().clamp_min(least))
-        label = f'result {index} of {op} ({twist}: {case.name}, {case.channels} channels)'
+        label = f'{name} of {op} ({twist}: {case.name}, {case.channels} channels)'
         if not error <= TOLERANCE[dtype]:
             raise WrongResultError(f'{label} has error {error:.1e}, allowed {TOLERANCE[dtype]:g}')
         if not all(torch.equal(got, other) for other in again):

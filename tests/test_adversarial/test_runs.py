@@ -331,6 +331,17 @@ class TestLauncher:
         assert sentence.startswith('Error: the machines did not meet (')
         assert f'machine {rank} of 2 waits up to 1 s for the others' in capfd.readouterr().err
 
+    def test_the_arguments_of_a_test(self, tool, monkeypatch):
+        monkeypatch.setenv('PORT', str(free_port()))
+        launch = tool('launch')
+        words = launch.parse_args(['test', 'a.py', 'a.pth', '2', '--out', 'a.json'])
+        *options, script, config, checkpoint, flag, launcher, out, path = launch.torchrun_words(
+            words
+        )
+        assert '--nproc_per_node=2' in options and Path(script).parts[-2:] == ('tools', 'test.py')
+        assert [config, checkpoint, flag, launcher] == ['a.py', 'a.pth', '--launcher', 'pytorch']
+        assert [out, path] == ['--out', 'a.json']
+
     @pytest.mark.parametrize('words', [[], ['train'], ['test', 'a.py', '2']])
     def test_missing_words_are_named(self, tool, words, capsys):
         assert ends(tool('launch').main, words) == 2

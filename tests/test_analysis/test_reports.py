@@ -14,6 +14,8 @@ from mmengine.registry import MODELS, init_default_scope
 
 from aft_mm.errors import UserError
 
+from ..helpers import only_error
+
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / 'tools' / 'analysis_tools'
 QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-quickstart_*.py'))
@@ -28,13 +30,6 @@ def run(run):
     # AFT_MM_DATA is set, so mmengine logs it.
     env = dict(AFT_MM_DATA=os.environ.get('AFT_MM_DATA', 'data'))
     return lambda tool, *arguments: run(TOOLS / tool, *arguments, cwd=ROOT, env=env)
-
-
-def only_error(done):
-    """Return the one-line message of a failed tool."""
-    assert done.returncode == 1 and 'Traceback' not in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith('Error: ')]
-    return line
 
 
 # A 6 x 9 grid of tokens with 48 channels.

@@ -15,6 +15,8 @@ from aft_mm.datasets import PackSequence, TextFile
 from aft_mm.engine import SanityCheckHook
 from aft_mm.errors import UserError
 
+from ..helpers import only_error
+
 
 @pytest.fixture
 def model():
@@ -132,13 +134,6 @@ def test_a_context_beyond_the_position_table_is_named(model, tmp_path):
     (tmp_path / 'text').write_bytes(b'a' * 1000)
     with pytest.raises(UserError, match='training set .* position table of 24 tokens, got 25'):
         check(model, TextFile(str(tmp_path / 'text'), context_length=25))
-
-
-def only_error(result):
-    """The one line that a failed tool adds to the log."""
-    assert result.returncode == 1 and 'Traceback' not in result.stderr
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
-    return line
 
 
 @pytest.mark.slow

@@ -90,13 +90,12 @@ def test_a_validation_over_a_corrupt_file_has_a_one_line_message(runner, clouds)
             runner.train()
 
 
-@pytest.mark.slow
 def test_two_processes_name_the_files_of_both(clouds, run, root, config):
     result = run(
-        'bash',
-        root / 'tools/dist_train.sh',
+        root / 'tools/train.py',
         config('tiny_points'),
-        2,
+        '--launcher',
+        'pytorch',
         '--no-validate',
         '--work-dir',
         'work',
@@ -104,6 +103,7 @@ def test_two_processes_name_the_files_of_both(clouds, run, root, config):
         'default_hooks.checkpoint.save_best=None',
         cwd=clouds,
         env={'CUDA_VISIBLE_DEVICES': ''},
+        ranks=2,
     )
     assert result.returncode == 0, result.stderr
     check_log(next(clouds.glob('work/*/*.log')).read_text())

@@ -5,8 +5,14 @@ from torch import Tensor
 
 from aft_mm.ops.selftest import CASES, CHANNELS, TOLERANCE, Case
 
-__all__ = ['CASES', 'CAUSAL_CASES', 'CHANNELS', 'IDS', 'TOLERANCE', 'Case', 'run_with_gradients']
+__all__ = ['CASES', 'CAUSAL_CASES', 'CHANNELS', 'IDS', 'ONE_OF_EACH', 'TOLERANCE', 'Case']
+__all__ += ['run_with_gradients']
 IDS = [case.name for case in CASES]
+ONE_OF_EACH = {
+    f'{case.op}-{len(case.parameters)}-{case.options.get("causal", False)}': case
+    for case in CASES
+    if 7 < case.tokens < 64
+}
 CAUSAL_CASES = [case for case in CASES if case.options.get('causal', False)]
 
 

@@ -78,9 +78,12 @@ def _cut_to_tf32(x):
     return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-@pytest.fixture(params=[80, 90], ids=lambda capability: f'sm_{capability}')
+@pytest.fixture(params=[90], ids=lambda capability: f'sm_{capability}')
 def compiled(request, monkeypatch):
-    """Compile Triton kernels when ops are called on CPU tensors; return them by name."""
+    """Compile Triton kernels when ops are called on CPU tensors; return them by name.
+
+    For compute capability 9.0, or those of `compiled_for`.
+    """
     pytest.importorskip('triton', reason='Triton is not installed')
     if triton_availability.interpreted():
         pytest.skip("Triton's interpreter does not compile")
@@ -101,11 +104,20 @@ def compiled(request, monkeypatch):
 
 @pytest.fixture
 def cuts(request, monkeypatch):
-    """Use tiles of 32 tokens and channels, or those of the devices with 'shipped'."""
+    """Use small blocks, or those of the devices with 'shipped'.
+
+    Matrix products have tiles of 32 tokens and channels, running sums tiles of 16 and 8 tokens, so
+    that short sequences have several; windows have many lanes, so that there are few programs.
+    """
     if getattr(request, 'param', 'small') == 'shipped':
         return
     from aft_mm.ops.triton import block_sizes, conv, full_local
 
+    for kernel, groups in ('scan', 8), ('scan_backward', 4):
+        small = block_sizes.ScanBlock(groups, rows=2, row_bytes=64, warps=1)
+        monkeypatch.setitem(block_sizes.BLOCKS, kernel, {(8, 0): small})
+    many = block_sizes.WindowBlock(lanes=64, rows=3, channels=8, warps=1)
+    monkeypatch.setitem(block_sizes.BLOCKS, 'window', {(8, 0): many})
     sizes = dict(tile=32, width=32, step=16, warps=4)
     for kind, entries in block_sizes.BLOCKS.items():
         if kind.startswith('product'):

@@ -5,6 +5,7 @@ import torch
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.eager import banded_matmul
+from aft_mm.ops.selftest import GRADIENTS
 
 from . import cases
 from .cases import CASES, IDS, Case, run_with_gradients
@@ -25,8 +26,7 @@ def oracle(case: Case, tensors, monkeypatch, **extra):
         return run_with_gradients(case, wide, **extra)
 
 
-# The results of `run_with_gradients`, in order; the biases are w, or u and v.
-RESULTS = ('output', 'grad_query', 'grad_key', 'grad_value', 'grad_bias', 'grad_bias_v')
+RESULTS = ('output', *GRADIENTS)  # of `run_with_gradients`, in order
 
 
 def assert_close(got, expected, relative, floor=1e-3, names=RESULTS):

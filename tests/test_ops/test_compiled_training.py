@@ -1,4 +1,4 @@
-"""A compiled training step has no more expensive operations than an uncompiled one."""
+"""Compiled training steps: one graph, and no more expensive operations than without a compiler."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from aft_mm.ops.eager import online_softmax
 
-from .cases import CASES, CAUSAL_CASES
+from .cases import CAUSAL_CASES, ONE_OF_EACH, run_with_gradients
 
 aten = torch.ops.aten
 # The expensive operations of an op: products, convolutions, running sums, and the shifts of window
@@ -25,8 +25,6 @@ WORK = (
     aten.constant_pad_nd,
     aten.exp,
 )
-ONE_OF_EACH = {case.op: case for case in CAUSAL_CASES if case.tokens > 7}
-ONE_OF_EACH['aft_conv, not causal'] = next(case for case in CASES if case.op == 'aft_conv')
 
 
 class Uncompiled(TorchDispatchMode):
@@ -52,25 +50,50 @@ def operations(graph: GraphModule) -> Counter:
     return counts
 
 
-def train(function, tensors, **options):
-    leaves = [x.detach().requires_grad_() for x in tensors]
-    torch.autograd.grad(function(*leaves, **options).sum(), leaves)
+def assert_no_more_work(compiled, case, tensors):
+    with Uncompiled() as plain:
+        run_with_gradients(case, tensors)
+    found = {op: compiled[op] for op in WORK if compiled[op]}
+    assert found and all(found[op] <= plain.counts[op] for op in found), (found, plain.counts)
 
 
-@pytest.mark.parametrize('case', ONE_OF_EACH.values(), ids=ONE_OF_EACH)
-def test_compiled_step_runs_the_op_once(case, monkeypatch):
-    torch._dynamo.reset()
-    monkeypatch.setattr(online_softmax, 'LONGEST_COMPILED_SCAN', 1000)  # compiled as one sum
-    tensors = case.inputs(dtype=torch.float32)
-    compiled = Counter()
+def counting(compiled: Counter):
+    """Return a backend of torch.compile that counts operations."""
 
     def count(graph, inputs):
         compiled.update(operations(graph))
         return make_boxed_func(graph)
 
-    backend = aot_autograd(fw_compiler=count, bw_compiler=count)
-    train(torch.compile(case.function, fullgraph=True, backend=backend), tensors, **case.options)
-    with Uncompiled() as expected:
-        train(case.function, tensors, **case.options)
-    got = {op: compiled[op] for op in WORK if compiled[op]}
-    assert got and all(got[op] <= expected.counts[op] for op in got), (got, expected.counts)
+    return aot_autograd(fw_compiler=count, bw_compiler=count)
+
+
+# Small windows are a few shifts without a compiler, and tiles with one.
+TILED = 'aft_local-2-False', 'aft_local-1', 'aft_local_learned'
+
+
+@pytest.mark.parametrize('name', ONE_OF_EACH)
+def test_compiles_without_graph_break(name):
+    """fullgraph, forward and backward, both paths of eager in one graph."""
+    torch._dynamo.reset()
+    case, compiled = ONE_OF_EACH[name], Counter()
+    tensors = case.inputs(dtype=torch.float32)
+    function = torch.compile(case.function, fullgraph=True, backend=counting(compiled))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for key_scale in (300, 1):
+            inputs = [tensors[0], (tensors[1] * key_scale).detach(), *tensors[2:]]
+            expected = run_with_gradients(case, inputs)
+            got = run_with_gradients(lambda *x: function(*x, **case.options), inputs)
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    if not name.startswith(TILED):
+        assert_no_more_work(compiled, case, tensors)
+
+
+@pytest.mark.parametrize('op', ['aft_simple', 'aft_local_learned'])
+def test_running_sums_are_compiled_once(op, monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(online_softmax, 'LONGEST_COMPILED_SCAN', 1000)  # compiled as one sum
+    case, compiled = [case for case in CAUSAL_CASES if case.op == op][-1], Counter()
+    tensors = case.inputs(dtype=torch.float32)
+    function = torch.compile(case.function, fullgraph=True, backend=counting(compiled))
+    run_with_gradients(lambda *x: function(*x, **case.options), tensors)
+    assert_no_more_work(compiled, case, tensors)

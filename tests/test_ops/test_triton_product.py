@@ -1,26 +1,31 @@
-"""The kernels of AFT-full and AFT-local against the float64 oracle; see `triton_parity.py`."""
+"""The kernels of AFT-full, AFT-local and AFT-local-learned; see `triton_parity.py`."""
 
 import pytest
 import torch
 
-from .cases import CASES, Case, run_with_gradients
+from .cases import CASES, run_with_gradients
 from .test_backends import assert_close, oracle
-from .triton_parity import DEVICE, DTYPES, TERMS, TOLERANCE, compare, layouts, on_device
+from .test_dispatch import LargestTensor
+from .triton_parity import DEVICE, DTYPES, MARKS, TERMS, TOLERANCE, compare, on_device
 
-from .product_cases import (  # isort: skip - where Triton is
+from .kernel_cases import (  # isort: skip - where Triton is
     EACH,
     IDS,
+    LEARNED,
     MANY_TILES,
-    MARKS,
     SHIPPED,
+    NoWait,
     cut_of,
-    tiling,
+    detached,
     full,
+    learned,
     library,
     local,
     op_arguments,
     spread_keys,
+    tiling,
 )
+from aft_mm.ops.triton import full_local as launch  # isort: skip
 
 pytestmark = MARKS
 
@@ -48,8 +53,8 @@ def test_matches_oracle(case, monkeypatch):
 
 @SHIPPED
 @DTYPES
-@pytest.mark.parametrize('case', [MANY_TILES[3]], ids=IDS)
-def test_types(case, dtype, monkeypatch):
+def test_types(dtype, monkeypatch):
+    case = local(150, (3, 4), grid=(15, 10), causal=True)
     tensors = on_device(case.inputs(1, dtype=dtype))
     tensors[2] += 10  # the gradient of the key is then a small difference
     compare(case, tensors, monkeypatch)
@@ -64,27 +69,6 @@ def test_inference(case, dtype, monkeypatch):
     with torch.no_grad():
         got = case(*tensors)
     assert_close([got], oracle(case, tensors, monkeypatch)[:1], TOLERANCE[dtype])
-
-
-def test_inputs_may_have_different_dtypes(monkeypatch):
-    case = local(9, 3)
-    query, key, value, u, v = on_device(case.inputs(dtype=torch.float32))
-    tensors = [query.half(), key, value.bfloat16(), u, v.bfloat16()]
-    got = run_with_gradients(case, tensors)
-    assert [x.dtype for x in got] == [value.bfloat16().dtype, *(x.dtype for x in tensors)]
-    assert_close(got, oracle(case, tensors, monkeypatch), TOLERANCE[torch.bfloat16])
-
-
-@pytest.mark.parametrize('make, gate', [(full, 'relu'), (local, 'none')])
-def test_gates(make, gate, monkeypatch):
-    case = make(7, 5, gate=gate)
-    query, *others = on_device(case.inputs(dtype=torch.float32))
-    if gate != 'none':
-        query[0, :3] = torch.tensor([0.0, 1e4, -1e4]).view(3, 1)
-        compare(case, [query, *others], monkeypatch)
-    else:
-        bare = Case(case.name, case.op, case.tokens, case.options)
-        compare(lambda *parts, **extra: bare(None, *parts, **extra), others, monkeypatch)
 
 
 @EACH
@@ -159,31 +143,6 @@ def test_causality(case, monkeypatch):
         torch.testing.assert_close(after[:, :-1], before.detach()[:, :-1], rtol=1e-4, atol=1e-5)
 
 
-@EACH
-def test_padding_may_be_nan_or_inf(case, monkeypatch):
-    query, key, value, *bias = on_device(case.inputs(batch=4, dtype=torch.float32))
-    mask = torch.rand(4, key.shape[1], device=DEVICE) < 0.6
-    mask[1], mask[2, :4], mask[3, 4:] = False, False, False
-    hidden = ~mask.unsqueeze(-1)
-    key = key * torch.tensor([1, 1, 1000, 1000], device=DEVICE).view(4, 1, 1)
-    clean = [query, key.masked_fill(hidden, 0), value.masked_fill(hidden, 0), *bias]
-    poisoned = [query, key.masked_fill(hidden, torch.nan), value.masked_fill(hidden, torch.inf)]
-    got = run_with_gradients(case, [*poisoned, *bias], key_mask=mask)
-    assert_close(got, oracle(case, clean, monkeypatch, key_mask=mask), 2e-5, TERMS)
-    assert (got[0][1] == 0).all()
-    assert all((x.masked_select(hidden) == 0).all() for x in got[2:4])
-
-
-@EACH
-def test_a_key_of_minus_infinity_is_hidden(case):
-    query, key, *others = on_device(case.inputs(batch=1, dtype=torch.float32))
-    mask = torch.ones(key.shape[:2], dtype=torch.bool, device=DEVICE)
-    mask[:, [0, 4]] = False
-    expected = case(query, key, *others, key_mask=mask)
-    key[:, [0, 4]] = -torch.inf
-    assert torch.equal(case(query, key, *others), expected)
-
-
 def test_a_bias_of_minus_infinity_hides(monkeypatch):
     case = full(9, 5)
     *others, bias = on_device(case.inputs(batch=1, dtype=torch.float32))
@@ -192,32 +151,88 @@ def test_a_bias_of_minus_infinity_hides(monkeypatch):
     assert (got[0][:, 2] == 0).all() and (got[4][2] == 0).all()
 
 
-@EACH
-def test_nan_is_not_hidden(case):
-    query, key, *others = on_device(case.inputs(batch=2, dtype=torch.float32))
-    key[0, 1] = torch.nan
-    output = case(query, key, *others)
-    assert output[0, 1:].isnan().all() and output[1].isfinite().all()
-
-
-def spaced(x):
-    """The same matrix columns first, with numbers between that no one may read."""
-    wide = torch.full((2 * x.shape[1], len(x)), torch.nan).to(x)
-    wide[::2] = x.T
-    return wide[::2].T
-
-
-@EACH
-def test_layouts(case):
+def test_the_bias_gradient_may_be_split_over_programs(monkeypatch):
+    case = local(9, 3, channels=70)
     tensors = on_device(case.inputs(dtype=torch.float32))
     expected = run_with_gradients(case, tensors)
-    other = [*layouts(tensors[:3]), *map(spaced, tensors[3:])]
-    assert not any(x.is_contiguous() for x in other)
-    mask = torch.ones(case.sources or case.tokens, 2, dtype=torch.bool, device=DEVICE).T
-    leaves = [x.requires_grad_() for x in other]
-    output = case(*leaves, key_mask=mask)
-    assert torch.equal(output, expected[0]) and output.is_contiguous()
-    cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    strange = cotangent.transpose(0, 2).contiguous().transpose(0, 2)
-    gradients = torch.autograd.grad(output, leaves, strange)
-    assert all(torch.equal(a, b) for a, b in zip(gradients, expected[1:], strict=True))
+    monkeypatch.setattr(launch, 'PROGRAMS_PER_PROCESSOR', 10**6)
+    assert launch.share_out(10, 1, tensors[2].device) == (10, 1)
+    got = run_with_gradients(case, tensors)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_programs_of_the_bias_gradient_fill_the_device(monkeypatch):
+    monkeypatch.setattr(launch, 'count_processors', lambda device: 50)
+    assert launch.share_out(80, 200, 'meta') == (1, 80)
+    assert launch.share_out(80, 60, 'meta') == (2, 40)
+    assert launch.share_out(80, 3, 'meta') == (27, 3)
+
+
+@pytest.mark.parametrize(
+    ('case', 'which'),
+    [(full(9, causal=True), 1), (local(9, 3, causal=True), 2)],
+    ids=['key', 'value'],
+)
+def test_nan_does_not_reach_earlier_rows(case, which):
+    tensors = on_device(case.inputs(dtype=torch.float32))
+    before = case(*tensors)
+    for number in (torch.nan, torch.inf, -torch.inf):
+        tensors[which][0, 5, 0] = number
+        for gradient in (False, True):
+            got = case(*(x.clone().requires_grad_(gradient) for x in tensors)).detach()
+            for rows in ((0, slice(5)), 1, (0, slice(None), slice(1, None))):
+                torch.testing.assert_close(got[rows], before[rows], rtol=1e-5, atol=1e-6)
+
+
+@EACH
+def test_the_op_does_not_synchronise(case):
+    """Forward and backward inside the op, where the mode does not see calls."""
+    gradients = torch.randn(2, case.tokens, 6, device=DEVICE)
+    arguments = detached(op_arguments(case, batch=2))
+    cut, band = cut_of(arguments)
+    query, key, value, bias, mask, *_, gate = arguments
+    call = launch.MatmulCall(query, key, value, bias, mask, gate, band, cut)
+    with NoWait():
+        saved = tiling.new_saved(value, band, cut.width)
+        launch.launch_forward(call, saved)
+        launch.launch_backward(gradients, None, saved, call, True)
+
+
+def test_memory_grows_with_tokens_not_their_square():
+    case = local(400, 3, channels=2, causal=True)
+    arguments = detached(op_arguments(case))
+    query, key, value, bias, mask, *_, gate = arguments
+    cut, band = cut_of(arguments)
+    with LargestTensor() as recorder:  # which does not see the calls inside an op
+        call = launch.MatmulCall(query, key, value, bias, mask, gate, band, cut)
+        saved = tiling.new_saved(value, band, cut.width)
+        output = launch.launch_forward(call, saved)
+        launch.launch_backward(output, None, saved, call, True)
+    # Tiles of 64 tokens against two tiles, which the interpreter counts in bytes.
+    assert recorder.largest <= 4 * 2 * 64 * 448 < 4 * 400 * 400
+
+
+class TestLocalLearned:
+    """AFT-local-learned is three products."""
+
+    @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
+    def test_types(self, dtype, monkeypatch):
+        case = learned(70, (3, 4), (7, 10), causal=True)
+        compare(case, on_device(case.inputs(1, dtype=dtype)), monkeypatch)
+
+    @pytest.mark.parametrize('case', [*LEARNED, learned(7, 0, causal=True)], ids=IDS)
+    def test_matches_oracle(self, case, monkeypatch):
+        compare(case, on_device(case.inputs(2, dtype=torch.float32)), monkeypatch)
+
+    @pytest.mark.parametrize(
+        'case', [LEARNED[0], learned(70, (3, 4), (7, 10), causal=True)], ids=IDS
+    )
+    def test_late_keys(self, case, monkeypatch):
+        query, key, *others = on_device(case.inputs(1, dtype=torch.float32))
+        compare(case, [query, spread_keys('late', key), *others], monkeypatch, TERMS)
+
+    @pytest.mark.parametrize('size, spike', [(31, 0), (-80, 0), (80, 100)])
+    def test_biases_of_any_size(self, size, spike, monkeypatch):
+        query, key, value, bias = on_device(LEARNED[2].inputs(dtype=torch.float32))
+        key[:, 2] += spike
+        compare(LEARNED[2], [query, key, value, size * bias.sign()], monkeypatch, TERMS)

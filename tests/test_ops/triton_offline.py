@@ -9,6 +9,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 
@@ -31,6 +32,12 @@ class OfflineDriver:
 
     def get_current_target(self):
         return GPUTarget('cuda', self.capability, 32)
+
+
+def compiled_for(*capabilities):
+    """Set the compute capabilities of the fixture `compiled`."""
+    ids = [f'sm_{capability}' for capability in capabilities]
+    return pytest.mark.parametrize('compiled', capabilities, indirect=True, ids=ids)
 
 
 def usage(kernel, path):

@@ -1,6 +1,6 @@
 """Shared parts of the tests that compare Triton kernels with the float64 oracle.
 
-They run on a CUDA device with ``pytest -m cuda``; without one, `test_triton_interpreter*.py` runs
+They run on a CUDA device with ``pytest -m cuda``; without one, `test_triton_interpreter.py` runs
 the files with ``TRITON_INTERPRET=1``. Without either, importing this module skips a file.
 """
 
@@ -16,7 +16,7 @@ INTERPRETED = triton_availability.interpreted()
 DEVICE = 'cpu' if INTERPRETED else 'cuda'
 MARKS = [
     pytest.mark.cuda,
-    pytest.mark.usefixtures('triton_asked_for'),
+    pytest.mark.usefixtures('triton_asked_for', 'cuts'),
     # Empty sums have the lowest float32 number, so differences to large keys overflow as intended;
     # and the sigmoid of a large negative number is 1 / inf.
     pytest.mark.filterwarnings('ignore:overflow encountered in'),

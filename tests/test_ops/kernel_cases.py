@@ -1,11 +1,11 @@
-"""Cases and helpers for the tests of the product kernels of AFT-full and AFT-local."""
+"""Cases and helpers for the tests of the Triton kernels."""
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .cases import Case
-from .triton_parity import MARKS, on_device
+from .triton_parity import on_device
 
 from aft_mm.ops.triton import tiling  # isort: skip - where Triton is
 from aft_mm.ops.triton import full_local as library  # isort: skip
@@ -31,30 +31,76 @@ def local(tokens, window, rank=3, channels=6, **options):
 ONE_TILE = [full(9, 5), full(9, causal=True), local(9, 3), local(9, 3, rank=0, causal=True)]
 ONE_TILE.append(local(9, (2, 2), grid=(3, 3), causal=True))
 EACH = pytest.mark.parametrize('case', ONE_TILE, ids=IDS)
-# Five tiles of 32 tokens, causal and not, on a line and on a grid.
+# Four tiles of 32 tokens, causal and not, on a line and on a grid.
 MANY_TILES = [
-    local(150, 3),
-    local(150, 40, causal=True),
-    local(150, (3, 4), grid=(15, 10)),
-    local(150, (3, 4), grid=(15, 10), causal=True),
+    local(100, 3),
+    local(100, 40, causal=True),
+    local(100, (3, 4), grid=(10, 10)),
+    local(100, (3, 4), grid=(10, 10), causal=True),
     full(70, 130),
     full(100, causal=True),
 ]
 
 
-MARKS = [*MARKS, pytest.mark.usefixtures('cuts')]
+# Shipped block sizes instead of small ones.
 SHIPPED = pytest.mark.parametrize('cuts', ['shipped'], indirect=True)
 
 
 def spread_keys(kind, key):
-    """Return keys of sizes for which sums with a common maximum fail."""
+    """Return keys of sizes for which sums with a common maximum fail; a number is that of a step."""
     token = torch.arange(key.shape[1]).view(1, -1, 1).to(key)
+    if isinstance(kind, int):
+        return key + 120 * (token >= kind)
     return {
         'huge': key + 1e4 * torch.randn(key.shape).sign().to(key),
         'rising': key + 120 * token,
-        'step': key + 120 * (token >= key.shape[1] // 2),
         'late': key + 1000 * (token == key.shape[1] - 1),
+        'lowest': torch.full_like(key, torch.finfo(key.dtype).min),
     }[kind]
+
+
+def causal_simple(tokens, channels=3, **options):
+    name = f'simple-{tokens}x{channels}'
+    return Case(
+        name, 'aft_simple', tokens, dict(causal=True, **options), None, channels, channels=channels
+    )
+
+
+def line(tokens, size, causal=True, channels=3, **options):
+    options = dict(window=size, causal=causal, **options)
+    name = f'{tokens}-s={size}-causal={causal}'
+    return Case(name, 'aft_local_hard', tokens, options, heads=channels, channels=channels)
+
+
+def plane(size, grid=(5, 9), causal=True, channels=3):
+    options = dict(window=size, grid=grid, causal=causal)
+    name = f'{grid}-s={size}-causal={causal}'
+    tokens = grid[0] * grid[1]
+    return Case(name, 'aft_local_hard', tokens, options, heads=channels, channels=channels)
+
+
+def conv(grid=(2, 5), kernel=(3, 3), heads=2, channels=4, **options):
+    options = dict(grid=grid, **options)
+    shape = (heads, *kernel)
+    tokens = torch.Size(grid).numel()
+    return Case('conv', 'aft_conv', tokens, options, None, heads, (shape,), True, channels)
+
+
+def learned(tokens, window, grid=None, rank=3, causal=False, channels=6):
+    shapes = ((tokens, rank),) * 2 if rank else ((tokens, window if causal else 2 * window - 1),)
+    options = dict(window=window, grid=grid, causal=causal)
+    name = f'{grid or tokens}-s={window}-causal={causal}'
+    heads = channels
+    return Case(name, 'aft_local_learned', tokens, options, None, heads, shapes, False, channels)
+
+
+# On one tile, with a window on a grid, with a free bias, and on three tiles.
+LEARNED = [
+    learned(9, 3),
+    learned(9, (2, 2), (3, 3), causal=True),
+    learned(9, 3, rank=0, causal=True),
+    learned(70, 3),
+]
 
 
 def op_arguments(case, tensors=None, key_mask=None, batch=1):
@@ -90,9 +136,15 @@ def detached(arguments):
 
 
 class NoWait(TorchDispatchMode):
-    """Raise an error for ops that synchronise: reading a value, or data-dependent sizes."""
+    """Refuse operations that read a value or have data-dependent sizes; record the kernels' calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
         assert not set(tags) & set(function.tags), f'{function} waits for the device'
+        if function.namespace == 'aft_mm':
+            self.calls.append((function, args))
         return function(*args, **(kwargs or {}))

@@ -1,0 +1,27 @@
+"""Functions that read what commands have written."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def only_error(result: subprocess.CompletedProcess) -> str:
+    """Return the single error line of a failed command."""
+    assert result.returncode == 1 and 'Traceback' not in result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
+    return line
+
+
+def picture(path: str | Path) -> np.ndarray:
+    """Return the pixels of an image file."""
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+def losses(work_dir: str | Path, rank: int = 0) -> dict[int, float]:
+    """Return {iteration: loss}, the last value of repeated iterations."""
+    lines = Path(work_dir, f'loss_{rank}.jsonl').read_text().splitlines()
+    return dict(map(json.loads, lines))
