@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mmengine.evaluator import BaseMetric
-
 from aft_mm.checks import check_choice
 from aft_mm.registry import METRICS
+
+from .base import Metric
 
 PER = ('phoneme', 'character', 'word')
 SPACE = '\u2423'  # jiwer would not count a space as a character
 
 
 @METRICS.register_module()
-class ErrorRate(BaseMetric):
+class ErrorRate(Metric):
     """Phoneme, character or word error rate in percent, by jiwer.
 
     ``100 · (S + D + I) / N``: the fewest substitutions, deletions and insertions that turn the
@@ -23,19 +23,16 @@ class ErrorRate(BaseMetric):
     Args:
         per: ``'phoneme'`` or ``'character'`` for the units of the dataset, spaces included, or
             ``'word'`` for the words of a dataset of characters.
-        collect_device: See :class:`aft_mm.evaluation.Likelihood`.
-        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: Arguments of :class:`Metric`.
 
     Raises:
         ValueError: If ``per`` is unknown, the dataset has no units, or its transcripts are empty.
     """
 
-    default_prefix = ''  # without one mmengine warns in every run
-
-    def __init__(self, per: str, collect_device: str = 'gpu', **kwargs) -> None:
+    def __init__(self, per: str, **kwargs) -> None:
         check_choice('per', per, PER)
         self.per = per
-        super().__init__(collect_device=collect_device, **kwargs)
+        super().__init__(**kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Keep the transcript and the recognised text, as words for jiwer."""
