@@ -1,7 +1,6 @@
 """Functions that torch.compile must not trace: one node of a graph each, by torch.library."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,10 +28,10 @@ def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., T
 
         return torch.func.vjp(of_tensors, key, value, weight)[1](grad)
 
-    define = partial(torch.library.custom_op, mutates_args=())
-    node = define(name, function, schema=f'({INPUTS}) -> Tensor')
+    custom_op, schema = torch.library.custom_op, f'({INPUTS}) -> Tensor'
+    node = custom_op(name, function, mutates_args=(), schema=schema)
     schema = f'(Tensor grad, {INPUTS}) -> (Tensor, Tensor, Tensor)'
-    backward_node = define(f'{name}_backward', backward, schema=schema)
+    backward_node = custom_op(f'{name}_backward', backward, mutates_args=(), schema=schema)
 
     @node.register_fake
     def _(key, value, weight, *options):
