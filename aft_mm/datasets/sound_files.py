@@ -18,9 +18,8 @@ CEPSTRA = 13  # per frame in Sphinx's files
 RATES = 1000, 384_000  # lowest and highest of a sound file [Hz]
 MAX_SAMPLES = 2**26  # per channel, before and after resampling: 70 minutes at 16 kHz
 MAX_SAMPLE = 2.0**15  # some programs store 16-bit integers as floats
-MAX_TAPS = (
-    2**24
-)  # of the filters of the resampler, which has one per phase; 44.1 to 16 kHz has 2^17
+# Of the filters of the resampler, which has one per phase; 44.1 to 16 kHz has 2^17.
+MAX_TAPS = 2**24
 UNKNOWN_LENGTH = 2**63 - 1  # libsndfile's number of frames of a streamed FLAC file
 _BLOCK = 2**20  # samples of all channels that are decoded at once
 _FRAMES = 2**14  # whose filter banks are computed at once
@@ -56,18 +55,14 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
             warnings.append(f'{file.channels} channels are averaged')
         for block in _blocks(path, file):
             if not np.isfinite(block).all():
-                raise UnusableFile(f'sound file {quoted(path)} has samples that are not finite')
+                raise _unusable(path, 'has samples that are not finite')
             if np.abs(block).max(initial=0) > MAX_SAMPLE:
-                raise UnusableFile(
-                    f'sound file {quoted(path)} must have samples within ±1, got '
-                    f'{np.abs(block).max():.3g}'
-                )
+                largest = np.abs(block).max()
+                raise _unusable(path, f'must have samples within ±1, got {largest:.3g}')
             parts.append(block.mean(1))
     mono = np.concatenate(parts)
     if announced not in (UNKNOWN_LENGTH, len(mono)):
-        raise UnusableFile(
-            f'sound file {quoted(path)} is damaged: {announced} samples announced, {len(mono)} found'
-        )
+        raise _unusable(path, f'is damaged: {announced} samples announced, {len(mono)} found')
     if rate != sample_rate:
         from torchaudio.functional import resample
 
@@ -76,6 +71,10 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
     if not mono.any():
         warnings.append('a sound file is silent')
     return mono, warnings
+
+
+def _unusable(path: str, complaint: str) -> UnusableFile:
+    return UnusableFile(f'sound file {quoted(path)} {complaint}')
 
 
 def _opened(path: str) -> Any:
@@ -92,9 +91,7 @@ def _opened(path: str) -> Any:
         check_regular(path)
         return Stream(path)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
-        raise UnusableFile(
-            f'sound file {quoted(path)} cannot be read: {reason_of(error)}'
-        ) from error
+        raise _unusable(path, f'cannot be read: {reason_of(error)}') from error
 
 
 def _blocks(path: str, file: Any) -> Iterator[np.ndarray]:
@@ -109,18 +106,16 @@ def _blocks(path: str, file: Any) -> Iterator[np.ndarray]:
         try:
             count = len(file.read(out=block))
         except (OSError, RuntimeError) as error:
-            raise UnusableFile(
-                f'sound file {quoted(path)} cannot be read: {reason_of(error)}'
-            ) from error
+            raise _unusable(path, f'cannot be read: {reason_of(error)}') from error
         found += count
         if found > MAX_SAMPLES:
-            raise UnusableFile(f'sound file {quoted(path)} has more than {MAX_SAMPLES:,} samples')
+            raise _unusable(path, f'has more than {MAX_SAMPLES:,} samples')
         if count:
             yield block[:count]
         if count < len(block):
             break
     if not found:
-        raise UnusableFile(f'sound file {quoted(path)} has no samples')
+        raise _unusable(path, 'has no samples')
 
 
 def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) -> np.ndarray:
@@ -163,26 +158,26 @@ def num_sound_frames(path: str, sample_rate: int) -> int:
         rate, frames = file.samplerate, file.frames
         low, high = RATES
         if not low <= rate <= high:
-            raise UnusableFile(
-                f'sound file {quoted(path)} must have {low} to {high} samples per second, got {rate}'
-            )
+            raise _unusable(path, f'must have {low} to {high} samples per second, got {rate}')
         if frames == UNKNOWN_LENGTH:
             frames = sum(map(len, _blocks(path, file)))
     if frames <= 0:
-        raise UnusableFile(f'sound file {quoted(path)} has no samples')
+        raise _unusable(path, 'has no samples')
     samples = -(-frames * sample_rate // rate)  # after resampling
     if max(frames, samples) > MAX_SAMPLES:
-        raise UnusableFile(
-            f'sound file {quoted(path)} must have at most {MAX_SAMPLES:,} samples, also at '
-            f'{sample_rate} Hz, got {frames:,} at {rate} Hz'
+        raise _unusable(
+            path,
+            f'must have at most {MAX_SAMPLES:,} samples, also at {sample_rate} Hz, got {frames:,} '
+            f'at {rate} Hz',
         )
     divisor = math.gcd(rate, sample_rate)
     # The filters of torchaudio have six zero crossings on either side.
     width = 12 * max(1, rate / sample_rate) + rate // divisor
     if rate != sample_rate and sample_rate // divisor * width > MAX_TAPS:
-        raise UnusableFile(
-            f'sound file {quoted(path)} has {rate} samples per second, which cannot be resampled to '
-            f'{sample_rate}: their largest common divisor is {divisor}'
+        raise _unusable(
+            path,
+            f'has {rate} samples per second, which cannot be resampled to {sample_rate}: their '
+            f'largest common divisor is {divisor}',
         )
     window, shift = round(WINDOW * sample_rate), round(SHIFT * sample_rate)
     return 1 + max(0, samples - window) // shift

@@ -1,5 +1,6 @@
 """Metrics; the name of every number contains its unit."""
 
+from .base import GenerationMetric, Metric
 from .bleu import BLEU
 from .error_rate import ErrorRate
 from .image_quality import ImageQuality
@@ -12,8 +13,10 @@ __all__ = [
     'FID',
     'LPIPS',
     'ErrorRate',
+    'GenerationMetric',
     'ImageQuality',
     'Likelihood',
+    'Metric',
     'PointCloudDistance',
     'TokenAccuracy',
 ]

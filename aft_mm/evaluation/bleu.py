@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 
 from aft_mm.registry import METRICS
 
+from .base import Metric
+
 
 @METRICS.register_module()
-class BLEU(BaseMetric):
+class BLEU(Metric):
     """Corpus BLEU by sacrebleu, of detokenised text with one reference each, 0 to 100.
 
     ``bleu`` is sacrebleu's default: cased, tokenised as ``13a``. ``bleu_length_ratio`` is the
@@ -18,18 +19,15 @@ class BLEU(BaseMetric):
     signature.
 
     Args:
-        collect_device: See :class:`aft_mm.evaluation.Likelihood`.
-        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: Arguments of :class:`Metric`.
 
     Raises:
         ValueError: If samples have no ``translation`` or ``reference``, or sacrebleu is missing
             (extra ``text``).
     """
 
-    default_prefix = ''  # without one mmengine warns in every run
-
-    def __init__(self, collect_device: str = 'gpu', **kwargs) -> None:
-        super().__init__(collect_device=collect_device, **kwargs)
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
         try:
             import sacrebleu
         except ImportError as error:

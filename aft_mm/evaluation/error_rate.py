@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mmengine.evaluator import BaseMetric
-
 from aft_mm.checks import check_choice, check_flag
 from aft_mm.registry import METRICS
+
+from .base import Metric
 
 PER = ('phoneme', 'character', 'word')
 FIRST_SYMBOL = 2  # after the blank and <unk>
@@ -14,7 +14,7 @@ SPACE = '\u2423'  # jiwer would not count a space as a character
 
 
 @METRICS.register_module()
-class ErrorRate(BaseMetric):
+class ErrorRate(Metric):
     """Phoneme, character or word error rate in percent, by jiwer.
 
     ``100 · (S + D + I) / N``: the fewest substitutions, deletions and insertions that turn the
@@ -23,28 +23,23 @@ class ErrorRate(BaseMetric):
 
     Args:
         per: ``'phoneme'`` or ``'character'`` for the units of the dataset, or ``'word'`` for the
-            words of a dataset of characters or words. Spaces are characters, except at both ends of a text.
+            words of a dataset of characters or words. Spaces are characters, except at both ends.
         lexicon: Whether to measure the transcripts of the model's lexicon; then `prefix` is
             ``'lexicon'``.
-        collect_device: See :class:`aft_mm.evaluation.Likelihood`.
-        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: Arguments of :class:`Metric`.
 
     Raises:
         ValueError: If ``per`` is unknown, the dataset has no units, or its transcripts are empty.
     """
 
-    default_prefix = ''  # without one mmengine warns in every run
-
-    def __init__(
-        self, per: str, lexicon: bool = False, collect_device: str = 'gpu', **kwargs
-    ) -> None:
+    def __init__(self, per: str, lexicon: bool = False, **kwargs) -> None:
         check_choice('per', per, PER)
         check_flag('lexicon', lexicon)
         self.per = per
         self.recognized = 'in_lexicon' if lexicon else 'recognized'
         if lexicon:
             kwargs.setdefault('prefix', 'lexicon')
-        super().__init__(collect_device=collect_device, **kwargs)
+        super().__init__(**kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Keep the transcript and the recognised text, as words for jiwer."""

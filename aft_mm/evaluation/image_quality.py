@@ -1,12 +1,10 @@
 """Quality of super-resolution."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from mmengine.evaluator import BaseMetric
 from torch import Tensor
 
 # Implementations differ in details, so those of a well-known library are used.
@@ -19,13 +17,13 @@ from aft_mm.checks import check_sizes
 from aft_mm.registry import METRICS
 from aft_mm.structures import enlarge_bicubic
 
-from .generated import with_generated
+from .base import GenerationMetric
 
 SMALLEST = 6  # pixels; half of SSIM's window is mirrored at the edges
 
 
 @METRICS.register_module()
-class ImageQuality(BaseMetric):
+class ImageQuality(GenerationMetric):
     """Distance of sampled images to the truth and to their low-resolution input.
 
     Three kinds of image are measured: ``sample``, each of the N samples per input; ``mean``, their
@@ -45,22 +43,13 @@ class ImageQuality(BaseMetric):
     Args:
         image_shape: ``(H, W, C)`` of the images.
         source_shape: ``(h, w, C)`` of the inputs, a divisor of ``image_shape``.
-        collect_device: See :class:`aft_mm.evaluation.Likelihood`.
-        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: Arguments of :class:`Metric`.
 
     Raises:
         ValueError: If the shapes do not match each other or SSIM's window.
     """
 
-    default_prefix = ''  # without one mmengine warns in every run
-
-    def __init__(
-        self,
-        image_shape: Sequence[int],
-        source_shape: Sequence[int],
-        collect_device: str = 'gpu',
-        **kwargs,
-    ) -> None:
+    def __init__(self, image_shape: Sequence[int], source_shape: Sequence[int], **kwargs) -> None:
         check_sizes('image_shape (H, W, C)', image_shape, (3,))
         check_sizes('source_shape (h, w, C)', source_shape, (3,))
         self.image_shape, self.source_shape = tuple(image_shape), tuple(source_shape)
@@ -76,28 +65,17 @@ class ImageQuality(BaseMetric):
                 f'source_shape must be (h, w, C) that divides H and W of image_shape '
                 f'{self.image_shape} and has its C, got {source}'
             )
-        super().__init__(collect_device=collect_device, **kwargs)
-
-    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Measure the ``generated`` samples [N, T, C] of each image [T, C] in the batch.
-
-        Samples without images are stored as None, since mmengine drops repeated samples by index.
-        """
-        for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
-            generated = sample.get('generated')
-            self.results.append(
-                None if generated is None else self._measure(tokens, sample['source'], generated)
-            )
+        super().__init__(**kwargs)
 
     def compute_metrics(self, results: list) -> dict:
         """``{'sample_psnr_db': ..., 'sample_ssim': ..., 'mean_psnr_db': ..., ...}``."""
-        measured = with_generated('ImageQuality', results)
+        measured = self._measured(results)
         if not measured:
             return {}
         return {name: float(np.mean([result[name] for result in measured])) for name in measured[0]}
 
-    def _measure(self, target: Tensor, source: Tensor, generated: Tensor) -> dict[str, float]:
-        images = _pictures(generated, self.image_shape)
+    def _measure(self, tokens: Tensor, sample: dict) -> dict[str, float]:
+        images, source = _pictures(sample['generated'], self.image_shape), sample['source']
         small = _pictures(source[None], self.source_shape)
         pixels = source.cpu().numpy().astype(np.uint8).reshape(self.source_shape)
         enlarged = torch.from_numpy(enlarge_bicubic(pixels, self.image_shape[:2]))
@@ -106,7 +84,7 @@ class ImageQuality(BaseMetric):
             mean=images.mean(0, keepdim=True),
             bicubic=_pictures(enlarged[None], self.image_shape),
         )
-        truth = _pictures(target[None], self.image_shape)
+        truth = _pictures(tokens[None], self.image_shape)
         return {
             f'{kind}_{name}': value
             for kind, pictures in kinds.items()

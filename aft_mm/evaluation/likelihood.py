@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from mmengine.evaluator import BaseMetric
 
 from aft_mm.checks import check_choice
 from aft_mm.registry import METRICS
 
+from .base import Metric
+
 
 @METRICS.register_module()
-class Likelihood(BaseMetric):
+class Likelihood(Metric):
     """Mean negative log-likelihood and perplexity over all predictions of the dataset.
 
     ``bits_per_{per} = Σ nats / (Σ predictions · ln 2)`` and
@@ -22,20 +23,16 @@ class Likelihood(BaseMetric):
     Args:
         per: Name of one prediction: ``'dim'`` (a sub-pixel), ``'char'``,
             ``'token'`` or ``'subword'``.
-        collect_device: ``'gpu'`` gathers through the process group, on any device; ``'cpu'``
-            through files in a folder that all ranks share.
-        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: Arguments of :class:`Metric`.
 
     Raises:
         ValueError: If ``per`` is unknown, or there is no prediction.
     """
 
-    default_prefix = ''  # without one mmengine warns in every run
-
-    def __init__(self, per: str = 'dim', collect_device: str = 'gpu', **kwargs) -> None:
+    def __init__(self, per: str = 'dim', **kwargs) -> None:
         check_choice('per', per, ('dim', 'char', 'token', 'subword'))
         self.per = per
-        super().__init__(collect_device=collect_device, **kwargs)
+        super().__init__(**kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Store ``nats`` and ``num_dims`` of every sample.
@@ -65,23 +62,17 @@ class Likelihood(BaseMetric):
 
 
 @METRICS.register_module()
-class TokenAccuracy(BaseMetric):
+class TokenAccuracy(Metric):
     """Percentage of tokens that the model ranks first, given the true previous tokens.
 
     Also the percentage of sequences in which all tokens are ranked first.
 
     Args:
-        collect_device: See :class:`aft_mm.evaluation.Likelihood`.
-        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: Arguments of :class:`Metric`.
 
     Raises:
         ValueError: If the model's head is not categorical, or there is no prediction.
     """
-
-    default_prefix = ''  # without one mmengine warns in every run
-
-    def __init__(self, collect_device: str = 'gpu', **kwargs) -> None:
-        super().__init__(collect_device=collect_device, **kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Store ``num_correct`` and ``num_dims`` of every sample."""

@@ -1,12 +1,10 @@
 """FID and LPIPS of sampled images, by torchmetrics."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from mmengine.device import get_device
-from mmengine.evaluator import BaseMetric
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
@@ -14,55 +12,33 @@ from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 from aft_mm.checks import check_choice, check_int, check_sizes
 from aft_mm.registry import METRICS
 
-from .generated import with_generated
+from .base import GenerationMetric
 
 LPIPS_NETS = ('alex', 'vgg', 'squeeze')
 
 
-class _ImageSetMetric(BaseMetric):
+class _ImageSetMetric(GenerationMetric):
     """Base class that collects the generated and the true images as bytes.
 
     Args:
         image_shape: ``(H, W, C)`` of the images; grey ones get three equal channels.
         batch_size: Number of images per forward pass of the network.
-        collect_device: See :class:`aft_mm.evaluation.Likelihood`.
-        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: Arguments of :class:`Metric`.
     """
 
-    default_prefix = ''  # without one mmengine warns in every run
-
-    def __init__(
-        self,
-        image_shape: Sequence[int],
-        batch_size: int = 32,
-        collect_device: str = 'gpu',
-        **kwargs,
-    ) -> None:
+    def __init__(self, image_shape: Sequence[int], batch_size: int = 32, **kwargs) -> None:
         check_sizes('image_shape (H, W, C)', image_shape, (3,))
         check_int('batch_size', batch_size, 1)
         self.image_shape, self.batch_size = tuple(image_shape), batch_size
-        super().__init__(collect_device=collect_device, **kwargs)
+        super().__init__(**kwargs)
 
-    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Keep the tokens of an image [T, C] and its samples ``generated`` [N, T, C].
-
-        Samples without images are stored as None, since mmengine drops repeated samples by index.
-        """
-        for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
-            generated = sample.get('generated')
-            self.results.append(
-                None
-                if generated is None
-                else (self._pictures(tokens[None]), self._pictures(generated))
-            )
+    def _measure(self, tokens: Tensor, sample: dict) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pair (truth [1, C, H, W], samples [N, C, H, W])."""
+        return self._pictures(tokens[None]), self._pictures(sample['generated'])
 
     def _pictures(self, tokens: Tensor) -> np.ndarray:
         pictures = tokens.cpu().numpy().astype(np.uint8).reshape(len(tokens), *self.image_shape)
         return pictures.transpose(0, 3, 1, 2)
-
-    def _measured(self, results: list) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the pairs (truth [1, C, H, W], samples [N, C, H, W])."""
-        return with_generated(type(self).__name__, results)
 
     def _batches(self, pictures: Sequence[np.ndarray]) -> Iterator[Tensor]:
         """Yield images in batches [B, 3, H, W], uint8, on the device."""
@@ -83,8 +59,7 @@ class FID(_ImageSetMetric):
         feature: Number of features of torch-fidelity's Inception (extra ``fid``), 64, 192, 768 or
             2048, whose weights are downloaded once; or a module that maps images uint8
             [B, 3, H, W] to features [B, F].
-        others: ``image_shape``, ``batch_size``, ``collect_device`` and arguments of
-            :class:`mmengine.evaluator.BaseMetric`.
+        others: ``image_shape``, ``batch_size`` and arguments of :class:`Metric`.
 
     Raises:
         ValueError: If torch-fidelity or its weights are missing, or there is only one image.

@@ -1,13 +1,10 @@
 """Distance of a set of generated point clouds from the test set."""
 
 import logging
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from mmengine.device import get_device
-from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 from torch import Tensor
 
@@ -15,7 +12,7 @@ from aft_mm.checks import check_choice, check_flag
 from aft_mm.registry import METRICS
 from aft_mm.tokenizers import check_num_bits, decode_points
 
-from .generated import with_generated
+from .base import GenerationMetric
 from .point_cloud import (
     chamfer_distances,
     coverage,
@@ -33,7 +30,7 @@ UNITS = dict(box='edges', set='deviations')
 
 
 @METRICS.register_module()
-class PointCloudDistance(BaseMetric):
+class PointCloudDistance(GenerationMetric):
     """Chamfer or earth mover's distance between N generated clouds and N of the test set.
 
     - ``mmd_squared_edges``: minimum matching distance, the mean distance from a test cloud to the
@@ -55,51 +52,35 @@ class PointCloudDistance(BaseMetric):
         emd: Also compute the earth mover's distance.
         normalization: ``'box'``, or ``'set'`` to normalise coordinates by the test clouds, see
             :func:`.point_cloud.normalized`; lengths are then named ``deviations``.
-        collect_device: See :class:`aft_mm.evaluation.Likelihood`.
-        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: Arguments of :class:`Metric`.
 
     Raises:
         ValueError: If an argument is not allowed, or a cloud has several samples.
     """
 
-    default_prefix = ''  # without one mmengine warns in every run
-
     def __init__(
-        self,
-        num_bits: int = 8,
-        emd: bool = False,
-        normalization: str = 'box',
-        collect_device: str = 'gpu',
-        **kwargs,
+        self, num_bits: int = 8, emd: bool = False, normalization: str = 'box', **kwargs
     ) -> None:
         check_num_bits(num_bits)
         check_flag('emd', emd)
         check_choice('normalization', normalization, tuple(UNITS))
         self.num_bits, self.emd, self.normalization = num_bits, emd, normalization
-        super().__init__(collect_device=collect_device, **kwargs)
+        super().__init__(**kwargs)
 
-    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Store the tokens [T] of a cloud and its ``generated`` sample [1, T].
-
-        Clouds without a sample are stored as None, since mmengine drops repeated samples by index.
-        """
-        for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
-            generated = sample.get('generated')
-            if generated is None:
-                self.results.append(None)
-                continue
-            if len(generated) != 1:
-                raise ValueError(
-                    'PointCloudDistance needs two sets of equal size, so num_samples of '
-                    f'test_cfg must be 1, got {len(generated)}'
-                )
-            # Bytes, since all of them are sent to the first rank.
-            both = np.stack([generated[0].cpu().numpy(), tokens.cpu().numpy()])
-            self.results.append(both.astype(np.uint8))
+    def _measure(self, tokens: Tensor, sample: dict) -> np.ndarray:
+        """Return the generated tokens and those of the cloud, [2, T]."""
+        generated = sample['generated']
+        if len(generated) != 1:
+            raise ValueError(
+                'PointCloudDistance needs two sets of equal size, so num_samples of test_cfg must '
+                f'be 1, got {len(generated)}'
+            )
+        # Bytes, since all of them are sent to the first rank.
+        return np.stack([generated[0].cpu().numpy(), tokens.cpu().numpy()]).astype(np.uint8)
 
     def compute_metrics(self, results: list) -> dict:
         """``{'mmd_squared_edges': ..., 'coverage_percent': ..., '1nna_percent': ..., ...}``."""
-        pairs = with_generated('PointCloudDistance', results)
+        pairs = self._measured(results)
         if not pairs:
             return {}
         if len(pairs) < FEW_CLOUDS:

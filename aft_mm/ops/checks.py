@@ -165,10 +165,14 @@ def check_prefill(
             f'{values.shape[2]}] with L ≥ 1 as the state was made for, got {list(key.shape)} and '
             f'{list(value.shape)}'
         )
-    outside = lengths.shape != position.shape or (lengths < 0).any()
-    if outside or (lengths > key.shape[1]).any():
+    check_lengths(lengths, position, key.shape[1])
+
+
+def check_lengths(lengths: Tensor, position: Tensor, tokens: int) -> None:
+    """Check the lengths [B] of prompts, at most `tokens`, and that their state is fresh."""
+    if lengths.shape != position.shape or (lengths < 0).any() or (lengths > tokens).any():
         raise ValueError(
-            f'lengths must be {len(position)} ints of 0 to {key.shape[1]}, got {lengths.tolist()}'
+            f'lengths must be {len(position)} ints of 0 to {tokens}, got {lengths.tolist()}'
         )
     if position.any():
         raise ValueError(f'state must be fresh for prefill, got one at {position.tolist()}')

@@ -1,27 +1,6 @@
 """The public AFT ops: they check the arguments, choose a backend and call it.
 
-All compute, with different ``W = exp(w)``::
-
-    y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} ⊙ v_t' / Σ_t' W[t,t'] e^{k_t'}
-
-Tensors are batch first. Exponentials and sums are float32 for every input dtype except float64; the
-output has the dtype of value.
-
-Arguments that all ops share:
-
-- query [B, T, D]: q, which gates the output; None with ``gate='none'``.
-- key [B, S, D]: k.
-- value [B, S, D]: v.
-- causal: Whether sums run over t' ≤ t, in raster order on a grid.
-- key_mask: bool [B, S], True for keys to keep. Hidden keys and values may hold NaN or inf and get a
-  gradient of 0; a row that sees no key gives 0.
-- gate: g, 'sigmoid', 'relu' or 'none'.
-
-Results equal a float64 evaluation to rounding for any finite keys and position biases |w| up to 80,
-except that sums of relu keys may overflow.
-
-In a causal op a NaN or infinite key or value does not reach earlier rows, other samples or other
-channels (of aft_conv: channels of other heads).
+:mod:`aft_mm.ops` describes the arguments that they share.
 """
 
 from collections.abc import Sequence
@@ -52,20 +31,10 @@ def aft_simple(
     - ``'relu2'``: ``Σ relu(q ⊙ k) ⊙ v = relu(q) ⊙ Σ relu(k) ⊙ v + relu(−q) ⊙ Σ relu(−k) ⊙ v``
       (ICLR submission, eq. 6), with ``gate='relu'`` only.
 
+    The arguments that all ops share are described in :mod:`aft_mm.ops`.
+
     Args:
-        query: [B, T, D], or None for ``gate='none'``. T may differ from S unless causal.
-        key: [B, S, D].
-        value: [B, S, D].
         key_function: 'softmax', 'relu' or 'relu2'.
-        causal: See the module.
-        key_mask: bool [B, S], see the module.
-        gate: See the module.
-
-    Returns:
-        [B, T, D].
-
-    Raises:
-        ValueError: If the arguments do not fit together.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_key_function(key_function, gate)
@@ -85,20 +54,10 @@ def aft_full(
 ) -> Tensor:
     """Compute AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
 
+    The arguments that all ops share are described in :mod:`aft_mm.ops`.
+
     Args:
-        query: [B, T, D], or None for ``gate='none'``. T may differ from S unless causal.
-        key: [B, S, D].
-        value: [B, S, D].
         position_bias: w [T, S].
-        causal: See the module.
-        key_mask: bool [B, S], see the module.
-        gate: See the module.
-
-    Returns:
-        [B, T, D].
-
-    Raises:
-        ValueError: If the arguments do not fit together.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
@@ -125,24 +84,14 @@ def aft_local(
     ``w = pos_u pos_vᵀ`` where ``|t − t'| < window``, on a 2-d grid where ``|Δrow| < s_r`` and
     ``|Δcol| < s_c``. Outside the window w = 0, so W = 1: distant tokens still count.
 
+    The arguments that all ops share are described in :mod:`aft_mm.ops`.
+
     Args:
-        query: [B, T, D], or None for ``gate='none'``.
-        key: [B, T, D].
-        value: [B, T, D].
         pos_u: u [T, d']. Without `pos_v` w itself, on a 1-d grid: column ``s − 1 + (t' − t)`` of
             row t is w[t, t'], [T, s] if causal and [T, 2s − 1] if not, s ≥ 1.
         pos_v: v [T, d'], or None if the bias is not factorised.
         window: s, 0 or larger; on a 2-d grid an int or (s_r, s_c).
         grid: (T,) or (H, W); None for (T,).
-        causal: See the module.
-        key_mask: bool [B, T], see the module.
-        gate: See the module.
-
-    Returns:
-        [B, T, D].
-
-    Raises:
-        ValueError: If the arguments do not fit together.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
@@ -168,23 +117,14 @@ def aft_conv(
     ``w[t, t'] = weight[head, centre + (t' − t)]`` inside the kernel. Outside it W = 1, or 0 with
     ``global_connectivity=False``. Head i belongs to the channels i·D/h … (i+1)·D/h − 1 of value.
 
+    The arguments that all ops share are described in :mod:`aft_mm.ops`.
+
     Args:
-        query: [B, T, D], or None for ``gate='none'``.
         key: [B, T, h], one channel per head.
-        value: [B, T, D].
         weight: w ``[h, *kernel]``, already reparameterised. Kernel sizes are odd and may exceed the
             grid.
         grid: 1, 2 or 3 sizes, whose product is T.
         global_connectivity: Whether W is 1 outside the kernel, else 0.
-        causal: See the module.
-        key_mask: bool [B, T], see the module.
-        gate: See the module.
-
-    Returns:
-        [B, T, D].
-
-    Raises:
-        ValueError: If the arguments do not fit together.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tensor('weight', weight)
@@ -219,21 +159,11 @@ def aft_local_hard(
     ``r − s_h/2 < r' ≤ r + s_h/2``, columns ``c − s_w/2 < c' ≤ c + s_w/2``. Every token counts once;
     the paper's pseudo code clamps an index, and so counts some tokens twice at the right border.
 
+    The arguments that all ops share are described in :mod:`aft_mm.ops`.
+
     Args:
-        query: [B, T, D], or None for ``gate='none'``.
-        key: [B, T, D].
-        value: [B, T, D].
         window: s of 1 or larger in 1-d; in 2-d an even int or a pair (s_h, s_w) of even ints.
         grid: (T,) or (H, W); None for (T,).
-        causal: See the module.
-        key_mask: bool [B, T], see the module.
-        gate: See the module.
-
-    Returns:
-        [B, T, D].
-
-    Raises:
-        ValueError: If the arguments do not fit together.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
@@ -262,25 +192,8 @@ def aft_local_learned(
     ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t' = g(q_t) ⊙ N_t / (Z_t D_t)`` with
     the w of :func:`aft_local`, 0 outside the window, its numerator ``N = Σ W e^k v``, ``Z = Σ W``
     and ``D = Σ e^k``, all over the visible tokens. The weights do not sum to one: W = 1, as for
-    window 0, gives AFT-simple divided by the number of visible tokens.
-
-    Args:
-        query: [B, T, D], or None for ``gate='none'``.
-        key: [B, T, D].
-        value: [B, T, D].
-        pos_u: As in :func:`aft_local`.
-        pos_v: As in :func:`aft_local`.
-        window: As in :func:`aft_local`.
-        grid: As in :func:`aft_local`.
-        causal: See the module.
-        key_mask: bool [B, T], see the module.
-        gate: See the module.
-
-    Returns:
-        [B, T, D].
-
-    Raises:
-        ValueError: If the arguments do not fit together.
+    window 0, gives AFT-simple divided by the number of visible tokens. Arguments are those of
+    :func:`aft_local`.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .checks import check_lengths
 from .dispatch import implementation, no_autocast
 from .eager.linear import linear_attention_sums
 from .linear_terms import FeatureMap, LinearState, resolve
@@ -140,12 +141,7 @@ def linear_attention_prefill(
     """
     _check_state(state, key[:, 0], value[:, 0], 'a prompt')
     tokens = key.shape[1]
-    if lengths.shape != state.position.shape or (lengths < 0).any() or (lengths > tokens).any():
-        raise ValueError(
-            f'lengths must be {len(state.position)} ints of 0 to {tokens}, got {lengths.tolist()}'
-        )
-    if state.position.any():
-        raise ValueError(f'state must be fresh for prefill, got one at {state.position.tolist()}')
+    check_lengths(lengths, state.position, tokens)
     keep = torch.arange(tokens, device=key.device) < lengths[:, None]
     with no_autocast(value):
         sums = linear_attention_sums(key, value, keep, state.sums.dtype, feature_map=feature_map)

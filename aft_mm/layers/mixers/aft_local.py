@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aft_mm import ops
 from aft_mm.ops.checks import check_window
 from aft_mm.ops.geometry import near_mask
 from aft_mm.registry import MODELS
@@ -18,11 +17,11 @@ from ..position_bias import (
     FactorizedPositionBias,
     FreeLocalPositionBias,
 )
-from .base import AFTMixer
+from .base import OpMixer
 
 
 @MODELS.register_module()
-class AFTLocal(AFTMixer):
+class AFTLocal(OpMixer):
     """AFT with ``w = u vᵀ`` in a window and w = 0 outside it (arXiv 2105.14103, eq. 4 and 7).
 
     Tokens outside the window still count, with W = 1. A sequence may be shorter than the
@@ -40,10 +39,7 @@ class AFTLocal(AFTMixer):
     """
 
     example = dict(window=2)
-
-    op = staticmethod(ops.aft_local)
-    op_init_state = staticmethod(ops.aft_local_init_state)
-    op_step = staticmethod(ops.aft_local_step)
+    op = 'aft_local'
 
     def __init__(
         self,
@@ -75,32 +71,8 @@ class AFTLocal(AFTMixer):
         bias = self.pos_bias().masked_fill(~near, 0)
         return (bias.tril() if self.causal else bias).unsqueeze(0)
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
-        return self.op(
-            query,
-            key,
-            value,
-            *self.pos_bias.factors(grid),
-            window=self.window,
-            grid=grid,
-            causal=self.causal,
-            key_mask=key_mask,
-            gate=self.gate,
-        )
+    def _op_options(self, grid: Grid | None) -> dict[str, Any]:
+        return dict(window=self.window, grid=grid)
 
-    def _init_state(self, batch_size: int) -> Any:
-        return self.op_init_state(
-            batch_size, self.embed_dims, window=self.window, grid=self.grid, **self._state_options
-        )
-
-    def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
-        return self.op_step(
-            state,
-            query,
-            key,
-            value,
-            *self.pos_bias.factors(),
-            window=self.window,
-            grid=self.grid,
-            gate=self.gate,
-        )
+    def _op_bias(self, grid: Grid | None = None) -> Sequence[Tensor | None]:
+        return self.pos_bias.factors(grid)

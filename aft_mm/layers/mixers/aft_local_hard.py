@@ -5,16 +5,15 @@ from typing import Any
 
 from torch import Tensor
 
-from aft_mm import ops
 from aft_mm.ops.checks import check_hard_window
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from .base import AFTMixer
+from .base import OpMixer
 
 
 @MODELS.register_module()
-class AFTLocalHard(AFTMixer):
+class AFTLocalHard(OpMixer):
     """AFT over a hard window, W = 1 inside and 0 outside (ICLR submission, algorithms 1 and 2).
 
     The 1-d window is ``t − s < t' ≤ t`` if causal and ``|t − t'| < s`` otherwise. For the 2-d window
@@ -28,6 +27,7 @@ class AFTLocalHard(AFTMixer):
     """
 
     example = dict(window=4)
+    op = 'aft_local_hard'
 
     def __init__(
         self, embed_dims: int, window: int | Sequence[int], causal: bool = True, **kwargs: Any
@@ -44,23 +44,7 @@ class AFTLocalHard(AFTMixer):
                 'grid must be given to the constructor of AFTLocalHard(causal=True) for a raster, '
                 f'whose steps need it, got {grid} for these tokens only'
             )
-        return ops.aft_local_hard(
-            query,
-            key,
-            value,
-            window=self.window,
-            grid=grid,
-            causal=self.causal,
-            key_mask=key_mask,
-            gate=self.gate,
-        )
+        return super()._mix(query, key, value, grid, key_mask)
 
-    def _init_state(self, batch_size: int) -> Any:
-        return ops.aft_local_hard_init_state(
-            batch_size, self.embed_dims, window=self.window, grid=self.grid, **self._state_options
-        )
-
-    def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
-        return ops.aft_local_hard_step(
-            state, query, key, value, window=self.window, grid=self.grid, gate=self.gate
-        )
+    def _op_options(self, grid: Grid | None) -> dict[str, Any]:
+        return dict(window=self.window, grid=grid)

@@ -1,6 +1,5 @@
 """AFT-local-learned."""
 
-from aft_mm import ops
 from aft_mm.registry import MODELS
 
 from .aft_local import AFTLocal
@@ -22,6 +21,4 @@ class AFTLocalLearned(AFTLocal):
     """
 
     normalized = False
-    op = staticmethod(ops.aft_local_learned)
-    op_init_state = staticmethod(ops.aft_local_learned_init_state)
-    op_step = staticmethod(ops.aft_local_learned_step)
+    op = 'aft_local_learned'

@@ -9,11 +9,11 @@ from aft_mm.ops.checks import check_key_function
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from .base import AFTMixer
+from .base import OpMixer
 
 
 @MODELS.register_module()
-class AFTSimple(AFTMixer):
+class AFTSimple(OpMixer):
     """AFT without position bias, W = 1 (arXiv 2105.14103, eq. 5). The state of a step is O(D).
 
     Args:
@@ -25,6 +25,7 @@ class AFTSimple(AFTMixer):
         **kwargs: see :class:`AFTMixer`.
     """
 
+    op = 'aft_simple'
     takes_memory = True
     takes_prefix_tokens = True
 
@@ -44,26 +45,8 @@ class AFTSimple(AFTMixer):
         # Without a query the op does not know the number of targets.
         self.takes_memory = self.query is not None
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
-        return ops.aft_simple(
-            query,
-            key,
-            value,
-            key_function=self.key_function,
-            causal=self.causal,
-            key_mask=key_mask,
-            gate=self.gate,
-        )
-
-    def _init_state(self, batch_size: int) -> Any:
-        return ops.aft_simple_init_state(
-            batch_size, self.embed_dims, key_function=self.key_function, **self._state_options
-        )
+    def _op_options(self, grid: Grid | None) -> dict[str, Any]:
+        return dict(key_function=self.key_function)
 
     def _prefill(self, state: Any, key, value, lengths: Tensor) -> Any:
         return ops.prefill(state, key, value, lengths, key_function=self.key_function)
-
-    def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
-        return ops.aft_simple_step(
-            state, query, key, value, key_function=self.key_function, gate=self.gate
-        )

@@ -21,7 +21,7 @@ from ..projections import (
     fuse_linear,
 )
 
-__all__ = ['AFTMixer', 'TokenMixer']
+__all__ = ['AFTMixer', 'OpMixer', 'TokenMixer']
 
 
 def _check_tokens(name: str, x: Tensor, *shape: str | int) -> None:
@@ -371,3 +371,34 @@ class AFTMixer(TokenMixer):
         self.gate = gate
         if gate == 'none':
             self.query = None
+
+
+class OpMixer(AFTMixer):
+    """Base class of mixers that mix by one op of :mod:`aft_mm.ops`, with its steps.
+
+    A subclass names the op and returns its options and, if it has one, its position bias.
+    """
+
+    #: Name of the op; the ops of its steps are ``NAME_init_state`` and ``NAME_step``.
+    op: ClassVar[str]
+
+    def _op_options(self, grid: Grid | None) -> dict[str, Any]:
+        """Return the options that the op, its state and its step take, for tokens on `grid`."""
+        raise NotImplementedError
+
+    def _op_bias(self, grid: Grid | None = None) -> Sequence[Tensor | None]:
+        """Return the position bias that the op takes, for tokens on `grid` or the constructor's."""
+        return ()
+
+    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        shared = dict(causal=self.causal, key_mask=key_mask, gate=self.gate)
+        tensors = query, key, value, *self._op_bias(grid)
+        return getattr(ops, self.op)(*tensors, **self._op_options(grid), **shared)
+
+    def _init_state(self, batch_size: int) -> Any:
+        options = {**self._op_options(self.grid), **self._state_options}
+        return getattr(ops, f'{self.op}_init_state')(batch_size, self.embed_dims, **options)
+
+    def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
+        tensors, options = (query, key, value, *self._op_bias()), self._op_options(self.grid)
+        return getattr(ops, f'{self.op}_step')(state, *tensors, **options, gate=self.gate)

@@ -10,7 +10,7 @@ forward and Wᵀ backward.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,30 @@ from .online_softmax import column_shift, mean, prefix_sum, shift, suffix_sum
 # are faster.
 CHUNK = 2**21
 SMALLEST_WIDTH = 64
+
+
+class TileReach(NamedTuple):
+    """Blocks that a tile of W covers before and after its own, what is outside, and the precision.
+
+    past, future: whether W is 1 before and after the tiles, else 0. A lone tile covers everything.
+    precision: that of the products, see `bf16_matmul.py`.
+    """
+
+    before: int
+    after: int
+    past: bool
+    future: bool
+    precision: str
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that a tile covers."""
+        return self.before + 1 + self.after
+
+    @property
+    def transposed(self) -> 'TileReach':
+        """Return the reach of the tiles of Wᵀ."""
+        return TileReach(self.after, self.before, self.future, self.past, self.precision)
 
 
 def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
@@ -46,53 +70,30 @@ def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0
     return x.unfold(0, (before + 1 + after) * block, block).transpose(1, 2)
 
 
-def banded_mean(
-    key: Tensor,
-    value: Tensor,
-    tiles: Tensor,
-    before: int,
-    after: int,
-    global_term: bool,
-    causal: bool,
-    precision: str,
-) -> Tensor:
+def banded_mean(key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) -> Tensor:
     """Return ``Σ W e^k v / Σ W e^k`` [T, C].
 
     Args:
         key: [S, C], −inf where hidden.
         value: [S, C].
         tiles: w [n, c, (before + 1 + after)·c], −inf where hidden.
-        before: Blocks that a tile covers before its own.
-        after: Blocks that a tile covers after its own.
-        global_term: Whether W is 1 outside the tiles (of earlier tokens if causal), else 0.
-        causal: Whether later tokens are hidden.
-        precision: That of the products, see `bf16_matmul.py`.
+        reach: What the tiles cover.
     """
-    options = (before, after, global_term, causal, precision)
     # The compiler decides what to save and recompute, and needs plain operations for that.
     if torch.compiler.is_compiling():
-        return _composed_mean(key, value, tiles, *options)
+        return _composed_mean(key, value, tiles, reach)
     if transformed(key, value, tiles):
-        return _composed_mean(key, value, tiles, *options[:-1], 'fp32')
+        return _composed_mean(key, value, tiles, reach._replace(precision='fp32'))
     if torch.is_grad_enabled():
-        return _BandedMean.apply(key, value, tiles, *options)
-    return _mean_and_denominator(key, value, tile_weights(tiles, global_term), *options)[0]
+        return _BandedMean.apply(key, value, tiles, reach)
+    return _mean_and_denominator(key, value, tile_weights(tiles, reach.past), reach)[0]
 
 
-def _composed_mean(
-    key: Tensor,
-    value: Tensor,
-    tiles: Tensor,
-    before: int,
-    after: int,
-    global_term: bool,
-    *others: Any,
-) -> Tensor:
+def _composed_mean(key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) -> Tensor:
     """Compute :func:`banded_mean` by plain operations, for autograd and compilers."""
     exp_key = torch.exp(key - column_shift(key, 0))
     terms = torch.cat([exp_key * value, exp_key], 1)
-    weights = tile_weights(tiles, global_term)
-    sums = banded_product(terms, weights, before, after, global_term, *others)
+    sums = banded_product(terms, tile_weights(tiles, reach.past), reach)
     columns = value.shape[1]  # chunk would ask for the number, which an exported graph lacks
     return mean(sums[:, :columns], sums[:, columns:])
 
@@ -102,25 +103,10 @@ def tile_weights(tiles: Tensor, global_term: bool) -> Tensor:
     return torch.exp(tiles if global_term else tiles - column_shift(tiles, 2))
 
 
-def banded_product(x: Tensor, weights: Tensor, *options: Any) -> Tensor:
-    """Return W times x [S, C], [T, C]; the options are those of :func:`banded_mean`."""
-    pieces = [piece for _, piece in _products(x, weights, *options)]
+def banded_product(x: Tensor, weights: Tensor, reach: TileReach) -> Tensor:
+    """Return W times x [S, C], [T, C]."""
+    pieces = [piece for _, piece in _products(x, weights, reach)]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-def _products(
-    x: Tensor,
-    weights: Tensor,
-    before: int,
-    after: int,
-    global_term: bool,
-    causal: bool,
-    precision: str,
-) -> Iterable[tuple[slice, Tensor]]:
-    """Return :func:`banded_product` in pieces: pairs of rows and their result."""
-    # A lone tile covers everything, and its rows are not padded.
-    global_term = global_term and len(weights) > 1
-    return _rows(x, weights, before, after, global_term, global_term and not causal, precision)
 
 
 def _terms(key: Tensor, value: Tensor) -> Tensor:
@@ -144,7 +130,7 @@ def _column_chunks(*tensors: Any) -> Iterable[Sequence[Any]]:
 
 
 def _mean_and_denominator(
-    key: Tensor, value: Tensor, weights: Tensor, *options: Any, save: bool = False
+    key: Tensor, value: Tensor, weights: Tensor, reach: TileReach, save: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Return the mean, and with `save` the denominator [T, C], ∞ where nothing is visible."""
     tokens = len(key) if len(weights) > 1 else weights.shape[1]
@@ -152,7 +138,7 @@ def _mean_and_denominator(
     saved = torch.empty_like(result) if save else None
     tiny = torch.finfo(value.dtype).tiny
     for key_chunk, value_chunk, means, saved_chunk in _column_chunks(key, value, result, saved):
-        for rows, sums in _products(_terms(key_chunk, value_chunk), weights, *options):
+        for rows, sums in _products(_terms(key_chunk, value_chunk), weights, reach):
             numerator, denominator = sums.chunk(2, 1)
             divisor = denominator if saved_chunk is None else saved_chunk[rows]
             torch.threshold(denominator, tiny, torch.inf, out=divisor)
@@ -160,12 +146,13 @@ def _mean_and_denominator(
     return result, saved
 
 
-def _rows(
-    x: Tensor, weights: Tensor, before: int, after: int, past: bool, future: bool, precision: str
-) -> Iterable[tuple[slice, Tensor]]:
-    """Return W times x [S, C] in pieces, with W = 1 before (`past`) or after (`future`) the tiles."""
-    block = weights.shape[2] // (before + 1 + after)
-    outside = _outside_sums(x, block, before, after, past, future)
+def _products(x: Tensor, weights: Tensor, reach: TileReach) -> Iterable[tuple[slice, Tensor]]:
+    """Return :func:`banded_product` in pieces: pairs of rows and their result."""
+    before, after, past, future, precision = reach
+    # A lone tile covers everything, and its rows are not padded.
+    outside = None
+    if (past or future) and len(weights) > 1:
+        outside = _outside_sums(x, weights.shape[2] // reach.blocks, reach)
     if precision == 'fp32' and onednn_matmul.is_applicable(weights, x):
         return onednn_matmul.products(weights, x, before, outside)
     if precision != 'fp32' and torch.is_grad_enabled():
@@ -178,17 +165,13 @@ def _rows(
     return [(slice(None), result[: x.shape[0]] if len(weights) > 1 else result)]
 
 
-def _outside_sums(
-    x: Tensor, block: int, before: int, after: int, past: bool, future: bool
-) -> Tensor | None:
+def _outside_sums(x: Tensor, block: int, reach: TileReach) -> Tensor | None:
     """Return the sums [n, C] of x [S, C] before and after the tiles of each block."""
-    if not (past or future):
-        return None
     totals = split(x, block).sum(1)
-    earlier = shift(prefix_sum(totals, 0), before + 1, 0) if past else None
-    if not future:
+    earlier = shift(prefix_sum(totals, 0), reach.before + 1, 0) if reach.past else None
+    if not reach.future:
         return earlier
-    later = shift(suffix_sum(totals, 0), -after - 1, 0)
+    later = shift(suffix_sum(totals, 0), -reach.after - 1, 0)
     return later if earlier is None else earlier + later
 
 
@@ -268,36 +251,25 @@ class _NearProduct(torch.autograd.Function):
 
 class _BandedMean(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        key: Tensor,
-        value: Tensor,
-        tiles: Tensor,
-        before: int,
-        after: int,
-        global_term: bool,
-        causal: bool,
-        precision: str,
-    ) -> Tensor:
-        options = (before, after, global_term, causal, precision)
-        weights = tile_weights(tiles, global_term)
-        result, denominator = _mean_and_denominator(key, value, weights, *options, save=True)
+    def forward(ctx: Any, key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) -> Tensor:
+        weights = tile_weights(tiles, reach.past)
+        result, denominator = _mean_and_denominator(key, value, weights, reach, save=True)
         ctx.save_for_backward(key, value, tiles, result, denominator)
-        ctx.options = options
+        ctx.reach = reach
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         key, value, tiles, result, denominator = ctx.saved_tensors
-        before, after, global_term, causal, precision = ctx.options
+        reach = ctx.reach
+        before, after, *_, precision = reach
         if torch.is_grad_enabled():  # a second derivative is wanted
             inputs = key, value, tiles
             needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
-            composed = _composed_mean(*inputs, *ctx.options[:-1], 'fp32')
+            composed = _composed_mean(*inputs, reach._replace(precision='fp32'))
             grads = iter(torch.autograd.grad(composed, needed, grad, create_graph=True))
             return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
-        weights = tile_weights(tiles, global_term)
-        global_term = global_term and len(weights) > 1
+        weights = tile_weights(tiles, reach.past)
         transposed = _transposed(weights, before, after)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
         grad_tiles = torch.zeros_like(weights) if ctx.needs_input_grad[2] else None
@@ -312,8 +284,7 @@ class _BandedMean(torch.autograd.Function):
                 if grad_tiles is not None:
                     _add_grad_tiles(grad_tiles, grads, terms, before, after, precision)
                 exp_key = terms.chunk(2, 1)[1]
-                past, future = global_term and not causal, global_term
-                for rows, sums in _rows(grads, transposed, after, before, past, future, precision):
+                for rows, sums in _products(grads, transposed, reach.transposed):
                     grad_term, grad_weight = sums.chunk(2, 1)
                     torch.mul(grad_term, exp_key[rows], out=grad_v[rows])
                     # Rounded as the other product is: the difference of equal ones is 0.
@@ -321,4 +292,4 @@ class _BandedMean(torch.autograd.Function):
                     torch.mul(grad_weight, exp_key[rows], out=grad_k[rows])
         if grad_tiles is not None:
             grad_tiles *= weights
-        return grad_key, grad_value, grad_tiles, None, None, None, None, None
+        return grad_key, grad_value, grad_tiles, None

@@ -1,9 +1,14 @@
 """Functions that torch.compile must not trace: one node of a graph each, by torch.library."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+INPUTS = (
+    'Tensor key, Tensor value, Tensor weight, SymInt[] grid, bool global_connectivity, bool causal'
+)
 
 
 def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -16,33 +21,17 @@ def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., T
         function: It returns a tensor like `value` and is differentiable.
     """
 
-    def forward(
-        key: Tensor,
-        value: Tensor,
-        weight: Tensor,
-        grid: Sequence[int],
-        global_connectivity: bool,
-        causal: bool,
-    ) -> Tensor:
-        return function(key, value, weight, grid, global_connectivity, causal)
-
-    def backward(
-        grad: Tensor,
-        key: Tensor,
-        value: Tensor,
-        weight: Tensor,
-        grid: Sequence[int],
-        global_connectivity: bool,
-        causal: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(grad: Tensor, key: Tensor, value: Tensor, weight: Tensor, *options: Any):
         # An operator runs below autograd, where torch.func still differentiates.
         def of_tensors(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-            return function(key, value, weight, grid, global_connectivity, causal)
+            return function(key, value, weight, *options)
 
         return torch.func.vjp(of_tensors, key, value, weight)[1](grad)
 
-    node = torch.library.custom_op(name, forward, mutates_args=())
-    backward_node = torch.library.custom_op(f'{name}_backward', backward, mutates_args=())
+    custom_op, schema = torch.library.custom_op, f'({INPUTS}) -> Tensor'
+    node = custom_op(name, function, mutates_args=(), schema=schema)
+    schema = f'(Tensor grad, {INPUTS}) -> (Tensor, Tensor, Tensor)'
+    backward_node = custom_op(f'{name}_backward', backward, mutates_args=(), schema=schema)
 
     @node.register_fake
     def _(key, value, weight, *options):

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from ..geometry import Window, near_mask, near_radius
 from ..path_choice import choose
-from .banded_matmul import banded_mean, banded_product, neighbours, split, tile_weights
+from .banded_matmul import (
+    TileReach,
+    banded_mean,
+    banded_product,
+    neighbours,
+    split,
+    tile_weights,
+)
 from .bf16_matmul import matmul_precision
 from .online_softmax import (
     FAST_BIAS_RANGE,
@@ -55,9 +62,15 @@ class BlockBandedBias(NamedTuple):
     precision: str = 'fp32'
 
     @property
+    def reach(self) -> TileReach:
+        """What the tiles cover, and where outside them W = 1."""
+        future = self.global_term and not self.causal
+        return TileReach(self.before, self.after, self.global_term, future, self.precision)
+
+    @property
     def block(self) -> int:
         """Tokens c per block; the columns of a lone tile may have another length."""
-        return self.tiles.shape[2] // (self.before + 1 + self.after)
+        return self.tiles.shape[2] // self.reach.blocks
 
 
 def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
@@ -140,14 +153,14 @@ def weighted_mean(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
     """Return ``Σ W e^k v / Σ W e^k`` [T, C] of key and value [S, C], hidden keys being −inf."""
 
     def fast(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
-        return banded_mean(key, value, tiles, *band[1:])
+        return banded_mean(key, value, tiles, band.reach)
 
     def safe(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
         wide = band._replace(tiles=tiles.double(), precision='fp32')
         if band.causal:
             sums = _causal_sums(key.double(), value.double(), wide)
             return mean(sums.numerator, sums.denominator).to(key.dtype)
-        return banded_mean(key.double(), value.double(), *wide).to(key.dtype)
+        return banded_mean(key.double(), value.double(), wide.tiles, wide.reach).to(key.dtype)
 
     return choose(_is_one_shift_exact(key, value, band), fast, safe, key, value, band.tiles)
 
@@ -286,9 +299,9 @@ def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Ten
 def _plain_normalized(key: Tensor, value: Tensor, visible: Tensor, band: BlockBandedBias) -> Tensor:
     weights = tile_weights(band.tiles, band.global_term)
     exp_key = torch.exp(key - column_shift(key, 0))
-    numerator = banded_product(exp_key * value, weights, *band[1:])
+    numerator = banded_product(exp_key * value, weights, band.reach)
     everywhere = prefix_sum(exp_key, 0) if band.causal else exp_key.sum(0, True)
-    normalizer = banded_product(visible, weights, *band[1:])
+    normalizer = banded_product(visible, weights, band.reach)
     return _quotient(numerator, normalizer, everywhere.expand_as(numerator))
 
 
@@ -298,5 +311,5 @@ def _causal_normalized(
     sums, everywhere = _causal_sums(key, value, band), prefix_sum(from_token(key, value), 0)
     numerator = sums.numerator * torch.exp(sums.shift - everywhere.shift)
     weights = tile_weights(band.tiles, band.global_term)
-    normalizer = banded_product(visible, weights, *band[1:])
+    normalizer = banded_product(visible, weights, band.reach)
     return _quotient(numerator, normalizer, everywhere.denominator)

@@ -217,22 +217,12 @@ def conv(
 
 
 def conv_backward(
-    gradient: Tensor,
-    saved: Tensor,
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor,
-    key_mask: Tensor | None,
-    grid: Sequence[int],
-    gate: str,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+    gradient, saved, query, key, value, weight, key_mask, grid, gate, wanted
+) -> list[Tensor | None]:
     """Return the gradients of those of query, key, value and weight that are wanted."""
     inputs = query, key, value, weight
     if not len(value):
-        pairs = zip(inputs, wanted, strict=False)
-        return [torch.zeros_like(x) for x, needed in pairs if needed and x is not None]
+        return [None if x is None else torch.zeros_like(x) for x in inputs]
     with torch.cuda.device_of(value):
         places, call = _call(*inputs, key_mask, grid, gate, True)
         grad_output = places.move(gradient)
@@ -241,8 +231,7 @@ def conv_backward(
     if key.shape[2] != value.shape[2]:
         grad_key = grad_key.unflatten(-1, (key.shape[2], -1)).sum(-1).to(key.dtype)
     grad_weight = places.table_back(grad_table) if wanted[3] else None
-    results = grad_query, grad_key, grad_value, grad_weight
-    return [x for x, needed in zip(results, wanted, strict=False) if needed and x is not None]
+    return [grad_query, grad_key, grad_value, grad_weight]
 
 
 def _empty(query, key, value, weight, key_mask, grid, gate, save):
@@ -254,4 +243,4 @@ def _empty(query, key, value, weight, key_mask, grid, gate, save):
     return output, new_saved(value.new_empty(places.shape), band, block.width)
 
 
-conv = register(conv, conv_backward, fake=_empty, name='aft_conv')
+conv = register(conv, conv_backward, fake=_empty, public_name='aft_conv')

@@ -14,7 +14,7 @@ from ..eager.banded_matmul import neighbours, split
 from ..geometry import as_pair
 from . import matmul, operands, recompute_flagged
 from .block_sizes import MatmulBlock, count_processors
-from .online_softmax import strided
+from .online_softmax import new_like, strided
 from .tiling import (
     SavedParts,
     TileBand,
@@ -78,15 +78,15 @@ class MatmulCall(NamedTuple):
         return triton.cdiv(self.value.shape[2], self.block.width)
 
     @property
-    def options(self) -> matmul.MatmulOptions:
-        """Constants of the kernels of `matmul.py`."""
+    def form(self) -> matmul.MatmulForm:
+        """What the kernels of `matmul.py` and `recompute_flagged.py` are specialised for."""
         block = self.block
-        return matmul.MatmulOptions(block.width, block.step, block.precision, block.stages)
+        return matmul.MatmulForm(*self.band.form, block.width, block.step, block.precision, GROUP)
 
     @property
-    def launch(self) -> dict[str, int]:
-        """Launch settings of the kernels of `matmul.py`."""
-        return dict(num_warps=self.block.warps, num_stages=self.block.stages)
+    def launch(self) -> dict[str, Any]:
+        """Constants and launch settings of the kernels of `matmul.py`."""
+        return dict(FORM=self.form, num_warps=self.block.warps, num_stages=self.block.stages)
 
     @property
     def tile(self) -> dict[str, int]:
@@ -94,10 +94,9 @@ class MatmulCall(NamedTuple):
         return dict(TILE=self.block.tile, WIDTH=self.block.width, num_warps=self.block.warps)
 
     @property
-    def recompute_options(self) -> dict:
-        """Constants of the kernels of `recompute_flagged.py`."""
-        about = dict(GATE=self.gate, FORM=self.band.form, WIDTH=self.block.width, GROUP=GROUP)
-        return dict(maxnreg=RECOMPUTE_REGISTERS, **about)
+    def recompute_options(self) -> dict[str, Any]:
+        """Constants and launch settings of the kernels of `recompute_flagged.py`."""
+        return dict(FORM=self.form, GATE=self.gate, maxnreg=RECOMPUTE_REGISTERS)
 
     def programs(self, tiles: int) -> tuple[int]:
         """Return the grid: a program per tile, block of channels and sequence."""
@@ -235,9 +234,8 @@ def launch_forward(call: MatmulCall, kept: Tensor | None) -> Tensor:
         operand = _operand(call, inputs, x, sums, units)
         tensors = output, saved.flags, saved.mean, saved.log, saved.unit
         result = matmul.ForwardResult(*map(_tokens, tensors))
-        about = dict(FORM=band.form, GATE=call.gate, OPTIONS=call.options)
         matmul.mean_forward[call.programs(band.tiles)](
-            result, inputs, operand, firsts, **about, **call.launch
+            result, inputs, operand, firsts, GATE=call.gate, **call.launch
         )
         recompute_flagged.recompute_rows[call.persistent()](
             result, inputs, **call.recompute_options
@@ -253,10 +251,7 @@ def launch_backward(
     `gradient` is that of the output, `grad_log` that of λ; one of them may be None.
     """
     band, block, value = call.band, call.block, call.value
-    results = [
-        None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        for x in (call.query, call.key, value)
-    ]
+    results = [None if x is None else new_like(x) for x in (call.query, call.key, value)]
     grad_query, grad_key, grad_value = map(_tokens, results)
     if not len(value):
         return [*results, torch.zeros_like(call.table)]
@@ -272,14 +267,7 @@ def launch_backward(
         )
         operand = _operand(call, inputs, x, sums, units, transposed=True)
         matmul.mean_backward[call.programs(band.source_tiles)](
-            grad_key,
-            grad_value,
-            inputs,
-            operand,
-            call.extents(transposed=True),
-            FORM=band.form,
-            OPTIONS=call.options,
-            **call.launch,
+            grad_key, grad_value, inputs, operand, call.extents(transposed=True), **call.launch
         )
         recompute_flagged.recompute_sources[call.persistent()](
             grad_key, grad_value, saved, inputs, **call.recompute_options
@@ -337,8 +325,6 @@ def _bias_gradient(
         (targets, sources),
         units,
         share=(each, steps),
-        FORM=band.form,
-        OPTIONS=call.options,
         SIDE=side,
         **call.launch,
     )
@@ -409,6 +395,12 @@ class _FactorTable(torch.autograd.Function):
         return grad_u, grad_v[band.before :].flatten(0, 1)[: len(v)], None
 
 
+def _call(query, key, value, table, key_mask, window, grid, causal, gate, save: bool) -> MatmulCall:
+    block = choose_block(value, save)
+    band = make_band(table, value, window, grid, causal, block.tile)
+    return MatmulCall(query, key, value, table, key_mask, gate, band, block)
+
+
 def product(
     query: Tensor | None,
     key: Tensor,
@@ -422,43 +414,26 @@ def product(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return AFT-full, or AFT-local with a window, [B, T, D]; with `save` also what backward needs."""
-    block = choose_block(value, save)
-    band = make_band(table, value, window, grid, causal, block.tile)
-    call = MatmulCall(query, key, value, table, key_mask, gate, band, block)
-    kept = new_saved(value, band, block.width) if save else None
+    call = _call(query, key, value, table, key_mask, window, grid, causal, gate, save)
+    kept = new_saved(value, call.band, call.block.width) if save else None
     output = launch_forward(call, kept)
     return output, value.new_empty(0, dtype=torch.float32) if kept is None else kept
 
 
 def product_backward(
-    gradient: Tensor,
-    saved: Tensor,
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    table: Tensor,
-    key_mask: Tensor | None,
-    window: Sequence[int] | None,
-    grid: Sequence[int] | None,
-    causal: bool,
-    gate: str,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+    gradient, saved, query, key, value, table, key_mask, window, grid, causal, gate, wanted
+) -> list[Tensor | None]:
     """Return the gradients of those of query, key, value and table that are wanted."""
-    block = choose_block(value, True)
-    band = make_band(table, value, window, grid, causal, block.tile)
-    call = MatmulCall(query, key, value, table, key_mask, gate, band, block)
-    results = launch_backward(gradient, None, saved, call, wanted[3])
-    return [x for x, needed in zip(results, wanted, strict=False) if needed and x is not None]
+    call = _call(query, key, value, table, key_mask, window, grid, causal, gate, True)
+    return launch_backward(gradient, None, saved, call, wanted[3])
 
 
-def _empty(query, key, value, table, key_mask, window, grid, causal, gate, save):
-    block = choose_block(value, save)
-    band = make_band(table, value, window, grid, causal, block.tile)
-    output = value.new_empty(value.shape[0], band.targets, value.shape[2])
-    if not save:
+def _empty(query, key, value, *others):
+    call = _call(query, key, value, *others)
+    output = value.new_empty(value.shape[0], call.band.targets, value.shape[2])
+    if not others[-1]:
         return output, value.new_empty(0, dtype=torch.float32)
-    return output, new_saved(value, band, block.width)
+    return output, new_saved(value, call.band, call.block.width)
 
 
-product = register(product, product_backward, fake=_empty, name='aft_full and aft_local')
+product = register(product, product_backward, fake=_empty, public_name='aft_full and aft_local')

@@ -12,18 +12,11 @@ o.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .full_local import (
-    MatmulCall,
-    launch_backward,
-    launch_forward,
-    local_table,
-    window_on,
-)
+from .full_local import MatmulCall, launch_backward, launch_forward, local_table, window_on
 from .tiling import choose_block, count_saved, make_band, split_saved
 from .torch_ops import differentiated, register
 
@@ -38,25 +31,8 @@ def aft_local_learned(
     return local_learned(query, key, value, table, key_mask, window, grid, causal, gate, save)[0]
 
 
-class Part(NamedTuple):
-    """One of the products, and its place in the saved tensor."""
-
-    call: MatmulCall
-    first: int
-    count: int
-
-    def kept(self, saved: Tensor) -> Tensor:
-        """Return the part of `saved` that belongs to the product."""
-        return saved[self.first : self.first + self.count]
-
-    def log(self, saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean, λ and its unit."""
-        call = self.call
-        return split_saved(self.kept(saved), call.value, call.band, call.block.width)[:3]
-
-
-def _parts(key, value, table, key_mask, window, grid, causal) -> list[Part]:
-    """Return the products of W with (E v, E), of 1 with E and of W with 1."""
+def _calls(key, value, table, key_mask, window, grid, causal) -> tuple[list[MatmulCall], list[int]]:
+    """Return the products of W with (E v, E), of 1 with E and of W with 1, and what each saves."""
     block = choose_block(value, True)
     ones = (len(value) if key_mask is not None else min(len(value), 1)), value.shape[1], 1
     # The gradients of a key from two products are added before they are rounded.
@@ -66,20 +42,23 @@ def _parts(key, value, table, key_mask, window, grid, causal) -> list[Part]:
         (wide, value, table.new_zeros(1, 1), [0], None),
         (zero, zero, table, window, grid),
     ]
-    parts, first = [], 0
+    calls, counts = [], []
     for keys, values, bias, near, places in sources:
         band = make_band(bias, values, near, places, causal, block.tile)
-        call = MatmulCall(None, keys, values, bias, key_mask, 'none', band, block)
-        count = count_saved(values, band, block.width)
-        parts.append(Part(call, first, count))
-        first += count
-    return parts
+        calls.append(MatmulCall(None, keys, values, bias, key_mask, 'none', band, block))
+        counts.append(count_saved(values, band, block.width))
+    return calls, counts
 
 
-def _ratio(parts: list[Part], saved: Tensor) -> Tensor:
-    """Return r [B, T, D]."""
-    (_, weighted, unit), (_, plain, plain_unit), (_, bias, _) = (x.log(saved) for x in parts)
-    return ((unit - plain_unit) + (weighted - plain) - bias).exp_()
+def _mean_and_ratio(calls: list[MatmulCall], kept: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return o and r [B, T, D]."""
+    parts = [
+        split_saved(x, call.value, call.band, call.block.width)
+        for x, call in zip(kept, calls, strict=True)
+    ]
+    weighted, plain, bias = parts
+    log = (weighted.unit - plain.unit) + (weighted.log - plain.log) - bias.log
+    return weighted.mean, log.exp_()
 
 
 def _gate(query: Tensor | None, gate: str) -> Tensor | float:
@@ -102,32 +81,23 @@ def local_learned(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return AFT-local-learned [B, T, D], and with `save` what its gradient needs."""
-    parts = _parts(key, value, table, key_mask, window, grid, causal)
-    saved = value.new_empty(parts[-1].first + parts[-1].count, dtype=torch.float32)
-    for part in parts:
-        launch_forward(part.call, part.kept(saved))
-    mean = parts[0].log(saved)[0]
-    output = (_gate(query, gate) * (mean * _ratio(parts, saved))).to(value.dtype)
+    calls, counts = _calls(key, value, table, key_mask, window, grid, causal)
+    saved = value.new_empty(sum(counts), dtype=torch.float32)
+    kept = saved.split(counts)
+    for call, part in zip(calls, kept, strict=True):
+        launch_forward(call, part)
+    mean, ratio = _mean_and_ratio(calls, kept)
+    output = (_gate(query, gate) * (mean * ratio)).to(value.dtype)
     return output, saved if save else saved.new_empty(0)
 
 
 def local_learned_backward(
-    gradient: Tensor,
-    saved: Tensor,
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    table: Tensor,
-    key_mask: Tensor | None,
-    window: Sequence[int],
-    grid: Sequence[int] | None,
-    causal: bool,
-    gate: str,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+    gradient, saved, query, key, value, table, key_mask, window, grid, causal, gate, wanted
+) -> list[Tensor | None]:
     """Return the gradients of those of query, key, value and table that are wanted."""
-    parts = _parts(key, value, table, key_mask, window, grid, causal)
-    ratio, mean = _ratio(parts, saved), parts[0].log(saved)[0]
+    calls, counts = _calls(key, value, table, key_mask, window, grid, causal)
+    kept = saved.split(counts)
+    mean, ratio = _mean_and_ratio(calls, kept)
     gradient, gates = gradient.float(), _gate(query, gate)
     grad_query = None
     if gate != 'none':
@@ -141,26 +111,24 @@ def local_learned_backward(
     gradients = (grad_mean, grad_log), (None, -grad_log), (None, -grad_bias)
     biased = wanted[3], False, wanted[3]
     found = []
-    for part, (grad_output, log), some in zip(parts, gradients, biased, strict=True):
+    for call, part, (grad_output, log), some in zip(calls, kept, gradients, biased, strict=True):
         if grad_output is None:
             grad_output = log.new_zeros(()).expand(log.shape)
-        kept = part.kept(saved)
-        found.append(launch_backward(grad_output, log, kept, part.call, some))
+        found.append(launch_backward(grad_output, log, part, call, some))
     weighted, plain, bias = found
     grad_key = (weighted[1] + plain[1]).to(key.dtype)
     grad_table = weighted[3] + bias[3] if wanted[3] else None
-    results = grad_query, grad_key, weighted[2], grad_table
-    return [x for x, needed in zip(results, wanted, strict=False) if needed and x is not None]
+    return [grad_query, grad_key, weighted[2], grad_table]
 
 
 def _empty(query, key, value, table, key_mask, window, grid, causal, gate, save):
     output = value.new_empty(value.shape)
     if not save:
         return output, value.new_empty(0, dtype=torch.float32)
-    *_, last = _parts(key, value, table, key_mask, window, grid, causal)
-    return output, value.new_empty(last.first + last.count, dtype=torch.float32)
+    counts = _calls(key, value, table, key_mask, window, grid, causal)[1]
+    return output, value.new_empty(sum(counts), dtype=torch.float32)
 
 
 local_learned = register(
-    local_learned, local_learned_backward, fake=_empty, name='aft_local_learned'
+    local_learned, local_learned_backward, fake=_empty, public_name='aft_local_learned'
 )

@@ -73,13 +73,22 @@ class BackwardInputs(NamedTuple):
     grad_log: Any
 
 
-class MatmulOptions(NamedTuple):
-    """Channels of a program, tokens of a step, precision and pipeline stages of a product."""
+class MatmulForm(NamedTuple):
+    """What the kernels of a product are specialised for: the fields of `WeightForm`, and sizes.
 
+    width: channels of a program; step: tokens of a step; group: targets and sources that
+    `recompute_flagged.py` processes at once.
+    """
+
+    causal: bool
+    near: str
+    has_outside: bool
+    shared: bool
+    tile: int
     width: int
     step: int
     precision: str
-    stages: int
+    group: int
 
 
 @triton.jit
@@ -107,13 +116,12 @@ def weighted_sums(
     outside_weight,
     FORM: tl.constexpr,
     TRANSPOSED: tl.constexpr,
-    OPTIONS: tl.constexpr,
 ):
     """Return W times the terms of all tokens for one tile of rows, [tile, 2 · width]."""
     TILE: tl.constexpr = FORM.tile
-    STEP: tl.constexpr = OPTIONS.step
-    PRECISION: tl.constexpr = OPTIONS.precision
-    NUMBERS: tl.constexpr = 2 * OPTIONS.width
+    STEP: tl.constexpr = FORM.step
+    PRECISION: tl.constexpr = FORM.precision
+    NUMBERS: tl.constexpr = 2 * FORM.width
     numbers = part * NUMBERS + tl.arange(0, NUMBERS)
     total = tl.zeros([TILE, NUMBERS], tl.float32)
     size = extents.targets if TRANSPOSED else extents.sources
@@ -159,25 +167,15 @@ def split_pair(total):
 
 
 @triton.jit
-def mean_forward(
-    result,
-    inputs,
-    operand,
-    firsts,
-    FORM: tl.constexpr,
-    GATE: tl.constexpr,
-    OPTIONS: tl.constexpr,
-):
+def mean_forward(result, inputs, operand, firsts, FORM: tl.constexpr, GATE: tl.constexpr):
     """Compute the output, what is saved for the gradient, and the flag of each tile."""
     extents = inputs.extents
-    tile, batch, part, rows, columns = locate_program(
-        extents, FORM.tile, OPTIONS.width, FORM.shared
-    )
+    tile, batch, part, rows, columns = locate_program(extents, FORM.tile, FORM.width, FORM.shared)
     inside = columns < extents.channels
     real = (rows < extents.targets)[:, None] & inside[None, :]
     shift = load_shifts(inputs.shifts, batch, rows, rows < extents.targets)
     outside_weight = tl.exp(-shift)[:, None]
-    total = weighted_sums(operand, extents, tile, batch, part, outside_weight, FORM, False, OPTIONS)
+    total = weighted_sums(operand, extents, tile, batch, part, outside_weight, FORM, False)
     numerator, denominator = split_pair(total)
     first = tl.load(firsts + batch * extents.channels + columns, mask=inside, other=0)[None, :]
     sees = real & (shift != LOWEST)[:, None]
@@ -210,19 +208,15 @@ def store_output(result, query, mean, batch, rows, columns, real, GATE: tl.const
 
 
 @triton.jit
-def mean_backward(
-    grad_key, grad_value, inputs, operand, met, FORM: tl.constexpr, OPTIONS: tl.constexpr
-):
+def mean_backward(grad_key, grad_value, inputs, operand, met, FORM: tl.constexpr):
     """Compute the gradients of key and value without the part of flagged tiles.
 
     Rows are sources; `met` holds how many tiles of targets before and after itself a tile meets.
     """
     extents = inputs.extents
-    tile, batch, part, rows, columns = locate_program(
-        extents, FORM.tile, OPTIONS.width, FORM.shared
-    )
+    tile, batch, part, rows, columns = locate_program(extents, FORM.tile, FORM.width, FORM.shared)
     real = (rows < extents.sources)[:, None] & (columns < extents.channels)[None, :]
-    total = weighted_sums(operand, met, tile, batch, part, 1.0, FORM, True, OPTIONS)
+    total = weighted_sums(operand, met, tile, batch, part, 1.0, FORM, True)
     grad_term, grad_weight = split_pair(total)
     weight, values = load_source(inputs, operand.units, batch, tile, rows, columns)
     grad = weight * (values * grad_term + grad_weight)
@@ -277,7 +271,6 @@ def bias_gradient(
     units,
     share,
     FORM: tl.constexpr,
-    OPTIONS: tl.constexpr,
     SIDE: tl.constexpr,
 ):
     """Compute the gradient of w [tile, SIDE], summed over ``share = (steps, all steps)``.
@@ -287,8 +280,8 @@ def bias_gradient(
     meets exists.
     """
     TILE: tl.constexpr = FORM.tile
-    STEP: tl.constexpr = OPTIONS.step
-    PRECISION: tl.constexpr = OPTIONS.precision
+    STEP: tl.constexpr = FORM.step
+    PRECISION: tl.constexpr = FORM.precision
     extents = inputs.extents
     pairs = tl.num_programs(0) // tl.cdiv(share[1], share[0])
     part = tl.program_id(0) // pairs

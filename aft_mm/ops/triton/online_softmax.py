@@ -41,6 +41,17 @@ def strided(x: Tensor | None) -> tuple | None:
     return None if x is None else (x, *x.stride())
 
 
+def new_like(x: Tensor) -> Tensor:
+    """Return a new contiguous tensor of this shape and type."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def new_sums(value: Tensor, count: int) -> Tensor:
+    """Return new sums [3, B, count, D]."""
+    batch, _, channels = value.shape
+    return torch.empty(3, batch, count, channels, dtype=torch.float32, device=value.device)
+
+
 @triton.jit
 def exp(x):
     """Return e^x by exp2, which is one instruction and flushes subnormal results to 0."""
@@ -182,6 +193,12 @@ def store_row(x, at, r: tl.constexpr, real, row):
     """Store the row r tokens after `at` in the type of x, unless x is None."""
     if x is not None:
         tl.store(at + r * x[2], row.to(x[0].dtype.element_ty), mask=real)
+
+
+@triton.jit
+def store_entry(x, batch, token, channel, real, row):
+    """Store x[batch, token, channel], unless x is None."""
+    store_row(x, place_in(x, batch, token, channel), 0, real, row)
 
 
 @triton.jit

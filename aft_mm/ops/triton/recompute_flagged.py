@@ -2,7 +2,7 @@
 
 Each row and channel has its own unit, the largest key that the row sees, and the weights
 ``exp((k − unit) + (w − shift))`` are summed relative to their largest term. The brackets keep the
-differences small, so keys of ±1e4 lose no digits. Pairs of GROUP targets and GROUP sources are
+differences small, so keys of ±1e4 lose no digits. Pairs of `group` targets and `group` sources are
 processed at once, for all channels of a block.
 
 The kernels are always launched, because reading the flags on the host would wait for the device.
@@ -29,14 +29,14 @@ def is_flagged(flags, batch, tile, part):
 
 
 @triton.jit
-def pieces_to_check(pieces, flags, extents, FORM: tl.constexpr, WIDTH: tl.constexpr):
+def pieces_to_check(pieces, flags, extents, FORM: tl.constexpr):
     """The number of pieces of work, or 0 if no tile is flagged.
 
     Without this, each program reads one flag per piece, one after the other, which takes as long as
     the product itself.
     """
     tiles = tl.cdiv(extents.targets, FORM.tile)
-    number = extents.batches * tiles * tl.cdiv(extents.channels, WIDTH)
+    number = extents.batches * tiles * tl.cdiv(extents.channels, FORM.width)
     found = tl.zeros([FLAGS_AT_ONCE], tl.int32)
     for first in span(0, number, FLAGS_AT_ONCE):
         at = first + tl.arange(0, FLAGS_AT_ONCE)
@@ -45,19 +45,21 @@ def pieces_to_check(pieces, flags, extents, FORM: tl.constexpr, WIDTH: tl.conste
 
 
 @triton.jit
-def locate_piece(index, extents, tokens, WIDTH: tl.constexpr, GROUP: tl.constexpr):
-    """Return sequence, first of GROUP tokens, block of channels and channels of piece `index`."""
+def locate_piece(index, extents, tokens, FORM: tl.constexpr):
+    """Return sequence, first token, block of channels and channels of piece `index`."""
+    WIDTH: tl.constexpr = FORM.width
     parts = tl.cdiv(extents.channels, WIDTH)
-    groups = tl.cdiv(tokens, GROUP)
+    groups = tl.cdiv(tokens, FORM.group)
     part = index % parts
     batch = (index // parts // groups).to(tl.int64)
-    return batch, index // parts % groups * GROUP, part, part * WIDTH + tl.arange(0, WIDTH)
+    first = index // parts % groups * FORM.group
+    return batch, first, part, part * WIDTH + tl.arange(0, WIDTH)
 
 
 @triton.jit
-def load_pairs(inputs, batch, row, other, columns, FORM: tl.constexpr, GROUP: tl.constexpr):
-    """Load keys [GROUP, C] and w − shift of the pairs; which keys and which pairs are visible."""
-    offsets = tl.arange(0, GROUP)
+def load_pairs(inputs, batch, row, other, columns, FORM: tl.constexpr):
+    """Load keys [group, C] and w − shift of the pairs; which keys and which pairs are visible."""
+    offsets = tl.arange(0, FORM.group)
     rows = row + offsets
     keys, shown = load_keys(inputs, batch, other + offsets, columns)
     w, seen, _ = load_bias(
@@ -68,17 +70,18 @@ def load_pairs(inputs, batch, row, other, columns, FORM: tl.constexpr, GROUP: tl
 
 
 @triton.jit
-def exact_rows(inputs, batch, row, columns, last, FORM: tl.constexpr, GROUP: tl.constexpr):
-    """Return the mean, λ and its unit of GROUP rows [GROUP, C] over the sources before `last`."""
+def exact_rows(inputs, batch, row, columns, last, FORM: tl.constexpr):
+    """Return the mean, λ and its unit of rows [group, C] over the sources before `last`."""
+    GROUP: tl.constexpr = FORM.group
     zero = tl.zeros([GROUP, columns.shape[0]], tl.float32)
     unit = zero + LOWEST
     for start in span(0, last, GROUP):
-        keys, _, _, seen = load_pairs(inputs, batch, row, start, columns, FORM, GROUP)
+        keys, _, _, seen = load_pairs(inputs, batch, row, start, columns, FORM)
         unit = tl.maximum(unit, tl.max(tl.where(seen, keys[None, :, :], LOWEST), 1))
     high, numerator, denominator = zero + LOWEST, zero, zero
     for start in span(0, last, GROUP):
         others = start + tl.arange(0, GROUP)
-        keys, w, shown, seen = load_pairs(inputs, batch, row, start, columns, FORM, GROUP)
+        keys, w, shown, seen = load_pairs(inputs, batch, row, start, columns, FORM)
         values = tl.load(tokens_at(inputs.value, batch, others, columns), mask=shown, other=0.0)
         exponent = (keys[None, :, :] - unit[:, None, :]) + w[:, :, None]
         top = tl.maximum(high, tl.max(tl.where(seen, exponent, LOWEST), 1))
@@ -95,27 +98,22 @@ def exact_rows(inputs, batch, row, columns, last, FORM: tl.constexpr, GROUP: tl.
 
 
 @triton.jit
-def recompute_rows(
-    result,
-    inputs,
-    FORM: tl.constexpr,
-    GATE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+def recompute_rows(result, inputs, FORM: tl.constexpr, GATE: tl.constexpr):
     """Recompute the output of flagged tiles, and what is saved for the gradient."""
+    GROUP: tl.constexpr = FORM.group
+    WIDTH: tl.constexpr = FORM.width
     extents = inputs.extents
     pieces = tl.cdiv(extents.targets, GROUP) * extents.batches * tl.cdiv(extents.channels, WIDTH)
-    pieces = pieces_to_check(pieces, result.flags, extents, FORM, WIDTH)
+    pieces = pieces_to_check(pieces, result.flags, extents, FORM)
     for index in span(tl.program_id(0), pieces, tl.num_programs(0)):
-        batch, row, part, columns = locate_piece(index, extents, extents.targets, WIDTH, GROUP)
+        batch, row, part, columns = locate_piece(index, extents, extents.targets, FORM)
         if is_flagged(result.flags, batch, row // FORM.tile, part):
             rows = row + tl.arange(0, GROUP)
             real = (rows < extents.targets)[:, None] & (columns < extents.channels)[None, :]
             last = extents.sources
             if FORM.causal:
                 last = tl.minimum(row + GROUP, extents.sources)
-            mean, log, unit = exact_rows(inputs, batch, row, columns, last, FORM, GROUP)
+            mean, log, unit = exact_rows(inputs, batch, row, columns, last, FORM)
             if result.mean is not None:
                 tl.store(tokens_at(result.mean, batch, rows, columns), mean, mask=real)
                 tl.store(tokens_at(result.log, batch, rows, columns), log, mask=real)
@@ -124,20 +122,10 @@ def recompute_rows(
 
 
 @triton.jit
-def load_weights(
-    saved,
-    inputs,
-    batch,
-    row,
-    other,
-    columns,
-    FORM: tl.constexpr,
-    GATE: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+def load_weights(saved, inputs, batch, row, other, columns, FORM: tl.constexpr, GATE: tl.constexpr):
     """Return ``p α`` and ``p (α (v − o) + β)`` of the pairs, with ``p = W e^k / d``."""
-    rows, others = row + tl.arange(0, GROUP), other + tl.arange(0, GROUP)
-    keys, w, shown, seen = load_pairs(inputs, batch, row, other, columns, FORM, GROUP)
+    rows, others = row + tl.arange(0, FORM.group), other + tl.arange(0, FORM.group)
+    keys, w, shown, seen = load_pairs(inputs, batch, row, other, columns, FORM)
     values = tl.load(tokens_at(inputs.value, batch, others, columns), mask=shown, other=0.0)
     extents = inputs.extents
     real = (rows < extents.targets)[:, None] & (columns < extents.channels)[None, :]
@@ -161,23 +149,16 @@ def add_to(x, batch, rows, columns, real, more):
 
 
 @triton.jit
-def recompute_sources(
-    grad_key,
-    grad_value,
-    saved,
-    inputs,
-    FORM: tl.constexpr,
-    GATE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+def recompute_sources(grad_key, grad_value, saved, inputs, FORM: tl.constexpr, GATE: tl.constexpr):
     """Add the part of flagged tiles to the gradients of key and value."""
+    GROUP: tl.constexpr = FORM.group
+    WIDTH: tl.constexpr = FORM.width
     extents = inputs.extents
     tiles = tl.cdiv(extents.targets, FORM.tile)
     pieces = tl.cdiv(extents.sources, GROUP) * extents.batches * tl.cdiv(extents.channels, WIDTH)
-    pieces = pieces_to_check(pieces, saved.flags, extents, FORM, WIDTH)
+    pieces = pieces_to_check(pieces, saved.flags, extents, FORM)
     for index in span(tl.program_id(0), pieces, tl.num_programs(0)):
-        batch, other, part, columns = locate_piece(index, extents, extents.sources, WIDTH, GROUP)
+        batch, other, part, columns = locate_piece(index, extents, extents.sources, FORM)
         first = 0
         if FORM.causal:
             first = other // FORM.tile
@@ -190,7 +171,7 @@ def recompute_sources(
                 last = tl.minimum((tile + 1) * FORM.tile, extents.targets)
                 for row in span(tile * FORM.tile, last, GROUP):
                     values, keys = load_weights(
-                        saved, inputs, batch, row, other, columns, FORM, GATE, GROUP
+                        saved, inputs, batch, row, other, columns, FORM, GATE
                     )
                     value_total += tl.sum(values, 0)
                     key_total += tl.sum(keys, 0)
@@ -215,21 +196,14 @@ def count_flags(flags, own, other, first, last, parts, FORM: tl.constexpr):
 
 
 @triton.jit
-def recompute_bias(
-    grad_bias,
-    saved,
-    inputs,
-    pairs,
-    FORM: tl.constexpr,
-    GATE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+def recompute_bias(grad_bias, saved, inputs, pairs, FORM: tl.constexpr, GATE: tl.constexpr):
     """Add the part of flagged tiles to the gradient of w."""
+    GROUP: tl.constexpr = FORM.group
+    WIDTH: tl.constexpr = FORM.width
     extents = inputs.extents
     parts = tl.cdiv(extents.channels, WIDTH)
     groups = FORM.tile // GROUP
-    pieces = pieces_to_check(pairs * groups, saved.flags, extents, FORM, WIDTH)
+    pieces = pieces_to_check(pairs * groups, saved.flags, extents, FORM)
     for index in span(tl.program_id(0), pieces, tl.num_programs(0)):
         first, last, own, other = tiles_of_gradient(extents, index // groups, FORM)
         if count_flags(saved.flags, own, other, first, last, parts, FORM) != 0:
@@ -242,16 +216,9 @@ def recompute_bias(
                     if is_flagged(saved.flags, batch, tile, step % parts):
                         columns = step % parts * WIDTH + tl.arange(0, WIDTH)
                         row = tile * FORM.tile + index % groups * GROUP
+                        other_row = met * FORM.tile + start
                         _, pair_grads = load_weights(
-                            saved,
-                            inputs,
-                            batch,
-                            row,
-                            met * FORM.tile + start,
-                            columns,
-                            FORM,
-                            GATE,
-                            GROUP,
+                            saved, inputs, batch, row, other_row, columns, FORM, GATE
                         )
                         total += tl.sum(pair_grads, 2)
                 batch, tile, met = item_at(own, other, first, FORM)

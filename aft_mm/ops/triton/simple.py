@@ -14,7 +14,6 @@ first kernel sums each chunk. A program then adds the sums of the chunks before 
 MOST_CHUNKS.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,6 +35,8 @@ from .online_softmax import (
     load_row,
     load_sum,
     merge,
+    new_like,
+    new_sums,
     place_in,
     store_row,
     store_sum,
@@ -137,6 +138,15 @@ def sum_rows(keys, values, KEY: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
+def last_group(high, first, second, GROUPS: tl.constexpr):
+    """Return the sum of the last group, [1, CHANNELS]."""
+    end = tl.arange(0, GROUPS)[:, None] == GROUPS - 1
+    high = tl.max(tl.where(end, high, LOWEST), 0, keep_dims=True)
+    first = tl.sum(tl.where(end, first, 0.0), 0, keep_dims=True)
+    return high, first, tl.sum(tl.where(end, second, 0.0), 0, keep_dims=True)
+
+
+@triton.jit
 def follow(high, first, second, carry, BLOCK: tl.constexpr):
     """Return the sum that each group starts from, and the next carry.
 
@@ -144,7 +154,7 @@ def follow(high, first, second, carry, BLOCK: tl.constexpr):
     """
     GROUPS: tl.constexpr = BLOCK.groups
     edge = tl.arange(0, GROUPS)[:, None] == 0
-    joined = merge(carry[0], carry[1], carry[2], high, first, second)
+    joined = merge(*carry, high, first, second)
     high, first, second = tl.associative_scan(
         (
             tl.where(edge, joined[0], high),
@@ -154,13 +164,7 @@ def follow(high, first, second, carry, BLOCK: tl.constexpr):
         0,
         merge,
     )
-    end = tl.arange(0, GROUPS)[:, None] == GROUPS - 1
-    carry = (
-        tl.max(tl.where(end, high, LOWEST), 0, keep_dims=True),
-        tl.sum(tl.where(end, first, 0.0), 0, keep_dims=True),
-        tl.sum(tl.where(end, second, 0.0), 0, keep_dims=True),
-    )
-    return (high, first, second), carry
+    return (high, first, second), last_group(high, first, second, GROUPS)
 
 
 @triton.jit
@@ -198,7 +202,7 @@ def precede(high, first, second, carry, BLOCK: tl.constexpr):
     """Return the exclusive sums of the groups after a carry, and the next carry."""
     edge = tl.arange(0, BLOCK.groups)[:, None] == 0
     zero = tl.zeros_like(high)
-    joined = merge(carry[0], carry[1], carry[2], high, first, second)
+    joined = merge(*carry, high, first, second)
     high, first, second, before_high, before_first, before_second = tl.associative_scan(
         (
             tl.where(edge, joined[0], high),
@@ -211,12 +215,7 @@ def precede(high, first, second, carry, BLOCK: tl.constexpr):
         0,
         merge_pairs,
     )
-    end = tl.arange(0, BLOCK.groups)[:, None] == BLOCK.groups - 1
-    carry = (
-        tl.max(tl.where(end, high, LOWEST), 0, keep_dims=True),
-        tl.sum(tl.where(end, first, 0.0), 0, keep_dims=True),
-        tl.sum(tl.where(end, second, 0.0), 0, keep_dims=True),
-    )
+    carry = last_group(high, first, second, BLOCK.groups)
     return (before_high, before_first, before_second), carry
 
 
@@ -231,10 +230,9 @@ def scan_chunk_sums(sums, inputs, sizes, KEY: tl.constexpr, BLOCK: tl.constexpr)
         token, real = find_rows(sizes, tile, channel, False, BLOCK)
         keys, values = load_tokens(inputs, batch, token, channel, real, BLOCK.rows)
         own = sum_rows(keys, values, KEY, BLOCK.rows)
-        high, first, second = merge(high, first, second, own[0], own[1], own[2])
+        high, first, second = merge(high, first, second, *own)
         tile += 1
-    high, first, second = sum_groups(high, first, second)
-    store_sum(sums, batch, chunk, channel, inside, high, first, second)
+    store_sum(sums, batch, chunk, channel, inside, *sum_groups(high, first, second))
 
 
 @triton.jit
@@ -259,12 +257,12 @@ def scan_forward(
         own = sum_rows(keys, values, KEY, ROWS)
         keys, values = load_tokens(inputs, batch, token, channel, real, ROWS)
         queries = load_rows(inputs.query, batch, token, channel, real, ROWS, 0.0)
-        before, carry = follow(own[0], own[1], own[2], (high, first, second), BLOCK)
-        store_sum(saved, batch, token // ROWS, channel, real[0], before[0], before[1], before[2])
+        before, carry = follow(*own, (high, first, second), BLOCK)
+        store_sum(saved, batch, token // ROWS, channel, real[0], *before)
         high, first, second = carry
         at = place_in(output, batch, token, channel)
         for r in tl.static_range(ROWS):
-            before = add_token(before[0], before[1], before[2], keys[r], values[r], KEY)
+            before = add_token(*before, keys[r], values[r], KEY)
             mixed = gated_mean(queries[r], before[1], before[2], KEY, GATE)
             store_row(output, at, r, real[r], mixed)
         tile += 1
@@ -284,9 +282,9 @@ def find_targets(
     at = place_in(results.query, batch, token, channel)
     targets = ()
     for r in tl.static_range(ROWS):
-        before = add_token(before[0], before[1], before[2], keys[r], values[r], KEY)
+        before = add_token(*before, keys[r], values[r], KEY)
         grad_query, high, first, second = target_of_token(
-            gradients[r], queries[r], before[0], before[1], before[2], KEY, GATE
+            gradients[r], queries[r], *before, KEY, GATE
         )
         store_row(results.query, at, r, real[r], grad_query)
         targets = targets + ((high, first, second),)
@@ -297,9 +295,7 @@ def find_targets(
 def sum_targets(high, first, second, targets, ROWS: tl.constexpr):
     """Add the targets of all rows, last row first."""
     for r in tl.static_range(ROWS - 1, -1, -1):
-        high, first, second = add_target(
-            high, first, second, targets[r][0], targets[r][1], targets[r][2]
-        )
+        high, first, second = add_target(high, first, second, *targets[r])
     return high, first, second
 
 
@@ -317,12 +313,10 @@ def scan_backward_chunk_sums(
         _, _, targets = find_targets(
             results, saved, inputs, (batch, token, channel), real, KEY, GATE, BLOCK.rows
         )
-        own = empty_sum(BLOCK.groups, BLOCK.channels)
-        own = sum_targets(own[0], own[1], own[2], targets, BLOCK.rows)
-        high, first, second = merge(high, first, second, own[0], own[1], own[2])
+        own = sum_targets(*empty_sum(BLOCK.groups, BLOCK.channels), targets, BLOCK.rows)
+        high, first, second = merge(high, first, second, *own)
         tile += 1
-    high, first, second = sum_groups(high, first, second)
-    store_sum(sums, batch, chunk, channel, inside, high, first, second)
+    store_sum(sums, batch, chunk, channel, inside, *sum_groups(high, first, second))
 
 
 @triton.jit
@@ -343,19 +337,14 @@ def scan_backward(
         keys, values, targets = find_targets(
             results, saved, inputs, (batch, token, channel), real, KEY, GATE, ROWS
         )
-        own = empty_sum(BLOCK.groups, BLOCK.channels)
-        own = sum_targets(own[0], own[1], own[2], targets, ROWS)
-        later, carry = precede(own[0], own[1], own[2], (high, first, second), BLOCK)
+        own = sum_targets(*empty_sum(BLOCK.groups, BLOCK.channels), targets, ROWS)
+        later, carry = precede(*own, (high, first, second), BLOCK)
         high, first, second = carry
         key_at = place_in(results.key, batch, token, channel)
         value_at = place_in(results.value, batch, token, channel)
         for r in tl.static_range(ROWS - 1, -1, -1):
-            later = add_target(
-                later[0], later[1], later[2], targets[r][0], targets[r][1], targets[r][2]
-            )
-            grad_key, grad_value = gradients_of_token(
-                keys[r], values[r], later[0], later[1], later[2], KEY
-            )
+            later = add_target(*later, *targets[r])
+            grad_key, grad_value = gradients_of_token(keys[r], values[r], *later, KEY)
             store_row(results.key, key_at, r, real[r], grad_key)
             store_row(results.value, value_at, r, real[r], grad_value)
         tile -= 1
@@ -406,12 +395,6 @@ def _launch_settings(kernel: str, value: Tensor) -> tuple[ChunkPlan, ScanSizes, 
     return plan, sizes, dict(BLOCK=block, num_warps=tile.warps)
 
 
-def new_sums(value: Tensor, count: int) -> Tensor:
-    """Return new sums [3, B, count, D]."""
-    batch, _, channels = value.shape
-    return torch.empty(3, batch, count, channels, dtype=torch.float32, device=value.device)
-
-
 def count_groups(value: Tensor) -> int:
     """Return the number of groups of a sequence."""
     rows = find_block('scan', value.device).rows
@@ -428,7 +411,7 @@ def causal_simple(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return causal AFT-simple [B, T, D], and with `save` the sum before each group."""
-    output = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    output = new_like(value)
     saved = new_sums(value, count_groups(value) if save else 0)
     if len(value) == 0:
         return output, saved
@@ -446,21 +429,11 @@ def causal_simple(
 
 
 def causal_simple_backward(
-    gradient: Tensor,
-    saved: Tensor,
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    key_function: str,
-    gate: str,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+    gradient, saved, query, key, value, key_mask, key_function, gate, wanted
+) -> list[Tensor | None]:
     """Return the gradients of those of query, key and value that are wanted."""
-    results = [
-        torch.empty(x.shape, dtype=x.dtype, device=x.device) if needed else None
-        for x, needed in zip((query, key, value), wanted, strict=False)
-    ]
+    pairs = zip((query, key, value), wanted, strict=False)
+    results = [new_like(x) if needed else None for x, needed in pairs]
     if len(value):
         inputs = Tensors(*map(strided, (query, key, value, key_mask, gradient)))
         plan, sizes, settings = _launch_settings('scan_backward', value)
@@ -474,14 +447,14 @@ def causal_simple_backward(
             scan_backward[grid](
                 Tensors(*map(strided, results)), kept, ends, inputs, sizes, **options
             )
-    return [x for x in results if x is not None]
+    return results
 
 
 def _empty(query, key, value, key_mask, key_function, gate, save):
     return value.new_empty(value.shape), new_sums(value, count_groups(value) if save else 0)
 
 
-simple_op = register(causal_simple, causal_simple_backward, fake=_empty, name='aft_simple')
+simple_op = register(causal_simple, causal_simple_backward, fake=_empty, public_name='aft_simple')
 
 
 def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 from ..geometry import Window, as_pair
 from ..state import StepState
 from .block_sizes import BufferStepBlock, find_block
-from .online_softmax import LOWEST, add_token, exp, gate_value, place_in, store_row, strided
+from .online_softmax import LOWEST, add_token, exp, gate_value, place_in, store_entry, strided
 from .torch_ops import register
 
 
@@ -102,12 +102,6 @@ def load_entry(x, batch, token, channel, real, other: tl.constexpr = 0.0):
 
 
 @triton.jit
-def store_entry(x, batch, token, channel, real, row):
-    """Store x[batch, token, channel]."""
-    store_row(x, place_in(x, batch, token, channel), 0, real, row)
-
-
-@triton.jit
 def load_evicted(state, batch, channel, real):
     """Load the sums of the tokens that left the buffer."""
     high = load_entry(state.shift, batch, 0, channel, real, LOWEST)
@@ -148,7 +142,7 @@ def simple_step_kernel(state, token, channels, GATE: tl.constexpr, CHANNELS: tl.
     evicted = load_evicted(state, batch, channel, real)
     key = load_entry(token.key, batch, 0, channel, real)
     value = load_entry(token.value, batch, 0, channel, real)
-    evicted = add_token(evicted[0], evicted[1], evicted[2], key, value, 'softmax')
+    evicted = add_token(*evicted, key, value, 'softmax')
     store_evicted(state, batch, channel, real, evicted)
     store_step_output(token, batch, channel, real, evicted[1], evicted[2], GATE)
     advance(state, batch, start)
@@ -323,7 +317,7 @@ def buffer_step_kernel(state, token, bias, heads, size, FORM: tl.constexpr, BLOC
             )
             old_value = load_entry(state.buffer_values, batch, at, channel, real & buffer_full)
             evicted = load_evicted(state, batch, channel, real)
-            evicted = add_token(evicted[0], evicted[1], evicted[2], old, old_value, 'softmax')
+            evicted = add_token(*evicted, old, old_value, 'softmax')
             lead = (high - evicted[0]) + rest
             near_scale, evicted_scale = exp(tl.minimum(lead, 0.0)), exp(-tl.maximum(lead, 0.0))
             above = above * near_scale + evicted[1] * evicted_scale

@@ -130,7 +130,7 @@ def make_band(
     causal: bool,
     tile: int,
 ) -> TileBand:
-    """The band of a table over the tokens of `value`."""
+    """Return the band of a table over the tokens of `value`."""
     sources = value.shape[1]
     if window is None:
         return TileBand(None, None, causal, len(table), sources, tile)
@@ -152,7 +152,7 @@ class SavedParts(NamedTuple):
 
 
 def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, ...]]:
-    """The shapes of a :class:`Saved`."""
+    """Return the shapes of :class:`SavedParts`."""
     batch, _, channels = value.shape
     tokens = batch, band.targets, channels
     tiles = max(band.tiles, band.source_tiles) if band.causal else 1
@@ -162,17 +162,17 @@ def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, .
 
 
 def count_saved(value: Tensor, band: TileBand, width: int) -> int:
-    """How many numbers a :class:`Saved` has."""
+    """Return how many numbers :class:`SavedParts` have."""
     return sum(map(math.prod, saved_shapes(value, band, width)))
 
 
 def new_saved(value: Tensor, band: TileBand, width: int) -> Tensor:
-    """Room for a :class:`Saved`."""
+    """Return room for :class:`SavedParts`."""
     return value.new_empty(count_saved(value, band, width), dtype=torch.float32)
 
 
 def split_saved(saved: Tensor, value: Tensor, band: TileBand, width: int) -> SavedParts:
-    """The views of what is saved."""
+    """Return the parts of what was saved, as views."""
     shapes = saved_shapes(value, band, width)
     parts = saved.split([math.prod(shape) for shape in shapes])
     return SavedParts(*(part.view(shape) for part, shape in zip(parts, shapes, strict=True)))

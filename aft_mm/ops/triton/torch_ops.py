@@ -24,33 +24,42 @@ def register(
     *,
     fake: Callable,
     mutates: Sequence[str] = (),
-    name: str = '',
+    public_name: str = '',
 ) -> Callable:
     """Register ``aft_mm::<forward.__name__>``, differentiable if there is a `backward`.
 
     Args:
-        forward: (*tensors, *options, save: bool) -> (output, saved). `saved` is what `backward`
-            needs and may be empty unless `save`. Without a `backward`, any signature.
-        backward: (gradient, saved, *tensors, *options, wanted: Sequence[bool]) -> list[Tensor], the
-            contiguous gradients of the tensors that are `wanted`. Registered as an operator whose
-            own gradient is a RuntimeError.
+        forward: (*tensors, *options, save: bool) -> (output, saved), annotated. `saved` is what
+            `backward` needs and may be empty unless `save`. Without a `backward`, any signature.
+        backward: (gradient, saved, *tensors, *options, wanted: Sequence[bool]) -> the contiguous
+            gradients of the tensors, of which those not `wanted` may be None. Registered as
+            ``aft_mm::<forward.__name__>_backward``, whose own gradient is a RuntimeError.
         fake: the results of `forward` as empty tensors, from the same arguments.
         mutates: names of the tensors that `forward` writes into.
-        name: the name of the op in the error for a second gradient.
+        public_name: the name of the op in the error for a second gradient.
 
     Returns:
         The operator.
     """
-    op = _define(forward, fake, mutates)
+    name = forward.__name__
+    schema = torch.library.infer_schema(forward, mutates_args=mutates)
+    op = _define(name, schema, forward, fake)
     written = [list(forward.__annotations__).index(tensor) for tensor in mutates]
-    label = f'aft_mm::{forward.__name__}'
+    label = f'aft_mm::{name}'
     if backward is None:
         _set_gradient(op, _refusing(op, f'{label} has no gradient'), written)
         return op
     tensors = sum('Tensor' in str(argument.type) for argument in op._schema.arguments)
-    grad_op = _define(backward, _like_wanted, ())
+
+    def gradients(*inputs):
+        pairs = zip(backward(*inputs), inputs[-1], strict=False)
+        return [x for x, needed in pairs if needed and x is not None]
+
+    inputs, _ = schema[1:].split(', bool save) -> ')
+    schema = f'(Tensor gradient, Tensor saved, {inputs}, bool[] wanted) -> Tensor[]'
+    grad_op = _define(f'{name}_backward', schema, gradients, _like_wanted)
     message = (
-        f'the gradient of {name} of the triton backend is differentiable once; '
+        f'the gradient of {public_name} of the triton backend is differentiable once; '
         f'AFT_MM_BACKEND=eager supports second derivatives'
     )
     _set_gradient(grad_op, _refusing(grad_op, message))
@@ -82,10 +91,9 @@ def register(
     return op
 
 
-def _define(function: Callable, fake: Callable, mutates: Sequence[str]) -> Any:
-    """Define an operator with the name and annotations of `function`, and its shape function."""
-    name = function.__name__
-    LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=mutates))
+def _define(name: str, schema: str, function: Callable, fake: Callable) -> Any:
+    """Define an operator and its shape function."""
+    LIBRARY.define(name + schema)
     LIBRARY.impl(name, function, 'CompositeExplicitAutograd')
     torch.library.register_fake(f'aft_mm::{name}', fake, lib=LIBRARY)
     return getattr(torch.ops.aft_mm, name).default

@@ -31,8 +31,10 @@ from .online_softmax import (
     gradients_of_token,
     load_sum,
     merge,
+    new_like,
+    new_sums,
     place_in,
-    store_row,
+    store_entry,
     store_sum,
     strided,
     target_of_token,
@@ -126,27 +128,22 @@ def load_place(source, walk, axis, where, place, real, KIND: tl.constexpr, GATE:
 @triton.jit
 def finish(results, inputs, where, real, found, RESULT: tl.constexpr, GATE: tl.constexpr):
     """Write the sum of a window, or the output or the gradients that follow from it."""
-    batch, token, channel = where
-    high, first, second = found
     if RESULT == 'output':
-        query = first
+        query = found[1]
         if GATE != 'none':
-            query = tl.load(place_in(inputs.query, batch, token, channel), mask=real, other=0.0)
-        mixed = gated_mean(query, first, second, 'softmax', GATE)
-        store_row(results.output, place_in(results.output, batch, token, channel), 0, real, mixed)
+            query = tl.load(place_in(inputs.query, *where), mask=real, other=0.0)
+        mixed = gated_mean(query, found[1], found[2], 'softmax', GATE)
+        store_entry(results.output, *where, real, mixed)
     if RESULT == 'gradients':
-        key, value = load_tokens(inputs, batch, token, channel, real)
-        grad_key, grad_value = gradients_of_token(key, value, high, first, second, 'softmax')
-        store_row(results.key, place_in(results.key, batch, token, channel), 0, real, grad_key)
-        store_row(
-            results.value, place_in(results.value, batch, token, channel), 0, real, grad_value
-        )
+        key, value = load_tokens(inputs, *where, real)
+        grad_key, grad_value = gradients_of_token(key, value, *found, 'softmax')
+        store_entry(results.key, *where, real, grad_key)
+        store_entry(results.value, *where, real, grad_value)
         if results.query is not None:
-            grad_query, _, _, _ = load_target(inputs, batch, token, channel, real, GATE)
-            at = place_in(results.query, batch, token, channel)
-            store_row(results.query, at, 0, real, grad_query)
+            grad_query, _, _, _ = load_target(inputs, *where, real, GATE)
+            store_entry(results.query, *where, real, grad_query)
     else:
-        store_sum(results.sums, batch, token, channel, real, high, first, second)
+        store_sum(results.sums, *where, real, *found)
 
 
 @triton.jit
@@ -167,9 +164,7 @@ def ends_of_blocks(
             one = load_place(source, walk, axis, where, start + offset - r, real, KIND, GATE)
             loaded = loaded + (one,)
         for r in tl.static_range(ROWS):
-            high, first, second = merge(
-                high, first, second, loaded[r][0], loaded[r][1], loaded[r][2]
-            )
+            high, first, second = merge(high, first, second, *loaded[r])
             place = start + offset - r
             real = lanes & (offset >= r) & (place < walk.length)
             token = line * walk.length + place
@@ -201,10 +196,8 @@ def sum_windows(results, inputs, source, ends, walk, axes, FORM: tl.constexpr, B
             one = load_sum(ends, batch, line * walk.length + place, channel, real, LOWEST)
             before = before + (one,)
         for r in tl.static_range(ROWS):
-            high, first, second = merge(
-                high, first, second, loaded[r][0], loaded[r][1], loaded[r][2]
-            )
-            found = merge(high, first, second, before[r][0], before[r][1], before[r][2])
+            high, first, second = merge(high, first, second, *loaded[r])
+            found = merge(high, first, second, *before[r])
             place = start + offset + r - walk.ahead
             real = lanes & (offset + r < walk.window) & (place >= 0) & (place < walk.results)
             token = axes[1].first + line * axes[1].between + place * axes[1].step
@@ -224,7 +217,7 @@ def add_right_block(
     found = load_sum(sums, batch, line * width + place, channel, real, LOWEST)
     above = (line - 1) * width + place + half
     right = load_sum(sums, batch, above, channel, real & (line > 0), LOWEST)
-    found = merge(found[0], found[1], found[2], right[0], right[1], right[2])
+    found = merge(*found, *right)
     token = axis.first + line * axis.between + place * axis.step
     finish(results, inputs, (batch, token, channel), real, found, RESULT, GATE)
 
@@ -249,12 +242,6 @@ def find_places(window: Sequence[int], grid: Sequence[int], causal: bool) -> Pla
     if causal:
         return Places((grid[0], grid[1]), (rows, columns), (0, 0), columns)
     return Places((grid[0], grid[1]), (2 * rows, 2 * columns), (rows, columns), 0)
-
-
-def new_sums(value: Tensor, tokens: int) -> Tensor:
-    """Return new sums [3, B, tokens, D]."""
-    batch, _, channels = value.shape
-    return torch.empty(3, batch, tokens, channels, dtype=torch.float32, device=value.device)
 
 
 class _Pass(NamedTuple):
@@ -338,7 +325,7 @@ def hard_window(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return AFT-local-hard [B, T, D], and with `save` the sum of each window [3, B, T, D]."""
-    output = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    output = new_like(value)
     saved = new_sums(value, value.shape[1] if save else 0)
     if len(value):
         results = Tensors(output=strided(output), sums=strided(saved) if save else None)
@@ -350,23 +337,11 @@ def hard_window(
 
 
 def hard_window_backward(
-    gradient: Tensor,
-    saved: Tensor,
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    gate: str,
-    window: Sequence[int],
-    grid: Sequence[int],
-    causal: bool,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+    gradient, saved, query, key, value, key_mask, gate, window, grid, causal, wanted
+) -> list[Tensor | None]:
     """Return the gradients of those of query, key and value that are wanted."""
-    results = [
-        torch.empty(x.shape, dtype=x.dtype, device=x.device) if needed else None
-        for x, needed in zip((query, key, value), wanted, strict=False)
-    ]
+    pairs = zip((query, key, value), wanted, strict=False)
+    results = [new_like(x) if needed else None for x, needed in pairs]
     if len(value):
         read = map(strided, (query, key, value, key_mask, gradient))
         inputs = Tensors(*read)._replace(sums=strided(saved))
@@ -374,14 +349,14 @@ def hard_window_backward(
         places = find_places(window, grid, causal)
         with torch.cuda.device_of(value):
             _Pass(value, places, written, inputs, 'gradients', gate).run()
-    return [x for x in results if x is not None]
+    return results
 
 
 def _empty(query, key, value, key_mask, gate, window, grid, causal, save):
     return value.new_empty(value.shape), new_sums(value, value.shape[1] if save else 0)
 
 
-window_op = register(hard_window, hard_window_backward, fake=_empty, name='aft_local_hard')
+window_op = register(hard_window, hard_window_backward, fake=_empty, public_name='aft_local_hard')
 
 
 def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:

@@ -1,0 +1,59 @@
+"""Base classes of the metrics."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from mmengine.evaluator import BaseMetric
+from mmengine.logging import print_log
+from torch import Tensor
+
+
+class Metric(BaseMetric):
+    """Base class of the metrics.
+
+    Args:
+        collect_device: ``'gpu'`` gathers through the process group, on any device; ``'cpu'``
+            through files in a folder that all ranks share.
+        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+    """
+
+    default_prefix = ''  # without one mmengine warns in every run
+
+    def __init__(self, collect_device: str = 'gpu', **kwargs) -> None:
+        super().__init__(collect_device=collect_device, **kwargs)
+
+
+class GenerationMetric(Metric):
+    """Base class of metrics of the sequences that a test loop generates."""
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """Store the result of :meth:`_measure` for the tokens of each sequence of the batch.
+
+        Sequences without ``generated`` are stored as None, since mmengine drops repeated samples by
+        index.
+        """
+        for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
+            is_measured = sample.get('generated') is not None
+            self.results.append(self._measure(tokens, sample) if is_measured else None)
+
+    def _measure(self, tokens: Tensor, sample: dict) -> Any:
+        """Return what is stored of a sequence [T] or [T, C] and its ``generated`` [N, ...]."""
+        raise NotImplementedError
+
+    def _measured(self, results: list) -> list:
+        """Return what is stored, without None.
+
+        Without any, which is how ``test_cfg.num_inputs=0`` measures the likelihood only, there is a
+        warning, and the metric is left out.
+        """
+        measured = [result for result in results if result is not None]
+        if not measured:
+            print_log(
+                f'{type(self).__name__} is left out, because none of {len(results)} samples has '
+                'generated ones; a GenerationTestLoop with num_inputs above 0 as test_cfg '
+                'generates them',
+                'current',
+                logging.WARNING,
+            )
+        return measured
