@@ -258,7 +258,7 @@ class TestErrorsBeforeARun:
         (tmp_path / 'a.py').write_text(f"_base_ = '{scope}::_base_/default_runtime.py'\n")
         match = (
             "Error: config 'a.py' needs mmdet and mmseg "
-            f'\\({library} is not installed, .*\\), which `make downstream` installs'
+            f'\\({library} is not installed, .*\\): make downstream'
         )
         fails('train', 'a.py', match=match)
         fails('test', 'a.py', 'a.pth', match=match)
@@ -270,7 +270,7 @@ class TestErrorsBeforeARun:
         fails(
             'train',
             'a.py',
-            match='Error: config .* needs mmdet and mmseg .*, which `make downstream` installs',
+            match='Error: config .* needs mmdet and mmseg .*: make downstream',
         )
 
     def test_missing_checkpoint(self, fails, config):

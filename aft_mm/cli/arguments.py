@@ -98,14 +98,19 @@ def check_writable(name: str, paths: Sequence[str]) -> None:
             raise UserError(f'{name} {str(path)!r} cannot be written: {error.strerror}') from error
 
 
+def check_suffix(name: str, path: str | os.PathLike, suffixes: Sequence[str]) -> None:
+    """Raise a :class:`UserError` if the name of an output file has none of the suffixes."""
+    if Path(path).suffix not in suffixes:
+        raise UserError(f'{name} must end in {" or ".join(suffixes)}, got {os.fspath(path)!r}')
+
+
 def check_output(name: str, path: str | os.PathLike, suffixes: Sequence[str]) -> None:
     """Check the suffix of an output file and that it can be written.
 
     Raises:
         UserError: the suffix is not one of ``suffixes``, or the file cannot be written.
     """
-    if Path(path).suffix not in suffixes:
-        raise UserError(f'{name} must end in {" or ".join(suffixes)}, got {os.fspath(path)!r}')
+    check_suffix(name, path, suffixes)
     check_writable(name, [os.fspath(path)])
 
 

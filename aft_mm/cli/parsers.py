@@ -106,6 +106,27 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path or http address')
 
 
+def new(parser: argparse.ArgumentParser) -> None:
+    """Write a config for your own data.
+
+        image-folder  PATH/CLASS/*.jpg, or train/ and val/ of such folders
+        coco          a json file with boxes, or a folder with one for each part, and the images
+        voc           PATH/JPEGImages, PATH/Annotations and, if there are lists, PATH/ImageSets/Main
+        masks         PATH/images and PATH/masks (grey level = class), or train, train_masks, val …
+        text          a file, plain or gzip
+
+    Data without a validation part are split: the same share of every class is sampled for
+    validation. Nothing is moved or changed; the lists are written next to the config.
+    """
+    parser.add_argument('kind', choices=('image-folder', 'coco', 'voc', 'masks', 'text'))
+    parser.add_argument('path', metavar='PATH', help='the data')
+    parser.add_argument('--out', metavar='NAME.py', help='the config (default: PATH.py, here)')
+    parser.add_argument(
+        '--val', type=float, default=0.2, help='share of validation images (default: 0.2)'
+    )
+    parser.add_argument('--seed', type=int, default=0, help='seed of the split (default: 0)')
+
+
 def train(parser: argparse.ArgumentParser) -> None:
     """Train a model from a config file."""
     add_config(parser)
@@ -363,6 +384,7 @@ def doctor(parser: argparse.ArgumentParser) -> None:
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     'quickstart': ('quickstart', quickstart),
     'list': ('list_configs', list_configs),
+    'new': ('new', new),
     'config': ('copy_config', config),
     'train': ('train', train),
     'test': ('test', test),

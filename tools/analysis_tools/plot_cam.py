@@ -52,6 +52,7 @@ from networks import (
 from recording import as_map
 
 from aft_mm.cli.pictures import check_picture, footer, save
+from aft_mm.config.finding import install_command
 from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization.figures import new_figure
 
@@ -132,7 +133,7 @@ def activation_maps(
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
     except ImportError as error:
         raise UserError(
-            'class activation maps need grad-cam: pip install aft_mm[analysis]'
+            f'class activation maps need grad-cam: {install_command("analysis")}'
         ) from error
 
     def reshape(tokens: torch.Tensor) -> torch.Tensor:

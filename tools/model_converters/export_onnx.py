@@ -54,6 +54,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from aft_mm.apis import load_model
+from aft_mm.config.finding import install_command
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
@@ -164,7 +165,9 @@ def check_args(args: argparse.Namespace) -> Config:
         raise UserError(f'OUT must end in .onnx or .pt2, got {str(args.out)!r}')
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if args.out.suffix == '.onnx' and missing:
-        raise UserError(f"ONNX needs the packages {', '.join(missing)}: pip install '.[export]'")
+        raise UserError(
+            f'ONNX needs the packages {", ".join(missing)}: {install_command("export")}'
+        )
     check_writable('OUT', [str(args.out)])
     config = read_config(args.config)
     settings = config.model.get('backbone', {})
