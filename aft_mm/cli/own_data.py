@@ -112,7 +112,7 @@ def image_sizes(paths: Sequence[Path]) -> str:
     """
 
     def size(path: Path) -> tuple[int, int]:
-        check_image(str(path), 'own')
+        check_image(str(path), 'data')
         with Image.open(path) as image:
             return image.size
 

@@ -167,6 +167,30 @@ def test(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
 
 
+def predict(parser: argparse.ArgumentParser) -> None:
+    """Predict classes, boxes or masks of images, and draw them.
+
+    The folder DIR gets pictures/, masks/ (grey level = class), predictions.json and
+    predictions.csv with one line per class, box or class of a mask.
+    """
+    add_config(parser)
+    add_checkpoint(parser)
+    parser.add_argument(
+        'inputs',
+        nargs='+',
+        metavar='PATH',
+        help="image, folder of images or pattern such as 'photos/**/*.jpg'",
+    )
+    parser.add_argument('--out', required=True, metavar='DIR', help='folder of the results')
+    parser.add_argument('--batch-size', type=int, default=8, help='images per batch (default: 8)')
+    parser.add_argument(
+        '--score', type=float, default=0.3, help='least score of a box (default: 0.3)'
+    )
+    parser.add_argument('--no-pictures', action='store_true', help='write the numbers only')
+    parser.add_argument('--device', help='by default an accelerator, if there is one')
+    add_config_options(parser, 'model.test_cfg.max_per_img=300')
+
+
 def sample(parser: argparse.ArgumentParser) -> None:
     """Sample images, point clouds or text from a trained model into a PNG, PLY or text file."""
     add_config(parser)
@@ -388,6 +412,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     'config': ('copy_config', config),
     'train': ('train', train),
     'test': ('test', test),
+    'predict': ('predict', predict),
     'sample': ('sample', sample),
     'super-resolve': ('super_resolve', super_resolve),
     'translate': ('translate', translate),
