@@ -5,6 +5,8 @@ Nothing heavy is imported here, so that `--help` and argument errors are fast.
 
 import argparse
 import os
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +19,20 @@ MAX_DPI = 2400
 LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
 
+def tool_parser(about: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a program of tools/, which may run as a command such as `aft_mm plot`.
+
+    Args:
+        about: Its docstring. As a command, examples name the command instead of the file.
+    """
+    prog = os.path.basename(sys.argv[0])
+    if prog.startswith('aft_mm '):
+        about = re.sub(r'python tools/\S+\.py', prog, about or '')
+    return argparse.ArgumentParser(
+        prog=prog, description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
 def add_picture_arguments(parser: argparse.ArgumentParser, dpi: int = 150) -> None:
     """Add ``--out`` and ``--dpi``, which :func:`aft_mm.cli.pictures.check_picture` checks."""
     parser.add_argument('--out', required=True, metavar='PNG', help='path of the picture')
@@ -24,13 +40,18 @@ def add_picture_arguments(parser: argparse.ArgumentParser, dpi: int = 150) -> No
 
 
 def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool = False) -> None:
-    """Add ``--images``, ``--num`` and, with ``noise``, ``--noise``: the input of a network."""
-    inputs = parser.add_mutually_exclusive_group()
-    inputs.add_argument(
-        '--images', nargs='+', help='image files; by default --num of the test split'
+    """Add images, ``--num`` and, with ``noise``, ``--noise``: the input of a network.
+
+    Use :meth:`argparse.ArgumentParser.parse_intermixed_args`, since images may follow options.
+    """
+    parser.add_argument(
+        'images',
+        nargs='*',
+        metavar='IMAGE',
+        help='image files; by default --num of the test split',
     )
     if noise:
-        inputs.add_argument('--noise', action='store_true', help='N(0, 1) instead of images')
+        parser.add_argument('--noise', action='store_true', help='N(0, 1) instead of images')
     parser.add_argument(
         '--num', type=int, default=num, help='number of images (default: %(default)s)'
     )

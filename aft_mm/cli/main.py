@@ -13,6 +13,7 @@ from aft_mm.errors import user_errors
 
 from .. import __version__
 from .parsers import COMMANDS
+from .tools import PROGRAMS, run_program, summary
 
 # The dynamic linker's messages for a library that does not fit into the memory.
 NO_MEMORY = re.compile('failed to map segment|[Cc]annot allocate memory')
@@ -38,7 +39,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             ),
         )
+    for name, program in PROGRAMS.items():
+        commands.add_parser(name, help=summary(program))
     argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in PROGRAMS:  # which parse their arguments themselves
+        run_program(argv)
+        return
     args = parser.parse_args(argv)
     args.argv = argv[1:]
     run(args.command, args)

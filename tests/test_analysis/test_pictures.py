@@ -286,7 +286,7 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
     [
         ('plot_position_bias', '{} --layers 2 --out a.png', "--layers must be 'all', .* got '2'"),
         ('plot_position_bias', '{} --heads 4 --out a.png', 'heads must be .* 0 to 3'),
-        ('plot_keys', '{} --images no.jpg --out a.png', "image 'no.jpg' cannot be read"),
+        ('plot_keys', '{} no.jpg --out a.png', "image 'no.jpg' cannot be read"),
         ('plot_keys', '{} --num 99 --out a.png', '--num must be at most 65, the samples'),
         ('plot_attention', '{} --num 1 --out a.png', 'no layer that calls torch'),
         ('plot_attention', 'timm:no a.pth --out a.png', 'checkpoint .a.pth. does not exist'),

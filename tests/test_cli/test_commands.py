@@ -13,6 +13,7 @@ from aft_mm.cli.commands.doctor import broken_imports
 from aft_mm.cli.environment import problems
 from aft_mm.cli.main import main, parse_args
 from aft_mm.cli.parsers import COMMANDS
+from aft_mm.cli.tools import PROGRAMS
 from aft_mm.config.finding import configs_by_name, find_config, install_root
 from aft_mm.errors import UserError
 
@@ -76,6 +77,28 @@ def test_help_of_the_tools_imports_nothing_heavy():
     )
     assert sum(line.startswith('usage: ') for line in shown) == len(tools) > 45
     assert not HEAVY & imported
+
+
+def test_programs_of_the_tools_are_commands(tmp_path, monkeypatch):
+    """Their help names the command, and a kind of plot may be misspelt."""
+    words = [[name, *kind] for name, kinds in PROGRAMS.items() for kind in _kinds(kinds)]
+    shown, imported = imports_of_help(
+        'main()', [['aft_mm', *each, '--help'] for each in (['plot'], *words)]
+    )
+    for each in words:
+        assert f'usage: aft_mm {" ".join(each)} [-h]' in '\n'.join(shown)
+    assert sum(line.startswith('usage: ') for line in shown) == len(words) + 1 > 12
+    assert not [line for line in shown if 'python tools/' in line] and not HEAVY & imported
+    with pytest.raises(SystemExit, match='KIND must be one of curves, .*; did you mean bias'):
+        main(['plot', 'bia'])
+    before = sys.argv, sys.path[:]
+    with pytest.raises(SystemExit, match="--out must end in .png or .*, got 'a.txt'"):
+        main(['plot', 'keys', 'quickstart', 'no.pth', 'a.png', '--out', 'a.txt'])
+    assert (sys.argv, sys.path) == before
+
+
+def _kinds(program):
+    return [[]] if isinstance(program, str) else [[kind] for kind in program]
 
 
 def test_a_missing_library_has_a_one_line_message(monkeypatch):

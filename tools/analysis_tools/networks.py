@@ -268,7 +268,7 @@ def batches_for(
     """
     if network.config is None:
         if not paths:
-            raise UserError('--images must be given for networks of timm, which have no dataset')
+            raise UserError('images must be given for networks of timm, which have no dataset')
         batch = torch.stack([_timm_image(network, path) for path in paths])
         return list(batch.split(batch_size))
     samples = (

@@ -1,21 +1,19 @@
 """Plot class activation maps of a classifier with the library grad-cam (aft_mm[analysis]).
 
-python tools/analysis_tools/plot_cam.py CONFIG CHECKPOINT --images a.jpg b.jpg --out cam.png
+python tools/analysis_tools/plot_cam.py CONFIG CHECKPOINT a.jpg b.jpg --out cam.png
 """
 
 import argparse
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import add_image_arguments, add_picture_arguments
+from aft_mm.cli.arguments import add_image_arguments, add_picture_arguments, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 METHODS = ('GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'XGradCAM', 'LayerCAM', 'EigenGradCAM')
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('config', help='config of a classifier, or a model name of mmpretrain')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     add_image_arguments(parser, num=6)
@@ -27,7 +25,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('--method', choices=METHODS, default='GradCAM', help='default %(default)s')
     add_picture_arguments(parser)
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 if __name__ == '__main__':

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.arguments import check_writable, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 CONFIG = (
@@ -26,9 +26,7 @@ CONFIG = (
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('src', metavar='SRC.pth', help='checkpoint of DeiT or ViT')
     parser.add_argument('dst', metavar='DST.pth', help='path of the converted checkpoint')
     parser.add_argument(

@@ -18,14 +18,12 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.arguments import check_writable, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('config', help='path of the config')
     parser.add_argument('checkpoint', help='path of a checkpoint written by tools/train.py')
     parser.add_argument('out', metavar='OUT', type=Path, help='OUT.onnx or OUT.pt2')

@@ -15,16 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.arguments import check_writable, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 LICENSE = 'Apache-2.0'
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('checkpoint', metavar='IN.pth', help='checkpoint of tools/train.py')
     parser.add_argument(
         'out', metavar='OUT.pth', type=Path, help='output name, to which the digits are appended'
