@@ -106,7 +106,6 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
     short = [
         'train_cfg.max_epochs=1',
         'train_cfg.val_interval=1',
-        'param_scheduler=None',
         'train_dataloader.batch_size=6',
         'train_dataloader.num_workers=0',
         'val_dataloader.num_workers=0',

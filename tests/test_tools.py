@@ -12,6 +12,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from aft_mm.checkpoint import load_from_local
+from aft_mm.engine.preflight import shortened_warmup
 from aft_mm.registry import register_safe_loading
 
 
@@ -446,6 +447,17 @@ class TestErrorsOfARun:
             cfg.dump(name)
             with pytest.raises(SystemExit, match=f'^Error: .*{message}.*param_scheduler=None$'):
                 tool('train').main([name])
+
+    def test_a_warm_up_longer_than_the_run_is_shortened(self):
+        warm = dict(type='LinearLR', begin=0, end=3, convert_to_iter_based=True)
+        cosine = dict(type='CosineAnnealingLR', eta_min=0, begin=3, convert_to_iter_based=True)
+        assert shortened_warmup([warm, cosine], 40, 1) == [
+            dict(type='LinearLR', by_epoch=False, begin=0, end=4),
+            dict(type='CosineAnnealingLR', by_epoch=False, eta_min=0, begin=4, end=40),
+        ]
+        assert shortened_warmup([warm, cosine], 160, 4) is None
+        assert shortened_warmup([{**warm, 'end': 2}, cosine], 40, 1) is None
+        assert shortened_warmup([warm, cosine], 1, 1) is None
 
     @pytest.mark.parametrize('size', [0, -3, 2.5, 'many'])
     def test_invalid_batch_size(self, tool, config, tmp_path, monkeypatch, size):

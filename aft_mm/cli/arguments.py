@@ -19,6 +19,10 @@ MAX_DPI = 2400
 LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
 
+class AtMost(int):
+    """A default number of samples, of which a smaller dataset gives all that it has."""
+
+
 def tool_parser(about: str | None) -> argparse.ArgumentParser:
     """Return the parser of a program of tools/, which may run as a command such as `aft_mm plot`.
 
@@ -53,7 +57,7 @@ def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool =
     if noise:
         parser.add_argument('--noise', action='store_true', help='N(0, 1) instead of images')
     parser.add_argument(
-        '--num', type=int, default=num, help='number of images (default: %(default)s)'
+        '--num', type=int, default=AtMost(num), help='number of images (default: %(default)s)'
     )
 
 

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
-from mmengine.registry import OPTIMIZERS
+from mmengine.registry import LOOPS, OPTIMIZERS
 from mmengine.runner import Runner
 
 import aft_mm.registry  # noqa: F401, finds bases such as aft_mm::own_data/image-folder
@@ -196,6 +196,7 @@ def check_settings(cfg: Config) -> None:
     """
     check_flag('resume', cfg.get('resume', False))
     loop = cfg.get('train_cfg') or {}
+    _check_loop(loop)
     for name in ('max_epochs', 'max_iters', 'val_interval'):
         if name in loop:
             check_int(f'train_cfg.{name}', loop[name], 1)
@@ -224,6 +225,26 @@ def check_settings(cfg: Config) -> None:
         dataset = _entry(cfg, f'{split}_dataloader.dataset')
         if dataset:
             _check_dataset(f'{split}_dataloader.dataset', dataset)
+
+
+def _check_loop(loop: ConfigDict) -> None:
+    """Refuse keys of ``train_cfg`` that its loop does not have, with those that it has."""
+    kind = loop.get('type') or (
+        'EpochBasedTrainLoop' if loop.get('by_epoch', True) else 'IterBasedTrainLoop'
+    )
+    found = LOOPS.get(kind) if isinstance(kind, str) else kind
+    if found is None:  # reported when it is built
+        return
+    known = [*inspect.signature(found.__init__).parameters, 'type', 'by_epoch']
+    known = [name for name in known if name not in ('self', 'runner', 'dataloader')]
+    unknown = next((key for key in loop if key not in known), None)
+    if unknown is not None and 'kwargs' not in known:
+        close = get_close_matches(unknown, known, n=1)
+        raise UserError(
+            f'train_cfg has no {unknown!r}; '
+            + (f'did you mean {close[0]}? ' if close else '')
+            + f'it may have {", ".join(known)}'
+        )
 
 
 def _entry(cfg: Any, key: str) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from aft_mm.apis import load_model
 from aft_mm.apis.image_classifier import takes_bgr
 from aft_mm.checks import check_int
+from aft_mm.cli.arguments import AtMost
 from aft_mm.config.reading import check_checkpoint, check_data, read_config
 from aft_mm.datasets import UnusableFile, read_rgb
 from aft_mm.errors import UserError
@@ -45,9 +46,10 @@ def build_dataset(config: Config, split: str = 'test') -> Any:
             ) from error
 
 
-def class_names(dataset: Any, count: int) -> list[str]:
-    """Return the class names of a dataset, or numbers if it does not have ``count`` names."""
-    names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
+def class_names(dataset: Any, count: int, model: Any = None) -> list[str]:
+    """Return the class names of a checkpoint or dataset, or numbers without ``count`` names."""
+    names = (getattr(model, 'dataset_meta', None) or {}).get('classes')
+    names = names or (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     names = [names] if isinstance(names, str) else list(names)
     return (
         [str(name) for name in names]
@@ -63,6 +65,8 @@ def spread_samples(dataset: Any, num: int) -> list[dict]:
         UserError: The dataset has fewer samples.
     """
     check_int('--num', num, 1)
+    if isinstance(num, AtMost):
+        num = min(num, len(dataset))
     if num > len(dataset):
         raise UserError(
             f'--num must be at most {len(dataset)}, the samples of the dataset, got {num}'

@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             else torch.full((len(inputs),), args.category)
         )
         cams = activation_maps(network, layer, inputs, categories.tolist(), args.method)
-        names = class_names(dataset, count)
+        names = class_names(dataset, count, network.model)
         titles = [
             f'{names[category]}, p = {float(row[category]):.2f}'
             for row, category in zip(probabilities, categories.tolist(), strict=True)
