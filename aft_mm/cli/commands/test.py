@@ -13,6 +13,7 @@ from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.engine.open_files import share_tensors_by_name
 from aft_mm.engine.preflight import TEST_CHECKS, check_torchvision
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
+from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
 
@@ -55,6 +56,8 @@ def test(args: argparse.Namespace) -> None:
         apply_args(cfg, args)
         check_checkpoint(args.checkpoint)
         check_data(cfg, 'test')
+        if cfg.get('default_scope') == 'mmdet':
+            quiet_pycocotools()
         runner = build_runner(cfg)
     with user_errors(*DATA_ERRORS):
         for check in TEST_CHECKS:
