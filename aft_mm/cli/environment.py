@@ -45,7 +45,7 @@ def own_requirements() -> list[Requirement]:
 
 def torch_requirements() -> dict[str, Requirement]:
     """Return the torch that torchvision and torchaudio were built for, by their metadata."""
-    found = {}
+    found: dict[str, Requirement] = {}
     for name in ('torchvision', 'torchaudio'):
         try:
             texts = requires(name) or ()

@@ -157,7 +157,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
         differing = sorted(counts['train'].keys() ^ counts['val'].keys())
         if differing:
             raise UserError(f'class {differing[0]!r} must have images in train and {validation}')
-        parts, files = images, {}
+        parts, lists = images, {}
     else:
         alone = [name for name, number in counts[''].items() if number < 2]
         if alone:
@@ -167,13 +167,13 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
         labels = [file.partition('/')[0] for file in images['']]
         parts = split_by_label(images[''], labels, share, seed)
         numbers = {name: number for number, name in enumerate(sorted(counts['']))}
-        files = {
+        lists = {
             f'{part}.txt': ''.join(
                 f'{file} {numbers[file.partition("/")[0]]}\n' for file in parts[part]
             )
             for part in ('train', 'val')
         }
-        files['classes.txt'] = ''.join(f'{name}\n' for name in numbers)
+        lists['classes.txt'] = ''.join(f'{name}\n' for name in numbers)
     total = sum(counts.values(), Counter())
     sizes = image_sizes([root / names[part] / file for part in names for file in images[part]])
     settings = (
@@ -203,7 +203,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
             f'val_dataloader = dict(dataset=dict(**dataset{extra["val"]}))',
             'test_dataloader = val_dataloader',
         ],
-        files=files,
+        files=lists,
     )
 
 
@@ -217,7 +217,9 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
         [root] if root.is_file() else sorted(root.rglob('*.json')), f'{root}: json files'
     )
     contents = {part: read_coco(str(path)) for part, path in files.items()}
-    folders, paths, counts = {}, [], Counter()
+    folders: dict[str, Path] = {}
+    paths: list[Path] = []
+    counts: Counter[str] = Counter()
     names: dict[int, str] = {}
     for part, path in files.items():
         content = contents[part]
@@ -230,15 +232,15 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
                 f'annotation {unknown[0].get("id")} of {str(path)!r} must have the id of a category, '
                 f'got {unknown[0].get("category_id")!r}'
             )
-        images = [image['file_name'] for image in content['images']]
+        file_names = [image['file_name'] for image in content['images']]
         around = [path.parent, path.parent.parent] if root.is_dir() else [path.parent]
-        folders[part] = _image_folder(images[0], around, path)
-        missing = next((name for name in images if not (folders[part] / name).is_file()), None)
+        folders[part] = _image_folder(file_names[0], around, path)
+        missing = next((name for name in file_names if not (folders[part] / name).is_file()), None)
         if missing:
             raise UserError(
                 f'image {str(folders[part] / missing)!r} of {str(path)!r} does not exist'
             )
-        paths += [folders[part] / name for name in images]
+        paths += [folders[part] / name for name in file_names]
         counts.update(names[box['category_id']] for box in content['annotations'])
     if len({tuple(c['name'] for c in content['categories']) for content in contents.values()}) > 1:
         raise UserError(
@@ -252,21 +254,21 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
             boxes.setdefault(box['image_id'], []).append(box['category_id'])
         labels = _rarest([boxes[image['id']] for image in content['images']])
         parts = split_by_label(content['images'], labels, share, seed)
-        for part, images in parts.items():
-            chosen = {image['id'] for image in images}
+        for part, chosen_images in parts.items():
+            chosen = {image['id'] for image in chosen_images}
             kept = [box for box in content['annotations'] if box['image_id'] in chosen]
-            contents[part] = {**content, 'images': images, 'annotations': kept}
+            contents[part] = {**content, 'images': chosen_images, 'annotations': kept}
         written = {f'{part}.json': json.dumps(contents[part]) for part in ('train', 'val')}
         annotations = {part: f"f'{{split}}/{part}.json'" for part in ('train', 'val')}
         folders = dict.fromkeys(('train', 'val'), folders['all'])
     else:
         written = {}
         annotations = {part: repr(str(path)) for part, path in files.items()}
-    images = {part: f'data_prefix=dict(img={str(folders[part])!r})' for part in folders}
-    shared = images['train'] == images['val']
+    prefixes = {part: f'data_prefix=dict(img={str(folders[part])!r})' for part in folders}
+    shared = prefixes['train'] == prefixes['val']
     datasets = {
         part: f'dict(\n    dataset=dict(**dataset, ann_file={annotations[part]}'
-        + ('' if shared else f', {images[part]}')
+        + ('' if shared else f', {prefixes[part]}')
         + ')\n)'
         for part in ('train', 'val')
     }
@@ -278,7 +280,7 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
             *_classes(classes, 'spelling and order of the json'),
             *(['split = SPLIT  # json files of each part'] if written else []),
             'dataset = dict(\n    '
-            + (f'{images["train"]}, ' if shared else '')
+            + (f'{prefixes["train"]}, ' if shared else '')
             + "data_root='', metainfo=dict(classes=classes)\n)",
             '',
             'model = dict(bbox_head=dict(num_classes=len(classes)))',

@@ -377,7 +377,8 @@ def list_configs(parser: argparse.ArgumentParser) -> None:
 def config(parser: argparse.ArgumentParser) -> None:
     """Copy a config to edit it.
 
-    The copy holds all entries of the bases, and the current AFT_MM_DATA as the data folder.
+    The copy holds all entries of the bases that something reads, each once, and the current
+    AFT_MM_DATA as the data folder.
     """
     add_config(parser)
     parser.add_argument(

@@ -62,12 +62,12 @@ def run_program(argv: Sequence[str]) -> None:
                     + (f'; did you mean {close[0]}?' if close else '')
                 )
         command, program = f'{command} {kind}', program[kind]
-    path = install_root() / 'tools' / program
+    file = install_root() / 'tools' / program
     before = sys.argv, sys.path[:]
     sys.argv = [f'aft_mm {command}', *rest]
-    sys.path.insert(0, str(path.parent))  # for imports between programs
-    code = compile(path.read_text(encoding='utf-8'), str(path), 'exec')
+    sys.path.insert(0, str(file.parent))  # for imports between programs
+    code = compile(file.read_text(encoding='utf-8'), str(file), 'exec')
     try:  # runpy would change sys.argv[0], the name in messages
-        exec(code, {'__name__': '__main__', '__file__': str(path)})
+        exec(code, {'__name__': '__main__', '__file__': str(file)})
     finally:
         sys.argv, sys.path[:] = before

@@ -117,7 +117,7 @@ def mask_values(path: Path, image: Path) -> list[int]:
     try:
         with Image.open(path) as mask:
             mode, size = mask.mode, mask.size
-            values = np.unique(np.asarray(mask)) if mode in ONE_NUMBER else []
+            values = np.unique(np.asarray(mask)) if mode in ONE_NUMBER else np.zeros(0)
         with Image.open(image) as picture:
             # Pillow does not rotate by EXIF here, and mmseg does.
             expected = picture.size if picture.getexif().get(274, 1) < 5 else picture.size[::-1]

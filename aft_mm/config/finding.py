@@ -93,6 +93,16 @@ def our_config(name: str) -> Path:
     )
 
 
+def check_checkpoint(path: str | None) -> None:
+    """Refuse a checkpoint file that does not exist, before anything is built.
+
+    Raises:
+        UserError: ``path`` is neither a file nor an address.
+    """
+    if path and '://' not in path and not os.path.isfile(os.path.expanduser(path)):
+        raise UserError(f'checkpoint {path!r} does not exist')
+
+
 def similar_names(name: str, known: Collection[str]) -> list[str]:
     """Return up to three names that have or resemble a name or a part of one."""
     size = len(re.split('[-_]', name))

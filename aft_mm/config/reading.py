@@ -263,16 +263,6 @@ def _check_dataset(key: str, dataset: ConfigDict) -> None:
         check_int(f'{key}.indices', dataset['indices'], 1)
 
 
-def check_checkpoint(path: str | None) -> None:
-    """Refuse a checkpoint file that does not exist, before anything is built.
-
-    Raises:
-        UserError: ``path`` is neither a file nor an address.
-    """
-    if path and '://' not in path and not os.path.isfile(os.path.expanduser(path)):
-        raise UserError(f'checkpoint {path!r} does not exist')
-
-
 def check_data(cfg: Config, *splits: str) -> None:
     """Check that the files and folders of the data sets exist, and the batch sizes.
 

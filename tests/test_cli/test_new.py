@@ -11,6 +11,7 @@ from mmengine.registry import DATASETS, DefaultScope
 from PIL import Image
 
 from aft_mm.cli import own_data
+from aft_mm.cli.main import main
 from aft_mm.config.reading import check_data, read_config
 
 RNG = np.random.default_rng(0)
@@ -64,8 +65,8 @@ def samples(config, part):
     return built, [os.path.relpath(built.get_data_info(i)['img_path']) for i in range(len(built))]
 
 
-def test_a_folder_without_parts_is_split_by_class(photos, tool, capsys):
-    tool('new').main(['image-folder', 'photos/', '--val', '0.2'])
+def test_a_folder_without_parts_is_split_by_class(photos, capsys):
+    main(['new', 'image-folder', 'photos/', '--val', '0.2'])
     shown = capsys.readouterr().out
     assert 'photos/: 35 images of 3 classes, 8 x 6 pixels\n  cat: 5\n' in shown
     assert 'training 28 images, validation 7, sampled with seed 0 into photos_split/' in shown
@@ -86,28 +87,28 @@ def test_a_folder_without_parts_is_split_by_class(photos, tool, capsys):
 
     texts = [open('photos_split/val.txt').read()]
     for seed in ('0', '1'):
-        tool('new').main(['image-folder', 'photos', '--out', f'{seed}.py', '--seed', seed])
+        main(['new', 'image-folder', 'photos', '--out', f'{seed}.py', '--seed', seed])
         texts.append(open(f'{seed}_split/val.txt').read())
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_given_parts_are_used(photos, here, tool):
+def test_given_parts_are_used(photos, here):
     photos.rename(here / 'train')
     for name in COUNTS:
         save(here / f'all/valid/{name}/1.png')
     (here / 'train/.hidden/1.jpg').unlink()
     (here / 'train/.hidden').rmdir()
     (here / 'train').rename(here / 'all/train')
-    tool('new').main(['image-folder', 'all'])
+    main(['new', 'image-folder', 'all'])
     config = read_config('all.py', {})
     check_data(config, 'train', 'val')
     assert [len(samples(config, part)[1]) for part in ('train', 'val', 'test')] == [35, 3, 3]
     assert not (here / 'all_split').exists()
 
 
-def test_a_text(here, tool, capsys):
+def test_a_text(here, capsys):
     (here / 'a b.txt').write_bytes('Glück ist das.\r\n'.encode() * 400)
-    tool('new').main(['text', 'a b.txt'])
+    main(['new', 'text', 'a b.txt'])
     shown = capsys.readouterr().out
     assert 'a b.txt: 6,800 bytes, 6,400 characters, lines end in CRLF' in shown
     assert shown.endswith("next: aft_mm train 'a b.py'\n")
@@ -282,22 +283,22 @@ def bytes_of(data):
         ('text', bytes_of(b'abc'), 'must have at least 5,120 bytes, got 3'),
     ],
 )
-def test_unusable_data_are_refused_and_nothing_is_written(kind, write, message, here, tool):
+def test_unusable_data_are_refused_and_nothing_is_written(kind, write, message, here):
     write(here)
     before = sorted(here.iterdir())
     with pytest.raises(SystemExit, match=f'^Error: .*{message}') as end:
-        tool('new').main([kind, 'data', '--out', 'new/my.py'])
+        main(['new', kind, 'data', '--out', 'new/my.py'])
     assert '\n' not in str(end.value) and sorted(here.iterdir()) == before
 
 
-def test_files_are_not_overwritten(photos, here, tool):
+def test_files_are_not_overwritten(photos, here):
     (here / 'photos.py').write_text('mine')
     with pytest.raises(SystemExit, match="'photos.py' exists already; name another file"):
-        tool('new').main(['image-folder', 'photos'])
+        main(['new', 'image-folder', 'photos'])
     with pytest.raises(SystemExit, match="--out must end in .py, got 'a.txt'"):
-        tool('new').main(['image-folder', 'photos', '--out', 'a.txt'])
+        main(['new', 'image-folder', 'photos', '--out', 'a.txt'])
     with pytest.raises(SystemExit, match='--val must be .* at most 0.9'):
-        tool('new').main(['image-folder', 'photos', '--out', 'a.py', '--val', '1'])
+        main(['new', 'image-folder', 'photos', '--out', 'a.py', '--val', '1'])
     assert (here / 'photos.py').read_text() == 'mine' and not (here / 'photos_split').exists()
 
 

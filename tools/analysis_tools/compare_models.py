@@ -48,7 +48,8 @@ from PIL import Image
 from aft_mm.apis import ImageGenerator, SuperResolver
 from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
-from aft_mm.config.reading import check_checkpoint, read_config
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.config.reading import read_config
 from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization import (
     draw_completions,

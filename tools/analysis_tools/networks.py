@@ -18,7 +18,8 @@ from aft_mm.apis import load_model
 from aft_mm.apis.image_classifier import takes_bgr
 from aft_mm.checks import check_int
 from aft_mm.cli.arguments import AtMost
-from aft_mm.config.reading import check_checkpoint, check_data, read_config
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.config.reading import check_data, read_config
 from aft_mm.datasets import UnusableFile, read_rgb
 from aft_mm.errors import UserError
 

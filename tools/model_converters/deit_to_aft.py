@@ -59,7 +59,8 @@ from torch import Tensor, nn
 
 import aft_mm.registry  # noqa: F401, registers the backbone
 from aft_mm.checkpoint import load_from_local
-from aft_mm.config.reading import check_checkpoint, read_config
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.layers.mixers import AFTConv
 from aft_mm.models import AFTViT

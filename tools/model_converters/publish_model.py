@@ -47,7 +47,7 @@ import torch
 from torch import Tensor
 
 from aft_mm.checkpoint import load_from_local, write_safetensors
-from aft_mm.config.reading import check_checkpoint
+from aft_mm.config.finding import check_checkpoint
 from aft_mm.registry import register_safe_loading
 
 # The published entries of mmengine's meta.

@@ -59,8 +59,6 @@ def main(args: argparse.Namespace) -> None:
         for path in (out, folder):
             if path.exists():
                 raise UserError(f'{str(path)!r} exists already; name another file with --out')
-        if not root.exists():
-            raise UserError(f'PATH {args.path!r} does not exist')
         check_suffix('--out', out, ('.py',))
         kind = KINDS[args.kind]
         found = kind.inspect(root.absolute(), args.val, args.seed)

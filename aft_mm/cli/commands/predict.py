@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -17,7 +18,7 @@ from aft_mm.apis import ImagePredictor, Prediction
 from aft_mm.checks import check_int, check_number
 from aft_mm.cli.own_data import list_images
 from aft_mm.cli.progress import progress
-from aft_mm.config.reading import check_checkpoint, read_config
+from aft_mm.config.reading import read_config
 from aft_mm.engine.hooks.sanity import check_image
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 
@@ -71,12 +72,11 @@ def main(args: argparse.Namespace) -> None:
         out = Path(args.out)
         if (out / 'predictions.json').exists():
             raise UserError(f'--out {args.out!r} holds predictions already; name another folder')
-        check_checkpoint(args.checkpoint)
         paths = find_images(args.inputs)
         config = read_config(args.config, args.cfg_options)
         predictor = ImagePredictor(config, args.checkpoint, args.device, args.score)
         out.mkdir(parents=True, exist_ok=True)
-        written = []
+        written: list[dict[str, Any]] = []
         digits = len(str(len(paths)))
         with open(out / 'predictions.csv', 'w', newline='', encoding='utf-8') as file:
             table = csv.DictWriter(file, COLUMNS)

@@ -7,7 +7,8 @@ from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.config.reading import check_checkpoint, check_data
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.config.reading import check_data
 from aft_mm.engine import CheckpointCompatibilityHook, build_runner, load_run_config, run_guard
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.engine.open_files import share_tensors_by_name

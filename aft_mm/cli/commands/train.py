@@ -15,8 +15,8 @@ from mmengine.runner import Runner
 
 from aft_mm.cli.parsers import LATEST
 from aft_mm.cli.tools import run_program
-from aft_mm.config.finding import install_root
-from aft_mm.config.reading import check_checkpoint, check_data
+from aft_mm.config.finding import check_checkpoint, install_root
+from aft_mm.config.reading import check_data
 from aft_mm.engine import (
     CheckpointCompatibilityHook,
     ResumeCheckHook,
