@@ -279,9 +279,9 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
         config=[
             *_classes(classes, 'spelling and order of the json'),
             *(['split = SPLIT  # json files of each part'] if written else []),
-            'dataset = dict(\n    '
-            + (f'{prefixes["train"]}, ' if shared else '')
-            + "data_root='', metainfo=dict(classes=classes)\n)",
+            "dataset = dict(\n    data_root='',\n    metainfo=dict(classes=classes),"
+            + (f'\n    {prefixes["train"]},' if shared else '')
+            + '\n)',
             '',
             'model = dict(bbox_head=dict(num_classes=len(classes)))',
             f'train_dataloader = {datasets["train"]}',
@@ -540,7 +540,7 @@ def _mask_classes(root: Path, counts: Counter[int]) -> list[str]:
         raise UserError(
             f'masks of {str(root)!r} must have the class numbers 0, 1, … without gaps ({IGNORED} '
             f'is ignored) or names in classes.txt, got {values or "none"}; '
-            '`aft_mm new masks --colors` writes numbers for grey levels and colours'
+            '`aft_mm number-masks` writes numbers for grey levels and colours'
         )
     return [f'class_{number}' for number in sorted(counts)]
 

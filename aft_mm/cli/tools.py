@@ -27,6 +27,7 @@ PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
     'export': 'model_converters/export_onnx.py',
     'publish': 'model_converters/publish_model.py',
     'split': 'dataset_converters/split_folder.py',
+    'number-masks': 'dataset_converters/number_masks.py',
 }
 
 

@@ -128,7 +128,7 @@ def mask_values(path: Path, image: Path) -> list[int]:
     if mode not in ONE_NUMBER:
         raise UserError(
             f'mask {str(path)!r} must have one class number of 8 bits per pixel, got mode {mode!r}; '
-            '`aft_mm new masks --colors` writes numbers for colours'
+            '`aft_mm number-masks` writes numbers for colours'
         )
     if size != expected:
         raise UserError(

@@ -179,6 +179,29 @@ def test_masks_and_voc_are_split(here):
     assert own_data.voc(voc, 0.3, 0).parts == dict(train=3, val=1)
 
 
+def test_masks_in_colours_are_numbered(here, capsys):
+    colours = np.array([[0, 0, 0], [255, 0, 0], [128, 64, 128]], np.uint8)
+    numbers = {}
+    for name in ('a', 'sub/b'):
+        save(here / f'data/images/{name}.jpg', (6, 8, 3))
+        numbers[name] = RNG.choice(3, (6, 8), p=[0.2, 0.7, 0.1])
+        path = here / f'data/colours/{name}.png'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(colours[numbers[name]]).save(path)
+    main(['number-masks', 'data/colours', 'data/masks'])
+    assert open('data/classes.txt').read() == '#ff0000\n#000000\n#804080\n'
+    for name, expected in numbers.items():
+        found = np.asarray(Image.open(here / f'data/masks/{name}.png'))
+        np.testing.assert_array_equal(found, np.array([1, 0, 2])[expected])
+    assert '  0 #ff0000' in capsys.readouterr().out
+    assert own_data.masks(here / 'data', 0.5, 0).parts == dict(train=1, val=1)
+    with pytest.raises(SystemExit, match="'data/masks' exists already"):
+        main(['number-masks', 'data/colours', 'data/masks'])
+    save(here / 'photo/a.png', (40, 40, 3))
+    with pytest.raises(SystemExit, match="at most 255 colours.*, got more at 'photo/a.png'"):
+        main(['number-masks', 'photo', 'out/masks'])
+
+
 def one_class(here):
     save(here / 'data/cat/1.jpg')
 
