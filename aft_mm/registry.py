@@ -5,7 +5,8 @@ registry when it first looks up a name, so configs need no further import. mmeng
 ImportError raised here, so this module imports nothing that can fail.
 
 Importing this module also makes mmengine read checkpoints with :mod:`aft_mm.checkpoint`, which is
-imported when the first checkpoint is read.
+imported when the first checkpoint is read. And it makes mmengine find bases of configs written as
+``aft_mm::own_data/image-folder``.
 """
 
 import functools
@@ -18,6 +19,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from mmengine import registry as root
+from mmengine.config import Config
 from mmengine.runner import CheckpointLoader
 
 __all__ = [
@@ -115,3 +117,15 @@ class _MMCVOperators(MetaPathFinder):
 
 
 sys.meta_path.insert(0, _MMCVOperators())
+
+_find_base = Config._get_cfg_path
+
+
+def _find_our_base(name: str, filename: str) -> tuple[str, str | None]:
+    """Return the path and the scope of a base; types of ours keep the default scope."""
+    if name.startswith('aft_mm::'):
+        return import_module('aft_mm.config.finding').find_base(name), None
+    return _find_base(name, filename)
+
+
+Config._get_cfg_path = staticmethod(_find_our_base)

@@ -21,7 +21,7 @@ release = re.search("__version__ = '(.+)'", (ROOT / 'aft_mm/__init__.py').read_t
 root_doc = 'docs/index'
 include_patterns = ['docs/**', 'configs/*/README.md', '*.md']
 exclude_patterns = ['README.md', 'docs/_build', 'docs/results/**.md']
-extensions = ['sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'myst_nb']
+extensions = ['sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx.ext.viewcode', 'myst_nb']
 myst_enable_extensions = ['dollarmath']
 myst_fence_as_directive = ['math']
 myst_heading_anchors = 4
@@ -29,7 +29,9 @@ myst_heading_anchors = 4
 nb_execution_mode = 'off'
 
 autodoc_member_order = 'bysource'
-autodoc_typehints = 'none'
+autodoc_typehints = 'description'
+autodoc_typehints_description_target = 'documented'
+autodoc_preserve_defaults = True
 autodoc_class_signature = 'mixed'
 autodoc_default_options = {'members': True, 'imported-members': True}
 napoleon_use_rtype = False

@@ -19,6 +19,7 @@ PAGES = sorted(
 )
 # First words of commands in indented blocks; other blocks are formulas and folders.
 COMMANDS = (
+    'aft_mm ',
     'python',
     'bash',
     'make',

@@ -1,6 +1,7 @@
 """The configs for own data, each trained briefly on files in the layout that it describes."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import numpy as np
@@ -106,13 +107,19 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
     short = [
         'train_cfg.max_epochs=1',
         'train_cfg.val_interval=1',
-        'param_scheduler=None',
         'train_dataloader.batch_size=6',
         'train_dataloader.num_workers=0',
         'val_dataloader.num_workers=0',
         'val_dataloader.persistent_workers=False',
     ]
     train('image-folder', *short)
+    shown = capfd.readouterr().out
+    assert re.search(
+        'best       accuracy/top1 .* at epoch 1\ncheckpoint work/best_.*_epoch_1.pth', shown
+    )
+    assert 'curves     work/curves.png\nconfusion  work/confusion.png\n' in shown
+    assert re.search('next       aft_mm predict my.py work/best_.* PATH --out predictions\n', shown)
+    assert Path('work/curves.png').stat().st_size and Path('work/confusion.png').stat().st_size
     checkpoint = torch.load('work/epoch_1.pth', weights_only=True)
     assert checkpoint['meta']['dataset_meta']['classes'] == ('cat', 'dog', 'wombat')
 

@@ -12,6 +12,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from aft_mm.checkpoint import load_from_local
+from aft_mm.engine.preflight import shortened_warmup
 from aft_mm.registry import register_safe_loading
 
 from .helpers import only_error
@@ -252,7 +253,7 @@ class TestErrorsBeforeARun:
         (tmp_path / 'a.py').write_text(f"_base_ = '{scope}::_base_/default_runtime.py'\n")
         match = (
             "Error: config 'a.py' needs mmdet and mmseg "
-            f'\\({library} is not installed, .*\\), which `make downstream` installs'
+            f'\\({library} is not installed, .*\\): make downstream'
         )
         fails('train', 'a.py', match=match)
         fails('test', 'a.py', 'a.pth', match=match)
@@ -264,7 +265,7 @@ class TestErrorsBeforeARun:
         fails(
             'train',
             'a.py',
-            match='Error: config .* needs mmdet and mmseg .*, which `make downstream` installs',
+            match='Error: config .* needs mmdet and mmseg .*: make downstream',
         )
 
     def test_missing_checkpoint(self, fails, config):
@@ -434,6 +435,17 @@ class TestErrorsOfARun:
             cfg.dump(name)
             with pytest.raises(SystemExit, match=f'^Error: .*{message}.*param_scheduler=None$'):
                 tool('train').main([name])
+
+    def test_a_warm_up_longer_than_the_run_is_shortened(self):
+        warm = dict(type='LinearLR', begin=0, end=3, convert_to_iter_based=True)
+        cosine = dict(type='CosineAnnealingLR', eta_min=0, begin=3, convert_to_iter_based=True)
+        assert shortened_warmup([warm, cosine], 40, 1) == [
+            dict(type='LinearLR', by_epoch=False, begin=0, end=4),
+            dict(type='CosineAnnealingLR', by_epoch=False, eta_min=0, begin=4, end=40),
+        ]
+        assert shortened_warmup([warm, cosine], 160, 4) is None
+        assert shortened_warmup([{**warm, 'end': 2}, cosine], 40, 1) is None
+        assert shortened_warmup([warm, cosine], 1, 1) is None
 
     @pytest.mark.parametrize('size', [0, -3, 2.5, 'many'])
     def test_invalid_batch_size(self, tool, config, tmp_path, monkeypatch, size):

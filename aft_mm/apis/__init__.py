@@ -2,6 +2,7 @@
 
 from .image_classifier import ImageClassifier
 from .image_generator import ImageGenerator
+from .image_predictor import ImagePredictor, Prediction
 from .loading import load_model
 from .models import get_model, list_models, register_models
 from .point_cloud_generator import PointCloudGenerator, write_ply
@@ -13,7 +14,9 @@ from .translator import Translation, Translator
 __all__ = [
     'ImageClassifier',
     'ImageGenerator',
+    'ImagePredictor',
     'PointCloudGenerator',
+    'Prediction',
     'Recognition',
     'SpeechRecognizer',
     'SuperResolver',
@@ -26,3 +29,8 @@ __all__ = [
     'register_models',
     'write_ply',
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the public names, without the modules of this package."""
+    return __all__

@@ -162,29 +162,38 @@ class ImageClassifier:
             RGB uint8 [H, W, 3] per image; small images are magnified.
         """
         inputs = self._as_list(images)
-        visualizer = UniversalVisualizer()
         if folder is not None:
             mkdir_or_exist(folder)
         pictures = []
         for number, (image, result) in enumerate(
             zip(inputs, self(inputs, batch_size, progress), strict=True)
         ):
-            pixels = self._pixels(image)
-            pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
-            enlarge = -(-SHORT_EDGE // min(pixels.shape[:2]))
             name = f'{number:04}' + (f'_{Path(result["path"]).stem}' if 'path' in result else '')
-            sample = DataSample().set_pred_label(result['label']).set_pred_score(result['scores'])
-            pictures.append(
-                visualizer.visualize_cls(
-                    imrescale(pixels, enlarge, interpolation='nearest'),
-                    sample,
-                    self.classes,
-                    draw_gt=False,
-                    name=name,
-                    out_file=None if folder is None else os.path.join(folder, f'{name}.png'),
-                )
-            )
+            pictures.append(self.draw(image, result))
+            if folder is not None:
+                Image.fromarray(pictures[-1]).save(os.path.join(folder, f'{name}.png'))
         return pictures
+
+    def draw(self, image: Source, result: dict[str, Any]) -> np.ndarray:
+        """Draw the predicted class name and score onto an image.
+
+        Args:
+            image: Path or array of the image.
+            result: Its result of a call of the object.
+
+        Returns:
+            RGB uint8 [H, W, 3]; a small image is magnified.
+        """
+        pixels = self._pixels(image)
+        pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+        enlarge = -(-SHORT_EDGE // min(pixels.shape[:2]))
+        sample = DataSample().set_pred_label(result['label']).set_pred_score(result['scores'])
+        return UniversalVisualizer().visualize_cls(
+            imrescale(pixels, enlarge, interpolation='nearest'),
+            sample,
+            self.classes,
+            draw_gt=False,
+        )
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
         """Return a list of files and arrays, with folders replaced by their files."""

@@ -11,7 +11,8 @@ from mmengine.runner import CheckpointLoader
 
 import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
 from aft_mm.checkpoint import load_weights
-from aft_mm.config.reading import check_checkpoint, read_config
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.config.reading import read_config
 from aft_mm.errors import UserError
 
 #: Inferencer for each entry of a config; the first entry found decides.

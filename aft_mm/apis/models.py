@@ -2,7 +2,6 @@
 
 import functools
 import os
-from difflib import get_close_matches
 from fnmatch import fnmatch
 
 import torch
@@ -12,7 +11,7 @@ from modelindex.load_model_index import load
 from modelindex.models.Model import Model
 from torch import nn
 
-from aft_mm.config.finding import INDEX, install_root
+from aft_mm.config.finding import INDEX, install_root, our_config
 from aft_mm.config.reading import read_config
 from aft_mm.errors import UserError
 
@@ -50,33 +49,39 @@ def list_models(pattern: str | None = None) -> list[str]:
 
 def get_model(
     name: str,
-    pretrained: str | os.PathLike | None = None,
+    pretrained: str | os.PathLike | bool | None = None,
     device: str | torch.device | None = None,
 ) -> nn.Module:
     """Build a model of any task by its name, in evaluation mode.
 
-    mmpretrain's inferencers accept the model: ``FeatureExtractor(get_model(name, path))``. There
-    are no published weights, so ``pretrained`` is a checkpoint of your own.
+    mmpretrain's inferencers accept the model: ``FeatureExtractor(get_model(name, path))``.
 
     Args:
-        name: One of :func:`list_models`.
+        name: One of :func:`list_models`, or a part of it that no other name has.
         pretrained: Path or http address of a checkpoint, loaded safely and strictly, with its
-            names of classes; None keeps the initial weights.
+            names of classes; True for the released weights; None or False keeps the initial ones.
         device: Device; by default an accelerator if there is one.
 
     Raises:
         UserError: The name is unknown, the checkpoint does not exist or belongs to another model,
-            or the model needs missing libraries.
+            there are no released weights, or the model needs missing libraries.
     """
     models = register_models()
     if name not in models:
-        close = get_close_matches(name, models, n=3)
-        raise UserError(
-            f'name must be one of list_models(), got {name!r}'
-            + (f'; did you mean {", ".join(close)}?' if close else '')
-        )
+        name = our_config(name).stem
+    if name not in models:
+        raise UserError(f'name must be one of list_models(), got {name!r}')
+    if pretrained is True:
+        weights = models[name].weights
+        if not weights:
+            released = [other for other, model in models.items() if model.weights]
+            raise UserError(
+                f'{name} has no released weights; models with weights: '
+                f'{", ".join(released) or "none"}'
+            )
+        pretrained = str(weights)
     config = read_config(str(install_root() / models[name].config))
-    if pretrained is None:
+    if not pretrained:
         model = build_model(config).to(device or get_device()).eval()
     else:
         config, model = load_model(config, pretrained, device)

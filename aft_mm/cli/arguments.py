@@ -5,6 +5,8 @@ Nothing heavy is imported here, so that `--help` and argument errors are fast.
 
 import argparse
 import os
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +19,24 @@ MAX_DPI = 2400
 LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
 
+class AtMost(int):
+    """A default number of samples, of which a smaller dataset gives all that it has."""
+
+
+def tool_parser(about: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a program of tools/, which may run as a command such as `aft_mm plot`.
+
+    Args:
+        about: Its docstring. As a command, examples name the command instead of the file.
+    """
+    prog = os.path.basename(sys.argv[0])
+    if prog.startswith('aft_mm '):
+        about = re.sub(r'python tools/\S+\.py', prog, about or '')
+    return argparse.ArgumentParser(
+        prog=prog, description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
 def add_picture_arguments(parser: argparse.ArgumentParser, dpi: int = 150) -> None:
     """Add ``--out`` and ``--dpi``, which :func:`aft_mm.cli.pictures.check_picture` checks."""
     parser.add_argument('--out', required=True, metavar='PNG', help='path of the picture')
@@ -24,15 +44,20 @@ def add_picture_arguments(parser: argparse.ArgumentParser, dpi: int = 150) -> No
 
 
 def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool = False) -> None:
-    """Add ``--images``, ``--num`` and, with ``noise``, ``--noise``: the input of a network."""
-    inputs = parser.add_mutually_exclusive_group()
-    inputs.add_argument(
-        '--images', nargs='+', help='image files; by default --num of the test split'
+    """Add images, ``--num`` and, with ``noise``, ``--noise``: the input of a network.
+
+    Use :meth:`argparse.ArgumentParser.parse_intermixed_args`, since images may follow options.
+    """
+    parser.add_argument(
+        'images',
+        nargs='*',
+        metavar='IMAGE',
+        help='image files; by default --num of the test split',
     )
     if noise:
-        inputs.add_argument('--noise', action='store_true', help='N(0, 1) instead of images')
+        parser.add_argument('--noise', action='store_true', help='N(0, 1) instead of images')
     parser.add_argument(
-        '--num', type=int, default=num, help='number of images (default: %(default)s)'
+        '--num', type=int, default=AtMost(num), help='number of images (default: %(default)s)'
     )
 
 
@@ -98,14 +123,19 @@ def check_writable(name: str, paths: Sequence[str]) -> None:
             raise UserError(f'{name} {str(path)!r} cannot be written: {error.strerror}') from error
 
 
+def check_suffix(name: str, path: str | os.PathLike, suffixes: Sequence[str]) -> None:
+    """Raise a :class:`UserError` if the name of an output file has none of the suffixes."""
+    if Path(path).suffix not in suffixes:
+        raise UserError(f'{name} must end in {" or ".join(suffixes)}, got {os.fspath(path)!r}')
+
+
 def check_output(name: str, path: str | os.PathLike, suffixes: Sequence[str]) -> None:
     """Check the suffix of an output file and that it can be written.
 
     Raises:
         UserError: the suffix is not one of ``suffixes``, or the file cannot be written.
     """
-    if Path(path).suffix not in suffixes:
-        raise UserError(f'{name} must end in {" or ".join(suffixes)}, got {os.fspath(path)!r}')
+    check_suffix(name, path, suffixes)
     check_writable(name, [os.fspath(path)])
 
 

@@ -23,6 +23,7 @@ SAME_MODULES = {
         'opencv-contrib-python-headless',
     ),
 }
+FITTING_MMCV = "pip uninstall -y mmcv mmcv-lite; pip install 'mmcv-lite>=2.1,<2.2'"
 #: mmcv and mmcv-lite have the same files; the compiled one may be installed over the other.
 OVER_EACH_OTHER = {'mmcv-lite', 'mmcv'}
 
@@ -42,8 +43,24 @@ def own_requirements() -> list[Requirement]:
     return [one for one in found if one.marker is None or one.marker.evaluate({'extra': ''})]
 
 
+def torch_requirements() -> dict[str, Requirement]:
+    """Return the torch that torchvision and torchaudio were built for, by their metadata."""
+    found: dict[str, Requirement] = {}
+    for name in ('torchvision', 'torchaudio'):
+        try:
+            texts = requires(name) or ()
+        except PackageNotFoundError:
+            continue
+        # None for torchaudio from 2.9, which fits several versions.
+        found.update((name, one) for one in map(Requirement, texts) if one.name == 'torch')
+    return found
+
+
 def problems(
-    versions: Mapping[str, str], python: str, needed: Iterable[Requirement]
+    versions: Mapping[str, str],
+    python: str,
+    needed: Iterable[Requirement],
+    built_for: Mapping[str, Requirement],
 ) -> Iterator[tuple[str, str]]:
     """Yield problems of the environment, each with the command that fixes it.
 
@@ -51,6 +68,7 @@ def problems(
         versions: Installed packages, from :func:`installed`.
         python: The version of Python.
         needed: Required packages, from :func:`own_requirements`.
+        built_for: Required torch of other packages, from :func:`torch_requirements`.
     """
     if not PYTHON.contains(python):
         yield (
@@ -60,10 +78,10 @@ def problems(
         )
     yield from _missing(versions, needed)
     yield from _twice(versions)
-    yield from _torch_pairs(versions)
+    yield from _torch_pairs(versions, built_for)
     mmcv = versions.get('mmcv') or versions.get('mmcv-lite')
     if mmcv and Version(mmcv) >= Version('2.2') and {'mmdet', 'mmsegmentation'} & versions.keys():
-        yield f'mmcv {mmcv} is refused by mmdet 3.3 and mmsegmentation 1.2', 'make downstream'
+        yield f'mmcv {mmcv} is refused by mmdet 3.3 and mmsegmentation 1.2', FITTING_MMCV
 
 
 def _missing(
@@ -102,22 +120,20 @@ def _twice(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             )
 
 
-def _torch_pairs(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _torch_pairs(
+    versions: Mapping[str, str], built_for: Mapping[str, Requirement]
+) -> Iterator[tuple[str, str]]:
     if 'torch' not in versions:
         return
     torch = Version(versions['torch'])
-    # torchvision 0.15 belongs to torch 2.0; the minor versions advance together.
-    for name, pair in (
-        ('torchvision', f'0.{torch.minor + 15}'),
-        ('torchaudio', f'{torch.major}.{torch.minor}'),
-    ):
-        if name not in versions or torch.major != 2:
+    for name in ('torchvision', 'torchaudio'):
+        if name not in versions:
             continue
-        other = Version(versions[name])
-        if f'{other.major}.{other.minor}' != pair:
+        other, pair = Version(versions[name]), built_for.get(name)
+        if pair is not None and not pair.specifier.contains(torch, prereleases=True):
             yield (
-                f'{name} {other} is not built for torch {torch}, whose {name} is {pair}',
-                f"pip install '{name}=={pair}.*'",
+                f'{name} {other} is built for torch {pair.specifier}, got torch {torch}',
+                f"pip install 'torch=={torch.public}' {name}",
             )
         elif ('cpu' in (torch.local or '')) != ('cpu' in (other.local or '')):
             yield (

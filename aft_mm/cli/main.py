@@ -3,16 +3,18 @@
 import argparse
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from aft_mm.config.finding import find_config
-from aft_mm.errors import user_errors
+from aft_mm.config.finding import check_checkpoint, find_config
+from aft_mm.errors import UserError, user_errors
 
 from .. import __version__
-from .parsers import COMMANDS
+from .parsers import COMMANDS, LATEST
+from .tools import PROGRAMS, run_program, summary
 
 # The dynamic linker's messages for a library that does not fit into the memory.
 NO_MEMORY = re.compile('failed to map segment|[Cc]annot allocate memory')
@@ -38,7 +40,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             ),
         )
+    for name, program in PROGRAMS.items():
+        commands.add_parser(name, help=summary(program))
     argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in PROGRAMS:  # which parse their arguments themselves
+        run_program(argv)
+        return
     args = parser.parse_args(argv)
     args.argv = argv[1:]
     run(args.command, args)
@@ -65,8 +72,7 @@ def run(command: str, args: argparse.Namespace) -> None:
     """Find the config, then import and run the command."""
     module, _ = COMMANDS[command]
     with user_errors():
-        if 'config' in args:
-            args.config = find_config(args.config)
+        check_paths(args)
     try:
         code = importlib.import_module(f'aft_mm.cli.commands.{module}')
     except ModuleNotFoundError as error:
@@ -84,6 +90,22 @@ def run(command: str, args: argparse.Namespace) -> None:
         code.main(args)
     except MemoryError:
         refuse_memory(command)
+
+
+def check_paths(args: argparse.Namespace) -> None:
+    """Find the config, and check that files and folders exist, before torch is imported.
+
+    Raises:
+        UserError: one does not exist.
+    """
+    if 'config' in args:
+        args.config = find_config(args.config)
+    check_checkpoint(getattr(args, 'checkpoint', None))
+    if getattr(args, 'resume', None) not in (None, LATEST, 'auto'):
+        check_checkpoint(args.resume)
+    for path in [*getattr(args, 'inputs', ()), *filter(None, [getattr(args, 'path', None)])]:
+        if not os.path.lexists(path) and not any(sign in path for sign in '*?['):
+            raise UserError(f'PATH {path!r} does not exist')
 
 
 def refuse_memory(command: str, reason: str = 'out of memory') -> NoReturn:

@@ -106,6 +106,27 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path or http address')
 
 
+def new(parser: argparse.ArgumentParser) -> None:
+    """Write a config for your own data.
+
+        image-folder  PATH/CLASS/*.jpg, or train/ and val/ of such folders
+        coco          a json file with boxes, or a folder with one for each part, and the images
+        voc           PATH/JPEGImages, PATH/Annotations and, if there are lists, PATH/ImageSets/Main
+        masks         PATH/images and PATH/masks (grey level = class), or train, train_masks, val …
+        text          a file, plain or gzip
+
+    Data without a validation part are split: the same share of every class is sampled for
+    validation. Nothing is moved or changed; the lists are written next to the config.
+    """
+    parser.add_argument('kind', choices=('image-folder', 'coco', 'voc', 'masks', 'text'))
+    parser.add_argument('path', metavar='PATH', help='the data')
+    parser.add_argument('--out', metavar='NAME.py', help='the config (default: PATH.py, here)')
+    parser.add_argument(
+        '--val', type=float, default=0.2, help='share of validation images (default: 0.2)'
+    )
+    parser.add_argument('--seed', type=int, default=0, help='seed of the split (default: 0)')
+
+
 def train(parser: argparse.ArgumentParser) -> None:
     """Train a model from a config file."""
     add_config(parser)
@@ -144,6 +165,30 @@ def test(parser: argparse.ArgumentParser) -> None:
         help='average over augmented copies of each image, as given by tta_model and tta_pipeline',
     )
     add_run_arguments(parser)
+
+
+def predict(parser: argparse.ArgumentParser) -> None:
+    """Predict classes, boxes or masks of images, and draw them.
+
+    The folder DIR gets pictures/, masks/ (grey level = class), predictions.json and
+    predictions.csv with one line per class, box or class of a mask.
+    """
+    add_config(parser)
+    add_checkpoint(parser)
+    parser.add_argument(
+        'inputs',
+        nargs='+',
+        metavar='PATH',
+        help="image, folder of images or pattern such as 'photos/**/*.jpg'",
+    )
+    parser.add_argument('--out', required=True, metavar='DIR', help='folder of the results')
+    parser.add_argument('--batch-size', type=int, default=8, help='images per batch (default: 8)')
+    parser.add_argument(
+        '--score', type=float, default=0.3, help='least score of a box (default: 0.3)'
+    )
+    parser.add_argument('--no-pictures', action='store_true', help='write the numbers only')
+    parser.add_argument('--device', help='by default an accelerator, if there is one')
+    add_config_options(parser, 'model.test_cfg.max_per_img=300')
 
 
 def sample(parser: argparse.ArgumentParser) -> None:
@@ -332,7 +377,8 @@ def list_configs(parser: argparse.ArgumentParser) -> None:
 def config(parser: argparse.ArgumentParser) -> None:
     """Copy a config to edit it.
 
-    The copy holds all entries of the bases, and the current AFT_MM_DATA as the data folder.
+    The copy holds all entries of the bases that something reads, each once, and the current
+    AFT_MM_DATA as the data folder.
     """
     add_config(parser)
     parser.add_argument(
@@ -363,9 +409,11 @@ def doctor(parser: argparse.ArgumentParser) -> None:
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     'quickstart': ('quickstart', quickstart),
     'list': ('list_configs', list_configs),
+    'new': ('new', new),
     'config': ('copy_config', config),
     'train': ('train', train),
     'test': ('test', test),
+    'predict': ('predict', predict),
     'sample': ('sample', sample),
     'super-resolve': ('super_resolve', super_resolve),
     'translate': ('translate', translate),

@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from aft_mm.checks import check_int
-from aft_mm.config.reading import check_checkpoint
+from aft_mm.config.finding import check_checkpoint
 
 from .arguments import MAX_DPI, PICTURES, check_output
 

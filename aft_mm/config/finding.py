@@ -4,8 +4,12 @@ Only the standard library is imported here, so that a mistyped name fails fast.
 """
 
 import os
+import re
+import shlex
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from functools import cache
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from aft_mm.errors import UserError
@@ -47,26 +51,94 @@ def configs_by_name() -> dict[str, Path]:
 def find_config(name: str) -> str:
     """Return the path of a config, given its path or the name of a config of aft_mm.
 
-    A name may have the folder in front and .py at the end.
+    A name may have the folder in front and .py at the end. A part of a name that only one config
+    has is enough: ``own/image-folder``.
 
     Raises:
-        UserError: there is no such config, or it is not a Python file.
+        UserError: there is no such config, several configs have this part, or it is not a Python
+            file.
     """
     if not os.path.isfile(name):
-        bare = Path(name).name.removesuffix('.py')
-        ours = configs_by_name().get(bare)
-        # Folders in the name must match.
-        if ours is None or not ours.with_suffix('').as_posix().endswith(
-            '/' + Path(name).as_posix().removesuffix('.py')
-        ):
-            close = get_close_matches(bare, configs_by_name(), n=3)
-            raise UserError(
-                f'config {name!r} does not exist'
-                + (f'; did you mean {" or ".join(close)}?' if close else '')
-            )
-        return str(ours)
+        return str(our_config(name))
     # YAML and JSON are refused: mmengine's YAML loader executes tags, and a file that looks like
     # data should be data.
     if os.path.splitext(name)[1] != '.py':
         raise UserError(f'config {name!r} must be a Python file whose name ends in .py')
     return name
+
+
+def our_config(name: str) -> Path:
+    """Return the config of aft_mm with this name or the only one that has this part of a name.
+
+    Raises:
+        UserError: no config or several have it.
+    """
+    *folders, bare = Path(name).as_posix().removesuffix('.py').split('/')
+    folder = '/'.join(folders).removeprefix('configs').strip('/')
+    known = configs_by_name()
+    found = {other: path for other, path in known.items() if path.parent.name.startswith(folder)}
+    if bare in found:
+        return found[bare]
+    # A name that ends in .py may be a file that is missing.
+    parts = [] if name.endswith('.py') else [other for other in found if bare in other]
+    parts.sort(key=lambda other: (not other.startswith(bare), other))
+    if len(parts) == 1:
+        return found[parts[0]]
+    close = parts or similar_names(bare, known)
+    shown = f'{", ".join(close[:3])}{" …" if len(close) > 3 else ""}'
+    if parts:
+        raise UserError(f'config {name!r} must be part of one name, got {len(parts)}: {shown}')
+    raise UserError(
+        f'config {name!r} does not exist' + (f'; did you mean {shown}?' if close else '')
+    )
+
+
+def check_checkpoint(path: str | None) -> None:
+    """Refuse a checkpoint file that does not exist, before anything is built.
+
+    Raises:
+        UserError: ``path`` is neither a file nor an address.
+    """
+    if path and '://' not in path and not os.path.isfile(os.path.expanduser(path)):
+        raise UserError(f'checkpoint {path!r} does not exist')
+
+
+def similar_names(name: str, known: Collection[str]) -> list[str]:
+    """Return up to three names that have or resemble a name or a part of one."""
+    size = len(re.split('[-_]', name))
+    parts: dict[str, str] = {}
+    for other in known:
+        words = re.split('[-_]', other)
+        for first in range(max(1, len(words) - size + 1)):
+            parts.setdefault('-'.join(words[first : first + size]), other)
+    close = get_close_matches(name.replace('_', '-'), [*known, *parts], n=3)
+    found = [other for other in known if name in other] or [parts.get(one, one) for one in close]
+    return list(dict.fromkeys(found))
+
+
+def find_base(name: str) -> str:
+    """Return the path of a base written as ``aft_mm::NAME`` or ``aft_mm::_base_/FILE.py``.
+
+    Raises:
+        UserError: there is no such config.
+    """
+    name = name.partition('::')[2]
+    path = install_root() / 'configs' / name
+    return str(path if path.is_file() else our_config(name))
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of aft_mm, with or without a checkout."""
+    if extra == 'downstream' and (PACKAGE.parent / 'Makefile').is_file():
+        return 'make downstream'
+    try:
+        lines: Sequence[str] = requires('aft_mm') or ()
+    except PackageNotFoundError:
+        lines = ()
+    # Such as: mmdet<3.4,>=3.3; extra == "downstream"
+    found = [
+        line.partition(';')[0].strip()
+        for line in lines
+        if re.search(f"""extra == ["']{extra}["']""", line)
+    ]
+    return shlex.join(['pip', 'install', *(found or [f'aft_mm[{extra}]'])])

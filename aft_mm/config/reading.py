@@ -2,27 +2,26 @@
 
 import importlib
 import inspect
-import json
 import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, NoReturn
-from xml.etree.ElementTree import ParseError, parse
+from typing import Any
 
 from mmengine.config import Config, ConfigDict
-from mmengine.registry import OPTIMIZERS
+from mmengine.registry import LOOPS, OPTIMIZERS
 from mmengine.runner import Runner
 
-from aft_mm.checks import check_flag, check_int, check_number, described, is_int
+import aft_mm.registry  # noqa: F401, finds bases such as aft_mm::own_data/image-folder
+from aft_mm.checks import check_flag, check_int, check_number
 from aft_mm.errors import UserError
 
-from .finding import find_config
+from .annotations import check_boxes, check_masks
+from .finding import find_config, install_command
 
-#: Scopes of the libraries that `make downstream` installs.
+#: Scopes of the libraries of detection and segmentation.
 DOWNSTREAM = ('mmdet', 'mmseg')
 #: Entries of a config that a Runner, the tools and the inferencers read.
 READ = frozenset(
@@ -56,9 +55,6 @@ SHARED = frozenset(
         'model_cfg',
     }
 )
-#: Bounds of annotations: pixels of an image (Pillow's own is 179 million), and a coordinate [px].
-MAX_PIXELS = 2**28
-MAX_COORDINATE = 10**5
 SIMILARITY = 0.8  # cutoff of get_close_matches: two of ten letters differ
 #: Beginnings of library warnings that every run would show and no user can act on.
 KNOWN_WARNINGS = (
@@ -96,7 +92,7 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
                 f'config {path!r} imports a missing module: {error.__cause__ or error}'
             ) from error
         raise UserError(
-            f'config {path!r} needs mmdet and mmseg ({error}), which `make downstream` installs'
+            f'config {path!r} needs mmdet and mmseg ({error}): {install_command("downstream")}'
         ) from error
     except RecursionError as error:
         raise UserError(f'config {path!r} has itself among its _base_') from error
@@ -200,6 +196,7 @@ def check_settings(cfg: Config) -> None:
     """
     check_flag('resume', cfg.get('resume', False))
     loop = cfg.get('train_cfg') or {}
+    _check_loop(loop)
     for name in ('max_epochs', 'max_iters', 'val_interval'):
         if name in loop:
             check_int(f'train_cfg.{name}', loop[name], 1)
@@ -230,6 +227,26 @@ def check_settings(cfg: Config) -> None:
             _check_dataset(f'{split}_dataloader.dataset', dataset)
 
 
+def _check_loop(loop: ConfigDict) -> None:
+    """Refuse keys of ``train_cfg`` that its loop does not have, with those that it has."""
+    kind = loop.get('type') or (
+        'EpochBasedTrainLoop' if loop.get('by_epoch', True) else 'IterBasedTrainLoop'
+    )
+    found = LOOPS.get(kind) if isinstance(kind, str) else kind
+    if found is None:  # reported when it is built
+        return
+    known = [*inspect.signature(found.__init__).parameters, 'type', 'by_epoch']
+    known = [name for name in known if name not in ('self', 'runner', 'dataloader')]
+    unknown = next((key for key in loop if key not in known), None)
+    if unknown is not None and 'kwargs' not in known:
+        close = get_close_matches(unknown, known, n=1)
+        raise UserError(
+            f'train_cfg has no {unknown!r}; '
+            + (f'did you mean {close[0]}? ' if close else '')
+            + f'it may have {", ".join(known)}'
+        )
+
+
 def _entry(cfg: Any, key: str) -> Any:
     """Return ``cfg.a.b`` for ``'a.b'``, None if it is missing."""
     for part in key.split('.'):
@@ -244,16 +261,6 @@ def _check_dataset(key: str, dataset: ConfigDict) -> None:
         raise UserError(f'{key}.pipeline must have a step that packs a sample, got none')
     if isinstance(dataset.get('indices'), int | float | str):
         check_int(f'{key}.indices', dataset['indices'], 1)
-
-
-def check_checkpoint(path: str | None) -> None:
-    """Refuse a checkpoint file that does not exist, before anything is built.
-
-    Raises:
-        UserError: ``path`` is neither a file nor an address.
-    """
-    if path and '://' not in path and not os.path.isfile(os.path.expanduser(path)):
-        raise UserError(f'checkpoint {path!r} does not exist')
 
 
 def check_data(cfg: Config, *splits: str) -> None:
@@ -311,7 +318,8 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
             )
     if isinstance(prefix, str):
         _check_images(key, os.path.join(root, prefix), dataset)
-    _check_boxes(key, root, dataset)
+    check_boxes(key, root, dataset)
+    check_masks(key, root, dataset)
 
 
 def _check_images(key: str, folder: str, dataset: ConfigDict) -> None:
@@ -325,143 +333,3 @@ def _check_images(key: str, folder: str, dataset: ConfigDict) -> None:
             f'{key} reads {folder!r}, which holds no image in a folder of its class; '
             f'images are files that end in {", ".join(endings)}'
         )
-
-
-def _check_boxes(key: str, root: str, dataset: ConfigDict) -> None:
-    """Refuse damaged annotations of an mmdet data set, and classes that differ from theirs.
-
-    mmdet numbers the classes of COCO by the order in the json file, and skips boxes of VOC with
-    other classes.
-    """
-    classes = (dataset.get('metainfo') or {}).get('classes') or ()
-    path = os.path.join(root, dataset.get('ann_file') or '')
-    if not dataset.get('ann_file') or not os.path.isfile(path):
-        return
-    content = _read_coco(path) if dataset.type.endswith('CocoDataset') else {}
-    if isinstance(classes, str) or not classes:
-        return
-    listed = f'{key}.metainfo.classes lists {", ".join(map(str, classes))}'
-    if dataset.type.endswith('CocoDataset'):
-        names = [category['name'] for category in content.get('categories', ())]
-        if [name for name in names if name in classes] != list(classes):
-            raise UserError(
-                f'{listed}, which must be categories of {path!r} in its order, as mmdet numbers '
-                f'them by that: {", ".join(names) or "it has none"}'
-            )
-    if dataset.type.endswith(('VOCDataset', 'XMLDataset')):
-        prefix = (dataset.get('data_prefix') or {}).get('sub_data_root', '')
-        folder = Path(root, prefix, dataset.get('ann_subdir', 'Annotations'))
-        others: set[str] = set()
-        for image in _read_text(path).splitlines():
-            place = folder / f'{image.strip()}.xml'
-            if place.exists() and not place.is_file():  # on a pipe, reading would wait for ever
-                raise UserError(f'boxes {str(place)[:300]!r} is not a regular file')
-            try:
-                found = {box.findtext('name', '') for box in parse(place).iter('object')}
-            except (ParseError, OSError, ValueError) as error:
-                reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
-                raise UserError(f'boxes {str(place)[:300]!r} cannot be read: {reason}') from error
-            if found.intersection(classes):
-                return
-            others |= found
-        raise UserError(
-            f'{listed}, but the boxes of {path!r} are of other classes: '
-            f'{", ".join(sorted(others)) or "there are none"}'
-        )
-
-
-def _read_text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding='utf-8')
-    except UnicodeDecodeError as error:
-        raise UserError(f'{path!r} is not valid UTF-8 in byte {error.start}') from error
-
-
-def _read_coco(path: str) -> dict:
-    """Read annotations of COCO, and check what mmdet and pycocotools believe.
-
-    Raises:
-        UserError: the file is damaged, an image has no local name or too many pixels, or a box or
-            mask does not fit its image.
-    """
-    try:
-        content = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        reason = ' '.join(str(error).split())
-        raise UserError(f'annotations {path!r} cannot be read: {reason:.200}') from error
-    parts = [
-        content.get(name, []) if isinstance(content, dict) else None
-        for name in ('categories', 'images', 'annotations')
-    ]
-    for part in parts:
-        if not isinstance(part, list) or not all(isinstance(entry, dict) for entry in part):
-            raise UserError(
-                f'annotations {path!r} must be a dict with lists of images, annotations and '
-                'categories'
-            )
-    categories, images, annotations = parts
-
-    def refuse(kind: str, entry: dict, reason: str) -> NoReturn:
-        raise UserError(f'{kind} {described(entry.get("id"))} of {path!r} {reason}')
-
-    for category in categories:
-        if not isinstance(category.get('name'), str):
-            refuse('category', category, 'has no name')
-    sizes = {}
-    for image in images:
-        name, size = image.get('file_name'), (image.get('height'), image.get('width'))
-        if not isinstance(name, str) or not name or '://' in name or '\0' in name:
-            refuse('image', image, f'must have the name of a local file, got {described(name)}')
-        if not all(is_int(side) and side > 0 for side in size) or size[0] * size[1] > MAX_PIXELS:
-            refuse('image', image, f'must have a height and width, got {described(size)}')
-        if not isinstance(image.get('id'), int | str):
-            refuse('image', image, 'has no id')
-        sizes[image['id']] = size
-    for annotation in annotations:
-        key = annotation.get('image_id')
-        if not isinstance(key, int | str):
-            refuse('annotation', annotation, f'must have the id of an image, got {described(key)}')
-        if key not in sizes or annotation.get('ignore'):  # mmdet skips them too
-            continue
-        if not isinstance(annotation.get('area'), int | float):
-            refuse('annotation', annotation, 'has no area')
-        problem = _box_problem(annotation.get('bbox')) or _mask_problem(
-            annotation.get('segmentation') or [], sizes[key]
-        )
-        if problem:
-            refuse('annotation', annotation, problem)
-    return content
-
-
-def _are_numbers(values: Any) -> bool:
-    """Return whether a value is a list of numbers of a plausible size for coordinates in pixels."""
-    return isinstance(values, list) and all(
-        type(value) in (int, float) and -MAX_COORDINATE <= value <= MAX_COORDINATE
-        for value in values
-    )
-
-
-def _box_problem(box: Any) -> str:
-    if _are_numbers(box) and len(box) == 4:
-        return ''
-    return f'must have a box of four numbers of at most {MAX_COORDINATE:,}, got {described(box)}'
-
-
-def _mask_problem(mask: Any, size: tuple[int, int]) -> str:
-    """Return why a mask, polygons or run lengths, does not fit an image; '' if it does."""
-    if isinstance(mask, list):
-        if all(map(_are_numbers, mask)):
-            return ''
-        return f'must have polygons, lists of numbers of at most {MAX_COORDINATE:,}'
-    counts = mask.get('counts') if isinstance(mask, dict) else None
-    if not isinstance(counts, str | list):
-        return f'must have polygons or run lengths, got {described(mask)}'
-    if mask.get('size') != list(size):
-        return f'must have run lengths of size {list(size)}, got {described(mask.get("size"))}'
-    if isinstance(counts, list) and not (
-        all(is_int(count) and count >= 0 for count in counts) and sum(counts) == size[0] * size[1]
-    ):
-        return f'must have run lengths that sum to {size[0] * size[1]:,}'
-    return ''

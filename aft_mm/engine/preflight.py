@@ -195,9 +195,47 @@ def check_batch(config: Config, runner: Runner) -> None:
         )
 
 
+def shortened_warmup(schedules: Any, iterations: int, epochs: int) -> list[dict] | None:
+    """Return a warm-up and its successor for a run that would end before the warm-up does.
+
+    The warm-up takes a tenth of the iterations.
+
+    Args:
+        schedules: Entries of ``param_scheduler``.
+        iterations: Iterations of the run.
+        epochs: Epochs of the run.
+
+    Returns:
+        The new entries; None unless the given ones are a warm-up from 0 and one successor, and the
+        successor begins after the run.
+    """
+    if not isinstance(schedules, list) or len(schedules) != 2:
+        return None
+    first, then = schedules
+    begin = then.get('begin', 0)
+    length = epochs if then.get('by_epoch', True) else iterations
+    in_order = first.get('begin', 0) == 0 and first.get('end') == begin and 'T_max' not in then
+    if begin < length or not in_order or iterations < 2:
+        return None
+    end = max(1, iterations // 10)
+    parts = []
+    for entry, start, stop in ((first, 0, end), (then, end, iterations)):
+        parts.append({**entry, 'by_epoch': False, 'begin': start, 'end': stop})
+        parts[-1].pop('convert_to_iter_based', None)
+    return parts
+
+
 def check_schedule(config: Config, runner: Runner) -> None:
-    """Refuse a schedule that would start after the end of the run."""
+    """Shorten a warm-up that is longer than the run; refuse other schedules after its end."""
     schedules = runner.param_schedulers or []
+    shorter = shortened_warmup(schedules, runner.max_iters, runner.max_epochs)
+    if shorter is not None:
+        runner.param_schedulers = shorter
+        runner.logger.warning(
+            f'the warm-up of param_scheduler is longer than the run; it is shortened to '
+            f'{shorter[0]["end"]} of {runner.max_iters} iterations'
+        )
+        return
     for schedule in [schedules] if isinstance(schedules, dict) else schedules:
         by_epoch = schedule.get('by_epoch', True)
         length = runner.max_epochs if by_epoch else runner.max_iters

@@ -10,12 +10,25 @@ import logging
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import module_from_spec
+from importlib.util import find_spec, module_from_spec
 from types import ModuleType
+from typing import Any
 
-__all__ = ['MMCV_EXT', 'extension_spec', 'selected_operators']
+__all__ = ['MMCV_EXT', 'extension_spec', 'quiet_pycocotools', 'selected_operators']
 
 MMCV_EXT = 'mmcv._ext'
+# Beginnings of what pycocotools prints to say that it works.
+_PROGRESS = (
+    'loading annotations',
+    'Done (t=',
+    'creating index',
+    'index created',
+    'Loading and preparing',
+    'DONE (t=',
+    'Running per image',
+    'Evaluate annotation',
+    'Accumulating evaluation',
+)
 logger = logging.getLogger('aft_mm.hosts')
 
 
@@ -62,3 +75,16 @@ def selected_operators() -> str:
     """
     module = import_module(MMCV_EXT)
     return 'torchvision' if hasattr(module, 'SUPPORTED') else 'compiled'
+
+
+def quiet_pycocotools() -> None:
+    """Leave out the progress that pycocotools prints between the lines of the log."""
+    if find_spec('pycocotools') is None:
+        return
+    for name in ('coco', 'cocoeval'):
+        vars(import_module(f'pycocotools.{name}'))['print'] = _print_others
+
+
+def _print_others(*values: Any, **options: Any) -> None:
+    if not (values and str(values[0]).startswith(_PROGRESS)):
+        print(*values, **options)

@@ -131,15 +131,9 @@ def _draw_scale(figure: Figure, image: Any, axes: list[Axes], label: str) -> Non
     if isinstance(image.norm, SymLogNorm):
         most = int(np.log10(image.norm.vmax))
         powers = [10.0**power for power in range(0, most + 1, max(1, most // 2))]
-        bar.set_ticks(
-            [*(-power for power in reversed(powers)), 0, *powers],
-            labels=[
-                *(f'−{power:g}' for power in reversed(powers)),
-                '0',
-                *(f'{power:g}' for power in powers),
-            ],
-        )
+        bar.set_ticks([-1, 0, *powers], labels=['−1', '0', *(f'{power:g}' for power in powers)])
         bar.ax.minorticks_off()
+        bar.ax.set_ylim(-1, image.norm.vmax)  # exp(w) - 1 is above -1
     bar.ax.tick_params(labelsize=6)
     bar.ax.yaxis.get_offset_text().set_fontsize(6)
     bar.set_label(label, fontsize=6)

@@ -6,7 +6,7 @@ custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 
 default_hooks = dict(
     logger=dict(interval=10),
-    checkpoint=dict(type='aft_mm.SafeCheckpointHook', max_keep_ckpts=3),
+    checkpoint=dict(type='aft_mm.SafeCheckpointHook', max_keep_ckpts=3, save_best='auto'),
     # A run that is killed loses five minutes, however long an epoch is.
     minutes=dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
     # A run that resumes at any iteration has the bits of an uninterrupted one.

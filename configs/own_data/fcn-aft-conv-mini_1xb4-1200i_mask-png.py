@@ -8,9 +8,7 @@ _base_ = [
 ]
 
 data_root = '{{$AFT_MM_DATA:data}}/my_masks'
-metainfo = dict(
-    classes=('background', 'cat', 'dog'), palette=[[0, 0, 0], [230, 159, 0], [86, 180, 233]]
-)
+metainfo = dict(classes=('background', 'cat', 'dog'))
 image_suffix = '.jpg'
 ignored = 255
 

@@ -1,4 +1,6 @@
-"""Unmodified DetInferencer of mmdet and inference_model of mmseg on our models."""
+"""DetInferencer of mmdet, inference_model of mmseg and `aft_mm predict` on our models."""
+
+import json
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from mmdet.apis import DetInferencer
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from mmseg.apis import inference_model, init_model
+from PIL import Image
 
 from aft_mm.apis.loading import build_model, load_model
 
@@ -34,7 +37,7 @@ def checkpoint(tmp_path, monkeypatch):
     return write
 
 
-def test_mmdet_inferencer(checkpoint):
+def test_mmdet_inferencer(checkpoint, tool, tmp_path, monkeypatch):
     classes = ('Platelets', 'RBC', 'WBC')
     files = checkpoint('retinanet-aft-conv-mini_1xb4-24e_bccd', classes)
     infer = DetInferencer(*files, device='cpu', show_progress=False)
@@ -53,8 +56,29 @@ def test_mmdet_inferencer(checkpoint):
     np.testing.assert_allclose(found['bboxes'], expected.bboxes, rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(found['scores'], expected.scores, rtol=1e-4)
 
+    monkeypatch.chdir(tmp_path)
+    sizes = ((60, 84), (41, 50))
+    images = [image[:height, :width] for height, width in sizes]
+    for number, pixels in enumerate(images):
+        Image.fromarray(pixels).save(f'{number}.png')
+    scores = sorted(infer('0.png', pred_score_thr=0)['predictions'][0]['scores'])
+    score = sum(scores[-9:-7]) / 2  # between the eighth and the ninth
+    words = ['0.png', '1.png', '--out', 'out', '--score', str(score)]
+    tool('predict').main([*files, *words, '--device', 'cpu'])
+    for one, size in zip(json.loads(open('out/predictions.json').read()), sizes, strict=True):
+        theirs = infer(one['path'], pred_score_thr=0)['predictions'][0]
+        kept = [i for i, value in enumerate(theirs['scores']) if value > score]
+        boxes = [box['box'] for box in one['found']]
+        np.testing.assert_allclose(
+            np.reshape(boxes, (-1, 4)), np.reshape(theirs['bboxes'], (-1, 4))[kept], atol=1e-2
+        )
+        assert [box['label'] for box in one['found']] == [theirs['labels'][i] for i in kept]
+        assert all(box['class_name'] == classes[box['label']] for box in one['found'])
+        assert np.array(Image.open(f'out/{one["picture"]}')).shape == (*size, 3)
+    assert len(json.loads(open('out/predictions.json').read())[0]['found']) == 8
 
-def test_mmseg_inference(checkpoint):
+
+def test_mmseg_inference(checkpoint, tool, tmp_path, monkeypatch):
     config = Config.fromfile(CONFIGS['fcn-aft-conv-mini_1xb4-1200i_camvid'])
     classes = tuple(map(str, range(config.model.decode_head.num_classes)))
     files = checkpoint('fcn-aft-conv-mini_1xb4-1200i_camvid', classes)
@@ -68,3 +92,15 @@ def test_mmseg_inference(checkpoint):
     _, model = load_model(*files, 'cpu')
     for name, value in model.state_dict().items():
         assert torch.equal(host.state_dict()[name], value), name
+
+    monkeypatch.chdir(tmp_path)
+    for number, pixels in enumerate((image, image[:40])):
+        Image.fromarray(pixels).save(f'{number}.png')
+    tool('predict').main([*files, '0.png', '1.png', '--out', 'out', '--device', 'cpu'])
+    first, second = json.loads(open('out/predictions.json').read())
+    written = np.array(Image.open(f'out/{first["mask"]}'))
+    theirs = inference_model(host, image[..., ::-1].copy()).pred_sem_seg.data[0].numpy()
+    assert (written == theirs).mean() > 0.999
+    assert sum(one['share'] for one in first['found']) == pytest.approx(1)
+    assert {one['class_name'] for one in first['found']} == {classes[i] for i in np.unique(written)}
+    assert np.array(Image.open(f'out/{second["picture"]}')).shape == (40, 84, 3)

@@ -65,19 +65,25 @@ EPOCH = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler=
 
 
 @pytest.mark.parametrize(
-    ('kind', 'write', 'length', 'metric'),
+    ('kind', 'name', 'write', 'length', 'metric'),
     [
         # After one epoch no score is that high, and then mmdet logs no metric.
-        ('coco-json', boxes_as_json, [*EPOCH, 'model.test_cfg.score_thr=0.0'], 'coco/bbox_mAP'),
-        ('voc-xml', boxes_as_xml, EPOCH, 'pascal_voc/mAP'),
-        ('mask-png', masks, ['train_cfg.max_iters=2', 'train_cfg.val_interval=2'], 'mIoU'),
+        (
+            'coco',
+            'my_boxes',
+            boxes_as_json,
+            [*EPOCH, 'model.test_cfg.score_thr=0.0'],
+            'coco/bbox_mAP',
+        ),
+        ('voc', 'my_boxes', boxes_as_xml, EPOCH, 'pascal_voc/mAP'),
+        ('masks', 'my_masks', masks, ['train_cfg.max_iters=2', 'train_cfg.val_interval=2'], 'mIoU'),
     ],
 )
-def test_trains(kind, write, length, metric, tool, tmp_path, monkeypatch):
+def test_the_new_config_trains(kind, name, write, length, metric, tool, tmp_path, monkeypatch):
     write(tmp_path / 'data')
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
-    (path,) = FOLDER.glob(f'*{kind}.py')
+    tool('new').main([kind, f'data/{name}', '--out', 'my.py'])
     loaders = [
         f'{part}_dataloader.{key}'
         for part in ('train', 'val')
@@ -85,7 +91,7 @@ def test_trains(kind, write, length, metric, tool, tmp_path, monkeypatch):
     ]
     tool('train').main(
         [
-            str(path),
+            'my.py',
             '--work-dir',
             'work',
             '--cfg-options',

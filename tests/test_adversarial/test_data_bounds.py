@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from mmengine.config import ConfigDict
 
-from aft_mm.config.reading import _check_boxes
+from aft_mm.config.annotations import check_boxes
 from aft_mm.datasets import (
     CelebA,
     KaldiFeatures,
@@ -303,7 +303,7 @@ def boxes(tmp_path, **changes):
     whole = dict(images=[image], annotations=[box], categories=[dict(id=1, name='cat')])
     (tmp_path / 'boxes.json').write_text(json.dumps(whole))
     config = dict(type='CocoDataset', ann_file='boxes.json', metainfo=dict(classes=('cat',)))
-    _check_boxes('dataset', str(tmp_path), ConfigDict(config))
+    check_boxes('dataset', str(tmp_path), ConfigDict(config))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import runpy
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import mmpretrain
 import numpy as np
@@ -20,11 +21,14 @@ from networks import (
     load_network,
     network_inputs,
     shown_image,
+    spread_samples,
 )
 from packaging.specifiers import SpecifierSet
 from PIL import Image
 from plot_keys import key_maps
 from plot_position_bias import position_bias_table
+
+from aft_mm.cli.arguments import AtMost
 
 ROOT = Path(__file__).parents[2]
 NEEDS_GRAD_CAM = pytest.mark.skipif(
@@ -279,6 +283,10 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
         rtol=1e-5,
     )
     assert class_names(None, 3) == ['0', '1', '2']
+    model = SimpleNamespace(dataset_meta=dict(classes=('church', 'fish')))
+    assert class_names(None, 2, model) == ['church', 'fish']
+    # A default number is at most that of the samples; a given one is not changed.
+    assert spread_samples(range(5), AtMost(300)) == list(range(5))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +294,7 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
     [
         ('plot_position_bias', '{} --layers 2 --out a.png', "--layers must be 'all', .* got '2'"),
         ('plot_position_bias', '{} --heads 4 --out a.png', 'heads must be .* 0 to 3'),
-        ('plot_keys', '{} --images no.jpg --out a.png', "image 'no.jpg' cannot be read"),
+        ('plot_keys', '{} no.jpg --out a.png', "image 'no.jpg' cannot be read"),
         ('plot_keys', '{} --num 99 --out a.png', '--num must be at most 65, the samples'),
         ('plot_attention', '{} --num 1 --out a.png', 'no layer that calls torch'),
         ('plot_attention', 'timm:no a.pth --out a.png', 'checkpoint .a.pth. does not exist'),
@@ -298,7 +306,11 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
         ),
         ('plot_receptive_field', '{} --layers norm9 --out a.png', "AFTViT has no layer 'norm9'"),
         ('plot_cam', '{} --category 10 --out a.png', '--category must be 0 to 9, got 10'),
-        ('plot_features', '{} --num 20 --out a.png', '--perplexity must be below --num 20'),
+        (
+            'plot_features',
+            '{} --num 20 --perplexity 20 --out a.png',
+            '--perplexity must be below 20, the number of images',
+        ),
         ('confusion_matrix', '{} --mistakes a.txt --out a.png', '--mistakes must end in'),
         ('browse_dataset', 'no.py --out a.png', "config 'no.py' does not exist"),
     ],

@@ -71,6 +71,21 @@ class TestNames:
         (feature,) = FeatureExtractor(loaded)(np.zeros((32, 32, 3), np.uint8))[0]
         assert feature.shape == (96,)
 
+    def test_released_weights_are_loaded_on_request(self, tmp_path, monkeypatch):
+        with pytest.raises(UserError, match=f'{NAME} has no released weights; .*weights: none'):
+            get_model(NAME, pretrained=True)
+        model = get_model(NAME)
+        torch.save(dict(state_dict=model.state_dict()), tmp_path / 'a.pth')
+        monkeypatch.setattr(register_models()[NAME], 'weights', str(tmp_path / 'a.pth'))
+        loaded = get_model(NAME, pretrained=True)
+        for name, value in loaded.state_dict().items():
+            assert torch.equal(value, model.state_dict()[name]), name
+        with pytest.raises(UserError, match=f'no released weights; models with weights: {NAME}'):
+            get_model('aft-local-32-mini_1xb16-2e_mnist', pretrained=True)
+
+    def test_a_part_of_a_name_is_enough(self):
+        assert get_model('conv-quickstart')._metainfo.name.startswith('aft-conv-quickstart_')
+
     def test_a_model_of_another_task(self):
         name = 'aft-local-32-mini_1xb16-2e_mnist'
         assert type(get_model(name)).__name__ == 'AutoregressiveModel'
@@ -84,7 +99,7 @@ class TestNames:
     @pytest.mark.parametrize(
         ('name', 'checkpoint', 'message'),
         [
-            ('aft-conv', None, "name must be one of list_models.., got 'aft-conv'"),
+            ('aft-conv', None, "config 'aft-conv' must be part of one name, got .*: aft-conv-"),
             (NAME.replace('h96', 'h9'), None, f'did you mean .*{NAME}'),
             (NAME, 'no.pth', "checkpoint 'no.pth' does not exist"),
         ],

@@ -11,14 +11,12 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import add_picture_arguments
+from aft_mm.cli.arguments import add_picture_arguments, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('config', help='path of any config')
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
     parser.add_argument('--num', type=int, default=9, help='number of samples; default %(default)s')

@@ -11,14 +11,12 @@ of the first config.
 import argparse
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import check_output
+from aft_mm.cli.arguments import check_output, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument(
         '--model',
         nargs=3,
@@ -50,7 +48,8 @@ from PIL import Image
 from aft_mm.apis import ImageGenerator, SuperResolver
 from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
-from aft_mm.config.reading import check_checkpoint, read_config
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.config.reading import read_config
 from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization import (
     draw_completions,

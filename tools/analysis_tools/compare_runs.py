@@ -18,14 +18,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from aft_mm.cli.arguments import add_runs, check_output
+from aft_mm.cli.arguments import add_runs, check_output, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     add_runs(parser, 'work dir')
     parser.add_argument(
         '--metric',

@@ -14,7 +14,6 @@ A missing entry is a dash, and a column without entries is omitted.
     python tools/analysis_tools/config_tables.py --check               # changes nothing
 """
 
-import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
 
 ROOT = Path(__file__).parents[2]
@@ -103,9 +103,7 @@ def updated(task: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument(
         'tasks',
         nargs='*',

@@ -7,14 +7,12 @@
 import argparse
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import PICTURES, add_picture_arguments, check_output
+from aft_mm.cli.arguments import PICTURES, add_picture_arguments, check_output, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('config', help='path of the config of a classifier')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='test')

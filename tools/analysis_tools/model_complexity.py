@@ -21,14 +21,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from aft_mm.cli.arguments import check_output
+from aft_mm.cli.arguments import check_output, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('configs', nargs='+', help='paths of configs')
     parser.add_argument(
         '--shape',

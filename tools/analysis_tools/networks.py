@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from aft_mm.apis import load_model
 from aft_mm.apis.image_classifier import takes_bgr
 from aft_mm.checks import check_int
-from aft_mm.config.reading import check_checkpoint, check_data, read_config
+from aft_mm.cli.arguments import AtMost
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.config.reading import check_data, read_config
 from aft_mm.datasets import UnusableFile, read_rgb
 from aft_mm.errors import UserError
 
@@ -41,9 +43,10 @@ def build_dataset(config: Config, split: str = 'test') -> Any:
             ) from error
 
 
-def class_names(dataset: Any, count: int) -> list[str]:
-    """Return the class names of a dataset, or numbers if it does not have ``count`` names."""
-    names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
+def class_names(dataset: Any, count: int, model: Any = None) -> list[str]:
+    """Return the class names of a checkpoint or dataset, or numbers without ``count`` names."""
+    names = (getattr(model, 'dataset_meta', None) or {}).get('classes')
+    names = names or (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     names = [names] if isinstance(names, str) else list(names)
     return (
         [str(name) for name in names]
@@ -55,6 +58,8 @@ def class_names(dataset: Any, count: int) -> list[str]:
 def spread_samples(dataset: Any, num: int) -> list[dict]:
     """Return ``num`` evenly spaced samples of a dataset, since many are sorted by class."""
     check_int('--num', num, 1)
+    if isinstance(num, AtMost):
+        num = min(num, len(dataset))
     if num > len(dataset):
         raise UserError(
             f'--num must be at most {len(dataset)}, the samples of the dataset, got {num}'
@@ -230,7 +235,7 @@ def batches_for(
     """
     if network.config is None:
         if not paths:
-            raise UserError('--images must be given for networks of timm, which have no dataset')
+            raise UserError('images must be given for networks of timm, which have no dataset')
         batch = torch.stack([_timm_image(network, path) for path in paths])
         return list(batch.split(batch_size))
     samples = (

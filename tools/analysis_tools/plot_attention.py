@@ -10,18 +10,16 @@ The paper averages over 256 images. --csv writes the mean distance per layer and
 import argparse
 from collections.abc import Mapping, Sequence
 
-from aft_mm.cli.arguments import add_choice_arguments, add_network_arguments
+from aft_mm.cli.arguments import add_choice_arguments, add_network_arguments, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     add_network_arguments(parser, num=64)
     add_choice_arguments(parser)
     parser.add_argument('--batch-size', type=int, default=16)
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 if __name__ == '__main__':

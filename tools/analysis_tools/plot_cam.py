@@ -1,21 +1,19 @@
 """Plot class activation maps of a classifier with the library grad-cam (aft_mm[analysis]).
 
-python tools/analysis_tools/plot_cam.py CONFIG CHECKPOINT --images a.jpg b.jpg --out cam.png
+python tools/analysis_tools/plot_cam.py CONFIG CHECKPOINT a.jpg b.jpg --out cam.png
 """
 
 import argparse
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import add_image_arguments, add_picture_arguments
+from aft_mm.cli.arguments import add_image_arguments, add_picture_arguments, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 METHODS = ('GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'XGradCAM', 'LayerCAM', 'EigenGradCAM')
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('config', help='config of a classifier, or a model name of mmpretrain')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     add_image_arguments(parser, num=6)
@@ -27,7 +25,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('--method', choices=METHODS, default='GradCAM', help='default %(default)s')
     add_picture_arguments(parser)
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 if __name__ == '__main__':
@@ -52,6 +50,7 @@ from networks import (
 from recording import as_map
 
 from aft_mm.cli.pictures import check_picture, footer, save
+from aft_mm.config.finding import install_command
 from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization.figures import new_figure
 
@@ -132,7 +131,7 @@ def activation_maps(
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
     except ImportError as error:
         raise UserError(
-            'class activation maps need grad-cam: pip install aft_mm[analysis]'
+            f'class activation maps need grad-cam: {install_command("analysis")}'
         ) from error
 
     def reshape(tokens: torch.Tensor) -> torch.Tensor:
@@ -169,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             else torch.full((len(inputs),), args.category)
         )
         cams = activation_maps(network, layer, inputs, categories.tolist(), args.method)
-        names = class_names(dataset, count)
+        names = class_names(dataset, count, network.model)
         titles = [
             f'{names[category]}, p = {float(row[category]):.2f}'
             for row, category in zip(probabilities, categories.tolist(), strict=True)

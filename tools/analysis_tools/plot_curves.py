@@ -10,14 +10,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from aft_mm.cli.arguments import add_picture_arguments, add_runs
+from aft_mm.cli.arguments import add_picture_arguments, add_runs, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     add_runs(parser, 'work dir or file of JSON lines (vis_data/scalars.json)')
     add_picture_arguments(parser)
     parser.add_argument(

@@ -9,21 +9,21 @@ share of images whose nearest neighbour in feature space belongs to the same cla
 import argparse
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import add_picture_arguments
+from aft_mm.cli.arguments import AtMost, add_picture_arguments, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('config', help='path of the config of a classifier')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument(
-        '--num', type=int, default=300, help='number of images; default %(default)s'
+        '--num', type=int, default=AtMost(300), help='number of images; default %(default)s'
     )
     parser.add_argument(
-        '--perplexity', type=float, default=30, help='perplexity of t-SNE; default %(default)s'
+        '--perplexity',
+        type=float,
+        help='perplexity of t-SNE; default: 30, or a third of the images if there are fewer than 90',
     )
     parser.add_argument('--seed', type=int, default=0, help='seed of t-SNE; default %(default)s')
     add_picture_arguments(parser)
@@ -112,15 +112,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with user_errors(*DATA_ERRORS):
         check_picture(args)
-        check_number('--perplexity', args.perplexity, above=0)
-        if args.perplexity >= args.num:
-            raise UserError(f'--perplexity must be below --num {args.num}, got {args.perplexity}')
         network = load_network(args.config, args.checkpoint)
         head = getattr(network.model, 'head', None)
         if not hasattr(head, 'pre_logits'):
             raise UserError(f'{args.config} is not a classifier of mmpretrain')
         dataset = build_dataset(network.config)
         samples = spread_samples(dataset, args.num)
+        perplexity = args.perplexity or min(30, len(samples) / 3)
+        check_number('--perplexity', perplexity, above=0)
+        if perplexity >= len(samples):
+            raise UserError(
+                f'--perplexity must be below {len(samples)}, the number of images, got {perplexity}'
+            )
         labels = np.array([int(sample['data_samples'].gt_label) for sample in samples])
         with torch.no_grad():
             features = torch.cat(
@@ -133,17 +136,15 @@ def main(argv: Sequence[str] | None = None) -> None:
                     for first in range(0, len(samples), BATCH)
                 ]
             )
-        points = TSNE(perplexity=args.perplexity, random_state=args.seed).fit_transform(
-            features.numpy()
-        )
+        points = TSNE(perplexity=perplexity, random_state=args.seed).fit_transform(features.numpy())
         share = neighbour_share(features, labels)
         save(
             draw_features(
                 points,
                 labels,
-                class_names(dataset, max(network.config.model.head.num_classes, 1)),
+                class_names(dataset, max(network.config.model.head.num_classes, 1), network.model),
                 f'{len(labels)} images; nearest neighbour of the same class: {100 * share:.1f} %',
-                f'{footer(args.config, args.checkpoint)} · perplexity {args.perplexity:g}',
+                f'{footer(args.config, args.checkpoint)} · perplexity {perplexity:g}',
             ),
             args,
         )

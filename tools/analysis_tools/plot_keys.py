@@ -1,6 +1,6 @@
 """Plot the keys on images per layer and head, figures 9 to 12 of arXiv 2105.14103.
 
-python tools/analysis_tools/plot_keys.py CONFIG CHECKPOINT --images a.jpg --out keys.png
+python tools/analysis_tools/plot_keys.py CONFIG CHECKPOINT a.jpg --out keys.png
 """
 
 import argparse
@@ -11,20 +11,19 @@ from aft_mm.cli.arguments import (
     add_image_arguments,
     add_picture_arguments,
     check_writable,
+    tool_parser,
 )
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('config', help='path of the config of an image model')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     add_image_arguments(parser, num=1)
     add_choice_arguments(parser)
     add_picture_arguments(parser)
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 if __name__ == '__main__':

@@ -8,14 +8,12 @@
 import argparse
 from collections.abc import Mapping, Sequence
 
-from aft_mm.cli.arguments import add_choice_arguments, add_picture_arguments
+from aft_mm.cli.arguments import add_choice_arguments, add_picture_arguments, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('config', help='path of the config')
     parser.add_argument(
         'checkpoint',

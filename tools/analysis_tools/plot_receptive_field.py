@@ -11,14 +11,12 @@ import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from aft_mm.cli.arguments import LAYERS, add_choice_arguments, add_network_arguments
+from aft_mm.cli.arguments import LAYERS, add_choice_arguments, add_network_arguments, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     add_network_arguments(parser, num=16, random=True)
     add_choice_arguments(
         parser,
@@ -40,7 +38,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=[16, 32, 64],
         help='print the share of the energy within these radii [px]',
     )
-    return parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    if args.noise and args.images:
+        parser.error('--noise cannot be combined with images')
+    return args
 
 
 if __name__ == '__main__':

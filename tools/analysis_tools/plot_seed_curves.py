@@ -11,14 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aft_mm.cli.arguments import add_picture_arguments
+from aft_mm.cli.arguments import add_picture_arguments, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument(
         '--group',
         nargs='+',

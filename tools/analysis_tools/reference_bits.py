@@ -13,15 +13,13 @@ import json
 import lzma
 from pathlib import Path
 
-from aft_mm.cli.arguments import check_output
+from aft_mm.cli.arguments import check_output, tool_parser
 from aft_mm.cli.parsers import add_config_options
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('config', help='path of the config of an autoregressive model')
     parser.add_argument('--out', type=Path, metavar='JSON', help='write the values to this file')
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')

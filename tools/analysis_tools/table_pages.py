@@ -8,7 +8,6 @@ docs/tables/memory.json (bytes saved for the backward pass, counted by --count).
     python tools/analysis_tools/table_pages.py --count configs/TASK/NAME.py ...
 """
 
-import argparse
 import json
 import re
 import textwrap
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 from config_tables import ROOT, read_metafile, rows
 
+from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
 
 FOLDER = ROOT / 'docs/tables'
@@ -234,9 +234,7 @@ def count(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('--check', action='store_true', help='exit with 1 if a page is stale')
     parser.add_argument(
         '--count', nargs='+', type=Path, metavar='CONFIG', help='update memory.json for configs'

@@ -23,13 +23,12 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
+from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG', help='paths of configs')
     parser.add_argument(
         '--out', type=Path, required=True, metavar='FOLDER', help='folder of the results'

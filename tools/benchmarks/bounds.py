@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from aft_mm.cli.arguments import tool_parser
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -50,9 +52,7 @@ ELEMENT_TYPES = dict(bfloat16='bfloat16', tf32='float32', float32='float32')
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('--check', action='store_true', help='fail if the page is out of date')
     parser.add_argument('--gpu', choices=list(GPUS), help='print the tables for this GPU instead')
     parser.add_argument(

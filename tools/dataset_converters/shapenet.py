@@ -19,14 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.arguments import check_writable, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('meshes', type=Path, help='folder of the class folders')
     parser.add_argument(
         'out',

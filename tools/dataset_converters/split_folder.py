@@ -13,13 +13,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('source', type=Path, help='folder with one folder per class')
     parser.add_argument('out', type=Path, help='output folder of train/ and val/')
     parser.add_argument(

@@ -13,14 +13,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.cli.arguments import check_output
+from aft_mm.cli.arguments import check_output, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument(
         'files', nargs='+', metavar='FILE', help='training text, one sentence per line'
     )

@@ -9,7 +9,6 @@ million pairs), val.* (newstest2013) and test.* (newstest2014 of test-full.tgz),
 sentence per line.
 """
 
-import argparse
 import bz2
 import gzip
 import html
@@ -23,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from aft_mm.cli.arguments import tool_parser
 from aft_mm.cli.progress import progress
 from aft_mm.errors import UserError, user_errors
 
@@ -152,9 +152,7 @@ def write(found: dict[tuple[str, str, str], bytes], folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('archives', type=Path, nargs='+', help='the .tgz files')
     parser.add_argument(
         '--out',

@@ -9,14 +9,12 @@ in float64; others, such as counters, come from the last file, as does the metad
 import argparse
 from collections.abc import Mapping, Sequence
 
-from aft_mm.cli.arguments import check_output
+from aft_mm.cli.arguments import check_output, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('checkpoints', nargs='+', metavar='CHECKPOINT', help='two or more')
     parser.add_argument('--out', required=True, metavar='PTH', help='the averaged checkpoint')
     return parser.parse_args(argv)
@@ -29,7 +27,7 @@ import torch
 from torch import Tensor
 
 from aft_mm.checkpoint import load_from_local
-from aft_mm.config.reading import check_checkpoint
+from aft_mm.config.finding import check_checkpoint
 from aft_mm.registry import register_safe_loading
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.arguments import check_writable, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 CONFIG = (
@@ -25,9 +25,7 @@ CONFIG = (
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('src', metavar='SRC.pth', help='checkpoint of DeiT or ViT')
     parser.add_argument('dst', metavar='DST.pth', help='path of the converted checkpoint')
     parser.add_argument(
@@ -60,7 +58,8 @@ from torch import Tensor, nn
 
 import aft_mm.registry  # noqa: F401, registers the backbone
 from aft_mm.checkpoint import load_from_local
-from aft_mm.config.reading import check_checkpoint, read_config
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.layers.mixers import AFTConv
 from aft_mm.models import AFTViT

@@ -18,14 +18,12 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.arguments import check_writable, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('config', help='path of the config')
     parser.add_argument('checkpoint', help='path of a checkpoint written by tools/train.py')
     parser.add_argument('out', metavar='OUT', type=Path, help='OUT.onnx or OUT.pt2')
@@ -54,6 +52,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from aft_mm.apis import load_model
+from aft_mm.config.finding import install_command
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
@@ -164,7 +163,9 @@ def check_args(args: argparse.Namespace) -> Config:
         raise UserError(f'OUT must end in .onnx or .pt2, got {str(args.out)!r}')
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if args.out.suffix == '.onnx' and missing:
-        raise UserError(f"ONNX needs the packages {', '.join(missing)}: pip install '.[export]'")
+        raise UserError(
+            f'ONNX needs the packages {", ".join(missing)}: {install_command("export")}'
+        )
     check_writable('OUT', [str(args.out)])
     config = read_config(args.config)
     settings = config.model.get('backbone', {})

@@ -14,14 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aft_mm.cli.arguments import check_writable
+from aft_mm.cli.arguments import check_writable, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument('checkpoint', metavar='IN.pth', help='checkpoint of tools/train.py')
     parser.add_argument(
         'out', metavar='OUT.pth', type=Path, help='output name, to which the digits are appended'
@@ -50,7 +48,7 @@ from data_licenses import weights_license
 from torch import Tensor
 
 from aft_mm.checkpoint import load_from_local, write_safetensors
-from aft_mm.config.reading import check_checkpoint
+from aft_mm.config.finding import check_checkpoint
 from aft_mm.registry import register_safe_loading
 
 # The published entries of mmengine's meta.

@@ -15,13 +15,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument(
         'work_dirs', nargs='+', metavar='WORK_DIR', help='work dirs of finished runs'
     )

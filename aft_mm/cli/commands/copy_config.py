@@ -4,13 +4,15 @@ import argparse
 import ast
 from pathlib import Path
 
-from aft_mm.config.finding import find_config
-from aft_mm.config.reading import read_config
+from mmengine.config import Config
+
+from aft_mm.config.finding import find_config, install_root
+from aft_mm.config.reading import READ, read_config
 from aft_mm.errors import UserError, user_errors
 
 
-def with_absolute_bases(path: Path) -> str:
-    """Return the text of a config with absolute paths in ``_base_``."""
+def with_portable_bases(path: Path) -> str:
+    """Return the text of a config with bases of aft_mm as ``aft_mm::``, others as absolute paths."""
     text = path.read_text(encoding='utf-8')
     bases = next(
         (
@@ -23,10 +25,14 @@ def with_absolute_bases(path: Path) -> str:
     if bases is None:
         return text
     written = ast.literal_eval(bases)
-    names = [
-        name if '::' in name or '://' in name else str((path.parent / name).resolve())
-        for name in ([written] if isinstance(written, str) else written)
-    ]
+    ours = (install_root() / 'configs').resolve()
+    names = []
+    for name in [written] if isinstance(written, str) else written:
+        if '::' not in name and '://' not in name:
+            base = (path.parent / name).resolve()
+            inside = ours in base.parents
+            name = f'aft_mm::{base.relative_to(ours)}' if inside else str(base)
+        names.append(name)
     lines = text.encode().splitlines(keepends=True)  # ast counts bytes
     before = b''.join(lines[: bases.lineno - 1]) + lines[bases.lineno - 1][: bases.col_offset]
     after = lines[bases.end_lineno - 1][bases.end_col_offset :] + b''.join(
@@ -50,9 +56,11 @@ def main(args: argparse.Namespace) -> None:
                 'file is copied unchanged'
             )
         if args.keep_bases:
-            text = with_absolute_bases(path)
+            text = with_portable_bases(path)
         else:
-            text = read_config(args.config, args.cfg_options).pretty_text
+            config = read_config(args.config, args.cfg_options)
+            # Variables that the config has used already would change nothing.
+            text = Config({key: config[key] for key in config if key in READ}).pretty_text
     with user_errors(OSError):
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding='utf-8')

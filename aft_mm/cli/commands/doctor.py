@@ -9,8 +9,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from aft_mm.cli.environment import SAME_MODULES, installed, own_requirements, problems
-from aft_mm.config.finding import install_root
+from aft_mm.cli.environment import (
+    SAME_MODULES,
+    installed,
+    own_requirements,
+    problems,
+    torch_requirements,
+)
+from aft_mm.config.finding import install_command, install_root
 from aft_mm.errors import UserError
 
 from ... import __version__
@@ -77,8 +83,8 @@ def print_devices() -> None:
 
 def print_tasks() -> None:
     """Print the tasks that need more packages than aft_mm."""
-    for task, (_, fix) in NEEDS.items():
-        lacks = missing(task)
+    for task, (_, extra) in NEEDS.items():
+        lacks, fix = missing(task), install_command(extra)
         print(f'{task}: ' + (f'{", ".join(lacks)} missing; {fix}' if lacks else 'ready'))
     try:
         importlib.import_module('aft_mm.registry')
@@ -133,7 +139,8 @@ def main(args: argparse.Namespace) -> None:
     versions = installed()
     print_versions(versions)
     print(f'installed in {sys.prefix}\n')
-    found = list(problems(versions, platform.python_version(), own_requirements()))
+    needed, built_for = own_requirements(), torch_requirements()
+    found = list(problems(versions, platform.python_version(), needed, built_for))
     found += broken_imports()
     if 'torch' in sys.modules:
         try:

@@ -9,18 +9,15 @@ from typing import Any
 
 import yaml
 
-from aft_mm.config.finding import INDEX, configs_by_name, install_root
+from aft_mm.config.finding import INDEX, configs_by_name, install_command, install_root
 from aft_mm.errors import UserError, user_errors
 
-#: Requirements of each folder of configs in addition to aft_mm: modules, and how to install them.
+#: Requirements of each folder of configs in addition to aft_mm: modules, and the extra with them.
 NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
-    'detection': (('mmdet',), 'make downstream'),
-    'segmentation': (('mmseg',), 'make downstream'),
-    'machine_translation': (('sentencepiece', 'sacrebleu'), "pip install 'aft_mm[text]'"),
-    'speech_recognition': (
-        ('torchaudio', 'soundfile', 'kaldi_native_io', 'jiwer'),
-        "pip install 'aft_mm[speech]'",
-    ),
+    'detection': (('mmdet',), 'downstream'),
+    'segmentation': (('mmseg',), 'downstream'),
+    'machine_translation': (('sentencepiece', 'sacrebleu'), 'text'),
+    'speech_recognition': (('torchaudio', 'soundfile', 'kaldi_native_io', 'jiwer'), 'speech'),
 }
 
 
@@ -68,7 +65,7 @@ def rows(args: argparse.Namespace) -> Iterator[tuple[str, str, str, str]]:
         if (args.measured and not values) or (args.ready and lacks):
             continue
         first = next((f'{key} {value}' for key, value in values.items()), '')
-        needs = f'{", ".join(lacks)}: {NEEDS[task][1]}' if lacks else 'ready'
+        needs = f'{", ".join(lacks)}: {install_command(NEEDS[task][1])}' if lacks else 'ready'
         yield name, task, first, needs
 
 

@@ -7,11 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aft_mm.config.finding import PACKAGE, find_config, install_root
+from aft_mm.config.finding import PACKAGE, find_config
 from aft_mm.errors import UserError, user_errors
 
 NAME = 'aft-conv-quickstart_1xb64-50e_digits'
-PLOT = 'tools/analysis_tools/plot_position_bias.py'
 
 
 def call(*argv: str | Path) -> None:
@@ -19,11 +18,8 @@ def call(*argv: str | Path) -> None:
     print('+', *argv, flush=True)
     # One thread: operations of such a small model are faster than synchronising two.
     environment = {'OMP_NUM_THREADS': '1', **os.environ}
-    if argv[0] == PLOT:
-        command = [str(install_root() / PLOT), *argv[1:]]
-    else:
-        # Modules in the current folder are not imported, unless aft_mm itself is one of them.
-        command = ['-m', *argv] if PACKAGE.parent == Path.cwd() else ['-P', '-m', *argv]
+    # Modules in the current folder are not imported, unless aft_mm itself is one of them.
+    command = ['-m', *argv] if PACKAGE.parent == Path.cwd() else ['-P', '-m', *argv]
     with subprocess.Popen([sys.executable, *map(str, command)], env=environment) as process:
         try:
             status = process.wait()
@@ -60,7 +56,7 @@ def main(args: argparse.Namespace) -> None:
         metrics,
         *options,
     )
-    call(PLOT, NAME, checkpoint, '--out', picture)
+    call('aft_mm', 'plot', 'bias', NAME, checkpoint, '--out', picture)
     accuracy = json.loads(metrics.read_text())['accuracy/top1']
     logs = max(path for path in folder.glob('2*') if path.is_dir())
     print(f"""

@@ -12,7 +12,8 @@ from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.arguments import check_writable, numbered
 from aft_mm.cli.parsers import sampling_options
-from aft_mm.config.reading import check_checkpoint, read_config
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.config.reading import read_config
 from aft_mm.datasets import read_rgb
 from aft_mm.datasets.image_files import GREY
 from aft_mm.engine.allocator import keep_freed_memory

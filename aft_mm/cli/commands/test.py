@@ -7,12 +7,14 @@ from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 
 from aft_mm.cli.arguments import check_output
-from aft_mm.config.reading import check_checkpoint, check_data
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.config.reading import check_data
 from aft_mm.engine import CheckpointCompatibilityHook, build_runner, load_run_config, run_guard
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.engine.open_files import share_tensors_by_name
 from aft_mm.engine.preflight import TEST_CHECKS, check_torchvision
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
+from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
 
@@ -55,6 +57,8 @@ def test(args: argparse.Namespace) -> None:
         apply_args(cfg, args)
         check_checkpoint(args.checkpoint)
         check_data(cfg, 'test')
+        if cfg.get('default_scope') == 'mmdet':
+            quiet_pycocotools()
         runner = build_runner(cfg)
     with user_errors(*DATA_ERRORS):
         for check in TEST_CHECKS:

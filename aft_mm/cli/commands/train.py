@@ -1,13 +1,22 @@
 """Train a model from a config file."""
 
 import argparse
+import io
 import logging
+import os
+import re
+import shlex
+from contextlib import redirect_stdout
+from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
 from aft_mm.cli.parsers import LATEST
-from aft_mm.config.reading import check_checkpoint, check_data
+from aft_mm.cli.tools import run_program
+from aft_mm.config.finding import check_checkpoint, install_root
+from aft_mm.config.reading import check_data
 from aft_mm.engine import (
     CheckpointCompatibilityHook,
     ResumeCheckHook,
@@ -22,7 +31,11 @@ from aft_mm.engine.open_files import share_tensors_by_name
 from aft_mm.engine.preflight import TRAIN_CHECKS, check_torchvision, choose_checkpoint
 from aft_mm.engine.run_guard import Run
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
+from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
+
+#: Size of a validation set up to which its confusion matrix is plotted after a training.
+MOST_CLASSIFIED = 10_000
 
 
 def apply_args(cfg: Config, args: argparse.Namespace) -> None:
@@ -55,6 +68,8 @@ def train(args: argparse.Namespace, run: Run) -> None:
         warning = choose_checkpoint(cfg)
         check_checkpoint(cfg.get('load_from'))
         check_data(cfg, 'train', 'val')
+        if cfg.get('default_scope') == 'mmdet':
+            quiet_pycocotools()
         runner = build_runner(cfg)
     with user_errors(*DATA_ERRORS):
         for check in TRAIN_CHECKS:
@@ -71,6 +86,52 @@ def train(args: argparse.Namespace, run: Run) -> None:
         run.watch(runner)
         log_backends(runner)
         runner.train()
+    if runner.rank == 0 and runner.iter >= runner.max_iters:
+        report(runner, args.config)
+
+
+def report(runner: Runner, config: str) -> None:
+    """Plot the training, and print the best result, its checkpoint and the next command."""
+    hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
+    best = getattr(hook, 'best_ckpt_path', None)
+    checkpoint = best or runner.message_hub.get_info('last_ckpt')
+    if not checkpoint:
+        return
+    lines = {}
+    if best:
+        unit, number = re.findall(r'_(epoch|iter)_(\d+)\.pth$', str(best))[-1]
+        score = float(runner.message_hub.get_info('best_score'))
+        lines['best'] = f'{hook.key_indicators[0]} {score:.4g} at {unit} {number}'
+    lines['checkpoint'] = os.path.relpath(checkpoint)
+    lines['curves'] = plot('curves', runner.work_dir, out=f'{runner.work_dir}/curves.png')
+    scope = runner.cfg.get('default_scope')
+    if scope == 'mmpretrain' and runner.val_loop is not None:
+        if len(runner.val_loop.dataloader.dataset) <= MOST_CLASSIFIED:
+            whole = os.path.join(runner.work_dir, os.path.basename(runner.cfg.filename))
+            lines['confusion'] = plot(
+                *('confusion', whole, checkpoint, '--split', 'val'),
+                out=f'{runner.work_dir}/confusion.png',
+            )
+    predicts = scope in ('mmpretrain', 'mmdet', 'mmseg')
+    ours = install_root() in Path(config).parents
+    words = [Path(config).stem if ours else config, lines['checkpoint']]
+    lines['next'] = shlex.join(['aft_mm', 'predict' if predicts else 'test', *words])
+    lines['next'] += ' PATH --out predictions' if predicts else ''
+    title = f' trained {runner.iter:,} iterations '
+    print(f'{title:─^80}')
+    for name, line in lines.items():
+        print(f'{name:11}{line}')
+    print('─' * 80)
+
+
+def plot(*words: str, out: str) -> str:
+    """Plot to a file and return its path, or why there is none; a plot never fails a training."""
+    try:
+        with redirect_stdout(io.StringIO()):
+            run_program(['plot', *words, '--out', out])
+    except SystemExit as error:
+        return f'none ({error})'
+    return os.path.relpath(out)
 
 
 def log_backends(runner: Runner) -> None:

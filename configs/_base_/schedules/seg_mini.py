@@ -19,7 +19,11 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=20, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
-        type='aft_mm.SafeCheckpointHook', by_epoch=False, interval=300, max_keep_ckpts=3
+        type='aft_mm.SafeCheckpointHook',
+        by_epoch=False,
+        interval=300,
+        max_keep_ckpts=3,
+        save_best='mIoU',
     ),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='SegVisualizationHook'),

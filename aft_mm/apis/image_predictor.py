@@ -1,0 +1,165 @@
+"""Classes, boxes or masks of image files, with pictures."""
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
+
+from aft_mm.config.reading import read_config
+from aft_mm.datasets.image_files import read_rgb
+from aft_mm.errors import UserError
+
+from .image_classifier import ImageClassifier
+from .loading import CLASSIFIERS, load_model, task_of
+
+#: Command for the models that do not predict from an image.
+OTHERS = {
+    'Translator': 'translate',
+    'SpeechRecognizer': 'transcribe',
+    'SuperResolver': 'super-resolve',
+}
+VISUALIZER = {'mmdet': 'mmdet.DetLocalVisualizer', 'mmseg': 'mmseg.SegLocalVisualizer'}
+
+
+@dataclass
+class Prediction:
+    """What a model predicts for an image.
+
+    Args:
+        path: The image.
+        found: One dict per class, box or class of a mask: ``label``, ``class_name``, and ``score``,
+            or the share of the pixels as ``share``; a box has ``box``, x1, y1, x2, y2 [px].
+        picture: The image with the prediction, RGB uint8 [H, W, 3].
+        mask: Class of each pixel, uint8 [H, W], of a segmentor.
+    """
+
+    path: str
+    found: list[dict[str, Any]]
+    picture: np.ndarray
+    mask: np.ndarray | None = None
+
+
+class ImagePredictor:
+    """Predict classes, boxes or masks of images, depending on the model.
+
+    ::
+
+        predict = ImagePredictor('config.py', 'epoch_24.pth')
+        predict(['a.jpg', 'b.jpg'])[0].found  # [{'class_name': 'cat', 'score': 0.9, 'box': ...}]
+
+    Args:
+        config: Config of a classifier, detector or segmentor, or its path.
+        checkpoint: Path or http address of a checkpoint.
+        device: Device; by default an accelerator if there is one.
+        score: Least score of a box.
+
+    Raises:
+        UserError: A file does not exist, the checkpoint belongs to another model, or the config is
+            for another task.
+    """
+
+    def __init__(
+        self,
+        config: str | os.PathLike | Config,
+        checkpoint: str | os.PathLike,
+        device: str | torch.device | None = None,
+        score: float = 0.3,
+    ) -> None:
+        if not isinstance(config, Config):
+            config = read_config(os.fspath(config))
+        self.scope = config.get('default_scope', 'mmengine')
+        self.score = score
+        if (config.get('model') or {}).get('type') in CLASSIFIERS:
+            self.classifier = ImageClassifier(config, checkpoint, device)
+            return
+        if self.scope not in VISUALIZER:
+            raise UserError(
+                f'{config.filename} must be the config of a classifier, detector or segmentor; '
+                f'for this one use `aft_mm {OTHERS.get(task_of(config), "sample")}`'
+            )
+        _, self.model = load_model(config, checkpoint, device)
+        meta = self.model.dataset_meta
+        self.classes = tuple(meta.get('classes') or ())
+        if not self.classes:
+            raise UserError(
+                f'checkpoint {os.fspath(checkpoint)!r} must hold the names of the classes, as those '
+                'written by `aft_mm train` do'
+            )
+        steps = config.test_dataloader.dataset.pipeline
+        with DefaultScope.overwrite_default_scope(self.scope):
+            self.pipeline = Compose(
+                [
+                    TRANSFORMS.build(step)
+                    for step in steps
+                    if not step['type'].endswith('LoadAnnotations')
+                ]
+            )
+            self.visualizer = VISUALIZERS.build(dict(type=VISUALIZER[self.scope], name='predict'))
+        colours = meta.get('palette')
+        if not isinstance(colours, list | tuple) or len(colours) < len(self.classes):
+            colours = np.random.default_rng(0).integers(0, 256, (len(self.classes), 3)).tolist()
+        self.visualizer.dataset_meta = dict(classes=self.classes, palette=[*map(tuple, colours)])
+
+    def __call__(self, paths: Sequence[str]) -> list[Prediction]:
+        """Predict image files in one batch; a segmentor predicts those of one size together.
+
+        Raises:
+            UserError: An image cannot be read.
+        """
+        if hasattr(self, 'classifier'):
+            return self._classify(paths)
+        pictures = [read_rgb(path)[0] for path in paths]
+        samples = [
+            self.pipeline(dict(img_path=path, img_id=index)) for index, path in enumerate(paths)
+        ]
+        results: list[Any] = []
+        with torch.no_grad(), DefaultScope.overwrite_default_scope(self.scope):
+            for _, same in itertools.groupby(samples, lambda sample: sample['inputs'].shape):
+                results += self.model.test_step(pseudo_collate(list(same)))
+        make = self._boxes if self.scope == 'mmdet' else self._mask
+        return [make(*parts) for parts in zip(paths, pictures, results, strict=True)]
+
+    def _classify(self, paths: Sequence[str]) -> list[Prediction]:
+        results = self.classifier(list(paths), len(paths), progress=False)
+        return [
+            Prediction(
+                result['path'],
+                [{key: result[key] for key in ('label', 'class_name', 'score')}],
+                self.classifier.draw(result['path'], result),
+            )
+            for result in results
+        ]
+
+    def _boxes(self, path: str, image: np.ndarray, result: Any) -> Prediction:
+        instances = result.pred_instances.cpu()
+        instances = instances[instances.scores >= self.score]
+        found = [
+            dict(label=label, class_name=self.classes[label], score=score, box=box)
+            for label, score, box in zip(
+                instances.labels.tolist(),
+                instances.scores.tolist(),
+                instances.bboxes.tolist(),
+                strict=True,
+            )
+        ]
+        self.visualizer.add_datasample(
+            'predict', image, result.cpu(), draw_gt=False, pred_score_thr=self.score
+        )
+        return Prediction(path, found, self.visualizer.get_image())
+
+    def _mask(self, path: str, image: np.ndarray, result: Any) -> Prediction:
+        mask = result.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8)
+        labels, counts = np.unique(mask, return_counts=True)
+        found = [
+            dict(label=label, class_name=self.classes[label], share=count / mask.size)
+            for label, count in zip(labels.tolist(), counts.tolist(), strict=True)
+        ]
+        self.visualizer.add_datasample('predict', image, result.cpu(), draw_gt=False)
+        return Prediction(path, found, self.visualizer.get_image(), mask)

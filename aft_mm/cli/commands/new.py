@@ -1,0 +1,98 @@
+"""Write the config that trains on own data."""
+
+import argparse
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from aft_mm.checks import check_number
+from aft_mm.cli import own_data
+from aft_mm.cli.arguments import check_suffix
+from aft_mm.cli.own_data import OwnData
+from aft_mm.config.finding import install_command
+from aft_mm.errors import UserError, user_errors
+
+from .list_configs import NEEDS, missing
+
+
+class Kind(NamedTuple):
+    """How data of one kind are inspected and trained on."""
+
+    inspect: Callable[[Path, float, int], OwnData]
+    base: str
+    task: str
+    batch_size: int
+    seconds: float  # of an iteration, one CPU thread (docs/get_started.md, Minutes on a CPU)
+    iterations: int  # of a training of few images
+
+
+KINDS = {
+    'image-folder': Kind(own_data.image_folder, 'image-folder', '', 50, 0.5, 800),
+    'coco': Kind(own_data.coco, 'coco-json', 'detection', 4, 1.5, 840),
+    'voc': Kind(own_data.voc, 'voc-xml', 'detection', 4, 1.5, 840),
+    'masks': Kind(own_data.masks, 'mask-png', 'segmentation', 4, 0.75, 1200),
+    'text': Kind(own_data.text, 'text-file', '', 16, 0.5, 3000),
+}
+#: Images of a class below which a model trained on them is poor (docs/tasks/own_data.md).
+FEW = 20
+
+
+def epochs(kind: Kind, samples: int) -> int:
+    """Return the number of epochs with at least ``kind.iterations``, 12 to 100."""
+    return min(100, max(12, -(-kind.iterations // -(-samples // kind.batch_size))))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding='utf-8')
+
+
+def main(args: argparse.Namespace) -> None:
+    with user_errors(OSError):
+        root = Path(args.path)
+        out = Path(args.out or f'{root.resolve().name.partition(".")[0] or "data"}.py')
+        folder = out.with_name(f'{out.stem}_split')
+        check_number('--val', args.val, above=0, most=0.9)
+        for path in (out, folder):
+            if path.exists():
+                raise UserError(f'{str(path)!r} exists already; name another file with --out')
+        check_suffix('--out', out, ('.py',))
+        kind = KINDS[args.kind]
+        found = kind.inspect(root.absolute(), args.val, args.seed)
+        by_epoch = args.kind in ('image-folder', 'coco', 'voc')
+        length = epochs(kind, found.parts['train']) if by_epoch else kind.iterations
+        iterations = length * -(-found.parts['train'] // kind.batch_size) if by_epoch else length
+        text = '\n'.join(
+            [
+                f'# {found.about[0]}.',
+                f"_base_ = 'aft_mm::own_data/{kind.base}'",
+                '',
+                *found.config,
+                *([f'train_cfg = dict(max_epochs={length})'] if by_epoch else []),
+                '',
+            ]
+        )
+        write(out, text.replace('SPLIT', repr(str(folder.absolute()))))
+        for name, content in found.files.items():
+            write(folder / name, content)
+    print(f'{args.path}: {", ".join(found.about)}')
+    for name, number in list(found.counts.items())[:20]:
+        print(f'  {name}: {number:,}')
+    few = [name for name, number in found.counts.items() if number < FEW]
+    if few:
+        print(f'fewer than {FEW} of {", ".join(few[:5])}: expect a poor model of these')
+    unit = 'bytes' if args.kind == 'text' else 'images'
+    print(
+        f'training {found.parts["train"]:,} {unit}, validation {found.parts["val"]:,}'
+        + (f', sampled with seed {args.seed} into {folder}/' if found.files else '')
+    )
+    print(
+        f'{out}: {iterations:,} iterations, about {max(1, round(iterations * kind.seconds / 60))} '
+        'min on one CPU thread'
+    )
+    if missing(kind.task):
+        print(f'first: {install_command(NEEDS[kind.task][1])}')
+    print(f'next: aft_mm train {shlex.quote(os.fspath(out))}')

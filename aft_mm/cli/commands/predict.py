@@ -1,0 +1,100 @@
+"""Predict classes, boxes or masks of images with a trained model."""
+
+import argparse
+import csv
+import glob
+import json
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from aft_mm.apis import ImagePredictor, Prediction
+from aft_mm.checks import check_int, check_number
+from aft_mm.cli.own_data import list_images
+from aft_mm.cli.progress import progress
+from aft_mm.config.reading import read_config
+from aft_mm.engine.hooks.sanity import check_image
+from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
+
+COLUMNS = ('path', 'label', 'class_name', 'score', 'share', 'x1', 'y1', 'x2', 'y2')
+
+
+def find_images(inputs: Sequence[str]) -> list[str]:
+    """Return the image files of files, folders and patterns, each once, and check that all are whole.
+
+    Raises:
+        UserError: there is no such file, a folder or pattern has no image, or one is damaged.
+    """
+    found: list[str] = []
+    for given in inputs:
+        if os.path.isdir(given):
+            images = [os.path.join(given, name) for name in list_images(Path(given))]
+        elif os.path.exists(given):
+            images = [given]
+        else:
+            images = sorted(filter(os.path.isfile, glob.glob(given, recursive=True)))
+        if not images:
+            kind = 'hold images' if os.path.isdir(given) else 'be an image, a folder or a pattern'
+            raise UserError(f'PATH {given!r} must {kind}, got no file')
+        found += images
+    found = list(dict.fromkeys(found))
+    with ThreadPoolExecutor(16) as pool:
+        list(
+            progress(
+                pool.map(partial(check_image, name='data'), found), 'reading images', len(found)
+            )
+        )
+    return found
+
+
+def rows(prediction: Prediction) -> list[dict]:
+    """Return the lines of the table of an image."""
+    return [
+        {
+            'path': prediction.path,
+            **{key: value for key, value in one.items() if key != 'box'},
+            **dict(zip(COLUMNS[-4:], one.get('box', ()), strict=False)),
+        }
+        for one in prediction.found
+    ]
+
+
+def main(args: argparse.Namespace) -> None:
+    with user_errors(*CONFIG_ERRORS, RuntimeError):
+        check_int('--batch-size', args.batch_size, 1)
+        check_number('--score', args.score, 0, 1)
+        out = Path(args.out)
+        if (out / 'predictions.json').exists():
+            raise UserError(f'--out {args.out!r} holds predictions already; name another folder')
+        paths = find_images(args.inputs)
+        config = read_config(args.config, args.cfg_options)
+        predictor = ImagePredictor(config, args.checkpoint, args.device, args.score)
+        out.mkdir(parents=True, exist_ok=True)
+        written: list[dict[str, Any]] = []
+        digits = len(str(len(paths)))
+        with open(out / 'predictions.csv', 'w', newline='', encoding='utf-8') as file:
+            table = csv.DictWriter(file, COLUMNS)
+            table.writeheader()
+            for first in progress(range(0, len(paths), args.batch_size), 'predicting'):
+                for prediction in predictor(paths[first : first + args.batch_size]):
+                    table.writerows(rows(prediction))
+                    name = re.sub(r'[^\w.-]+', '_', Path(prediction.path).stem)[:80]
+                    name = f'{len(written):0{digits}}_{name}.png'
+                    written.append(dict(path=prediction.path, found=prediction.found))
+                    images = {} if args.no_pictures else {'pictures': prediction.picture}
+                    if prediction.mask is not None:
+                        images['masks'] = prediction.mask
+                    for folder, pixels in images.items():
+                        (out / folder).mkdir(exist_ok=True)
+                        Image.fromarray(pixels).save(out / folder / name)
+                        written[-1][folder.removesuffix('s')] = f'{folder}/{name}'
+        (out / 'predictions.json').write_text(
+            json.dumps(written, indent=1, ensure_ascii=False), encoding='utf-8'
+        )
+    print(f'{len(paths):,} images: {out}/predictions.csv, predictions.json and pictures')

@@ -1,0 +1,74 @@
+"""The programs of tools/ as commands: `aft_mm plot cam ...` runs tools/analysis_tools/plot_cam.py.
+
+A wheel contains tools/, so that one file is the command and the script.
+"""
+
+import ast
+import sys
+from collections.abc import Mapping, Sequence
+
+from aft_mm.config.finding import install_root, similar_names
+from aft_mm.errors import UserError, user_errors
+
+#: The program of each command, or of each kind of the command `plot`.
+PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
+    'plot': {
+        'curves': 'analysis_tools/plot_curves.py',
+        'bias': 'analysis_tools/plot_position_bias.py',
+        'keys': 'analysis_tools/plot_keys.py',
+        'attention': 'analysis_tools/plot_attention.py',
+        'receptive-field': 'analysis_tools/plot_receptive_field.py',
+        'cam': 'analysis_tools/plot_cam.py',
+        'features': 'analysis_tools/plot_features.py',
+        'confusion': 'analysis_tools/confusion_matrix.py',
+        'explore': 'analysis_tools/explore.py',
+    },
+    'browse': 'analysis_tools/browse_dataset.py',
+    'export': 'model_converters/export_onnx.py',
+    'publish': 'model_converters/publish_model.py',
+    'split': 'dataset_converters/split_folder.py',
+    'number-masks': 'dataset_converters/number_masks.py',
+}
+
+
+def summary(program: str | Mapping[str, str]) -> str:
+    """Return the first line of the docstring of a program."""
+    if not isinstance(program, str):
+        return 'Plot a training, a model or its predictions.'
+    text = (install_root() / 'tools' / program).read_text(encoding='utf-8')
+    return (ast.get_docstring(ast.parse(text)) or '').partition('\n')[0]
+
+
+def run_program(argv: Sequence[str]) -> None:
+    """Run the program of a command.
+
+    Args:
+        argv: The command, for `plot` its kind, and the arguments of the program.
+    """
+    command, *rest = argv
+    program = PROGRAMS[command]
+    if not isinstance(program, str):
+        if not rest or rest[0] in ('-h', '--help'):
+            print(f'usage: aft_mm {command} KIND ...\n')
+            for kind, path in program.items():
+                print(f'  {kind:17}{summary(path)}')
+            print(f'\nSee `aft_mm {command} KIND --help` for the arguments of a kind.')
+            return
+        kind, *rest = rest
+        with user_errors():
+            if kind not in program:
+                close = similar_names(kind, program)
+                raise UserError(
+                    f'KIND must be one of {", ".join(program)}, got {kind!r}'
+                    + (f'; did you mean {close[0]}?' if close else '')
+                )
+        command, program = f'{command} {kind}', program[kind]
+    file = install_root() / 'tools' / program
+    before = sys.argv, sys.path[:]
+    sys.argv = [f'aft_mm {command}', *rest]
+    sys.path.insert(0, str(file.parent))  # for imports between programs
+    code = compile(file.read_text(encoding='utf-8'), str(file), 'exec')
+    try:  # runpy would change sys.argv[0], the name in messages
+        exec(code, {'__name__': '__main__', '__file__': str(file)})
+    finally:
+        sys.argv, sys.path[:] = before

@@ -1,0 +1,235 @@
+"""Annotations of images: boxes and masks, checked before a run."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+from xml.etree.ElementTree import ParseError, parse
+
+import numpy as np
+from mmengine.config import ConfigDict
+from PIL import Image
+
+from aft_mm.checks import described, is_int
+from aft_mm.errors import UserError
+
+#: Bounds of annotations: pixels of an image (Pillow's own is 179 million), and a coordinate [px].
+MAX_PIXELS = 2**28
+MAX_COORDINATE = 10**5
+#: Pillow's modes with one number per pixel that mmseg reads without a change.
+ONE_NUMBER = ('L', 'P', '1')
+
+
+def check_boxes(key: str, root: str, dataset: ConfigDict) -> None:
+    """Refuse damaged annotations of an mmdet data set, and classes that differ from theirs.
+
+    mmdet numbers the classes of COCO by the order in the json file, and skips boxes of VOC with
+    other classes.
+    """
+    classes = (dataset.get('metainfo') or {}).get('classes') or ()
+    path = os.path.join(root, dataset.get('ann_file') or '')
+    if not dataset.get('ann_file') or not os.path.isfile(path):
+        return
+    content = read_coco(path) if dataset.type.endswith('CocoDataset') else {}
+    if isinstance(classes, str) or not classes:
+        return
+    listed = f'{key}.metainfo.classes lists {", ".join(map(str, classes))}'
+    if dataset.type.endswith('CocoDataset'):
+        names = [category['name'] for category in content.get('categories', ())]
+        if [name for name in names if name in classes] != list(classes):
+            raise UserError(
+                f'{listed}, which must be categories of {path!r} in its order, as mmdet numbers '
+                f'them by that: {", ".join(names) or "it has none"}'
+            )
+    if dataset.type.endswith(('VOCDataset', 'XMLDataset')):
+        prefix = (dataset.get('data_prefix') or {}).get('sub_data_root', '')
+        folder = Path(root, prefix, dataset.get('ann_subdir', 'Annotations'))
+        others: set[str] = set()
+        for image in _read_text(path).splitlines():
+            place = folder / f'{image.strip()}.xml'
+            if place.exists() and not place.is_file():  # on a pipe, reading would wait for ever
+                raise UserError(f'boxes {str(place)[:300]!r} is not a regular file')
+            try:
+                found = {box.findtext('name', '') for box in parse(place).iter('object')}
+            except (ParseError, OSError, ValueError) as error:
+                reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
+                raise UserError(f'boxes {str(place)[:300]!r} cannot be read: {reason}') from error
+            if found.intersection(classes):
+                return
+            others |= found
+        raise UserError(
+            f'{listed}, but the boxes of {path!r} are of other classes: '
+            f'{", ".join(sorted(others)) or "there are none"}'
+        )
+
+
+def check_masks(key: str, root: str, dataset: ConfigDict) -> None:
+    """Check the masks of an mmseg BaseSegDataset: size, format and class numbers.
+
+    Raises:
+        UserError: a mask is missing, is not readable as class numbers, has another size than its
+            image, or a number that is neither a class nor ``ignore_index``.
+    """
+    prefix = dataset.get('data_prefix') or {}
+    if not dataset.type.endswith('BaseSegDataset') or not prefix.get('seg_map_path'):
+        return
+    classes = (dataset.get('metainfo') or {}).get('classes') or ()
+    ignored = dataset.get('ignore_index', 255)
+    suffix, mask_suffix = dataset.get('img_suffix', '.jpg'), dataset.get('seg_map_suffix', '.png')
+    images, masks = (Path(root, prefix.get(name, '')) for name in ('img_path', 'seg_map_path'))
+    if dataset.get('ann_file'):
+        lines = _read_text(os.path.join(root, dataset.ann_file)).splitlines()
+        names = [line.strip() for line in lines]
+    else:
+        found = (path.relative_to(images).as_posix() for path in images.rglob(f'*{suffix}'))
+        names = sorted(name.removesuffix(suffix) for name in found)
+    if not names:
+        raise UserError(f'{key} reads {str(images)!r}, which has no file that ends in {suffix}')
+    more = 1 if dataset.get('reduce_zero_label') else 0  # 0 is then no class, and 1 the first
+
+    def check(name: str) -> None:
+        path = masks / f'{name}{mask_suffix}'
+        values = mask_values(path, images / f'{name}{suffix}')
+        wrong = [value for value in values if value >= len(classes) + more and value != ignored]
+        if classes and wrong:
+            raise UserError(
+                f'mask {str(path)!r} has the value {wrong[0]}, which must be 0 to '
+                f'{len(classes) + more - 1}, the number of a class, or {ignored}, which is '
+                f'ignored; add a class to metainfo, or set ignore_index to {wrong[0]}'
+            )
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(check, names):
+            pass
+
+
+def mask_values(path: Path, image: Path) -> list[int]:
+    """Return the values of a mask in increasing order.
+
+    Args:
+        path: The mask.
+        image: Its image, which must have the same size.
+
+    Raises:
+        UserError: a file cannot be read, or the mask is not one of class numbers.
+    """
+    try:
+        with Image.open(path) as mask:
+            mode, size = mask.mode, mask.size
+            values = np.unique(np.asarray(mask)) if mode in ONE_NUMBER else np.zeros(0)
+        with Image.open(image) as picture:
+            # Pillow does not rotate by EXIF here, and mmseg does.
+            expected = picture.size if picture.getexif().get(274, 1) < 5 else picture.size[::-1]
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
+        place = getattr(error, 'filename', None) or path
+        raise UserError(f'mask {str(place)!r} cannot be read: {reason:.200}') from error
+    if mode not in ONE_NUMBER:
+        raise UserError(
+            f'mask {str(path)!r} must have one class number of 8 bits per pixel, got mode {mode!r}; '
+            '`aft_mm number-masks` writes numbers for colours'
+        )
+    if size != expected:
+        raise UserError(
+            f'mask {str(path)!r} must have the size of its image, {expected[0]} x {expected[1]}, '
+            f'got {size[0]} x {size[1]}'
+        )
+    return [int(value) for value in values]
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding='utf-8')
+    except UnicodeDecodeError as error:
+        raise UserError(f'{path!r} is not valid UTF-8 in byte {error.start}') from error
+
+
+def read_coco(path: str) -> dict:
+    """Read annotations of COCO, and check what mmdet and pycocotools believe.
+
+    Raises:
+        UserError: the file is damaged, an image has no local name or too many pixels, or a box or
+            mask does not fit its image.
+    """
+    try:
+        content = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        reason = ' '.join(str(error).split())
+        raise UserError(f'annotations {path!r} cannot be read: {reason:.200}') from error
+    parts = [
+        content.get(name, []) if isinstance(content, dict) else None
+        for name in ('categories', 'images', 'annotations')
+    ]
+    for part in parts:
+        if not isinstance(part, list) or not all(isinstance(entry, dict) for entry in part):
+            raise UserError(
+                f'annotations {path!r} must be a dict with lists of images, annotations and '
+                'categories'
+            )
+    categories, images, annotations = parts
+
+    def refuse(kind: str, entry: dict, reason: str) -> NoReturn:
+        raise UserError(f'{kind} {described(entry.get("id"))} of {path!r} {reason}')
+
+    for category in categories:
+        if not isinstance(category.get('name'), str):
+            refuse('category', category, 'has no name')
+    sizes = {}
+    for image in images:
+        name, size = image.get('file_name'), (image.get('height'), image.get('width'))
+        if not isinstance(name, str) or not name or '://' in name or '\0' in name:
+            refuse('image', image, f'must have the name of a local file, got {described(name)}')
+        if not all(is_int(side) and side > 0 for side in size) or size[0] * size[1] > MAX_PIXELS:
+            refuse('image', image, f'must have a height and width, got {described(size)}')
+        if not isinstance(image.get('id'), int | str):
+            refuse('image', image, 'has no id')
+        sizes[image['id']] = size
+    for annotation in annotations:
+        key = annotation.get('image_id')
+        if not isinstance(key, int | str):
+            refuse('annotation', annotation, f'must have the id of an image, got {described(key)}')
+        if key not in sizes or annotation.get('ignore'):  # mmdet skips them too
+            continue
+        if not isinstance(annotation.get('area'), int | float):
+            refuse('annotation', annotation, 'has no area')
+        problem = _box_problem(annotation.get('bbox')) or _mask_problem(
+            annotation.get('segmentation') or [], sizes[key]
+        )
+        if problem:
+            refuse('annotation', annotation, problem)
+    return content
+
+
+def _are_numbers(values: Any) -> bool:
+    """Return whether a value is a list of numbers of a plausible size for coordinates in pixels."""
+    return isinstance(values, list) and all(
+        type(value) in (int, float) and -MAX_COORDINATE <= value <= MAX_COORDINATE
+        for value in values
+    )
+
+
+def _box_problem(box: Any) -> str:
+    if _are_numbers(box) and len(box) == 4:
+        return ''
+    return f'must have a box of four numbers of at most {MAX_COORDINATE:,}, got {described(box)}'
+
+
+def _mask_problem(mask: Any, size: tuple[int, int]) -> str:
+    """Return why a mask, polygons or run lengths, does not fit an image; '' if it does."""
+    if isinstance(mask, list):
+        if all(map(_are_numbers, mask)):
+            return ''
+        return f'must have polygons, lists of numbers of at most {MAX_COORDINATE:,}'
+    counts = mask.get('counts') if isinstance(mask, dict) else None
+    if not isinstance(counts, str | list):
+        return f'must have polygons or run lengths, got {described(mask)}'
+    if mask.get('size') != list(size):
+        return f'must have run lengths of size {list(size)}, got {described(mask.get("size"))}'
+    if isinstance(counts, list) and not (
+        all(is_int(count) and count >= 0 for count in counts) and sum(counts) == size[0] * size[1]
+    ):
+        return f'must have run lengths that sum to {size[0] * size[1]:,}'
+    return ''

@@ -1,0 +1,337 @@
+"""`aft_mm new`: the config for own data, and the data that it refuses."""
+
+import json
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
+from PIL import Image
+
+from aft_mm.cli import own_data
+from aft_mm.cli.main import main
+from aft_mm.config.reading import check_data, read_config
+
+RNG = np.random.default_rng(0)
+COUNTS = {'cat': 5, 'dog é': 10, 'wombat': 20}
+
+
+def save(path, shape=(6, 8, 3), high=256):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(RNG.integers(0, high, shape, dtype=np.uint8)).save(path)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv('AFT_MM_DATA', raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def photos(here):
+    for name, number in COUNTS.items():
+        for index in range(number):
+            save(here / f'photos/{name}/in side/{index} a.jpg')
+    save(here / 'photos/.hidden/1.jpg')
+    return here / 'photos'
+
+
+def boxes(folder, names=('cat', 'dog'), number=10):
+    """Write images with one box each, every third one of the first class."""
+    for index in range(number):
+        save(folder / f'images/{index}.png')
+    box = dict(bbox=[1, 1, 4, 3], area=12, iscrowd=0)
+    content = dict(
+        images=[
+            dict(id=i, file_name=f'{i}.png', width=8, height=6, license=1) for i in range(number)
+        ],
+        annotations=[
+            dict(**box, id=i, image_id=i, category_id=int(i % 3 > 0)) for i in range(number)
+        ],
+        categories=[dict(id=i, name=name) for i, name in enumerate([*names, 'not there'])],
+    )
+    (folder / 'all.json').write_text(json.dumps(content))
+    return content
+
+
+def samples(config, part):
+    dataset = config[f'{part}_dataloader'].dataset
+    with DefaultScope.overwrite_default_scope(config.default_scope):
+        built = DATASETS.build({**dataset, 'pipeline': []})
+    return built, [os.path.relpath(built.get_data_info(i)['img_path']) for i in range(len(built))]
+
+
+def test_a_folder_without_parts_is_split_by_class(photos, capsys):
+    main(['new', 'image-folder', 'photos/', '--val', '0.2'])
+    shown = capsys.readouterr().out
+    assert 'photos/: 35 images of 3 classes, 8 x 6 pixels\n  cat: 5\n' in shown
+    assert 'training 28 images, validation 7, sampled with seed 0 into photos_split/' in shown
+    assert (
+        shown.endswith('next: aft_mm train photos.py\n') and 'fewer than 20 of cat, dog é' in shown
+    )
+    assert len(open('photos.py').read().splitlines()) < 16
+
+    config = read_config('photos.py', {})
+    check_data(config, 'train', 'val')
+    (train, first), (val, second) = (samples(config, part) for part in ('train', 'val'))
+    assert not {*first} & {*second} and all(map(os.path.isfile, [*first, *second]))
+    assert Counter(path.split('/')[1] for path in first + second) == COUNTS
+    assert [path.split('/')[1] for path in second] == ['cat', 'dog é', 'dog é', *['wombat'] * 4]
+    assert train.metainfo['classes'] == val.metainfo['classes'] == tuple(COUNTS)
+    assert config.model.head.num_classes == config.data_preprocessor.num_classes == 3
+    assert config.model.head.in_channels == 96  # of the base
+
+    texts = [open('photos_split/val.txt').read()]
+    for seed in ('0', '1'):
+        main(['new', 'image-folder', 'photos', '--out', f'{seed}.py', '--seed', seed])
+        texts.append(open(f'{seed}_split/val.txt').read())
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_given_parts_are_used(photos, here):
+    photos.rename(here / 'train')
+    for name in COUNTS:
+        save(here / f'all/valid/{name}/1.png')
+    (here / 'train/.hidden/1.jpg').unlink()
+    (here / 'train/.hidden').rmdir()
+    (here / 'train').rename(here / 'all/train')
+    main(['new', 'image-folder', 'all'])
+    config = read_config('all.py', {})
+    check_data(config, 'train', 'val')
+    assert [len(samples(config, part)[1]) for part in ('train', 'val', 'test')] == [35, 3, 3]
+    assert not (here / 'all_split').exists()
+
+
+def test_a_text(here, capsys):
+    (here / 'a b.txt').write_bytes('Glück ist das.\r\n'.encode() * 400)
+    main(['new', 'text', 'a b.txt'])
+    shown = capsys.readouterr().out
+    assert 'a b.txt: 6,800 bytes, 6,400 characters, lines end in CRLF' in shown
+    assert shown.endswith("next: aft_mm train 'a b.py'\n")
+    config = read_config('a b.py', {})
+    assert {
+        config[f'{part}_dataloader'].dataset.data_file for part in ('train', 'val', 'test')
+    } == {str(here / 'a b.txt')}
+
+
+def test_the_same_share_of_every_label_is_sampled():
+    labels = RNG.permutation(['a'] * 50 + ['b'] * 10 + ['c'] * 2 + ['d']).tolist()
+    parts = own_data.split_by_label(range(63), labels, 0.3, 0)
+    assert sorted(parts['train'] + parts['val']) == list(range(63))
+    assert parts['train'] == sorted(parts['train'])
+    assert Counter(labels[i] for i in parts['val']) == dict(a=15, b=3, c=1)
+    assert Counter(
+        labels[i] for i in own_data.split_by_label(range(63), labels, 0.9, 0)['val']
+    ) == (dict(a=45, b=9, c=1))
+
+
+def test_boxes_of_one_json_are_split(here):
+    content = boxes(here / 'mine')
+    found = own_data.coco(here / 'mine', 0.3, 0)
+    parts = [json.loads(found.files[f'{part}.json']) for part in ('train', 'val')]
+    assert sorted(i['id'] for p in parts for i in p['images']) == list(range(10))
+    for part in parts:
+        assert {i['id'] for i in part['images']} == {a['image_id'] for a in part['annotations']}
+        assert part['categories'] == content['categories']
+    # Four images of cats and six of dogs.
+    assert Counter(box['category_id'] for box in parts[1]['annotations']) == {0: 1, 1: 2}
+    assert found.counts == dict(cat=4, dog=6) and "classes = ['cat', 'dog']  #" in found.config[0]
+
+
+def test_masks_and_voc_are_split(here):
+    for index in range(10):
+        save(here / f'masks/images/{index}.bmp')
+        save(here / f'masks/masks/{index}.png', (6, 8), 3 if index < 3 else 2)
+    found = own_data.masks(here / 'masks', 0.34, 0)
+    # The three images with class 2, and the other seven.
+    assert found.parts == dict(train=7, val=3)
+    assert sorted((found.files['train.txt'] + found.files['val.txt']).split()) == list('0123456789')
+    assert sum(int(stem) < 3 for stem in found.files['val.txt'].split()) == 1
+    (here / 'masks/classes.txt').write_text('sky\r\nroad\r\ncar\r\nnever there\r\n')
+    assert list(own_data.masks(here / 'masks', 0.3, 0).counts) == [
+        'sky',
+        'road',
+        'car',
+        'never there',
+    ]
+
+    voc = here / 'voc'
+    for index in range(6):
+        save(voc / f'JPEGImages/{index}.jpg')
+        (voc / 'Annotations').mkdir(exist_ok=True)
+        (voc / f'Annotations/{index}.xml').write_text(
+            f'<annotation><object><name>{"cat" if index % 2 else "a dog"}</name></object></annotation>'
+        )
+    found = own_data.voc(voc, 0.3, 0)
+    assert found.counts == {'cat': 3, 'a dog': 3} and found.parts == dict(train=4, val=2)
+    (voc / 'ImageSets/Main').mkdir(parents=True)
+    for part, text in (
+        ('train', '0\n1\n2\n'),
+        ('val', '3\n'),
+        ('trainval', '0\n'),
+        ('cat_val', ''),
+    ):
+        (voc / f'ImageSets/Main/{part}.txt').write_text(text)
+    assert own_data.voc(voc, 0.3, 0).parts == dict(train=3, val=1)
+
+
+def test_masks_in_colours_are_numbered(here, capsys):
+    colours = np.array([[0, 0, 0], [255, 0, 0], [128, 64, 128]], np.uint8)
+    numbers = {}
+    for name in ('a', 'sub/b'):
+        save(here / f'data/images/{name}.jpg', (6, 8, 3))
+        numbers[name] = RNG.choice(3, (6, 8), p=[0.2, 0.7, 0.1])
+        path = here / f'data/colours/{name}.png'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(colours[numbers[name]]).save(path)
+    main(['number-masks', 'data/colours', 'data/masks'])
+    assert open('data/classes.txt').read() == '#ff0000\n#000000\n#804080\n'
+    for name, expected in numbers.items():
+        found = np.asarray(Image.open(here / f'data/masks/{name}.png'))
+        np.testing.assert_array_equal(found, np.array([1, 0, 2])[expected])
+    assert '  0 #ff0000' in capsys.readouterr().out
+    assert own_data.masks(here / 'data', 0.5, 0).parts == dict(train=1, val=1)
+    with pytest.raises(SystemExit, match="'data/masks' exists already"):
+        main(['number-masks', 'data/colours', 'data/masks'])
+    save(here / 'photo/a.png', (40, 40, 3))
+    with pytest.raises(SystemExit, match="at most 255 colours.*, got more at 'photo/a.png'"):
+        main(['number-masks', 'photo', 'out/masks'])
+
+
+def one_class(here):
+    save(here / 'data/cat/1.jpg')
+
+
+def one_image(here):
+    for name in ('cat/1', 'cat/2', 'dog/1'):
+        save(here / f'data/{name}.jpg')
+
+
+def truncated(here):
+    for name in ('cat/1', 'cat/2', 'dog/1', 'dog/2'):
+        save(here / f'data/{name}.jpg', (40, 40, 3))
+    path = here / 'data/dog/2.jpg'
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+def newline(here):
+    save(here / 'data/cat/1\n2.jpg')
+
+
+def loop(here):
+    save(here / 'data/cat/1.jpg')
+    (here / 'data/cat/again').symlink_to(here / 'data')
+
+
+def dead_link(here):
+    one_image(here)
+    (here / 'data/dog/2.jpg').symlink_to('nothing')
+
+
+def other_classes(here):
+    for name in ('train/cat', 'train/dog', 'val/cat', 'val/bird'):
+        save(here / f'data/{name}/1.jpg')
+
+
+def no_boxes(here):
+    content = boxes(here / 'data')
+    (here / 'data/all.json').write_text(json.dumps({**content, 'annotations': []}))
+
+
+def no_image(here):
+    boxes(here / 'data')
+    (here / 'data/images/7.png').unlink()
+
+
+def coloured(here):
+    for index in range(3):
+        save(here / f'data/images/{index}.png')
+        save(here / f'data/masks/{index}.png')
+
+
+def number_too_large(here):
+    for index in range(3):
+        save(here / f'data/images/{index}.png')
+        save(here / f'data/masks/{index}.png', (6, 8), 3)
+    (here / 'data/classes.txt').write_text('a\nb\n')
+
+
+def black_and_white(here):
+    for index in range(3):
+        save(here / f'data/images/{index}.png')
+        mask = Image.fromarray(RNG.choice([0, 255], (6, 8)).astype(np.uint8))
+        (here / 'data/masks').mkdir(exist_ok=True)
+        mask.save(here / f'data/masks/{index}.png')
+
+
+def smaller_mask(here):
+    save(here / 'data/images/0.png')
+    save(here / 'data/masks/0.png', (3, 4), 2)
+
+
+def bytes_of(data):
+    return lambda here: (here / 'data').write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'write', 'message'),
+    [
+        ('image-folder', lambda here: None, "PATH 'data' does not exist"),
+        ('image-folder', lambda here: (here / 'data').mkdir(), 'a folder of images for each class'),
+        ('image-folder', lambda here: save(here / 'data/1.jpg'), "got the image '1.jpg'"),
+        ('image-folder', one_class, "at least 2 classes, got 'cat'"),
+        ('image-folder', one_image, "class 'dog' must have at least 2 images"),
+        ('image-folder', truncated, "'.*/data/dog/2.jpg' .*truncated"),
+        ('image-folder', newline, r"1\\n2.jpg' must have a name without a line break"),
+        ('image-folder', loop, "'.*/data/cat/again' is a link to a folder that contains it"),
+        ('image-folder', dead_link, "'.*/dog/2.jpg' is not a file, or is a link to a missing"),
+        ('image-folder', other_classes, "class 'bird' must have images in train and val"),
+        ('coco', no_boxes, "'.*/all.json' must hold images and boxes"),
+        ('coco', no_image, "'.*images/7.png' of '.*all.json' does not exist"),
+        ('coco', bytes_of(b'{'), "annotations '.*/data' cannot be read"),
+        ('coco', one_class, 'json files must be one, .*, got none'),
+        ('voc', one_class, 'must hold JPEGImages/, got none'),
+        ('masks', one_class, 'must hold images/ and masks/.*; images/ is missing'),
+        ('masks', coloured, "'.*masks/0.png' must have one class number .*, got mode 'RGB'"),
+        ('masks', number_too_large, 'has the value 2, which must be 0 to 1, .*, or 255'),
+        ('masks', black_and_white, r'class numbers 0, 1, .* \(255 is ignored\).*, got 0;'),
+        ('masks', smaller_mask, 'must have the size of its image, 8 x 6, got 4 x 3'),
+        ('text', one_class, "text '.*' must be one file"),
+        ('text', bytes_of(b'a' * 9000 + b'\xff'), 'must be UTF-8, which byte 9000 is not'),
+        ('text', bytes_of(b'a\0' * 9000), 'must be a text, got a zero byte'),
+        ('text', bytes_of(b'abc'), 'must have at least 5,120 bytes, got 3'),
+    ],
+)
+def test_unusable_data_are_refused_and_nothing_is_written(kind, write, message, here):
+    write(here)
+    before = sorted(here.iterdir())
+    with pytest.raises(SystemExit, match=f'^Error: .*{message}') as end:
+        main(['new', kind, 'data', '--out', 'new/my.py'])
+    assert '\n' not in str(end.value) and sorted(here.iterdir()) == before
+
+
+def test_files_are_not_overwritten(photos, here):
+    (here / 'photos.py').write_text('mine')
+    with pytest.raises(SystemExit, match="'photos.py' exists already; name another file"):
+        main(['new', 'image-folder', 'photos'])
+    with pytest.raises(SystemExit, match="--out must end in .py, got 'a.txt'"):
+        main(['new', 'image-folder', 'photos', '--out', 'a.txt'])
+    with pytest.raises(SystemExit, match='--val must be .* at most 0.9'):
+        main(['new', 'image-folder', 'photos', '--out', 'a.py', '--val', '1'])
+    assert (here / 'photos.py').read_text() == 'mine' and not (here / 'photos_split').exists()
+
+
+def test_bases_of_the_package_are_found_by_mmengine(here):
+    (here / 'a.py').write_text("_base_ = 'aft_mm::own_data/image-folder'\nmore = 1\n")
+    (here / 'b.py').write_text("_base_ = 'aft_mm::_base_/schedules/mini.py'\n")
+    config = Config.fromfile('a.py')
+    assert config.more == 1 and config.model.type == 'ImageClassifier'
+    assert '_scope_' not in str(config.to_dict())
+    assert Config.fromfile('b.py').train_cfg.val_interval == 5
+    (here / 'c.py').write_text("_base_ = 'aft_mm::own_data/image-foder'\n")
+    with pytest.raises(Exception, match='did you mean'):
+        Config.fromfile('c.py')

@@ -1,0 +1,85 @@
+"""`aft_mm predict`: files of the results, inputs, and bad input."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from aft_mm.apis import ImageClassifier
+from aft_mm.cli.main import main
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    """Write five images of two sizes, with names that need quotes."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    names = ('in/b/2.png', 'in/a/1, é.jpg', 'in/a/two\nlines.png', 'in/c.png', 'other/d.png')
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        size = (8 + 3 * (number % 2), 12, 3)
+        Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)).save(tmp_path / name)
+    return tmp_path
+
+
+def read(folder):
+    with open(folder / 'predictions.csv', newline='', encoding='utf-8') as file:
+        return json.loads((folder / 'predictions.json').read_text()), list(csv.DictReader(file))
+
+
+def test_classes_are_those_of_the_classifier(images, tiny_classifier, capsys):
+    (images / 'in/a/two\nlines.png').rename(images / 'in/a/two.png')
+    words = [*tiny_classifier, 'in', 'o*/**/*.png', 'in/c.png', '--device', 'cpu']
+    main(['predict', *words, '--out', 'out', '--batch-size', '2'])
+    captured = capsys.readouterr()
+    assert '100%' in captured.err and captured.out.startswith('5 images: out/predictions.csv')
+    written, lines = read(images / 'out')
+    paths = ['in/a/1, é.jpg', 'in/a/two.png', 'in/b/2.png', 'in/c.png', 'other/d.png']
+    assert [line['path'] for line in lines] == [one['path'] for one in written] == paths
+    for one, line, expected in zip(
+        written, lines, ImageClassifier(*tiny_classifier, 'cpu')(paths, progress=False), strict=True
+    ):
+        (found,) = one['found']
+        assert found['label'] == expected['label'] == int(line['label'])
+        assert found['class_name'] == expected['class_name'] == line['class_name']
+        assert found['score'] == pytest.approx(expected['score'], rel=1e-4)
+        assert float(line['score']) == found['score'] and line['share'] == line['x1'] == ''
+        assert Image.open(images / 'out' / one['picture']).size[0] >= 224
+    assert len({one['picture'] for one in written}) == 5
+
+    main(['predict', *words, '--out', 'numbers', '--no-pictures'])
+    assert not (images / 'numbers/pictures').exists()
+    assert read(images / 'numbers')[1][0]['label'] == lines[0]['label']
+    with pytest.raises(SystemExit, match="--out 'out' holds predictions already"):
+        main(['predict', *words, '--out', 'out'])
+
+
+@pytest.mark.parametrize(
+    ('inputs', 'message'),
+    [
+        (
+            ['nothing.jpg'],
+            "PATH 'nothing.jpg' does not exist",
+        ),
+        (['in/*.jpg'], 'got no file'),
+        (['empty'], "PATH 'empty' must hold images"),
+        (['in/b', 'cut.png'], "image 'cut.png' of the data set is truncated"),
+        (['in/b', 'notes.txt'], "image 'notes.txt' of the data set is .*not an image"),
+        (['in'], r"two\\nlines.png' must have a name without a line break"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(inputs, message, images, tiny_classifier):
+    (images / 'empty').mkdir()
+    (images / 'notes.txt').write_text('a')
+    (images / 'cut.png').write_bytes((images / 'in/c.png').read_bytes()[:-100])
+    with pytest.raises(SystemExit, match=f'^Error: .*{message}') as end:
+        main(['predict', *tiny_classifier, *inputs, '--out', 'out'])
+    assert '\n' not in str(end.value) and not (images / 'out').exists()
+
+
+def test_another_task_names_its_command(images, untrained):
+    for name, command in (('tiny_text', 'sample'), ('tiny_super_resolution', 'super-resolve')):
+        with pytest.raises(SystemExit, match=f'for this one use `aft_mm {command}`'):
+            main(['predict', *untrained[name], 'in/b', '--out', 'out'])

@@ -1,0 +1,89 @@
+"""Turn masks in colours, or in any grey levels, into masks of class numbers.
+
+    python tools/dataset_converters/number_masks.py my_masks/colours my_masks/masks
+
+Every colour becomes a class, numbered by its share of the pixels, the largest first. The colours
+are written to classes.txt next to the new folder, one line #rrggbb per class: replace them by
+names. White on black gives 0 for black and 1 for white, or the other way round.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from aft_mm.cli.arguments import tool_parser
+from aft_mm.errors import UserError, user_errors
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = tool_parser(__doc__)
+    parser.add_argument('source', type=Path, help='folder of masks, with subfolders')
+    parser.add_argument('out', type=Path, help='folder of the new masks, which must not exist')
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
+from collections import Counter
+
+import numpy as np
+from PIL import Image
+
+from aft_mm.cli.progress import progress
+from aft_mm.datasets import read_rgb
+
+MOST = 255  # classes; 255 is the label of ignored pixels
+
+
+def colours_of(path: Path) -> np.ndarray:
+    """Return the colour of each pixel as a number 0xrrggbb, [H, W]."""
+    red, green, blue = np.moveaxis(read_rgb(path)[0].astype(np.int64), -1, 0)
+    return red << 16 | green << 8 | blue
+
+
+def count_colours(paths: Sequence[Path]) -> Counter[int]:
+    """Count the pixels of each colour.
+
+    Raises:
+        UserError: there are too many colours for classes, as after smoothing or in a JPEG.
+    """
+    counts: Counter[int] = Counter()
+    for path in progress(paths, 'counting colours'):
+        colours, pixels = np.unique(colours_of(path), return_counts=True)
+        counts.update(dict(zip(colours.tolist(), pixels.tolist(), strict=True)))
+        if len(counts) > MOST:
+            raise UserError(
+                f'masks must have at most {MOST} colours, one for each class, got more at '
+                f'{str(path)!r}; save masks without smoothing and not as JPEG'
+            )
+    return counts
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_args(argv)
+    with user_errors(ValueError, OSError):
+        paths = sorted(path for path in args.source.rglob('*.*') if path.is_file())
+        if not paths:
+            raise UserError(f'the folder {str(args.source)!r} must hold masks, got none')
+        names = args.out.parent / 'classes.txt'
+        for path in (args.out, names):
+            if path.exists():
+                raise UserError(f'{str(path)!r} exists already')
+        counts = count_colours(paths)
+        ordered = sorted(counts, key=lambda colour: (-counts[colour], colour))
+        known = np.sort(ordered)
+        numbers = np.argsort(ordered).astype(np.uint8)  # of the known colours, in their order
+        for path in progress(paths, 'writing masks'):
+            target = (args.out / path.relative_to(args.source)).with_suffix('.png')
+            target.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(numbers[np.searchsorted(known, colours_of(path))]).save(target)
+        names.write_text(''.join(f'#{colour:06x}\n' for colour in ordered), encoding='utf-8')
+    total = counts.total()
+    for number, colour in enumerate(ordered):
+        print(f'{number:3} #{colour:06x} {100 * counts[colour] / total:6.2f} % of the pixels')
+    print(f'{len(paths)} masks in {args.out}, classes in {names}')
+
+
+if __name__ == '__main__':
+    main()
