@@ -18,7 +18,7 @@ They return [B, T, D] and take, in addition to what their docstrings list:
 - gate: g, 'sigmoid', 'relu' or 'none'.
 
 Arguments that do not fit together raise ValueError. Results equal a float64 evaluation to rounding
-for any finite keys and position biases |w| up to 80, except that sums of relu keys may overflow.
+for any finite keys and position biases up to ±80, except that sums of relu keys may overflow.
 
 In a causal op a NaN or infinite key or value does not reach earlier rows, other samples or other
 channels (of aft_conv: channels of other heads).

@@ -48,21 +48,14 @@ class MoveSizes(NamedTuple):
 
 
 @triton.jit
-def move(
-    moved,
-    x,
-    mask,
-    order,
-    FILL: tl.constexpr,
-    BACK: tl.constexpr,
-    PLACES: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
+def move(moved, x, mask, order, FILL: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr):
     """Copy x [B, T, D] to `moved` [h, places, B · d], or back with BACK.
 
     Places without a token, and tokens that `mask` [B, T] hides, become FILL.
     """
+    PLACES: tl.constexpr = BLOCK[0]
+    SEQUENCES: tl.constexpr = BLOCK[1]
+    CHANNELS: tl.constexpr = BLOCK[2]
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)[:, None, None]
     batch = tl.program_id(1) * SEQUENCES + tl.arange(0, SEQUENCES)[None, :, None]
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
@@ -144,10 +137,8 @@ class PaddedMaps(NamedTuple):
         sizes = self.places, self.batch, self.channels
         programs = tuple(map(triton.cdiv, sizes, MOVED))
         order = MoveSizes(self.places, self.row, self.grid[1], *sizes[1:], group, share)
-        names = 'PLACES', 'SEQUENCES', 'CHANNELS'
-        blocks = dict(zip(names, MOVED, strict=True))
         tokens = Tokens(x, *x.stride())
-        move[programs](moved, tokens, strided(mask), order, FILL=fill, BACK=back, **blocks)
+        move[programs](moved, tokens, strided(mask), order, FILL=fill, BACK=back, BLOCK=MOVED)
 
     def tiles(self, value: Tensor, save: bool) -> tuple[TileBand, MatmulBlock]:
         """Return the tiles of places, and a block no wider than the channels."""
