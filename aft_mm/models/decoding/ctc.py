@@ -36,7 +36,7 @@ def decode_greedily(log_probs: Tensor) -> Hypothesis:
 
 
 class Lexicon:
-    """A loop over words: a transcript is any number of them, with the separator between them.
+    """A loop over words: a transcript is one or more of them, with the separator between them.
 
     Args:
         words: units of each word.
@@ -80,7 +80,7 @@ class Lexicon:
         return frozenset(p + (unit,) for p in places if unit in self.next_units.get(p, ()))
 
     def is_complete(self, state: frozenset[Prefix]) -> bool:
-        """Return whether a transcript may end here: after a word, or before the first."""
+        """Return whether a transcript may end here, after a word."""
         return bool(state & self.words)
 
 
@@ -126,8 +126,8 @@ def decode_by_beam(
         best = sorted(ends.items(), key=lambda item: (-_add(*item[1]), item[0]))[:beam_size]
         beam = {prefix: (blank, unit) for prefix, (blank, unit) in best}
     if lexicon is not None:
-        complete = [prefix for prefix in beam if not prefix or lexicon.is_complete(states[prefix])]
-        beam = {prefix: beam[prefix] for prefix in complete} or {(): (NEVER, NEVER)}
+        complete = {p: ends for p, ends in beam.items() if lexicon.is_complete(states[p])}
+        beam = complete or {(): (NEVER, NEVER)}
     return [Hypothesis(prefix, _add(*ends)) for prefix, ends in beam.items()]
 
 

@@ -40,7 +40,11 @@ val_dataloader = dict(
         test_mode=True,
     ),
 )
-val_evaluator = dict(type='aft_mm.ErrorRate', per='word')
+# Errors of free spelling, and of the most likely of the ten words.
+val_evaluator = [
+    dict(type='aft_mm.ErrorRate', per='word'),
+    dict(type='aft_mm.ErrorRate', per='word', lexicon=True),
+]
 
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
