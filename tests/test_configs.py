@@ -113,7 +113,20 @@ def names(*tasks, pattern=''):
     return [name for name in PATHS if TASK[name] in tasks and re.search(pattern, name)]
 
 
-every_config = pytest.mark.parametrize('name', PATHS)
+def every_config(test):
+    """Run a test for the configs of each task, and name the config that fails."""
+
+    def run(self, task):
+        for name in names(task):
+            try:
+                test(self, name)
+            except Exception as error:
+                raise AssertionError(f'{name}: {error}') from error
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return pytest.mark.parametrize('task', sorted(set(TASK.values())))(run)
+
+
 CLASSIFIERS = names('image_classification')
 DECODERS = names('image_ar', 'language_modeling')
 PAIRS, CLOUDS = names('super_resolution'), names('point_cloud')
