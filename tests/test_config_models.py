@@ -52,7 +52,7 @@ class TestTraining:
         assert len(decayed) == len(list(model.parameters()))
         decay = config.optim_wrapper.optimizer.get('weight_decay', 0.0)
         # The linear embedding of pixels or features is decayed too.
-        tables = 'pos_bias|pos_embed|cls_token|position_embedding|embedding(?!.*projection.weight)'
+        tables = 'pos_bias|pos_embed|cls_token|position_embedding|embedding(?!.*(projection|convs).*weight)'
         for key, parameter in model.named_parameters():
             spared = parameter.ndim == 1 or re.search(tables, key)
             assert decayed[id(parameter)] == (0.0 if spared else decay), key

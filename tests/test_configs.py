@@ -464,7 +464,9 @@ class TestData:
             assert dataset.units == config.units
             assert dataset.get('test_mode', False) == (split != 'train')
         rates = [METRICS.build(metric).per for metric in as_list(config.test_evaluator)]
-        assert rates == (['phoneme'] if config.units.get('lexicon') else ['character', 'word'])
+        units = config.units
+        free = 'word' if units.get('level') == 'word' else 'character'
+        assert rates == (['phoneme'] if units.get('lexicon') else [free, 'word'])
         data, _, said = fields(name)['data'].partition('-')  # of AN4, which has both
         assert data == 'librispeech' or said in ('', f'{rates[0]}s')
         assert as_list(config.val_evaluator) == as_list(config.test_evaluator)
