@@ -251,8 +251,8 @@ def moments(name, number):
 
 CASES = [
     pytest.param(name, number, id=f'{name}-{number}')
-    for name in TASKS
     for number in range(-(-NUM_MOMENTS // 4))
+    for name in TASKS
 ]
 
 

@@ -115,6 +115,11 @@ class ExactResumeHook(Hook):
             if parameter is None or gradient.shape != parameter.shape:
                 raise UserError(f'the model has no parameter for the gradient {name!r:.100}')
             parameter.grad = gradient.to(parameter)
+        if runner.world_size > 2:
+            runner.logger.info(
+                f'the sums of gradients over {runner.world_size} processes may be rounded '
+                'differently from those of an uninterrupted run'
+            )
         if get_device() != 'cpu' and not torch.are_deterministic_algorithms_enabled():
             runner.logger.info(
                 'the resumed run equals an uninterrupted one except for operations of the GPU '
