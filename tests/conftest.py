@@ -36,6 +36,8 @@ from aft_mm.cli.main import parse_args  # noqa: E402
 from aft_mm.cli.parsers import COMMANDS  # noqa: E402
 
 cv2.setNumThreads(0)
+# In a fork of a process whose first backward pass is a compiled one, torch refuses a backward pass.
+torch.ones(1, requires_grad=True).backward()
 # Commands that run in the test process do not change its memory allocator.
 os.environ['AFT_MM_MALLOC'] = 'system'
 ROOT = Path(__file__).parent.parent

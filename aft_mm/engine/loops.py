@@ -155,9 +155,11 @@ class Batches:
             # mmengine's InfiniteSampler continues where the loop's own iterator had prefetched.
             sampler = sampler_of(self.loader)
             sampler.indices = sampler._indices_of_rank()
-        if self.own is not None:
-            return iter(self.own)
         loader = self.loader
+        if self.own is not None:
+            # New workers take a random number, as they do in the first epoch after a resume.
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            return iter(self.own)
         own = DataLoader(
             SeededBatches(loader.dataset, self.seeds) if self.is_seeded else loader.dataset,
             batch_sampler=NumberedBatchSampler(self),

@@ -33,6 +33,7 @@ DETAILS = (
     'Distributed training is not used, all SyncBatchNorm',
     'Because batch augmentations are enabled, ',
     'The prefix is not set in metric class IoUMetric',
+    'Resumed iteration number is not divisible by',  # ExactResumeHook restores the gradients
 )
 
 

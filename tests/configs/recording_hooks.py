@@ -38,9 +38,10 @@ class KillHook(Hook):
 
 @HOOKS.register_module()
 class StopHere(Hook):
-    """Stop the run after the iteration that STOP_AFTER names, counted from 1, as STOP_BY says.
+    """Stop the run at the moment STOP_AFTER, as STOP_BY says.
 
-    That is the name of a signal, with ``group`` to the process group with the data loader's
+    7 is after iteration 7, counted from 1, and 6.5 is in the validation that follows iteration 6.
+    STOP_BY is the name of a signal, with ``group`` to the process group with the data loader's
     workers, or ``disk``: the next checkpoint cannot be written. CHECKPOINTS=n also writes a
     checkpoint after every n iterations, as PeriodicCheckpointHook does by the clock.
     """
@@ -56,7 +57,14 @@ class StopHere(Hook):
                 hook.is_time = lambda runner: (runner.iter + 1) % every == 0
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if os.environ.get('STOP_AFTER') != str(runner.iter + 1):
+        self.stop_at(runner.iter + 1)
+
+    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if batch_idx == 0:
+            self.stop_at(runner.iter + 0.5)
+
+    def stop_at(self, moment):
+        if os.environ.get('STOP_AFTER') != str(moment):
             return
         name, _, group = os.environ['STOP_BY'].partition(' ')
         if name == 'disk':

@@ -21,7 +21,9 @@ train_pipeline = [
 ]
 train_dataloader = dict(batch_size=2, dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(num_workers=0, persistent_workers=False)
-train_cfg = dict(max_epochs=3, val_interval=3)
-default_hooks = dict(logger=dict(interval=2), stop=dict(type='StopHere'))
+train_cfg = dict(max_epochs=3, val_interval=1)
+default_hooks = dict(
+    logger=dict(interval=2), checkpoint=dict(save_best='auto'), stop=dict(type='StopHere')
+)
 vis_backends = [dict(type='LocalVisBackend')]
 visualizer = dict(vis_backends=vis_backends)

@@ -27,7 +27,7 @@ train_cfg = dict(max_iters=18, val_interval=6)
 param_scheduler = [dict(type='CosineAnnealingLR', by_epoch=False, T_max=18)]
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=2),
-    checkpoint=dict(type='aft_mm.SafeCheckpointHook', by_epoch=False, interval=6),
+    checkpoint=dict(type='aft_mm.SafeCheckpointHook', by_epoch=False, interval=6, save_best='mIoU'),
     stop=dict(type='StopHere'),
 )
 vis_backends = [dict(type='LocalVisBackend')]

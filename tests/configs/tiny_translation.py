@@ -78,5 +78,5 @@ default_hooks = dict(
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
     losses=dict(type='RecordLossHook'),
 )
-visualizer = dict(type='Visualizer')
+visualizer = dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')])
 randomness = dict(seed=0)

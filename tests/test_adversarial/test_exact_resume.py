@@ -1,51 +1,96 @@
-"""Runs of five tasks that stop at random moments and resume to the bits of one that did not."""
+"""Runs of six tasks that stop at random moments and resume to the bits of one that did not."""
 
 import functools
+import importlib
 import importlib.util
 import json
 import os
 import random
+import re
 import signal
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 from PIL import Image
 
+from ..parallel_data import write_pairs
 from ..speech_data import write_sound
 from ..test_integration import assert_same, write_data
 
 pytestmark = [pytest.mark.adversarial, pytest.mark.slow]
 
-STOPS = ('SIGTERM', 'SIGTERM group', 'SIGINT', 'SIGINT group', 'SIGHUP', 'SIGKILL', 'disk')
-EXTRA = {
-    'speech': ('soundfile', 'torchaudio', 'jiwer'),
-    'detection': ('mmdet',),
-    'segmentation': ('mmseg',),
-}
-# Moments of each task; EXACT_RESUME_MOMENTS=20 gives a hundred in all.
+STOPS = ('SIGTERM', 'SIGKILL', 'disk', 'SIGINT group', 'SIGHUP', 'SIGTERM group', 'SIGINT')
+# Moments of each task, four per run; EXACT_RESUME_MOMENTS=20 gives 120 in all.
 NUM_MOMENTS = int(os.environ.get('EXACT_RESUME_MOMENTS', 4))
-# Config and options of a task; all train for 18 iterations or a few more.
+IMPORTED = [
+    *('aft_mm.cli.commands.train', 'aft_mm.models', 'sklearn.datasets', 'torch._dynamo'),
+    *('jiwer', 'sacrebleu', 'sentencepiece', 'torch.utils.tensorboard', 'torchaudio'),
+    *(
+        f'{package}.{part}'
+        for package in ('mmpretrain', 'mmdet', 'mmseg')
+        for part in ('datasets', 'engine', 'evaluation', 'models', 'visualization')
+    ),
+]
+BEST = 'default_hooks.checkpoint.save_best'
 PERIODIC = 'default_hooks.minutes.type=aft_mm.PeriodicCheckpointHook'
-STOPPED = 'default_hooks.stop.type=StopHere'
+
+
+class Task(NamedTuple):
+    """A config of three epochs of ``length`` iterations, with a step after each ``per_step``."""
+
+    config: str
+    options: tuple[str, ...]
+    length: int = 6
+    per_step: int = 1
+    needs: tuple[str, ...] = ()
+
+
 TASKS = {
-    # Mixup, crops, drop path, averaged weights, one worker.
-    'classification': (
+    # Repeated augmentation, Mixup, crops, drop path, averaged weights, one worker.
+    'classification': Task(
         'tiny',
-        [PERIODIC, STOPPED, 'model.train_cfg.augments.type=Mixup']
-        + ['model.train_cfg.augments.alpha=0.2'],
+        (
+            PERIODIC,
+            'train_dataloader.sampler.type=RepeatAugSampler',
+            'model.train_cfg.augments.type=Mixup',
+            'model.train_cfg.augments.alpha=0.2',
+        ),
     ),
-    # Random crops of text, dropout, averaged weights, autocast, accumulation over 4 of 6.
-    'text': (
+    # Random crops of text, dropout, averaged weights, autocast, accumulation, two workers.
+    'text': Task(
         'tiny_text',
-        [PERIODIC, STOPPED, 'optim_wrapper.accumulative_counts=4', '--amp']
-        + ['train_dataloader.num_workers=2'],
+        ('--amp', 'optim_wrapper.accumulative_counts=4', 'train_dataloader.num_workers=2'),
+        per_step=4,
     ),
-    # SpecAugment, dropout, a schedule that depends on the validation, no workers.
-    'speech': ('tiny_speech', [PERIODIC, STOPPED]),
-    'detection': ('tiny_detection', []),
-    'segmentation': ('tiny_segmentation', []),
+    # Batches by number of tokens, dropout, one worker, which is not restarted.
+    'translation': Task(
+        'tiny_translation',
+        (
+            'train_cfg.val_interval=1',
+            f'{BEST}=bits_per_subword',
+            'default_hooks.checkpoint.rule=less',
+            'train_dataloader.num_workers=1',
+            'train_dataloader.persistent_workers=True',
+        ),
+        length=8,
+        needs=('sentencepiece', 'sacrebleu'),
+    ),
+    # SpecAugment, dropout, batches by length, a schedule that depends on the validation.
+    'speech': Task(
+        'tiny_speech',
+        (PERIODIC, f'{BEST}=character_error_rate', 'default_hooks.checkpoint.rule=less'),
+        length=8,
+        needs=('soundfile', 'torchaudio', 'jiwer'),
+    ),
+    # Resizing, flips, drop path, one worker, which is not restarted.
+    'detection': Task('tiny_detection', (), needs=('mmdet',)),
+    # Iterations instead of epochs; crops, flips, drop path, one worker.
+    'segmentation': Task('tiny_segmentation', (), needs=('mmseg',)),
 }
 
 
@@ -79,136 +124,214 @@ def write_frames(folder):
 
 
 @pytest.fixture(scope='module')
-def train(run, root, config, tmp_path_factory):
-    """Train a task in a new folder, or again in the same one."""
+def data(tmp_path_factory):
+    """The folder in which all runs start."""
+    folder = tmp_path_factory.mktemp('data')
+    write_data(folder)
+    write_frames(folder)
+    if not missing(TASKS['speech']):
+        write_sound(folder)
+    if not missing(TASKS['translation']):
+        write_pairs(folder)
+    return folder
 
-    def call(task, *words, folder=None, **env):
-        name, options = TASKS[task]
-        if folder is None:
-            folder = tmp_path_factory.mktemp(task)
-            write_data(folder)
-            write_frames(folder)
-            if task == 'speech':
-                write_sound(folder)
-        flags = [option for option in options if option.startswith('--')]
-        changes = [option for option in options if not option.startswith('--')]
-        result = run(
+
+@pytest.fixture(scope='module')
+def train(run, root, config, data):
+    """Train a task in a work dir."""
+
+    def call(name, work_dir, *words, **env):
+        task = TASKS[name]
+        flags = [option for option in task.options if option.startswith('--')]
+        changes = [option for option in task.options if not option.startswith('--')]
+        return run(
             root / 'tools/train.py',
-            config(name),
+            config(task.config),
             '--work-dir',
-            'work',
+            work_dir,
             *flags,
             *words,
-            *(['--cfg-options', *changes] if changes else []),
-            cwd=folder,
-            env=dict(env, AFT_MM_DATA='data'),
+            '--cfg-options',
+            'default_hooks.stop.type=StopHere',
+            *changes,
+            cwd=data,
+            env=dict(env, AFT_MM_DATA='data', CHECKPOINTS='4'),
         )
-        return folder, result
 
     return call
 
 
+@pytest.fixture(scope='module', autouse=True)
+def short_start():
+    """Import once what all runs need, and save mmengine's report on the environment."""
+    for module in IMPORTED:
+        if importlib.util.find_spec(module.partition('.')[0]):
+            importlib.import_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('mmengine.runner.runner.collect_env', dict)
+        patch.setattr(Config, 'pretty_text', '')
+        yield
+
+
+def missing(task):
+    """Return the modules that a task needs and that are not installed."""
+    return [module for module in task.needs if not importlib.util.find_spec(module)]
+
+
 @pytest.fixture(scope='module')
-def uninterrupted(train):
-    """Folder of a run by its task."""
+def uninterrupted(train, data):
+    """State of a run by its task."""
 
     @functools.cache
-    def call(task):
-        for module in EXTRA.get(task, ()):
-            importlib.import_module(module)  # once, instead of in every fork
-        folder, result = train(task, CHECKPOINTS='4')
+    def call(name):
+        result = train(name, name)
         assert result.returncode == 0, result.stderr
-        return folder
+        return final_state(data / name)
 
     return call
 
 
 def final_state(folder):
-    """The final checkpoint without what depends on the clock, and the last metrics."""
-    path = Path(folder, 'work/last_checkpoint').read_text()
+    """The final checkpoint without what depends on the clock, all metrics and the best weights."""
+    path = folder.parent / Path(folder, 'last_checkpoint').read_text()
     checkpoint = torch.load(path, map_location='cpu', weights_only=True)
     scalars = checkpoint['message_hub']['log_scalars']
-    state = {
+    return {
         'scalars': {
             key: value
             for key, value in scalars.items()
-            if not key.endswith(('time', 'memory', 'eta')) and not key.startswith('val/')
+            if not key.endswith(('time', 'memory', 'eta'))
         },
+        'random_state': checkpoint['meta'].get('random_state'),
         **{
             key: checkpoint[key]
             for key in ('state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers')
             if key in checkpoint
         },
+        'best': {
+            path.name: torch.load(path, weights_only=True)['state_dict']
+            for path in sorted(folder.glob('best_*.pth'))
+        },
+        'metrics': metrics(folder),
     }
-    return state, metrics(folder)
 
 
 def metrics(folder):
-    """The numbers of the last validation."""
-    for path in sorted(folder.glob('work/*/vis_data/scalars.json'), reverse=True):
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-        found = [record for record in records if 'loss' not in record and 'step' in record]
-        found = [record for record in found if 'seconds_per_epoch' not in record]
-        if found:
-            return {key: value for key, value in found[-1].items() if not key.endswith('time')}
-    raise AssertionError(f'{folder} has no metrics')
+    """The numbers of every validation; a repeated one replaces the first."""
+    found = {}
+    for path in sorted(folder.glob('*/vis_data/scalars.json')):
+        for record in map(json.loads, path.read_text().splitlines()):
+            if 'loss' not in record and 'seconds_per_epoch' not in record:
+                found[record['step']] = {
+                    key: value for key, value in record.items() if not key.endswith('time')
+                }
+    assert found, f'{folder} has no metrics'
+    return found
 
 
-def moments(task):
-    """Return ``NUM_MOMENTS`` pairs of an iteration and a way to stop, the same in every run."""
-    rng = random.Random(task)
-    ways = rng.sample(STOPS, len(STOPS))
-    return [(rng.randint(1, 17), ways[i % len(ways)]) for i in range(NUM_MOMENTS)]
+def moments(name, number):
+    """Return four moments in order, the same in every run, and how the run is stopped there.
+
+    Moment 7 is after iteration 7, and 6.5 in the validation that follows iteration 6.
+    """
+    rng, task = random.Random(f'{name} {number}'), TASKS[name]
+    last = (3 * task.length - 1) // task.per_step * task.per_step
+    first = 4 * ([*TASKS].index(name) + len(TASKS) * number)
+    while True:
+        iterations = rng.sample(range(1, last + 1), 3)
+        points = sorted([*iterations, task.length * rng.randint(1, 3) + 0.5])
+        # A signal waits for the step of accumulated gradients.
+        ends = [-(-int(point) // task.per_step) * task.per_step for point in points]
+        if not all(end < after for end, (_, after) in zip(ends, pairwise(points), strict=False)):
+            continue
+        ways = [STOPS[(first + index) % len(STOPS)] for index in range(4)]
+        if points[3] < 3 * task.length or ways[3] != 'disk':  # nothing is written later
+            return list(zip(points, ways, strict=True))
 
 
-CASES = [(task, *moment) for task in TASKS for moment in moments(task)]
+CASES = [
+    pytest.param(name, number, id=f'{name}-{number}')
+    for number in range(-(-NUM_MOMENTS // 4))
+    for name in TASKS
+]
 
 
-@pytest.mark.parametrize(('task', 'after', 'by'), CASES)
-def test_a_run_that_stops_resumes_to_the_same_bits(task, after, by, train, uninterrupted):
-    for module in EXTRA.get(task, ()):
-        if not importlib.util.find_spec(module):
-            pytest.skip(f'{task} needs {module}')
-    whole = uninterrupted(task)
-    folder, stopped = train(task, STOP_AFTER=str(after), STOP_BY=by, CHECKPOINTS='4')
-    name = by.split()[0]
-    if by == 'disk':
-        assert stopped.returncode == 1, stopped.stderr
-        assert 'File too large' in stopped.stderr.splitlines()[-1]
-    elif name == 'SIGKILL':
-        assert stopped.returncode == -signal.SIGKILL
+@pytest.mark.parametrize(('name', 'number'), CASES)
+def test_a_run_that_stops_resumes_to_the_same_bits(name, number, train, uninterrupted, data):
+    if missing(TASKS[name]):
+        pytest.skip(f'{name} needs {" and ".join(missing(TASKS[name]))}')
+    expected, work_dir, resume = uninterrupted(name), f'{name}-{number}', []
+    for moment, way in moments(name, number):
+        print(f'{way} at {moment}')
+        stopped = train(name, work_dir, *resume, STOP_AFTER=str(moment), STOP_BY=way)
+        assert_stopped(stopped, moment, way)
+        if way != 'SIGKILL':
+            assert not list((data / work_dir).glob('.*.part'))
+        resume = ['--resume', 'auto']  # before the first checkpoint only `auto` starts again
+    result = train(name, work_dir, *resume)
+    assert result.returncode == 0, result.stderr
+    assert 'random state' not in result.stderr
+    assert_same(final_state(data / work_dir), expected)
+
+
+def assert_stopped(result, moment, way):
+    """Check the exit status and the message of a stopped run."""
+    signal_name = way.split()[0]
+    if way == 'disk':
+        assert result.returncode == 1, result.stderr
+        assert 'File too large' in result.stderr.splitlines()[-1]
+    elif way == 'SIGKILL':
+        assert result.returncode == -signal.SIGKILL, result.stderr
     else:
-        assert stopped.returncode == 128 + getattr(signal, name), stopped.stderr
-        (line,) = [line for line in stopped.stderr.splitlines() if 'stopped the run' in line]
-        assert (
-            f'{name} stopped the run after iteration' in line and 'Traceback' not in stopped.stderr
-        )
-    for hidden in (folder / 'work').glob('.*.part'):
-        assert by == 'SIGKILL', hidden
-    # Before the first checkpoint only `auto` starts again.
-    _, resumed = train(task, '--resume', 'auto', folder=folder, CHECKPOINTS='4')
-    assert resumed.returncode == 0, resumed.stderr
-    assert 'random state' not in resumed.stderr
-    state, numbers = final_state(folder)
-    expected, expected_numbers = final_state(whole)
-    assert_same(state, expected)
-    assert numbers == expected_numbers
+        assert result.returncode == 128 + getattr(signal, signal_name), result.stderr
+        (line,) = [line for line in result.stderr.splitlines() if 'stopped the run' in line]
+        place = ' after iteration' if moment == int(moment) else ''
+        assert re.search(f'{signal_name} stopped the run{place}', line)
+        assert 'Traceback' not in result.stderr
+
+
+# Started as `script.py tools/train.py ...`: the second process is a fork of the first.
+TWO_PROCESSES = """
+import os, runpy, sys
+child = os.fork()
+rank = '0' if child else '1'
+os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE='2', MASTER_ADDR='127.0.0.1')
+sys.argv.pop(0)
+try:
+    runpy.run_path(sys.argv[0], run_name='__main__')
+finally:
+    if child:
+        os.waitpid(child, 0)
+"""
 
 
 def test_two_processes_resume_to_the_same_bits(run, root, config, tmp_path):
-    """Their random numbers are in no checkpoint, as only the first process writes one."""
-    command = ['bash', root / 'tools/dist_train.sh', config('tiny'), 2, '--work-dir']
-    options = ['--cfg-options', STOPPED, 'train_dataloader.batch_size=8']
-    whole = run(*command, 'whole', *options, cwd=tmp_path)
+    """Only the first one writes checkpoints; that of the first epoch waits for a step."""
+    (tmp_path / 'two.py').write_text(TWO_PROCESSES)
+
+    def train(folder, *words, **env):
+        return run(
+            tmp_path / 'two.py',
+            root / 'tools/train.py',
+            config('tiny'),
+            '--launcher=pytorch',
+            f'--work-dir={folder}',
+            *words,
+            '--cfg-options',
+            'default_hooks.stop.type=StopHere',
+            'train_dataloader.batch_size=8',
+            'optim_wrapper.accumulative_counts=4',
+            cwd=tmp_path,
+            env=env,
+        )
+
+    whole = train('whole')
     assert whole.returncode == 0, whole.stderr
-    stop = dict(STOP_AFTER='9', STOP_BY='SIGTERM')
-    stopped = run(*command, 'stopped', *options, cwd=tmp_path, env=stop)
-    assert 'SIGTERM stopped the run after iteration 9' in stopped.stderr
-    resumed = run(*command, 'stopped', '--resume', *options, cwd=tmp_path)
+    killed = train('stopped', STOP_AFTER='9', STOP_BY='SIGKILL')
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert Path(tmp_path, 'stopped/last_checkpoint').read_text().endswith('epoch_1.pth')
+    stopped = train('stopped', '--resume', STOP_AFTER='14', STOP_BY='SIGTERM')
+    assert 'SIGTERM stopped the run after iteration 16' in stopped.stderr, stopped.stderr
+    resumed = train('stopped', '--resume')
     assert resumed.returncode == 0, resumed.stderr
-    one, other = (
-        torch.load(tmp_path / name / 'epoch_3.pth', weights_only=True)
-        for name in ('whole', 'stopped')
-    )
-    for part in ('state_dict', 'ema_state_dict', 'optimizer'):
-        assert_same(one[part], other[part])
+    assert_same(final_state(tmp_path / 'stopped'), final_state(tmp_path / 'whole'))

@@ -82,8 +82,8 @@ def train(args: argparse.Namespace, run: Run) -> None:
             runner.register_hook(CheckpointCompatibilityHook(strict=resume, resume=resume))
         if resume:
             runner.register_hook(ResumeCheckHook())
-            runner.register_hook(ValidateFirstHook())
         run.watch(runner)
+        runner.register_hook(ValidateFirstHook())  # after all hooks that find the position
         log_backends(runner)
         runner.train()
     if runner.rank == 0 and runner.iter >= runner.max_iters:

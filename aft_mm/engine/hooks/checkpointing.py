@@ -1,5 +1,6 @@
 """Write checkpoints safely, and check that a run can use the checkpoint it is given."""
 
+import itertools
 import logging
 import math
 import os
@@ -13,11 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.device import get_device
-from mmengine.dist import is_main_process
+from mmengine.dist import all_reduce, is_main_process
 from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.logging import print_log
-from mmengine.runner import EpochBasedTrainLoop, Runner
+from mmengine.optim import OptimWrapper
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from aft_mm.checkpoint import (
     ATOMIC_BACKEND,
@@ -37,6 +40,8 @@ from .stopping import INSIDE_EPOCH, TIME_BUDGET, StopHook, agreed
 
 #: Entry of a checkpoint's meta with the properties of the run that a resume compares.
 RUN = 'run'
+#: Entry of a checkpoint's meta: whether it was written after its validation.
+VALIDATED = 'validated'
 # Settings of torch's optimizers that newer versions of torch or a schedule add.
 _NEW_SETTINGS = {
     'initial_lr',
@@ -96,6 +101,7 @@ class SafeCheckpointHook(CheckpointHook):
             info['keep_ckpt_ids'] = [
                 step for step, path in names.items() if path.is_file() and not path.is_symlink()
             ]
+        self.last_ckpt = info.get('last_ckpt')  # else the first best weights would not update it
         with _without_own_deprecations(runner):
             super().before_train(runner)
 
@@ -132,6 +138,7 @@ class SafeCheckpointHook(CheckpointHook):
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         """Do as mmengine, in another order: write, name, then remove the oldest."""
+        _average_gradients(runner)
         hub, outdated = runner.message_hub, None
         before = hub.get_info('last_ckpt', None)
         if self.max_keep_ckpts > 0 and step not in self.keep_ckpt_ids:
@@ -164,6 +171,28 @@ class SafeCheckpointHook(CheckpointHook):
                 old = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(outdated))
                 if self.file_backend.isfile(old) and not os.path.islink(old):
                     self.file_backend.remove(old)
+
+
+def _average_gradients(runner: Runner) -> None:
+    """Average the gradients that wait for a step over the processes, of which one writes them.
+
+    The step averages them too, and averaging twice gives the same up to rounding.
+    """
+    wrapper = runner.optim_wrapper
+    if (
+        not isinstance(runner.model, DistributedDataParallel)
+        or not isinstance(wrapper, OptimWrapper)
+        or wrapper.should_update()
+    ):
+        return
+    parameters = [value for value in runner.model.parameters() if value.requires_grad]
+    device = parameters[0].device
+    found = torch.tensor([value.grad is not None for value in parameters], device=device).int()
+    all_reduce(found, 'max')
+    for parameter in itertools.compress(parameters, found.tolist()):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        all_reduce(parameter.grad, 'mean')
 
 
 @contextmanager
@@ -526,24 +555,46 @@ def _warn(message: str) -> None:
 
 @HOOKS.register_module()
 class ValidateFirstHook(Hook):
-    """Run the validation that an interrupted run missed, if a schedule depends on it.
+    """Run the validation that follows the checkpoint from which a run resumes.
 
-    mmengine saves an epoch before it is validated, so a resumed run would skip that validation and
-    continue with another learning rate than an uninterrupted one. With ``ReduceOnPlateauLR`` and
-    the like it is run before the training, with the weights of the checkpoint.
+    mmengine saves an epoch before it is validated, and again only if its weights are the best so
+    far. A run that resumes from the first checkpoint would skip the validation: its metrics, its
+    best weights and, with ``ReduceOnPlateauLR`` and the like, its learning rates would differ.
     """
 
     priority = 'LOWEST'  # after the checks of a resume, and after StopHook has found the position
 
+    def __init__(self) -> None:
+        self.is_validating = False
+        self.is_validated = False
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Read whether the checkpoint was written after its validation."""
+        self.is_validated = bool(checkpoint.get('meta', {}).get(VALIDATED))
+
     def before_train(self, runner: Runner) -> None:
-        """Validate, if the stopped run would have."""
-        loop, schedules = runner.train_loop, runner.param_schedulers
-        waiting = isinstance(schedules, list) and any(
-            getattr(schedule, 'need_val_args', False) for schedule in schedules
-        )
-        if not waiting or not isinstance(loop, EpochBasedTrainLoop) or runner.val_loop is None:
+        """Validate, if an uninterrupted run would next."""
+        loop = runner.train_loop
+        if isinstance(loop, EpochBasedTrainLoop):
+            done, end = 0 if getattr(loop, 'num_done', 0) else loop.epoch, loop.max_epochs
+        elif isinstance(loop, IterBasedTrainLoop):
+            done, end = loop.iter, loop.max_iters
+        else:
             return
-        resumed_at_end = 0 < runner.epoch < runner.max_epochs and not getattr(loop, 'num_done', 0)
-        due = runner.epoch >= loop.val_begin and runner.epoch % loop.val_interval == 0
-        if resumed_at_end and due:
+        if not done or self.is_validated or runner.val_loop is None:
+            return
+        loop._decide_current_val_interval()
+        if done >= loop.val_begin and (done % loop.val_interval == 0 or done == end):
             runner.val_loop.run()
+
+    def before_val(self, runner: Runner) -> None:
+        """Mark the checkpoints of a validation."""
+        self.is_validating = True
+
+    def after_val(self, runner: Runner) -> None:
+        """Do not mark later ones."""
+        self.is_validating = False
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Write the mark."""
+        checkpoint['meta'][VALIDATED] = self.is_validating

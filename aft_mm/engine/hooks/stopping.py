@@ -68,7 +68,7 @@ class StopHook(Hook):
     ) -> None:
         """Stop the loop if it is time and this iteration made a step."""
         self.is_up = self.is_up or self.is_time(runner)
-        # Accumulated gradients are not saved in checkpoints.
+        # A checkpoint between two steps would also hold gradients.
         if (
             not self.is_up
             or not runner.optim_wrapper.should_update()

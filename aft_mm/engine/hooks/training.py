@@ -69,8 +69,8 @@ class ExactResumeHook(Hook):
       that wait for a step. They are restored before the first batch of a run that resumes inside
       an epoch, or in a loop of iterations.
     - Workers of the training data loader seed every batch from (seed, rank, number of the batch).
-    - In a distributed run every iteration is seeded from (seed, iteration, rank) instead, because
-      only the first process writes the checkpoint.
+    - In a distributed run every iteration and validation is seeded from (seed, iteration, rank)
+      instead, because only the first process writes the checkpoint.
     - A validation leaves the generators as they were.
 
     On a GPU operations without a deterministic algorithm can differ, which is logged at a resume.
@@ -105,6 +105,7 @@ class ExactResumeHook(Hook):
         is_seeded = runner.distributed or runner.train_dataloader.num_workers > 0
         make_resumable(loop, (runner.seed, runner.rank) if is_seeded else ())
         if not runner.iter:  # only weights were loaded
+            self.loaded = {}
             return
         owner = getattr(loop, 'dataloader_iterator', loop)
         owner.restore = partial(self._restore, runner)
@@ -114,10 +115,10 @@ class ExactResumeHook(Hook):
             if parameter is None or gradient.shape != parameter.shape:
                 raise UserError(f'the model has no parameter for the gradient {name!r:.100}')
             parameter.grad = gradient.to(parameter)
-        if runner.distributed and self.loaded.get(GRADIENTS):
-            runner.logger.warning(
-                'the checkpoint was written between two optimizer steps and holds the accumulated '
-                'gradients of the first process only: the resumed run will differ'
+        if runner.world_size > 2:
+            runner.logger.info(
+                f'the sums of gradients over {runner.world_size} processes may be rounded '
+                'differently from those of an uninterrupted run'
             )
         if get_device() != 'cpu' and not torch.are_deterministic_algorithms_enabled():
             runner.logger.info(
@@ -134,24 +135,31 @@ class ExactResumeHook(Hook):
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Seed a process of a distributed run."""
+        self.loaded = {}
         if runner.distributed:
             self._seed(runner, runner.iter)
 
     def before_val(self, runner: Runner) -> None:
-        """Keep the state of the generators."""
+        """Keep the state of the generators; seed a process of a distributed run."""
+        if RANDOM_STATE in self.loaded:  # before the first iteration after a resume
+            set_random_state(self.loaded[RANDOM_STATE])
         self.before_validation = random_state()
+        if runner.distributed:
+            self._seed(runner, runner.iter)
 
     def after_val(self, runner: Runner) -> None:
         """Restore it: a run that resumes after the validation does not repeat it."""
         if self.before_validation is not None:
             set_random_state(self.before_validation)
+            self.before_validation = None
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Add random state and waiting gradients to a checkpoint that can be resumed."""
         if 'optimizer' not in checkpoint:
             return
         if not runner.distributed:
-            checkpoint['meta'][RANDOM_STATE] = random_state()
+            # Written in a validation if that finds the best weights so far.
+            checkpoint['meta'][RANDOM_STATE] = self.before_validation or random_state()
         wrapper = runner.optim_wrapper
         if isinstance(wrapper, OptimWrapper) and not wrapper.should_update():
             checkpoint[GRADIENTS] = {
