@@ -66,7 +66,7 @@ def test_a_small_config_trains_and_resumes():
         dict(losses=[2.0, math.nan], resumed_losses=[2.0, math.nan]),
         dict(losses=[2.0]),
         dict(resumed_losses=[2.0, 1.01]),
-        dict(peak_gb=1.8),
+        dict(peak_gb=1.9),
     ],
 )
 def test_what_fails(change):
