@@ -367,6 +367,7 @@ class TestErrorsBeforeARun:
         (package / '__init__.py').write_text(
             "raise RuntimeError('operator torchvision::nms does not exist')"
         )
+        (tmp_path / 'a.pth').touch()
         for words in (['train.py', config('tiny')], ['test.py', config('tiny'), 'a.pth']):
             result = run(
                 root / 'tools' / words[0],
