@@ -361,6 +361,7 @@ class TestErrorsBeforeARun:
         (package / '__init__.py').write_text(
             "raise RuntimeError('operator torchvision::nms does not exist')"
         )
+        (tmp_path / 'a.pth').touch()
         words = root / 'tools/test.py', config('tiny'), 'a.pth'
         result = run(*words, cwd=tmp_path, env={'PYTHONPATH': str(tmp_path)}, fresh=True)
         assert f'torch {torch.__version__} and torchvision' in only_error(result)

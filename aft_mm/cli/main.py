@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     for name, program in PROGRAMS.items():
         commands.add_parser(name, help=summary(program))
+    if '_ARGCOMPLETE' in os.environ:  # set by the completion of a shell
+        importlib.import_module('argcomplete').autocomplete(parser)
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in PROGRAMS:  # which parse their arguments themselves
         run_program(argv)

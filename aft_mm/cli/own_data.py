@@ -78,6 +78,21 @@ def split_by_label(
     }
 
 
+def split_classes(files: Sequence[str], share: float, seed: int) -> Parts:
+    """Split files whose first folder is their class.
+
+    Raises:
+        UserError: a class has one file only.
+    """
+    labels = [file.partition('/')[0] for file in files]
+    alone = next((name for name, number in Counter(labels).items() if number < 2), None)
+    if alone:
+        raise UserError(
+            f'the class {alone!r} must have at least 2 images, one for each part, got 1'
+        )
+    return split_by_label(files, labels, share, seed)
+
+
 def list_images(root: Path) -> list[str]:
     """Return the image files below a folder, relative to it and sorted; hidden ones are left out.
 
@@ -159,13 +174,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
             raise UserError(f'class {differing[0]!r} must have images in train and {validation}')
         parts, lists = images, {}
     else:
-        alone = [name for name, number in counts[''].items() if number < 2]
-        if alone:
-            raise UserError(
-                f'class {alone[0]!r} must have at least 2 images, one for each part, got 1'
-            )
-        labels = [file.partition('/')[0] for file in images['']]
-        parts = split_by_label(images[''], labels, share, seed)
+        parts = split_classes(images[''], share, seed)
         numbers = {name: number for number, name in enumerate(sorted(counts['']))}
         lists = {
             f'{part}.txt': ''.join(

@@ -5,8 +5,11 @@ arguments were parsed.
 """
 
 import argparse
+import glob
 from collections.abc import Callable
 from typing import Any
+
+from aft_mm.config.finding import configs_by_name
 
 #: Value of ``--resume`` without a path; no file can have this name.
 LATEST = '\0latest'
@@ -94,11 +97,18 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add the config."""
-    parser.add_argument(
+    action: Any = parser.add_argument(
         'config',
         metavar='CONFIG',
-        help='path of a config, or the name of one listed by `aft_mm list`',
+        help='path of a config, or a name or part of one listed by `aft_mm list`',
     )
+    action.completer = complete_config  # read by argcomplete
+
+
+def complete_config(prefix: str, **_: Any) -> list[str]:
+    """Return the configs and files that begin with ``prefix``, for the completion of a shell."""
+    names = [name for name in configs_by_name() if name.startswith(prefix)]
+    return [*names, *glob.glob(f'{glob.escape(prefix)}*')]
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:

@@ -79,7 +79,9 @@ EPOCH = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler=
         ('masks', 'my_masks', masks, ['train_cfg.max_iters=2', 'train_cfg.val_interval=2'], 'mIoU'),
     ],
 )
-def test_the_new_config_trains(kind, name, write, length, metric, tool, tmp_path, monkeypatch):
+def test_the_new_config_trains(
+    kind, name, write, length, metric, tool, tmp_path, monkeypatch, capfd
+):
     write(tmp_path / 'data')
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
@@ -101,6 +103,9 @@ def test_the_new_config_trains(kind, name, write, length, metric, tool, tmp_path
             f'visualizer.name={kind}',
         ]
     )
+    shown = capfd.readouterr().out
+    assert 'loading annotations' not in shown and 'Running per image' not in shown
+    assert 'next       aft_mm predict my.py work/' in shown
     (log,) = (tmp_path / 'work').glob('*/vis_data/scalars.json')
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert any(metric in record for record in records)
@@ -137,3 +142,29 @@ def test_classes_that_do_not_match_the_annotations_are_refused(
         return
     with pytest.raises(UserError, match=f'metainfo.classes lists {", ".join(classes)}.*{message}'):
         check_data(config, 'train')
+
+
+@pytest.mark.parametrize(
+    ('mask', 'message'),
+    [
+        (np.full((64, 96), 3), 'has the value 3, which must be 0 to 2, .*, or 255, .* to 3$'),
+        (np.zeros((64, 96, 3)), "must have one class number of 8 bits per pixel, got mode 'RGB'"),
+        (np.zeros((96, 64)), 'must have the size of its image, 96 x 64, got 64 x 96'),
+        (None, "mask '.*/2.png' cannot be read: No such file"),
+    ],
+)
+def test_masks_are_checked_before_a_training(mask, message, tmp_path, monkeypatch):
+    masks(tmp_path / 'data')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv('AFT_MM_DATA', raising=False)
+    (path,) = FOLDER.glob('*mask-png.py')
+    config = Config.fromfile(path)
+    check_data(config, 'train', 'val')
+    place = tmp_path / 'data/my_masks/val_masks/2.png'
+    place.unlink() if mask is None else save(place, mask)
+    check_data(config, 'train')
+    with pytest.raises(UserError, match=f"mask '.*val_masks/2.png' {message}|{message}"):
+        check_data(config, 'val')
+    config.val_dataloader.dataset.ann_file = str(tmp_path / 'list.txt')
+    (tmp_path / 'list.txt').write_text('0\n1\n3\n')
+    check_data(config, 'val')

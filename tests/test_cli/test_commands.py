@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from mmengine.config import Config
@@ -188,6 +189,20 @@ class TestNames:
         assert re.match(f'config {name!r} does not exist{hint}', str(error.value))
         with pytest.raises(SystemExit, match='Error: config'):
             main(['test', name, 'a.pth'])
+
+
+def test_a_shell_completes_configs(monkeypatch, tmp_path):
+    """With argcomplete, which reads the completer of an argument."""
+    parsers = []
+    monkeypatch.setenv('_ARGCOMPLETE', '1')
+    monkeypatch.setitem(sys.modules, 'argcomplete', SimpleNamespace(autocomplete=parsers.append))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'aft-conv-quick.py').touch()
+    with pytest.raises(SystemExit):
+        main(['list', '--task', 'no'])
+    commands = parsers[0]._subparsers._group_actions[0].choices
+    (config,) = [action for action in commands['train']._actions if action.dest == 'config']
+    assert config.completer(prefix='aft-conv-quick') == [QUICKSTART, 'aft-conv-quick.py']
 
 
 class TestCopies:

@@ -314,6 +314,12 @@ def test_unusable_data_are_refused_and_nothing_is_written(kind, write, message, 
     assert '\n' not in str(end.value) and sorted(here.iterdir()) == before
 
 
+def test_the_config_hides_no_module(photos, here):
+    photos.rename(here / 'random')
+    main(['new', 'image-folder', 'random'])
+    assert (here / 'random_config.py').exists() and not (here / 'random.py').exists()
+
+
 def test_files_are_not_overwritten(photos, here):
     (here / 'photos.py').write_text('mine')
     with pytest.raises(SystemExit, match="'photos.py' exists already; name another file"):

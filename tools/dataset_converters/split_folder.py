@@ -31,40 +31,23 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # before the slow imports
 
-from sklearn.model_selection import train_test_split
-
 from aft_mm.checks import check_number
+from aft_mm.cli.own_data import list_images, split_classes
 from aft_mm.cli.progress import progress
 from aft_mm.datasets.image_files import IMAGE_SUFFIXES
 
 
-def split(source: Path, share: float, seed: int) -> dict[str, list[Path]]:
+def split(source: Path, share: float, seed: int) -> dict[str, list[str]]:
     """Return the image files of each part, relative to ``source``."""
     if not source.is_dir():
         raise UserError(f'the folder {str(source)!r} does not exist')
-    files = sorted(
-        path.relative_to(source)
-        for path in source.glob('*/**/*')
-        if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES
-    )
+    files = [file for file in list_images(source) if '/' in file]
     if not files:
         raise UserError(
             f'the folder {str(source)!r} must hold a folder of images for each class, '
             f'got no file that ends in {", ".join(IMAGE_SUFFIXES)}'
         )
-    parts: dict[str, list[Path]] = {'train': [], 'val': []}
-    for name in sorted({path.parts[0] for path in files}):
-        ours = [path for path in files if path.parts[0] == name]
-        if len(ours) < 2:
-            raise UserError(
-                f'the class {name!r} must have at least 2 images, one for each part, '
-                f'got {len(ours)}'
-            )
-        held = min(max(1, round(share * len(ours))), len(ours) - 1)
-        train, val = train_test_split(ours, test_size=held, random_state=seed)
-        parts['train'] += sorted(train)
-        parts['val'] += sorted(val)
-    return parts
+    return split_classes(files, share, seed)
 
 
 def place(source: Path, target: Path) -> None:
@@ -87,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for part, files in parts.items():
             for path in progress(files, part):
                 place(args.source / path, args.out / part / path)
-    classes = len({path.parts[0] for path in parts['val']})
+    classes = len({file.partition('/')[0] for file in parts['val']})
     print(
         f'{args.out}: {classes} classes, {len(parts["train"])} images for training and '
         f'{len(parts["val"])} for validation'

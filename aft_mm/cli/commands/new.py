@@ -3,6 +3,7 @@
 import argparse
 import os
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +45,12 @@ def epochs(kind: Kind, samples: int) -> int:
     return min(100, max(12, -(-kind.iterations // -(-samples // kind.batch_size))))
 
 
+def default_name(root: Path) -> str:
+    """Return the name of the config for data in ``root``, which hides no module of Python."""
+    name = root.resolve().name.partition('.')[0] or 'data'
+    return f'{name}_config.py' if name in sys.stdlib_module_names else f'{name}.py'
+
+
 def write(path: Path, text: str) -> None:
     """Write a text file, and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +60,7 @@ def write(path: Path, text: str) -> None:
 def main(args: argparse.Namespace) -> None:
     with user_errors(OSError):
         root = Path(args.path)
-        out = Path(args.out or f'{root.resolve().name.partition(".")[0] or "data"}.py')
+        out = Path(args.out or default_name(root))
         folder = out.with_name(f'{out.stem}_split')
         check_number('--val', args.val, above=0, most=0.9)
         for path in (out, folder):
