@@ -1,4 +1,4 @@
-"""Runs of five tasks that stop at random moments and resume to the bits of one that did not."""
+"""Runs of six tasks that stop at random moments and resume to the bits of one that did not."""
 
 import functools
 import importlib.util
@@ -22,9 +22,10 @@ STOPS = ('SIGTERM', 'SIGTERM group', 'SIGINT', 'SIGINT group', 'SIGHUP', 'SIGKIL
 EXTRA = {
     'speech': ('soundfile', 'torchaudio', 'jiwer'),
     'detection': ('mmdet',),
+    'instances': ('mmdet',),
     'segmentation': ('mmseg',),
 }
-# Moments of each task; EXACT_RESUME_MOMENTS=20 gives a hundred in all.
+# Moments of each task; EXACT_RESUME_MOMENTS=20 gives 120 in all.
 NUM_MOMENTS = int(os.environ.get('EXACT_RESUME_MOMENTS', 4))
 # Config and options of a task; all train for 18 iterations or a few more.
 PERIODIC = 'default_hooks.minutes.type=aft_mm.PeriodicCheckpointHook'
@@ -44,8 +45,9 @@ TASKS = {
     ),
     # SpecAugment, dropout, a schedule that depends on the validation, no workers.
     'speech': ('tiny_speech', [PERIODIC, STOPPED]),
-    'detection': ('tiny_detection', []),
-    'segmentation': ('tiny_segmentation', []),
+    'detection': ('tiny_detection', []),  # RetinaNet
+    'instances': ('tiny_instances', []),  # Mask R-CNN
+    'segmentation': ('tiny_segmentation', []),  # UPerNet with an auxiliary FCN head
 }
 
 
@@ -66,10 +68,9 @@ def write_frames(folder):
     for number in range(12):
         save(boxes / f'JPEGImages/{number}.png', rng.integers(0, 256, (48, 64, 3)))
     images = [dict(id=i, file_name=f'{i}.png', width=64, height=48) for i in range(12)]
-    marks = [
-        dict(id=i, image_id=i, category_id=i % 3 + 1, bbox=[8, 4, 31, 29], area=899, iscrowd=0)
-        for i in range(12)
-    ]
+    mark = dict(bbox=[8, 4, 31, 29], area=899, iscrowd=0)
+    mark |= dict(segmentation=[[8, 4, 39, 4, 39, 33, 8, 33]])
+    marks = [dict(mark, id=i, image_id=i, category_id=i % 3 + 1) for i in range(12)]
     names = [dict(id=i + 1, name=name) for i, name in enumerate(('RBC', 'WBC', 'Platelets'))]
     (boxes / 'annotations_coco').mkdir(parents=True)
     for split, part in (('train', slice(None)), ('val', slice(2))):
