@@ -102,22 +102,27 @@ def _twice(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             )
 
 
+def built_for(name: str) -> SpecifierSet:
+    """Return the versions of torch that an installed package requires."""
+    try:
+        found = map(Requirement, requires(name) or ())
+    except PackageNotFoundError:
+        found = iter(())
+    return next((one.specifier for one in found if one.name == 'torch'), SpecifierSet())
+
+
 def _torch_pairs(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if 'torch' not in versions:
         return
     torch = Version(versions['torch'])
-    # torchvision 0.15 belongs to torch 2.0; the minor versions advance together.
-    for name, pair in (
-        ('torchvision', f'0.{torch.minor + 15}'),
-        ('torchaudio', f'{torch.major}.{torch.minor}'),
-    ):
-        if name not in versions or torch.major != 2:
+    for name in ('torchvision', 'torchaudio'):
+        if name not in versions:
             continue
         other = Version(versions[name])
-        if f'{other.major}.{other.minor}' != pair:
+        if not built_for(name).contains(torch, prereleases=True):
             yield (
-                f'{name} {other} is not built for torch {torch}, whose {name} is {pair}',
-                f"pip install '{name}=={pair}.*'",
+                f'{name} {other} is built for torch {built_for(name)}, got torch {torch}',
+                f'pip install torch=={torch.public} {name}',
             )
         elif ('cpu' in (torch.local or '')) != ('cpu' in (other.local or '')):
             yield (

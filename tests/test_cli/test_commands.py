@@ -6,6 +6,7 @@ import sys
 import pytest
 from mmengine.config import Config
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from aft_mm.cli.commands import copy_config
 from aft_mm.cli.commands.doctor import broken_imports
@@ -160,16 +161,10 @@ class TestDoctor:
             (dict(mmengine=None), '3.11.2', 'mmengine is missing', "'mmengine<1,>=0.10.7'"),
             (dict(setuptools='82.0'), '3.12.0', 'setuptools is 82.0, and aft_mm needs <82', '<82'),
             (
-                dict(torchvision='0.25.1'),
+                dict(torch='2.12.1'),
                 '3.11.2',
-                'whose torchvision is 0.26',
-                "'torchvision==0.26.*'",
-            ),
-            (
-                dict(torchaudio='2.10.0'),
-                '3.11.2',
-                'whose torchaudio is 2.11',
-                "'torchaudio==2.11.*'",
+                'torchvision 0.26.0 is built for torch ==2.11.0, got torch 2.12.1',
+                'pip install torch==2.12.1 torchvision',
             ),
             (
                 dict(torch='2.11.0+cpu', torchaudio=None),
@@ -192,7 +187,11 @@ class TestDoctor:
             ({'mmcv': '2.2.0'}, '3.13.0', 'mmcv 2.2.0 is refused by mmdet', 'make downstream'),
         ],
     )
-    def test_problems_are_reported_with_their_fix(self, changes, python, message, fix):
+    def test_problems_are_reported_with_their_fix(
+        self, changes, python, message, fix, monkeypatch
+    ):
+        pairs = dict(torchvision=SpecifierSet('==2.11.0'), torchaudio=SpecifierSet())
+        monkeypatch.setattr('aft_mm.cli.environment.built_for', pairs.get)
         assert not list(problems(FITTING, '3.11.7', NEEDED))
         versions = {name: version for name, version in {**FITTING, **changes}.items() if version}
         (found,) = problems(versions, python, NEEDED)
