@@ -6,8 +6,8 @@ WORK_DIR := work_dirs/quickstart
 # Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream compiled-mmcv docs linkcheck test dry-run sanitize lint licenses release-weights wheels \
-	release-check check-tag clean
+.PHONY: quickstart downstream compiled-mmcv matrix docs linkcheck test dry-run sanitize lint licenses release-weights \
+	wheels release-check check-tag clean
 
 # The locks are complete, so pip resolves nothing.
 PIN := $(BIN)/python -m pip install --no-deps --require-hashes
@@ -50,6 +50,13 @@ $(VENV)/downstream: $(VENV)/installed requirements/downstream.txt
 compiled-mmcv: $(VENV)/downstream requirements/build_mmcv.sh requirements/mmcv.txt
 	wheel=$$(requirements/build_mmcv.sh $(BIN)/python '$(CACHE)') && \
 	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall "$$wheel"
+
+# Tests on other versions of torch, each in a new environment of 6 GB that is removed afterwards, and
+# the table of docs/supported_stacks.md. Others: PYTHON=python3.13, FAMILY=onedl for the fork.
+TORCH ?= 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
+FAMILY ?= openmmlab
+matrix: $(VENV)/installed
+	$(BIN)/python requirements/stacks.py --python $(PYTHON) --family $(FAMILY) --torch $(TORCH)
 
 # The documentation site. Warnings, such as broken internal links, are errors.
 SPHINX := $(BIN)/sphinx-build -W --keep-going -q -c docs -d docs/_build/doctrees

@@ -169,7 +169,9 @@ class Batches:
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator,
+            # A new iterator takes a number from the generator, and persistent workers need one per
+            # run, not per epoch: from that of the process, a resumed run would take another.
+            generator=torch.Generator() if self.is_seeded else loader.generator,
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.persistent_workers,
         )

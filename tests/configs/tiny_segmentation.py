@@ -1,5 +1,5 @@
-# A segmentor of two small blocks on six frames below data/, which a test writes: 18 iterations.
-_base_ = '../../configs/segmentation/fcn-aft-conv-mini_1xb4-1200i_camvid.py'
+# UPerNet over two small blocks on six frames below data/, which a test writes: 18 iterations.
+_base_ = '../../configs/segmentation/upernet-aft-conv-mini_1xb4-1200i_camvid.py'
 custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
 
 model = dict(
@@ -10,8 +10,9 @@ model = dict(
         out_indices=(0, 1),
         drop_path_rate=0.2,
     ),
-    decode_head=dict(in_channels=16, channels=16),
-    auxiliary_head=dict(in_channels=16, channels=16),
+    neck=dict(in_channels=[16, 16], out_channels=16, scales=[1, 0.5]),
+    decode_head=dict(in_channels=[16, 16], in_index=[0, 1], channels=16),
+    auxiliary_head=dict(in_channels=16, in_index=1, channels=16),
 )
 train_pipeline = [
     dict(type='LoadImageFromFile'),

@@ -87,9 +87,10 @@ TASKS = {
         length=8,
         needs=('soundfile', 'torchaudio', 'jiwer'),
     ),
-    # Resizing, flips, drop path, one worker, which is not restarted.
+    # Resizing, flips, drop path, one worker, which is not restarted: RetinaNet and Mask R-CNN.
     'detection': Task('tiny_detection', (), needs=('mmdet',)),
-    # Iterations instead of epochs; crops, flips, drop path, one worker.
+    'instances': Task('tiny_instances', (), needs=('mmdet',)),
+    # Iterations instead of epochs; crops, flips, drop path, one worker: UPerNet.
     'segmentation': Task('tiny_segmentation', (), needs=('mmseg',)),
 }
 
@@ -111,10 +112,9 @@ def write_frames(folder):
     for number in range(12):
         save(boxes / f'JPEGImages/{number}.png', rng.integers(0, 256, (48, 64, 3)))
     images = [dict(id=i, file_name=f'{i}.png', width=64, height=48) for i in range(12)]
-    marks = [
-        dict(id=i, image_id=i, category_id=i % 3 + 1, bbox=[8, 4, 31, 29], area=899, iscrowd=0)
-        for i in range(12)
-    ]
+    mark = dict(bbox=[8, 4, 31, 29], area=899, iscrowd=0)
+    mark |= dict(segmentation=[[8, 4, 39, 4, 39, 33, 8, 33]])
+    marks = [dict(mark, id=i, image_id=i, category_id=i % 3 + 1) for i in range(12)]
     names = [dict(id=i + 1, name=name) for i, name in enumerate(('RBC', 'WBC', 'Platelets'))]
     (boxes / 'annotations_coco').mkdir(parents=True)
     for split, part in (('train', slice(None)), ('val', slice(2))):

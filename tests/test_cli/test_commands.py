@@ -284,9 +284,14 @@ class TestDoctor:
                 raise ModuleNotFoundError("No module named 'cv2'", name='cv2')
             if name == 'torchvision':
                 raise RuntimeError('operator torchvision::nms\ndoes not exist')
+            if name == 'torchaudio':
+                raise OSError('undefined symbol: torch_library_impl')
 
+        monkeypatch.setattr('aft_mm.cli.commands.doctor.is_installed', lambda name: True)
+        monkeypatch.setattr('aft_mm.cli.commands.doctor.version', dict(torchaudio='2.11.0').get)
         monkeypatch.setattr('aft_mm.cli.commands.doctor.importlib.import_module', fails)
-        vision, mmcv = broken_imports()
+        vision, audio, mmcv = broken_imports()
+        assert audio[1] == 'pip install torch==2.11.0 torchvision' and 'OSError' in audio[0]
         assert 'RuntimeError: operator torchvision::nms does not exist' in vision[0]
         assert vision[1] == 'pip install --force-reinstall --no-deps torchvision'
         assert mmcv[1] == 'pip install opencv-python'

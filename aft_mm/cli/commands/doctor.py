@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 from aft_mm.cli.environment import (
@@ -39,7 +40,7 @@ def broken_imports() -> Iterator[tuple[str, str]]:
 
     An example is torchvision with a torch that it was not built for.
     """
-    for name in ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmpretrain'):
+    for name in ('torch', 'torchvision', 'torchaudio', 'mmengine', 'mmcv', 'mmpretrain'):
         if not is_installed(name):
             continue
         try:
@@ -48,6 +49,8 @@ def broken_imports() -> Iterator[tuple[str, str]]:
             reason = ' '.join(str(error).split())
             lacks = error.name if isinstance(error, ModuleNotFoundError) and error.name else ''
             package = SAME_MODULES.get(lacks, (lacks,))[0]
+            if name == 'torchaudio':  # its metadata names no torch since 2.11
+                package = f'torch=={version(name)} torchvision'
             yield (
                 f'{name} cannot be imported ({type(error).__name__}: {reason:.200})',
                 f'pip install {package or f"--force-reinstall --no-deps {name}"}',
