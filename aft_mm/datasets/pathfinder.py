@@ -75,8 +75,8 @@ class Pathfinder(BaseDataset):
 
     def _line(self, image: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
         # cv2 takes fixed-point coordinates, here of 1/16 pixel.
-        points = [tuple(int(n) for n in np.rint(16 * point)) for point in (start, end)]
-        cv2.line(image, *points, 160, 1, cv2.LINE_AA, 4)
+        (x, y), (to_x, to_y) = np.rint(16 * start).tolist(), np.rint(16 * end).tolist()
+        cv2.line(image, (int(x), int(y)), (int(to_x), int(to_y)), 160, 1, cv2.LINE_AA, 4)
 
     def _pairs(self, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield paths of points [num_steps + 1, 2] that keep a distance from each other."""

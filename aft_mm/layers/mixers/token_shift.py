@@ -26,6 +26,8 @@ class TokenShift(KernelMixer):
         **kwargs: see :class:`AFTMixer`. Without a grid, tokens are a sequence.
     """
 
+    one_hot: Tensor
+
     def __init__(self, embed_dims: int, **kwargs: Any) -> None:
         super().__init__(embed_dims, 3, **kwargs)
         size = self.kernel_size
