@@ -116,7 +116,7 @@ class KernelMixer(AFTMixer):
 class DepthwiseConv(KernelMixer):
     """A gated depthwise convolution, a control for AFT-conv with the same kernel.
 
-    ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')`` with K [D, *kernel] learned, initialised as
+    ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')`` with a learned K ``[D, *kernel]``, initialised as
     torch's convolutions. See :class:`KernelMixer` for its cost.
 
     Args:
