@@ -462,7 +462,7 @@ class TestExperiments:
             (TABLE_8, 2, ['model']),
             (names('copy_task', pattern='l4-d256'), 6, [MIXER]),
             (names('copy_task', pattern='mini'), 6, [MIXER]),
-            (names('language_modeling', pattern='mini'), 21, [MIXER, 'model.decoder.mlp_ratio']),
+            (names('language_modeling', pattern='mini'), 25, [MIXER, 'model.decoder.mlp_ratio']),
             (names('image_ar', pattern='mini.*mnist'), 3, [MIXER, 'model.decoder.grid']),
             (names('super_resolution', pattern='2d-hard-.*8to32'), 3, READERS),
             (names('super_resolution', pattern='aft-local2d-mini.*celeba'), 2, READERS),

@@ -58,6 +58,7 @@ OTHERS = {
     'curl',
     'echo',
     'md5sum',
+    'sha256sum',
     'mkdir',
     'mv',
     'tar',

@@ -235,7 +235,8 @@ def _check_loop(loop: ConfigDict) -> None:
     found = LOOPS.get(kind) if isinstance(kind, str) else kind
     if found is None:  # reported when it is built
         return
-    known = [*inspect.signature(found.__init__).parameters, 'type', 'by_epoch']
+    # mmengine adds the scope of a base from another package.
+    known = [*inspect.signature(found.__init__).parameters, 'type', 'by_epoch', '_scope_']
     known = [name for name in known if name not in ('self', 'runner', 'dataloader')]
     unknown = next((key for key in loop if key not in known), None)
     if unknown is not None and 'kwargs' not in known:
@@ -243,7 +244,7 @@ def _check_loop(loop: ConfigDict) -> None:
         raise UserError(
             f'train_cfg has no {unknown!r}; '
             + (f'did you mean {close[0]}? ' if close else '')
-            + f'it may have {", ".join(known)}'
+            + f'it may have {", ".join(known[:-1])}'
         )
 
 

@@ -49,7 +49,9 @@ val_dataloader = dict(
     ),
 )
 val_evaluator = dict(ann_file=root + 'annotations_coco/instances_val.json')
-train_cfg = dict(max_epochs=3, val_interval=3)
-default_hooks = dict(logger=dict(interval=2), stop=dict(type='StopHere'))
+train_cfg = dict(max_epochs=3, val_interval=1)
+default_hooks = dict(
+    logger=dict(interval=2), checkpoint=dict(save_best='auto'), stop=dict(type='StopHere')
+)
 vis_backends = [dict(type='LocalVisBackend')]
 visualizer = dict(vis_backends=vis_backends)

@@ -28,7 +28,13 @@ STOPS = ('SIGTERM', 'SIGKILL', 'disk', 'SIGINT group', 'SIGHUP', 'SIGTERM group'
 # Moments of each task, four per run; EXACT_RESUME_MOMENTS=20 gives 120 in all.
 NUM_MOMENTS = int(os.environ.get('EXACT_RESUME_MOMENTS', 4))
 IMPORTED = [
-    *('aft_mm.cli.commands.train', 'aft_mm.models', 'sklearn.datasets', 'torch._dynamo'),
+    *(
+        'aft_mm.registry',
+        'aft_mm.cli.commands.train',
+        'aft_mm.models',
+        'sklearn.datasets',
+        'torch._dynamo',
+    ),
     *('jiwer', 'sacrebleu', 'sentencepiece', 'torch.utils.tensorboard', 'torchaudio'),
     *(
         f'{package}.{part}'

@@ -24,7 +24,10 @@ Run = Callable[[torch.nn.Module, Tensor], object]
 class DenseAFTLocal(AFTLocal):
     """AFT-local computed by :func:`dense_local`."""
 
-    op = staticmethod(dense_local)
+    def _mix(self, query, key, value, grid, key_mask) -> Tensor:
+        shared = dict(causal=self.causal, key_mask=key_mask, gate=self.gate)
+        tensors = query, key, value, *self._op_bias(grid)
+        return dense_local(*tensors, **self._op_options(grid), **shared)
 
 
 @MODELS.register_module()

@@ -7,6 +7,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError
 
 FREE = 'Apache-2.0'
@@ -111,4 +112,5 @@ def table() -> str:
 
 
 if __name__ == '__main__':
+    tool_parser(__doc__).parse_args()
     print(table(), end='')
