@@ -357,7 +357,7 @@ def test_the_configs_of_a_wheel_are_listed(elsewhere, root):
     assert 'Top 1 Accuracy 98.1' in done.stdout and done.returncode == 0, done.stderr
     configs = {path.stem for path in (root / 'configs').rglob('*.py') if '_base_' not in path.parts}
     assert set(call('aft_mm', 'list', '--names').stdout.split()) == configs
-    wrong = QUICKSTART.replace('digits', 'digitz')
+    wrong = QUICKSTART.replace('digits', 'xdigits')
     closest = call('aft_mm', 'train', wrong)
     assert closest.stderr == (
         f"Error: config '{wrong}' does not exist; did you mean {QUICKSTART}?\n"
