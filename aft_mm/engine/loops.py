@@ -157,8 +157,6 @@ class Batches:
             sampler.indices = sampler._indices_of_rank()
         loader = self.loader
         if self.own is not None:
-            # New workers take a random number, as they do in the first epoch after a resume.
-            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
             return iter(self.own)
         own = DataLoader(
             SeededBatches(loader.dataset, self.seeds) if self.is_seeded else loader.dataset,
@@ -272,7 +270,8 @@ class GenerationTestLoop(TestLoop):
         top_p: Sample among the most likely values with this total probability only.
         seed: 0 or larger.
         num_inputs: Sample for the first ``num_inputs`` samples of the data set only, over all
-            ranks; the others get no ``generated``. 0 measures the likelihood only. Needs a sampler in the order of the data set.
+            ranks; the others get no ``generated``. 0 measures the likelihood only. Needs a sampler
+            in the order of the data set.
 
     Raises:
         ValueError: an option is out of range.
