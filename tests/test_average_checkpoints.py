@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from aft_mm.checkpoint import load_from_local
+from aft_mm.checkpoint import averaged, load_from_local
+from aft_mm.errors import UserError
 
 PATH = Path(__file__).parents[1] / 'tools/model_converters/average_checkpoints.py'
 
@@ -43,6 +44,21 @@ def test_the_average_is_the_mean_and_gives_another_output(tool, tmp_path, monkey
         outputs = [model.eval()(x) for model in models]
         models[0].load_state_dict(averaged['state_dict'])
         assert all((models[0](x) - output).abs().max() > 1e-3 for output in outputs)
+
+
+def test_the_option_averages_the_checkpoints_up_to_the_given_one(tmp_path):
+    models = [save(tmp_path / f'epoch_{seed}.pth', seed) for seed in (8, 9, 10, 11)]
+    save(tmp_path / 'iter_9.pth', 3)
+    with averaged(str(tmp_path / 'epoch_10.pth'), 2) as path:
+        mean = load_from_local(path, 'cpu')
+    assert not Path(path).exists() and mean['meta'] == dict(epoch=10, averaged=2)
+    expected = (models[1][0].weight + models[2][0].weight) / 2
+    torch.testing.assert_close(mean['state_dict']['0.weight'], expected)
+    with averaged('anything', 1) as path:
+        assert path == 'anything'
+    for number, error in ((5, UserError), (0, ValueError)):
+        with pytest.raises(error, match='--average must be .* got'):
+            averaged(str(tmp_path / 'epoch_11.pth'), number).__enter__()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 
 from aft_mm.apis import TextGenerator, Translator
+from aft_mm.checkpoint import averaged
 from aft_mm.engine import CheckpointCompatibilityHook
 from aft_mm.errors import UserError
 from aft_mm.evaluation import BLEU
@@ -294,3 +296,25 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
 def test_bad_arguments_give_a_one_line_message(translate, files, words, message):
     with pytest.raises(SystemExit, match=f'^Error: {message}'):
         translate(b'ein\n', *files, *words)
+
+
+def test_the_commands_average_checkpoints(tool, translate, files, data, tmp_path):
+    config, paths = files[0], [tmp_path / f'epoch_{n}.pth' for n in (1, 2)]
+    checkpoint = load(Path(files[1]).parent, 'random.pth')
+    weights = checkpoint['state_dict']
+    for seed, path in enumerate(paths):
+        torch.manual_seed(seed)
+        noisy = {name: value + 0.5 * torch.randn_like(value) for name, value in weights.items()}
+        torch.save({**checkpoint, 'state_dict': noisy}, path)
+    with averaged(str(paths[1]), 2) as mean:
+        texts = lines_of(data / 'val.de')[:4]
+        content = '\n'.join(texts).encode()
+        expected = [*Translator(config, mean, device='cpu')(texts), '']
+        assert translate(content, config, paths[1], '--average', 2) == expected
+        assert translate(content, config, paths[1]) != expected
+        found = []
+        for words in ([mean], [paths[1], '--average', 2], [paths[1]]):
+            out = tmp_path / f'{len(found)}.json'
+            tool('test').main([config, *map(str, words), '--out', str(out)])
+            found.append(json.loads(out.read_text()))
+    assert found[0] == found[1] != found[2]

@@ -116,6 +116,18 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path or http address')
 
 
+def add_average(parser: argparse.ArgumentParser) -> None:
+    """Add the number of checkpoints to average."""
+    parser.add_argument(
+        '--average',
+        type=int,
+        default=1,
+        metavar='N',
+        help='use the mean of the weights of CHECKPOINT, such as epoch_100.pth, and the N - 1 saved '
+        'before it',
+    )
+
+
 def new(parser: argparse.ArgumentParser) -> None:
     """Write a config for your own data.
 
@@ -162,6 +174,7 @@ def test(parser: argparse.ArgumentParser) -> None:
     """Test a checkpoint with the metrics of a config file."""
     add_config(parser)
     add_checkpoint(parser)
+    add_average(parser)
     parser.add_argument('--out', metavar='JSON', help='write the metrics to this file')
     parser.add_argument('--dump', metavar='PKL', help='write the predictions to this file')
     parser.add_argument(
@@ -289,6 +302,7 @@ def translate(parser: argparse.ArgumentParser) -> None:
     """
     add_config(parser)
     add_checkpoint(parser)
+    add_average(parser)
     parser.add_argument(
         '--batch-size', type=int, default=32, help='sentences per batch (default: 32)'
     )

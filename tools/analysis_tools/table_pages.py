@@ -103,9 +103,10 @@ def commands(page: dict[str, Any]) -> str:
     if page.get('train'):
         lines.append(f'{test}train.json{option}split=train')
     if page.get('average'):  # the last three checkpoints, which a run keeps
-        lines.append('python tools/model_converters/average_checkpoints.py \\')
-        lines.append('    $(ls -t work_dirs/run/iter_*.pth) --out averaged.pth')
-        lines.append('python tools/test.py $CONFIG averaged.pth --out averaged.json')
+        lines.append(
+            'python tools/test.py $CONFIG $(cat work_dirs/run/last_checkpoint) --average 3 \\'
+        )
+        lines.append('    --out averaged.json')
     if page.get('strided'):
         stride = f'{option}evaluation=strided test_dataloader.dataset.stride=512'
         lines.append(f'{test}strided.json{stride}')

@@ -1,11 +1,13 @@
 """Test a checkpoint with the metrics of a config file."""
 
 import argparse
+from contextlib import ExitStack
 
 import mmengine
 from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 
+from aft_mm.checkpoint import averaged
 from aft_mm.cli.arguments import check_output
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data
@@ -73,5 +75,10 @@ def test(args: argparse.Namespace) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    with run_guard():
+    with run_guard(), ExitStack() as stack:
+        if args.average != 1:
+            with user_errors(*DATA_ERRORS):
+                check_checkpoint(args.checkpoint)
+                weights = averaged(args.checkpoint, args.average)
+                args.checkpoint = stack.enter_context(weights)
         test(args)

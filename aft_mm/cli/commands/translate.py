@@ -13,6 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from aft_mm.apis import Translator
 from aft_mm.apis.loading import check_task
+from aft_mm.checkpoint import averaged
 from aft_mm.checks import check_int, check_number
 from aft_mm.cli.parsers import sampling_options
 from aft_mm.config.finding import check_checkpoint
@@ -94,4 +95,6 @@ def main(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS), redirect_stdout(sys.stderr):
         keep_freed_memory()
         config = check_args(args)
-        translate(args, Translator(config, args.checkpoint, args.device), out)
+        with averaged(args.checkpoint, args.average) as checkpoint:
+            translator = Translator(config, checkpoint, args.device)
+        translate(args, translator, out)

@@ -1,0 +1,71 @@
+"""The mean of the weights of several checkpoints of a run."""
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from aft_mm.checks import check_int
+from aft_mm.errors import UserError
+
+from .latest import checkpoints_in
+from .loading import load_from_local
+
+
+def average(paths: Sequence[str]) -> dict:
+    """Return a checkpoint with the mean weights of the files."""
+    total: dict[str, Tensor] = {}
+    for path in paths:
+        checkpoint = load_from_local(path, 'cpu')
+        weights = checkpoint.get('state_dict')
+        if not isinstance(weights, Mapping):
+            raise UserError(f'{path!r} must have a state_dict, as tools/train.py writes it')
+        shapes = {name: tensor.shape for name, tensor in weights.items()}
+        if total and shapes != {name: tensor.shape for name, tensor in total.items()}:
+            raise UserError(f'{path!r} must have the weights of {paths[0]!r}, got another model')
+        for name, tensor in weights.items():
+            if tensor.is_floating_point() and name in total:
+                total[name] += tensor.double()
+            else:
+                total[name] = tensor.double() if tensor.is_floating_point() else tensor
+    mean = {
+        name: (total[name] / len(paths)).to(tensor.dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in weights.items()
+    }
+    meta = {**(checkpoint.get('meta') or {}), 'averaged': len(paths)}
+    return dict(meta=meta, state_dict=mean)
+
+
+@contextmanager
+def averaged(path: str, number: int) -> Iterator[str]:
+    """Yield the path of a temporary checkpoint, the mean of `path` and those before it.
+
+    Args:
+        path: The last of the checkpoints, such as ``work_dirs/NAME/epoch_100.pth``.
+        number: How many checkpoints to average; 1 yields `path` itself.
+
+    Raises:
+        UserError: the folder has fewer checkpoints of this kind up to `path`.
+        ValueError: `number` is not 1 or larger.
+    """
+    check_int('--average', number, 1)
+    if number == 1:
+        yield path
+        return
+    last, kind = Path(path), re.sub(r'\d+$', '', Path(path).stem)
+    same = [p for p in checkpoints_in(last.parent) if re.sub(r'\d+$', '', p.stem) == kind]
+    # Newest first.
+    found = list(map(str, same[same.index(last) :])) if last in same else []
+    if len(found) < number:
+        raise UserError(
+            f'--average must be at most the {len(found)} numbered checkpoints up to {path!r}, '
+            f'got {number}'
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        mean = str(Path(folder) / f'{Path(path).stem}_average_{number}.pth')
+        torch.save(average(found[number - 1 :: -1]), mean)
+        yield mean
