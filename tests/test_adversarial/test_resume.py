@@ -215,7 +215,10 @@ def test_random_state_of_other_values_is_refused(train, stopped):
 
 
 def test_gradients_of_another_model_are_refused(train, stopped):
-    change(stopped / 'epoch_2.pth', lambda checkpoint: checkpoint.update(gradients={'w': 1}))
+    change(
+        stopped / 'epoch_2.pth',
+        lambda checkpoint: checkpoint.update(gradients=[{'w': torch.ones(1)}]),
+    )
     with pytest.raises(SystemExit, match="no parameter for the gradient 'w'"):
         train(stopped, resume='epoch_2.pth')
 

@@ -1,6 +1,5 @@
 """Write checkpoints safely, and check that a run can use the checkpoint it is given."""
 
-import itertools
 import logging
 import math
 import os
@@ -14,13 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.device import get_device
-from mmengine.dist import all_reduce, is_main_process
+from mmengine.dist import all_gather_object, is_main_process
 from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.logging import print_log
 from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from aft_mm.checkpoint import (
     ATOMIC_BACKEND,
@@ -138,7 +136,8 @@ class SafeCheckpointHook(CheckpointHook):
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         """Do as mmengine, in another order: write, name, then remove the oldest."""
-        _average_gradients(runner)
+        # Gathered here, because only the first process writes.
+        runner.waiting_gradients = _waiting_gradients(runner)
         hub, outdated = runner.message_hub, None
         before = hub.get_info('last_ckpt', None)
         if self.max_keep_ckpts > 0 and step not in self.keep_ckpt_ids:
@@ -164,6 +163,8 @@ class SafeCheckpointHook(CheckpointHook):
         except BaseException:  # a full disk or a signal; the previous one is complete
             hub.update_info('last_ckpt', before)
             raise
+        finally:
+            runner.waiting_gradients = []
         self.last_ckpt = path
         if is_main_process():
             write_pointer(runner.work_dir, path)
@@ -173,26 +174,17 @@ class SafeCheckpointHook(CheckpointHook):
                     self.file_backend.remove(old)
 
 
-def _average_gradients(runner: Runner) -> None:
-    """Average the gradients that wait for a step over the processes, of which one writes them.
-
-    The step averages them too, and averaging twice gives the same up to rounding.
-    """
+def _waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
+    """Return the gradients of each process that wait for a step; none if no step is due."""
     wrapper = runner.optim_wrapper
-    if (
-        not isinstance(runner.model, DistributedDataParallel)
-        or not isinstance(wrapper, OptimWrapper)
-        or wrapper.should_update()
-    ):
-        return
-    parameters = [value for value in runner.model.parameters() if value.requires_grad]
-    device = parameters[0].device
-    found = torch.tensor([value.grad is not None for value in parameters], device=device).int()
-    all_reduce(found, 'max')
-    for parameter in itertools.compress(parameters, found.tolist()):
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        all_reduce(parameter.grad, 'mean')
+    if not isinstance(wrapper, OptimWrapper) or wrapper.should_update():
+        return []
+    own = {
+        name: parameter.grad.cpu()
+        for name, parameter in task_model(runner).named_parameters()
+        if parameter.grad is not None
+    }
+    return all_gather_object(own)
 
 
 @contextmanager

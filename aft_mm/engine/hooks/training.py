@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from mmengine.device import get_device
 from mmengine.hooks import Hook
-from mmengine.optim import OptimWrapper
 from mmengine.runner import IterBasedTrainLoop, Runner, set_random_seed
 from torch import nn
 
@@ -110,9 +109,14 @@ class ExactResumeHook(Hook):
         owner = getattr(loop, 'dataloader_iterator', loop)
         owner.restore = partial(self._restore, runner)
         parameters = dict(task_model(runner).named_parameters())
-        for name, gradient in self.loaded.get(GRADIENTS, {}).items():
+        rows = self.loaded.get(GRADIENTS, [])
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise UserError('gradients of the checkpoint must be a list of one dict per process')
+        # Those of this process; another number of processes changes the bits anyway.
+        for name, gradient in rows[runner.rank % len(rows)].items() if rows else ():
             parameter = parameters.get(name)
-            if parameter is None or gradient.shape != parameter.shape:
+            fits = parameter is not None and isinstance(gradient, torch.Tensor)
+            if not fits or gradient.shape != parameter.shape:
                 raise UserError(f'the model has no parameter for the gradient {name!r:.100}')
             parameter.grad = gradient.to(parameter)
         if runner.world_size > 2:
@@ -160,13 +164,8 @@ class ExactResumeHook(Hook):
         if not runner.distributed:
             # Written in a validation if that finds the best weights so far.
             checkpoint['meta'][RANDOM_STATE] = self.before_validation or random_state()
-        wrapper = runner.optim_wrapper
-        if isinstance(wrapper, OptimWrapper) and not wrapper.should_update():
-            checkpoint[GRADIENTS] = {
-                name: parameter.grad.cpu()
-                for name, parameter in task_model(runner).named_parameters()
-                if parameter.grad is not None
-            }
+        if getattr(runner, 'waiting_gradients', None):
+            checkpoint[GRADIENTS] = runner.waiting_gradients
 
     def _seed(self, runner: Runner, iteration: int) -> None:
         numbers = [runner.seed, iteration, runner.rank]
