@@ -69,7 +69,9 @@ class StopHere(Hook):
         name, _, group = os.environ['STOP_BY'].partition(' ')
         if name == 'disk':
             limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+            # The log may be in files, too.
+            most = 5000 + max(os.fstat(file).st_size for file in (1, 2))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
         elif group:
             os.killpg(0, getattr(signal, name))
         else:
