@@ -1,6 +1,5 @@
 """The mean of the weights of several checkpoints of a run."""
 
-import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,8 +55,9 @@ def averaged(path: str, number: int) -> Iterator[str]:
     if number == 1:
         yield path
         return
-    last, kind = Path(path), re.sub(r'\d+$', '', Path(path).stem)
-    same = [p for p in checkpoints_in(last.parent) if re.sub(r'\d+$', '', p.stem) == kind]
+    last = Path(path)
+    kind = last.stem.rstrip('0123456789')
+    same = [p for p in checkpoints_in(last.parent) if p.stem.rstrip('0123456789') == kind]
     # Newest first.
     found = list(map(str, same[same.index(last) :])) if last in same else []
     if len(found) < number:

@@ -303,6 +303,11 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
     )
 
 
+def _part_lists(parts: Parts) -> dict[str, str]:
+    """Return the files that list the names of each part."""
+    return {f'{part}.txt': ''.join(f'{stem}\n' for stem in parts[part]) for part in parts}
+
+
 def voc(root: Path, share: float, seed: int) -> OwnData:
     """Inspect JPEGImages/ and Annotations/ of PASCAL VOC, and the lists of ImageSets/Main/.
 
@@ -361,9 +366,7 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
             f'val_dataloader = dict(dataset=dict(**dataset, ann_file={lists_of["val"]}))',
             'test_dataloader = val_dataloader',
         ],
-        files={}
-        if given
-        else {f'{part}.txt': ''.join(f'{stem}\n' for stem in parts[part]) for part in parts},
+        files={} if given else _part_lists(parts),
     )
 
 
@@ -450,9 +453,7 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
             f'val_dataloader = {datasets["val"]}',
             'test_dataloader = val_dataloader',
         ],
-        files={}
-        if given
-        else {f'{part}.txt': ''.join(f'{stem}\n' for stem in parts[part]) for part in parts},
+        files={} if given else _part_lists(parts),
     )
 
 

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.device import get_device
-from mmengine.dist import all_gather_object, is_main_process
+from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.logging import print_log
-from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor
 
@@ -35,6 +34,7 @@ from aft_mm.registry import HOOKS
 
 from ..runner import task_model
 from .stopping import INSIDE_EPOCH, TIME_BUDGET, StopHook, agreed
+from .training import waiting_gradients
 
 #: Entry of a checkpoint's meta with the properties of the run that a resume compares.
 RUN = 'run'
@@ -137,7 +137,7 @@ class SafeCheckpointHook(CheckpointHook):
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         """Do as mmengine, in another order: write, name, then remove the oldest."""
         # Gathered here, because only the first process writes.
-        runner.waiting_gradients = _waiting_gradients(runner)
+        runner.waiting_gradients = waiting_gradients(runner)
         hub, outdated = runner.message_hub, None
         before = hub.get_info('last_ckpt', None)
         if self.max_keep_ckpts > 0 and step not in self.keep_ckpt_ids:
@@ -172,19 +172,6 @@ class SafeCheckpointHook(CheckpointHook):
                 old = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(outdated))
                 if self.file_backend.isfile(old) and not os.path.islink(old):
                     self.file_backend.remove(old)
-
-
-def _waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
-    """Return the gradients of each process that wait for a step; none if no step is due."""
-    wrapper = runner.optim_wrapper
-    if not isinstance(wrapper, OptimWrapper) or wrapper.should_update():
-        return []
-    own = {
-        name: parameter.grad.cpu()
-        for name, parameter in task_model(runner).named_parameters()
-        if parameter.grad is not None
-    }
-    return all_gather_object(own)
 
 
 @contextmanager

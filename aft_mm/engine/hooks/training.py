@@ -10,9 +10,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 from mmengine.device import get_device
+from mmengine.dist import all_gather_object
 from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
 from mmengine.runner import IterBasedTrainLoop, Runner, set_random_seed
-from torch import nn
+from torch import Tensor, nn
 
 from aft_mm.checks import check_number, check_text
 from aft_mm.errors import UserError
@@ -55,6 +57,19 @@ class CompileHook(Hook):
         limits.cache_size_limit = max(limits.cache_size_limit, MAX_GRAPHS)
         limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, MAX_GRAPHS)
         task_model(runner).get_submodule(self.module).compile(**self.kwargs)
+
+
+def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
+    """Return the gradients of each process that wait for a step; none if no step is due."""
+    wrapper = runner.optim_wrapper
+    if not isinstance(wrapper, OptimWrapper) or wrapper.should_update():
+        return []
+    own = {
+        name: parameter.grad.cpu()
+        for name, parameter in task_model(runner).named_parameters()
+        if parameter.grad is not None
+    }
+    return all_gather_object(own)
 
 
 @HOOKS.register_module(name=['ExactResumeHook', 'EpochSeedHook'])  # the second in older configs
@@ -115,7 +130,7 @@ class ExactResumeHook(Hook):
         # Those of this process; another number of processes changes the bits anyway.
         for name, gradient in rows[runner.rank % len(rows)].items() if rows else ():
             parameter = parameters.get(name)
-            fits = parameter is not None and isinstance(gradient, torch.Tensor)
+            fits = parameter is not None and isinstance(gradient, Tensor)
             if not fits or gradient.shape != parameter.shape:
                 raise UserError(f'the model has no parameter for the gradient {name!r:.100}')
             parameter.grad = gradient.to(parameter)
@@ -164,8 +179,12 @@ class ExactResumeHook(Hook):
         if not runner.distributed:
             # Written in a validation if that finds the best weights so far.
             checkpoint['meta'][RANDOM_STATE] = self.before_validation or random_state()
-        if getattr(runner, 'waiting_gradients', None):
-            checkpoint[GRADIENTS] = runner.waiting_gradients
+        if runner.distributed:  # only the first process is here, so SafeCheckpointHook gathers them
+            rows = getattr(runner, 'waiting_gradients', [])
+        else:
+            rows = waiting_gradients(runner)
+        if rows:
+            checkpoint[GRADIENTS] = rows
 
     def _seed(self, runner: Runner, iteration: int) -> None:
         numbers = [runner.seed, iteration, runner.rank]

@@ -8,6 +8,12 @@ from aft_mm.checks import check_int, check_probability, refuse
 from aft_mm.registry import MODELS
 
 
+def check_features(features: Tensor, num_features: int) -> None:
+    """Raise ValueError unless features are [B, T, num_features]."""
+    if features.dim() != 3 or features.shape[-1] != num_features:
+        refuse('features', f'a tensor [B, T, {num_features}]', features)
+
+
 @MODELS.register_module()
 class BiLSTMEncoder(BaseModule):
     """Bidirectional LSTM, ``[B, T, F] -> [B, T, 2·H]`` (arXiv 2006.16236, §4.3).
@@ -55,8 +61,7 @@ class BiLSTMEncoder(BaseModule):
         Raises:
             ValueError: another F.
         """
-        if features.dim() != 3 or features.shape[-1] != self.lstm.input_size:
-            refuse('features', f'a tensor [B, T, {self.lstm.input_size}]', features)
+        check_features(features, self.lstm.input_size)
         if mask is None:
             return self.lstm(features)[0]
         packed = pack_padded_sequence(

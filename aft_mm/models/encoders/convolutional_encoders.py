@@ -8,10 +8,7 @@ from torch import Tensor, nn
 from aft_mm.checks import check_int, check_probability, check_sizes, refuse
 from aft_mm.registry import MODELS
 
-
-def _check_features(features: Tensor, num_features: int) -> None:
-    if features.dim() != 3 or features.shape[-1] != num_features:
-        refuse('features', f'a tensor [B, T, {num_features}]', features)
+from .bi_lstm_encoder import check_features
 
 
 @MODELS.register_module()
@@ -65,7 +62,7 @@ class TDNNEncoder(BaseModule):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return hidden vectors [B, T, D] of features [B, T, F] with the mask [B, T]."""
-        _check_features(features, self.num_features)
+        check_features(features, self.num_features)
         x = features.mT
         for layer in self.layers:
             x = layer(x if mask is None else x.masked_fill(~mask.unsqueeze(1), 0))
@@ -113,7 +110,7 @@ class ConformerEncoder(BaseModule):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return hidden vectors [B, T, D] of features [B, T, F] with the mask [B, T]."""
-        _check_features(features, self.num_features)
+        check_features(features, self.num_features)
         lengths = features.new_full((len(features),), features.shape[1]).long()
         lengths = lengths if mask is None else mask.sum(1)
         x = self.projection(features)
