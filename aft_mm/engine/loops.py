@@ -23,7 +23,7 @@ from aft_mm.registry import LOOPS
 from aft_mm.structures import SequenceSample
 
 from .runner import task_model
-from .stop_signals import starting_workers
+from .stop_signals import protect_workers, starting_workers
 
 
 class StoppableEpochLoop(EpochBasedTrainLoop):
@@ -145,6 +145,7 @@ class Batches:
     def start(self, first: int, offset: int = 0) -> Iterator:
         """Return an iterator from batch ``first`` on; batch i has number ``offset + i``."""
         self.first, self.offset = first, offset
+        protect_workers(self.loader)  # starting_workers leaves signals blocked in other workers
         with starting_workers():
             return self._start()
 

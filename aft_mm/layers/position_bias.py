@@ -207,8 +207,8 @@ class ConvPositionBias(nn.Module):
     """Kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
 
     With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head.
-    Both are initialised to 0, so the model starts as AFT-simple; w gets a gradient as soon as
-    γ ≠ 0.
+    Both are initialised to 0 unless `init_peak` is given, so the model starts as AFT-simple; w gets
+    a gradient as soon as γ ≠ 0.
 
     With a temperature `tau` each head uses one position of its kernel: the bias is ``p ⊙ w``. In
     evaluation p is 1 at the largest bias and 0 elsewhere, so ``exp(w) − 1``, what the kernel adds
@@ -222,6 +222,9 @@ class ConvPositionBias(nn.Module):
         tau: τ, positive, or None for the whole kernel.
         init_std: w is initialised from N(0, init_std²). With `reparameterize` it only scales the
             learning rate of w's direction, and must not be 0.
+        init_peak: initial bias of one position per head, in nats; the others start near 0. Head i
+            has the i-th nearest position. 0 starts as AFT-simple.
+        causal: choose the positions of `init_peak` among the past ones.
     """
 
     def __init__(
@@ -231,6 +234,8 @@ class ConvPositionBias(nn.Module):
         reparameterize: bool = True,
         tau: float | None = None,
         init_std: float = 0.02,
+        init_peak: float = 0.0,
+        causal: bool = False,
     ) -> None:
         super().__init__()
         if any(size % 2 == 0 for size in kernel_size):
@@ -250,7 +255,29 @@ class ConvPositionBias(nn.Module):
         if reparameterize:
             self.gamma = nn.Parameter(torch.zeros(num_heads))
             self.beta = nn.Parameter(torch.zeros(num_heads))
+        check_number('init_peak', init_peak, 0)
+        if init_peak:
+            self._set_peaks(init_peak, causal)
         self._cached: _CachedKernel | None = None
+
+    @torch.no_grad()
+    def _set_peaks(self, peak: float, causal: bool) -> None:
+        """Set the bias of one position per head to about `peak`, that of the others to about 0."""
+        num_heads, *kernel = self.weight.shape
+        offsets = torch.cartesian_prod(*(torch.arange(k) - k // 2 for k in kernel))
+        number = len(offsets)
+        nearest = (offsets.view(number, -1) ** 2).sum(1).sort(stable=True).indices
+        if causal:  # in raster order, the first half of the kernel is the past
+            nearest = nearest[nearest <= number // 2]
+        heads = torch.arange(num_heads)
+        chosen = (heads, nearest[heads % len(nearest)])
+        if self.gamma is None or self.beta is None:
+            self.weight.flatten(1)[chosen] += peak
+        else:
+            # Normalised, the peak is sqrt(n - 1) and the other positions are -1 / sqrt(n - 1).
+            self.weight.flatten(1)[chosen] += number * self.weight.std()
+            self.gamma.fill_(peak * (number - 1) ** 0.5 / number)
+            self.beta.fill_(peak / number)
 
     def train(self, mode: bool = True) -> 'ConvPositionBias':
         """Set the training mode, and drop the kernel of :meth:`cached`."""

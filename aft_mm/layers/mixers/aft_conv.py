@@ -36,6 +36,8 @@ class AFTConv(AFTMixer):
         tau: temperature of the Gumbel-softmax samples in training, for sparsity='gumbel' only; None
             is the paper's 0.5.
         init_std: standard deviation of w at initialisation.
+        init_peak: initial bias of one position per head, see :class:`ConvPositionBias`; the default
+            is the paper's start, AFT-simple.
         gate: see :class:`AFTMixer`.
         qkv_bias: see :class:`TokenMixer`.
         **kwargs: see :class:`AFTMixer`. Without a grid, `kernel_size` sets the number of
@@ -55,6 +57,7 @@ class AFTConv(AFTMixer):
         sparsity: str = 'none',
         tau: float | None = None,
         init_std: float = 0.02,
+        init_peak: float = 0.0,
         gate: str = 'sigmoid',
         qkv_bias: bool = True,
         **kwargs: Any,
@@ -77,7 +80,9 @@ class AFTConv(AFTMixer):
         self.global_connectivity = global_connectivity
         self.sparsity = sparsity
         self.key = nn.Linear(embed_dims, num_heads, bias=qkv_bias)
-        self.pos_bias = ConvPositionBias(num_heads, kernel, reparameterize, tau, init_std)
+        self.pos_bias = ConvPositionBias(
+            num_heads, kernel, reparameterize, tau, init_std, init_peak, self.causal
+        )
 
     def position_bias(self) -> Tensor:
         """Return w ``[h, *kernel]`` as evaluation uses it."""
