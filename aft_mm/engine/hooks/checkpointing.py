@@ -36,11 +36,11 @@ from ..runner import task_model
 from .stopping import INSIDE_EPOCH, TIME_BUDGET, StopHook, agreed
 from .training import waiting_gradients
 
-#: Entry of a checkpoint's meta with the properties of the run that a resume compares.
+#: Entry of a checkpoint's meta: what a resume compares.
 RUN = 'run'
 #: Entry of a checkpoint's meta: whether it was written after its validation.
 VALIDATED = 'validated'
-# Settings of torch's optimizers that newer versions of torch or a schedule add.
+# Settings that newer versions of torch or a schedule add to optimizers.
 _NEW_SETTINGS = {
     'initial_lr',
     'maximize',
@@ -55,16 +55,14 @@ _NEW_SETTINGS = {
 
 @HOOKS.register_module()
 class SafeCheckpointHook(CheckpointHook):
-    """mmengine's CheckpointHook, robust against crashes and against foreign checkpoints.
+    """mmengine's CheckpointHook, robust against crashes and foreign checkpoints.
 
-    - A checkpoint and ``last_checkpoint`` are replaced atomically, and an old checkpoint is removed
-      only when the new one is on the disk and named.
-    - A checkpoint holds tensors and plain Python types, which ``torch.load`` reads with
-      ``weights_only=True``. ``meta`` also holds what a resume compares: the number of processes,
-      the iterations of an epoch, the optimizer.
-    - A resumed checkpoint names the best weights and the old checkpoints to remove. Only files in
-      this run's own folder, with the names that a run gives, are removed; others are left alone
-      with a warning.
+    - A checkpoint and ``last_checkpoint`` are replaced atomically; an old checkpoint is removed
+      once the new one is on the disk and named.
+    - A checkpoint holds tensors and plain types, readable with ``weights_only=True``. ``meta`` has
+      what a resume compares: number of processes, iterations of an epoch, optimizer.
+    - A resumed run removes only files of its own folder with the names of a run; a warning lists
+      others.
 
     Args:
         **kwargs: Those of :class:`mmengine.hooks.CheckpointHook`.
@@ -135,7 +133,7 @@ class SafeCheckpointHook(CheckpointHook):
         checkpoint['meta'][RUN] = _properties(runner)
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
-        """Do as mmengine, in another order: write, name, then remove the oldest."""
+        """Do as mmengine, but write, name, then remove the oldest."""
         # Gathered here, because only the first process writes.
         runner.waiting_gradients = waiting_gradients(runner)
         hub, outdated = runner.message_hub, None
@@ -176,7 +174,7 @@ class SafeCheckpointHook(CheckpointHook):
 
 @contextmanager
 def _without_own_deprecations(runner: Runner) -> Iterator[None]:
-    """Hide the deprecation warning of the FileClient that mmengine's CheckpointHook creates."""
+    """Hide the deprecation warning of the FileClient in mmengine's CheckpointHook."""
 
     def keep(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(('"FileClient" will be', '"HardDiskBackend" is'))
@@ -205,9 +203,8 @@ def _properties(runner: Runner) -> dict[str, Any]:
 class PeriodicCheckpointHook(StopHook):
     """Write ``iter_N.pth`` whenever the last checkpoint is ``minutes`` old.
 
-    ``last_checkpoint`` names it, and ``--resume`` resumes from there, inside an epoch as described
-    in :class:`TimeBudgetHook`. It is removed when the next checkpoint is written; the checkpoint
-    from which the run was resumed is kept.
+    It is removed when the next checkpoint is written; the one from which the run was resumed is
+    kept.
 
     Args:
         minutes: Time between two checkpoints.
@@ -241,8 +238,7 @@ class PeriodicCheckpointHook(StopHook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
         """Save if it is time and this iteration made a step."""
-        # Called in every iteration, because all processes must take part: is_up differs between
-        # them once the first has saved.
+        # All processes must take part: is_up differs between them once the first has saved.
         self.is_up = self.is_time(runner) or self.is_up
         if self.is_up and runner.optim_wrapper.should_update() and self.can_save(runner, batch_idx):
             self.is_up = False
@@ -278,12 +274,11 @@ class CheckpointCompatibilityHook(Hook):
     """Refuse a checkpoint of another architecture, which mmengine loads with only a warning.
 
     Args:
-        strict: True requires exactly the tensors of the model, for testing and resuming, and the
-            subwords of the checkpoint if the data has subwords, because the same token would mean
-            another text. False, for fine-tuning, allows what the model's own loading allows.
+        strict: True, for testing and resuming, requires exactly the tensors of the model and the
+            same subwords. False, for fine-tuning, allows what the model's loading allows.
         resume: True also refuses interpolated position biases, which do not fit the optimizer
-            state, and a checkpoint from inside an epoch unless a StopHook resumes there: mmengine's
-            loop would repeat the epoch and count its iterations twice.
+            state, and a checkpoint from inside an epoch without a StopHook, which mmengine would
+            repeat.
     """
 
     priority = 'VERY_HIGH'
@@ -335,13 +330,12 @@ def _check_subwords(runner: Runner, meta: dict, resume: bool) -> None:
 
 @HOOKS.register_module()
 class ResumeCheckHook(Hook):
-    """Refuse to resume a run under other conditions than it started with, before it trains.
+    """Refuse to resume a run under other conditions than it started with.
 
-    Refused are checkpoints without training state, checkpoints of another optimizer or schedule,
-    averaged weights in a run without averaging, and an iteration that is not a whole number of
-    epochs of this run, because the number of processes or the batch size changed or the run stopped
-    inside an epoch. Another number of processes with epochs of the same length, and an average that
-    starts at the resume, are only logged.
+    Refused are checkpoints without training state or with another optimizer or schedule, averaged
+    weights in a run without averaging, and an iteration that is not a whole number of epochs,
+    because processes or batch size changed. Another number of processes with epochs of the same
+    length, and an average that starts at the resume, are only logged.
     """
 
     priority = 'VERY_HIGH'
@@ -451,7 +445,7 @@ def _check_numbers(meta: dict) -> None:
 
 
 def _check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
-    """Refuse the state of another optimizer, with which torch may fail or, worse, train.
+    """Refuse the state of another optimizer, with which torch may train.
 
     Raises:
         UserError: its name, its settings, its groups or the shapes of its state differ.
@@ -536,12 +530,11 @@ def _warn(message: str) -> None:
 class ValidateFirstHook(Hook):
     """Run the validation that follows the checkpoint from which a run resumes.
 
-    mmengine saves an epoch before it is validated, and again only if its weights are the best so
-    far. A run that resumes from the first checkpoint would skip the validation: its metrics, its
-    best weights and, with ``ReduceOnPlateauLR`` and the like, its learning rates would differ.
+    mmengine saves an epoch before it validates it. A run that resumes in between would skip the
+    metrics, the best weights and the step of ``ReduceOnPlateauLR``.
     """
 
-    priority = 'LOWEST'  # after the checks of a resume, and after StopHook has found the position
+    priority = 'LOWEST'  # after the checks of a resume and StopHook's position
 
     def __init__(self) -> None:
         self.is_validating = False
