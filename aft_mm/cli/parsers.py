@@ -1,7 +1,6 @@
 """The arguments of every command.
 
-Nothing heavy is imported here: the module of a command in `commands/` is imported after its
-arguments were parsed.
+Nothing heavy is imported: modules in `commands/` are imported after arguments were parsed.
 """
 
 import argparse
@@ -59,7 +58,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default='none',
         help='launcher of a distributed run',
     )
-    # torch.distributed.launch passes it; torchrun sets the variable.
+    # torch.distributed.launch passes it.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
 
 

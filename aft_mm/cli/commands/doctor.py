@@ -23,7 +23,7 @@ from aft_mm.errors import UserError
 from ... import __version__
 from .list_configs import NEEDS, is_installed, missing
 
-#: Packages whose versions a bug report should name, in addition to those of SAME_MODULES.
+#: Packages that a bug report should name, in addition to those of SAME_MODULES.
 SHOWN = ('torch', 'torchvision', 'torchaudio', 'triton', 'numpy', 'setuptools')
 DATA = re.compile(r'\{\{\$AFT_MM_DATA:data\}\}/([\w.-]+)')
 
@@ -36,10 +36,7 @@ def print_versions(versions: dict[str, str]) -> None:
 
 
 def broken_imports() -> Iterator[tuple[str, str]]:
-    """Yield packages that are installed but cannot be imported, each with a command that fixes it.
-
-    An example is torchvision with a torch that it was not built for.
-    """
+    """Yield packages that cannot be imported, each with a command that fixes it."""
     for name in ('torch', 'torchvision', 'torchaudio', 'mmengine', 'mmcv', 'mmpretrain'):
         if not is_installed(name):
             continue

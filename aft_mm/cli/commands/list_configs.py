@@ -12,7 +12,7 @@ import yaml
 from aft_mm.config.finding import INDEX, configs_by_name, install_command, install_root
 from aft_mm.errors import UserError, user_errors
 
-#: Requirements of each folder of configs in addition to aft_mm: modules, and the extra with them.
+#: Further requirements of each folder of configs: modules, and their extra.
 NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     'detection': (('mmdet',), 'downstream'),
     'segmentation': (('mmseg',), 'downstream'),

@@ -36,7 +36,7 @@ KINDS = {
     'masks': Kind(own_data.masks, 'mask-png', 'segmentation', 4, 0.75, 1200),
     'text': Kind(own_data.text, 'text-file', '', 16, 0.5, 3000),
 }
-#: Images of a class below which a model trained on them is poor (docs/tasks/own_data.md).
+#: Images of a class below which results are poor (docs/tasks/own_data.md).
 FEW = 20
 
 

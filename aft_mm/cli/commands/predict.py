@@ -26,7 +26,7 @@ COLUMNS = ('path', 'label', 'class_name', 'score', 'share', 'x1', 'y1', 'x2', 'y
 
 
 def find_images(inputs: Sequence[str]) -> list[str]:
-    """Return the image files of files, folders and patterns, each once, and check that all are whole.
+    """Return and check the image files of files, folders and patterns, each once.
 
     Raises:
         UserError: there is no such file, a folder or pattern has no image, or one is damaged.

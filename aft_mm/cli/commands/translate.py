@@ -76,7 +76,7 @@ def translate(args: argparse.Namespace, translator: Translator, out: BinaryIO) -
 def output_lines(
     args: argparse.Namespace, translator: Translator, lines: list[str], first: int
 ) -> Iterator[str]:
-    """Yield the output for some input lines, of which ``first`` is the index of the first."""
+    """Yield the output for input lines; ``first`` is the index of the first."""
     beam = dict(beam_size=args.beam_size, length_penalty=args.length_penalty)
     if args.sample:
         options = {**sampling_options(args), 'seed': args.seed + first}
@@ -91,7 +91,7 @@ def output_lines(
 
 def main(args: argparse.Namespace) -> None:
     out = sys.stdout.buffer
-    # mmengine logs to stdout, which is for translations.
+    # mmengine logs to stdout.
     with user_errors(*DATA_ERRORS), redirect_stdout(sys.stderr):
         keep_freed_memory()
         config = check_args(args)
