@@ -193,11 +193,7 @@ def _from_hub(filename: str) -> Path:
 
 
 def _split_hash(address: str) -> tuple[str, str]:
-    """Split ``ADDRESS#sha256=DIGITS`` into address and digits, '' if there are none.
-
-    Raises:
-        UserError: ``#`` is not followed by a sha256.
-    """
+    """Split ``ADDRESS#sha256=DIGITS`` into address and digits, '' if there are none."""
     plain, mark, fragment = address.partition('#')
     digits = fragment.removeprefix(_FRAGMENT)
     if mark and (digits == fragment or not re.fullmatch('[0-9a-f]{64}', digits)):
@@ -271,7 +267,6 @@ def _download(address: str, path: Path) -> None:
 
 
 def _bound(variable: str, default: int) -> int:
-    """Return a bound from the environment."""
     text = os.environ.get(variable) or str(default)
     if not re.fullmatch('[0-9]{1,18}', text) or not int(text):
         raise UserError(f'{variable} must be an int, 1 or larger, got {text[:80]!r}')
@@ -286,11 +281,7 @@ def _remove_parts(path: Path, seconds: int) -> None:
 
 
 def _received(address: str, seconds: int) -> Iterator[Any]:
-    """Yield the Content-Length of an address, None without one, then the blocks of its content.
-
-    Raises:
-        OSError, HTTPException, ValueError: the download failed, or took more than `seconds`.
-    """
+    """Yield the Content-Length of an address, None without one, then the blocks of its content."""
     # A server can hold every call of http.client for hours with one byte per minute.
     blocks: queue.Queue = queue.Queue(8)
     ended = threading.Event()

@@ -578,11 +578,7 @@ class _Legacy:
 
 
 def _fill(storage: Tensor, source: IO[bytes]) -> None:
-    """Fill ``storage`` with bytes of ``source``.
-
-    Raises:
-        EOFError: ``source`` has fewer bytes.
-    """
+    """Fill ``storage`` with bytes of ``source``."""
     rest = memoryview(storage.numpy())
     while len(rest):
         num_bytes = source.readinto(rest[: 2**24])  # type: ignore[attr-defined]

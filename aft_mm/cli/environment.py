@@ -9,7 +9,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 PYTHON = SpecifierSet('>=3.11,<3.14')
-#: Packages that install the same module.
 SAME_MODULES = {
     'mmengine': ('mmengine', 'onedl-mmengine'),
     'mmcv': ('mmcv-lite', 'mmcv', 'onedl-mmcv'),

@@ -304,7 +304,6 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
 
 
 def _part_lists(parts: Parts) -> dict[str, str]:
-    """Return the files that list the names of each part."""
     return {f'{part}.txt': ''.join(f'{stem}\n' for stem in parts[part]) for part in parts}
 
 
@@ -568,6 +567,5 @@ def _boxes(images: Sequence[Path], counts: Counter[str]) -> str:
 
 
 def _classes(names: Sequence[str], comment: str) -> Iterator[str]:
-    """Yield the line with the classes."""
     shown = pformat(list(names), width=88, compact=True)
     yield f'classes = {shown}  # {comment}' if '\n' not in shown else f'classes = {shown}'

@@ -61,7 +61,6 @@ class CIFAR10Binary(BaseDataset):
         ]
 
     def _read(self, path: Path) -> np.ndarray:
-        """Return the records of one file, uint8 [N, 3073]."""
         if not path.is_file():
             raise FileNotFoundError(
                 f'{path} of the CIFAR-10 {self.split} split does not exist: point data_root '

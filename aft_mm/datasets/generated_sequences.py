@@ -200,7 +200,6 @@ class ListOps(GeneratedSequences):
                 return np.array(tokens), np.arange(len(tokens)) == len(tokens) - 1
 
     def _list(self, rng: np.random.Generator, depth: int) -> tuple[list[int], int]:
-        """Return the tokens of a random list and its value."""
         operation = int(rng.integers(len(self.OPERATIONS)))
         tokens, values = [10 + operation], []
         for _ in range(rng.integers(2, self.max_args, endpoint=True)):

@@ -69,7 +69,6 @@ class LengthBatchSampler(Sampler):
             self.buckets.append((bucket, min(batches, len(bucket) // processes)))
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches of this process."""
         sampler = self.sampler
         rng = np.random.default_rng([sampler.seed, sampler.epoch])
         batches = []
@@ -81,5 +80,4 @@ class LengthBatchSampler(Sampler):
             yield batches[i][sampler.rank :: sampler.world_size].tolist()
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch."""
         return sum(number for _, number in self.buckets)

@@ -96,7 +96,6 @@ class ParallelText(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict:
-        """Return pair ``index``."""
         if not 0 <= index < len(self):
             raise IndexError(f'index must be 0 to {len(self) - 1}, got {index}')
         row = self.rows[index]
@@ -112,7 +111,6 @@ class ParallelText(Dataset):
         return dict(inputs=target, data_samples=sample)
 
     def _usable(self, texts: Sequence[list[str]], lengths: np.ndarray) -> np.ndarray:
-        """Return the indices of the pairs that are used."""
         pairs = zip(*texts, strict=True)
         empty = ~np.array([bool(a.strip() and b.strip()) for a, b in pairs], bool)
         long = lengths.max(axis=1, initial=0) > self.max_length
@@ -168,8 +166,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def encode(lines: list[str], subwords: Subwords) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of all lines in the smallest dtype, and their number per line, int64 [N].
-    """
+    """Return the tokens of all lines in the smallest dtype, and their number per line, int64 [N]."""
     dtype = np.min_scalar_type(subwords.vocab_size - 1)
     tokens: list[np.ndarray] = [np.zeros(0, dtype)]
     lengths: list[int] = []

@@ -70,7 +70,6 @@ class PointClouds(FileDataset):
         ]
 
     def _files(self, root: Path, name: str, there: list[str]) -> list[Path]:
-        """Return the files of a class in the split."""
         folder = class_folder(name, there)
         if folder is None:
             raise FileNotFoundError(

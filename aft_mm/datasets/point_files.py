@@ -57,7 +57,6 @@ def _read_npy(path: Path) -> np.ndarray:
 
 
 def _read_pcd(path: Path) -> np.ndarray:
-    """Read any of the three encodings of PCD: text, binary and compressed."""
     from pypcd4 import PointCloud  # slow
 
     _check_pcd_header(path)
@@ -94,7 +93,7 @@ def _check_pcd_header(path: Path) -> None:
 
 
 def _read_ply(path: Path) -> np.ndarray:
-    import trimesh  # slow
+    import trimesh
 
     cloud = trimesh.load(path)
     if not isinstance(cloud, trimesh.PointCloud):

@@ -78,7 +78,6 @@ def _unusable(path: str, complaint: str) -> UnusableFile:
 
 
 def _opened(path: str) -> Any:
-    """Open a sound file; raises UnusableFile."""
     import soundfile  # slow, and optional
 
     class Stream(soundfile.SoundFile):
@@ -95,11 +94,7 @@ def _opened(path: str) -> Any:
 
 
 def _blocks(path: str, file: Any) -> Iterator[np.ndarray]:
-    """Decode a file, whatever length its header has, as float32 [N, C].
-
-    Raises:
-        UnusableFile: If it is damaged, empty or longer than :data:`MAX_SAMPLES`.
-    """
+    """Decode a file, whatever length its header has, as float32 [N, C]."""
     block = np.empty((max(1, _BLOCK // file.channels), file.channels), np.float32)
     found = 0
     while True:

@@ -100,7 +100,6 @@ class TextFile(Dataset):
         return self.num_samples
 
     def __getitem__(self, index: int) -> dict:
-        """Return context ``index``; in training a random one."""
         if not 0 <= index < self.num_samples:
             raise IndexError(f'index must be 0 to {self.num_samples - 1}, got {index}')
         if self.split == 'train':

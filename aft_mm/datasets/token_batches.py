@@ -53,7 +53,6 @@ class TokenBatchSampler(Sampler):
         return len(self.bounds)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches of this process."""
         order, batches = np.arange(len(self.lengths)), np.arange(len(self))
         if self.sampler.shuffle:
             rng = np.random.default_rng([self.sampler.seed, self.sampler.epoch])

@@ -97,5 +97,4 @@ def warning_text(path: str, what: str, items: list) -> str:
 
 
 def _without_markers(text: str) -> str:
-    """Return a Sphinx transcript without ``<s>``, ``</s>`` and ``<sil>``."""
     return ' '.join(word for word in text.split() if word not in ('<s>', '</s>', '<sil>'))

@@ -201,7 +201,6 @@ def warn(message: str) -> None:
 
 
 def _check_both(place: str, what: str, files: set[str], texts: set[str]) -> None:
-    """Log the files without a transcript."""
     silent = sorted(files - texts)
     if silent:
         warn(warning_text(place, f'{what} have no transcript and are left out', silent))

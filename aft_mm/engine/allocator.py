@@ -42,7 +42,6 @@ def _chosen_by_user() -> bool:
 
 
 def _is_glibc() -> bool:
-    """Return whether malloc of this process is glibc's."""
     if sys.platform != 'linux':
         return False
     try:

@@ -300,7 +300,7 @@ class GenerationTestLoop(TestLoop):
         self.options = dict(temperature=temperature, top_k=top_k, top_p=top_p)
         self.seed = seed
         self.num_inputs = num_inputs
-        self.seen = 0  # samples of this rank in previous batches
+        self.seen = 0
 
     def run(self) -> dict:
         """Sample and test; return the metrics."""
@@ -324,7 +324,6 @@ class GenerationTestLoop(TestLoop):
     def _sample(
         self, idx: int, inputs: Sequence[torch.Tensor], samples: Sequence[SequenceSample]
     ) -> None:
-        """Give every sample ``num_samples`` sequences as long as its input."""
         sources = [sample.get('source') for sample in samples for _ in range(self.num_samples)]
         with autocast(enabled=self.fp16):
             tokens = task_model(self.runner).generate(

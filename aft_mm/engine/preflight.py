@@ -21,7 +21,6 @@ from .hooks import RegularizationHook, SampleVisualizationHook
 from .hooks.training import penalised_layers
 from .runner import task_model
 
-#: Test loops that sample from the model.
 SAMPLING_LOOPS = ('GenerationTestLoop', 'TranslationTestLoop')
 
 Check = Callable[[Config, Runner], None]

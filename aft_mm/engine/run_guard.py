@@ -24,7 +24,6 @@ from .stop_signals import Stopped, StopSignals, protect_workers
 
 #: ``extra`` of a message for the log file only.
 FILE_ONLY = dict(file_only=True)
-# Errors of a disk or folder that cannot be written.
 _UNWRITABLE = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -36,7 +35,6 @@ _UNWRITABLE = {
     errno.ENOENT,
     errno.ENOTDIR,
 }
-# Messages of gloo and NCCL when another process is gone.
 _PEER_GONE = re.compile(
     'Connection (closed|reset)|Broken pipe|Socket closed|ncclRemoteError|ncclSystemError',
     re.IGNORECASE,
@@ -124,7 +122,7 @@ class Run:
 
     def last_checkpoint(self) -> str:
         """Return ``; the last checkpoint is work_dirs/a/epoch_3.pth; to resume, …``."""
-        if self.runner is None or self.hook is None:  # no training
+        if self.runner is None or self.hook is None:
             return ''
         last = self.runner.message_hub.get_info('last_ckpt')
         if not last:
@@ -149,7 +147,6 @@ def _program() -> list[str]:
 
 
 def _with_resume(argv: Sequence[str]) -> list[str]:
-    """Replace ``--resume [CHECKPOINT]`` by ``--resume`` at the end."""
     arguments: list[str] = []
     names_checkpoint = False
     for argument in argv:
@@ -243,7 +240,6 @@ def reason(error: Exception) -> str | None:
 
 
 def _end(message: str, status: int) -> None:
-    """Print the last line, if this process has one, and exit."""
     if message:
         _report(message)
         print(message, file=sys.stderr)

@@ -72,7 +72,6 @@ class ErrorRate(Metric):
         return {f'{self.per}_error_rate': 100 * sum(errors.values()) / total, **kinds}
 
     def _text(self, names: Sequence[str], units: Sequence[int]) -> str:
-        """Return the units as words with spaces between them."""
         text = [names[unit] for unit in units]
         if self.per == 'word':
             words = any(len(name) > 1 for name in names[FIRST_SYMBOL:])

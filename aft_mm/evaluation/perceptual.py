@@ -41,7 +41,6 @@ class _ImageSetMetric(GenerationMetric):
         return pictures.transpose(0, 3, 1, 2)
 
     def _batches(self, pictures: Sequence[np.ndarray]) -> Iterator[Tensor]:
-        """Yield images in batches [B, 3, H, W], uint8, on the device."""
         joined = torch.from_numpy(np.concatenate(pictures))
         for batch in joined.split(self.batch_size):
             yield batch.expand(-1, 3, -1, -1).to(get_device())
@@ -133,5 +132,4 @@ class LPIPS(_ImageSetMetric):
 
 
 def _unit(images: Tensor) -> Tensor:
-    """Scale bytes to −1 to 1."""
     return images.float() / 127.5 - 1

@@ -178,8 +178,7 @@ class Block(nn.Module):
         return x_t, state._replace(mixing=mixing)
 
     def select_state(self, state: BlockState, rows: Tensor, same_memory: bool) -> BlockState:
-        """Return the state of the sequences rows [N]; with `same_memory` places keep their memory.
-        """
+        """Return the state of the sequences rows [N]; with `same_memory` places keep their memory."""
         mixing = self.token_mixer.select_state(state.mixing, rows)
         return BlockState(mixing, state.memory if same_memory else select(state.memory, rows))
 

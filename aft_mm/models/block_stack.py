@@ -135,7 +135,6 @@ class BlockStack(BaseModule):
         return self.norm(x)
 
     def _places(self) -> Sequence[int]:
-        """Return the grid of the position table."""
         n = self.tokens_per_position
         if n == 1:
             return self.grid

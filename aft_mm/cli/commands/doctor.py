@@ -42,7 +42,7 @@ def broken_imports() -> Iterator[tuple[str, str]]:
             continue
         try:
             importlib.import_module(name)
-        except Exception as error:  # an import may raise anything
+        except Exception as error:
             reason = ' '.join(str(error).split())
             lacks = error.name if isinstance(error, ModuleNotFoundError) and error.name else ''
             package = SAME_MODULES.get(lacks, (lacks,))[0]
@@ -145,7 +145,7 @@ def main(args: argparse.Namespace) -> None:
     if 'torch' in sys.modules:
         try:
             print_devices()
-        except ValueError as error:  # AFT_MM_BACKEND names an unknown backend
+        except ValueError as error:
             found.append((str(error), 'unset AFT_MM_BACKEND'))
         print()
     print_tasks()

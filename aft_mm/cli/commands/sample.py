@@ -23,12 +23,10 @@ from aft_mm.visualization import draw_completions, draw_point_clouds, draw_sampl
 SUFFIXES = dict(
     ImageGenerator=('.png',), PointCloudGenerator=('.ply', '.png'), TextGenerator=('.txt',)
 )
-# Models that another command samples from.
 OTHER_TOOLS = dict(
     SuperResolver='needs an input image; use `aft_mm super-resolve`',
     Translator='needs an input text; use `aft_mm translate`',
 )
-# Arguments of one kind of model only.
 ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='TextGenerator')
 
 

@@ -189,7 +189,6 @@ def _without_own_deprecations(runner: Runner) -> Iterator[None]:
 
 
 def _properties(runner: Runner) -> dict[str, Any]:
-    """Return the properties that must be the same when a run resumes."""
     return dict(
         num_processes=runner.world_size,
         num_threads=torch.get_num_threads(),
@@ -262,7 +261,6 @@ class PeriodicCheckpointHook(StopHook):
         runner.logger.info(f'Saving checkpoint at {iteration} iterations')
 
     def _remove_outdated(self, runner: Runner) -> None:
-        """Remove the file once ``last_checkpoint`` names another one."""
         newest = runner.message_hub.get_info('last_ckpt', None)
         if self.written is not None and newest is not None and Path(newest) != self.written:
             self.written.unlink(missing_ok=True)
@@ -315,7 +313,6 @@ class CheckpointCompatibilityHook(Hook):
 
 
 def _check_subwords(runner: Runner, meta: dict, resume: bool) -> None:
-    """Compare the subwords of the checkpoint with those of the data set."""
     saved = (meta.get('dataset_meta') or {}).get('subwords')
     if saved is None:
         return
@@ -350,7 +347,7 @@ class ResumeCheckHook(Hook):
             self._check(runner, checkpoint)
         except UserError:
             raise
-        except Exception as error:  # values of types that no run writes
+        except Exception as error:
             raise UserError(
                 'the training state of the checkpoint is not as mmengine writes it '
                 f'({type(error).__name__}: {error})'
@@ -421,11 +418,7 @@ class ResumeCheckHook(Hook):
 
 
 def _check_numbers(meta: dict) -> None:
-    """Refuse a meta whose counts are not numbers.
-
-    Raises:
-        UserError: ``epoch``, ``iter``, the seed or an entry of a hook cannot be used.
-    """
+    """Refuse a meta whose counts, seed or hook entries cannot be used."""
     inside = meta.get(INSIDE_EPOCH, {'num_done': 0})
     seconds = meta.get(TIME_BUDGET, {}).get('seconds', 0.0)
     counts = [
@@ -445,11 +438,7 @@ def _check_numbers(meta: dict) -> None:
 
 
 def _check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
-    """Refuse the state of another optimizer, with which torch may train.
-
-    Raises:
-        UserError: its name, its settings, its groups or the shapes of its state differ.
-    """
+    """Refuse the state of another optimizer, with which torch may train."""
     groups = state.get('param_groups') if isinstance(state, dict) else None
     if not isinstance(groups, list) or not isinstance(state.get('state'), dict):
         return  # several optimizers, which mmengine compares by name
@@ -484,19 +473,14 @@ def _check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
 
 
 def _settings(groups: list[dict]) -> set[str]:
-    """Return the settings that all groups of an optimizer have."""
     return set.intersection(*map(set, groups)) - _NEW_SETTINGS if groups else set()
 
 
 def _check_schedules(runner: Runner, checkpoint: dict) -> None:
-    """Refuse the state of other schedules, which mmengine would partly ignore.
-
-    Raises:
-        UserError: their number or a kind differs.
-    """
+    """Refuse the state of other schedules, which mmengine would partly ignore."""
     saved, own = checkpoint.get('param_schedulers', []), runner.param_schedulers or []
     if not (isinstance(saved, list) and isinstance(own, list)):
-        return  # several optimizers, which mmengine compares by name
+        return
     states = [schedule.state_dict() for schedule in own]
     if [set(one) for one in saved] != [set(one) for one in states]:
         raise UserError(
@@ -508,11 +492,7 @@ def _check_schedules(runner: Runner, checkpoint: dict) -> None:
 
 
 def _check_types(owner: str, saved: dict, own: dict) -> None:
-    """Refuse other types where the run has numbers.
-
-    Raises:
-        UserError: a number of ``own`` is not a number in ``saved``.
-    """
+    """Refuse other types where the run has numbers."""
     for key, value in own.items():
         if isinstance(value, int | float) and not isinstance(
             saved.get(key, value), int | float | Tensor | None

@@ -63,7 +63,7 @@ class CheckImagesHook(Hook):
             return
         infos = map(dataset.get_data_info, range(runner.rank, len(dataset), runner.world_size))
         paths = [info['img_path'] for info in infos if 'img_path' in info]
-        if not paths:  # all images in one file, such as CIFAR's
+        if not paths:
             return
         runner.logger.info(
             f'CheckImagesHook: this rank checks {len(paths)} image files of the {name} set'
@@ -170,7 +170,7 @@ class SkippedDataReportHook(Hook):
     def __init__(self) -> None:
         # By mode: an iteration-based loop validates in the middle of an epoch.
         self.notes: dict[str, Notes] = {}
-        self.reported: set[str] = set()  # warnings of the run
+        self.reported: set[str] = set()
 
     # Called for training, validation and test.
     def _after_iter(
@@ -181,13 +181,11 @@ class SkippedDataReportHook(Hook):
         outputs: Any = None,
         mode: str = 'train',
     ) -> None:
-        """Collect the messages of a batch."""
         notes = self.notes.setdefault(mode, Notes())
         for sample in data_batch['data_samples']:
             notes.add(Notes(Counter(sample.get('skipped', ())), sample.get('warnings', {})))
 
     def _after_epoch(self, runner: Runner, mode: str = 'train') -> None:
-        """Log the messages of all ranks."""
         notes = Notes()
         for of_rank in all_gather_object(self.notes.pop(mode, Notes())):
             notes.add(of_rank)
@@ -275,7 +273,6 @@ class FiniteLossHook(Hook):
 
 
 def _largest(gradients: dict[str, Tensor]) -> str:
-    """Format the largest gradient and its parameter; NaN counts as largest."""
     if not gradients:
         return 'none'
     value, index = torch.stack(list(gradients.values())).max(0)

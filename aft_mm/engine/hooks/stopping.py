@@ -34,7 +34,7 @@ class StopHook(Hook):
     priority = 'LOWEST'  # after the schedulers and CheckpointHook
 
     def __init__(self) -> None:
-        self.loaded: dict[str, Any] = {}  # meta of the loaded checkpoint
+        self.loaded: dict[str, Any] = {}
         self.is_up = False
         self.saved = -1  # iterations done at the last checkpoint that can be resumed
 
@@ -128,7 +128,6 @@ class StopHook(Hook):
 def _resume_inside_epoch(
     loop: StoppableEpochLoop, num_done: int, epoch_length: int, **others: Any
 ) -> None:
-    """Skip the batches that were trained on."""
     if len(loop.dataloader) != epoch_length:
         raise UserError(
             f'the checkpoint was written after {num_done} of the {epoch_length} iterations of an '
@@ -222,5 +221,4 @@ def agreed(decision: bool) -> bool:
 
 
 def _duration(seconds: float) -> str:
-    """Format seconds as ``7 days, 0:00:00``."""
     return str(timedelta(seconds=round(seconds)))

@@ -91,7 +91,7 @@ class ExactResumeHook(Hook):
     priority = 'VERY_HIGH'  # other hooks may use random numbers
 
     def __init__(self) -> None:
-        self.loaded: dict[str, Any] = {}  # checkpoint, without weights
+        self.loaded: dict[str, Any] = {}
         self.before_validation: dict[str, Any] | None = None
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -105,7 +105,7 @@ class ExactResumeHook(Hook):
         if state is not None:
             try:
                 check_random_state(state)
-            except Exception as error:  # of any type, as the values are
+            except Exception as error:
                 raise UserError(
                     f'the random state of the checkpoint cannot be used ({error})'
                 ) from error

@@ -302,7 +302,6 @@ def _penalty(length: int, alpha: float) -> float:
 
 
 def _worst(found: list[Hypothesis], num_best: int) -> float:
-    """Return the score that a further result must exceed."""
     scores = sorted((h.score for h in found), reverse=True)
     return scores[num_best - 1] if len(scores) >= num_best else -float('inf')
 
@@ -375,7 +374,6 @@ def _check_prompt(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluate within the context."""
     # Frozen modules are in evaluation mode while training.
     modes = {module: module.training for module in model.modules()}
     model.eval()

@@ -118,7 +118,6 @@ def _advance_in_place(step: Step, token: Tensor, hidden: Tensor, state: Any) -> 
 
 @cache
 def _compiled_advance() -> Callable[..., None]:
-    """Return one compiled function for all generations."""
     # By default torch gives up after 8 sizes.
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, MOST_GRAPHS)
