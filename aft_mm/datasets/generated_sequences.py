@@ -147,9 +147,9 @@ class AssociativeRecall(GeneratedSequences):
 class ListOps(GeneratedSequences):
     """Nested lists of digits with an operation each, and the digit that they evaluate to.
 
-    ``[MAX 4 [MED 1 9 2 ] 0 ] = 4`` (arXiv 1804.06028, as in arXiv 2011.04006), also with the
-    minimum and the sum modulo 10; a median is rounded down. Only the digit after ``=`` is
-    predicted; chance is about 17 %.
+    ``[MAX 4 [MED 1 9 2 ] 0 ] = 4`` (arXiv 1804.06028, as in arXiv 2011.04006), also with MIN and
+    SM, the sum modulo 10; medians are rounded down. Only the digit after ``=`` is predicted; chance
+    is about 17 %.
 
     Tokens: 0 to 9 are the digits, 10 to 13 open a list with MAX, MIN, MED or SM, 14 closes it, 15
     is ``=``.

@@ -22,8 +22,8 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 def keep_freed_memory() -> bool:
     """Make glibc keep freed memory, in this process and those it forks; return whether it does.
 
-    Not if ``AFT_MM_MALLOC`` or glibc's own variables say otherwise, or the allocator is not
-    glibc's.
+    Does nothing if ``AFT_MM_MALLOC`` or glibc's own variables say otherwise, or the allocator is
+    not glibc's.
     """
     mode = os.environ.get(ENVIRONMENT_VARIABLE) or MODES[0]
     if mode not in MODES:

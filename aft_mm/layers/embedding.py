@@ -62,7 +62,7 @@ class PatchEmbedding(nn.Module):
 class PositionEmbedding(GridParameters):
     """One learned vector per token, [T, D], initialised from truncated N(0, 0.02²).
 
-    Another grid interpolates, see :class:`GridParameters`.
+    Interpolated for another grid, see :class:`GridParameters`.
 
     Args:
         grid: sizes of the token grid.

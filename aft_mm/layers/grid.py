@@ -64,7 +64,7 @@ def interpolate(x: Tensor, source: Grid, target: Grid, num_prefix_tokens: int = 
 def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
     """Guess the grid of a checkpoint, which is not stored, from its number of positions.
 
-    That is `like`, a grid of equal sides, or one in the proportions of `like`; else None.
+    Tries `like`, a grid of equal sides, and one in the proportions of `like`; else None.
     """
     if num_tokens < 1:
         return None

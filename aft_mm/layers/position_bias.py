@@ -35,13 +35,14 @@ FREE_STD = 0.01
 class FactorizedPositionBias(GridParameters):
     """Factorised bias ``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7).
 
-    Another grid interpolates, see :class:`GridParameters`.
+    Interpolated for another grid, see :class:`GridParameters`.
 
     Args:
         grid: sizes of the token grid.
         rank: d'.
         num_prefix_tokens: class tokens P in front of the grid, T = P + prod(grid).
-        init_std: u and v are initialised from N(0, init_std²); not 0, as gradients would be 0.
+        init_std: u and v are initialised from N(0, init_std²), so w has a standard deviation of
+            init_std² √d'; not 0, as gradients would be 0.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class FactorizedPositionBias(GridParameters):
 class FreePositionBias(GridParameters):
     """Free matrix w [T, T] (arXiv 2105.14103, eq. 2; the non-factorised ablation).
 
-    Another grid interpolates both axes, see :class:`GridParameters`.
+    Interpolated along both axes for another grid, see :class:`GridParameters`.
 
     Args:
         grid: sizes of the token grid.

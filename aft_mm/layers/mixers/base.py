@@ -251,7 +251,7 @@ class TokenMixer(nn.Module):
     def fuse_projections(self) -> None:
         """Let steps compute query, key and value in one product, from copies of the weights.
 
-        Later changes of the weights are ignored until :meth:`split_projections`. Not if a
+        Later changes of the weights are ignored until :meth:`split_projections`. Does nothing if a
         projection has a hook or is not a plain ``nn.Linear``.
         """
         self._fused = fuse_linear([p for p in (self.query, self.key, self.value) if p is not None])

@@ -24,7 +24,7 @@ class LogisticMixtureHead(nn.Module):
 
     where the bins of 0 and 255 extend to −∞ and ∞. Of three channels, later means are
     ``μ_G + α x_R`` and ``μ_B + β x_R + γ x_G``, with α, β, γ the tanh of further outputs. Log
-    scales are clamped to ±7, as the paper's code does below.
+    scales are clamped to ±7; the lower bound is that of the paper's code.
 
     Args:
         embed_dims: channels D.

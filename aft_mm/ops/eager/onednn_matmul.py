@@ -33,7 +33,7 @@ def onednn_is_faster() -> bool:
 def is_applicable(weights: Tensor, x: Tensor) -> bool:
     """Return whether tiles W [n, c, s] times rows of x [S, C] are multiplied here.
 
-    Not if autograd, torch.func or a compiler must see the operations.
+    False if autograd, torch.func or a compiler must see the operations.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
