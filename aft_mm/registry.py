@@ -1,7 +1,8 @@
 """Registries of the package, children of mmengine's root: types are written ``aft_mm.X``.
 
-mmengine imports this module when it first meets ``aft_mm.``, and the locations of a registry at the
-first look-up. It hides an ImportError raised here, so this module imports nothing that can fail.
+mmengine imports this module when it first meets the prefix ``aft_mm.``, and the locations of a
+registry when it first looks up a name, so configs need no further import. mmengine hides an
+ImportError raised here, so this module imports nothing that can fail.
 
 Importing it also makes mmengine read checkpoints with :mod:`aft_mm.checkpoint`, imported at the
 first one, and find bases of configs written as ``aft_mm::own_data/image-folder``.

@@ -1,4 +1,7 @@
-"""Start and end of a distributed run, also on a CPU, where mmengine would ask for a CUDA device."""
+"""Start and end of a distributed run, also without an accelerator.
+
+mmengine starts NCCL runs itself; on a CPU it fails, because it always asks for a CUDA device.
+"""
 
 import atexit
 import os

@@ -233,7 +233,7 @@ def _run(
 ) -> Tensor:
     tensors = (query, key, value, *others)
     if value.shape[0] == 0:
-        # Without a query only w [T, S] tells the number of rows.
+        # An empty batch. Without a query only a dense bias w [T, S] tells the number of rows.
         if op == 'aft_full':
             tokens = tensors[3].shape[0]
         else:

@@ -1,8 +1,8 @@
 """The oracle: every op as the papers write it, in float64, without optimisation.
 
-``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` is evaluated literally, with
-``log W`` as a dense ``[h, T, S]`` tensor (−inf where W = 0) and all ``[B, T, S, D]`` products in
-memory.
+``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` is evaluated literally,
+with ``log W`` as a dense ``[h, T, S]`` tensor (−inf where W = 0) and all ``[B, T, S, D]`` products
+in memory. The other backends are tested against it, on small inputs.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def _indices(num_targets: int, num_sources: int, device: torch.device) -> tuple[
 def _weights(key: Tensor, log_weight: Tensor) -> Tensor:
     """Return ``exp(w + k)`` [B, T, S, D] divided by its sum over S; 0 for rows that see nothing.
 
-    The largest visible key is subtracted first: next to a key of 1e16 float64 loses w.
+    The largest key that a row sees is subtracted first: next to a key of 1e16 float64 loses w.
     """
     channels = key.shape[-1]
     per_channel = log_weight.repeat_interleave(channels // log_weight.shape[0], 0).permute(1, 2, 0)

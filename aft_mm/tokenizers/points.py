@@ -127,7 +127,7 @@ def _num_bins(num_bits: int) -> int:
 
 
 def _checked(points: np.ndarray) -> np.ndarray:
-    """Return the points as float64."""
+    """Return the points as float64, in which a cloud far from the origin keeps its shape."""
     points = np.asarray(points, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] != 3 or not len(points):
         raise ValueError(

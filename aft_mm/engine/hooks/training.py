@@ -81,8 +81,8 @@ class ExactResumeHook(Hook):
     - A checkpoint holds the state of the generators and gradients that wait for a step. They are
       restored before the first batch of a resumed run.
     - Workers of the training data loader seed every batch from (seed, rank, number of the batch).
-    - A distributed run seeds every iteration and validation from (seed, iteration, rank) instead,
-      because only the first process writes the checkpoint.
+    - In a distributed run every iteration and validation is seeded from (seed, iteration, rank)
+      instead, because only the first process writes the checkpoint.
     - A validation leaves the generators as they were.
 
     On a GPU operations without a deterministic algorithm can differ, which is logged.

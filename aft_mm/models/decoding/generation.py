@@ -136,7 +136,7 @@ def _extend(
             print_log(f'compiled the step in {advance.seconds:.1f} s', 'current')
     console = Console(stderr=True)
     for i in track(range(steps), 'tokens', console=console, disable=not progress):
-        # A sequence with a longer prompt stays at its last token.
+        # A sequence with a longer prompt is complete earlier and stays at its last token.
         position = (lengths + i).clamp_max(last)
         if not use_state:
             hidden = decoder(tokens[:, : longest + i + 1], *memory)[row, position]
