@@ -204,8 +204,9 @@ class _CachedKernel(NamedTuple):
 class ConvPositionBias(nn.Module):
     """Kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
 
-    With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` per head, γ and β initially
-    0, so the model starts as AFT-simple.
+    With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head.
+    Both are initialised to 0, so the model starts as AFT-simple; w gets a gradient as soon as
+    γ ≠ 0.
 
     With a temperature `tau` each head uses one position: the bias is ``p ⊙ w``. In evaluation p is
     1 at the largest bias, else 0. In training p is a Gumbel-softmax sample,
@@ -216,8 +217,8 @@ class ConvPositionBias(nn.Module):
         kernel_size: odd sizes, one per dimension.
         reparameterize: False uses w itself as the bias.
         tau: τ, positive, or None for the whole kernel.
-        init_std: w is initialised from N(0, init_std²); not 0 with `reparameterize`, where it
-            scales the learning rate of w's direction.
+        init_std: w is initialised from N(0, init_std²). With `reparameterize` it only scales the
+            learning rate of w's direction, and must not be 0.
     """
 
     def __init__(

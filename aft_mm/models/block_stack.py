@@ -32,10 +32,10 @@ class BlockStack(BaseModule):
             in raster order, with 3·W columns for sub-pixels.
         causal: whether a token only sees the tokens before it.
         mlp_ratio: hidden channels of the MLP over D.
-        drop_rate: dropout probability after embedding and mixers and in MLPs.
-        tokens_per_position: consecutive tokens that share a position, such as the 3 coordinates of
-            a point; a divisor of T, for a grid (T,) only. The table of a checkpoint with another
-            value is interpolated.
+        drop_rate: dropout probability after the embedding, after mixers and in MLPs.
+        tokens_per_position: number of consecutive tokens that share a position, such as the 3
+            coordinates of a point; a divisor of T, for a grid (T,) only. A checkpoint with another
+            value looks like one of another length, and its table is interpolated.
         positions: 'learned', or 'sinusoidal', which needs a grid (T,).
         cross_mixer: config of a mixer over a memory, see :class:`Block`.
         with_cp: gradient checkpointing per block, non-reentrant.

@@ -51,7 +51,7 @@ def aft_full(
 ) -> Tensor:
     """Compute AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
 
-    For shared arguments see :mod:`aft_mm.ops`.
+    The arguments that all ops share are described in :mod:`aft_mm.ops`.
 
     Args:
         position_bias: w [T, S].

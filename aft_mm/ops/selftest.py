@@ -269,7 +269,7 @@ BATCH, STEPS, RUNS = 3, 3, 3
 # Sequences per multiprocessor of the twist 'crowd', more than run at the same time.
 CROWD = 16
 TIMED_BATCH = 16
-# Seconds for the check of one op, most of which is compilation.
+# Seconds for the check of one op in all types, most of which is compilation.
 TIME_LIMIT = 3600
 
 
