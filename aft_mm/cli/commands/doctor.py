@@ -29,7 +29,6 @@ DATA = re.compile(r'\{\{\$AFT_MM_DATA:data\}\}/([\w.-]+)')
 
 
 def print_versions(versions: dict[str, str]) -> None:
-    """Print the versions of Python, the platform and the installed packages."""
     print(f'aft_mm {__version__}, Python {platform.python_version()}, {platform.platform()}')
     names = [*SHOWN, *(name for names in SAME_MODULES.values() for name in names)]
     print(', '.join(f'{name} {versions[name]}' for name in names if name in versions))
@@ -82,7 +81,6 @@ def print_devices() -> None:
 
 
 def print_tasks() -> None:
-    """Print the tasks that need more packages than aft_mm."""
     for task, (_, extra) in NEEDS.items():
         lacks, fix = missing(task), install_command(extra)
         print(f'{task}: ' + (f'{", ".join(lacks)} missing; {fix}' if lacks else 'ready'))
@@ -95,7 +93,6 @@ def print_tasks() -> None:
 
 
 def print_data() -> None:
-    """Print which of the data folders that configs read exist."""
     folder = Path(os.environ.get('AFT_MM_DATA', 'data'))
     print(
         f'data: {folder.absolute()}'

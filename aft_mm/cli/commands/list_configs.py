@@ -28,7 +28,6 @@ def missing(task: str) -> list[str]:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module or submodule can be found."""
     package, _, rest = module.partition('.')
     found = importlib.util.find_spec(package)
     if found is None or not rest:

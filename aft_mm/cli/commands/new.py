@@ -52,7 +52,6 @@ def default_name(root: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text file, and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding='utf-8')
 

@@ -31,11 +31,7 @@ ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='T
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Read the config and refuse arguments that do not fit its kind of model.
-
-    Raises:
-        UserError: an argument or a file cannot be used.
-    """
+    """Read the config and refuse arguments that do not fit its kind of model."""
     config = read_config(args.config, args.cfg_options)
     check_checkpoint(args.checkpoint)
     check_draws(config)

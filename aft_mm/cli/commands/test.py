@@ -21,7 +21,6 @@ from aft_mm.ops.dispatch import BackendError, requested_backends
 
 
 def apply_args(cfg: Config, args: argparse.Namespace) -> None:
-    """Apply the arguments of the command to the config."""
     cfg.load_from = args.checkpoint
     cfg.resume = False
     for option, suffix in (('out', '.json'), ('dump', '.pkl')):
@@ -48,7 +47,6 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
 
 
 def test(args: argparse.Namespace) -> None:
-    """Build the runner, check it, then test."""
     with user_errors(ValueError):
         requested_backends()
         keep_freed_memory()

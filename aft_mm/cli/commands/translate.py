@@ -26,11 +26,7 @@ BATCHES = 16  # whose lines are sorted by length together
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Read the config and refuse arguments that cannot be used.
-
-    Raises:
-        UserError: an argument or a file cannot be used.
-    """
+    """Read the config and refuse arguments that cannot be used."""
     config = read_config(args.config, args.cfg_options)
     check_checkpoint(args.checkpoint)
     check_task(config, 'Translator')
@@ -59,7 +55,6 @@ def read_chunks(file: BinaryIO, size: int) -> Iterator[list[str]]:
 
 
 def translate(args: argparse.Namespace, translator: Translator, out: BinaryIO) -> None:
-    """Translate stdin chunk by chunk."""
     done = 0
     columns = SpinnerColumn(), TextColumn('{task.completed} lines'), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:
