@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from aft_mm.config.finding import install_root, similar_names
 from aft_mm.errors import UserError, user_errors
 
-#: The program of each command, or kind of `plot`.
+#: The program of each command, or of each kind of the command `plot`.
 PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
     'plot': {
         'curves': 'analysis_tools/plot_curves.py',

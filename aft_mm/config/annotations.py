@@ -14,7 +14,7 @@ from PIL import Image
 from aft_mm.checks import described, is_int
 from aft_mm.errors import UserError
 
-#: Pixels of an image (Pillow's bound is 179 million), and a coordinate [px].
+#: Bounds of annotations: pixels of an image (Pillow's own is 179 million), and a coordinate [px].
 MAX_PIXELS = 2**28
 MAX_COORDINATE = 10**5
 #: Pillow's modes with one number per pixel that mmseg reads without a change.
@@ -22,7 +22,7 @@ ONE_NUMBER = ('L', 'P', '1')
 
 
 def check_boxes(key: str, root: str, dataset: ConfigDict) -> None:
-    """Refuse damaged annotations of an mmdet data set, and other classes than theirs.
+    """Refuse damaged annotations of an mmdet data set, and classes that differ from theirs.
 
     mmdet numbers COCO's classes by the order in the json file, and skips VOC boxes of other
     classes.

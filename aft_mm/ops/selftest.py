@@ -1,9 +1,9 @@
 """Cases of the ops, and the check of the Triton kernels on the user's device.
 
 ``aft_mm doctor --kernels`` or ``python -m aft_mm.ops --verify`` compares the kernels with the
-float64 oracle on :data:`CASES` and :data:`LONG_CASES`, with inputs known to break kernels, and
-their device time with eager's. Results are stored for this device, these versions and these
-sources; without one, eager is used.
+float64 oracle on :data:`CASES` and :data:`LONG_CASES`, with inputs that are known to break kernels,
+and compares their device time with eager's. The results are stored in the cache folder for this
+device, these versions and these sources. Dispatch only reads them: without a result, eager is used.
 
 Each op is checked in a process of its own, because a kernel that accesses invalid memory breaks the
 CUDA context. Only a wrong number, a device fault or a crash is a failure. A missing compiler, too
@@ -166,7 +166,7 @@ def hard(
     return Case(name, 'aft_local_hard', tokens, options, None, channels, (), True, channels)
 
 
-# Small cases of all ops and options, for the tests and the check.
+# Small cases of all ops and options: the tests and the check run over them.
 CASES = [
     simple(7),
     simple(5, 9),
@@ -229,7 +229,7 @@ CASES = [
     learned(12, (9, 9), (3, 4)),
 ]
 # Two per op that take the branches of default configs: tiles outside the window, a sequence in
-# chunks, more than one step over the rank, odd channels.
+# chunks, more than one step over the rank, aligned and odd channels.
 LONG_CASES = [
     simple(3000, causal=True, channels=64),
     simple(601, causal=True, channels=65),
@@ -244,7 +244,7 @@ LONG_CASES = [
     hard(1000, 100, channels=64),
     hard(600, (8, 6), (30, 20), channels=65),
 ]
-# Timed cases near the sizes of configs: (small, large).
+# Cases that are timed, near the sizes of configs: (small, large).
 TIMED_CASES = {
     'aft_simple': [simple(n, causal=True, channels=d) for n, d in ((512, 256), (3072, 512))],
     'aft_full': [full(n, channels=384) for n in (196, 1024)],

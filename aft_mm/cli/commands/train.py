@@ -34,7 +34,7 @@ from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
-#: Largest validation set whose confusion matrix is plotted after a training.
+#: Size of a validation set up to which its confusion matrix is plotted after a training.
 MOST_CLASSIFIED = 10_000
 
 

@@ -182,7 +182,7 @@ def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Te
     tiles = band.tiles.detach()
     # The smallest of those that are visible.
     visible = tiles.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
-    if band.global_term:  # tokens outside have w = 0
+    if band.global_term:  # tokens outside the tiles have w = 0 in every row
         bias_range = tiles.amax().clamp_min(0) - visible.amin().clamp_max(0)
     else:
         bias_range = (tiles.amax(2) - visible.amin(2)).amax()
