@@ -1,7 +1,6 @@
 """Checks of plain values: one function per kind of value, and one form of message.
 
-All raise ValueError ``NAME must be ALLOWED, got VALUE``, whether the type or the size is wrong.
-Other packages write the messages of their own checks in the same form.
+All raise ValueError ``NAME must be ALLOWED, got VALUE``, for a wrong type or size.
 """
 
 import math
@@ -18,7 +17,7 @@ LONGEST_VALUE = 80
 def is_int(value: Any) -> bool:
     """Return whether the value is an int, and not a bool.
 
-    Sizes may be symbols in an exported graph, and tensors in a graph that torch.jit traces.
+    Sizes may be symbols in an exported graph, and tensors in torch.jit.
     """
     if isinstance(value, int):
         return not isinstance(value, bool)

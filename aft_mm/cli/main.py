@@ -95,11 +95,7 @@ def run(command: str, args: argparse.Namespace) -> None:
 
 
 def check_paths(args: argparse.Namespace) -> None:
-    """Find the config, and check that files and folders exist, before torch is imported.
-
-    Raises:
-        UserError: one does not exist.
-    """
+    """Find the config, and check that files and folders exist, before torch is imported."""
     if 'config' in args:
         args.config = find_config(args.config)
     check_checkpoint(getattr(args, 'checkpoint', None))
@@ -111,14 +107,12 @@ def check_paths(args: argparse.Namespace) -> None:
 
 
 def refuse_memory(command: str, reason: str = 'out of memory') -> NoReturn:
-    """Exit because the memory does not suffice."""
     raise SystemExit(
         f'Error: `aft_mm {command}` needs more memory than it may take ({reason}); see ulimit -v'
     )
 
 
 def declare(command: str, parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a command to a parser."""
     COMMANDS[command][1](parser)
 
 

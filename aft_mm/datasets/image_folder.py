@@ -15,8 +15,8 @@ class ImageFolder(FileDataset):
 
     Args:
         data_root: The folder; subfolders are searched too.
-        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``;
-            use ``test_mode=True`` for validation and test.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`; use ``test_mode=True`` for validation
+            and test.
 
     Raises:
         FileNotFoundError: If ``data_root`` does not exist.

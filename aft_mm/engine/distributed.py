@@ -19,7 +19,6 @@ from aft_mm.errors import UserError
 
 _POLL_SECONDS = 1  # between two checks of the launcher
 _GRACE_SECONDS = 30  # between SIGTERM and exit, as torchrun's
-# The launchers' variables for RANK, WORLD_SIZE and LOCAL_RANK.
 _RANK_VARIABLES = {
     'pytorch': ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'),
     'slurm': ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID'),
@@ -28,10 +27,9 @@ _RANK_VARIABLES = {
 
 
 def start_distributed(cfg: Config) -> None:
-    """Set torch's environment variables from the launcher's and, on a CPU, join a gloo group.
+    """Set torch's environment variables from the launcher's; on a CPU, join a gloo group.
 
-    On a CPU it also completes ``cfg.model_wrapper_cfg``: DistributedDataParallel takes no device
-    ids there. The process will end soon after the one that launched it.
+    On a CPU ``cfg.model_wrapper_cfg`` gets no device ids. The process ends with its launcher.
 
     Raises:
         UserError: the launcher did not set its environment variables.
@@ -76,7 +74,7 @@ def _export_environment(launcher: str) -> None:
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """Send SIGTERM to this process when its launcher is gone; else it would keep training."""
+    """Send SIGTERM to this process when its launcher is gone."""
     while os.getppid() == launcher:
         time.sleep(_POLL_SECONDS)
     print(
@@ -90,8 +88,8 @@ def _end_with_launcher(launcher: int) -> None:
 
 
 def _leave_gloo() -> None:
-    # A gloo thread that frees its last tensors while the interpreter exits aborts the process
-    # (pytorch/pytorch#190489); a short wait lets it finish.
+    # A gloo thread that frees tensors while the interpreter exits aborts the process
+    # (pytorch/pytorch#190489).
     time.sleep(0.2)
     if dist.is_initialized():
         dist.destroy_process_group()

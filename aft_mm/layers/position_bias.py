@@ -1,7 +1,6 @@
-"""The learned position biases w of AFT.
+"""The learned position biases w of AFT; ops compute ``W = exp(w)``.
 
-A bias module holds the parameters, a mixer passes w to an op, and the op computes ``W = exp(w)``.
-Autocast is disabled here: w is an exponent, so its rounding error is the relative error of W.
+Autocast is disabled here: the rounding error of w is the relative error of W.
 """
 
 from collections.abc import Sequence
@@ -26,9 +25,9 @@ __all__ = [
 ]
 
 
-# The papers initialise with N(0, 1e-2). For u and v we read 1e-2 as a variance, which trained better
-# than a standard deviation of 0.01 in three runs of three. For a free w we read it as a standard
-# deviation, which was slightly ahead in one run of each (docs/configs.md).
+# The papers initialise with N(0, 1e-2). We read 1e-2 as a variance for u and v, and as a standard
+# deviation for a free w, which trained better in three runs of three, and slightly in one of each
+# (docs/configs.md).
 FACTOR_STD = 0.1
 FREE_STD = 0.01
 
@@ -36,14 +35,14 @@ FREE_STD = 0.01
 class FactorizedPositionBias(GridParameters):
     """Factorised bias ``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7).
 
-    The factors are interpolated for another grid, see :class:`GridParameters`.
+    Interpolated for another grid, see :class:`GridParameters`.
 
     Args:
         grid: sizes of the token grid.
         rank: d'.
         num_prefix_tokens: class tokens P in front of the grid, T = P + prod(grid).
         init_std: u and v are initialised from N(0, init_std²), so w has a standard deviation of
-            init_std² √d'. Must not be 0: the gradient of each factor is a product with the other.
+            init_std² √d'; not 0, as gradients would be 0.
     """
 
     def __init__(
@@ -105,9 +104,8 @@ class FreePositionBias(GridParameters):
 class MemoryPositionBias(GridParameters):
     """Free matrix w [T, S] over a memory that covers the same area on another grid.
 
-    Initialised to ``−|p_t − p_s|² / (2 · 0.5²)``, p the cell centres in units of source cells, so
-    that a token first reads the source cells around its own place. The rows are interpolated for
-    another grid of the tokens.
+    Initialised to ``−|p_t − p_s|² / (2 · 0.5²)``, p the cell centres in units of source cells. Rows
+    are interpolated for another grid.
 
     Args:
         grid: sizes of the grid of the T tokens.
@@ -145,8 +143,8 @@ def _centres(grid: Grid, unit: Grid | None = None) -> Tensor:
 class FreeLocalPositionBias(GridParameters):
     """Free w per token and offset in a 1-d window (arXiv 2105.14103, non-factorised ablation).
 
-    The parameter is [T, s] for a causal window s and [T, 2s − 1] otherwise; its column
-    ``s − 1 + (t' − t)`` is w[t, t']. The rows are interpolated for another length.
+    The parameter is [T, s] for a causal window s, else [T, 2s − 1]; column ``s − 1 + (t' − t)`` is
+    w[t, t']. Rows are interpolated for another length.
 
     Args:
         grid: (T,).
@@ -174,7 +172,7 @@ class FreeLocalPositionBias(GridParameters):
         nn.init.normal_(self.weight, std=init_std)
 
     def factors(self, grid: Grid | None = None) -> tuple[Tensor, None]:
-        """Return the rows of w for the tokens of `grid`, and None for v, as the op expects."""
+        """Return the rows of w for `grid`, and None for v, as the op expects."""
         return self.on_grid(self.weight, grid), None
 
     def forward(self) -> Tensor:
@@ -195,7 +193,7 @@ class _CachedKernel(NamedTuple):
     autocast: bool
 
     def is_valid(self, parameters: Sequence[Tensor], autocast: bool) -> bool:
-        """Return whether these are the same parameters and none was written to."""
+        """Return whether no parameter was replaced or written to."""
         same = all(
             old.data_ptr() == new.data_ptr() and old.dtype == new.dtype and version == new._version
             for old, new, version in zip(self.parameters, parameters, self.versions, strict=True)
@@ -210,10 +208,9 @@ class ConvPositionBias(nn.Module):
     Both are initialised to 0 unless `init_peak` is given, so the model starts as AFT-simple; w gets
     a gradient as soon as γ ≠ 0.
 
-    With a temperature `tau` each head uses one position of its kernel: the bias is ``p ⊙ w``. In
-    evaluation p is 1 at the largest bias and 0 elsewhere, so ``exp(w) − 1``, what the kernel adds
-    to AFT-simple, is zero elsewhere. In training p is a Gumbel-softmax sample,
-    ``softmax((w + noise) / τ)``, a new one in every forward pass.
+    With a temperature `tau` each head uses one position: the bias is ``p ⊙ w``. In evaluation p is
+    1 at the largest bias, else 0. In training p is a Gumbel-softmax sample,
+    ``softmax((w + noise) / τ)``.
 
     Args:
         num_heads: h.
@@ -290,9 +287,9 @@ class ConvPositionBias(nn.Module):
     def cached(self) -> Tensor:
         """Return w [h, *kernel] as evaluation uses it, cached between calls without gradient.
 
-        The kernel is computed again after ``train`` or ``eval``, and when a parameter was replaced
-        or written to. A write through ``parameter.data`` is not detected: call ``eval`` before the
-        next forward pass, as mmengine's loops do.
+        It is computed again after ``train``, ``eval``, and a write to a parameter. A write through
+        ``parameter.data`` is not detected: call ``eval`` before the next forward pass, as
+        mmengine's loops do.
         """
         parameters = [p for p in (self.weight, self.gamma, self.beta) if p is not None]
         if not self._may_cache(parameters):
@@ -300,7 +297,7 @@ class ConvPositionBias(nn.Module):
         autocast = torch.is_autocast_enabled(self.weight.device.type)
         if self._cached is None or not self._cached.is_valid(parameters, autocast):
             if self.weight.is_cuda and torch.cuda.is_current_stream_capturing():
-                return self()  # a captured kernel has no values before the graph is replayed
+                return self()  # a captured kernel has no values before the replay
             with torch.inference_mode(False), torch.no_grad():
                 self._cached = _CachedKernel(
                     ops.mark_constant(self().clone()),
@@ -313,7 +310,7 @@ class ConvPositionBias(nn.Module):
     def _may_cache(self, parameters: Sequence[Tensor]) -> bool:
         if self.training or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return False
-        # Not for fake tensors, nor for what torch.func substitutes for parameters.
+        # Not for fake tensors, nor for those of torch.func.
         real = all(type(p) is nn.Parameter and not p.is_inference() for p in parameters)
         return real and not self.weight.is_meta and not torch.jit.is_tracing()
 

@@ -36,7 +36,7 @@ KINDS = {
     'masks': Kind(own_data.masks, 'mask-png', 'segmentation', 4, 0.75, 1200),
     'text': Kind(own_data.text, 'text-file', '', 16, 0.5, 3000),
 }
-#: Images of a class below which a model trained on them is poor (docs/tasks/own_data.md).
+#: Images of a class below which results are poor (docs/tasks/own_data.md).
 FEW = 20
 
 
@@ -52,7 +52,6 @@ def default_name(root: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text file, and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding='utf-8')
 

@@ -26,11 +26,7 @@ COLUMNS = ('path', 'label', 'class_name', 'score', 'share', 'x1', 'y1', 'x2', 'y
 
 
 def find_images(inputs: Sequence[str]) -> list[str]:
-    """Return the image files of files, folders and patterns, each once, and check that all are whole.
-
-    Raises:
-        UserError: there is no such file, a folder or pattern has no image, or one is damaged.
-    """
+    """Return and check the image files of files, folders and patterns, each once."""
     found: list[str] = []
     for given in inputs:
         if os.path.isdir(given):
@@ -54,7 +50,6 @@ def find_images(inputs: Sequence[str]) -> list[str]:
 
 
 def rows(prediction: Prediction) -> list[dict]:
-    """Return the lines of the table of an image."""
     return [
         {
             'path': prediction.path,

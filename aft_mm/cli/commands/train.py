@@ -39,7 +39,6 @@ MOST_CLASSIFIED = 10_000
 
 
 def apply_args(cfg: Config, args: argparse.Namespace) -> None:
-    """Apply the arguments of the command to the config."""
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.amp:

@@ -73,7 +73,7 @@ class TDNNEncoder(BaseModule):
 class ConformerEncoder(BaseModule):
     """torchaudio's Conformer (arXiv 2005.08100), ``[B, T, F] -> [B, T, D]``.
 
-    Its convolutions read padding, so that a result depends a little on the batch.
+    Its convolutions read padding: results depend a little on the batch.
 
     Args:
         num_features: features F of a frame.
