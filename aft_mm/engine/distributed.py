@@ -1,4 +1,4 @@
-"""Start and end of a distributed run, also without an accelerator.
+"""Start and end of a distributed run, also without an accelerator, and its order of sums.
 
 mmengine starts NCCL runs itself; on a CPU it fails, because it always asks for a CUDA device.
 """
@@ -11,9 +11,12 @@ import sys
 import threading
 import time
 
+import torch
 import torch.distributed as dist
 from mmengine.config import Config
 from mmengine.device import get_device
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from aft_mm.errors import UserError
 
@@ -51,6 +54,33 @@ def start_distributed(cfg: Config) -> None:
         ),
     )
     cfg.model_wrapper_cfg.setdefault('device_ids', None)
+
+
+def fix_sum_order(model: nn.Module) -> bool:
+    """Let every iteration of a model add up gradients of several processes in the same order.
+
+    DistributedDataParallel moves the gradients to other buckets after the first backward pass that
+    it synchronises, and in which order gloo and NCCL add more than two numbers depends on their
+    place in the bucket. The first step of a resumed run would be rounded differently. A backward
+    pass of sums of the parameters, which needs no data, makes it choose the final buckets.
+
+    Args:
+        model: The model of a runner before its first iteration; its gradients are dropped.
+
+    Returns:
+        False if the model is not a DistributedDataParallel with the usual buckets.
+    """
+    if not isinstance(model, DistributedDataParallel) or not hasattr(model, 'reducer'):
+        return False
+    if model.find_unused_parameters and not model.static_graph:
+        return True  # the first buckets are the final ones
+    if model.static_graph or any(getattr(module, 'sparse', False) for module in model.modules()):
+        return False
+    model.reducer.prepare_for_backward([])
+    # Like a model, it needs the first parameters last.
+    torch.autograd.backward([value.sum() for value in model.parameters() if value.requires_grad])
+    model.zero_grad()
+    return True
 
 
 def _export_environment(launcher: str) -> None:

@@ -20,6 +20,7 @@ from aft_mm.checks import check_number, check_text
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
+from ..distributed import fix_sum_order
 from ..loops import make_resumable
 from ..runner import task_model
 
@@ -83,6 +84,7 @@ class ExactResumeHook(Hook):
     - Workers of the training data loader seed every batch from (seed, rank, number of the batch).
     - In a distributed run every iteration and validation is seeded from (seed, iteration, rank)
       instead, because only the first process writes the checkpoint.
+    - Sums over more than two processes have the same order in the first iteration as later.
     - A validation leaves the generators as they were.
 
     On a GPU operations without a deterministic algorithm can differ, which is logged.
@@ -112,10 +114,12 @@ class ExactResumeHook(Hook):
             self.loaded[RANDOM_STATE] = state
 
     def before_train(self, runner: Runner) -> None:
-        """Seed the batches; at a resume, restore gradients and warn if bits may differ."""
+        """Seed the batches and fix the order of sums; restore gradients; warn if bits may differ."""
         loop = runner.train_loop
         is_seeded = runner.distributed or runner.train_dataloader.num_workers > 0
         make_resumable(loop, (runner.seed, runner.rank) if is_seeded else ())
+        # The sum of two numbers does not depend on their order.
+        has_fixed_sums = runner.world_size <= 2 or fix_sum_order(runner.model)
         if not runner.iter:  # only weights were loaded
             self.loaded = {}
             return
@@ -132,7 +136,7 @@ class ExactResumeHook(Hook):
             if not fits or gradient.shape != parameter.shape:
                 raise UserError(f'the model has no parameter for the gradient {name!r:.100}')
             parameter.grad = gradient.to(parameter)
-        if runner.world_size > 2:
+        if not has_fixed_sums:
             runner.logger.info(
                 f'the sums of gradients over {runner.world_size} processes may be rounded '
                 'differently from those of an uninterrupted run'
