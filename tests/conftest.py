@@ -53,6 +53,13 @@ MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(n
 collect_ignore = ['downstream'] if MISSING else []
 
 
+@pytest.fixture(scope='module', autouse=True)
+def frozen_imports():
+    """Exempt what is loaded from garbage collection, of which datasets, compilers and forks have many."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope='session')
 def root() -> Path:
     """The project folder."""
