@@ -2,8 +2,8 @@
 
 import copy
 import itertools
-import multiprocessing
 import logging
+import multiprocessing
 import random
 from types import SimpleNamespace
 
