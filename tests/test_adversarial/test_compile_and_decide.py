@@ -67,11 +67,11 @@ def test_inductor_takes_a_causal_convolution_on_a_picture(monkeypatch):
     )
     inputs = [torch.randn(2, 20, 4), torch.randn(2, 20, 2), torch.randn(2, 20, 4)]
     inputs.append(torch.randn(2, 3, 3))
-    options = {'cpp.simdlen': 1}  # otherwise a program is compiled to find the instructions
+    options = {'cpp.vec_isa_ok': True}  # otherwise programs are compiled to find out
     compiled = torch.compile(ops.aft_conv, fullgraph=True, dynamic=False, options=options)
     with torch.compiler.config.patch(force_disable_caches=True):
         assert compiled(*inputs, grid=(5, 4), causal=True).shape == (2, 20, 4)
-    assert len(sources) > 5  # those of both branches
+    assert len(sources) > 2  # also those of the branches
 
 
 def test_the_compile_hook_makes_a_graph_per_size():
