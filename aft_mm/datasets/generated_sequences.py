@@ -14,6 +14,17 @@ from aft_mm.structures import SequenceSample
 SPLITS = ('train', 'val', 'test')
 
 
+def check_generated(split: str, num_samples: int, seed: int) -> None:
+    """Check the arguments of data that are generated.
+
+    Raises:
+        ValueError: one is out of range.
+    """
+    check_choice('split', split, SPLITS)
+    check_int('num_samples', num_samples, 1)
+    check_int('seed', seed, 0)
+
+
 class GeneratedSequences(Dataset):
     """Base class: a sample is ``dict(inputs=uint8 [T], data_samples=SequenceSample)``.
 
@@ -35,9 +46,7 @@ class GeneratedSequences(Dataset):
     max_length: int
 
     def __init__(self, split: str = 'train', num_samples: int = 64_000, seed: int = 0) -> None:
-        check_choice('split', split, SPLITS)
-        check_int('num_samples', num_samples, 1)
-        check_int('seed', seed, 0)
+        check_generated(split, num_samples, seed)
         self.split = split
         self.num_samples = num_samples
         self.seed = seed

@@ -6,10 +6,10 @@ import cv2
 import numpy as np
 from mmengine.dataset import BaseDataset
 
-from aft_mm.checks import check_choice, check_int
+from aft_mm.checks import check_int
 from aft_mm.registry import DATASETS
 
-SPLITS = ('train', 'val', 'test')
+from .generated_sequences import SPLITS, check_generated
 
 
 @DATASETS.register_module()
@@ -42,11 +42,9 @@ class Pathfinder(BaseDataset):
         seed: int = 0,
         **kwargs,
     ) -> None:
-        check_choice('split', split, SPLITS)
-        check_int('num_samples', num_samples, 1)
+        check_generated(split, num_samples, seed)
         check_int('size', size, 16)
         check_int('num_steps', num_steps, 2)
-        check_int('seed', seed, 0)
         self.split, self.num_samples, self.size = split, num_samples, size
         self.num_steps, self.seed = num_steps, seed
         super().__init__(**kwargs)

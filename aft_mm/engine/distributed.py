@@ -60,9 +60,9 @@ def fix_sum_order(model: nn.Module) -> bool:
     """Let every iteration of a model add up gradients of several processes in the same order.
 
     DistributedDataParallel moves the gradients to other buckets after the first backward pass that
-    it synchronises, and in which order gloo and NCCL add more than two numbers depends on their
-    place in the bucket. The first step of a resumed run would be rounded differently. A backward
-    pass of sums of the parameters, which needs no data, makes it choose the final buckets.
+    it synchronises, and gloo adds more than two numbers in an order that depends on their place in
+    the bucket. The first step of a resumed run would be rounded differently. A backward pass of
+    sums of the parameters, which needs no data, makes it choose the final buckets.
 
     Args:
         model: The model of a runner before its first iteration; its gradients are dropped.
@@ -70,16 +70,16 @@ def fix_sum_order(model: nn.Module) -> bool:
     Returns:
         False if the model is not a DistributedDataParallel with the usual buckets.
     """
-    if not isinstance(model, DistributedDataParallel) or not hasattr(model, 'reducer'):
+    if not (isinstance(model, DistributedDataParallel) and hasattr(model, 'reducer')):
         return False
-    if model.find_unused_parameters and not model.static_graph:
-        return True  # the first buckets are the final ones
     if model.static_graph or any(getattr(module, 'sparse', False) for module in model.modules()):
         return False
-    model.reducer.prepare_for_backward([])
-    # Like a model, it needs the first parameters last.
-    torch.autograd.backward([value.sum() for value in model.parameters() if value.requires_grad])
-    model.zero_grad()
+    if not model.find_unused_parameters:  # else the first buckets are the final ones
+        model.reducer.prepare_for_backward([])
+        # As in a model, the gradients of the first parameters come last.
+        sums = [value.sum() for value in model.parameters() if value.requires_grad]
+        torch.autograd.backward(sums)
+        model.zero_grad()
     return True
 
 

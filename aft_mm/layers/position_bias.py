@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm import ops
-from aft_mm.checks import check_flag, check_int, check_number, refuse
+from aft_mm.checks import check_flag, check_int, check_number
 from aft_mm.ops.geometry import near_radius
 
-from .grid import Grid, GridParameters, check_grid
+from .grid import Grid, GridParameters, check_grid, check_kernel
 
 __all__ = [
     'ConvPositionBias',
@@ -235,8 +235,7 @@ class ConvPositionBias(nn.Module):
         causal: bool = False,
     ) -> None:
         super().__init__()
-        if any(size % 2 == 0 for size in kernel_size):
-            refuse('kernel_size', 'odd', kernel_size)
+        kernel_size = check_kernel(kernel_size, None)
         check_flag('reparameterize', reparameterize)
         if reparameterize:
             check_number('init_std', init_std, above=0)
