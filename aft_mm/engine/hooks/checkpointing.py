@@ -66,11 +66,14 @@ class SafeCheckpointHook(CheckpointHook):
       this run's own folder, with the names that a run gives, are removed; others are left alone
       with a warning.
 
+    - ``save_best='auto'`` knows that fewer bits and errors are better.
+
     Args:
         **kwargs: Those of :class:`mmengine.hooks.CheckpointHook`.
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault('less_keys', (*self._default_less_keys, 'bits_per_', 'error_rate'))
         elsewhere = '://' in str(kwargs.get('out_dir')) or kwargs.get('file_client_args')
         if not elsewhere and not kwargs.get('backend_args'):
             kwargs['backend_args'] = ATOMIC_BACKEND
