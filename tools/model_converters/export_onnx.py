@@ -20,9 +20,11 @@ model on other images, with --dynamic also of other sizes.
 import argparse
 import importlib.util
 import logging
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from aft_mm.cli.arguments import check_writable, tool_parser
 from aft_mm.errors import UserError, user_errors
@@ -56,6 +58,8 @@ import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
+from torch.fx.node import map_aggregate
 
 from aft_mm.apis import load_model
 from aft_mm.apis.loading import task_of
@@ -160,6 +164,26 @@ def example(shape: Sequence[int]) -> Tensor:
     return torch.randint(256, shape) if len(shape) == 2 else torch.randn(*shape)
 
 
+def shrink_constants(program: ExportedProgram) -> None:
+    """Replace constants outside of float32 by its extremes.
+
+    The exporter to ONNX writes them as float32, also in the float64 sums of the safe form, where the
+    lowest number means an empty sum and would become −inf.
+    """
+    limits = torch.finfo(torch.float32)
+
+    def shrunk(value: Any) -> Any:
+        if not isinstance(value, float) or not math.isfinite(value) or value == 0:
+            return value
+        return math.copysign(min(max(abs(value), limits.tiny), limits.max), value)
+
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            for node in module.graph.nodes:
+                node.args = map_aggregate(node.args, shrunk)
+            module.recompile()
+
+
 def write(program: ExportedProgram, names: Sequence[str], path: Path) -> None:
     """Write a graph in the format given by the file suffix.
 
@@ -171,6 +195,7 @@ def write(program: ExportedProgram, names: Sequence[str], path: Path) -> None:
     if path.suffix == '.pt2':
         torch.export.save(program, path)
         return
+    shrink_constants(program)
     # It warns about every op with several outputs that it does not optimise.
     logging.getLogger('onnxscript.optimizer').setLevel(logging.ERROR)
     onnx_program = torch.onnx.export(
