@@ -11,7 +11,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
 
-from aft_mm.datasets.image_files import IMAGE_SUFFIXES
+from aft_mm.checks import IMAGE_SUFFIXES
 from aft_mm.engine.preflight import check_same_classes
 from aft_mm.errors import UserError
 

@@ -14,7 +14,7 @@ from aft_mm.errors import UserError, user_errors
 
 from .. import __version__
 from .parsers import COMMANDS, LATEST
-from .tools import PROGRAMS, run_program, summary
+from .tools import GROUPS, PROGRAMS, run_program, summary
 
 # The dynamic linker's messages for a library that does not fit into the memory.
 NO_MEMORY = re.compile('failed to map segment|[Cc]annot allocate memory')
@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             ),
         )
     for name, program in PROGRAMS.items():
-        commands.add_parser(name, help=summary(program))
+        about = summary(program) if isinstance(program, str) else GROUPS[name]
+        commands.add_parser(name, help=about)
     if '_ARGCOMPLETE' in os.environ:  # set by the completion of a shell
         importlib.import_module('argcomplete').autocomplete(parser)
     argv = sys.argv[1:] if argv is None else argv

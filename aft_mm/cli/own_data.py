@@ -16,9 +16,9 @@ from xml.etree.ElementTree import ParseError, parse
 import numpy as np
 from PIL import Image
 
+from aft_mm.checks import IMAGE_SUFFIXES
 from aft_mm.config.annotations import mask_values, read_coco
-from aft_mm.datasets.image_files import IMAGE_SUFFIXES
-from aft_mm.engine.hooks.sanity import check_image
+from aft_mm.config.images import check_image
 from aft_mm.errors import UserError
 
 from .progress import progress

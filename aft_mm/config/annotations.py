@@ -4,15 +4,17 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from xml.etree.ElementTree import ParseError, parse
 
 import numpy as np
-from mmengine.config import ConfigDict
 from PIL import Image
 
 from aft_mm.checks import described, is_int
 from aft_mm.errors import UserError
+
+if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
+    from mmengine.config import ConfigDict
 
 #: Bounds of annotations: pixels of an image (Pillow's own is 179 million), and a coordinate [px].
 MAX_PIXELS = 2**28
@@ -21,7 +23,7 @@ MAX_COORDINATE = 10**5
 ONE_NUMBER = ('L', 'P', '1')
 
 
-def check_boxes(key: str, root: str, dataset: ConfigDict) -> None:
+def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> None:
     """Refuse damaged annotations of an mmdet data set, and classes that differ from theirs.
 
     mmdet numbers COCO's classes by the order in the json file, and skips VOC boxes of other
@@ -64,7 +66,7 @@ def check_boxes(key: str, root: str, dataset: ConfigDict) -> None:
         )
 
 
-def check_masks(key: str, root: str, dataset: ConfigDict) -> None:
+def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
     """Check the masks of an mmseg BaseSegDataset: size, format and class numbers.
 
     Raises:

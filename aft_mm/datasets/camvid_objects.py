@@ -8,11 +8,10 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 from PIL import Image
 
-from aft_mm.checks import check_int, check_path, check_text
+from aft_mm.checks import IMAGE_SUFFIXES, check_int, check_path, check_text
 from aft_mm.registry import DATASETS
 
 from .file_dataset import reason_of
-from .image_files import IMAGE_SUFFIXES
 
 # In the order of the labels; 11 is unlabelled.
 COLOURS = dict(

@@ -7,7 +7,6 @@ from PIL import Image, ImageOps
 
 from .file_dataset import UnusableFile, check_regular, quoted, reason_of
 
-IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
 GREY = 'a grey image is read as three equal channels'
 ALPHA = 'a transparent image is laid on white'
 # A file may have 2^24 pixels, or 64 per byte; decompression bombs have hundreds.

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from aft_mm.checks import check_path
+from aft_mm.checks import IMAGE_SUFFIXES, check_path
 from aft_mm.registry import DATASETS
 
 from .file_dataset import FileDataset
-from .image_files import IMAGE_SUFFIXES
 
 
 @DATASETS.register_module()

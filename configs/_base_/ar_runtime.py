@@ -8,7 +8,9 @@ default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1, max_keep_ckpts=3),
+    checkpoint=dict(
+        type='aft_mm.SafeCheckpointHook', interval=1, max_keep_ckpts=3, save_best='auto'
+    ),
     # A run that is killed loses five minutes, however long an epoch is.
     minutes=dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
     sampler_seed=dict(type='DistSamplerSeedHook'),

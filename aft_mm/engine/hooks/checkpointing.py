@@ -64,11 +64,14 @@ class SafeCheckpointHook(CheckpointHook):
     - A resumed run removes only files of its own folder with the names of a run; a warning lists
       others.
 
+    - ``save_best='auto'`` knows that fewer bits and errors are better.
+
     Args:
         **kwargs: Those of :class:`mmengine.hooks.CheckpointHook`.
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault('less_keys', (*self._default_less_keys, 'bits_per_', 'error_rate'))
         elsewhere = '://' in str(kwargs.get('out_dir')) or kwargs.get('file_client_args')
         if not elsewhere and not kwargs.get('backend_args'):
             kwargs['backend_args'] = ATOMIC_BACKEND
