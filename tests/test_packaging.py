@@ -122,6 +122,8 @@ def test_metadata(wheel):
         'analysis',
         'hub',
         'fid',
+        'timm',
+        'transformers',
         'docs',
         'export',
         'dev',
@@ -430,7 +432,7 @@ def test_the_lock_is_within_the_ranges(wheel, root, licenses):
             lock.setdefault(requirement.name, []).append(requirement)
     for text in wheel[2].get_all('Requires-Dist'):
         requirement = Requirement(text)
-        extras = ('', 'dev', 'analysis', 'export', 'text', 'speech')
+        extras = ('', 'dev', 'analysis', 'export', 'text', 'speech', 'timm', 'transformers')
         if (
             requirement.name == 'aft_mm'
             or requirement.marker
