@@ -118,16 +118,17 @@ class _Model(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         # Transformers makes the model without data before it reads a checkpoint. Parameters and
         # buffers that the checkpoint lacks get the values of a new model.
-        if module is not self:
-            return
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         tensors = dict([*self.named_parameters(), *self.named_buffers()])
-        missing = [n for n, t in tensors.items() if not getattr(t, '_is_hf_initialized', False)]
-        if missing and len(missing) < len(tensors):
-            with torch.device('cpu'):
-                fresh = type(self)(self.config)
-            values = dict([*fresh.named_parameters(), *fresh.named_buffers()])
-            for name in missing:
-                init.copy_(tensors[name], values[name])
+        read = {name for name, t in tensors.items() if getattr(t, '_is_hf_initialized', False)}
+        if not read or all(getattr(t, '_is_hf_initialized', False) for t in own):
+            return
+        with torch.device('cpu'):
+            fresh = type(self)(self.config)
+        values = dict([*fresh.named_parameters(), *fresh.named_buffers()])
+        for name in tensors.keys() - read:
+            init.copy_(tensors[name], values[name])
+            tensors[name]._is_hf_initialized = True
 
     def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
         for module in self.modules():

@@ -28,9 +28,9 @@ class LitClassifier(lightning.LightningModule):
         self.log('accuracy', (self.model(images).argmax(1) == labels).float().mean())
 
     def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=2e-3, weight_decay=0.05)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3, weight_decay=0.05)
         steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps)
         return [optimizer], [dict(scheduler=schedule, interval='step')]
 
 

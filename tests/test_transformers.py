@@ -7,6 +7,8 @@ from torch.utils.data import StackDataset
 
 from aft_mm.models import AFTClassifier, AutoregressiveModel, generate
 
+from .documents import blocks
+
 pytest.importorskip('transformers', reason='transformers is not installed')
 hf = pytest.importorskip('aft_mm.transformers')
 
@@ -123,8 +125,10 @@ def test_the_cache_continues_and_has_one_size():
         state = cache.state.blocks[0].mixing
         sizes.append(sum(t.numel() for t in state if isinstance(t, torch.Tensor)))
     assert cache.get_seq_length() == 12 and sizes[0] == sizes[1]
-    text = model.generate(ids, max_length=T, do_sample=False)
-    assert torch.equal(model.generate(ids, max_length=T, past_key_values=cache), text)
+    more = torch.cat([ids, whole[:, -1:].argmax(-1)], 1)
+    text = model.generate(more, max_length=T, do_sample=False)
+    found = model.generate(more, max_length=T, do_sample=False, past_key_values=cache)
+    assert torch.equal(found, text)
 
 
 @pytest.mark.parametrize('tied', [False, True])
@@ -199,12 +203,15 @@ def test_trainer_runs_an_epoch_of_the_digits(tmp_path):
     backbone = dict(
         arch=dict(embed_dims=32, num_layers=2),
         img_size=8,
-        patch_size=1,
+        patch_size=2,
         in_channels=1,
         token_mixer=mixer,
     )
     torch.manual_seed(0)
     model = hf.AFTForImageClassification(hf.AFTConfig(backbone, num_labels=10))
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            torch.nn.init.trunc_normal_(layer.weight, std=layer.in_features**-0.5)
     arguments = TrainingArguments(
         tmp_path,
         num_train_epochs=1,
@@ -224,10 +231,18 @@ def test_trainer_runs_an_epoch_of_the_digits(tmp_path):
 
 def test_messages():
     with pytest.raises(ValueError, match='head must be a CategoricalHead, got'):
-        head = dict(type='aft_mm.LogisticMixtureHead', embed_dims=16)
+        head = dict(type='aft_mm.LogisticMixtureHead', embed_dims=16, num_channels=3)
         model = parts(MIXERS[0])
         model['decoder']['embedding'] = dict(type='aft_mm.PixelEmbedding', num_channels=3)
         hf.AFTForCausalLM(hf.AFTTextConfig({**model, 'head': head}))
     model, _ = language_models()
     with pytest.raises(ValueError, match=f'position table of {T} tokens, got {T + 1}'):
         model(tokens(1, T + 1))
+
+
+def test_the_documented_example_runs():
+    *_, example, conversion = blocks('docs/tutorials/plain_pytorch.md', 'python')
+    names: dict = {}
+    exec(example, names)
+    exec(conversion, names)
+    assert names['text'].shape[0] == 2 and names['text'].shape[1] > 16
