@@ -2,7 +2,8 @@
 
 mmengine imports this module when it first meets the prefix ``aft_mm.``, and the locations of a
 registry when it first looks up a name, so configs need no further import. mmengine hides an
-ImportError raised here, so this module imports nothing that can fail.
+ImportError raised here, so this module imports nothing that can fail. Where mmengine is not
+installed, a registry is a table of names, see :mod:`aft_mm.openmmlab`.
 
 Importing it also makes mmengine read checkpoints with :mod:`aft_mm.checkpoint`, imported at the
 first one, and find bases of configs written as ``aft_mm::own_data/image-folder``.
@@ -17,9 +18,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from mmengine import registry as root
-from mmengine.config import Config
-from mmengine.runner import CheckpointLoader
+from .openmmlab import HAS_MMENGINE
+from .openmmlab import registries as root
 
 __all__ = [
     'DATASETS',
@@ -97,11 +97,10 @@ def _lazy_loader(kind: str) -> Callable[..., dict]:
 
 def register_safe_loading() -> None:
     """Make mmengine read all checkpoints with :mod:`aft_mm.checkpoint`."""
+    from mmengine.runner import CheckpointLoader
+
     for kind, prefixes in _CHECKPOINT_PREFIXES.items():
         CheckpointLoader.register_scheme(prefixes, _lazy_loader(kind), force=True)
-
-
-register_safe_loading()
 
 
 class _MMCVOperators(MetaPathFinder):
@@ -115,16 +114,22 @@ class _MMCVOperators(MetaPathFinder):
         return import_module('aft_mm.hosts').extension_spec(path)
 
 
-sys.meta_path.insert(0, _MMCVOperators())
+def _register_bases() -> None:
+    """Make mmengine find bases of configs written as ``aft_mm::NAME``."""
+    from mmengine.config import Config
 
-_find_base = Config._get_cfg_path
+    find_base = Config._get_cfg_path
+
+    def find(name: str, filename: str) -> tuple[str, str | None]:
+        # The scope None: types of ours keep the default scope.
+        if name.startswith('aft_mm::'):
+            return import_module('aft_mm.config.finding').find_base(name), None
+        return find_base(name, filename)
+
+    Config._get_cfg_path = staticmethod(find)
 
 
-def _find_our_base(name: str, filename: str) -> tuple[str, str | None]:
-    """Return the path and the scope of a base; types of ours keep the default scope."""
-    if name.startswith('aft_mm::'):
-        return import_module('aft_mm.config.finding').find_base(name), None
-    return _find_base(name, filename)
-
-
-Config._get_cfg_path = staticmethod(_find_our_base)
+if HAS_MMENGINE:
+    register_safe_loading()
+    sys.meta_path.insert(0, _MMCVOperators())
+    _register_bases()

@@ -122,6 +122,8 @@ def test_metadata(wheel):
         'analysis',
         'hub',
         'fid',
+        'timm',
+        'transformers',
         'docs',
         'export',
         'dev',
@@ -383,7 +385,15 @@ def test_every_pin_has_hashes_and_make_requires_them(root):
 
 
 @pytest.mark.parametrize(
-    'names', [['lock'], ['lock', 'dev'], ['lock', 'downstream'], ['lock', 'docs']], ids='+'.join
+    'names',
+    [
+        ['lock'],
+        ['lock', 'dev'],
+        ['lock', 'downstream'],
+        ['lock', 'docs'],
+        ['lock', 'dev', 'transformers'],
+    ],
+    ids='+'.join,
 )
 def test_a_lock_is_complete(root, licenses, names):
     """pip installs without resolving dependencies, so the lock must list all of them."""
@@ -430,7 +440,7 @@ def test_the_lock_is_within_the_ranges(wheel, root, licenses):
             lock.setdefault(requirement.name, []).append(requirement)
     for text in wheel[2].get_all('Requires-Dist'):
         requirement = Requirement(text)
-        extras = ('', 'dev', 'analysis', 'export', 'text', 'speech')
+        extras = ('', 'dev', 'analysis', 'export', 'text', 'speech', 'timm')
         if (
             requirement.name == 'aft_mm'
             or requirement.marker

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import MLP, StochasticDepth
 
 from aft_mm.checks import check_config, check_int, check_number, check_probability
 from aft_mm.ops import select
@@ -13,7 +12,7 @@ from aft_mm.registry import MODELS
 
 from .mixers import ProjectedMemory, TokenMixer
 
-__all__ = ['Block', 'BlockState']
+__all__ = ['Block', 'BlockState', 'DropPath']
 
 
 class BlockState(NamedTuple):
@@ -26,6 +25,28 @@ class BlockState(NamedTuple):
     def position(self) -> Tensor:
         """Index of the next token of each sequence, [B]."""
         return self.mixing.position
+
+
+class DropPath(nn.Module):
+    """Skip a branch of a sample with probability p in training; scale the others by 1 / (1 − p).
+
+    Args:
+        p: probability, 0 to 1.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """Return the branch [B, ...] with the rows of skipped samples set to 0."""
+        if not self.training or self.p == 0:
+            return branch
+        kept = branch.new_empty(len(branch), *[1] * (branch.dim() - 1)).bernoulli_(1 - self.p)
+        return branch * (kept / (1 - self.p) if self.p < 1 else kept)
+
+    def extra_repr(self) -> str:
+        return f'p={self.p}'
 
 
 class Block(nn.Module):
@@ -92,14 +113,14 @@ class Block(nn.Module):
                 {'embed_dims': embed_dims, 'proj_drop': drop_rate, **cross_mixer}
             )
         self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6)
-        self.mlp = MLP(
-            embed_dims,
-            [mlp_dims, embed_dims],
-            activation_layer=nn.GELU,
-            inplace=None,
-            dropout=drop_rate,
+        self.mlp = nn.Sequential(
+            nn.Linear(embed_dims, mlp_dims),
+            nn.GELU(),
+            nn.Dropout(drop_rate),
+            nn.Linear(mlp_dims, embed_dims),
+            nn.Dropout(drop_rate),
         )
-        self.drop_path = StochasticDepth(drop_path_rate, mode='row')
+        self.drop_path = DropPath(drop_path_rate)
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.trunc_normal_(layer.weight, std=0.02)

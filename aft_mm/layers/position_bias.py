@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_flag, check_int, check_number
+from aft_mm.ops.dispatch import no_autocast
 from aft_mm.ops.geometry import near_radius
 
 from .grid import Grid, GridParameters, check_grid, check_kernel
@@ -66,7 +67,7 @@ class FactorizedPositionBias(GridParameters):
 
     def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:
         """Return w [T, S] for targets on `grid` and sources on `source_grid` (default: `grid`)."""
-        with torch.autocast(self.pos_u.device.type, enabled=False):
+        with no_autocast(self.pos_u):
             pos_u = self.on_grid(self.pos_u, grid)
             pos_v = self.on_grid(self.pos_v, grid if source_grid is None else source_grid)
             return pos_u @ pos_v.T

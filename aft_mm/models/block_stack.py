@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from aft_mm.checks import check_choice, check_config, check_flag, check_int, check_probability
 from aft_mm.layers import Block, PositionEmbedding, SinusoidalPositions
 from aft_mm.layers.grid import check_grid
+from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
 POSITIONS = {'learned': PositionEmbedding, 'sinusoidal': SinusoidalPositions}

@@ -1,9 +1,9 @@
 """Data preprocessor of token sequences."""
 
-from mmengine.model import BaseDataPreprocessor
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from aft_mm.openmmlab import BaseDataPreprocessor
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from mmengine.model import BaseDataPreprocessor
 from torch import Tensor
 
+from aft_mm.openmmlab import BaseDataPreprocessor
 from aft_mm.registry import MODELS
 
 

@@ -1,6 +1,6 @@
 """The data samples that travel between dataset, model and metric."""
 
-from mmengine.structures import BaseDataElement
+from aft_mm.openmmlab import BaseDataElement
 
 __all__ = ['SequenceSample', 'UtteranceSample']
 

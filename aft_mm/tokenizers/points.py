@@ -1,8 +1,13 @@
 """Point clouds as tokens and back."""
 
-import numpy as np
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from aft_mm.checks import check_choice, check_int
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ['bounding_cube', 'check_num_bits', 'check_order', 'decode_points', 'encode_points']
 
@@ -23,6 +28,8 @@ def bounding_cube(points: np.ndarray) -> Box:
     Raises:
         ValueError: If there is no point, a coordinate is not finite, or the points are equal.
     """
+    import numpy as np
+
     points = _checked(points)
     low, high = points.min(0), points.max(0)
     centre = low / 2 + high / 2
@@ -68,6 +75,8 @@ def encode_points(
         ValueError: If ``num_bits`` or ``order`` is not allowed, the points have no bounding cube or
             are outside of ``box``, or its side is not positive.
     """
+    import numpy as np
+
     check_order(order)
     bins = _num_bins(num_bits)
     points = _checked(points)
@@ -102,6 +111,8 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
     Raises:
         ValueError: If ``num_bits`` or a token is out of range, or the last point is incomplete.
     """
+    import numpy as np
+
     bins = _num_bins(num_bits)
     tokens = np.asarray(tokens)
     if tokens.ndim < 1 or tokens.shape[-1] % 3:
@@ -128,6 +139,8 @@ def _num_bins(num_bits: int) -> int:
 
 def _checked(points: np.ndarray) -> np.ndarray:
     """Return the points as float64, in which a cloud far from the origin keeps its shape."""
+    import numpy as np
+
     points = np.asarray(points, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] != 3 or not len(points):
         raise ValueError(

@@ -1,6 +1,7 @@
 """Performer attention: linear attention over random features of the softmax kernel."""
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -66,13 +67,14 @@ class PerformerAttention(FeatureAttention):
         # Reading the buffer would synchronise.
         self._iterations: int | None = 0
         self._counted_version: int | None = None
+        if redraw is not None:
+            _exclude_count_from_graphs()
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         if self.training and self.redraw is not None:
             self._count_iteration()
         return super()._mix(query, key, value, grid, key_mask)
 
-    @torch.compiler.disable
     def _count_iteration(self) -> None:
         # An iteration ends when the optimizer writes to the weights. Until then all passes must use
         # the same features.
@@ -107,6 +109,13 @@ class PerformerAttention(FeatureAttention):
     def _load_from_state_dict(self, *args) -> None:
         super()._load_from_state_dict(*args)
         self._iterations = None
+
+
+@cache
+def _exclude_count_from_graphs() -> None:
+    # Not a decorator: torch.compiler.disable imports the compiler, which takes seconds.
+    cls: Any = PerformerAttention
+    cls._count_iteration = torch.compiler.disable(cls._count_iteration)
 
 
 def sample_projection(

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from mmengine.dist import all_reduce, get_world_size
-from mmengine.model import BaseModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from aft_mm.checks import check_choice, check_config, refuse
+from aft_mm.openmmlab import BaseModel, all_reduce, get_world_size
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
 

@@ -3,11 +3,10 @@
 from typing import Any
 
 import torch
-from mmengine.dist import all_reduce, get_world_size
-from mmengine.model import BaseModel
 from torch import Tensor
 
 from aft_mm.checks import check_choice, check_config, check_int
+from aft_mm.openmmlab import BaseModel, all_reduce, get_world_size
 from aft_mm.registry import MODELS
 from aft_mm.structures import UtteranceSample
 from aft_mm.tokenizers import TextUnits

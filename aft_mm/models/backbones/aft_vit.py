@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +21,7 @@ from aft_mm.checks import (
     refuse,
 )
 from aft_mm.layers import Block, GridParameters, PatchEmbedding, PositionEmbedding
+from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
 OUT_TYPES = ('avg_featmap', 'cls_token', 'featmap')

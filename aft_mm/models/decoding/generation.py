@@ -1,16 +1,14 @@
 """Sampling from an autoregressive model and beam search, one step per token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from mmengine.logging import print_log
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 
 from aft_mm.checks import check_flag, check_int, check_number, refuse
+from aft_mm.openmmlab import print_log
 
 from .sampling import check_logits, check_sampling
 from .step_graph import CompiledSteps, make_steps, step_layout
@@ -134,8 +132,7 @@ def _extend(
         advance = make_steps(step, tokens[:, 0], hidden, state, steps - 1, compiled)
         if isinstance(advance, CompiledSteps):
             print_log(f'compiled the step in {advance.seconds:.1f} s', 'current')
-    console = Console(stderr=True)
-    for i in track(range(steps), 'tokens', console=console, disable=not progress):
+    for i in _tracked(steps) if progress else range(steps):
         # A sequence with a longer prompt is complete earlier and stays at its last token.
         position = (lengths + i).clamp_max(last)
         if not use_state:
@@ -149,6 +146,13 @@ def _extend(
                 break
         if use_state and i + 1 < steps:
             hidden = advance(tokens[row, position])
+
+
+def _tracked(steps: int) -> Iterable[int]:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(range(steps), 'tokens', console=Console(stderr=True))
 
 
 class Hypothesis(NamedTuple):

@@ -1,10 +1,10 @@
 """The recurrent baseline of speech recognition."""
 
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from aft_mm.checks import check_int, check_probability, refuse
+from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
 

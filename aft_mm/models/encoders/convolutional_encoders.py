@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int, check_probability, check_sizes
 from aft_mm.layers.grid import check_kernel
+from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
 from .bi_lstm_encoder import check_features

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import torch.nn.functional as F
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
 
