@@ -42,8 +42,6 @@ def test_every_config_writes_whole_checkpoints_logs_and_stops_at_nan(task, missi
         assert cfg.default_hooks.checkpoint.type == 'aft_mm.SafeCheckpointHook', name
         if task != 'segmentation':  # mmseg's schedules set it
             assert cfg.default_hooks.checkpoint.save_best == 'auto', name
-            if task != 'segmentation':  # mmseg's schedules set it
-            assert cfg.default_hooks.checkpoint.save_best == 'auto', name
             assert cfg.default_hooks.checkpoint.max_keep_ckpts == 3, name
         assert hooks(cfg).count(FINITE) == hooks(cfg).count(EXACT) == 1, name
         backends = {backend.type for backend in cfg.visualizer.vis_backends}
