@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from aft_mm import ops
@@ -26,7 +27,7 @@ from aft_mm.ops.selftest import using
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # the offline compilers belong to the tests
 
-from model_costs import Kernel, Recorder, _nbytes  # noqa: E402
+from model_costs import FREE, _nbytes  # noqa: E402
 from triton.runtime import JITFunction  # noqa: E402
 
 from tests.test_ops.inductor_offline import source_and_bytes  # noqa: E402
@@ -40,14 +41,27 @@ CASES = {
 }
 
 
-class _Launches(Recorder):
-    """Record the operations inside of the ops of this package, too."""
+class _Launches(TorchDispatchMode):
+    """Record the bytes of each operation, also of those inside of the ops of this package."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved: list[int] = []
+
+    def add(self, *arguments) -> None:
+        """Record a launch, each of whose tensors counts once."""
+        tensors = {id(x): x for x in tree_leaves(arguments) if isinstance(x, Tensor)}
+        self.moved.append(sum(map(_nbytes, tensors.values())))
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace != 'aft_mm':
-            return super().__torch_dispatch__(function, types, args, kwargs)
-        with self:
-            return function(*args, **(kwargs or {}))
+        if function.namespace == 'aft_mm':
+            below = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # the function, not this mode
+            with self:
+                return function.redispatch(below, *args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view and not function.overloadpacket.__name__.startswith(FREE):
+            self.add(args, kwargs, result)
+        return result
 
 
 @contextmanager
@@ -83,9 +97,9 @@ def _inputs(tokens, biases, device: str) -> list[Tensor]:
 
 def composite(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
     """Return launches and bytes of the composite operations."""
-    with _as_on_cuda(), using('eager'), Recorder() as recorder:
+    with _as_on_cuda(), using('eager'), _Launches() as recorder:
         _step(op, options, training, *_inputs(tokens, biases, 'meta'))
-    return len(recorder.kernels), sum(kernel.bytes for kernel in recorder.kernels)
+    return len(recorder.moved), sum(recorder.moved)
 
 
 def compiled(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
@@ -110,14 +124,12 @@ def kernels(op: str, options: dict, tokens, biases, training: bool) -> tuple[int
         run = JITFunction.run
 
         def launch(self, *args, **arguments):
-            tensors = {x.data_ptr(): x for x in tree_leaves(args) if isinstance(x, Tensor)}
-            moved = sum(map(_nbytes, tensors.values()))
-            recorder.kernels.append(Kernel('element-wise', 0, moved))
+            recorder.add(args)
             return run(self, *args, **arguments)
 
         with mock.patch.object(JITFunction, 'run', launch):
             _step(op, options, training, *_inputs(tokens, biases, 'cpu'))
-    return len(recorder.kernels), sum(kernel.bytes for kernel in recorder.kernels)
+    return len(recorder.moved), sum(recorder.moved)
 
 
 def bound(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:

@@ -78,6 +78,9 @@ def bmm_to_float32(a: Tensor, b: Tensor) -> Tensor:
 
 def add_bmm(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return the float32 `total` plus the product of bfloat16 matrices, in one pass."""
+    # torch 2.11 cannot trace the latter, and a compiler fuses the sum.
+    if torch.compiler.is_compiling() or total.is_meta:
+        return total + bmm_to_float32(a, b)
     return torch.baddbmm(total, a, b, out_dtype=torch.float32)
 
 
