@@ -1,9 +1,10 @@
 """Hooks of every training, whichever runtime its config inherits."""
 
 import pytest
+import torch
 from mmengine.config import Config
 
-from aft_mm.engine import apply_safe_defaults
+from aft_mm.engine import apply_safe_defaults, runner
 from aft_mm.engine.hooks import SafeCheckpointHook
 
 from .all_configs import configs_of, load_config
@@ -82,6 +83,26 @@ def test_a_config_of_ones_own_gets_all(options):
         apply_safe_defaults(cfg)
         assert hooks(cfg) == ['aft_mm.SafeCheckpointHook', FINITE, EXACT]
         assert cfg.default_hooks.checkpoint.interval == (7 if options.get('default_hooks') else 1)
+
+
+def compiles(options):
+    cfg = Config(options)
+    apply_safe_defaults(cfg)
+    return hooks(cfg).count('aft_mm.CompileHook')
+
+
+def test_training_on_cuda_is_compiled_unless_the_config_says_otherwise(monkeypatch):
+    assert not compiles({})
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(runner, 'has_triton', lambda: True)
+    monkeypatch.setattr(runner.shutil, 'which', lambda name: name)
+    assert compiles({}) == 1
+    own = dict(default_hooks=dict(compile=dict(type='aft_mm.CompileHook', module='neck')))
+    assert compiles(own) == 1
+    for other in (dict(compile=False), dict(compile=True), dict(default_scope='mmdet')):
+        assert not compiles(other)
+    monkeypatch.setattr(runner.shutil, 'which', lambda name: None)
+    assert not compiles({})
 
 
 def test_an_own_checkpoint_hook_stays():

@@ -95,14 +95,15 @@ def _reasons_not_to_use_kernels(op: str, value: Any) -> list[str]:
     """Return why kernels that nobody requested are not used."""
     if path_choice.recording_or_replaying():
         return ['an exported graph replays the paths of eager']
-    reason = _kernel_objection(op, value.dtype, value.device.type, value.device.index)
+    compiled = torch.compiler.is_compiling()
+    reason = _kernel_objection(op, value.dtype, compiled, value.device.type, value.device.index)
     return [] if reason is None else [reason]
 
 
 # A constant of torch.compile.
 @triton_availability.constant
-def _kernel_objection(op: str, dtype: torch.dtype, *place) -> str | None:
-    return kernel_results.objection(op, dtype, *place)
+def _kernel_objection(op: str, dtype: torch.dtype, compiled: bool, *place) -> str | None:
+    return kernel_results.objection(op, dtype, compiled, *place)
 
 
 def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:

@@ -54,6 +54,13 @@ def transformed(*tensors: Tensor) -> bool:
     return any(torch.func.debug_unwrap(x) is not x for x in tensors)
 
 
+def may_read(x: Tensor) -> bool:
+    """Return whether the value of x may be read now: not in a graph, nor under torch.func."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or recording_or_replaying():
+        return False
+    return not x.is_meta and not transformed(x)
+
+
 def choose(
     condition: Tensor | bool,
     fast: Callable[..., Tensor],

@@ -28,7 +28,12 @@ from aft_mm.engine import (
     ExactResumeHook,
     RegularizationHook,
 )
-from aft_mm.engine.hooks.training import check_random_state, random_state, set_random_state
+from aft_mm.engine.hooks.training import (
+    check_random_state,
+    parts_to_compile,
+    random_state,
+    set_random_state,
+)
 from aft_mm.engine.loops import Batches
 from aft_mm.engine.preflight import check_regularization
 from aft_mm.errors import UserError
@@ -108,6 +113,24 @@ class TestCompileHook:
         CompileHook(backend='eager').before_run(runner(model))
         with pytest.raises(torch._dynamo.exc.Unsupported):
             model.backbone(torch.randn(3, 3, 8, 8))
+
+    def test_backbones_and_decoders_of_this_package_are_found(self, model, caplog):
+        assert parts_to_compile(model) == ['backbone']
+        model.decoder, model.neck = copy.deepcopy(model.backbone), nn.Identity()
+        assert parts_to_compile(model) == ['backbone', 'decoder']
+        model.backbone = nn.Identity()
+        assert parts_to_compile(model) == ['decoder']
+        hook, log = CompileHook(module=None, backend='eager'), logging.getLogger('compile')
+        this = runner(model, logger=log)
+        hook.before_run(this)
+        assert model.decoder._compiled_call_impl is not None
+        with caplog.at_level(logging.INFO, 'compile'):
+            for _ in range(2):
+                hook.before_train_iter(this, 0)
+                hook.after_train_iter(this, 0)
+        assert len(caplog.records) == 1 and 'compile=False turns this off' in caplog.text
+        model.encoder = nn.Identity()
+        assert parts_to_compile(model) == []
 
     def test_a_copy_such_as_the_ema_model_still_works(self, model):
         x = torch.randn(3, 3, 8, 8)

@@ -1,9 +1,10 @@
-"""The op cases of `aft_mm.ops.selftest`, and a function to run a case with gradients."""
+"""The op cases of `aft_mm.ops.cases`, and a function to run a case with gradients."""
 
 import torch
 from torch import Tensor
 
-from aft_mm.ops.selftest import CASES, CHANNELS, TOLERANCE, Case
+from aft_mm.ops.cases import CASES, CHANNELS, Case
+from aft_mm.ops.selftest import TOLERANCE
 
 __all__ = ['CASES', 'CAUSAL_CASES', 'CHANNELS', 'IDS', 'ONE_OF_EACH', 'TOLERANCE', 'Case']
 __all__ += ['run_with_gradients']

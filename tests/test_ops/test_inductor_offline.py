@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aft_mm import ops
-from aft_mm.ops.eager import bf16_matmul, conv, conv_dense, full_local
+from aft_mm.ops.eager import banded_matmul, bf16_matmul, conv, conv_dense, full_local
 
 pytest.importorskip('triton', reason='Inductor writes Triton source for a GPU')
 
@@ -104,5 +104,7 @@ def test_tokens_on_a_device_choose_their_products(grad):
         assert bf16_matmul.matmul_precision(value) == precision()
         for other in (value.half(), value.float()):
             assert bf16_matmul.matmul_precision(other) == 'fp32'
+        columns = torch.empty(4096, 16 * 512, device='cuda')
+        assert len(list(banded_matmul._column_chunks(columns))) == 1
         weight = torch.empty(384, 11, 11, device='cuda')
         assert conv_dense.is_applicable(value, weight, (14, 14), precision())

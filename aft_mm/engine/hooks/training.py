@@ -38,16 +38,22 @@ class CompileHook(Hook):
     mmengine's ``cfg.compile`` breaks the graph at every backward and optimizer call. Here state
     dict keys do not change, and a copy such as the EMA model stays uncompiled.
 
+    The log has the seconds of the first iteration, which compiles.
+
     Args:
-        module: Attribute of the model to compile.
-        **kwargs: Those of ``torch.compile``. Default are ``fullgraph=True``, so a graph break is an
-            error, and ``dynamic=False``, one graph per image size: torch 2.11 cannot trace
-            ``torch.cond`` with a symbolic size.
+        module: Attribute of the model to compile, or None for its backbone and its decoder, as far
+            as they are of this package. A model with an encoder stays as it is: its sequences have
+            other lengths in each batch, and each length would be compiled.
+        **kwargs: Those of ``torch.compile``, such as ``backend`` or ``mode``. By default
+            ``fullgraph`` is True, so a graph break is an error, and ``dynamic`` is False, one graph
+            per image size: torch 2.11 cannot trace ``torch.cond`` with a symbolic size.
     """
 
-    def __init__(self, module: str = 'backbone', **kwargs) -> None:
-        check_text('module of CompileHook', module)
+    def __init__(self, module: str | None = 'backbone', **kwargs) -> None:
+        if module is not None:
+            check_text('module of CompileHook', module)
         self.module = module
+        self.start: float | None = None
         self.kwargs = {'fullgraph': True, 'dynamic': False, **kwargs}
 
     def before_run(self, runner: Runner) -> None:
@@ -56,7 +62,35 @@ class CompileHook(Hook):
         limits = torch._dynamo.config
         limits.cache_size_limit = max(limits.cache_size_limit, MAX_GRAPHS)
         limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, MAX_GRAPHS)
-        task_model(runner).get_submodule(self.module).compile(**self.kwargs)
+        model = task_model(runner)
+        for name in parts_to_compile(model) if self.module is None else [self.module]:
+            model.get_submodule(name).compile(**self.kwargs)
+            self.start = 0.0
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        """Start the clock of the first iteration."""
+        if self.start == 0.0:
+            self.start = perf_counter()
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        """Log the seconds of the first iteration."""
+        if self.start is not None:
+            runner.logger.info(
+                f'torch.compile: the first iteration took {perf_counter() - self.start:.0f} s; '
+                'each further size of a batch is compiled once; compile=False turns this off'
+            )
+            self.start = None
+
+
+def parts_to_compile(model: nn.Module) -> list[str]:
+    """Return the names of the backbone and the decoder of this package; none next to an encoder."""
+    parts = dict(model.named_children())
+    if 'encoder' in parts:
+        return []
+    names = [name for name in ('backbone', 'decoder') if name in parts]
+    return [name for name in names if type(parts[name]).__module__.startswith('aft_mm.')]
 
 
 def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:

@@ -9,6 +9,7 @@ copies of keys and values.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +21,9 @@ from . import onednn_matmul
 from .bf16_matmul import grad_weights, multiply, refuse_second_derivative, split_terms
 from .online_softmax import column_shift, mean, prefix_sum, shift, suffix_sum
 
-# Elements of key that are worked on at once, which bounds temporaries. Wider products are faster.
-CHUNK = 2**21
+# Elements of key that are worked on at once, which bounds temporaries. On a CPU they should fit into
+# its caches; a GPU needs large products and few launches.
+CHUNK, CUDA_CHUNK = 2**21, 2**25
 SMALLEST_WIDTH = 64
 
 
@@ -119,7 +121,7 @@ def _terms(key: Tensor, value: Tensor) -> Tensor:
 def _column_chunks(*tensors: Any) -> Iterable[Sequence[Any]]:
     """Yield the tensors [T, C], or None, a chunk of columns at a time."""
     tokens, columns = tensors[0].shape
-    count = -(-tokens * columns // CHUNK)
+    count = -(-tokens * columns // (CUDA_CHUNK if tensors[0].is_cuda else CHUNK))
     width = max(SMALLEST_WIDTH, -(-columns // max(count, 1)))
     if columns <= width:
         return [tensors]
@@ -271,7 +273,8 @@ class _BandedMean(torch.autograd.Function):
         transposed = _transposed(weights, before, after)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
         grad_tiles = torch.zeros_like(weights) if ctx.needs_input_grad[2] else None
-        with torch.autocast(grad.device.type, enabled=False):
+        # The meta device has no autocast.
+        with nullcontext() if grad.is_meta else torch.autocast(grad.device.type, enabled=False):
             tensors = (key, value, grad, result, denominator, grad_key, grad_value)
             for k, v, g, y, d, grad_k, grad_v in _column_chunks(*tensors):
                 terms = _terms(k, v)

@@ -40,8 +40,8 @@ def multiply(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
     if terms[0].dtype != torch.bfloat16:
         return torch.bmm(weights, terms[0])
     rounded = weights.bfloat16()
-    products = [bmm_to_float32(rounded, term) for term in terms]
-    return products[0] if len(products) == 1 else products[0] + products[1]
+    result = bmm_to_float32(rounded, terms[0])
+    return result if len(terms) == 1 else add_bmm(result, rounded, terms[1])
 
 
 def grad_weights(grads: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:
@@ -55,7 +55,7 @@ def grad_weights(grads: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:
     """
     columns = [term.transpose(1, 2) for term in terms]
     result = multiply(grads[0], columns)
-    return result + multiply(grads[1], columns[:1]) if len(grads) > 1 else result
+    return add_bmm(result, grads[1], columns[0]) if len(grads) > 1 else result
 
 
 def refuse_second_derivative() -> None:
@@ -70,6 +70,14 @@ def refuse_second_derivative() -> None:
 def bmm_to_float32(a: Tensor, b: Tensor) -> Tensor:
     """Return the float32 product of bfloat16 matrices; torch supports it on CUDA only."""
     return torch.bmm(a, b, out_dtype=torch.float32)
+
+
+def add_bmm(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the float32 `total` plus the product of bfloat16 matrices, in one pass."""
+    # torch 2.11 cannot trace the latter, and a compiler fuses the sum.
+    if torch.compiler.is_compiling() or total.is_meta:
+        return total + bmm_to_float32(a, b)
+    return torch.baddbmm(total, a, b, out_dtype=torch.float32)
 
 
 class RoundedProduct(torch.autograd.Function):

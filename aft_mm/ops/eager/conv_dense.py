@@ -16,8 +16,8 @@ from .. import path_choice
 from .bf16_matmul import RoundedProduct, multiply, split_terms
 from .online_softmax import column_shift, mean
 
-# W has T² entries per head.
-LONGEST = 600
+# W has T² entries per head. More bytes of it in float32 need too much memory, whatever the speed.
+MOST_WEIGHT_BYTES = 2**30
 # Rates of an H100 per second, not measured here; only their ratios matter.
 PRODUCT_RATE = {'fp32': 50e12, 'bf16': 700e12, 'bf16x2': 350e12}
 CONVOLUTION_RATE = 12e12
@@ -25,8 +25,9 @@ BYTE_RATE = 3e12
 # Bytes per float32 element of e^k v and e^k: about 25 passes, the product has about 10.
 CONVOLUTION_BYTES = 25 * 8
 PRODUCT_BYTES = 10 * 8
-# Bytes per entry of W: made in float32, rounded, multiplied.
-WEIGHT_BYTES = 16
+# Bytes per entry of W: made in float32, rounded, multiplied; with a gradient, which is the sum of
+# three products and then summed along diagonals.
+WEIGHT_BYTES, TRAINED_WEIGHT_BYTES = 16, 56
 
 
 def is_applicable(value: Tensor, weight: Tensor, grid: Sequence[int], precision: str) -> bool:
@@ -35,13 +36,14 @@ def is_applicable(value: Tensor, weight: Tensor, grid: Sequence[int], precision:
     On a CPU it was not, for grids of 7 × 7 to 32 × 32 and kernels of 3 to 27 columns.
     """
     tokens, heads = math.prod(grid), weight.shape[0]
-    if value.device.type != 'cuda' or tokens > LONGEST:
+    if value.device.type != 'cuda' or 4 * heads * tokens**2 > MOST_WEIGHT_BYTES:
         return False
     if path_choice.recording_or_replaying():  # the graph may be run on other grids
         return False
     elements = value.shape[0] * tokens * (value.shape[2] + heads)
     product = 2 * tokens * elements / PRODUCT_RATE[precision]
-    product += (PRODUCT_BYTES * elements + WEIGHT_BYTES * heads * tokens**2) / BYTE_RATE
+    weight_bytes = TRAINED_WEIGHT_BYTES if torch.is_grad_enabled() else WEIGHT_BYTES
+    product += (PRODUCT_BYTES * elements + weight_bytes * heads * tokens**2) / BYTE_RATE
     convolution = 2 * math.prod(weight.shape[1:]) * elements / CONVOLUTION_RATE
     return product < convolution + CONVOLUTION_BYTES * elements / BYTE_RATE
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..geometry import Window, near_mask, near_radius
-from ..path_choice import choose
+from ..path_choice import choose, may_read
 from .banded_matmul import (
     TileReach,
     banded_mean,
@@ -177,7 +177,7 @@ def normalized_mean(key: Tensor, value: Tensor, visible: Tensor, band: BlockBand
     return choose(is_exact, fast, safe, key, value, visible, band.tiles)
 
 
-def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
+def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor | bool:
     """Return whether one common shift and float32 are exact to tolerance."""
     tiles = band.tiles.detach()
     # The smallest of those that are visible.
@@ -186,6 +186,8 @@ def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Te
         bias_range = tiles.amax().clamp_min(0) - visible.amin().clamp_max(0)
     else:
         bias_range = (tiles.amax(2) - visible.amin(2)).amax()
+    if not band.causal and may_read(bias_range) and bool(bias_range <= FAST_BIAS_RANGE):
+        return True  # whatever the keys are
     exponents = key_range(key, 0) + bias_range
     if not band.causal:
         return (exponents <= FAST_RANGE) | (bias_range <= FAST_BIAS_RANGE)

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from ..eager.banded_matmul import neighbours, split
 from ..geometry import as_pair
 from . import matmul, operands, recompute_flagged
-from .block_sizes import MatmulBlock, count_processors
+from .block_sizes import MatmulBlock, cdiv, count_processors
 from .online_softmax import new_like, strided
 from .tiling import (
     SavedParts,
@@ -76,7 +75,7 @@ class MatmulCall(NamedTuple):
     @property
     def parts(self) -> int:
         """Number of blocks of channels."""
-        return triton.cdiv(self.value.shape[2], self.block.width)
+        return cdiv(self.value.shape[2], self.block.width)
 
     @property
     def form(self) -> matmul.MatmulForm:
@@ -295,8 +294,8 @@ def _along_diagonals(grad_tiles: Tensor, band: TileBand) -> Tensor:
 def share_out(steps: int, pairs: int, device: torch.device) -> tuple[int, int]:
     """Return the number of programs per tile of w, and the steps of each."""
     wanted = PROGRAMS_PER_PROCESSOR * count_processors(device)
-    each = triton.cdiv(steps, triton.cdiv(wanted, pairs))
-    return triton.cdiv(steps, each), each
+    each = cdiv(steps, cdiv(wanted, pairs))
+    return cdiv(steps, each), each
 
 
 def _bias_gradient(
@@ -314,7 +313,7 @@ def _bias_gradient(
         owners, items = items, owners
         shape = owners, block.tile, band.reach * block.tile
     pairs = owners * band.reach * (block.tile // side)
-    steps = items * triton.cdiv(2 * call.value.shape[2], block.step)
+    steps = items * cdiv(2 * call.value.shape[2], block.step)
     parts, each = share_out(steps, pairs, device)
     # Zeros, because no program writes the entries outside the window.
     grad_table = torch.zeros(parts, *shape, dtype=torch.float32, device=device)
