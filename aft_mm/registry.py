@@ -5,9 +5,8 @@ registry when it first looks up a name, so configs need no further import. mmeng
 ImportError raised here, so this module imports nothing that can fail. Where mmengine is not
 installed, a registry is a table of names, see :mod:`aft_mm.openmmlab`.
 
-Importing this module also makes mmengine read checkpoints with :mod:`aft_mm.checkpoint`, which is
-imported when the first checkpoint is read. And it makes mmengine find bases of configs written as
-``aft_mm::own_data/image-folder``.
+Importing it also makes mmengine read checkpoints with :mod:`aft_mm.checkpoint`, imported at the
+first one, and find bases of configs written as ``aft_mm::own_data/image-folder``.
 """
 
 import functools
@@ -72,11 +71,11 @@ PARAM_SCHEDULERS = root.Registry(
 )
 # Test loops that also sample from the model.
 LOOPS = root.Registry('loop', parent=root.LOOPS, scope='aft_mm', locations=['aft_mm.engine'])
-# Empty; mmengine warns at the start of a run if the default scope lacks one of these.
+# mmengine warns if the default scope lacks one of these.
 for _parent in (root.OPTIMIZERS, root.VISBACKENDS, root.VISUALIZERS):
     root.Registry(_parent.name, parent=_parent, scope='aft_mm', locations=['aft_mm.engine'])
 
-# Prefixes of checkpoint names, by the loader of aft_mm.checkpoint.loading that reads them.
+# Prefixes of checkpoint names, by their loader.
 _CHECKPOINT_PREFIXES = {
     'local': '',
     'http': ('http://', 'https://'),

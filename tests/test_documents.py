@@ -150,8 +150,8 @@ def test_commands_use_existing_files_and_options(page, parse, capsys):
 def test_commands_are_found():
     found = [command.words for page in PAGES for command in commands(page)]
     assert len(found) > 150
-    config = 'configs/image_ar/aft-local-32-mini_1xb16-2e_mnist.py'
-    assert ['python', 'tools/train.py', config, '--work-dir', 'work_dirs/mnist'] in found
+    config = 'aft-local-32-mini_1xb16-2e_mnist'
+    assert ['aft_mm', 'train', config, '--work-dir', 'work_dirs/mnist'] in found
 
 
 def test_every_python_block_is_tested():

@@ -4,6 +4,7 @@ import pytest
 from mmengine.config import Config
 
 from aft_mm.engine import apply_safe_defaults
+from aft_mm.engine.hooks import SafeCheckpointHook
 
 from .all_configs import configs_of, load_config
 
@@ -39,12 +40,31 @@ def test_every_config_writes_whole_checkpoints_logs_and_stops_at_nan(task, missi
     assert trained
     for name, cfg in trained.items():
         assert cfg.default_hooks.checkpoint.type == 'aft_mm.SafeCheckpointHook', name
+        if task != 'segmentation':  # mmseg's schedules set it
+            assert cfg.default_hooks.checkpoint.save_best == 'auto', name
+            assert cfg.default_hooks.checkpoint.max_keep_ckpts == 3, name
         assert hooks(cfg).count(FINITE) == hooks(cfg).count(EXACT) == 1, name
         backends = {backend.type for backend in cfg.visualizer.vis_backends}
         assert backends == {'LocalVisBackend', 'TensorboardVisBackend'}, name
         before = cfg.to_dict()
         apply_safe_defaults(cfg := cfg.copy())
         assert cfg.to_dict() == before, name
+
+
+@pytest.mark.parametrize(
+    ('metric', 'rule'),
+    [
+        ('bits_per_dim', 'less'),
+        ('bits_per_subword', 'less'),
+        ('phoneme_error_rate', 'less'),
+        ('token_accuracy_percent', 'greater'),
+        ('accuracy/top1', 'greater'),
+    ],
+)
+def test_the_first_metric_selects_the_best_checkpoint(metric, rule):
+    hook = SafeCheckpointHook(save_best='auto')
+    hook._init_rule(hook.rule, metric)
+    assert hook.rule == rule
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from aft_mm.errors import UserError
 
 from .distributed import start_distributed
 
-#: Beginnings of messages that are written to the log file only: hundreds of lines that are the same
-#: in every run of a config and would hide a problem.
+#: Beginnings of the many messages that are the same in every run, written to the log file only.
 DETAILS = (
     f'\n{"-" * 60}\nSystem environment:',
     'Config:\n',
@@ -63,11 +62,7 @@ def load_run_config(args: argparse.Namespace) -> Config:
 
 
 def apply_safe_defaults(cfg: Config) -> None:
-    """Make training write checkpoints atomically, resume exactly and stop at a non-finite loss.
-
-    mmengine's CheckpointHook becomes SafeCheckpointHook with the same options, and FiniteLossHook and
-    ExactResumeHook are added.
-    """
+    """Make training write checkpoints atomically, resume exactly and stop at a non-finite loss."""
     if cfg.get('default_hooks') is None:
         cfg.default_hooks = {}
     hooks = cfg.default_hooks
@@ -85,7 +80,7 @@ def apply_safe_defaults(cfg: Config) -> None:
 
 
 def build_runner(cfg: Config) -> Runner:
-    """Build the runner of ``cfg``: the one of ``runner_type`` if given, else a ConsoleRunner.
+    """Build the runner of ``cfg``, by default a ConsoleRunner.
 
     Raises:
         UserError: ``work_dir`` is not writable.

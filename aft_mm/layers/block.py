@@ -58,20 +58,18 @@ class Block(nn.Module):
 
     Args:
         embed_dims: channels D.
-        token_mixer: config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``.
+        token_mixer: config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``;
             embed_dims, grid, num_prefix_tokens and proj_drop are added.
         grid: see :class:`TokenMixer`.
         num_prefix_tokens: see :class:`TokenMixer`.
         mlp_ratio: hidden channels of the MLP over D.
         drop_rate: dropout probability inside the MLP and after the mixer.
         drop_path_rate: probability of skipping a branch, per sample, in training.
-        cross_mixer: config of a non-causal mixer over the memory of an encoder. embed_dims and
-            proj_drop are added.
+        cross_mixer: config of a non-causal mixer over a memory; embed_dims and proj_drop are added.
 
     Raises:
         ValueError: `mlp_ratio` leaves the MLP without a channel; the cross mixer is causal, takes
-            no memory, or has a position bias that is not over the memory
-            (:attr:`TokenMixer.biased_memory`).
+            no memory, or has a bias that is not over it (:attr:`TokenMixer.biased_memory`).
     """
 
     def __init__(
@@ -201,10 +199,7 @@ class Block(nn.Module):
         return x_t, state._replace(mixing=mixing)
 
     def select_state(self, state: BlockState, rows: Tensor, same_memory: bool) -> BlockState:
-        """Return the state of the sequences rows [N].
-
-        With `same_memory` each place of the batch keeps the memory it has.
-        """
+        """Return the state of the sequences rows [N]; with `same_memory` places keep their memory."""
         mixing = self.token_mixer.select_state(state.mixing, rows)
         return BlockState(mixing, state.memory if same_memory else select(state.memory, rows))
 
@@ -220,7 +215,7 @@ class Block(nn.Module):
         return self.cross_mixer.project_memory(memory, mask)
 
     def _drop(self, branch: Tensor) -> Tensor:
-        # In a step of a small model, the call of a module takes a measurable share of the time.
+        # Calling a module takes a measurable share of a small step.
         return self.drop_path(branch) if self.training else branch
 
 

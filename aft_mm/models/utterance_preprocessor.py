@@ -26,7 +26,7 @@ class UtterancePreprocessor(BaseDataPreprocessor):
 
         Raises:
             ValueError: features have no frame, are not floats or differ in F, or the numbers of
-                samples and utterances differ.
+                samples differ.
         """
         inputs = list(data['inputs'])
         first = inputs[0]

@@ -1,7 +1,6 @@
 """Stored results of the check of the Triton kernels (`selftest.py`), which dispatch reads.
 
-A file below ``$XDG_CACHE_HOME`` or ``~/.cache`` holds the results for a device, the versions of what
-compiles the kernels, and the sources of the ops. Results for anything else do not count.
+A file below ``$XDG_CACHE_HOME`` or ``~/.cache`` holds them for a device, versions and sources.
 """
 
 import functools

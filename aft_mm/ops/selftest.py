@@ -6,8 +6,8 @@ and compares their device time with eager's. The results are stored in the cache
 device, these versions and these sources. Dispatch only reads them: without a result, eager is used.
 
 Each op is checked in a process of its own, because a kernel that accesses invalid memory breaks the
-CUDA context of its process. Only a wrong number, a device fault or a crash is a failure. A missing
-compiler, too little memory or an interrupt leaves the op unchecked.
+CUDA context. Only a wrong number, a device fault or a crash is a failure. A missing compiler, too
+little memory or an interrupt leaves the op unchecked.
 """
 
 import functools
@@ -41,10 +41,10 @@ TOLERANCE = {
     torch.float16: 2e-3,
     torch.bfloat16: 2e-2,
 }
-# Names of the gradients of the inputs; the biases are w, or u and v.
+# The biases are w, or u and v.
 GRADIENTS = ('grad_query', 'grad_key', 'grad_value', 'grad_bias', 'grad_bias_v')
-# The least scale of an error. Where one key takes all the weight, gradients are differences of terms
-# of about 1 that cancel, so there it is 1.
+# The least scale of an error. Where one key takes all the weight, gradients are differences of
+# terms of about 1.
 LEAST_SCALE, LEAST_SCALE_OF_TERMS = 1e-3, 1.0
 DTYPES = {str(dtype).removeprefix('torch.'): dtype for dtype in availability.DTYPES}
 CHANNELS = 6
@@ -266,7 +266,7 @@ TWISTS = (
     'relu gate',
 )
 BATCH, STEPS, RUNS = 3, 3, 3
-# Sequences per multiprocessor of the twist 'crowd': more programs than run at the same time.
+# Sequences per multiprocessor of the twist 'crowd', more than run at the same time.
 CROWD = 16
 TIMED_BATCH = 16
 # Seconds for the check of one op in all types, most of which is compilation.
@@ -400,7 +400,7 @@ def _expected_of_op(case: Case, tensors, copies: int, mask, **gate) -> list[Tens
     wide = [x if x is None else x.double() for x in tensors]
     with using('reference'):
         found = run_op(case, wide, 1, mask, **gate)
-    # Only the gradients of the biases are sums over sequences.
+    # Gradients of biases are sums over sequences.
     per_token = 2 + sum(x is not None for x in tensors[:3])
     repeated = [x.repeat(copies, 1, 1) for x in found[:per_token]]
     return repeated + [x * copies for x in found[per_token:]]
@@ -502,7 +502,7 @@ def check_case(
 
 
 def device_seconds(call: Callable[[], object], repeats: int = 5, calls: int = 10) -> float:
-    """Return the device time of a call: CUDA events, with all launches queued beforehand."""
+    """Return the device time of a call by CUDA events, with all launches queued beforehand."""
     call()
     torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -585,7 +585,7 @@ def run_child(op: str, device_name: str, dtypes: Sequence[str]) -> None:
     for name in dtypes:
         dtype = DTYPES[name]
         try:
-            # New memory holds NaN, so that a kernel that does not write all of its output fails.
+            # A kernel must write all of its output: new memory holds NaN.
             torch.use_deterministic_algorithms(True, warn_only=True)
             pairs = check_cases(op, device, dtype)
             errors = [check_case(op, *pair, device, dtype, processors) for pair in pairs]
@@ -596,7 +596,7 @@ def run_child(op: str, device_name: str, dtypes: Sequence[str]) -> None:
             result = classify(error)
         print(json.dumps(asdict(result)), flush=True)
         if result.status == 'failed':
-            return  # a device fault breaks this process; the parent starts another one
+            return  # the parent starts another process
 
 
 def check_op(op: str, device: str, dtypes: Sequence[str]) -> dict[str, Result]:

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import logging
+import multiprocessing
 import random
 from types import SimpleNamespace
 
@@ -184,7 +185,19 @@ def test_batches_depend_on_their_number_only():
         assert not {item[1] for batch in later for item in batch} & {
             item[1] for batch in whole for item in batch
         }
+        batches.own = None  # ends its workers, which would ignore the signal of an exit
     assert list(Batches(noise_loader(0), (7, 1)).start(0)) != whole
+
+
+def test_workers_end_with_the_interpreter():
+    batches = Batches(noise_loader(2, persistent_workers=True), (7, 0))
+    list(batches.start(0))
+    workers = multiprocessing.active_children()
+    assert len(workers) >= 2
+    for worker in workers:
+        worker.terminate()  # as at exit
+        worker.join(20)
+        assert not worker.is_alive()
 
 
 def test_endless_batches_restart_the_sampler():

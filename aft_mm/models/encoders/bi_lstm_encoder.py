@@ -18,7 +18,7 @@ def check_features(features: Tensor, num_features: int) -> None:
 class BiLSTMEncoder(BaseModule):
     """Bidirectional LSTM, ``[B, T, F] -> [B, T, 2·H]`` (arXiv 2006.16236, §4.3).
 
-    Padding is skipped: both directions only read the frames of the utterance.
+    Padding is skipped.
 
     Args:
         num_features: features F of a frame.
@@ -56,7 +56,7 @@ class BiLSTMEncoder(BaseModule):
 
         Args:
             features: [B, T, F].
-            mask: bool [B, T], True for the frames of the utterance, which come first.
+            mask: bool [B, T], True for frames, which come first.
 
         Raises:
             ValueError: another F.

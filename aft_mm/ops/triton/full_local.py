@@ -60,14 +60,15 @@ class MatmulCall(NamedTuple):
         """Return the sizes, and which tiles meet."""
         return self.band.extents(len(self.value), self.value.shape[2], transposed)
 
-    def inputs(self, shifts: Tensor) -> MatmulInputs:
+    def inputs(self, saved: SavedParts) -> MatmulInputs:
         """Return the inputs of the kernels."""
         return MatmulInputs(
             self.extents(),
             _tokens(self.key),
             _tokens(self.value),
             self.band.locate(self.table),
-            Shifts(shifts, *((1, 0) if self.band.shared else (0, 1))),
+            Shifts(saved.shifts, *((1, 0) if self.band.shared else (0, 1))),
+            _tokens(saved.centre),
             _tokens(self.query),
             strided(self.key_mask),
         )
@@ -108,7 +109,7 @@ class MatmulCall(NamedTuple):
 
 
 def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
-    """Write the units of all tiles and return the index of the first visible key [B, D]."""
+    """Write the units of all tiles and the centre, and return the index of the first visible key [B, D]."""
     batch, _, channels = call.value.shape
     shape = batch, call.band.source_tiles, channels
     maxima = call.key.new_empty(shape, dtype=torch.float32)
@@ -226,7 +227,7 @@ def launch_forward(call: MatmulCall, kept: Tensor | None) -> Tensor:
         parts = (value.new_empty(shape, dtype=torch.float32) for shape in shapes)
         saved = SavedParts(None, None, None, *parts)
     with torch.cuda.device_of(value):
-        inputs = call.inputs(saved.shifts)
+        inputs = call.inputs(saved)
         firsts = _units(saved, call, inputs)
         units = _tile_units(saved, band)
         token_major = call.block.operand != torch.float32
@@ -260,7 +261,7 @@ def launch_backward(
     tensors = parts.flags, parts.mean, parts.log, parts.unit, gradient, grad_log
     saved = matmul.BackwardInputs(*map(_tokens, tensors))
     with torch.cuda.device_of(value):
-        inputs = call.inputs(parts.shifts)
+        inputs = call.inputs(parts)
         x, sums = _new_terms(call, band.tiles, band.has_outside, token_major=False)
         operands.target_terms[call.programs(band.tiles)](
             grad_query, x, _tokens(sums), saved, inputs, GATE=call.gate, **call.tile

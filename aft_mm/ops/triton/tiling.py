@@ -138,7 +138,7 @@ def make_band(
 
 
 class SavedParts(NamedTuple):
-    """What the gradient needs: mean, λ and its unit, units of tiles, shifts of w and flags.
+    """What the gradient needs: mean, λ and its unit, units of tiles, centre, shifts of w and flags.
 
     Views of one tensor, which is what an op may keep.
     """
@@ -147,6 +147,7 @@ class SavedParts(NamedTuple):
     log: Tensor
     unit: Tensor
     units: Tensor
+    centre: Tensor
     shifts: Tensor
     flags: Tensor
 
@@ -158,7 +159,8 @@ def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, .
     tiles = max(band.tiles, band.source_tiles) if band.causal else 1
     flags = batch, band.tiles, triton.cdiv(channels, width)
     shifts = batch if band.shared else band.targets
-    return [tokens, tokens, tokens, (batch, tiles, channels), (shifts,), flags]
+    centre = batch, 1, channels
+    return [tokens, tokens, tokens, (batch, tiles, channels), centre, (shifts,), flags]
 
 
 def count_saved(value: Tensor, band: TileBand, width: int) -> int:
