@@ -56,19 +56,17 @@ RUN_IMPORTS += ['mmengine._strategy', 'torch.utils.tensorboard']
 LONGEST = (
     'test_adversarial/test_exact_resume.py',
     'test_ops/test_triton_interpreter.py',
+    'test_integration.py',
     'test_packaging.py',
-    'test_adversarial/test_compile_and_decide.py',
     'test_adversarial/test_resume.py',
     'test_ops/test_inductor_offline.py',
-    'test_integration.py',
-    'test_configs.py',
+    'test_adversarial/test_compile_and_decide.py',
     'test_config_models.py',
-    'test_ops/test_compiled_training.py',
     'test_export.py',
+    'test_configs.py',
+    'test_ops/test_compiled_training.py',
     'downstream/test_configs.py',
     'downstream/test_tools.py',
-    'test_engine/test_hooks.py',
-    'test_adversarial/test_runs.py',
 )
 MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(name)]
 collect_ignore = ['downstream'] if MISSING else []
