@@ -266,11 +266,9 @@ class AFTBackbone(BackboneMixin, _ImageModel):
             **unused: other arguments of Transformers.
         """
         wanted = sorted(i % len(self.stage_names) for i in self.out_indices)
-        every = (
-            self.config.output_hidden_states
-            if output_hidden_states is None
-            else (output_hidden_states)
-        )
+        every = output_hidden_states
+        if every is None:
+            every = self.config.output_hidden_states
         run = None if every else wanted
         maps = self.backbone.forward_intermediates(pixel_values, run, intermediates_only=True)
         maps = dict(zip(run or range(len(maps)), maps, strict=True))
@@ -286,8 +284,8 @@ class AFTBackbone(BackboneMixin, _ImageModel):
 class AFTCache(Cache):
     """State of :class:`AFTForCausalLM` between tokens, of the same size for every length.
 
-    AFT-local keeps a window, AFT-conv its kernel, AFT-simple one sum; AFT-full and softmax
-    attention keep a row per token of the position table, see the table of mixers.
+    AFT-local keeps a window, AFT-conv its kernel, AFT-simple one sum, AFT-full a row per token of
+    its grid. Only the state of softmax attention grows.
     """
 
     def __init__(self) -> None:

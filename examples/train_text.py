@@ -16,13 +16,13 @@ LENGTH = 128  # bytes
 def build():
     decoder = dict(
         type='aft_mm.SequenceDecoder',
-        embed_dims=128,
-        num_layers=3,
+        embed_dims=64,
+        num_layers=2,
         embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=256),
-        token_mixer=dict(type='aft_mm.AFTLocal', window=32, rank=32),
+        token_mixer=dict(type='aft_mm.AFTLocal', window=16, rank=16),
         grid=(LENGTH,),
     )
-    head = dict(type='aft_mm.CategoricalHead', embed_dims=128, num_classes=256)
+    head = dict(type='aft_mm.CategoricalHead', embed_dims=64, num_classes=256)
     return AutoregressiveModel(decoder, head)
 
 
@@ -31,7 +31,7 @@ def train(text, steps):
     torch.manual_seed(0)
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     model = build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     losses = []
     for _ in range(steps):
         starts = torch.randint(len(data) - LENGTH + 1, (16,))

@@ -90,7 +90,7 @@ def test_parameter_groups_and_checkpointing():
     assert groups['backbone.cls_token'] == groups['backbone.patch_embed.projection.weight'] == 0
     assert groups['backbone.layers.2.norm1.weight'] == 3
     assert groups['head.fc.weight'] > groups['backbone.norm.weight'] == 3
-    without = param_groups_weight_decay(model, 0.1, model.no_weight_decay())[0]
+    without = param_groups_weight_decay(model, 0.1, no_weight_decay_list=model.no_weight_decay())[0]
     bias = model.backbone.layers[0].token_mixer.pos_bias.pos_u
     for parameter in (model.backbone.pos_embed.weight, bias):
         assert any(p is parameter for p in without['params'])
