@@ -124,14 +124,15 @@ class BlockStack(BaseModule):
         key_mask: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
+        **pairs: Tensor | None,
     ) -> Tensor:
         """Return x [B, T, D] after all blocks and the norm; arguments as :meth:`Block.forward`."""
         inputs = (None, key_mask, memory, memory_mask)
         for layer in self.layers:
             if self.with_cp and torch.is_grad_enabled():
-                x = checkpoint(layer, x, *inputs, use_reentrant=False)
+                x = checkpoint(layer, x, *inputs, use_reentrant=False, **pairs)
             else:
-                x = layer(x, *inputs)
+                x = layer(x, *inputs, **pairs)
         return self.norm(x)
 
     def _places(self) -> Sequence[int]:

@@ -79,24 +79,29 @@ def _weighted_mean(key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | N
             see all.
     """
 
-    # The mask is an operand, as torch.cond takes tensors only.
-    def fast(key: Tensor, value: Tensor, bias: Tensor, *visible: Tensor) -> Tensor:
-        return _one_shift_mean(key, value, bias, *visible)
+    is_exact = _is_one_shift_exact(key, value, bias, visible, FAST_BIAS_RANGE)
+    in_graph = torch.compiler.is_compiling() or path_choice.recording_or_replaying()
+    if in_graph:  # whose compiler fuses the mask
+        bias, visible = _masked(bias, visible), None
 
-    def safe(key: Tensor, value: Tensor, bias: Tensor, *visible: Tensor) -> Tensor:
+    def fast(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        return _one_shift_mean(key, value, bias, visible)
+
+    def exact(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        return _exact_mean(key, value, bias, visible)
+
+    def safe(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
         wide = key.double(), value.double(), bias.double()
-        if torch.compiler.is_compiling():  # a branch of torch.cond holds no other one
-            return _exact_mean(*wide, *visible).to(key.dtype)
-        is_wide_enough = _is_one_shift_exact(*wide, *visible, largest=WIDE_RANGE)
-        return choose(is_wide_enough, fast, _exact_mean, *wide, *visible).to(key.dtype)
+        if in_graph:  # a branch of torch.cond holds no other choice
+            return exact(*wide).to(key.dtype)
+        is_wide_enough = _is_one_shift_exact(*wide, visible, WIDE_RANGE)
+        return choose(is_wide_enough, fast, exact, *wide).to(key.dtype)
 
-    operands = (key, value, bias) if visible is None else (key, value, bias, visible)
-    is_exact = _is_one_shift_exact(*operands, largest=FAST_BIAS_RANGE)
-    return choose(is_exact, fast, safe, *operands)
+    return choose(is_exact, fast, safe, key, value, bias)
 
 
 def _is_one_shift_exact(
-    key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None = None, *, largest: float
+    key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None, largest: float
 ) -> Tensor | bool:
     """Return whether a shift per column of keys and one per row of w starve no sum.
 
@@ -120,9 +125,7 @@ def _masked(bias: Tensor, visible: Tensor | None) -> Tensor:
     return bias if visible is None else bias.masked_fill(~visible, -torch.inf)
 
 
-def _one_shift_mean(
-    key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None = None
-) -> Tensor:
+def _one_shift_mean(key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None) -> Tensor:
     """Return the mean by matrix products, with a shift per column of keys and per row of w."""
     # Compilers and exported graphs need plain operations and open sizes.
     if torch.compiler.is_compiling() or transformed(key, value, bias):
@@ -179,9 +182,8 @@ def _mean_and_denominator(
     saved = torch.empty_like(result) if save else None
     tiny = torch.finfo(value.dtype).tiny
     for rows in _chunks(key, bias):
-        sums = _weights(bias if len(bias) == 1 else bias[rows], _part(visible, rows)) @ _terms(
-            key[rows], value[rows]
-        )
+        weights = _weights(bias if len(bias) == 1 else bias[rows], _part(visible, rows))
+        sums = weights @ _terms(key[rows], value[rows])
         numerator, denominator = sums.chunk(2, -1)
         divisor = denominator if saved is None else saved[rows]
         torch.threshold(denominator, tiny, torch.inf, out=divisor)
@@ -239,11 +241,11 @@ def _second_derivative(ctx: Any, function, inputs, visible, grad) -> tuple[Tenso
     return *(next(grads) if need else None for need in ctx.needs_input_grad[:3]), None
 
 
-def _exact_mean(key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None = None) -> Tensor:
+def _exact_mean(key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None) -> Tensor:
     """Return the mean term by term, where every row has the shift of what it sees."""
-    if torch.compiler.is_compiling():
-        return _exact_mean_node(key, value, bias, visible)
-    if transformed(key, value, bias):
+    if torch.compiler.is_compiling() and not path_choice.replaying():
+        return _exact_mean_node(key, value, bias)
+    if transformed(key, value, bias) or path_choice.replaying():
         return _composed_exact_mean(key, value, bias, visible)
     if torch.is_grad_enabled():
         return _ExactMean.apply(key, value, bias, visible)
@@ -285,7 +287,9 @@ def _exact_parts(key: Tensor, bias: Tensor, visible: Tensor | None) -> Iterator[
             yield sample, rows, part
 
 
-def _exact_forward(key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None) -> Tensor:
+def _exact_forward(
+    key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None = None
+) -> Tensor:
     result = value.new_empty(*value.shape[:2], bias.shape[-2], value.shape[-1])
     for sample, rows, part in _exact_parts(key, bias, visible):
         weights, values = _softmax_of_pairs(key[sample], value[sample], part)
@@ -294,7 +298,7 @@ def _exact_forward(key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | N
 
 
 def _exact_backward(
-    grad: Tensor, key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None
+    grad: Tensor, key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_key, grad_value, grad_bias = (torch.zeros_like(x) for x in (key, value, bias))
     for sample, rows, part in _exact_parts(key, bias, visible):
@@ -329,24 +333,23 @@ _exact_mean_node = torch.library.custom_op(
     'aft_mm::exact_pair_mean',
     _exact_forward,
     mutates_args=(),
-    schema='(Tensor key, Tensor value, Tensor bias, Tensor? visible) -> Tensor',
+    schema='(Tensor key, Tensor value, Tensor bias) -> Tensor',
 )
 _exact_backward_node = torch.library.custom_op(
     'aft_mm::exact_pair_mean_backward',
     _exact_backward,
     mutates_args=(),
-    schema='(Tensor grad, Tensor key, Tensor value, Tensor bias, Tensor? visible) '
-    '-> (Tensor, Tensor, Tensor)',
+    schema='(Tensor grad, Tensor key, Tensor value, Tensor bias) -> (Tensor, Tensor, Tensor)',
 )
 
 
 @_exact_mean_node.register_fake
-def _(key, value, bias, visible):
+def _(key, value, bias):
     return value.new_empty(*value.shape[:2], bias.shape[-2], value.shape[-1])
 
 
 @_exact_backward_node.register_fake
-def _(grad, key, value, bias, visible):
+def _(grad, key, value, bias):
     return torch.empty_like(key), torch.empty_like(value), torch.empty_like(bias)
 
 
@@ -355,7 +358,7 @@ def _save_inputs(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, grad: Tensor):
-    return *_exact_backward_node(grad, *ctx.saved_tensors), None
+    return _exact_backward_node(grad, *ctx.saved_tensors)
 
 
 _exact_mean_node.register_autograd(_differentiate, setup_context=_save_inputs)
