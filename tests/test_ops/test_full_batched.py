@@ -6,7 +6,7 @@ import torch
 from aft_mm import ops
 from aft_mm.ops.eager import full_batched
 
-from .cases import PAIR_CASES, TOLERANCE, run_with_gradients
+from .cases import CASES, PAIR_CASES, TOLERANCE, run_with_gradients
 from .test_backends import assert_close, oracle
 
 B, T, S, D = 3, 5, 7, 6
@@ -36,12 +36,18 @@ def test_each_sample_and_head_is_a_call_of_its_own():
 
 
 @pytest.mark.parametrize('key_scale, bias_scale', [(1, 1e4), (1e4, 1), (1e4, 1e4), (30, 30)])
-@EVERY
+@pytest.mark.parametrize(
+    'case', [c for c in CASES if c.op in ('aft_full', 'aft_full_batched')], ids=lambda c: c.name
+)
 def test_biases_and_keys_of_ten_thousand(case, key_scale, bias_scale, monkeypatch):
     tensors = [x.detach() for x in case.inputs(dtype=torch.float32, bias_scale=bias_scale)]
     tensors[1] *= key_scale
     expected = oracle(case, tensors, monkeypatch)
     assert_close(run_with_gradients(case, tensors), expected, TOLERANCE[torch.float32], 1.0)
+    mask = torch.rand(2, tensors[1].shape[1]) < 0.6
+    expected = oracle(case, tensors, monkeypatch, key_mask=mask)
+    got = run_with_gradients(case, tensors, key_mask=mask)
+    assert_close(got, expected, TOLERANCE[torch.float32], 1.0)
 
 
 @EVERY

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from .. import path_choice
 from ..path_choice import choose, transformed
+from . import onednn_matmul
 from .online_softmax import (
     FAST_BIAS_RANGE,
     apply_gate,
     column_shift,
-    hide,
     key_range,
     mean,
+    sum_dtype,
     zero_if_finite,
 )
 
@@ -31,6 +32,10 @@ CHUNK = 2**19
 EXACT_CHUNK = 2**20
 # The largest range of exponents in float64, as FAST_BIAS_RANGE is for float32.
 WIDE_RANGE = 600.0
+# Exponentials need no shift if keys are within ±PLAIN_KEY and the largest w of each row is within
+# ±PLAIN_BIAS: sums are at least e^-55, and what is flushed to 0, below e^(15 - 87), is less than
+# their rounding. PLAIN_VALUE keeps the product with a hidden value finite.
+PLAIN_KEY, PLAIN_BIAS, PLAIN_VALUE = 15.0, 40.0, 1e25
 
 
 def aft_full_batched(
@@ -38,9 +43,8 @@ def aft_full_batched(
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_full` in O(T·S·D) for a bias per sample or head."""
     dtype, (batch, sources, channels) = value.dtype, value.shape
-    key, value = hide(key, value, key_mask)
-    heads, targets = num_heads or 1, position_bias.shape[-2]
-    bias = position_bias.to(key.dtype)
+    key, value, bias = (x.to(sum_dtype(value)) for x in (key, value, position_bias))
+    heads, targets = num_heads or 1, bias.shape[-2]
     if num_heads is None:
         bias = bias.unsqueeze(-3)
     # Samples that see different pairs need weights of their own.
@@ -56,11 +60,14 @@ def aft_full_batched(
         bias = bias if bias.dim() == 4 else bias.unsqueeze(0)
     visible = None if key_mask is None else key_mask[:, None, None]
     if pair_mask is not None:
-        visible = pair_mask.unsqueeze(1) if visible is None else visible & pair_mask.unsqueeze(1)
+        visible = visible & pair_mask.unsqueeze(1)
     if causal:
         past = torch.ones(1, 1, targets, sources, dtype=torch.bool, device=key.device).tril()
         visible = past if visible is None else visible & past
-    mixed = _weighted_mean(key, value, bias, visible)
+    if visible is not None:
+        bias = bias.masked_fill(~visible, -torch.inf)
+    differ = causal or pair_mask is not None
+    mixed = _weighted_mean(key, value, bias, key_mask, differ)
     if shared:
         mixed = mixed.view(heads, targets, batch, -1).permute(2, 1, 0, 3)
     else:
@@ -68,188 +75,236 @@ def aft_full_batched(
     return apply_gate(query, mixed.reshape(batch, targets, channels), gate, dtype)
 
 
-def _weighted_mean(key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None) -> Tensor:
+def _weighted_mean(
+    key: Tensor, value: Tensor, bias: Tensor, key_mask: Tensor | None, differ: bool
+) -> Tensor:
     """Return ``Σ W e^k v / Σ W e^k`` [N, M, T, C] for any finite keys and biases.
 
     Args:
-        key: [N, M, S, C], −inf where hidden.
+        key: [N, M, S, C].
         value: [N, M, S, C].
-        bias: w [N or 1, M, T, S]; −inf is a hidden pair.
-        visible: bool [N or 1, 1, T, S], [N, 1, 1, S] if all rows see the same keys, or None if they
-            see all.
+        bias: w [N, M, T, S], −inf where hidden.
+        key_mask: bool [N, S], or None.
+        differ: Whether some rows see other keys than others.
     """
-
-    is_exact = _is_one_shift_exact(key, value, bias, visible, FAST_BIAS_RANGE)
     in_graph = torch.compiler.is_compiling() or path_choice.recording_or_replaying()
-    if in_graph:  # whose compiler fuses the mask
-        bias, visible = _masked(bias, visible), None
+    in_graph = in_graph or key.is_meta or transformed(key, value, bias)
+    masked = differ or key_mask is not None
+    if not in_graph and _is_plain_exact(key, value, bias, masked):
+        return _mean(key, value, bias, shifted=False, seeing=not masked)
+    if key_mask is not None:
+        hidden = ~key_mask[:, None, :, None]
+        key, value = key.masked_fill(hidden, -torch.inf), value.masked_fill(hidden, 0)
 
-    def fast(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-        return _one_shift_mean(key, value, bias, visible)
-
-    def exact(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-        return _exact_mean(key, value, bias, visible)
+    def is_exact(key: Tensor, value: Tensor, bias: Tensor, largest: float) -> Tensor:
+        keys = key_range(key, -2)
+        if differ:
+            # A product multiplies a NaN that a row does not see by 0, which is NaN.
+            return keys + zero_if_finite(value) <= largest
+        bias = bias.detach()
+        smallest = bias
+        if key_mask is not None:
+            smallest = bias.masked_fill(~key_mask[:, None, None], torch.inf)
+        biases = bias.amax(-1) - smallest.amin(-1)
+        return (keys <= largest) | (biases.amax() <= largest)
 
     def safe(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
         wide = key.double(), value.double(), bias.double()
         if in_graph:  # a branch of torch.cond holds no other choice
-            return exact(*wide).to(key.dtype)
-        is_wide_enough = _is_one_shift_exact(*wide, visible, WIDE_RANGE)
-        return choose(is_wide_enough, fast, exact, *wide).to(key.dtype)
+            return exact_mean(*wide).to(key.dtype)
+        return choose(is_exact(*wide, WIDE_RANGE), _mean, exact_mean, *wide).to(key.dtype)
 
-    return choose(is_exact, fast, safe, key, value, bias)
+    # The key with the largest w of a row has at least e^-range of the largest key, so keys of small
+    # range allow any w. Rows that all see the largest key allow any keys if w has a small range.
+    return choose(is_exact(key, value, bias, FAST_BIAS_RANGE), _mean, safe, key, value, bias)
 
 
-def _is_one_shift_exact(
-    key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None, largest: float
-) -> Tensor | bool:
-    """Return whether a shift per column of keys and one per row of w starve no sum.
+def _is_plain_exact(key: Tensor, value: Tensor, bias: Tensor, masked: bool) -> bool:
+    """Return whether no exponential needs a shift, and no hidden number spoils a product."""
+    if key.shape[-2] == 1:  # whose gradients are 0, to the last digit only with a shift
+        return False
+    bounds = [*torch.aminmax(key.detach()), *torch.aminmax(bias.detach())]
+    if masked:
+        bounds += torch.aminmax(value.detach())
+    # Numbers of a CPU are compared faster in Python; a device is waited for once.
+    low, high, *biases = bounds if key.device.type == 'cpu' else torch.stack(bounds).tolist()
+    if not (low >= -PLAIN_KEY and high <= PLAIN_KEY and biases[1] <= PLAIN_BIAS):
+        return False
+    if masked and not (biases[2] >= -PLAIN_VALUE and biases[3] <= PLAIN_VALUE):
+        return False
+    if biases[0] >= -PLAIN_BIAS:
+        return True
+    largest = bias.detach().amax(-1)
+    if masked:
+        largest = largest.masked_fill(largest == -torch.inf, 0)
+    return bool(largest.amin() >= -PLAIN_BIAS)
 
-    The key with the largest w of a row has at least ``e^−range`` of the largest key, so keys of
-    small range allow any w. Rows that all see the largest key allow any keys if w has a small range.
+
+def _mean(
+    key: Tensor, value: Tensor, bias: Tensor, shifted: bool = True, seeing: bool = False
+) -> Tensor:
+    """Return the mean by products of exponentials.
+
+    Args:
+        key: [N, M, S, C], −inf where hidden.
+        value: [N, M, S, C].
+        bias: w [N, M, T, S], −inf where hidden.
+        shifted: Whether columns of keys and rows of w are shifted by their maximum.
+        seeing: Whether every row is known to see a key.
     """
-    keys = key_range(key, -2)
-    if visible is not None and (visible.shape[-2] > 1 or bias.shape[-2] == 1):
-        # A product multiplies a NaN that a row does not see by 0, which is NaN.
-        return keys + zero_if_finite(value) <= largest
-    readable = not (torch.compiler.is_compiling() or key.is_meta or transformed(key, bias))
-    if readable and not path_choice.recording_or_replaying() and bool(keys <= largest):
-        return True  # without reading w
-    bias = bias.detach()
-    smallest = bias if visible is None else bias.masked_fill(~visible, torch.inf)
-    biases = _masked(bias, visible).amax(-1) - smallest.amin(-1)
-    return (keys <= largest) | (biases.amax() <= largest)
-
-
-def _masked(bias: Tensor, visible: Tensor | None) -> Tensor:
-    return bias if visible is None else bias.masked_fill(~visible, -torch.inf)
-
-
-def _one_shift_mean(key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None) -> Tensor:
-    """Return the mean by matrix products, with a shift per column of keys and per row of w."""
     # Compilers and exported graphs need plain operations and open sizes.
     if torch.compiler.is_compiling() or transformed(key, value, bias):
-        return _composed_mean(key, value, bias, visible)
+        return _composed_mean(key, value, bias)
     if torch.is_grad_enabled():
-        return _OneShiftMean.apply(key, value, bias, visible)
-    return _mean_and_denominator(key, value, bias, visible)[0]
+        return _Mean.apply(key, value, bias, shifted, seeing)
+    columns = value.shape[-1]
+    result = value.new_empty(*value.shape[:2], bias.shape[-2], columns)
+    buffers = _Buffers(value, bias)
+    for rows in buffers.chunks:
+        weights = buffers.weights(bias[rows], shifted)
+        terms = buffers.terms(key[rows], value[rows], shifted)
+        sums = _product(weights, terms, buffers.sums(len(terms)))
+        denominator = sums[..., columns:]
+        divisor = denominator if seeing else _without_zeros(denominator)
+        torch.div(sums[..., :columns], divisor, out=result[rows])
+    return result
 
 
-def _composed_mean(key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None) -> Tensor:
-    """Compute :func:`_one_shift_mean` by plain operations."""
-    bias = _masked(bias, visible)
+def _composed_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Compute :func:`_mean` by plain operations."""
     weights = torch.exp(bias - column_shift(bias, -1))
     exp_key = torch.exp(key - column_shift(key, -2))
     sums = weights @ torch.cat([exp_key * value, exp_key], -1)
-    return mean(sums[..., : value.shape[-1]], sums[..., value.shape[-1] :])
+    columns = value.shape[-1]  # chunk would ask for the number, which an exported graph lacks
+    return mean(sums[..., :columns], sums[..., columns:])
 
 
-def _chunks(key: Tensor, bias: Tensor) -> Iterator[slice]:
-    """Yield the ranges of N that are worked on at once."""
-    targets, sources = bias.shape[-2:]
-    width = 2 * key.shape[-1]
-    each = key.shape[1] * (targets * sources + width * (targets + sources))
-    count = max(1, CHUNK // each)
-    return (slice(first, first + count) for first in range(0, len(key), count))
+class _Buffers:
+    """Temporaries of the products of one chunk of N after the other, which stay in the cache."""
+
+    def __init__(self, value: Tensor, bias: Tensor) -> None:
+        count, heads, sources, columns = value.shape
+        targets = bias.shape[-2]
+        each = heads * (targets * sources + 2 * columns * (targets + sources))
+        size = min(count, max(1, CHUNK // each))
+        self.chunks = [slice(first, first + size) for first in range(0, count, size)]
+        self._weights = value.new_empty(size, heads, targets, sources)
+        self._terms = value.new_empty(size, heads, sources, 2 * columns)
+        self._sums = value.new_empty(size, heads, targets, 2 * columns)
+
+    def weights(self, bias: Tensor, shifted: bool) -> Tensor:
+        """Return W [n, M, T, S], if shifted divided by the largest of each row."""
+        weights = self._weights[: len(bias)]
+        if shifted:
+            return torch.sub(bias, column_shift(bias, -1), out=weights).exp_()
+        return torch.exp(bias, out=weights)
+
+    def terms(self, key: Tensor, value: Tensor, shifted: bool) -> Tensor:
+        """Return ``e^k v`` and ``e^k`` side by side, [n, M, S, 2·C], for one product."""
+        terms, columns = self._terms[: len(key)], key.shape[-1]
+        exp_key = terms[..., columns:]
+        if shifted:
+            torch.sub(key, column_shift(key, -2), out=exp_key).exp_()
+        else:
+            torch.exp(key, out=exp_key)
+        torch.mul(exp_key, value, out=terms[..., :columns])
+        return terms
+
+    def sums(self, count: int) -> Tensor:
+        """Return a tensor [n, M, T, 2·C] to write to."""
+        return self._sums[:count]
 
 
-def _part(x: Tensor | None, rows: slice) -> Tensor | None:
-    """Return the rows of x [N or 1, ...]."""
-    return x if x is None or len(x) == 1 else x[rows]
+def _product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """Compute ``left @ right`` of tensors [n, M, ...] into `out`, which is contiguous."""
+    left, right, flat = (x.flatten(0, 1) for x in (left, right, out))
+    if left.is_contiguous() and onednn_matmul.is_applicable(left[:1], right[0]):
+        for place, weights, terms in zip(flat, left, right, strict=True):
+            for rows, product in onednn_matmul.products(weights[None], terms, 0, None):
+                place[rows] = product
+    else:
+        torch.bmm(left, right, out=flat)
+    return out
 
 
-def _weights(bias: Tensor, visible: Tensor | None) -> Tensor:
-    """Return W [n, M, T, S] of a chunk, divided by the largest of each row."""
-    bias = _masked(bias, visible)
-    return torch.sub(bias, column_shift(bias, -1)).exp_()
+def _without_zeros(denominator: Tensor) -> Tensor:
+    """Return the denominator with ∞ where nothing is visible, in place."""
+    tiny = torch.finfo(denominator.dtype).tiny
+    return torch.threshold(denominator, tiny, torch.inf, out=denominator)
 
 
-def _terms(key: Tensor, value: Tensor) -> Tensor:
-    """Return ``e^k v`` and ``e^k`` side by side, [n, M, S, 2·C], for one product."""
-    columns = key.shape[-1]
-    terms = key.new_empty(*key.shape[:-1], 2 * columns)
-    exp_key = torch.sub(key, column_shift(key, -2), out=terms[..., columns:]).exp_()
-    torch.mul(exp_key, value, out=terms[..., :columns])
-    return terms
+class _Mean(torch.autograd.Function):
+    """:func:`_mean`; the result and the denominator share one tensor, which is all it saves."""
 
-
-def _mean_and_denominator(
-    key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None, save: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Return the mean, and with `save` the denominator, ∞ where nothing is visible."""
-    shape = *value.shape[:2], bias.shape[-2], value.shape[-1]
-    result = value.new_empty(shape)
-    saved = torch.empty_like(result) if save else None
-    tiny = torch.finfo(value.dtype).tiny
-    for rows in _chunks(key, bias):
-        weights = _weights(bias if len(bias) == 1 else bias[rows], _part(visible, rows))
-        sums = weights @ _terms(key[rows], value[rows])
-        numerator, denominator = sums.chunk(2, -1)
-        divisor = denominator if saved is None else saved[rows]
-        torch.threshold(denominator, tiny, torch.inf, out=divisor)
-        torch.div(numerator, divisor, out=result[rows])
-    return result, saved
-
-
-class _OneShiftMean(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None
+        ctx: Any, key: Tensor, value: Tensor, bias: Tensor, shifted: bool, seeing: bool
     ) -> Tensor:
-        result, denominator = _mean_and_denominator(key, value, bias, visible, save=True)
-        ctx.save_for_backward(key, value, bias, visible, result, denominator)
+        columns = value.shape[-1]
+        sums = value.new_empty(*value.shape[:2], bias.shape[-2], 2 * columns)
+        buffers = _Buffers(value, bias)
+        for rows in buffers.chunks:
+            weights = buffers.weights(bias[rows], shifted)
+            part = _product(weights, buffers.terms(key[rows], value[rows], shifted), sums[rows])
+            denominator = part[..., columns:]
+            part[..., :columns].div_(denominator if seeing else _without_zeros(denominator))
+        result = sums[..., :columns]
+        ctx.save_for_backward(key, value, bias, result, sums[..., columns:])
+        ctx.shifted = shifted
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        key, value, bias, visible, result, denominator = ctx.saved_tensors
+        key, value, bias, result, denominator = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _second_derivative(ctx, _composed_mean, (key, value, bias), visible, grad)
+            return _second_derivative(ctx, _composed_mean, (key, value, bias), grad)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
-        grad_bias = torch.zeros_like(bias) if ctx.needs_input_grad[2] else None
+        grad_bias = bias.new_empty(bias.shape) if ctx.needs_input_grad[2] else None
+        columns = value.shape[-1]
         with torch.autocast(grad.device.type, enabled=False):
-            for rows in _chunks(key, bias):
-                weights = _weights(bias if len(bias) == 1 else bias[rows], _part(visible, rows))
-                terms, d = _terms(key[rows], value[rows]), denominator[rows]
-                grads = grad.new_empty(*d.shape[:-1], terms.shape[-1])
-                grad_numerator, grad_denominator = grads.chunk(2, -1)
+            buffers = _Buffers(value, bias)
+            for rows in buffers.chunks:
+                weights = buffers.weights(bias[rows], ctx.shifted)
+                k, v, d = key[rows], value[rows], denominator[rows]
+                terms = buffers.terms(k, v, ctx.shifted)
+                # The gradients of the numerator, and of the denominator with the other sign.
+                grads = buffers.sums(len(d))
+                grad_numerator, grad_denominator = grads[..., :columns], grads[..., columns:]
                 torch.div(grad[rows], d, out=grad_numerator)
-                torch.mul(grad_numerator, result[rows], out=grad_denominator).neg_()
+                torch.mul(grad_numerator, result[rows], out=grad_denominator)
+                exp_key = terms[..., columns:]
                 if grad_bias is not None:
                     # Two products: where the two cancel, they do so term by term.
-                    pairs = zip(grads.chunk(2, -1), terms.chunk(2, -1), strict=True)
-                    products = [g @ x.mT for g, x in pairs]
-                    slopes = products[0].add_(products[1]).mul_(weights)
-                    if len(bias) == 1:
-                        grad_bias += slopes.sum(0)
-                    else:
-                        grad_bias[rows] = slopes
-                exp_key = terms.chunk(2, -1)[1]
-                grad_term, grad_weight = (weights.mT @ grads).chunk(2, -1)
+                    slopes = _product(grad_numerator, terms[..., :columns].mT, grad_bias[rows])
+                    slopes.flatten(0, 1).baddbmm_(
+                        grad_denominator.flatten(0, 1), exp_key.mT.flatten(0, 1), alpha=-1
+                    )
+                    slopes.mul_(weights)
+                product = _product(weights.mT, grads, torch.empty_like(terms))
+                grad_term, grad_weight = product[..., :columns], product[..., columns:]
                 torch.mul(grad_term, exp_key, out=grad_value[rows])
                 # Rounded as the other product is: the difference of equal ones is 0.
-                grad_weight.add_(grad_term.mul_(value[rows]))
-                torch.mul(grad_weight, exp_key, out=grad_key[rows])
-        return grad_key, grad_value, grad_bias, None
+                grad_term.mul_(v).sub_(grad_weight)
+                torch.mul(grad_term, exp_key, out=grad_key[rows])
+        return grad_key, grad_value, grad_bias, None, None
 
 
-def _second_derivative(ctx: Any, function, inputs, visible, grad) -> tuple[Tensor | None, ...]:
-    """Return the differentiable gradients of ``function(*inputs, visible)``."""
+def _second_derivative(ctx: Any, function, inputs, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the differentiable gradients of ``function(*inputs)``, None for other arguments."""
     needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
-    result = function(*inputs, visible)
-    grads = iter(torch.autograd.grad(result, needed, grad, create_graph=True))
-    return *(next(grads) if need else None for need in ctx.needs_input_grad[:3]), None
+    grads = iter(torch.autograd.grad(function(*inputs), needed, grad, create_graph=True))
+    return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
 
 
-def _exact_mean(key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None) -> Tensor:
+def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     """Return the mean term by term, where every row has the shift of what it sees."""
     if torch.compiler.is_compiling() and not path_choice.replaying():
         return _exact_mean_node(key, value, bias)
     if transformed(key, value, bias) or path_choice.replaying():
-        return _composed_exact_mean(key, value, bias, visible)
+        return _composed_exact_mean(key, value, bias)
     if torch.is_grad_enabled():
-        return _ExactMean.apply(key, value, bias, visible)
-    return _exact_forward(key, value, bias, visible)
+        return _ExactMean.apply(key, value, bias)
+    return _exact_forward(key, value, bias)
 
 
 def _softmax_of_pairs(key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,66 +321,54 @@ def _softmax_of_pairs(key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor,
     return weights / total.masked_fill(total == 0, 1), value.unsqueeze(-3).masked_fill(hidden, 0)
 
 
-def _composed_exact_mean(
-    key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None
-) -> Tensor:
-    weights, values = _softmax_of_pairs(key, value, _masked(bias, visible))
+def _composed_exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    weights, values = _softmax_of_pairs(key, value, bias)
     return (weights * values).sum(-2)
 
 
-def _exact_parts(key: Tensor, bias: Tensor, visible: Tensor | None) -> Iterator[tuple]:
-    """Yield samples, rows, and the masked w of both [n, M, t, S]."""
-    targets = bias.shape[-2]
+def _exact_parts(key: Tensor, bias: Tensor) -> Iterator[tuple]:
+    """Yield samples, and the places of some of their rows."""
     count = max(1, EXACT_CHUNK // key[0].numel())
     for first in range(0, len(key)):
         sample = slice(first, first + 1)
-        for top in range(0, targets, count):
-            rows = slice(top, top + count)
-            part = bias if len(bias) == 1 else bias[sample]
-            seen = _part(visible, sample)
-            part = _masked(part[:, :, rows], None if seen is None else seen[:, :, rows])
-            yield sample, rows, part
+        for top in range(0, bias.shape[-2], count):
+            yield sample, (sample, slice(None), slice(top, top + count))
 
 
-def _exact_forward(
-    key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None = None
-) -> Tensor:
+def _exact_forward(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     result = value.new_empty(*value.shape[:2], bias.shape[-2], value.shape[-1])
-    for sample, rows, part in _exact_parts(key, bias, visible):
-        weights, values = _softmax_of_pairs(key[sample], value[sample], part)
-        result[sample, :, rows] = weights.mul_(values).sum(-2)
+    for sample, place in _exact_parts(key, bias):
+        weights, values = _softmax_of_pairs(key[sample], value[sample], bias[place])
+        result[place] = weights.mul_(values).sum(-2)
     return result
 
 
 def _exact_backward(
-    grad: Tensor, key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None = None
+    grad: Tensor, key: Tensor, value: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_key, grad_value, grad_bias = (torch.zeros_like(x) for x in (key, value, bias))
-    for sample, rows, part in _exact_parts(key, bias, visible):
-        weights, values = _softmax_of_pairs(key[sample], value[sample], part)
-        weighted = weights * grad[sample, :, rows].unsqueeze(-2)
+    for sample, place in _exact_parts(key, bias):
+        weights, values = _softmax_of_pairs(key[sample], value[sample], bias[place])
+        weighted = weights * grad[place].unsqueeze(-2)
         grad_value[sample] += weighted.sum(-3)
         result = (weights * values).sum(-2, keepdim=True)
         slopes = weighted.mul_(values - result)
         grad_key[sample] += slopes.sum(-3)
-        grad_bias[slice(None) if len(bias) == 1 else sample, :, rows] += slopes.sum(-1)
+        grad_bias[place] += slopes.sum(-1)
     return grad_key, grad_value, grad_bias
 
 
 class _ExactMean(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, key: Tensor, value: Tensor, bias: Tensor, visible: Tensor | None
-    ) -> Tensor:
-        ctx.save_for_backward(key, value, bias, visible)
-        return _exact_forward(key, value, bias, visible)
+    def forward(ctx: Any, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(key, value, bias)
+        return _exact_forward(key, value, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, visible = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _second_derivative(ctx, _composed_exact_mean, inputs, visible, grad)
-        return *_exact_backward(grad, *inputs, visible), None
+            return _second_derivative(ctx, _composed_exact_mean, ctx.saved_tensors, grad)
+        return _exact_backward(grad, *ctx.saved_tensors)
 
 
 # torch.compile must not trace the loops: a node of a graph, whose gradient is a second one.
