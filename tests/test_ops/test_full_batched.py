@@ -136,6 +136,23 @@ def test_exported_graph_is_valid_for_other_keys(masked, bias_scale):
     torch.testing.assert_close(program.module()(*other), Op()(*other))
 
 
+def test_masked_pairs_compile_as_one_graph():
+    torch._dynamo.reset()
+    case = next(case for case in PAIR_CASES if case.masked and case.options['causal'])
+    compiled = torch.compile(ops.aft_full, fullgraph=True, backend='aot_eager')
+    tensors, options = case.inputs(dtype=torch.float32), dict(case.options)
+    options['pair_mask'] = case.pair_mask(2)
+    for key_scale in (1, 300):
+        inputs = [tensors[0], (tensors[1] * key_scale).detach(), *tensors[2:]]
+        expected = run_with_gradients(case, inputs)
+        torch.testing.assert_close(
+            run_with_gradients(lambda *x: compiled(*x, **options), inputs),
+            expected,
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
 def test_kernels_and_loops_decline():
     bias, x = torch.randn(B, T, T), torch.randn(B, T, D)
     with pytest.MonkeyPatch.context() as patch:
