@@ -62,6 +62,14 @@ def test_chunks_change_nothing(case, monkeypatch):
         torch.testing.assert_close(run_with_gradients(case, tensors), expected)
 
 
+@EVERY
+def test_strided_inputs(case):
+    tensors = [x.detach() for x in case.inputs(dtype=torch.float32)]
+    expected = run_with_gradients(case, tensors)
+    strided = [x.mT.contiguous().mT for x in tensors]
+    torch.testing.assert_close(run_with_gradients(case, strided), expected)
+
+
 @pytest.mark.parametrize('key_scale', [1, 1e4])
 @pytest.mark.parametrize('causal', [False, True])
 def test_hidden_pairs_may_be_nan(causal, key_scale, monkeypatch):

@@ -24,9 +24,7 @@ class SequenceEncoder(BlockStack):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, causal=False, **kwargs)
 
-    def forward(
-        self, tokens: Tensor, mask: Tensor | None = None, **pairs: Tensor | None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, **pairs: Tensor | None) -> Tensor:
         """Return the encoded vectors [B, S, D].
 
         Args:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from .. import path_choice
 from ..path_choice import choose, transformed
-from . import onednn_matmul
 from .online_softmax import (
     FAST_BIAS_RANGE,
     apply_gate,
@@ -33,9 +32,9 @@ EXACT_CHUNK = 2**20
 # The largest range of exponents in float64, as FAST_BIAS_RANGE is for float32.
 WIDE_RANGE = 600.0
 # Exponentials need no shift if keys are within ±PLAIN_KEY and the largest w of each row is within
-# ±PLAIN_BIAS: sums are at least e^-55, and what is flushed to 0, below e^(15 - 87), is less than
-# their rounding. PLAIN_VALUE keeps the product with a hidden value finite.
-PLAIN_KEY, PLAIN_BIAS, PLAIN_VALUE = 15.0, 40.0, 1e25
+# ±PLAIN_BIAS: sums are at least e^-47, and terms that are flushed to 0, below e^(12 - 87), are far
+# below their rounding. PLAIN_VALUE keeps the product with a hidden value finite.
+PLAIN_KEY, PLAIN_BIAS, PLAIN_VALUE = 12.0, 35.0, 1e25
 
 
 def aft_full_batched(
@@ -51,7 +50,7 @@ def aft_full_batched(
     shared = bias.dim() == 3 and pair_mask is None and key_mask is None
     if shared:
         key, value = (
-            x.view(batch, sources, heads, -1).permute(2, 1, 0, 3).reshape(heads, 1, sources, -1)
+            x.unflatten(2, (heads, -1)).permute(2, 1, 0, 3).reshape(heads, 1, sources, -1)
             for x in (key, value)
         )
         bias = bias.unsqueeze(1)
@@ -217,13 +216,7 @@ class _Buffers:
 
 def _product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """Compute ``left @ right`` of tensors [n, M, ...] into `out`, which is contiguous."""
-    left, right, flat = (x.flatten(0, 1) for x in (left, right, out))
-    if left.is_contiguous() and onednn_matmul.is_applicable(left[:1], right[0]):
-        for place, weights, terms in zip(flat, left, right, strict=True):
-            for rows, product in onednn_matmul.products(weights[None], terms, 0, None):
-                place[rows] = product
-    else:
-        torch.bmm(left, right, out=flat)
+    torch.bmm(left.flatten(0, 1), right.flatten(0, 1), out=out.flatten(0, 1))
     return out
 
 
