@@ -1,6 +1,7 @@
 """Base class of the encoder and the decoder of sequences."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -130,7 +131,7 @@ class BlockStack(BaseModule):
         inputs = (None, key_mask, memory, memory_mask)
         for layer in self.layers:
             if self.with_cp and torch.is_grad_enabled():
-                x = checkpoint(layer, x, *inputs, use_reentrant=False, **pairs)
+                x = checkpoint(partial(layer, **pairs), x, *inputs, use_reentrant=False)
             else:
                 x = layer(x, *inputs, **pairs)
         return self.norm(x)

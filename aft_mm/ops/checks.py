@@ -259,7 +259,7 @@ def check_position_bias(
     Without a query it defines T, unless the op is causal.
     """
     batch, sources, channels = key.shape
-    head = ()
+    head: tuple[int, ...] = ()
     if num_heads is not None:
         check_num_heads(num_heads, channels)
         head = (num_heads,)
