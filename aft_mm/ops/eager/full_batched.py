@@ -125,8 +125,9 @@ def _is_plain_exact(key: Tensor, value: Tensor, bias: Tensor, masked: bool) -> b
     bounds = [*torch.aminmax(key.detach()), *torch.aminmax(bias.detach())]
     if masked:
         bounds += torch.aminmax(value.detach())
-    # Numbers of a CPU are compared faster in Python; a device is waited for once.
-    low, high, *biases = bounds if key.device.type == 'cpu' else torch.stack(bounds).tolist()
+    # A device is waited for once.
+    on_cpu = key.device.type == 'cpu'
+    low, high, *biases = (x.item() for x in bounds) if on_cpu else torch.stack(bounds).tolist()
     if not (low >= -PLAIN_KEY and high <= PLAIN_KEY and biases[1] <= PLAIN_BIAS):
         return False
     if masked and not (biases[2] >= -PLAIN_VALUE and biases[3] <= PLAIN_VALUE):
@@ -204,8 +205,8 @@ class _Buffers:
         exp_key = terms[..., columns:]
         if shifted:
             torch.sub(key, column_shift(key, -2), out=exp_key).exp_()
-        else:
-            torch.exp(key, out=exp_key)
+        else:  # faster than into a part of each row
+            exp_key.copy_(torch.exp(key))
         torch.mul(exp_key, value, out=terms[..., :columns])
         return terms
 
