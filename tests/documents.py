@@ -15,6 +15,7 @@ PAGES = sorted(
         *ROOT.glob('docs/tasks/*.md'),
         *ROOT.glob('docs/tutorials/*.md'),
         *ROOT.glob('configs/*/README.md'),
+        *ROOT.glob('examples/*/README.md'),
     )
 )
 # First words of commands in indented blocks; other blocks are formulas and folders.

@@ -27,6 +27,7 @@ import benchmark_sampling  # noqa: E402
 import bounds  # noqa: E402
 import decoders  # noqa: E402
 import measuring  # noqa: E402
+import pair_bias  # noqa: E402
 import plot_models  # noqa: E402
 import training_step  # noqa: E402
 from op_cases import CASES  # noqa: E402
@@ -43,7 +44,7 @@ PROGRAMS = [
         'first_gpu_hour',
         'linear_memory',
     ),
-    *('lsh_recall', 'plot_models', 'training_run', 'training_step'),
+    *('lsh_recall', 'pair_bias', 'plot_models', 'training_run', 'training_step'),
 ]
 
 
@@ -72,6 +73,21 @@ def test_help(name, capsys):
     with pytest.raises(SystemExit, match='0'):
         importlib.import_module(name).main(['--help'])
     assert 'usage: ' in capsys.readouterr().out
+
+
+def test_pair_bias_is_right_where_two_products_are_not(tmp_path, monkeypatch):
+    path = tmp_path / 'out.json'
+    pair_bias.main(['--quick', '--rounds', '1', '--json', str(path)])
+    assert rows_of(path)[0]['theirs']['training_time'] > 0
+    values = json.loads(path.read_text())['environment']['values']
+    assert all(max(row['ours']) <= pair_bias.TOLERANCE for row in values)
+    errors = {row['case']: row['theirs'] for row in values}
+    right = [k for k, v in errors.items() if None not in v and max(v) <= pair_bias.TOLERANCE]
+    assert right == ['distances', 'distances, scaled by 30']
+    with monkeypatch.context() as patch:
+        patch.setattr(pair_bias.ops, 'aft_full', pair_bias.two_products)
+        with pytest.raises(SystemExit, match='wrong result for rows of −110'):
+            pair_bias.main(['--quick', '--rounds', '1'])
 
 
 def test_ops(tmp_path, monkeypatch, capsys):

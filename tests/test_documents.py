@@ -240,6 +240,7 @@ SETTINGS = {
     'docs/configs.md': nothing,
     'docs/get_started.md': nothing,
     'docs/model_converters.md': export,
+    'docs/ops.md': nothing,
     'docs/tasks/image_ar.md': pixels,
     'docs/tasks/image_classification.md': classifier,
     'docs/tasks/language_modeling.md': text,

@@ -12,6 +12,7 @@ from .embedding import (
 )
 from .grid import GridParameters
 from .mixers import MIXERS, AFTMixer, TokenMixer
+from .mixers.aft_bias import AFTBias
 from .mixers.aft_conv import AFTConv
 from .mixers.aft_full import AFTFull
 from .mixers.aft_local import AFTLocal
@@ -35,6 +36,7 @@ from .mixers.token_shift import TokenShift
 globals().update(MIXERS)
 
 __all__ = [
+    'AFTBias',
     'AFTConv',
     'AFTFull',
     'AFTLocal',

@@ -134,6 +134,7 @@ class Block(nn.Module):
         key_mask: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
+        **pairs: Tensor | None,
     ) -> Tensor:
         """Run the block.
 
@@ -143,6 +144,7 @@ class Block(nn.Module):
             key_mask: bool [B, T], True = keep.
             memory: tokens [B, S, D] for the cross mixer.
             memory_mask: bool [B, S], True = keep.
+            **pairs: position_bias and pair_mask of these tokens, see :meth:`TokenMixer.forward`.
 
         Returns:
             Tokens [B, T, D].
@@ -151,7 +153,8 @@ class Block(nn.Module):
             ValueError: a memory without a cross mixer, or the reverse.
         """
         projected = self._project_memory(memory, memory_mask)
-        x = x + self._drop(self.token_mixer(self.norm1(x), grid=grid, key_mask=key_mask))
+        mixed = self.token_mixer(self.norm1(x), grid=grid, key_mask=key_mask, **pairs)
+        x = x + self._drop(mixed)
         if self.cross_mixer is not None:
             x = x + self._drop(self.cross_mixer(self.norm_cross(x), memory=projected))
         return x + self._drop(self.mlp(self.norm2(x)))

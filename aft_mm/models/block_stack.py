@@ -1,6 +1,7 @@
 """Base class of the encoder and the decoder of sequences."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,14 +125,15 @@ class BlockStack(BaseModule):
         key_mask: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
+        **pairs: Tensor | None,
     ) -> Tensor:
         """Return x [B, T, D] after blocks and norm; arguments as :meth:`Block.forward`."""
         inputs = (None, key_mask, memory, memory_mask)
         for layer in self.layers:
             if self.with_cp and torch.is_grad_enabled():
-                x = checkpoint(layer, x, *inputs, use_reentrant=False)
+                x = checkpoint(partial(layer, **pairs), x, *inputs, use_reentrant=False)
             else:
-                x = layer(x, *inputs)
+                x = layer(x, *inputs, **pairs)
         return self.norm(x)
 
     def _places(self) -> Sequence[int]:

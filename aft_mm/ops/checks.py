@@ -245,18 +245,43 @@ def check_free_bias(
 
 
 def check_position_bias(
-    position_bias: Tensor, query: Tensor | None, key: Tensor, causal: bool
+    position_bias: Tensor,
+    query: Tensor | None,
+    key: Tensor,
+    causal: bool,
+    num_heads: int | None = None,
 ) -> None:
-    """Check the dense bias [T, S]; without a query it defines T, unless the op is causal."""
-    sources = key.shape[1]
+    """Check the dense bias [T, S] or [B, T, S], with heads [h, T, S] or [B, h, T, S].
+
+    Without a query it defines T, unless the op is causal.
+    """
+    batch, sources, channels = key.shape
+    head: tuple[int, ...] = ()
+    if num_heads is not None:
+        check_num_heads(num_heads, channels)
+        head = (num_heads,)
     if query is not None:
         targets = query.shape[1]
     else:
-        targets = sources if causal else position_bias.shape[0]
-    if position_bias.shape != (targets, sources):
+        targets = sources if causal or position_bias.dim() < 2 else position_bias.shape[-2]
+    shared, per_sample = (*head, targets, sources), (batch, *head, targets, sources)
+    if position_bias.shape not in (shared, per_sample):
+        names = 'T, S' if num_heads is None else 'h, T, S'
         raise ValueError(
-            f'position_bias must be [T, S] = [{targets}, {sources}], '
-            f'got {list(position_bias.shape)}'
+            f'position_bias must be [{names}] = {list(shared)} or [B, {names}] = '
+            f'{list(per_sample)} with num_heads={num_heads}, got {list(position_bias.shape)}'
+        )
+
+
+def check_pair_mask(pair_mask: Tensor, position_bias: Tensor, key: Tensor) -> None:
+    """Check the mask [B, T, S] of pairs of tokens."""
+    expected = [key.shape[0], *position_bias.shape[-2:]]
+    is_bool = isinstance(pair_mask, Tensor) and pair_mask.dtype == torch.bool
+    if not is_bool or list(pair_mask.shape) != expected:
+        refuse('pair_mask', f'bool {expected} with True for pairs to keep', pair_mask)
+    if pair_mask.device != key.device:
+        raise ValueError(
+            f'pair_mask must be on {key.device} with the tokens, got {pair_mask.device}'
         )
 
 

@@ -45,22 +45,41 @@ def aft_full(
     value: Tensor,
     position_bias: Tensor,
     *,
+    num_heads: int | None = None,
+    pair_mask: Tensor | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
     gate: str = 'sigmoid',
 ) -> Tensor:
     """Compute AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
 
+    The bias may differ from sample to sample (distances, adjacency, relative positions of
+    objects), and from head to head; `num_heads` tells the two apart. Head i weighs the channels
+    i·D/h … (i+1)·D/h − 1; keys have all D channels. A bias per sample or head and a mask of pairs
+    are exact for any finite keys and biases, ±1e4 included, not only for biases up to ±80.
+
     The arguments that all ops share are described in :mod:`aft_mm.ops`.
 
     Args:
-        position_bias: w [T, S].
+        position_bias: w [T, S], or [B, T, S] per sample. With `num_heads` [h, T, S], or
+            [B, h, T, S] per sample.
+        num_heads: h, a divisor of D; None for a w without an axis of heads.
+        pair_mask: bool [B, T, S], True for pairs to keep, in addition to `key_mask`. Hidden entries
+            of w may be NaN and get a gradient of 0. So do keys and values that no row sees; a row
+            that sees no key gives 0.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
     checks.check_tensor('position_bias', position_bias, value)
-    checks.check_position_bias(position_bias, query, key, causal)
-    return _run('aft_full', query, key, value, position_bias, **shared)
+    checks.check_position_bias(position_bias, query, key, causal, num_heads)
+    if position_bias.dim() == 2 and pair_mask is None:
+        return _run('aft_full', query, key, value, position_bias, **shared)
+    if pair_mask is not None:
+        checks.check_pair_mask(pair_mask, position_bias, key)
+        seen = (pair_mask.tril() if causal else pair_mask).any(1)
+        shared['key_mask'] = seen if key_mask is None else key_mask & seen
+    options = dict(num_heads=num_heads, pair_mask=pair_mask, **shared)
+    return _run('aft_full_batched', query, key, value, position_bias, **options)
 
 
 def aft_local(
@@ -233,9 +252,9 @@ def _run(
 ) -> Tensor:
     tensors = (query, key, value, *others)
     if value.shape[0] == 0:
-        # An empty batch. Without a query only a dense bias w [T, S] tells the number of rows.
-        if op == 'aft_full':
-            tokens = tensors[3].shape[0]
+        # An empty batch. Without a query only a dense bias w [..., T, S] tells the number of rows.
+        if op in ('aft_full', 'aft_full_batched'):
+            tokens = tensors[3].shape[-2]
         else:
             tokens = (key if query is None else query).shape[1]
         zero = sum(x.sum() for x in tensors if x is not None)  # a gradient of 0 for every tensor

@@ -1,8 +1,8 @@
 """The oracle: every op as the papers write it, in float64, without optimisation.
 
 ``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` is evaluated literally,
-with ``log W`` as a dense ``[h, T, S]`` tensor (−inf where W = 0) and all ``[B, T, S, D]`` products
-in memory. The other backends are tested against it, on small inputs.
+with ``log W`` as a dense ``[h, T, S]`` or ``[B, h, T, S]`` tensor (−inf where W = 0) and all
+``[B, T, S, D]`` products in memory. The other backends are tested against it, on small inputs.
 """
 
 from collections.abc import Sequence
@@ -39,13 +39,14 @@ def _indices(num_targets: int, num_sources: int, device: torch.device) -> tuple[
 def _weights(key: Tensor, log_weight: Tensor) -> Tensor:
     """Return ``exp(w + k)`` [B, T, S, D] divided by its sum over S; 0 for rows that see nothing.
 
-    The largest key that a row sees is subtracted first: next to a key of 1e16 float64 loses w.
+    ``log W`` is [h, T, S] or, with one per sample, [B, h, T, S]. The largest key that a row sees is subtracted first: next to a key of 1e16 float64 loses w.
     """
     channels = key.shape[-1]
-    per_channel = log_weight.repeat_interleave(channels // log_weight.shape[0], 0).permute(1, 2, 0)
+    heads = log_weight.shape[-3]
+    per_channel = log_weight.repeat_interleave(channels // heads, -3).movedim(-3, -1)
     seen = key.detach()[:, None].masked_fill(per_channel == -torch.inf, -torch.inf)
     largest = seen.amax(2, keepdim=True)
-    logits = key[:, None] - largest.masked_fill(largest == -torch.inf, 0) + per_channel[None]
+    logits = key[:, None] - largest.masked_fill(largest == -torch.inf, 0) + per_channel
     shift = logits.detach().amax(2, keepdim=True)
     weights = torch.exp(logits - shift.masked_fill(shift == -torch.inf, 0))
     total = weights.sum(2, keepdim=True)
@@ -56,7 +57,7 @@ def _mix(query, key, value, log_weight, causal, key_mask, gate):
     dtype = value.dtype
     key, value = _hide(key, value, key_mask)
     if causal:
-        target, source = _indices(*log_weight.shape[1:], key.device)
+        target, source = _indices(*log_weight.shape[-2:], key.device)
         log_weight = log_weight.masked_fill(source > target, -torch.inf)
     key = key.repeat_interleave(value.shape[-1] // key.shape[-1], -1)
     mixed = (_weights(key, log_weight) * value[:, None]).sum(2)
@@ -96,6 +97,18 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
 def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
     """``W = exp(w)``, w dense (eq. 2)."""
     return _mix(query, key, value, position_bias.double()[None], causal, key_mask, gate)
+
+
+def aft_full_batched(
+    query, key, value, position_bias, *, num_heads, pair_mask, causal, key_mask, gate
+) -> Tensor:
+    """``W = exp(w)`` with a w per sample or per head, and 0 where `pair_mask` hides the pair."""
+    bias = position_bias.double()
+    if num_heads is None:
+        bias = bias.unsqueeze(-3)
+    if pair_mask is not None:
+        bias = bias.masked_fill(~pair_mask.unsqueeze(1), -torch.inf)
+    return _mix(query, key, value, bias, causal, key_mask, gate)
 
 
 def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:

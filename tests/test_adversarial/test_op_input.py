@@ -50,6 +50,7 @@ def test_tensors_of_every_op(op, value):
         'value',
         *dict(
             aft_full=('position_bias',),
+            aft_full_batched=('position_bias',),
             aft_local=('pos_u', 'pos_v'),
             aft_conv=('weight',),
             aft_local_learned=('pos_u', 'pos_v'),

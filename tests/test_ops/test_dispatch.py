@@ -226,8 +226,18 @@ BAD = {
     'must be [6, 2], a column per offset of the window 2 with causal=True, got [6, 3]': lambda: (
         ops.aft_local_learned(Q, Q, Q, U, window=2, causal=True)
     ),
-    'position_bias must be [T, S] = [6, 6], got [6, 5]': lambda: ops.aft_full(
-        Q, Q, Q, torch.randn(6, 5)
+    'position_bias must be [T, S] = [6, 6] or [B, T, S] = [2, 6, 6] with num_heads=None, got [6, '
+    '5]': lambda: ops.aft_full(Q, Q, Q, torch.randn(6, 5)),
+    'or [B, T, S] = [2, 6, 6] with num_heads=None, got [4, 6, 6]': lambda: ops.aft_full(
+        Q, Q, Q, torch.randn(4, 6, 6)
+    ),
+    'position_bias must be [h, T, S] = [2, 6, 6] or [B, h, T, S] = [2, 2, 6, 6] with num_heads=2, '
+    'got [6, 6]': lambda: ops.aft_full(Q, Q, Q, torch.randn(6, 6), num_heads=2),
+    'num_heads must be an int that divides embed_dims=4, got 3': lambda: ops.aft_full(
+        Q, Q, Q, torch.randn(3, 6, 6), num_heads=3
+    ),
+    'pair_mask must be bool [2, 6, 6] with True for pairs to keep, got torch.bool [6, 6]': lambda: (
+        ops.aft_full(Q, Q, Q, torch.randn(6, 6), pair_mask=torch.ones(6, 6, dtype=torch.bool))
     ),
     'key_mask must be bool [2, 6] with True for tokens to keep, got torch.bool [2, 5]': lambda: (
         ops.aft_simple(Q, Q, Q, key_mask=torch.ones(2, 5, dtype=torch.bool))

@@ -11,7 +11,7 @@ from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.state import USED_UP
 from aft_mm.ops.triton import availability as triton_availability
 
-from .cases import CAUSAL_CASES, CHANNELS, Case
+from .cases import CHANNELS, STEP_CASES, Case
 from .test_steps import start
 from .triton_parity import DEVICE, MARKS, TOLERANCE, on_device
 
@@ -23,7 +23,7 @@ pytestmark = MARKS
 SIMILAR = ('full-7x7-causal=True', 'local-7-s=20-causal=True', 'local-free-63-s=33-causal=True')
 SERVED = [
     case
-    for case in CAUSAL_CASES
+    for case in STEP_CASES
     if f'{case.op}_step' in triton_availability.KERNELS
     and 'relu' not in case.name
     and case.name not in SIMILAR

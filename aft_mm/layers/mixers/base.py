@@ -68,6 +68,8 @@ class TokenMixer(nn.Module):
     takes_memory: bool = False
     #: Whether :meth:`position_bias` is a bias [1, T, S] over a memory.
     biased_memory: bool = False
+    #: Whether :meth:`forward` takes a `position_bias` and a `pair_mask` of its tokens.
+    takes_pairs: ClassVar[bool] = False
     #: Whether class tokens may precede the grid.
     takes_prefix_tokens: ClassVar[bool] = False
     #: The type that :meth:`_init_state` returns. An own state is a NamedTuple with a ``position``
@@ -117,6 +119,7 @@ class TokenMixer(nn.Module):
         grid: Sequence[int] | None = None,
         memory: Tensor | ProjectedMemory | None = None,
         key_mask: Tensor | None = None,
+        **pairs: Tensor | None,
     ) -> Tensor:
         """Mix the tokens x [B, T, D].
 
@@ -126,6 +129,8 @@ class TokenMixer(nn.Module):
             memory: tokens [B, S, D] to take keys and values from (cross-attention), or the result
                 of :meth:`project_memory`.
             key_mask: bool [B, S], True = keep. Padding may hold NaN and gets zero gradient.
+            **pairs: position_bias and pair_mask for :class:`AFTBias`, or another mixer with
+                :attr:`takes_pairs`, which takes them as keywords of :meth:`_mix`.
 
         Returns:
             Mixed tokens [B, T, D].
@@ -135,6 +140,8 @@ class TokenMixer(nn.Module):
                 mixer takes no memory.
         """
         _check_tokens('x', x, 'B', 'T', self.embed_dims)
+        for name in pairs if not self.takes_pairs else ():
+            refuse(name, f'left out for {type(self).__name__}', pairs[name])
         grid = self._resolve_grid(x.shape[1], grid)
         if memory is None:
             x = x if key_mask is None else _hide_tokens(x, key_mask)
@@ -144,7 +151,7 @@ class TokenMixer(nn.Module):
         elif key_mask is not None:
             raise ValueError('key_mask must be None for a projected memory, which has its own')
         query = None if self.query is None else self.query(x)
-        mixed = self._mix(query, memory.key, memory.value, grid, memory.key_mask)
+        mixed = self._mix(query, memory.key, memory.value, grid, memory.key_mask, **pairs)
         return self.proj_drop(self.proj(mixed))
 
     def project_memory(self, memory: Tensor, key_mask: Tensor | None = None) -> ProjectedMemory:

@@ -24,12 +24,14 @@ class SequenceEncoder(BlockStack):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, causal=False, **kwargs)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, **pairs: Tensor | None) -> Tensor:
         """Return the encoded vectors [B, S, D].
 
         Args:
             tokens: what the embedding takes, such as int64 [B, S] or frames [B, S, F].
             mask: bool [B, S], True = keep.
+            **pairs: position_bias and pair_mask of the tokens for the mixers, such as
+                :class:`aft_mm.layers.AFTBias`.
 
         Raises:
             ValueError: a sequence longer than the position table, or a token outside the
@@ -38,4 +40,4 @@ class SequenceEncoder(BlockStack):
         self.check_length(tokens.shape[1])
         masked = mask is not None and isinstance(self.embedding, ConvFrameEmbedding)
         x = self.embedding(tokens, mask) if masked else self.embedding(tokens)
-        return self.run_blocks(self.add_positions(x), mask)
+        return self.run_blocks(self.add_positions(x), mask, **pairs)

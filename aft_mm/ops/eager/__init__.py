@@ -16,6 +16,7 @@ One file per op:
 
 - `simple.py`: AFT-simple, with a backward pass of its own for causal sums;
 - `full_local.py`: AFT-full, AFT-local and AFT-local-learned, with w in tiles;
+- `full_batched.py`: AFT-full with a w per sample or head, and a mask of pairs;
 - `conv.py`: AFT-conv and the choice among its forms; `conv_dense.py`: a matrix product per head, on
   CUDA; `conv_exact.py`: the form for any finite key;
 - `window.py`: AFT-local-hard;
@@ -28,6 +29,7 @@ nodes for torch.compile), `../path_choice.py` (fast or safe).
 """
 
 from .conv import aft_conv
+from .full_batched import aft_full_batched
 from .full_local import aft_full, aft_local, aft_local_learned
 from .linear import linear_attention, linear_attention_step
 from .simple import aft_simple
@@ -45,6 +47,7 @@ __all__ = [
     'aft_conv',
     'aft_conv_step',
     'aft_full',
+    'aft_full_batched',
     'aft_full_step',
     'aft_local',
     'aft_local_learned',

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import path_choice
 from ..geometry import Window, near_mask, near_radius
 from ..path_choice import choose, may_read
 from .banded_matmul import (
@@ -22,6 +23,7 @@ from .banded_matmul import (
     tile_weights,
 )
 from .bf16_matmul import matmul_precision
+from .full_batched import WIDE_RANGE, exact_mean
 from .online_softmax import (
     FAST_BIAS_RANGE,
     FAST_RANGE,
@@ -159,7 +161,18 @@ def weighted_mean(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
             return mean(sums.numerator, sums.denominator).to(key.dtype)
         return banded_mean(key.double(), value.double(), wide.tiles, wide.reach).to(key.dtype)
 
-    return choose(_is_one_shift_exact(key, value, band), fast, safe, key, value, band.tiles)
+    def exact(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
+        wide = (x.double()[None, None] for x in (key, value, tiles[0]))
+        return exact_mean(*wide)[0, 0].to(key.dtype)
+
+    def otherwise(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
+        # A graph makes one choice, for |w| up to 80.
+        in_graph = torch.compiler.is_compiling() or path_choice.recording_or_replaying()
+        if band.global_term or in_graph:
+            return safe(key, value, tiles)
+        return choose(_row_range(tiles) > WIDE_RANGE, exact, safe, key, value, tiles)
+
+    return choose(_is_one_shift_exact(key, value, band), fast, otherwise, key, value, band.tiles)
 
 
 def normalized_mean(key: Tensor, value: Tensor, visible: Tensor, band: BlockBandedBias) -> Tensor:
@@ -180,12 +193,10 @@ def normalized_mean(key: Tensor, value: Tensor, visible: Tensor, band: BlockBand
 def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor | bool:
     """Return whether one common shift and float32 are exact to tolerance."""
     tiles = band.tiles.detach()
-    # The smallest of those that are visible.
-    visible = tiles.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
     if band.global_term:  # tokens outside the tiles have w = 0 in every row
-        bias_range = tiles.amax().clamp_min(0) - visible.amin().clamp_max(0)
+        bias_range = tiles.amax().clamp_min(0) - _visible(tiles).amin().clamp_max(0)
     else:
-        bias_range = (tiles.amax(2) - visible.amin(2)).amax()
+        bias_range = _row_range(tiles)
     if not band.causal and may_read(bias_range) and bool(bias_range <= FAST_BIAS_RANGE):
         return True  # whatever the keys are
     exponents = key_range(key, 0) + bias_range
@@ -193,6 +204,17 @@ def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Te
         return (exponents <= FAST_RANGE) | (bias_range <= FAST_BIAS_RANGE)
     # NaN also reaches earlier rows by 0 · NaN.
     return exponents + zero_if_finite(value) <= FAST_RANGE
+
+
+def _visible(tiles: Tensor) -> Tensor:
+    """Return the tiles with ∞ where they are hidden, so that the smallest is a visible one."""
+    return tiles.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
+
+
+def _row_range(tiles: Tensor) -> Tensor:
+    """Return the largest minus the smallest visible w of a row, for the worst row."""
+    tiles = tiles.detach()
+    return (tiles.amax(2) - _visible(tiles).amin(2)).amax()
 
 
 def _future(tokens: int, device: torch.device) -> Tensor:

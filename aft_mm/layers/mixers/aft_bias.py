@@ -1,0 +1,93 @@
+"""AFT-full with a position bias that comes with the call."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from aft_mm import ops
+from aft_mm.checks import check_number, refuse
+from aft_mm.ops.checks import check_num_heads
+from aft_mm.registry import MODELS
+
+from ..grid import Grid
+from .base import AFTMixer
+
+
+@MODELS.register_module()
+class AFTBias(AFTMixer):
+    """AFT-full whose w describes the tokens of the call (arXiv 2105.14103, eq. 2).
+
+    w may be the negative distances of points, the weights of a graph, or any relation of real
+    objects. Pass it to the block or encoder around the mixer::
+
+        encoder(tokens, position_bias=-distances, pair_mask=adjacency)
+
+    Without it w = 0, as in AFT-simple. Tokens have no order beyond w and the mask, and sequences may
+    have any length. There are no steps, as the bias belongs to whole sequences.
+
+    Args:
+        embed_dims: channels D.
+        num_heads: h, if the bias of the call is [h, T, S] or [B, h, T, S]; None for [T, S] or
+            [B, T, S]. See :func:`aft_mm.ops.aft_full`.
+        scales: initial values of a learned factor per head: the bias of the call, [T, S] or
+            [B, T, S], is then multiplied by ``scale[i]`` in head i. Needs num_heads=None.
+        **kwargs: see :class:`AFTMixer`.
+
+    Raises:
+        ValueError: as :class:`AFTMixer`; in a call, as :func:`aft_mm.ops.aft_full`, or `scales`
+            without a bias.
+    """
+
+    takes_memory = True
+    takes_pairs: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int | None = None,
+        scales: Sequence[float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(embed_dims, **kwargs)
+        if num_heads is not None:
+            check_num_heads(num_heads, embed_dims)
+        self.scale: nn.Parameter | None = None
+        if scales is not None:
+            if num_heads is not None:
+                raise ValueError(f'num_heads must be None with scales, got {num_heads}')
+            if not isinstance(scales, (list, tuple)) or not scales:
+                refuse('scales', 'a list of numbers, one per head', scales)
+            for scale in scales:
+                check_number('scales', scale)
+            check_num_heads(len(scales), embed_dims)
+            num_heads = len(scales)
+            self.scale = nn.Parameter(torch.tensor(scales, dtype=torch.float32))
+        self.num_heads = num_heads
+        # Without a query the op does not know the number of targets.
+        self.takes_memory = self.query is not None
+
+    def _mix(
+        self,
+        query: Tensor | None,
+        key: Tensor,
+        value: Tensor,
+        grid: Grid,
+        key_mask: Tensor | None,
+        position_bias: Tensor | None = None,
+        pair_mask: Tensor | None = None,
+    ) -> Tensor:
+        options: dict[str, Any] = dict(causal=self.causal, key_mask=key_mask, gate=self.gate)
+        if position_bias is None:
+            if self.scale is not None:
+                raise ValueError('position_bias must be given for AFTBias with scales, got None')
+            if pair_mask is None:
+                return ops.aft_simple(query, key, value, **options)
+            position_bias, options['num_heads'] = key.new_zeros(pair_mask.shape[1:]), None
+        elif self.scale is not None:
+            if position_bias.dim() not in (2, 3):
+                refuse('position_bias', '[T, S] or [B, T, S] with scales', position_bias)
+            position_bias = self.scale.view(-1, 1, 1) * position_bias.unsqueeze(-3)
+        options = {'num_heads': self.num_heads, **options}
+        return ops.aft_full(query, key, value, position_bias, pair_mask=pair_mask, **options)

@@ -1,0 +1,401 @@
+"""AFT-full with a w per sample or per head, and a mask of pairs.
+
+Tokens are [N, M, S, C], w is [N, M, T, S], and N·M products share nothing: N samples and M heads.
+If all samples share the w of a head, N counts heads, M is 1, and the samples are columns. Chunks
+along N bound the memory of temporaries and keep them in the cache.
+
+As in `banded_matmul.py`, the backward pass is written out and recomputes W and the terms.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import path_choice
+from ..path_choice import choose, transformed
+from .online_softmax import (
+    FAST_BIAS_RANGE,
+    apply_gate,
+    column_shift,
+    key_range,
+    mean,
+    sum_dtype,
+    zero_if_finite,
+)
+
+# Numbers that a chunk of the products works on at once.
+CHUNK = 2**19
+# The same for terms one by one, [T, S, C] each.
+EXACT_CHUNK = 2**20
+# The largest range of exponents in float64, as FAST_BIAS_RANGE is for float32.
+WIDE_RANGE = 600.0
+# Exponentials need no shift if keys are within ±PLAIN_KEY and the largest w of each row is within
+# ±PLAIN_BIAS: sums are at least e^-47, and terms that are flushed to 0, below e^(12 - 87), are far
+# below their rounding. PLAIN_VALUE keeps the product with a hidden value finite.
+PLAIN_KEY, PLAIN_BIAS, PLAIN_VALUE = 12.0, 35.0, 1e25
+
+
+def aft_full_batched(
+    query, key, value, position_bias, *, num_heads, pair_mask, causal, key_mask, gate
+) -> Tensor:
+    """Compute :func:`aft_mm.ops.aft_full` in O(T·S·D) for a bias per sample or head."""
+    dtype, (batch, sources, channels) = value.dtype, value.shape
+    key, value, bias = (x.to(sum_dtype(value)) for x in (key, value, position_bias))
+    heads, targets = num_heads or 1, bias.shape[-2]
+    if num_heads is None:
+        bias = bias.unsqueeze(-3)
+    # Samples that see different pairs need weights of their own.
+    shared = bias.dim() == 3 and pair_mask is None and key_mask is None
+    if shared:
+        key, value = (
+            x.unflatten(2, (heads, -1)).permute(2, 1, 0, 3).reshape(heads, 1, sources, -1)
+            for x in (key, value)
+        )
+        bias = bias.unsqueeze(1)
+    else:
+        key, value = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (key, value))
+        bias = bias if bias.dim() == 4 else bias.unsqueeze(0)
+    visible = None if key_mask is None else key_mask[:, None, None]
+    if pair_mask is not None:
+        visible = visible & pair_mask.unsqueeze(1)
+    if causal:
+        past = torch.ones(1, 1, targets, sources, dtype=torch.bool, device=key.device).tril()
+        visible = past if visible is None else visible & past
+    if visible is not None:
+        bias = bias.masked_fill(~visible, -torch.inf)
+    differ = causal or pair_mask is not None
+    mixed = _weighted_mean(key, value, bias, key_mask, differ)
+    if shared:
+        mixed = mixed.view(heads, targets, batch, -1).permute(2, 1, 0, 3)
+    else:
+        mixed = mixed.transpose(1, 2)
+    return apply_gate(query, mixed.reshape(batch, targets, channels), gate, dtype)
+
+
+def _weighted_mean(
+    key: Tensor, value: Tensor, bias: Tensor, key_mask: Tensor | None, differ: bool
+) -> Tensor:
+    """Return ``Σ W e^k v / Σ W e^k`` [N, M, T, C] for any finite keys and biases.
+
+    Args:
+        key: [N, M, S, C].
+        value: [N, M, S, C].
+        bias: w [N, M, T, S], −inf where hidden.
+        key_mask: bool [N, S], or None.
+        differ: Whether some rows see other keys than others.
+    """
+    in_graph = torch.compiler.is_compiling() or path_choice.recording_or_replaying()
+    in_graph = in_graph or key.is_meta or transformed(key, value, bias)
+    masked = differ or key_mask is not None
+    if not in_graph and _is_plain_exact(key, value, bias, masked):
+        return _mean(key, value, bias, shifted=False, seeing=not masked)
+    if key_mask is not None:
+        hidden = ~key_mask[:, None, :, None]
+        key, value = key.masked_fill(hidden, -torch.inf), value.masked_fill(hidden, 0)
+
+    def is_exact(key: Tensor, value: Tensor, bias: Tensor, largest: float) -> Tensor:
+        keys = key_range(key, -2)
+        if differ:
+            # A product multiplies a NaN that a row does not see by 0, which is NaN.
+            return keys + zero_if_finite(value) <= largest
+        bias = bias.detach()
+        smallest = bias
+        if key_mask is not None:
+            smallest = bias.masked_fill(~key_mask[:, None, None], torch.inf)
+        biases = bias.amax(-1) - smallest.amin(-1)
+        return (keys <= largest) | (biases.amax() <= largest)
+
+    def safe(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        wide = key.double(), value.double(), bias.double()
+        if in_graph:  # a branch of torch.cond holds no other choice
+            return exact_mean(*wide).to(key.dtype)
+        return choose(is_exact(*wide, WIDE_RANGE), _mean, exact_mean, *wide).to(key.dtype)
+
+    # The key with the largest w of a row has at least e^-range of the largest key, so keys of small
+    # range allow any w. Rows that all see the largest key allow any keys if w has a small range.
+    return choose(is_exact(key, value, bias, FAST_BIAS_RANGE), _mean, safe, key, value, bias)
+
+
+def _is_plain_exact(key: Tensor, value: Tensor, bias: Tensor, masked: bool) -> bool:
+    """Return whether no exponential needs a shift, and no hidden number spoils a product."""
+    if key.shape[-2] == 1:  # whose gradients are 0, to the last digit only with a shift
+        return False
+    bounds = [*torch.aminmax(key.detach()), *torch.aminmax(bias.detach())]
+    if masked:
+        bounds += torch.aminmax(value.detach())
+    # A device is waited for once.
+    on_cpu = key.device.type == 'cpu'
+    low, high, *biases = (x.item() for x in bounds) if on_cpu else torch.stack(bounds).tolist()
+    if not (low >= -PLAIN_KEY and high <= PLAIN_KEY and biases[1] <= PLAIN_BIAS):
+        return False
+    if masked and not (biases[2] >= -PLAIN_VALUE and biases[3] <= PLAIN_VALUE):
+        return False
+    if biases[0] >= -PLAIN_BIAS:
+        return True
+    largest = bias.detach().amax(-1)
+    if masked:
+        largest = largest.masked_fill(largest == -torch.inf, 0)
+    return bool(largest.amin() >= -PLAIN_BIAS)
+
+
+def _mean(
+    key: Tensor, value: Tensor, bias: Tensor, shifted: bool = True, seeing: bool = False
+) -> Tensor:
+    """Return the mean by products of exponentials.
+
+    Args:
+        key: [N, M, S, C], −inf where hidden.
+        value: [N, M, S, C].
+        bias: w [N, M, T, S], −inf where hidden.
+        shifted: Whether columns of keys and rows of w are shifted by their maximum.
+        seeing: Whether every row is known to see a key.
+    """
+    # Compilers and exported graphs need plain operations and open sizes.
+    if torch.compiler.is_compiling() or transformed(key, value, bias):
+        return _composed_mean(key, value, bias)
+    if torch.is_grad_enabled():
+        return _Mean.apply(key, value, bias, shifted, seeing)
+    columns = value.shape[-1]
+    result = value.new_empty(*value.shape[:2], bias.shape[-2], columns)
+    buffers = _Buffers(value, bias)
+    for rows in buffers.chunks:
+        weights = buffers.weights(bias[rows], shifted)
+        terms = buffers.terms(key[rows], value[rows], shifted)
+        sums = _product(weights, terms, buffers.sums(len(terms)))
+        denominator = sums[..., columns:]
+        divisor = denominator if seeing else _without_zeros(denominator)
+        torch.div(sums[..., :columns], divisor, out=result[rows])
+    return result
+
+
+def _composed_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Compute :func:`_mean` by plain operations."""
+    weights = torch.exp(bias - column_shift(bias, -1))
+    exp_key = torch.exp(key - column_shift(key, -2))
+    sums = weights @ torch.cat([exp_key * value, exp_key], -1)
+    columns = value.shape[-1]  # chunk would ask for the number, which an exported graph lacks
+    return mean(sums[..., :columns], sums[..., columns:])
+
+
+class _Buffers:
+    """Temporaries of the products of one chunk of N after the other, which stay in the cache."""
+
+    def __init__(self, value: Tensor, bias: Tensor) -> None:
+        count, heads, sources, columns = value.shape
+        targets = bias.shape[-2]
+        each = heads * (targets * sources + 2 * columns * (targets + sources))
+        size = min(count, max(1, CHUNK // each))
+        self.chunks = [slice(first, first + size) for first in range(0, count, size)]
+        self._weights = value.new_empty(size, heads, targets, sources)
+        self._terms = value.new_empty(size, heads, sources, 2 * columns)
+        self._sums = value.new_empty(size, heads, targets, 2 * columns)
+
+    def weights(self, bias: Tensor, shifted: bool) -> Tensor:
+        """Return W [n, M, T, S], if shifted divided by the largest of each row."""
+        weights = self._weights[: len(bias)]
+        if shifted:
+            return torch.sub(bias, column_shift(bias, -1), out=weights).exp_()
+        return torch.exp(bias, out=weights)
+
+    def terms(self, key: Tensor, value: Tensor, shifted: bool) -> Tensor:
+        """Return ``e^k v`` and ``e^k`` side by side, [n, M, S, 2·C], for one product."""
+        terms, columns = self._terms[: len(key)], key.shape[-1]
+        exp_key = terms[..., columns:]
+        if shifted:
+            torch.sub(key, column_shift(key, -2), out=exp_key).exp_()
+        else:  # faster than into a part of each row
+            exp_key.copy_(torch.exp(key))
+        torch.mul(exp_key, value, out=terms[..., :columns])
+        return terms
+
+    def sums(self, count: int) -> Tensor:
+        """Return a tensor [n, M, T, 2·C] to write to."""
+        return self._sums[:count]
+
+
+def _product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """Compute ``left @ right`` of tensors [n, M, ...] into `out`, which is contiguous."""
+    torch.bmm(left.flatten(0, 1), right.flatten(0, 1), out=out.flatten(0, 1))
+    return out
+
+
+def _without_zeros(denominator: Tensor) -> Tensor:
+    """Return the denominator with ∞ where nothing is visible, in place."""
+    tiny = torch.finfo(denominator.dtype).tiny
+    return torch.threshold(denominator, tiny, torch.inf, out=denominator)
+
+
+class _Mean(torch.autograd.Function):
+    """:func:`_mean`; the result and the denominator share one tensor, which is all it saves."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, key: Tensor, value: Tensor, bias: Tensor, shifted: bool, seeing: bool
+    ) -> Tensor:
+        columns = value.shape[-1]
+        sums = value.new_empty(*value.shape[:2], bias.shape[-2], 2 * columns)
+        buffers = _Buffers(value, bias)
+        for rows in buffers.chunks:
+            weights = buffers.weights(bias[rows], shifted)
+            part = _product(weights, buffers.terms(key[rows], value[rows], shifted), sums[rows])
+            denominator = part[..., columns:]
+            part[..., :columns].div_(denominator if seeing else _without_zeros(denominator))
+        result = sums[..., :columns]
+        ctx.save_for_backward(key, value, bias, result, sums[..., columns:])
+        ctx.shifted = shifted
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        key, value, bias, result, denominator = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _second_derivative(ctx, _composed_mean, (key, value, bias), grad)
+        grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
+        grad_bias = bias.new_empty(bias.shape) if ctx.needs_input_grad[2] else None
+        columns = value.shape[-1]
+        with torch.autocast(grad.device.type, enabled=False):
+            buffers = _Buffers(value, bias)
+            for rows in buffers.chunks:
+                weights = buffers.weights(bias[rows], ctx.shifted)
+                k, v, d = key[rows], value[rows], denominator[rows]
+                terms = buffers.terms(k, v, ctx.shifted)
+                # The gradients of the numerator, and of the denominator with the other sign.
+                grads = buffers.sums(len(d))
+                grad_numerator, grad_denominator = grads[..., :columns], grads[..., columns:]
+                torch.div(grad[rows], d, out=grad_numerator)
+                torch.mul(grad_numerator, result[rows], out=grad_denominator)
+                exp_key = terms[..., columns:]
+                if grad_bias is not None:
+                    # Two products: where the two cancel, they do so term by term.
+                    slopes = _product(grad_numerator, terms[..., :columns].mT, grad_bias[rows])
+                    slopes.flatten(0, 1).baddbmm_(
+                        grad_denominator.flatten(0, 1), exp_key.mT.flatten(0, 1), alpha=-1
+                    )
+                    slopes.mul_(weights)
+                product = _product(weights.mT, grads, torch.empty_like(terms))
+                grad_term, grad_weight = product[..., :columns], product[..., columns:]
+                torch.mul(grad_term, exp_key, out=grad_value[rows])
+                # Rounded as the other product is: the difference of equal ones is 0.
+                grad_term.mul_(v).sub_(grad_weight)
+                torch.mul(grad_term, exp_key, out=grad_key[rows])
+        return grad_key, grad_value, grad_bias, None, None
+
+
+def _second_derivative(ctx: Any, function, inputs, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the differentiable gradients of ``function(*inputs)``, None for other arguments."""
+    needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
+    grads = iter(torch.autograd.grad(function(*inputs), needed, grad, create_graph=True))
+    return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
+
+
+def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Return the mean term by term, where every row has the shift of what it sees."""
+    if torch.compiler.is_compiling() and not path_choice.replaying():
+        return _exact_mean_node(key, value, bias)
+    if transformed(key, value, bias) or path_choice.replaying():
+        return _composed_exact_mean(key, value, bias)
+    if torch.is_grad_enabled():
+        return _ExactMean.apply(key, value, bias)
+    return _exact_forward(key, value, bias)
+
+
+def _softmax_of_pairs(key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``W e^k`` over its sum, and the values, [..., T, S, C], both 0 for hidden pairs.
+
+    The largest key that a row sees is subtracted first: next to a key of 1e16 float64 loses w.
+    """
+    hidden = bias.unsqueeze(-1) == -torch.inf
+    key = key.unsqueeze(-3).masked_fill(hidden, -torch.inf)
+    exponent = key - column_shift(key, -2) + bias.unsqueeze(-1)
+    weights = torch.exp(exponent - column_shift(exponent, -2))
+    total = weights.sum(-2, keepdim=True)
+    # A hidden value may be NaN, and 0 · NaN is NaN.
+    return weights / total.masked_fill(total == 0, 1), value.unsqueeze(-3).masked_fill(hidden, 0)
+
+
+def _composed_exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    weights, values = _softmax_of_pairs(key, value, bias)
+    return (weights * values).sum(-2)
+
+
+def _exact_parts(key: Tensor, bias: Tensor) -> Iterator[tuple]:
+    """Yield samples, and the places of some of their rows."""
+    count = max(1, EXACT_CHUNK // key[0].numel())
+    for first in range(0, len(key)):
+        sample = slice(first, first + 1)
+        for top in range(0, bias.shape[-2], count):
+            yield sample, (sample, slice(None), slice(top, top + count))
+
+
+def _exact_forward(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    result = value.new_empty(*value.shape[:2], bias.shape[-2], value.shape[-1])
+    for sample, place in _exact_parts(key, bias):
+        weights, values = _softmax_of_pairs(key[sample], value[sample], bias[place])
+        result[place] = weights.mul_(values).sum(-2)
+    return result
+
+
+def _exact_backward(
+    grad: Tensor, key: Tensor, value: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad_key, grad_value, grad_bias = (torch.zeros_like(x) for x in (key, value, bias))
+    for sample, place in _exact_parts(key, bias):
+        weights, values = _softmax_of_pairs(key[sample], value[sample], bias[place])
+        weighted = weights * grad[place].unsqueeze(-2)
+        grad_value[sample] += weighted.sum(-3)
+        result = (weights * values).sum(-2, keepdim=True)
+        slopes = weighted.mul_(values - result)
+        grad_key[sample] += slopes.sum(-3)
+        grad_bias[place] += slopes.sum(-1)
+    return grad_key, grad_value, grad_bias
+
+
+class _ExactMean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(key, value, bias)
+        return _exact_forward(key, value, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _second_derivative(ctx, _composed_exact_mean, ctx.saved_tensors, grad)
+        return _exact_backward(grad, *ctx.saved_tensors)
+
+
+# torch.compile must not trace the loops: a node of a graph, whose gradient is a second one.
+_exact_mean_node = torch.library.custom_op(
+    'aft_mm::exact_pair_mean',
+    _exact_forward,
+    mutates_args=(),
+    schema='(Tensor key, Tensor value, Tensor bias) -> Tensor',
+)
+_exact_backward_node = torch.library.custom_op(
+    'aft_mm::exact_pair_mean_backward',
+    _exact_backward,
+    mutates_args=(),
+    schema='(Tensor grad, Tensor key, Tensor value, Tensor bias) -> (Tensor, Tensor, Tensor)',
+)
+
+
+@_exact_mean_node.register_fake
+def _(key, value, bias):
+    return value.new_empty(*value.shape[:2], bias.shape[-2], value.shape[-1])
+
+
+@_exact_backward_node.register_fake
+def _(grad, key, value, bias):
+    return torch.empty_like(key), torch.empty_like(value), torch.empty_like(bias)
+
+
+def _save_inputs(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate(ctx, grad: Tensor):
+    return _exact_backward_node(grad, *ctx.saved_tensors)
+
+
+_exact_mean_node.register_autograd(_differentiate, setup_context=_save_inputs)

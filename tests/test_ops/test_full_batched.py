@@ -1,0 +1,169 @@
+"""AFT-full with a bias per sample or head and a mask of pairs."""
+
+import pytest
+import torch
+
+from aft_mm import ops
+from aft_mm.ops.eager import full_batched
+
+from .cases import CASES, PAIR_CASES, TOLERANCE, run_with_gradients
+from .test_backends import assert_close, oracle
+
+B, T, S, D = 3, 5, 7, 6
+EVERY = pytest.mark.parametrize('case', PAIR_CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def randn(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def test_each_sample_and_head_is_a_call_of_its_own():
+    """Its mask is the −inf of a bias [T, S]."""
+    query, key, value, bias = randn(B, T, D), randn(B, S, D), randn(B, S, D), randn(B, 2, T, S)
+    mask = torch.rand(B, T, S) < 0.7
+    got = ops.aft_full(query, key, value, bias, num_heads=2, pair_mask=mask)
+    hidden = bias.masked_fill(~mask.unsqueeze(1), -torch.inf)
+    for sample in range(B):
+        for head, channels in enumerate((slice(0, 3), slice(3, 6))):
+            parts = [x[sample : sample + 1, :, channels] for x in (query, key, value)]
+            expected = ops.aft_full(*parts, hidden[sample, head])
+            torch.testing.assert_close(got[sample : sample + 1, :, channels], expected)
+
+
+@pytest.mark.parametrize('key_scale, bias_scale', [(1, 1e4), (1e4, 1), (1e4, 1e4), (30, 30)])
+@pytest.mark.parametrize(
+    'case', [c for c in CASES if c.op in ('aft_full', 'aft_full_batched')], ids=lambda c: c.name
+)
+def test_biases_and_keys_of_ten_thousand(case, key_scale, bias_scale, monkeypatch):
+    tensors = [x.detach() for x in case.inputs(dtype=torch.float32, bias_scale=bias_scale)]
+    tensors[1] *= key_scale
+    expected = oracle(case, tensors, monkeypatch)
+    assert_close(run_with_gradients(case, tensors), expected, TOLERANCE[torch.float32], 1.0)
+    mask = torch.rand(2, tensors[1].shape[1]) < 0.6
+    expected = oracle(case, tensors, monkeypatch, key_mask=mask)
+    got = run_with_gradients(case, tensors, key_mask=mask)
+    assert_close(got, expected, TOLERANCE[torch.float32], 1.0)
+
+
+@EVERY
+def test_chunks_change_nothing(case, monkeypatch):
+    tensors = [x.detach() for x in case.inputs(batch=5)]
+    for scale in (1, 1e4):
+        tensors[1] = tensors[1] * scale
+        monkeypatch.undo()
+        expected = run_with_gradients(case, tensors)
+        monkeypatch.setattr(full_batched, 'CHUNK', 1)
+        monkeypatch.setattr(full_batched, 'EXACT_CHUNK', 1)
+        torch.testing.assert_close(run_with_gradients(case, tensors), expected)
+
+
+@EVERY
+def test_strided_inputs(case):
+    tensors = [x.detach() for x in case.inputs(dtype=torch.float32)]
+    expected = run_with_gradients(case, tensors)
+    strided = [x.mT.contiguous().mT for x in tensors]
+    torch.testing.assert_close(run_with_gradients(case, strided), expected)
+
+
+@pytest.mark.parametrize('key_scale', [1, 1e4])
+@pytest.mark.parametrize('causal', [False, True])
+def test_hidden_pairs_may_be_nan(causal, key_scale, monkeypatch):
+    """So may a key that no row sees; a row without keys is 0, and gradients are finite."""
+    mask = torch.rand(B, S, S) < 0.6
+    mask[0, 2], mask[1, :, 3], mask[2] = False, False, False
+    tensors = [torch.randn(B, S, D), key_scale * torch.randn(B, S, D), torch.randn(B, S, D)]
+    tensors.append(torch.randn(B, S, S))
+
+    def run(*tensors):
+        return ops.aft_full(*tensors, pair_mask=mask, causal=causal)
+
+    poisoned = [x.clone() for x in tensors]
+    poisoned[3][~mask] = torch.nan
+    for x in poisoned[1:3]:
+        x[1, 3], x[2] = torch.nan, torch.inf
+    with monkeypatch.context() as patch:
+        patch.setenv('AFT_MM_BACKEND', 'reference')
+        expected = run_with_gradients(run, [x.double() for x in tensors])
+    got = run_with_gradients(run, poisoned)
+    assert_close(got, expected, TOLERANCE[torch.float32], 1.0)
+    assert (got[0][0, 2] == 0).all() and (got[0][2] == 0).all()
+    assert (got[4][~mask] == 0).all() and (got[2][1, 3] == 0).all()
+
+
+def test_a_nan_reaches_only_the_rows_that_see_it():
+    mask = torch.rand(B, T, S) < 0.6
+    tensors = [torch.randn(B, T, D), torch.randn(B, S, D), torch.randn(B, S, D)]
+    bias = torch.randn(B, T, S)
+    before = ops.aft_full(*tensors, bias, pair_mask=mask)
+    for which in (1, 2):
+        changed = [x.clone() for x in tensors]
+        changed[which][0, 4, 0] = torch.nan
+        got = ops.aft_full(*changed, bias, pair_mask=mask)
+        is_changed = torch.zeros_like(got, dtype=torch.bool)
+        is_changed[0, :, 0] = mask[0, :, 4]
+        assert got[is_changed].isnan().all()
+        torch.testing.assert_close(got[~is_changed], before[~is_changed])
+
+
+@pytest.mark.parametrize('key_scale', [1, 1e4])
+def test_no_temporary_grows_with_the_batch_squared_length_and_channels(key_scale):
+    from .test_dispatch import LargestTensor
+
+    batch, tokens, dims = 16, 128, 64
+    inputs = [x.requires_grad_() for x in torch.randn(3, batch, tokens, dims).unbind()]
+    bias = torch.randn(batch, tokens, tokens, requires_grad=True)
+    with LargestTensor() as recorder:
+        output = ops.aft_full(inputs[0], key_scale * inputs[1], inputs[2], bias, causal=True)
+        output.sum().backward()
+    assert recorder.largest <= 2 * full_batched.EXACT_CHUNK < batch * tokens**2 * dims
+
+
+@pytest.mark.parametrize('bias_scale', [1, 100], ids=['fast', 'exact'])
+@pytest.mark.parametrize('masked', [False, True])
+def test_exported_graph_is_valid_for_other_keys(masked, bias_scale):
+    class Op(torch.nn.Module):
+        def forward(self, key, value, bias, mask):
+            options = dict(pair_mask=mask) if masked else {}
+            return ops.aft_full(None, key, value, bias, gate='none', **options)
+
+    mask = torch.rand(B, T, S) < 0.7
+    inputs = torch.randn(B, S, D), torch.randn(B, S, D), bias_scale * torch.randn(B, T, S), mask
+    with ops.record_paths() as paths:
+        Op()(*inputs)
+    assert paths == [not masked and bias_scale == 1]
+    with ops.replay_paths(paths), torch.no_grad():
+        program = torch.export.export(Op(), inputs, strict=False)
+    names = {str(node.target) for node in program.graph.nodes}
+    assert not [name for name in names if 'aft_mm' in name or 'cond' in name]
+    other = 300 * inputs[0], *inputs[1:]
+    torch.testing.assert_close(program.module()(*other), Op()(*other))
+
+
+def test_masked_pairs_compile_as_one_graph():
+    torch._dynamo.reset()
+    case = next(case for case in PAIR_CASES if case.masked and case.options['causal'])
+    compiled = torch.compile(ops.aft_full, fullgraph=True, backend='aot_eager')
+    tensors, options = case.inputs(dtype=torch.float32), dict(case.options)
+    options['pair_mask'] = case.pair_mask(2)
+    for key_scale in (1, 300):
+        inputs = [tensors[0], (tensors[1] * key_scale).detach(), *tensors[2:]]
+        expected = run_with_gradients(case, inputs)
+        torch.testing.assert_close(
+            run_with_gradients(lambda *x: compiled(*x, **options), inputs),
+            expected,
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+def test_kernels_and_loops_decline():
+    bias, x = torch.randn(B, T, T), torch.randn(B, T, D)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('AFT_MM_BACKEND', 'native')
+        with pytest.raises(RuntimeError, match='aft_full_batched on cpu: native: has no loop'):
+            ops.aft_full(x, x, x, bias)
