@@ -64,8 +64,8 @@ def test_every_config_writes_whole_checkpoints_logs_and_stops_at_nan(task, missi
 )
 def test_the_first_metric_selects_the_best_checkpoint(metric, rule):
     hook = SafeCheckpointHook(save_best='auto')
-    hook._init_rule(hook.rule, metric)
-    assert hook.rule == rule
+    hook._init_rule(hook.rules, [metric])
+    assert hook.rules == [rule]
 
 
 @pytest.mark.parametrize(
