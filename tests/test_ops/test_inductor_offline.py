@@ -39,7 +39,7 @@ def compiling(monkeypatch):
 # AFT-full and AFT-local-learned are compiled for bfloat16 below.
 SHORT = {
     'full-safe': ('aft_full', dict(causal=True), (8, 20, 192), ((20, 20),)),
-    'local-safe': ('aft_local', dict(causal=True, window=10), (2, 40, 256), ((40, 64),) * 2),
+    'local-safe': ('aft_local', dict(causal=True, window=24), (2, 96, 256), ((96, 64),) * 2),
 }
 PATHS = [(case, 'fast') for case in CASES if case not in ('full', 'normalized')]
 PATHS += [(case, 'safe') for case in SHORT]
