@@ -86,7 +86,8 @@ def apply_safe_defaults(cfg: Config) -> None:
             hooks[name] = dict(type=hook)
     compiled = {'aft_mm.CompileHook', 'CompileHook'} & {*given}
     if cfg.get('compile') is None and not compiled and can_compile(cfg):
-        hooks['compile'] = dict(type='aft_mm.CompileHook', module=None)
+        # AFT models are one graph. A layer that breaks it must not end a run that did not ask for this.
+        hooks['compile'] = dict(type='aft_mm.CompileHook', module=None, fullgraph=False)
 
 
 def can_compile(cfg: Config) -> bool:
