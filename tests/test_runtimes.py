@@ -94,6 +94,7 @@ def compiles(options):
 def test_training_on_cuda_is_compiled_unless_the_config_says_otherwise(monkeypatch):
     assert not compiles({})
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(runner, 'find_spec', lambda name: name)
     monkeypatch.setattr(runner.shutil, 'which', lambda name: name)
     assert compiles({}) == 1
     own = dict(default_hooks=dict(compile=dict(type='aft_mm.CompileHook', module='neck')))

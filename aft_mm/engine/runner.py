@@ -1,11 +1,11 @@
 """Build the runner of a config: a Runner with a short console log and safe default hooks."""
 
 import argparse
-import importlib.util
 import logging
 import os
 import shutil
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,8 @@ def apply_safe_defaults(cfg: Config) -> None:
             hooks[name] = dict(type=hook)
     compiled = {'aft_mm.CompileHook', 'CompileHook'} & {*given}
     if cfg.get('compile') is None and not compiled and can_compile(cfg):
-        hooks['compile'] = dict(type='aft_mm.CompileHook', module=None)
+        # AFT models are one graph. A layer that breaks it must not end a run that did not ask for this.
+        hooks['compile'] = dict(type='aft_mm.CompileHook', module=None, fullgraph=False)
 
 
 def can_compile(cfg: Config) -> bool:
@@ -96,7 +97,7 @@ def can_compile(cfg: Config) -> bool:
     if not torch.cuda.is_available() or cfg.get('default_scope') in DOWNSTREAM:
         return False
     has_compiler = any(map(shutil.which, (os.environ.get('CC', 'gcc'), 'clang')))
-    return importlib.util.find_spec('triton') is not None and has_compiler
+    return find_spec('triton') is not None and has_compiler
 
 
 def build_runner(cfg: Config) -> Runner:
